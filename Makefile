@@ -1,0 +1,64 @@
+# A thin door to CMake's presets; each target first installs what is missing (tools/setup.sh).
+#   make build   the library, the command build/release/weft, examples
+#   make demo    packed documents on four ranks, drawn and checked
+#   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
+#   make bench   timings            make format / lint   style and static checks
+#   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
+.NOTPARALLEL:
+.PHONY: build demo test test-release test-asan test-tsan test-fuzz test-cuda bench format lint clean
+
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
+export CUDACXX ?= $(NVCC)
+CTEST := ctest -j$(JOBS) --output-on-failure --no-tests=error --no-label-summary
+SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+# $(call built,preset)
+built = cmake --preset $(1) && cmake --build build/$(1)
+
+build:
+	tools/setup.sh build
+	$(call built,release)
+
+demo:
+	tools/setup.sh build
+	$(call built,release) --target weft_command
+	tools/demo.sh build/release/weft
+
+# All builds first, then one ctest over all of them: long tests of one build run beside those of another, and there is
+# one verdict at the end.
+test:
+	tools/setup.sh build test
+	$(call built,release)
+	$(call built,asan)
+	$(call built,fuzz)
+ifneq ($(NVCC),)
+	$(call built,cuda)
+endif
+	parts="release asan fuzz"; \
+	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
+	echo "subdirs($$parts)" > build/CTestTestfile.cmake
+	$(CTEST) --test-dir build
+
+test-release test-asan test-tsan test-fuzz test-cuda: test-%:
+	tools/setup.sh build test
+	$(call built,$*)
+	$(CTEST) --test-dir build/$*
+
+bench:
+	tools/setup.sh build bench
+	$(call built,release)
+	set -e; for b in build/release/bench/*; do if [ -f "$$b" ] && [ -x "$$b" ]; then echo "== $$b"; "$$b"; fi; done
+
+format:
+	tools/setup.sh lint
+	clang-format-19 -i $(SOURCES)
+
+lint:
+	tools/setup.sh build test bench lint
+	clang-format-19 --dry-run -Werror $(SOURCES)
+	cmake --preset release
+	printf '%s\n' $(filter-out tests/fuzz/% tests/consumer/%,$(filter %.cpp,$(SOURCES))) | \
+	  xargs -P $(JOBS) -n 1 clang-tidy-19 --quiet -p build/release
+
+clean:
+	rm -rf build

@@ -1,0 +1,93 @@
+// What every kernel is asked, and the exact reference that answers in f64.
+//
+// Query head h uses K/V head h / (heads_q / heads_k). With x = scale·(q·k) a logit is x, or softcap·tanh(x / softcap).
+// out = sum over visible keys of exp(logit - lse)·v, lse = log(sum of exp(logit) + exp(sink)).
+// A row that sees no key: out and gradients exactly 0, lse -inf (or the sink). Rows that see nothing and rows that
+// nobody sees are never read; every element of every output is written.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/slice.h"
+#include "weft/state.h"
+#include "weft/tensor.h"
+
+namespace weft {
+
+// A logit beside the keys' that has no value: it takes a share of every row.
+struct Sink {
+  enum class Kind { none, off_by_one, learnable };
+  Kind kind = Kind::none;
+  ConstTensorView logits = {};  // [hq] f32 or f64, if learnable
+
+  static Sink none() { return {}; }
+  static Sink off_by_one() { return {Kind::off_by_one, {}}; }  // logit 0: softmax with 1 + sum in the denominator
+  static Sink learnable(ConstTensorView logits) { return {Kind::learnable, logits}; }
+};
+
+// What a model sets.
+struct Attention {
+  std::optional<double> scale = {};  // 1 / sqrt(dim_qk) if not given
+  double softcap = 0;                // 0: off
+  Sink sink = {};
+  std::span<const Index> head_map = {};  // [hq] K/V head of each query head; empty: heads in equal groups
+};
+
+// Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
+struct ForwardArgs {
+  ConstTensorView q;  // [tq, hq, dqk]
+  ConstTensorView k;  // [tk, hk, dqk]
+  ConstTensorView v;  // [tk, hk, dv], all three of one dtype
+  std::span<const Slice> slices;
+  Attention attention = {};
+  TensorView out = {};        // [tq, hq, dv]
+  TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
+  TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
+};
+
+// out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
+struct BackwardArgs {
+  ConstTensorView q;  // [tq, hq, dqk]
+  ConstTensorView k;  // [tk, hk, dqk]
+  ConstTensorView v;  // [tk, hk, dv]
+  std::span<const Slice> slices;
+  Attention attention = {};
+  ConstTensorView dout;      // [tq, hq, dv]
+  ConstTensorView out = {};  // [tq, hq, dv] of the forward, and
+  ConstTensorView lse = {};  // [tq, hq]: both or neither; the reference computes them anew where they are left out
+  TensorView dq = {};        // [tq, hq, dqk]
+  TensorView dk = {};        // [tk, hk, dqk]
+  TensorView dv = {};        // [tk, hk, dv]
+  TensorView dsink = {};     // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
+};
+
+// Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.
+// All arithmetic is f64; every output is rounded once, to the dtype of its view.
+WEFT_API void reference_forward(const ForwardArgs& args);
+WEFT_API void reference_backward(const BackwardArgs& args);
+
+// What is known of every query row after some of its keys.
+struct ReferenceState {
+  ReferenceState(Index tokens_q, Index heads_q, Index dim_v)
+      : rows(tokens_q),
+        heads(heads_q),
+        dim(dim_v),
+        states(static_cast<std::size_t>(rows * heads)),
+        accumulators(static_cast<std::size_t>(rows * heads * dim)),
+        max_logit(static_cast<std::size_t>(heads), kMinusInfinity<double>) {}
+
+  Index rows, heads, dim;
+  std::vector<RowState<double>> states;  // [tq, hq]
+  std::vector<double> accumulators;      // [tq, hq, dv], not normalised
+  std::vector<double> max_logit;         // [hq]
+};
+
+// Adds the keys of `slices` to the state: reads q, k, v, slices and attention of `args`.
+WEFT_API void reference_partial(const ForwardArgs& args, ReferenceState& state);
+// The end of all partial steps: reads the sink of `args` and writes its out, lse and max_logit.
+WEFT_API void reference_finish(const ReferenceState& state, const ForwardArgs& args);
+
+}  // namespace weft

@@ -1,0 +1,48 @@
+// Which keys a query may see, and the whole question: Packing + Mask.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/packing.h"
+#include "weft/slice.h"
+
+namespace weft {
+
+enum class Align { top_left, bottom_right };
+
+// With query position i, key position j, and diag = 0 (top_left) or len_k - len_q (bottom_right): visible iff
+//   -left <= j - i - diag <= right, and, if chunked, floor(j / chunk) == floor((i + diag) / chunk).
+// left, right: -1 is unlimited; causal caps right at 0.
+struct Mask {
+  bool causal = false;
+  Align align = Align::top_left;
+  Index left = -1, right = -1;
+  std::optional<Index> chunk = {};
+  // Instead of all of the above: the caller's own slices in global tokens, no two of which may share a pair.
+  std::optional<std::vector<Slice>> slices = {};
+};
+
+// A checked, immutable question, the same on every rank. Cheap to copy, safe to share between threads.
+class WEFT_API Problem {
+ public:
+  // Throws Error for a window below -1, chunk < 1, slices that overlap, leave their streams or cover padding.
+  Problem(Packing packing, Mask mask);
+
+  const Packing& packing() const { return parts_->packing; }
+  const Mask& mask() const { return parts_->mask; }
+  // Every visible pair in exactly one slice; global tokens; in the order of the sequences (or as the caller gave them).
+  std::vector<Slice> global_slices() const;
+  Index visible_pairs() const;
+
+ private:
+  struct Parts {
+    Packing packing;
+    Mask mask;
+  };
+  std::shared_ptr<const Parts> parts_;
+};
+
+}  // namespace weft

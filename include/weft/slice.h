@@ -1,0 +1,70 @@
+// The slice: a rectangle of query rows x key rows cut by a diagonal band. Every mask is a list of these.
+#pragma once
+
+#include "weft/config.h"
+
+namespace weft {
+
+// Bounds of a band saturate here: "no limit".
+inline constexpr Index kUnlimited = Index{1} << 60;
+
+// Row q sees row k iff both lie in the rectangle and lo <= k - q <= hi.
+struct Slice {
+  Index q_begin = 0, q_end = 0;
+  Index k_begin = 0, k_end = 0;
+  Index lo = -kUnlimited, hi = kUnlimited;
+
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
+// Half-open range of rows or tokens.
+struct Range {
+  Index begin = 0, end = 0;
+
+  WEFT_HD constexpr Index size() const { return end > begin ? end - begin : 0; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+WEFT_HD constexpr Index min_of(Index a, Index b) { return a < b ? a : b; }
+WEFT_HD constexpr Index max_of(Index a, Index b) { return a < b ? b : a; }
+
+// Division toward minus and plus infinity; the divisor is positive.
+WEFT_HD constexpr Index floor_div(Index a, Index b) { return a / b - (a % b < 0 ? 1 : 0); }
+WEFT_HD constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b > 0 ? 1 : 0); }
+WEFT_HD constexpr Index floor_mod(Index a, Index b) { return a - floor_div(a, b) * b; }
+
+WEFT_HD constexpr bool is_unlimited(Index bound) { return bound >= kUnlimited || bound <= -kUnlimited; }
+WEFT_HD constexpr Index shift_bound(Index bound, Index by) { return is_unlimited(bound) ? bound : bound + by; }
+
+WEFT_HD constexpr bool sees(const Slice& s, Index q, Index k) {
+  return q >= s.q_begin && q < s.q_end && k >= s.k_begin && k < s.k_end && k - q >= s.lo && k - q <= s.hi;
+}
+
+// Cuts away rows that see nothing, and keys past the last one seen; k_begin moves only if asked, because kernels tile
+// from it and a row's bits must not depend on who computes it. Nothing visible: an empty query range.
+WEFT_HD constexpr Slice trimmed(Slice s, bool trim_k_begin) {
+  if (s.lo > s.hi || s.k_begin >= s.k_end) {
+    s.q_end = s.q_begin;
+    return s;
+  }
+  s.q_begin = max_of(s.q_begin, shift_bound(-s.hi, s.k_begin));
+  s.q_end = min_of(s.q_end, shift_bound(-s.lo, s.k_end));
+  if (s.q_begin >= s.q_end) {
+    s.q_end = s.q_begin;
+    return s;
+  }
+  s.k_end = min_of(s.k_end, shift_bound(s.hi, s.q_end));
+  if (trim_k_begin) s.k_begin = max_of(s.k_begin, shift_bound(s.lo, s.q_begin));
+  return s;
+}
+
+// Keys that at least one row of the slice sees: always one range.
+WEFT_HD constexpr Range touched_keys(const Slice& s) {
+  const Slice t = trimmed(s, true);
+  return t.q_begin < t.q_end ? Range{t.k_begin, t.k_end} : Range{};
+}
+
+// Number of visible (query, key) pairs, in constant time.
+WEFT_API Index visible_pairs(const Slice& s);
+
+}  // namespace weft

@@ -1,0 +1,95 @@
+// Partial softmax states: what is known of a row after some of its keys. One algebra for kernels, ring steps and tests.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "weft/config.h"
+
+namespace weft {
+
+template <class T>
+inline constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
+
+// The larger of two; NaN if either is, so that a NaN among visible logits is never hidden.
+template <class T>
+WEFT_HD inline T max_or_nan(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+
+// Largest logit so far and the sum of exp(logit - max). Beside it lies an accumulator row: the sum of
+// exp(logit - max)·v. The identity is the default: no keys. A state never holds the sink; finish adds it once.
+template <class T>
+struct RowState {
+  T max = kMinusInfinity<T>;
+  T sum = 0;
+
+  friend bool operator==(const RowState&, const RowState&) = default;
+};
+
+template <class T>
+WEFT_HD inline bool is_empty(const RowState<T>& state) {
+  return state.max == kMinusInfinity<T>;
+}
+
+// The state of one key (its accumulator is v). A logit of -inf contributes nothing.
+template <class T>
+WEFT_HD inline RowState<T> state_of(T logit) {
+  return {logit, logit == kMinusInfinity<T> ? T{0} : T{1}};
+}
+
+// merged accumulator = weight_a·a + weight_b·b. The weight of an empty state is 0 and its accumulator need not be read.
+template <class T>
+struct MergedState {
+  RowState<T> state;
+  T weight_a = 0, weight_b = 0;
+};
+
+template <class T>
+WEFT_HD inline MergedState<T> merge(const RowState<T>& a, const RowState<T>& b) {
+  const T max = max_or_nan(a.max, b.max);
+  // An empty state is asked for by name: exp(-inf - -inf) would be NaN.
+  const T weight_a = is_empty(a) ? T{0} : std::exp(a.max - max);
+  const T weight_b = is_empty(b) ? T{0} : std::exp(b.max - max);
+  return {{max, a.sum * weight_a + b.sum * weight_b}, weight_a, weight_b};
+}
+
+// Output row = accumulator · weight.
+template <class T>
+struct FinishedRow {
+  T lse = kMinusInfinity<T>;  // natural log, with the sink
+  T weight = 0;               // 0 for a row without keys; its accumulator need not be read
+};
+
+// Sink: a logit that takes its share of the row and has no value; -inf is none. No keys: lse is the sink.
+template <class T>
+WEFT_HD inline FinishedRow<T> finish(const RowState<T>& state, T sink = kMinusInfinity<T>) {
+  if (is_empty(state)) return {sink, T{0}};
+  const T max = max_or_nan(state.max, sink);
+  const T scale = std::exp(state.max - max);
+  const T total = state.sum * scale + std::exp(sink - max);
+  return {max + std::log(total), scale / total};
+}
+
+// Merges state b, accumulator_b [dim] into state a, accumulator_a [dim].
+template <class T>
+WEFT_HD inline void merge_row(RowState<T>& a, T* accumulator_a, const RowState<T>& b, const T* accumulator_b,
+                              Index dim) {
+  if (is_empty(b)) return;
+  const MergedState<T> merged = merge(a, b);
+  const bool first = is_empty(a);
+  for (Index i = 0; i < dim; ++i) {
+    const T before = first ? T{0} : merged.weight_a * accumulator_a[i];
+    accumulator_a[i] = before + merged.weight_b * accumulator_b[i];
+  }
+  a = merged.state;
+}
+
+// The same for many rows: states [rows], accumulators [rows, dim].
+template <class T>
+inline void merge_rows(RowState<T>* a, T* accumulators_a, const RowState<T>* b, const T* accumulators_b, Index rows,
+                       Index dim) {
+  for (Index r = 0; r < rows; ++r) merge_row(a[r], accumulators_a + r * dim, b[r], accumulators_b + r * dim, dim);
+}
+
+}  // namespace weft

@@ -1,0 +1,45 @@
+// One problem as the flags of the command give it: plain values, not yet checked.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/dtype.h"
+#include "weft/layout.h"
+#include "weft/mask.h"
+
+namespace weft::check {
+
+struct Side {
+  std::vector<Index> cu_seqlens = {0};
+  std::vector<Index> cu_seqlens_padded = {};  // empty: as cu_seqlens
+  std::optional<Index> tokens = {};           // rows of the buffer
+};
+
+struct Case {
+  Side q = {};
+  std::optional<Side> k = {};  // cross-attention; otherwise keys are where the queries are
+  Mask mask = {};
+  LayoutKind layout = LayoutKind::zigzag;
+  Index ranks = 1;
+  std::vector<std::vector<Run>> runs = {}, k_runs = {};  // layout explicit, by rank
+  // Attention; the law does not look at these.
+  Index heads_q = 2, heads_k = 1, dim_qk = 8, dim_v = 8;
+  DType dtype = DType::f32;
+  std::optional<double> scale = {};
+  double softcap = 0;
+  enum class SinkKind { none, off_by_one, learnable } sink = SinkKind::none;
+  unsigned long long seed = 0;
+};
+
+// These throw weft::Error as the library does.
+Problem problem_of(const Case& c);
+Layouts layouts_of(const Case& c, const Problem& problem);
+
+// The flags that give this case to the command, each value quoted for a shell where needed.
+std::string flags(const Case& c);
+// One word for the mask: full, causal, bottom_right, window, window_right, chunked, chunked_window, slices.
+std::string mask_class(const Mask& mask);
+
+}  // namespace weft::check

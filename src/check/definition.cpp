@@ -1,0 +1,91 @@
+#include "check/definition.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::check {
+namespace {
+
+const std::vector<Index>& begins(const Side& side) {
+  return side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
+}
+
+std::vector<Index> lengths(const Side& side) {
+  std::vector<Index> out;
+  for (std::size_t i = 1; i < side.cu_seqlens.size(); ++i) out.push_back(side.cu_seqlens[i] - side.cu_seqlens[i - 1]);
+  return out;
+}
+
+std::vector<Place> places(const Side& side) {
+  std::vector<Place> out(static_cast<std::size_t>(side.tokens.value_or(begins(side).back())));
+  const std::vector<Index> length = lengths(side);
+  for (std::size_t s = 0; s < length.size(); ++s)
+    for (Index p = 0; p < length[s]; ++p)
+      out[static_cast<std::size_t>(begins(side)[s] + p)] = {static_cast<Index>(s), p};
+  return out;
+}
+
+Index chunk_of(Index position, Index chunk) {
+  return static_cast<Index>(std::floor(static_cast<double>(position) / static_cast<double>(chunk)));
+}
+
+}  // namespace
+
+Definition::Definition(const Case& c)
+    : case_(c),
+      q_(places(c.q)),
+      k_(places(c.k ? *c.k : c.q)),
+      q_length_(lengths(c.q)),
+      k_length_(lengths(c.k ? *c.k : c.q)),
+      k_begin_(begins(c.k ? *c.k : c.q)) {}
+
+bool Definition::visible(Index q_token, Index k_token) const {
+  const Mask& m = case_.mask;
+  if (m.slices)
+    return std::any_of(m.slices->begin(), m.slices->end(), [&](const Slice& s) {
+      const Index d = k_token - q_token;
+      return s.q_begin <= q_token && q_token < s.q_end && s.k_begin <= k_token && k_token < s.k_end && s.lo <= d &&
+             d <= s.hi;
+    });
+  const Place &a = q(q_token), &b = k(k_token);
+  if (!a.real() || !b.real() || a.sequence != b.sequence) return false;
+  const std::size_t s = static_cast<std::size_t>(a.sequence);
+  const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0), j = b.position;
+  if (m.causal && j > i) return false;
+  if (m.left != -1 && j < i - m.left) return false;
+  if (m.right != -1 && j > i + m.right) return false;
+  return !m.chunk || chunk_of(i, *m.chunk) == chunk_of(j, *m.chunk);
+}
+
+Index Definition::first_key(Index k_token) const {
+  const Place& p = k(k_token);
+  const Index begin = k_begin_[static_cast<std::size_t>(p.sequence)];
+  return case_.mask.chunk ? begin + chunk_of(p.position, *case_.mask.chunk) * *case_.mask.chunk : begin;
+}
+
+std::vector<std::vector<Index>> Definition::owned(bool keys) const {
+  const Side& side = keys && case_.k ? *case_.k : case_.q;
+  const std::vector<Index>& offsets = begins(side);
+  const Index n = case_.ranks, begin = offsets.front(), total = offsets.back() - begin;
+  std::vector<std::vector<Index>> rows(static_cast<std::size_t>(n));
+  const auto folded = [&](Index piece) { return piece < n ? piece : 2 * n - 1 - piece; };
+  for (Index t = begin; t < offsets.back(); ++t) {
+    Index owner = 0;
+    switch (case_.layout) {
+      case LayoutKind::contiguous: owner = (t - begin) / ((total + n - 1) / n); break;
+      case LayoutKind::zigzag: owner = folded((t - begin) / ((total + 2 * n - 1) / (2 * n))); break;
+      case LayoutKind::striped: owner = (t - begin) % n; break;
+      case LayoutKind::dual_chunk: {
+        std::size_t s = 0;
+        while (offsets[s + 1] <= t) ++s;
+        owner = folded((t - offsets[s]) / ((offsets[s + 1] - offsets[s]) / (2 * n)));
+        break;
+      }
+      default: return {};
+    }
+    rows[static_cast<std::size_t>(owner)].push_back(t);
+  }
+  return rows;
+}
+
+}  // namespace weft::check

@@ -1,0 +1,37 @@
+// What mask and layouts mean, said per pair and per token, apart from the planner: slow, plain, and the other way round.
+#pragma once
+
+#include <vector>
+
+#include "check/case.h"
+
+namespace weft::check {
+
+// Where a token stands: its sequence and position, or nowhere.
+struct Place {
+  Index sequence = -1, position = -1;
+  bool real() const { return sequence >= 0; }
+};
+
+class Definition {
+ public:
+  explicit Definition(const Case& c);
+
+  Index q_tokens() const { return static_cast<Index>(q_.size()); }
+  Index k_tokens() const { return static_cast<Index>(k_.size()); }
+  const Place& q(Index token) const { return q_[static_cast<std::size_t>(token)]; }
+  const Place& k(Index token) const { return k_[static_cast<std::size_t>(token)]; }
+  bool visible(Index q_token, Index k_token) const;
+  // First key that a kernel tiles from, keys in sequence order: the sequence's, or the chunk's, first.
+  Index first_key(Index k_token) const;
+
+  // Tokens of each rank's rows in order, kNoToken for none; empty if the layout is not one of the regular ones.
+  std::vector<std::vector<Index>> owned(bool keys) const;
+
+ private:
+  const Case& case_;
+  std::vector<Place> q_, k_;
+  std::vector<Index> q_length_, k_length_, k_begin_;
+};
+
+}  // namespace weft::check

@@ -1,0 +1,35 @@
+// Random problems, drawn from any source of choices: a random engine, a shrinking property test, a fuzzer's bytes.
+#pragma once
+
+#include <optional>
+#include <random>
+
+#include "check/case.h"
+
+namespace weft::check {
+
+class Choices {
+ public:
+  virtual ~Choices() = default;
+  virtual Index pick(Index low, Index high) = 0;  // both inclusive; shrinking and running out both tend to `low`
+
+  bool one_in(Index n) { return pick(0, n - 1) == n - 1; }
+};
+
+class RandomChoices : public Choices {
+ public:
+  explicit RandomChoices(unsigned long long seed) : engine_(seed) {}
+  Index pick(Index low, Index high) override {
+    // Not uniform_int_distribution: its results differ between standard libraries, and a seed should not.
+    const auto span = static_cast<unsigned long long>(high - low) + 1;
+    return low + static_cast<Index>(engine_() % span);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// A valid case of some tens of tokens: any packing, mask, layout (or the one given) and attention feature.
+Case random_case(Choices& choices, std::optional<LayoutKind> layout = {});
+
+}  // namespace weft::check

@@ -1,0 +1,123 @@
+#include "kernel/reference/inputs.h"
+
+namespace weft {
+
+namespace reference {
+namespace {
+
+// Of every query row that sees a key, by row and head: the log of its sum, and dout·out.
+struct RowStatistics {
+  std::vector<double> lse, delta;  // [tq, hq]
+  std::vector<char> seeing;        // [tq]
+};
+
+std::vector<double> zeros(const ConstTensorView& view) {
+  return std::vector<double>(static_cast<std::size_t>(view.rows * view.heads * view.dim));
+}
+
+RowStatistics rows_that_see(const BackwardArgs& args) {
+  const auto size = static_cast<std::size_t>(args.q.rows * args.q.heads);
+  RowStatistics rows{std::vector<double>(size), std::vector<double>(size),
+                     std::vector<char>(static_cast<std::size_t>(args.q.rows))};
+  for (const Slice& slice : args.slices) {
+    const Slice seen = trimmed(slice, true);
+    for (Index row = seen.q_begin; row < seen.q_end; ++row) rows.seeing[static_cast<std::size_t>(row)] = 1;
+  }
+  return rows;
+}
+
+// Calls f(row, head, place in [tq, hq]) for every row that sees a key.
+template <class F>
+void for_each_seeing(const BackwardArgs& args, const RowStatistics& rows, F&& f) {
+  for (Index row = 0; row < args.q.rows; ++row) {
+    if (rows.seeing[static_cast<std::size_t>(row)] == 0) continue;
+    for (Index head = 0; head < args.q.heads; ++head) f(row, head, static_cast<std::size_t>(row * args.q.heads + head));
+  }
+}
+
+// With out and lse left out, the slices hold all keys, and the forward is computed anew in f64.
+RowStatistics statistics(const BackwardArgs& args) {
+  RowStatistics rows = rows_that_see(args);
+  std::vector<double> out, lse;
+  ConstTensorView out_view = args.out, lse_view = args.lse;
+  if (!args.out.given()) {
+    const Index tokens = args.q.rows, heads = args.q.heads, dim = args.v.dim;
+    out.resize(static_cast<std::size_t>(tokens * heads * dim));
+    lse.resize(static_cast<std::size_t>(tokens * heads));
+    const TensorView out_f64 = thd(out.data(), DType::f64, tokens, heads, dim);
+    const TensorView lse_f64 = token_heads(lse.data(), DType::f64, tokens, heads);
+    reference_forward({.q = args.q,
+                       .k = args.k,
+                       .v = args.v,
+                       .slices = args.slices,
+                       .attention = args.attention,
+                       .out = out_f64,
+                       .lse = lse_f64});
+    out_view = out_f64;
+    lse_view = lse_f64;
+  }
+  std::vector<double> o(static_cast<std::size_t>(args.v.dim)), dout(o.size());
+  for_each_seeing(args, rows, [&](Index row, Index head, std::size_t at) {
+    load_row(out_view, row, head, o.data());
+    load_row(args.dout, row, head, dout.data());
+    rows.lse[at] = load_one(lse_view, row, head);
+    rows.delta[at] = dot(o.data(), dout.data(), args.v.dim);
+  });
+  return rows;
+}
+
+struct Gradients {
+  std::vector<double> dq, dk, dv;
+};
+
+void attend_back(const BackwardArgs& args, const Slice& slice, const RowStatistics& rows, Gradients& to) {
+  const Inputs in = inputs_of(args);
+  const Block block(in, slice);
+  const Logits logit(in);
+  const F64Rows douts(args.dout, block.rows());
+  for (Index row = block.rows().begin; row < block.rows().end; ++row) {
+    const Range keys = keys_of(block.seen, row);
+    for (Index head = 0; head < in.q.heads; ++head) {
+      const Index at = row * in.q.heads + head, kv_head = block.kv_head(head);
+      const double lse = rows.lse[static_cast<std::size_t>(at)], delta = rows.delta[static_cast<std::size_t>(at)];
+      const double *q = block.q.at(row, head), *dout = douts.at(row, head);
+      for (Index key = keys.begin; key < keys.end; ++key) {
+        const double *k = block.k.at(key, kv_head), *v = block.v.at(key, kv_head);
+        const double s = logit(q, k);
+        if (s == kMinusInfinity<double>) continue;  // contributes nothing, and lse may be -inf too
+        const double p = std::exp(s - lse);
+        const double ds = p * (dot(dout, v, in.v.dim) - delta) * logit.slope(s);
+        const Index key_at = key * in.k.heads + kv_head;
+        add_scaled(to.dq.data() + at * in.q.dim, ds, k, in.q.dim);
+        add_scaled(to.dk.data() + key_at * in.q.dim, ds, q, in.q.dim);
+        add_scaled(to.dv.data() + key_at * in.v.dim, p, dout, in.v.dim);
+      }
+    }
+  }
+}
+
+void write_dsink(const BackwardArgs& args, const RowStatistics& rows) {
+  std::vector<double> dsink(static_cast<std::size_t>(args.q.heads));
+  for_each_seeing(args, rows, [&](Index, Index head, std::size_t at) {
+    const double sink = sink_logit(args.attention.sink, head);
+    if (sink == kMinusInfinity<double>) return;
+    dsink[static_cast<std::size_t>(head)] -= std::exp(sink - rows.lse[at]) * rows.delta[at];
+  });
+  from_f64(dsink, args.dsink);
+}
+
+}  // namespace
+}  // namespace reference
+
+void reference_backward(const BackwardArgs& args) {
+  reference::check_backward(args);
+  const reference::RowStatistics rows = reference::statistics(args);
+  reference::Gradients gradients{reference::zeros(args.q), reference::zeros(args.k), reference::zeros(args.v)};
+  for (const Slice& slice : args.slices) reference::attend_back(args, slice, rows, gradients);
+  from_f64(gradients.dq, args.dq);
+  from_f64(gradients.dk, args.dk);
+  from_f64(gradients.dv, args.dv);
+  if (args.dsink.given()) reference::write_dsink(args, rows);
+}
+
+}  // namespace weft

@@ -1,0 +1,139 @@
+#include <array>
+#include <cmath>
+
+#include "kernel/reference/inputs.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::reference {
+
+namespace {
+
+constexpr std::array kStatistics = {DType::f32, DType::f64};
+
+void check_qkv(const Inputs& in) {
+  check_tensor(in.q, {.name = "q"});
+  check_tensor(in.k, {.name = "k"});
+  check_tensor(in.v, {.name = "v"});
+  if (in.q.dtype != in.k.dtype || in.q.dtype != in.v.dtype) {
+    throw Error(text("q is ", name(in.q.dtype), ", k is ", name(in.k.dtype), " and v is ", name(in.v.dtype)),
+                "give all three the same dtype");
+  }
+  if (in.q.dim != in.k.dim) {
+    throw Error(text("q has dim ", in.q.dim, " and k has dim ", in.k.dim), "give both the same; only v's may differ");
+  }
+  if (in.k.rows != in.v.rows || in.k.heads != in.v.heads) {
+    throw Error(text("k has ", in.k.rows, " rows of ", in.k.heads, " heads and v has ", in.v.rows, " rows of ",
+                     in.v.heads, " heads"),
+                "give k and v the same rows and heads");
+  }
+}
+
+void check_heads(const Inputs& in) {
+  const Index hq = in.q.heads, hk = in.k.heads;
+  const std::span<const Index> map = in.attention.head_map;
+  if (map.empty()) {
+    if (hq % hk == 0) return;
+    const std::string fewer = hq > hk ? text(hq / hk * hk, " or ") : "";
+    throw Error(text("q has ", hq, " heads and k has ", hk, ": query heads must be a multiple of key heads"),
+                text("use ", fewer, (hq / hk + 1) * hk, " query heads, or give Attention::head_map"));
+  }
+  if (static_cast<Index>(map.size()) != hq) {
+    throw Error(text("head_map has ", map.size(), " entries and q has ", hq, " heads"), "give one entry a query head");
+  }
+  for (Index head = 0; head < hq; ++head) {
+    const Index to = map[static_cast<std::size_t>(head)];
+    if (to >= 0 && to < hk) continue;
+    throw Error(text("head_map sends query head ", head, " to K/V head ", to, " of ", hk),
+                text("name one of 0 .. ", hk - 1));
+  }
+}
+
+void check_sink(const Sink& sink, Index heads) {
+  if (sink.kind == Sink::Kind::learnable) {
+    check_tensor(sink.logits, {.name = "sink.logits", .rows = 1, .heads = heads, .dim = 1, .dtypes = kStatistics});
+  } else if (sink.logits.given()) {
+    throw Error("sink.logits is given and the sink is not learnable", "use Sink::learnable(logits), or leave it out");
+  }
+}
+
+void check_attention(const Inputs& in) {
+  if (in.attention.scale && !std::isfinite(*in.attention.scale)) {
+    throw Error(text("scale is ", *in.attention.scale), "give a finite scale, or none for 1 / sqrt(dim of q)");
+  }
+  const double softcap = in.attention.softcap;
+  if (!(softcap >= 0) || std::isinf(softcap)) {
+    throw Error(text("softcap is ", softcap), "give a finite softcap above 0, or 0 for none");
+  }
+  check_heads(in);
+  check_sink(in.attention.sink, in.q.heads);
+}
+
+[[noreturn]] void refuse_slice(const Slice& s, std::size_t index, const std::string& why, const std::string& remedy) {
+  throw Error(text("slice ", index, " (query rows ", s.q_begin, " .. ", s.q_end, ", key rows ", s.k_begin, " .. ",
+                   s.k_end, ", band ", s.lo, " .. ", s.hi, ") ", why),
+              remedy);
+}
+
+void check_slice(const Slice& s, std::size_t index, Index rows_q, Index rows_k) {
+  if (s.q_begin < 0 || s.q_begin > s.q_end || s.q_end > rows_q) {
+    refuse_slice(s, index, text("does not lie in the ", rows_q, " rows of q"),
+                 text("let 0 <= q_begin <= q_end <= ", rows_q));
+  }
+  if (s.k_begin < 0 || s.k_begin > s.k_end || s.k_end > rows_k) {
+    refuse_slice(s, index, text("does not lie in the ", rows_k, " rows of k and v"),
+                 text("let 0 <= k_begin <= k_end <= ", rows_k));
+  }
+  if (s.lo > s.hi) refuse_slice(s, index, "has a band with lo > hi", "leave out slices that show nothing");
+  if (s.lo < -kUnlimited || s.hi > kUnlimited) {
+    refuse_slice(s, index, "has a band past kUnlimited", "use -kUnlimited and kUnlimited for no limit");
+  }
+}
+
+void check_statistics(const ConstTensorView& view, std::string_view what, Index rows, Index heads, bool output) {
+  check_tensor(view, {.name = what, .rows = rows, .heads = heads, .dim = 1, .dtypes = kStatistics, .output = output});
+}
+
+TensorSpec like(const ConstTensorView& view, std::string_view what, bool output) {
+  return {.name = what, .rows = view.rows, .heads = view.heads, .dim = view.dim, .output = output};
+}
+
+}  // namespace
+
+void check_inputs(const Inputs& in) {
+  check_qkv(in);
+  check_attention(in);
+  for (std::size_t i = 0; i < in.slices.size(); ++i) check_slice(in.slices[i], i, in.q.rows, in.k.rows);
+}
+
+void check_outputs(const ForwardArgs& args, Index rows, Index heads, Index dim) {
+  check_sink(args.attention.sink, heads);
+  check_tensor(args.out, {.name = "out", .rows = rows, .heads = heads, .dim = dim, .output = true});
+  if (args.lse.given()) check_statistics(args.lse, "lse", rows, heads, true);
+  if (args.max_logit.given()) check_statistics(args.max_logit, "max_logit", 1, heads, true);
+}
+
+void check_backward(const BackwardArgs& args) {
+  check_inputs(inputs_of(args));
+  ConstTensorView out = args.q;  // only its shape counts
+  out.dim = args.v.dim;
+  check_tensor(args.dout, like(out, "dout", false));
+  if (args.out.given() != args.lse.given()) {
+    throw Error(text(args.out.given() ? "out" : "lse", " is given without ", args.out.given() ? "lse" : "out"),
+                "give both, as the forward wrote them, or neither");
+  }
+  if (args.out.given()) {
+    check_tensor(args.out, like(out, "out", false));
+    check_statistics(args.lse, "lse", args.q.rows, args.q.heads, false);
+  }
+  check_tensor(args.dq, like(args.q, "dq", true));
+  check_tensor(args.dk, like(args.k, "dk", true));
+  check_tensor(args.dv, like(args.v, "dv", true));
+  if (!args.dsink.given()) return;
+  if (args.attention.sink.kind != Sink::Kind::learnable) {
+    throw Error("dsink is asked for and the sink is not learnable", "leave dsink out, or use Sink::learnable(logits)");
+  }
+  check_statistics(args.dsink, "dsink", 1, args.q.heads, true);
+}
+
+}  // namespace weft::reference

@@ -1,0 +1,207 @@
+// The balanced layout: blocks of query tokens dealt out so that every rank sees about as many pairs.
+#include <algorithm>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+#include "plan/parts.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/plan.h"
+
+namespace weft {
+namespace {
+
+// Blocks of `size` tokens, then `ranks` blocks of `last` tokens, so that (per_rank - 1) of the first kind and one of
+// the second make exactly a rank's rows.
+struct Blocks {
+  Index begin, end;  // tokens dealt out
+  Index size, last, per_rank, ranks;
+
+  Index full() const { return (per_rank - 1) * ranks; }
+  Index count() const { return per_rank * ranks; }
+  Range tokens(Index n) const {
+    const Index from = n < full() ? n * size : full() * size + (n - full()) * last;
+    return {min_of(end, begin + from), min_of(end, begin + from + (n < full() ? size : last))};
+  }
+  Index holding(Index token) const {
+    const Index at = token - begin;
+    return at < full() * size ? at / size : full() + (at - full() * size) / last;
+  }
+};
+
+std::vector<Index> weights(const Blocks& blocks, const std::vector<Slice>& slices) {
+  std::vector<Index> weight(static_cast<std::size_t>(blocks.count()), 0);
+  for (const Slice& s : slices) {
+    if (s.q_begin >= s.q_end) continue;
+    const Index last = blocks.holding(s.q_end - 1);
+    for (Index n = blocks.holding(s.q_begin); n <= last; ++n) {
+      const Range t = blocks.tokens(n);
+      Slice part = s;
+      part.q_begin = max_of(s.q_begin, t.begin);
+      part.q_end = min_of(s.q_end, t.end);
+      weight[static_cast<std::size_t>(n)] += visible_pairs(part);
+    }
+  }
+  return weight;
+}
+
+struct Deal {
+  std::vector<std::vector<Index>> blocks;  // by rank; the last one is of the second kind
+  std::vector<Index> load;                 // by rank
+  Index largest() const { return *std::max_element(load.begin(), load.end()); }
+};
+
+// Heaviest first to the lightest rank that has room; then the second kind, heaviest to the lightest, one each.
+Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
+  const auto w = [&](Index n) { return weight[static_cast<std::size_t>(n)]; };
+  const auto heavier = [&](Index a, Index b) { return std::pair(w(b), a) < std::pair(w(a), b); };
+  std::vector<Index> order(static_cast<std::size_t>(blocks.count()));
+  std::iota(order.begin(), order.end(), Index{0});
+  std::sort(order.begin(), order.begin() + blocks.full(), heavier);
+  std::sort(order.begin() + blocks.full(), order.end(), heavier);
+
+  const std::size_t ranks = static_cast<std::size_t>(blocks.ranks);
+  Deal deal{std::vector<std::vector<Index>>(ranks), std::vector<Index>(ranks, 0)};
+  std::priority_queue<std::pair<Index, Index>, std::vector<std::pair<Index, Index>>, std::greater<>> lightest;
+  const auto refill = [&] {
+    for (Index r = 0; r < blocks.ranks; ++r) lightest.emplace(deal.load[static_cast<std::size_t>(r)], r);
+  };
+  refill();
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (static_cast<Index>(i) == blocks.full()) {
+      lightest = {};
+      refill();
+    }
+    const std::size_t r = static_cast<std::size_t>(lightest.top().second);
+    lightest.pop();
+    deal.blocks[r].push_back(order[i]);
+    deal.load[r] += w(order[i]);
+    if (static_cast<Index>(deal.blocks[r].size()) < blocks.per_rank - 1)
+      lightest.emplace(deal.load[r], static_cast<Index>(r));
+  }
+  return deal;
+}
+
+// Moves load from the heaviest rank to light ones by swapping blocks of the same kind, while that lowers the larger.
+class Evener {
+ public:
+  Evener(Deal& deal, const std::vector<Index>& weight) : deal_(deal), weight_(weight) {
+    for (std::size_t r = 0; r < deal.blocks.size(); ++r) sort_blocks(r);
+  }
+
+  void run(Index target) {
+    const std::size_t ranks = deal_.load.size(), partners = std::min<std::size_t>(16, ranks);
+    std::vector<std::size_t> by_load(ranks);
+    std::iota(by_load.begin(), by_load.end(), std::size_t{0});
+    const auto lighter = [&](auto x, auto y) { return deal_.load[x] < deal_.load[y]; };
+    for (std::size_t step = 0; step < 64 + 8 * ranks; ++step) {
+      const std::size_t heaviest = *std::max_element(by_load.begin(), by_load.end(), lighter);
+      if (deal_.load[heaviest] <= target) return;
+      const auto end = by_load.begin() + static_cast<std::ptrdiff_t>(partners);
+      std::partial_sort(by_load.begin(), end, by_load.end(), lighter);
+      if (std::none_of(by_load.begin(), end, [&](std::size_t light) { return swap_one(heaviest, light); })) return;
+    }
+  }
+
+ private:
+  Index w(Index block) const { return weight_[static_cast<std::size_t>(block)]; }
+
+  // Heaviest first; the last block is of the other kind and stays last.
+  void sort_blocks(std::size_t rank) {
+    std::vector<Index>& own = deal_.blocks[rank];
+    std::sort(own.begin(), own.end() - 1, [&](Index x, Index y) { return std::pair(w(y), x) < std::pair(w(x), y); });
+  }
+
+  // Swaps the pair whose difference is nearest to half the gap between the two ranks.
+  bool swap_one(std::size_t a, std::size_t b) {
+    const Index gap = deal_.load[a] - deal_.load[b];
+    std::vector<Index>&from = deal_.blocks[a], &to = deal_.blocks[b];
+    Index best = gap;
+    std::size_t best_i = 0, best_j = 0;
+    const auto consider = [&](std::size_t i, std::size_t j) {
+      const Index change = w(from[i]) - w(to[j]);
+      const Index miss = change * 2 > gap ? change * 2 - gap : gap - change * 2;
+      if (change <= 0 || change >= gap || miss >= best) return;
+      best = miss;
+      best_i = i;
+      best_j = j;
+    };
+    const std::size_t last = from.size() - 1;
+    for (std::size_t i = 0, j = 0; i < last; ++i) {
+      // Both lists fall, so the partner of the next block is never before this one's.
+      while (j + 1 < last && w(to[j]) * 2 > w(from[i]) * 2 - gap) ++j;
+      consider(i, j);
+      if (j > 0) consider(i, j - 1);
+    }
+    consider(last, last);
+    if (best >= gap) return false;
+    const Index change = w(from[best_i]) - w(to[best_j]);
+    deal_.load[a] -= change;
+    deal_.load[b] += change;
+    std::swap(from[best_i], to[best_j]);
+    sort_blocks(a);
+    sort_blocks(b);
+    return true;
+  }
+
+  Deal& deal_;
+  const std::vector<Index>& weight_;
+};
+
+std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {
+  std::sort(own.begin(), own.end());
+  std::vector<Run> runs;
+  Index row = 0;
+  for (const Index n : own) {
+    const Range t = blocks.tokens(n);
+    if (t.size() == 0) continue;
+    if (!runs.empty() && runs.back().token + runs.back().count == t.begin)
+      runs.back().count += t.size();
+    else
+      runs.push_back({row, t.begin, t.size(), 1});
+    row += t.size();
+  }
+  return runs;
+}
+
+}  // namespace
+
+Layout Layout::balanced(const Problem& problem, Index ranks) {
+  const Stream& stream = problem.packing().q();
+  const Layout even = contiguous(stream, ranks);  // checks ranks
+  const Range dealt = stream.extent();
+  const Index rows = even.rows();
+  const std::vector<Slice> slices = problem.global_slices();
+  for (const Slice& s : slices) {
+    if (s.q_begin < dealt.begin || s.q_end > dealt.end) 
+      throw Error(text("a slice has queries ", s.q_begin, ":", s.q_end, " outside the sequences' ", dealt.begin, ":",
+                       dealt.end),
+                  "keep slices inside the sequences");
+  }
+  const Index total = problem.visible_pairs();
+  const Index target = total / ranks + total / ranks / 200;  // half a percent above even is even enough
+
+  // Few long runs are cheaper to move and attend than many short ones, so blocks shrink only while that helps.
+  Deal best;
+  Blocks best_blocks{};
+  for (Index per_rank = 2; per_rank <= 256; per_rank *= 2) {
+    const Index size = max_of(1, ceil_div(rows, per_rank));
+    const Index n = max_of(1, ceil_div(rows, size));
+    const Blocks blocks{dealt.begin, dealt.end, size, max_of(1, rows - (n - 1) * size), n, ranks};
+    const std::vector<Index> weight = weights(blocks, slices);
+    Deal deal = deal_out(blocks, weight);
+    Evener(deal, weight).run(target);
+    if (best.load.empty() || deal.largest() < best.largest()) {
+      best = std::move(deal);
+      best_blocks = blocks;
+    }
+    if (best.largest() <= target || size == 1) break;
+  }
+  std::vector<std::vector<Run>> runs;
+  for (std::vector<Index>& own : best.blocks) runs.push_back(runs_of(best_blocks, std::move(own)));
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::balanced, stream, ranks, rows, 0, 1, std::move(runs)}));
+}
+
+}  // namespace weft

@@ -1,0 +1,176 @@
+#include "weft/layout.h"
+
+#include <algorithm>
+#include <array>
+
+#include "plan/parts.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+constexpr std::array<std::string_view, 6> kNames = {"contiguous", "dual_chunk", "zigzag",
+                                                    "striped",    "balanced",   "explicit"};
+
+// Far more ranks than any cluster has; keeps rank arithmetic and tables small.
+constexpr Index kMaxRanks = Index{1} << 20;
+
+void check_ranks(Index ranks) {
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw Error(text(ranks, " ranks"), text("use a number of ranks from 1 to ", kMaxRanks));
+}
+
+void check_rank(Index rank, Index ranks) {
+  if (rank < 0 || rank >= ranks)
+    throw Error(text("rank ", rank, " of ", ranks), text("use a rank from 0 to ", ranks - 1));
+}
+
+}  // namespace
+
+std::string_view name(LayoutKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+
+LayoutKind layout_kind(std::string_view wanted) {
+  const auto at = std::find(kNames.begin(), kNames.end(), wanted);
+  if (at == kNames.end())
+    throw Error(text("there is no layout '", wanted, "'"),
+                "use contiguous, dual_chunk, zigzag, striped, balanced or explicit");
+  return static_cast<LayoutKind>(at - kNames.begin());
+}
+
+Layout Layout::contiguous(const Stream& stream, Index ranks) {
+  check_ranks(ranks);
+  const Index rows = ceil_div(stream.extent().size(), ranks);
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::contiguous, stream, ranks, rows, rows}));
+}
+
+Layout Layout::zigzag(const Stream& stream, Index ranks) {
+  check_ranks(ranks);
+  const Index piece = ceil_div(stream.extent().size(), 2 * ranks);
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
+}
+
+Layout Layout::striped(const Stream& stream, Index ranks) {
+  check_ranks(ranks);
+  const Index rows = ceil_div(stream.extent().size(), ranks);
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::striped, stream, ranks, rows, 0, ranks}));
+}
+
+Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
+  check_ranks(ranks);
+  const Index multiple = 2 * ranks;
+  for (Index i = 0; i < stream.sequences(); ++i) {
+    if (stream.padded(i) % multiple != 0)
+      throw Error(text("sequence ", i, ": padded length ", stream.padded(i), " is not a multiple of 2*ranks = ", multiple),
+                  text("pad to ", ceil_div(stream.padded(i), multiple) * multiple,
+                       " (Packing::padded_to), or use layout zigzag, which takes any length"));
+  }
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::dual_chunk, stream, ranks, stream.extent().size() / ranks}));
+}
+
+Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>> runs) {
+  const Index ranks = static_cast<Index>(runs.size());
+  check_ranks(ranks);
+  std::vector<Run> all;
+  std::vector<bool> held(static_cast<std::size_t>(stream.tokens()));
+  Index rows = 0;
+  for (Index rank = 0; rank < ranks; ++rank) {
+    const std::vector<Run>& own = runs[static_cast<std::size_t>(rank)];
+    detail::check_rows(own, kMaxTokens, text("rank ", rank));
+    for (const Run& r : own) {
+      rows = max_of(rows, r.row + r.count);
+      for (Index i = 0; i < r.count; ++i) {
+        const Index token = r.token + i * r.stride;
+        if (token >= stream.tokens())
+          throw Error(text("rank ", rank, ": a run holds token ", token, " of a stream of ", stream.tokens()),
+                      "keep tokens inside the stream");
+        if (held[static_cast<std::size_t>(token)])
+          throw Error(text("rank ", rank, ": token ", token, " is held twice"), "give each token to one run of one rank");
+        held[static_cast<std::size_t>(token)] = true;
+      }
+    }
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  for (Index i = 0; i < stream.sequences(); ++i) {
+    for (Index t = stream.offset(i); t < stream.offset(i) + stream.used(i); ++t) {
+      if (!held[static_cast<std::size_t>(t)])
+        throw Error(text("token ", t, " (sequence ", i, ") is held by no rank"), "give every real token to one run");
+    }
+  }
+  if (rows > 0 && ranks > kMaxTokens / rows)
+    throw Error(text(ranks, " ranks of ", rows, " rows are past the limit of ", kMaxTokens, " rows"),
+                "use runs without gaps between rows");
+  const Index stride = detail::common_stride(all);
+  return Layout(std::make_shared<detail::LayoutParts>(
+      detail::LayoutParts{LayoutKind::explicit_runs, stream, ranks, rows, 0, stride, std::move(runs)}));
+}
+
+LayoutKind Layout::kind() const { return parts_->kind; }
+Index Layout::ranks() const { return parts_->ranks; }
+Index Layout::rows() const { return parts_->rows; }
+const Stream& Layout::stream() const { return parts_->stream; }
+
+RunList Layout::runs(Index rank) const {
+  check_rank(rank, ranks());
+  return rank_order({rank, 1, 1});
+}
+
+RunList Layout::rank_order() const { return rank_order({0, ranks(), 1}); }
+
+RunList Layout::rank_order(RunList::Members members) const {
+  if (members.count < 1 || members.count > ranks() || members.step < 1 || members.step > ranks())
+    throw Error(text(members.count, " of ", ranks(), " ranks in steps of ", members.step),
+                text("use a count and a step from 1 to ", ranks()));
+  check_rank(members.first, ranks());
+  check_rank(members.first + (members.count - 1) * members.step, ranks());
+  const detail::LayoutParts& p = *parts_;
+  const Index total = members.count * p.rows;
+  if (p.regular()) {
+    constexpr auto cut = [](LayoutKind kind) {
+      switch (kind) {
+        case LayoutKind::contiguous: return RegularRuns::pieces;
+        case LayoutKind::zigzag: return RegularRuns::folded;
+        case LayoutKind::dual_chunk: return RegularRuns::folded_per_sequence;
+        default: return RegularRuns::strided;
+      }
+    };
+    const Range dealt = p.stream.extent();
+    const RegularRuns regular{cut(p.kind), p.ranks, dealt.begin, dealt.end, p.rows, p.piece,
+                              p.stream.offsets().data(), members};
+    return RunList(std::make_shared<detail::RunSource>(detail::RunSource{regular, parts_, p.stream.sequences()}), total,
+                   p.stride, false);
+  }
+  std::vector<Run> runs;
+  for (Index m = 0; m < members.count; ++m) {
+    for (Run r : p.runs[static_cast<std::size_t>(members.first + m * members.step)]) {
+      r.row += m * p.rows;
+      runs.push_back(r);
+    }
+  }
+  return RunList(
+      std::make_shared<detail::RunSource>(detail::RunSource{detail::RunTable(std::move(runs), p.stride), parts_}), total,
+      p.stride, false);
+}
+
+Layouts make_layouts(LayoutKind kind, const Problem& problem, Index ranks) {
+  const auto one = [&](const Stream& s) {
+    switch (kind) {
+      case LayoutKind::dual_chunk: return Layout::dual_chunk(s, ranks);
+      case LayoutKind::zigzag: return Layout::zigzag(s, ranks);
+      case LayoutKind::striped: return Layout::striped(s, ranks);
+      case LayoutKind::explicit_runs:
+        throw Error("an explicit layout is given by its runs, not by name", "call Layout::explicit_runs");
+      default: return Layout::contiguous(s, ranks);
+    }
+  };
+  const Packing& packing = problem.packing();
+  Layout q = kind == LayoutKind::balanced ? Layout::balanced(problem, ranks) : one(packing.q());
+  Layout k = packing.self() ? q : one(packing.k());
+  return {std::move(q), std::move(k)};
+}
+
+}  // namespace weft

@@ -1,0 +1,117 @@
+#include "weft/plan.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "plan/cut.h"
+#include "plan/pairs.h"
+#include "plan/parts.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+const RegularRuns& lookup(const RegularRuns& runs) { return runs; }
+TableRuns lookup(const detail::RunTable& table) { return table.view(); }
+
+// Calls f with the two sides' ways to look runs up.
+template <class F>
+void with_runs(const RunList& q, const RunList& k, F&& f) {
+  std::visit([&](const auto& a, const auto& b) { f(lookup(a), lookup(b)); }, q.source().runs, k.source().runs);
+}
+
+// A caller's slices may span sequences, which dual_chunk's arithmetic cannot follow: look its runs up in a table.
+RunList searchable(const RunList& list) {
+  const auto* regular = std::get_if<RegularRuns>(&list.source().runs);
+  if (!regular || regular->cut != RegularRuns::folded_per_sequence) return list;
+  return RunList::from_runs(list.runs(), list.rows());
+}
+
+template <class F>
+void cut_user_slices(const std::vector<Slice>& slices, const RunList& q, const RunList& k, F&& emit) {
+  with_runs(searchable(q), searchable(k), [&](const auto& q_runs, const auto& k_runs) {
+    for (const Slice& s : slices)
+      q_runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
+        cut_query_run(s, run, 0, k_runs, q.stride(), k.in_sequence_order(), emit);
+      });
+  });
+}
+
+// The stream a layout's runs were made from has to be the problem's: arithmetic uses its offsets.
+void check_stream(std::string_view side, const RunList& list, const Stream& stream) {
+  if (list.source().owner && !(list.source().owner->stream == stream))
+    throw Error(text("the ", side, " layout was made for another stream (", list.source().owner->stream.sequences(),
+                     " sequences, ", list.source().owner->stream.tokens(), " tokens) than the problem's (",
+                     stream.sequences(), " sequences, ", stream.tokens(), " tokens)"),
+                "make the layout from the problem's own packing");
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const RunList& q, const RunList& k) {
+  const Packing& packing = problem.packing();
+  check_stream("query", q, packing.q());
+  check_stream("key", k, packing.k());
+  if (q.stride() != k.stride())
+    throw Error(text("query runs have stride ", q.stride(), " and key runs have stride ", k.stride()),
+                "lay both sides out alike; striped queries go with keys in rank order, not in sequence order");
+  Plan plan{{}, q.rows(), k.rows()};
+  const auto emit = [&](const Slice& s) { plan.slices.push_back(s); };
+  if (problem.mask().slices) {
+    cut_user_slices(*problem.mask().slices, q, k, emit);
+    return plan;
+  }
+  with_runs(q, k, [&](const auto& q_runs, const auto& k_runs) {
+    const SequencePlanner planner{view(packing.q()), view(packing.k()),  view(problem.mask()), q_runs,
+                                  k_runs,            q.stride(),         k.in_sequence_order()};
+    for (Index i = 0; i < packing.sequences(); ++i) planner.for_each(i, emit);
+  });
+  return plan;
+}
+
+Index visible_pairs(const Plan& plan) {
+  Index pairs = 0;
+  for (const Slice& s : plan.slices) pairs += visible_pairs(s);
+  return pairs;
+}
+
+std::vector<Range> touched_keys(const Plan& plan) {
+  std::vector<Range> all;
+  for (const Slice& s : plan.slices) all.push_back(touched_keys(s));
+  std::sort(all.begin(), all.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::vector<Range> merged;
+  for (const Range& r : all) {
+    if (!merged.empty() && r.begin <= merged.back().end)
+      merged.back().end = max_of(merged.back().end, r.end);
+    else
+      merged.push_back(r);
+  }
+  return merged;
+}
+
+std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& layout) {
+  std::vector<Index> pairs(static_cast<std::size_t>(layout.ranks()), 0);
+  const std::vector<Slice> slices = problem.global_slices();
+  for (Index rank = 0; rank < layout.ranks(); ++rank) {
+    const RunList q = searchable(layout.runs(rank));
+    check_stream("query", q, problem.packing().q());
+    with_runs(q, q, [&](const auto& runs, const auto&) {
+      for (const Slice& s : slices)
+        runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
+          pairs[static_cast<std::size_t>(rank)] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
+        });
+    });
+  }
+  return pairs;
+}
+
+double balance(std::span<const Index> pairs) {
+  double sum = 0;
+  for (const Index p : pairs) sum += static_cast<double>(p);
+  if (sum == 0) return 1;
+  const double largest = static_cast<double>(*std::max_element(pairs.begin(), pairs.end()));
+  return largest * static_cast<double>(pairs.size()) / sum;
+}
+
+}  // namespace weft

@@ -1,0 +1,9 @@
+#include "weft/slice.h"
+
+#include "plan/pairs.h"
+
+namespace weft {
+
+Index visible_pairs(const Slice& s) { return visible_pairs(s, Run{0, s.q_begin, s.q_end - s.q_begin, 1}); }
+
+}  // namespace weft

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Installs what is missing, and nothing when nothing is.
+#   tools/setup.sh build            what `make build` and `make demo` need
+#   tools/setup.sh build test       ... `make test` (also makes .venv)
+#   groups: build test bench lint   (tools/packages.txt says which package is in which)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- build
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+wanted=""
+for group in "$@"; do
+  case $group in build | test | bench | lint) ;; *) die "unknown group '$group'; groups: build test bench lint" ;; esac
+  while read -r package in _; do
+    if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
+  done < tools/packages.txt
+done
+has() { case " $* " in *" $group "*) return 0 ;; *) return 1 ;; esac; }
+
+if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
+  # One question for all packages; those it does not know are missing.
+  # shellcheck disable=SC2086  # a list of words
+  installed=" $(dpkg-query -W -f '${db:Status-Status}:${Package} ' $wanted 2> /dev/null || true)"
+  missing=""
+  for package in $wanted; do
+    case "$installed$missing " in *" installed:$package "* | *" $package "*) ;; *) missing="$missing $package" ;; esac
+  done
+  if [ -n "$missing" ]; then
+    as_root=""
+    if [ "$(id -u)" -ne 0 ]; then
+      command -v sudo > /dev/null || die "not root and no sudo; ask for these Debian packages:$missing"
+      as_root="sudo"
+    fi
+    echo "setup: installing$missing"
+    # Wait for another apt-get instead of failing.
+    apt="$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0"
+    log=$(mktemp)
+    # shellcheck disable=SC2086
+    { $apt update && $apt install -y --no-install-recommends $missing; } > "$log" 2>&1 || {
+      tail -20 "$log" >&2
+      die "apt-get failed (whole log: $log); these Debian packages are needed:$missing"
+    }
+    rm -f "$log"
+  fi
+else
+  tools="c++ cmake ninja"
+  group=test; if has "$@"; then tools="$tools python3 clang++-19"; fi
+  group=lint; if has "$@"; then tools="$tools git clang-format-19 clang-tidy-19"; fi
+  absent=""
+  for tool in $tools; do command -v "$tool" > /dev/null || absent="$absent $tool"; done
+  echo "setup: no apt-get here; needed, by their Debian names:$wanted"
+  [ -z "$absent" ] || die "not found:$absent"
+fi
+
+group=test
+if has "$@"; then
+  # The stamp is written last, so a .venv that was cut short is made again.
+  want=$(sha256sum tools/requirements.txt)
+  if ! [ -x .venv/bin/python ] || [ "$(cat .venv/requirements.sha256 2> /dev/null)" != "$want" ]; then
+    echo "setup: making .venv"
+    python3 -m venv --clear .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement tools/requirements.txt
+    printf '%s\n' "$want" > .venv/requirements.sha256
+  fi
+fi

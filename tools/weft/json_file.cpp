@@ -1,0 +1,159 @@
+#include "json_file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "weft/error.h"
+
+namespace weft::tool {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
+constexpr int kMaxDepth = 4;  // runs: list, list, object, number
+
+struct FileClose {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<std::FILE, FileClose>;
+
+std::string read_all(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"));
+  if (!file)
+    throw Error(fmt::format("cannot open '{}': {}", path, std::strerror(errno)), "give a file that can be read");
+  std::string text;
+  char buffer[1 << 16];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
+    text.append(buffer, n);
+    if (text.size() > kMaxBytes)
+      throw Error(fmt::format("'{}' is longer than {} MiB", path, kMaxBytes >> 20), "give a smaller file");
+  }
+  if (std::ferror(file.get()))
+    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), "give a file that can be read");
+  return text;
+}
+
+// One document, with the name that errors begin with.
+struct Source {
+  std::string name;
+  json value;
+};
+
+Source parse(std::string_view flag, const std::string& value, std::string_view example) {
+  const bool is_inline = value.starts_with('[');
+  Source source{is_inline ? std::string(flag) : value, {}};
+  const std::string remedy = fmt::format("write e.g. {}", example);
+  const auto shallow = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", source.name), remedy);
+    return true;
+  };
+  try {
+    source.value = json::parse(is_inline ? value : read_all(value), shallow);
+  } catch (const json::exception& error) {
+    std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    what.erase(0, what.find("] ") + 2);
+    throw Error(fmt::format("{}: {}", source.name, what), remedy);
+  }
+  if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
+  return source;
+}
+
+[[noreturn]] void refuse(const std::string& at, std::string_view problem, std::string_view remedy) {
+  throw Error(fmt::format("{}: {}", at, problem), std::string(remedy));
+}
+
+void check_object(const std::string& at, const json& value, std::initializer_list<std::string_view> keys,
+                  std::string_view remedy) {
+  if (!value.is_object()) refuse(at, fmt::format("{} is not an object", value.dump()), remedy);
+  for (const auto& [key, unused] : value.items()) {
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      refuse(at, fmt::format("unknown key \"{}\"", key), remedy);
+  }
+}
+
+// Limits keep the arithmetic of whoever gets the value far from overflow.
+Index number(const std::string& at, const json& value) {
+  const bool small = value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxTokens);
+  if (!small || value < -kMaxTokens || value > kMaxTokens)
+    refuse(at, fmt::format("{} is not a whole number within +-{}", value.dump(), kMaxTokens), "use a smaller whole number");
+  return value.get<Index>();
+}
+
+Index member(const std::string& at, const json& object, const char* key, std::optional<Index> otherwise,
+             std::string_view remedy) {
+  const auto found = object.find(key);
+  if (found != object.end() && !(otherwise && found->is_null())) return number(fmt::format("{}: \"{}\"", at, key), *found);
+  if (!otherwise) refuse(at, fmt::format("\"{}\" is missing", key), remedy);
+  return *otherwise;
+}
+
+Range range(const std::string& at, const json& object, const char* key, std::string_view remedy) {
+  const auto found = object.find(key);
+  if (found == object.end()) refuse(at, fmt::format("\"{}\" is missing", key), remedy);
+  const std::string place = fmt::format("{}: \"{}\"", at, key);
+  if (!found->is_array() || found->size() != 2) refuse(place, fmt::format("{} is not [begin, end]", found->dump()), remedy);
+  return {number(place, (*found)[0]), number(place, (*found)[1])};
+}
+
+constexpr std::string_view kSliceExample = R"([{"q": [0, 8], "k": [0, 8], "hi": 0}], keys q, k, lo, hi)";
+constexpr std::string_view kRunExample = R"([[{"row": 0, "token": 0, "count": 4}]], keys row, token, count, stride)";
+
+}  // namespace
+
+std::vector<Slice> read_slices(std::string_view flag, const std::string& value) {
+  const Source source = parse(flag, value, kSliceExample);
+  const std::string remedy = fmt::format("write e.g. {}", kSliceExample);
+  std::vector<Slice> slices;
+  for (const json& item : source.value) {
+    const std::string at = fmt::format("{}: slice {}", source.name, slices.size());
+    check_object(at, item, {"q", "k", "lo", "hi"}, remedy);
+    const Range q = range(at, item, "q", remedy), k = range(at, item, "k", remedy);
+    slices.push_back({q.begin, q.end, k.begin, k.end, member(at, item, "lo", -kUnlimited, remedy),
+                      member(at, item, "hi", kUnlimited, remedy)});
+  }
+  return slices;
+}
+
+std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string& value) {
+  const Source source = parse(flag, value, kRunExample);
+  const std::string remedy = fmt::format("write e.g. {}", kRunExample);
+  std::vector<std::vector<Run>> ranks;
+  for (const json& list : source.value) {
+    const std::string rank = fmt::format("{}: rank {}", source.name, ranks.size());
+    if (!list.is_array()) refuse(rank, fmt::format("{} is not a list of runs", list.dump()), remedy);
+    std::vector<Run> runs;
+    for (const json& item : list) {
+      const std::string at = fmt::format("{}, run {}", rank, runs.size());
+      check_object(at, item, {"row", "token", "count", "stride"}, remedy);
+      runs.push_back({member(at, item, "row", {}, remedy), member(at, item, "token", {}, remedy),
+                      member(at, item, "count", {}, remedy), member(at, item, "stride", 1, remedy)});
+    }
+    ranks.push_back(std::move(runs));
+  }
+  return ranks;
+}
+
+JsonOutput::JsonOutput(const std::string* path) {
+  if (!path) return;
+  path_ = *path;
+  file_.reset(std::fopen(path_.c_str(), "wb"));
+  if (!file_)
+    throw Error(fmt::format("--json: cannot write '{}': {}", path_, std::strerror(errno)),
+                "give a file in a folder that exists and can be written");
+}
+
+void JsonOutput::write(const json& value) {
+  if (!file_) return;
+  const std::string text = value.dump(2) + "\n";
+  const bool written = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size();
+  if (!written || std::fflush(file_.get()) != 0)
+    throw Error(fmt::format("--json: cannot write '{}': {}", path_, std::strerror(errno)), "make room for the file");
+}
+
+}  // namespace weft::tool

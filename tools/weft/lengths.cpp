@@ -1,0 +1,100 @@
+#include "lengths.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <optional>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "numbers.h"
+#include "weft/error.h"
+
+namespace weft::tool {
+namespace {
+
+constexpr std::string_view kPrefix = "lognormal:";
+constexpr std::string_view kExample = "lognormal:count=64,median=2400,sigma=1,min=16,max=16384";
+// So that a sum of padded lengths stays far from 2^63: 2^22 documents of less than 2^32 tokens.
+constexpr Index kMaxCount = Index{1} << 22;
+
+struct Lognormal {
+  std::optional<Index> count = {};
+  std::optional<double> median = {};
+  double sigma = 1;
+  Index min = 1, max = kMaxTokens;
+};
+
+// Box-Muller by hand: the standard fixes what mt19937_64 draws, but not what std::normal_distribution makes of it. The
+// math library's last bit may differ between platforms; a length would show it once in some 10^12.
+double normal(std::mt19937_64& engine) {
+  const auto uniform = [&] { return (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53; };  // in (0, 1)
+  const double radius = std::sqrt(-2 * std::log(uniform()));
+  return radius * std::cos(2 * std::numbers::pi * uniform());
+}
+
+void check(bool right, std::string_view flag, std::string problem, std::string_view remedy) {
+  if (!right) throw Error(fmt::format("{}: {}", flag, problem), std::string(remedy));
+}
+
+void set(Lognormal& to, std::string_view flag, std::string_view key, std::string_view value) {
+  const std::string name = fmt::format("{} lognormal {}", flag, key);
+  const auto whole = [&] { return whole_number(name, value, "64"); };
+  const auto real = [&] { return real_number(name, value, "1.5"); };
+  if (key == "count")
+    to.count = whole();
+  else if (key == "median")
+    to.median = real();
+  else if (key == "sigma")
+    to.sigma = real();
+  else if (key == "min")
+    to.min = whole();
+  else if (key == "max")
+    to.max = whole();
+  else
+    throw Error(fmt::format("{}: lognormal has no '{}'", flag, key), "use count, median, sigma, min and max");
+}
+
+Lognormal parse_lognormal(std::string_view flag, std::string_view text) {
+  Lognormal d;
+  for (const std::string_view part : split(text, ',')) {
+    const std::size_t at = part.find('=');
+    check(at != std::string_view::npos, flag, fmt::format("lognormal: '{}' has no value", part),
+          fmt::format("write e.g. {} {}", flag, kExample));
+    set(d, flag, part.substr(0, at), part.substr(at + 1));
+  }
+  check(d.count && d.median, flag, "lognormal needs count and median", fmt::format("write e.g. {} {}", flag, kExample));
+  check(*d.count >= 1 && *d.count <= kMaxCount, flag, fmt::format("lognormal count={}", *d.count),
+        fmt::format("use a count from 1 to {}", kMaxCount));
+  check(*d.median > 0, flag, fmt::format("lognormal median={}", *d.median), "use a median above 0");
+  check(d.sigma >= 0, flag, fmt::format("lognormal sigma={}", d.sigma), "use a sigma of 0 or more");
+  check(d.min >= 0 && d.min <= d.max && d.max <= kMaxTokens, flag, fmt::format("lognormal min={}, max={}", d.min, d.max),
+        fmt::format("use 0 <= min <= max <= {}", kMaxTokens));
+  return d;
+}
+
+std::vector<Index> draw(const Lognormal& d, unsigned long long seed) {
+  std::mt19937_64 engine(seed);
+  std::vector<Index> lengths;
+  for (Index i = 0; i < *d.count; ++i) {
+    const double length = *d.median * std::exp(d.sigma * normal(engine));
+    lengths.push_back(std::llround(std::clamp(length, static_cast<double>(d.min), static_cast<double>(d.max))));
+  }
+  return lengths;
+}
+
+}  // namespace
+
+std::vector<Index> parse_lengths(std::string_view flag, std::string_view text, unsigned long long seed) {
+  if (text.starts_with(kPrefix)) return draw(parse_lognormal(flag, text.substr(kPrefix.size())), seed);
+  const std::vector<Index> lengths = whole_numbers(flag, text, "256,512,1024");
+  check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("{} documents", lengths.size()),
+        fmt::format("use at most {}", kMaxCount));
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    check(lengths[i] >= 0 && lengths[i] <= kMaxTokens, flag, fmt::format("document {} has length {}", i, lengths[i]),
+          fmt::format("use lengths from 0 (an empty document) to {}", kMaxTokens));
+  return lengths;
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,68 @@
+#include "numbers.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "weft/error.h"
+
+namespace weft::tool {
+
+Index whole_number(std::string_view flag, std::string_view text, std::string_view example) {
+  Index value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code == std::errc::result_out_of_range)
+    throw Error(fmt::format("{}: {} does not fit 64 bits", flag, text), fmt::format("write e.g. {} {}", flag, example));
+  if (code != std::errc() || end != text.data() + text.size())
+    throw Error(fmt::format("{}: '{}' is not a whole number", flag, text),
+                fmt::format("write e.g. {} {}", flag, example));
+  return value;
+}
+
+std::vector<Index> whole_numbers(std::string_view flag, std::string_view text, std::string_view example) {
+  std::vector<Index> values;
+  for (const std::string_view part : split(text, ',')) values.push_back(whole_number(flag, part, example));
+  return values;
+}
+
+double real_number(std::string_view flag, std::string_view text, std::string_view example) {
+  double value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    throw Error(fmt::format("{}: '{}' is not a finite number", flag, text),
+                fmt::format("write e.g. {} {}", flag, example));
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const std::size_t at = text.find(separator);
+    parts.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+std::string grouped(Index value) {
+  std::string digits = std::to_string(value);
+  const std::size_t first = value < 0 ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3; at -= 3) digits.insert(at - 3, 1, ',');
+  return digits;
+}
+
+std::string bytes_text(Index bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format(value < 9.995 && unit > 0 ? "{:.2f} {}" : value < 99.95 && unit > 0 ? "{:.1f} {}" : "{:.0f} {}",
+                     value, kUnits[unit]);
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,22 @@
+// Numbers between people and programs: flags to values, values to text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/config.h"
+
+namespace weft::tool {
+
+// These throw Error, naming the flag, the text and an example. `flag` is written as the user writes it: "--ranks".
+Index whole_number(std::string_view flag, std::string_view text, std::string_view example);
+std::vector<Index> whole_numbers(std::string_view flag, std::string_view text, std::string_view example);
+double real_number(std::string_view flag, std::string_view text, std::string_view example);
+
+std::vector<std::string_view> split(std::string_view text, char separator);
+
+std::string grouped(Index value);     // 12,345,678
+std::string bytes_text(Index bytes);  // 310 MiB
+
+}  // namespace weft::tool
