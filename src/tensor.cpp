@@ -65,8 +65,9 @@ bool elements_apart(const ConstTensorView& view) {
   struct Axis {
     Index stride, size;
   };
+  if (view.rows == 0) return true;
   const Index inner = view.inner == 0 ? view.rows : min_of(view.inner, view.rows);
-  const Index outer = inner == 0 ? 0 : ceil_div(view.rows, inner);
+  const Index outer = ceil_div(view.rows, inner);
   std::array<Axis, 3> axes = {{{view.head_stride, view.heads}, {view.row_stride, inner}, {view.outer_stride, outer}}};
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   Index span = view.dim;

@@ -89,6 +89,7 @@ TEST(Dense, BoundsHoldWhatRoundingDoes) {
   p.q = fill(18, 0.1);
   p.k = fill(12, 0.2);
   p.v = fill(8, 0.3);
+  p.scale = 0.3;
   p.softcap = 5;
   p.sink = {0.5, -1};
   p.sees = [](Index q, Index k) { return k <= q + 1; };

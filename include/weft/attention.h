@@ -38,10 +38,10 @@ struct Attention {
 
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
 struct ForwardArgs {
-  ConstTensorView q;  // [tq, hq, dqk]
-  ConstTensorView k;  // [tk, hk, dqk]
-  ConstTensorView v;  // [tk, hk, dv], all three of one dtype
-  std::span<const Slice> slices;
+  ConstTensorView q = {};  // [tq, hq, dqk]
+  ConstTensorView k = {};  // [tk, hk, dqk]
+  ConstTensorView v = {};  // [tk, hk, dv], all three of one dtype
+  std::span<const Slice> slices = {};
   Attention attention = {};
   TensorView out = {};        // [tq, hq, dv]
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
@@ -50,18 +50,18 @@ struct ForwardArgs {
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
 struct BackwardArgs {
-  ConstTensorView q;  // [tq, hq, dqk]
-  ConstTensorView k;  // [tk, hk, dqk]
-  ConstTensorView v;  // [tk, hk, dv]
-  std::span<const Slice> slices;
+  ConstTensorView q = {};  // [tq, hq, dqk]
+  ConstTensorView k = {};  // [tk, hk, dqk]
+  ConstTensorView v = {};  // [tk, hk, dv]
+  std::span<const Slice> slices = {};
   Attention attention = {};
-  ConstTensorView dout;      // [tq, hq, dv]
-  ConstTensorView out = {};  // [tq, hq, dv] of the forward, and
-  ConstTensorView lse = {};  // [tq, hq]: both or neither; the reference computes them anew where they are left out
-  TensorView dq = {};        // [tq, hq, dqk]
-  TensorView dk = {};        // [tk, hk, dqk]
-  TensorView dv = {};        // [tk, hk, dv]
-  TensorView dsink = {};     // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
+  ConstTensorView dout = {};  // [tq, hq, dv]
+  ConstTensorView out = {};   // [tq, hq, dv] of the forward, and
+  ConstTensorView lse = {};   // [tq, hq]: both or neither; the reference computes them anew where they are left out
+  TensorView dq = {};         // [tq, hq, dqk]
+  TensorView dk = {};         // [tk, hk, dqk]
+  TensorView dv = {};         // [tk, hk, dv]
+  TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
 };
 
 // Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.

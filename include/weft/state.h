@@ -38,20 +38,25 @@ WEFT_HD inline RowState<T> state_of(T logit) {
   return {logit, logit == kMinusInfinity<T> ? T{0} : T{1}};
 }
 
-// merged accumulator = weight_a·a + weight_b·b. The weight of an empty state is 0 and its accumulator need not be read.
+// merged accumulator = weight_a·a + weight_b·b. The weight of an empty state is 0 and its accumulator need not be read;
+// the other weight, or the one of the larger maximum, is exactly 1.
 template <class T>
 struct MergedState {
   RowState<T> state;
   T weight_a = 0, weight_b = 0;
+
+  // One product and one sum, the same for (a, b) and (b, a) whether or not the compiler makes an fma of them.
+  WEFT_HD T operator()(T a, T b) const { return weight_a == T{1} ? a + weight_b * b : b + weight_a * a; }
 };
 
 template <class T>
 WEFT_HD inline MergedState<T> merge(const RowState<T>& a, const RowState<T>& b) {
   const T max = max_or_nan(a.max, b.max);
   // An empty state is asked for by name: exp(-inf - -inf) would be NaN.
-  const T weight_a = is_empty(a) ? T{0} : std::exp(a.max - max);
-  const T weight_b = is_empty(b) ? T{0} : std::exp(b.max - max);
-  return {{max, a.sum * weight_a + b.sum * weight_b}, weight_a, weight_b};
+  MergedState<T> merged{
+      {max, 0}, is_empty(a) ? T{0} : std::exp(a.max - max), is_empty(b) ? T{0} : std::exp(b.max - max)};
+  merged.state.sum = merged(a.sum, b.sum);
+  return merged;
 }
 
 // Output row = accumulator · weight.
@@ -79,8 +84,7 @@ WEFT_HD inline void merge_row(RowState<T>& a, T* accumulator_a, const RowState<T
   const MergedState<T> merged = merge(a, b);
   const bool first = is_empty(a);
   for (Index i = 0; i < dim; ++i) {
-    const T before = first ? T{0} : merged.weight_a * accumulator_a[i];
-    accumulator_a[i] = before + merged.weight_b * accumulator_b[i];
+    accumulator_a[i] = first ? accumulator_b[i] : merged(accumulator_a[i], accumulator_b[i]);
   }
   a = merged.state;
 }

@@ -127,7 +127,7 @@ QkvViews<Void> qkv_h3d(BasicTensorView<Void> qkv) {
 // What an entry point expects of a tensor. kAny: any size.
 struct TensorSpec {
   static constexpr Index kAny = -1;
-  std::string_view name;
+  std::string_view name = {};
   Index rows = kAny, heads = kAny, dim = kAny;
   std::span<const DType> dtypes = kDTypes;
   bool output = false;  // no two elements may share memory

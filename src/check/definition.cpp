@@ -52,8 +52,8 @@ bool Definition::visible(Index q_token, Index k_token) const {
   const std::size_t s = static_cast<std::size_t>(a.sequence);
   const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0), j = b.position;
   if (m.causal && j > i) return false;
-  if (m.left != -1 && j < i - m.left) return false;
-  if (m.right != -1 && j > i + m.right) return false;
+  if (m.left != -1 && i - j > m.left) return false;
+  if (m.right != -1 && j - i > m.right) return false;
   return !m.chunk || chunk_of(i, *m.chunk) == chunk_of(j, *m.chunk);
 }
 

@@ -121,22 +121,26 @@ struct ShareGradient {
 void backward_row(const DenseProblem& p, const Head& h, const ShareGradient& dp, std::span<const double> dout, Index i,
                   Index head, DenseBackward& to) {
   const Index row = i * p.heads_q + head;
-  double mean = 0, mean_bound = 0;
+  double mean = 0, mean_terms = 0, mean_bound = 0;
   for (Index j = 0; j < p.tokens_k; ++j) {
     mean += h.share(i, j) * dp.value(i, j);
+    mean_terms += h.share(i, j) * dp.bound(i, j);
     mean_bound += h.share_bound(i, j) * dp.bound(i, j);
   }
   to.dsink.value[at(head)] -= h.sink_share[at(i)] * mean;
-  to.dsink.bound[at(head)] += h.sink_share[at(i)] * (1 + h.spread[at(i)]) * mean_bound;
+  to.dsink.bound[at(head)] += h.sink_share[at(i)] * ((1 + h.spread[at(i)]) * mean_terms + mean_bound);
   for (Index j = 0; j < p.tokens_k; ++j) {
     if (h.seen(i, j) == 0) continue;
     const Index key = j * p.heads_k + p.kv_head(head);
-    const double slope = h.slope(i, j);
-    // 1 - tanh^2 loses what tanh has lost, twice over.
-    const double tanh = p.softcap > 0 ? std::abs(h.logit(i, j)) / p.softcap : 0;
-    const double slope_bound = slope + (p.softcap > 0 ? 2 * tanh * h.logit_bound(i, j) / p.softcap : 0);
+    const double slope = h.slope(i, j), scale = std::abs(p.scale);
+    // Each factor's absolute terms, and what each factor's error does to the product.
+    const double terms = dp.bound(i, j) + mean_terms;
+    const double slope_bound =
+        p.softcap > 0 ? 2 * std::abs(h.logit(i, j)) * h.logit_bound(i, j) / std::pow(p.softcap, 2) : 0;
     const double ds = p.scale * slope * h.share(i, j) * (dp.value(i, j) - mean);
-    const double ds_bound = std::abs(p.scale) * slope_bound * h.share_bound(i, j) * (dp.bound(i, j) + mean_bound);
+    const double ds_bound =
+        scale * slope * (h.share_bound(i, j) * terms + h.share(i, j) * (dp.bound(i, j) + mean_bound)) +
+        scale * slope_bound * h.share(i, j) * terms;
     add(to.dq, row, ds, ds_bound, p.k, key, p.dim_qk);
     add(to.dk, key, ds, ds_bound, p.q, row, p.dim_qk);
     add(to.dv, key, h.share(i, j), h.share_bound(i, j), dout, row, p.dim_v);

@@ -12,10 +12,10 @@ namespace weft::check {
 // All in f64 and global tokens. Rows that see nothing, or that nobody sees, are never read.
 struct DenseProblem {
   Index tokens_q = 0, tokens_k = 0, heads_q = 1, heads_k = 1, dim_qk = 1, dim_v = 1;
-  std::vector<double> q;  // [tq, hq, dqk]
-  std::vector<double> k;  // [tk, hk, dqk]
-  std::vector<double> v;  // [tk, hk, dv]
-  std::function<bool(Index q, Index k)> sees;
+  std::vector<double> q = {};  // [tq, hq, dqk]
+  std::vector<double> k = {};  // [tk, hk, dqk]
+  std::vector<double> v = {};  // [tk, hk, dv]
+  std::function<bool(Index q, Index k)> sees = {};
   double scale = 1;
   double softcap = 0;                // 0: off
   std::vector<double> sink = {};     // [hq] logits; empty: none (off-by-one: zeros)

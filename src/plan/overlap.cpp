@@ -64,7 +64,9 @@ bool common_pair(const Slice& a, const Slice& b, Index& q, Index& k) {
 void check_disjoint(std::span<const Slice> slices) {
   std::vector<std::size_t> order(slices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return slices[a].q_begin < slices[b].q_begin; });
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return std::pair(slices[a].q_begin, a) < std::pair(slices[b].q_begin, b);
+  });
   std::multimap<Index, std::size_t> active;                                    // k_begin -> slice
   std::multimap<Index, std::multimap<Index, std::size_t>::iterator> by_q_end;  // when they leave
   Index longest = 0;

@@ -1,5 +1,6 @@
 #include "json_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <initializer_list>
@@ -64,16 +65,24 @@ Source parse(std::string_view flag, const std::string& value, std::string_view e
   return source;
 }
 
+// A value in an error: short, and readable even if its bytes are no UTF-8.
+std::string shown(const json& value) {
+  constexpr std::size_t kLongest = 60;
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
 [[noreturn]] void refuse(const std::string& at, std::string_view problem, std::string_view remedy) {
   throw Error(fmt::format("{}: {}", at, problem), std::string(remedy));
 }
 
 void check_object(const std::string& at, const json& value, std::initializer_list<std::string_view> keys,
                   std::string_view remedy) {
-  if (!value.is_object()) refuse(at, fmt::format("{} is not an object", value.dump()), remedy);
+  if (!value.is_object()) refuse(at, fmt::format("{} is not an object", shown(value)), remedy);
   for (const auto& [key, unused] : value.items()) {
     if (std::find(keys.begin(), keys.end(), key) == keys.end())
-      refuse(at, fmt::format("unknown key \"{}\"", key), remedy);
+      refuse(at, fmt::format("unknown key {}", shown(key)), remedy);
   }
 }
 
@@ -81,14 +90,16 @@ void check_object(const std::string& at, const json& value, std::initializer_lis
 Index number(const std::string& at, const json& value) {
   const bool small = value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxTokens);
   if (!small || value < -kMaxTokens || value > kMaxTokens)
-    refuse(at, fmt::format("{} is not a whole number within +-{}", value.dump(), kMaxTokens), "use a smaller whole number");
+    refuse(at, fmt::format("{} is not a whole number within +-{}", shown(value), kMaxTokens),
+           "use a smaller whole number");
   return value.get<Index>();
 }
 
 Index member(const std::string& at, const json& object, const char* key, std::optional<Index> otherwise,
              std::string_view remedy) {
   const auto found = object.find(key);
-  if (found != object.end() && !(otherwise && found->is_null())) return number(fmt::format("{}: \"{}\"", at, key), *found);
+  if (found != object.end() && !(otherwise && found->is_null()))
+    return number(fmt::format("{}: \"{}\"", at, key), *found);
   if (!otherwise) refuse(at, fmt::format("\"{}\" is missing", key), remedy);
   return *otherwise;
 }
@@ -97,7 +108,8 @@ Range range(const std::string& at, const json& object, const char* key, std::str
   const auto found = object.find(key);
   if (found == object.end()) refuse(at, fmt::format("\"{}\" is missing", key), remedy);
   const std::string place = fmt::format("{}: \"{}\"", at, key);
-  if (!found->is_array() || found->size() != 2) refuse(place, fmt::format("{} is not [begin, end]", found->dump()), remedy);
+  if (!found->is_array() || found->size() != 2)
+    refuse(place, fmt::format("{} is not [begin, end]", shown(*found)), remedy);
   return {number(place, (*found)[0]), number(place, (*found)[1])};
 }
 
@@ -126,7 +138,7 @@ std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string
   std::vector<std::vector<Run>> ranks;
   for (const json& list : source.value) {
     const std::string rank = fmt::format("{}: rank {}", source.name, ranks.size());
-    if (!list.is_array()) refuse(rank, fmt::format("{} is not a list of runs", list.dump()), remedy);
+    if (!list.is_array()) refuse(rank, fmt::format("{} is not a list of runs", shown(list)), remedy);
     std::vector<Run> runs;
     for (const json& item : list) {
       const std::string at = fmt::format("{}, run {}", rank, runs.size());

@@ -69,8 +69,8 @@ Lognormal parse_lognormal(std::string_view flag, std::string_view text) {
         fmt::format("use a count from 1 to {}", kMaxCount));
   check(*d.median > 0, flag, fmt::format("lognormal median={}", *d.median), "use a median above 0");
   check(d.sigma >= 0, flag, fmt::format("lognormal sigma={}", d.sigma), "use a sigma of 0 or more");
-  check(d.min >= 0 && d.min <= d.max && d.max <= kMaxTokens, flag, fmt::format("lognormal min={}, max={}", d.min, d.max),
-        fmt::format("use 0 <= min <= max <= {}", kMaxTokens));
+  check(d.min >= 0 && d.min <= d.max && d.max <= kMaxTokens, flag,
+        fmt::format("lognormal min={}, max={}", d.min, d.max), fmt::format("use 0 <= min <= max <= {}", kMaxTokens));
   return d;
 }
 

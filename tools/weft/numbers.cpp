@@ -61,8 +61,8 @@ std::string bytes_text(Index bytes) {
     value /= 1024;
     ++unit;
   }
-  return fmt::format(value < 9.995 && unit > 0 ? "{:.2f} {}" : value < 99.95 && unit > 0 ? "{:.1f} {}" : "{:.0f} {}",
-                     value, kUnits[unit]);
+  const int decimals = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;  // three digits
+  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
 }
 
 }  // namespace weft::tool

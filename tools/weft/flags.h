@@ -1,0 +1,57 @@
+// The flags of the command as the user wrote them, and the problem they give.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check/case.h"
+
+namespace CLI {
+class App;
+}
+
+namespace weft::tool {
+
+struct FlagSpec {
+  std::string_view name;   // "docs" for --docs
+  std::string_view value;  // what stands for the value in --help
+  std::string_view help;
+};
+
+class Flags {
+ public:
+  // The shared flags, then those of one verb. The verb must not outlive this object.
+  void add_to(CLI::App& verb, const std::vector<FlagSpec>& own);
+
+  bool given(std::string_view name) const { return find(name) != nullptr; }
+  const std::string* find(std::string_view name) const;
+  std::string text(std::string_view name, std::string_view otherwise) const;
+  // Error unless the value is one of `names`, which it lists.
+  std::string one_of(std::string_view name, const std::vector<std::string_view>& names) const;  // default: the first
+  Index whole(std::string_view name, Index otherwise, std::string_view example) const;
+  // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
+  void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
+
+ private:
+  void add(CLI::App& verb, std::string_view group, const FlagSpec& flag);
+
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+// What is taken where no flag says otherwise. Planning is drawn for a model of today, checked on one that is quick.
+struct Defaults {
+  std::string_view heads, dim, dtype;
+};
+inline constexpr Defaults kExplainDefaults = {"32:8", "128", "bf16"};
+inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
+
+check::Case case_of(const Flags& flags, const Defaults& defaults);
+LayoutKind layout_of(const Flags& flags);
+unsigned long long seed_of(const Flags& flags);
+
+// Flags that say which problem it is: what `verify --random` draws by itself.
+std::vector<std::string_view> problem_flags();
+
+}  // namespace weft::tool

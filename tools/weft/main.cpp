@@ -1,0 +1,77 @@
+// The weft command. Exit codes: 0 right, 1 a check failed or the command itself did, 2 bad input.
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "verbs.h"
+#include "weft/error.h"
+#include "weft/version.h"
+
+namespace {
+
+constexpr int kFailed = 1, kBadInput = 2;
+
+struct Verb {
+  CLI::App* app;
+  int (*run)(const weft::tool::Flags&);
+  weft::tool::Flags flags = {};
+};
+
+int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<Verb>& verbs) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  std::string verb;
+  for (const Verb& v : verbs) {
+    if (v.app->parsed()) verb = " " + v.app->get_name();
+  }
+  fmt::print(stderr, "weft: {}; see weft{} --help\n", error.what(), verb);
+  return kBadInput;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact attention over packed documents spread over ranks: see it, check it.", "weft");
+  app.set_version_flag("--version", fmt::format("weft {}", weft::version()));
+  app.require_subcommand(1);
+  app.footer("Exit: 0 right, 1 a check failed, 2 bad input.");
+  std::vector<Verb> verbs = {
+      {app.add_subcommand("explain", "draw who holds which tokens and which slices each rank gets"),
+       weft::tool::explain},
+      {app.add_subcommand("verify", "check slices and attention of one problem, or of --random N"),
+       weft::tool::verify}};
+  verbs[0].flags.add_to(*verbs[0].app, weft::tool::explain_flags());
+  verbs[1].flags.add_to(*verbs[1].app, weft::tool::verify_flags());
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return refuse_parse(app, error, verbs);
+  }
+  for (const Verb& verb : verbs) {
+    if (verb.app->parsed()) return verb.run(verb.flags);
+  }
+  return kBadInput;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int code = kFailed;
+  try {
+    code = run(argc, argv);
+  } catch (const weft::Error& error) {
+    fmt::print(stderr, "weft: {}\n", error.what());
+    return kBadInput;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "weft: out of memory; use fewer tokens, documents or ranks\n");
+    return kFailed;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "weft: internal error: {}\n", error.what());
+    return kFailed;
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    std::perror("weft: cannot write to stdout");
+    return kFailed;
+  }
+  return code;
+}

@@ -1,0 +1,20 @@
+// Many random cases, checked by several threads; the result does not depend on how many.
+#pragma once
+
+#include <optional>
+
+#include "tally.h"
+
+namespace weft::tool {
+
+struct RandomSet {
+  Index count = 0;
+  unsigned long long seed = 0;  // case i is drawn from seed + i
+  std::optional<LayoutKind> layout = {};
+  Index threads = 1;
+};
+
+// Prints failures as they come, the first ten with the command that gives the case again.
+Tally check_random(const RandomSet& set);
+
+}  // namespace weft::tool

@@ -1,0 +1,111 @@
+#include "table.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "numbers.h"
+#include "terminal.h"
+#include "words.h"
+
+namespace weft::tool {
+namespace {
+
+constexpr std::size_t kListed = 32;  // more ranks than this are summed up
+
+struct Line {
+  std::string label, rows, tokens, pairs, share, shape, slices, remote, gathered, touched;
+};
+
+void print_line(const Line& l) {
+  std::string line = fmt::format("{:>6}{:>9}{:>9}{:>17}{:>8}  {}{:>11}{:>13}{:>12}{:>12}", l.label, l.rows, l.tokens,
+                                 l.pairs, l.share, l.shape, l.slices, l.remote, l.gathered, l.touched);
+  line.erase(line.find_last_not_of(' ') + 1);
+  fmt::print("{}\n", line);
+}
+
+Line line_of(const std::string& label, const Shares& all, const Share& s, const std::string& shape) {
+  Line line{label,
+            grouped(all.q_rows),
+            grouped(s.tokens),
+            grouped(s.pairs),
+            fmt::format("{:.3f}", s.of_mean),
+            shape,
+            "-",
+            "-",
+            bytes_text(all.gathered_keys * all.bytes_per_key),
+            "-"};
+  if (s.touched) {
+    line.slices = grouped(s.touched->slices);
+    line.remote = grouped(s.touched->remote);
+    line.touched = bytes_text(s.touched->remote * all.bytes_per_key);
+  }
+  return line;
+}
+
+// One number a column, each for itself: the rank with the fewest tokens need not be the one with the fewest pairs.
+template <class Of>
+Share summed_up(const Shares& all, Of&& of) {
+  const auto over = [&](auto&& get, bool touched) {
+    std::vector<Index> values;
+    for (const Share& s : all.ranks) {
+      if (!touched || s.touched) values.push_back(get(s));
+    }
+    return of(values);
+  };
+  Share out;
+  out.tokens = over([](const Share& s) { return s.tokens; }, false);
+  out.pairs = over([](const Share& s) { return s.pairs; }, false);
+  out.touched = Touched{over([](const Share& s) { return s.touched->slices; }, true), 0,
+                        over([](const Share& s) { return s.touched->remote; }, true)};
+  return out;
+}
+
+void print_summary(const Shares& all) {
+  const auto least = [](const std::vector<Index>& v) { return *std::min_element(v.begin(), v.end()); };
+  const auto most = [](const std::vector<Index>& v) { return *std::max_element(v.begin(), v.end()); };
+  const auto mean_of = [](const std::vector<Index>& v) {
+    double sum = 0;
+    for (const Index x : v) sum += static_cast<double>(x);
+    return sum / static_cast<double>(v.size());
+  };
+  const auto mean = [&](const std::vector<Index>& v) { return static_cast<Index>(mean_of(v) + 0.5); };
+  std::vector<Index> pairs;
+  for (const Share& s : all.ranks) pairs.push_back(s.pairs);
+  const double average = mean_of(pairs);
+  const auto show = [&](const char* label, Share s) {
+    if (average > 0) s.of_mean = static_cast<double>(s.pairs) / average;
+    print_line(line_of(label, all, s, bar(all.balance > 0 ? s.of_mean / all.balance : 0, 10)));
+  };
+  show("least", summed_up(all, least));
+  show("mean", summed_up(all, mean));
+  show("most", summed_up(all, most));
+}
+
+}  // namespace
+
+std::string balance_words(double balance) {
+  if (balance < 1.0005) return fmt::format("balance {:.3f}: every rank has the same share of pairs", balance);
+  return fmt::format("balance {:.3f}: the busiest rank has {:.1f} % more pairs than the mean", balance,
+                     (balance - 1) * 100);
+}
+
+void print_table(const check::Case& c, const Shares& all) {
+  print_line({"", "", "real", "visible", "share", fmt::format("{:10}", ""), "", "keys on", "received:", "only keys"});
+  print_line({"rank", "rows", "tokens", "pairs", "of mean", fmt::format("{:10}", ""), "slices", "other ranks",
+              "all K, V", "touched"});
+  if (all.ranks.size() > kListed) {
+    print_summary(all);
+  } else {
+    for (std::size_t r = 0; r < all.ranks.size(); ++r) {
+      const Share& s = all.ranks[r];
+      const double part = all.balance > 0 ? s.of_mean / all.balance : 0;
+      print_line(line_of(std::to_string(r), all, s, coloured(bar(part, 10), static_cast<Index>(r), false)));
+    }
+  }
+  if (all.counted < c.ranks)
+    fmt::print("(slices and keys touched: of {} ranks spread over the {}, the rest would take long)\n", all.counted,
+               grouped(c.ranks));
+}
+
+}  // namespace weft::tool

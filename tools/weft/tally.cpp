@@ -1,0 +1,127 @@
+#include "tally.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "numbers.h"
+
+namespace weft::tool {
+namespace {
+
+using nlohmann::json;
+
+// Brute force over all (query, key) pairs of tokens, visible or not: some seconds, and a few bytes a pair.
+constexpr double kMaxLawPairs = 0x1p26;
+// The dense softmax keeps eight f64 a pair: 1 GiB.
+constexpr double kMaxDensePairs = 0x1p24;
+// And goes through all pairs for each head (as long as 40 multiplications), through the visible ones for each element:
+// half a minute.
+constexpr double kMaxDenseWork = 4e9, kPairWork = 40;
+
+constexpr std::array kMasks = {"full",         "causal",  "bottom_right",   "window",
+                               "window_right", "chunked", "chunked_window", "slices"};
+
+std::string failure_of(const check::AttendReport& report) {
+  for (const check::Measure& m : report.measures) {
+    if (!(m.worst < 1))
+      return fmt::format("attention, keys: {}: {} is off by {:.3g} times its bound at {}", report.keys, m.tensor,
+                         m.worst, m.where);
+  }
+  return {};
+}
+
+void check_law_of(const check::Case& c, double pairs, Outcome& to) {
+  if (pairs > kMaxLawPairs) {
+    to.skipped.push_back(fmt::format("law: more than {} pairs of tokens, too many for brute force", kMaxLawPairs));
+    return;
+  }
+  to.law = check_law(c);
+  if (to.law->violation) to.failure = "law: " + *to.law->violation;
+}
+
+void check_attention_of(const check::Case& c, double pairs, double visible, Outcome& to) {
+  const double width = static_cast<double>(c.dim_qk + c.dim_v);
+  const double work = static_cast<double>(c.heads_q) * (kPairWork * pairs + width * visible);
+  if (pairs > kMaxDensePairs || work > kMaxDenseWork) {
+    to.skipped.push_back(
+        pairs > kMaxDensePairs
+            ? fmt::format("attention: more than {} pairs of tokens, too many for a dense softmax", kMaxDensePairs)
+            : fmt::format("attention: more than {} multiplications in a dense softmax", kMaxDenseWork));
+    return;
+  }
+  to.attention = check_attention(c);
+  if (to.attention.empty())
+    to.skipped.emplace_back("attention: queries and keys are laid out in different strides, no plan goes with that");
+  for (const check::AttendReport& report : to.attention) {
+    if (!report.ok() && !to.failure) to.failure = failure_of(report);
+  }
+}
+
+// NaN counts as the worst there is.
+bool worse(double a, double b) { return !(a <= b); }
+
+}  // namespace
+
+Outcome check_case(const check::Case& c) {
+  Outcome outcome;
+  const Problem problem = problem_of(c);
+  const Packing& packing = problem.packing();
+  const double pairs = static_cast<double>(packing.q().tokens()) * static_cast<double>(packing.k().tokens());
+  check_law_of(c, pairs, outcome);
+  check_attention_of(c, pairs, static_cast<double>(problem.visible_pairs()), outcome);
+  return outcome;
+}
+
+std::string command_of(const check::Case& c) { return "weft verify " + check::flags(c); }
+
+void Tally::add(const check::Case& c, const Outcome& outcome) {
+  for (const std::string& reason : outcome.skipped) ++skipped_[reason];
+  if (!outcome.checked() && !outcome.failure) return;
+  ++cases_;
+  if (outcome.failure) ++failed_;
+  if (outcome.law && outcome.law->nontrivial) ++nontrivial_;
+  ++by_layout_[std::string(name(c.layout))][check::mask_class(c.mask)];
+  for (const check::AttendReport& report : outcome.attention) {
+    for (const check::Measure& m : report.measures) {
+      if (!worst_ || worse(m.worst, worst_->ratio))
+        worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c)};
+    }
+  }
+}
+
+json Tally::to_json() const {
+  json out = {{"cases", cases_},          {"failed", failed_}, {"with_remote_keys", nontrivial_},
+              {"skipped", json::array()}, {"worst", nullptr},  {"by_layout", by_layout_}};
+  for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
+  if (worst_)  // JSON has no infinity and no NaN: both become null
+    out["worst"] = {{"ratio", worst_->ratio}, {"norm", worst_->norm},   {"tensor", worst_->tensor},
+                    {"keys", worst_->keys},   {"where", worst_->where}, {"command", worst_->command}};
+  return out;
+}
+
+void Tally::print() const {
+  fmt::print("{:<12}", "");
+  for (const char* mask : kMasks)
+    fmt::print("{:>{}}", mask, std::max<std::size_t>(std::string_view(mask).size(), 6) + 2);
+  fmt::print("\n");
+  for (const auto& [layout, row] : by_layout_) {
+    fmt::print("{:<12}", layout);
+    for (const char* mask : kMasks) {
+      const auto at = row.find(mask);
+      fmt::print("{:>{}}", grouped(at == row.end() ? 0 : at->second),
+                 std::max<std::size_t>(std::string_view(mask).size(), 6) + 2);
+    }
+    fmt::print("\n");
+  }
+  if (worst_)
+    fmt::print("\nworst element: {:.3g} of its bound, {} at {} (keys: {}), relative norm {:.1e}\n", worst_->ratio,
+               worst_->tensor, worst_->where, worst_->keys, worst_->norm);
+  for (const auto& [reason, count] : skipped_) fmt::print("skipped {} times: {}\n", grouped(count), reason);
+  fmt::print("{} cases, {} of them with keys on other ranks: {} failed\n", grouped(cases_), grouped(nontrivial_),
+             grouped(failed_));
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,16 @@
+// The verbs of the command. Each returns its exit code: 0 right, 1 a check failed; bad input is thrown as Error.
+#pragma once
+
+#include <vector>
+
+#include "flags.h"
+
+namespace weft::tool {
+
+const std::vector<FlagSpec>& explain_flags();
+int explain(const Flags& flags);
+
+const std::vector<FlagSpec>& verify_flags();
+int verify(const Flags& flags);
+
+}  // namespace weft::tool
