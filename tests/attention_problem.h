@@ -1,7 +1,8 @@
 // Random attention problems for tests: buffers that start as NaN, views of every kind, slices that share no pair.
 #pragma once
 
-#include <cstring>
+#include <cmath>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -155,7 +156,7 @@ struct AttentionProblem {
 };
 
 struct Forward {
-  Forward(const AttentionProblem& p, DType dtype = DType::f64, DType statistics = DType::f64)
+  explicit Forward(const AttentionProblem& p, DType dtype = DType::f64, DType statistics = DType::f64)
       : out(p.view, dtype, p.tq, p.hq, p.dv), lse(statistics, p.tq, p.hq, 1), max_logit(statistics, 1, p.hq, 1) {}
   ForwardArgs args(const AttentionProblem& p) const {
     return {.q = p.q.view(),

@@ -82,6 +82,7 @@ struct Float16 {
 
   Float16() = default;  // trivial, as for float
   WEFT_HD constexpr explicit Float16(double value) : bits(detail::round_to_16<kExponent, kMantissa>(value)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): nothing is lost on the way up
   WEFT_HD constexpr operator float() const { return detail::float_from_16<kExponent, kMantissa>(bits); }
   WEFT_HD static constexpr Float16 from_bits(std::uint16_t bits) {
     Float16 result(0.0);

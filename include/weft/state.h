@@ -14,7 +14,7 @@ inline constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 // The larger of two; NaN if either is, so that a NaN among visible logits is never hidden.
 template <class T>
 WEFT_HD inline T max_or_nan(T a, T b) {
-  return a > b || a != a ? a : b;
+  return a > b || std::isnan(a) ? a : b;
 }
 
 // Largest logit so far and the sum of exp(logit - max). Beside it lies an accumulator row: the sum of

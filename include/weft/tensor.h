@@ -33,6 +33,7 @@ struct BasicTensorView {
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return static_cast<Element*>(data) + offset(row, head);
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): as T* becomes const T*
   operator BasicTensorView<const void>() const requires(!std::is_const_v<Void>) {
     return {data, dtype, rows, heads, dim, row_stride, head_stride, inner, outer_stride};
   }

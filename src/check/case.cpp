@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "text.h"
+#include "weft/error.h"
 
 namespace weft::check {
 namespace {
@@ -84,6 +85,11 @@ Problem problem_of(const Case& c) {
 
 Layouts layouts_of(const Case& c, const Problem& problem) {
   if (c.layout != LayoutKind::explicit_runs) return make_layouts(c.layout, problem, c.ranks);
+  for (const auto& runs : {c.runs, c.k ? c.k_runs : c.runs}) {
+    if (static_cast<Index>(runs.size()) != c.ranks)
+      throw Error(text("an explicit layout gives runs for ", runs.size(), " ranks, there are ", c.ranks),
+                  "give one list of runs a rank, on the query and the key side");
+  }
   Layout q = Layout::explicit_runs(problem.packing().q(), c.runs);
   Layout k = c.k ? Layout::explicit_runs(problem.packing().k(), c.k_runs) : q;
   return {std::move(q), std::move(k)};

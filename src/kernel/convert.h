@@ -1,7 +1,7 @@
 // Rows of any view as f64 and back, rounded once.
 #pragma once
 
-#include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "weft/slice.h"

@@ -22,13 +22,13 @@ KeyOrder key_order(const Flags& flags, const Layouts& layouts) {
   return flags.one_of("keys", {"sequence", "rank"}) == "rank" ? KeyOrder::rank : KeyOrder::sequence;
 }
 
-bool as_picture(const Flags& flags, const check::Case& c, const Problem& problem) {
+bool as_picture(const Flags& flags, const check::Case& c, const Problem& problem, const Layouts& layouts) {
   const std::string view = flags.one_of("view", {"auto", "picture", "table"});
-  if (view == "picture" && !fits_picture(c, problem))
+  if (view == "picture" && !fits_picture(c, problem, layouts))
     throw Error(fmt::format("--view picture: {} query tokens, {} key tokens and {} ranks do not fit a screen",
                             problem.packing().q().tokens(), problem.packing().k().tokens(), c.ranks),
-                fmt::format("use at most {}, or --view table", picture_limits()));
-  return view == "auto" ? fits_picture(c, problem) : view == "picture";
+                fmt::format("use at most {}, rows without large gaps, or --view table", picture_limits()));
+  return view == "auto" ? fits_picture(c, problem, layouts) : view == "picture";
 }
 
 // Every rank looks at every sequence: past this it takes minutes, and a chunk a token fills the memory.
@@ -87,7 +87,7 @@ int explain(const Flags& flags) {
   const Problem problem = check::problem_of(c);
   check_size(c, problem);
   const Layouts layouts = check::layouts_of(c, problem);
-  const bool picture = as_picture(flags, c, problem);
+  const bool picture = as_picture(flags, c, problem, layouts);
   const KeyOrder order = key_order(flags, layouts);
   const Shares shares = shares_of(c, problem, layouts, order);
   JsonOutput output(flags.find("json"));

@@ -47,7 +47,7 @@ struct Source {
 };
 
 Source parse(std::string_view flag, const std::string& value, std::string_view example) {
-  const bool is_inline = value.starts_with('[');
+  const bool is_inline = value.starts_with('[') || value.starts_with('{');
   Source source{is_inline ? std::string(flag) : value, {}};
   const std::string remedy = fmt::format("write e.g. {}", example);
   const auto shallow = [&](int depth, json::parse_event_t, json&) {
@@ -91,7 +91,7 @@ Index number(const std::string& at, const json& value) {
   const bool small = value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxTokens);
   if (!small || value < -kMaxTokens || value > kMaxTokens)
     refuse(at, fmt::format("{} is not a whole number within +-{}", shown(value), kMaxTokens),
-           "use a smaller whole number");
+           "use whole numbers in this range");
   return value.get<Index>();
 }
 

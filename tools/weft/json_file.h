@@ -14,8 +14,8 @@
 
 namespace weft::tool {
 
-// `value` is the name of a file, or JSON itself if it begins with '['. Errors name the file (or the flag) and the
-// place.
+// `value` is the name of a file, or JSON itself if it begins with '[' or '{'. Errors name the file (or the flag) and
+// the place.
 // [{"q": [begin, end], "k": [begin, end], "lo": -3, "hi": 0}, ..]; lo, hi left out or null: no limit.
 std::vector<Slice> read_slices(std::string_view flag, const std::string& value);
 // One list a rank: [[{"row": 0, "token": 0, "count": 4, "stride": 1}, ..], ..]; stride left out: 1.

@@ -39,7 +39,7 @@ void check(bool right, std::string_view flag, std::string problem, std::string_v
 }
 
 void set(Lognormal& to, std::string_view flag, std::string_view key, std::string_view value) {
-  const std::string name = fmt::format("{} lognormal {}", flag, key);
+  const std::string name = fmt::format("{} lognormal:{}", flag, key);
   const auto whole = [&] { return whole_number(name, value, "64"); };
   const auto real = [&] { return real_number(name, value, "1.5"); };
   if (key == "count")
@@ -53,7 +53,7 @@ void set(Lognormal& to, std::string_view flag, std::string_view key, std::string
   else if (key == "max")
     to.max = whole();
   else
-    throw Error(fmt::format("{}: lognormal has no '{}'", flag, key), "use count, median, sigma, min and max");
+    throw Error(fmt::format("{}: lognormal has no '{}'", flag, key), "");
 }
 
 Lognormal parse_lognormal(std::string_view flag, std::string_view text) {
@@ -62,7 +62,11 @@ Lognormal parse_lognormal(std::string_view flag, std::string_view text) {
     const std::size_t at = part.find('=');
     check(at != std::string_view::npos, flag, fmt::format("lognormal: '{}' has no value", part),
           fmt::format("write e.g. {} {}", flag, kExample));
-    set(d, flag, part.substr(0, at), part.substr(at + 1));
+    try {
+      set(d, flag, part.substr(0, at), part.substr(at + 1));
+    } catch (const Error& error) {
+      throw Error(error.problem(), fmt::format("write e.g. {} {}", flag, kExample));
+    }
   }
   check(d.count && d.median, flag, "lognormal needs count and median", fmt::format("write e.g. {} {}", flag, kExample));
   check(*d.count >= 1 && *d.count <= kMaxCount, flag, fmt::format("lognormal count={}", *d.count),

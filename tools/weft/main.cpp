@@ -1,4 +1,5 @@
 // The weft command. Exit codes: 0 right, 1 a check failed or the command itself did, 2 bad input.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -26,8 +27,22 @@ int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<
   for (const Verb& v : verbs) {
     if (v.app->parsed()) verb = " " + v.app->get_name();
   }
-  fmt::print(stderr, "weft: {}; see weft{} --help\n", error.what(), verb);
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unknown.empty())
+    fmt::print(stderr, "weft: '{}' is not known here; see weft{} --help\n", unknown.front(), verb);
+  else
+    fmt::print(stderr, "weft: {}; see weft{} --help\n", error.what(), verb);
   return kBadInput;
+}
+
+// Before the parser, which would not say which word it did not know.
+void check_verb(int argc, char** argv, const std::vector<Verb>& verbs) {
+  if (argc < 2) throw weft::Error("no verb", "use weft explain or weft verify, or see weft --help");
+  const std::string_view word = argv[1];
+  const bool is_verb =
+      std::any_of(verbs.begin(), verbs.end(), [&](const Verb& v) { return v.app->get_name() == word; });
+  if (!is_verb && word != "--help" && word != "-h" && word != "--version")
+    throw weft::Error(fmt::format("there is no verb '{}'", word), "use explain or verify, or see weft --help");
 }
 
 int run(int argc, char** argv) {
@@ -42,6 +57,7 @@ int run(int argc, char** argv) {
        weft::tool::verify}};
   verbs[0].flags.add_to(*verbs[0].app, weft::tool::explain_flags());
   verbs[1].flags.add_to(*verbs[1].app, weft::tool::verify_flags());
+  check_verb(argc, argv, verbs);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -26,23 +26,23 @@ std::string cell(Index rank, bool solid, bool upper, const std::string& fill) {
 }
 
 // A line a rank, a column a token: the layout at a glance, and how much each rank has to do.
-void draw_owners(const Axis& axis, const char* title, const Shares* shares) {
-  fmt::print("{:<{}}{}\n", title, kMargin, axis.ruler());
+void draw_owners(const Axis& axis, const char* title, const Shares& shares, bool bars) {
+  print_line(fmt::format("{:<{}}{}", title, kMargin, axis.ruler()));
   const auto mark = [&](Index rank, Index token, const std::string& fill) {
     const std::size_t t = static_cast<std::size_t>(token);
     if (axis.owner[t] != rank) return " " + fill;
     return axis.real[t] ? cell(rank, true, true, fill) : "·" + fill;
   };
-  double most = 0;
-  for (std::size_t r = 0; shares && r < shares->ranks.size(); ++r) most = std::max(most, shares->ranks[r].of_mean);
-  const Index ranks = 1 + *std::max_element(axis.owner.begin(), axis.owner.end());
-  for (Index rank = 0; rank < (shares ? static_cast<Index>(shares->ranks.size()) : ranks); ++rank) {
+  Index most = 1;
+  for (const Share& share : shares.ranks) most = max_of(most, share.pairs);
+  for (Index rank = 0; rank < static_cast<Index>(shares.ranks.size()); ++rank) {
     const auto paint = [&](Index t, const std::string& fill) { return mark(rank, t, fill); };
     std::string line =
         fmt::format("{:<{}}{}", fmt::format("{} rank {}", letter(rank), rank), kMargin, axis.line(paint, " ", "│"));
-    if (shares) {
-      const Share& share = shares->ranks[static_cast<std::size_t>(rank)];
-      line += fmt::format("   {} {} pairs", coloured(bar(most > 0 ? share.of_mean / most : 0, 12), rank, false),
+    if (bars) {
+      const Share& share = shares.ranks[static_cast<std::size_t>(rank)];
+      line += fmt::format("   {} {} pairs",
+                          coloured(bar(static_cast<double>(share.pairs) / static_cast<double>(most), 12), rank, false),
                           grouped(share.pairs));
     }
     print_line(line);
@@ -79,7 +79,7 @@ char holder(const Axis& axis, Index token) {
 void draw_grid(const Axis& q, const Axis& k, const Grid& grid) {
   fmt::print("Who sees whom: a line a query, a column a key.   {} key on the query's rank   {} key on another rank\n\n",
              coloured("A", 0, true), coloured("a", 0, false));
-  fmt::print("{:>{}}{}\n", "key  ", kMargin, k.ruler());
+  print_line(fmt::format("{:>{}}{}", "key  ", kMargin, k.ruler()));
   const auto owner = [&](Index t, const std::string& fill) {
     return holder(k, t) == '\0' ? "·" + fill : cell(k.owner[static_cast<std::size_t>(t)], true, true, fill);
   };
@@ -146,9 +146,10 @@ std::vector<Index> key_tokens(const Layout& keys, KeyOrder order) {
 
 }  // namespace
 
-bool fits_picture(const check::Case& c, const Problem& problem) {
+bool fits_picture(const check::Case& c, const Problem& problem, const Layouts& layouts) {
+  constexpr Index kMaxRows = 4096;  // explicit runs may leave any gaps between rows
   return problem.packing().q().tokens() <= kMaxQueries && problem.packing().k().tokens() <= kMaxKeys &&
-         c.ranks <= kLetters;
+         c.ranks <= kLetters && layouts.q.rows() <= kMaxRows && layouts.k.rows() <= kMaxRows;
 }
 
 std::string picture_limits() {
@@ -159,8 +160,8 @@ void draw_picture(const check::Case& c, const Problem& problem, const Layouts& l
                   const Shares& shares) {
   const Axis q(layouts.q), k(layouts.k);
   const bool self = problem.packing().self();
-  draw_owners(q, self ? "token" : "query", &shares);
-  if (!self) draw_owners(k, "key", nullptr);
+  draw_owners(q, self ? "token" : "query", shares, true);
+  if (!self) draw_owners(k, "key", shares, false);
 
   const RunList keys = key_buffer(layouts, order);
   const std::vector<Index> tokens = key_tokens(layouts.k, order);

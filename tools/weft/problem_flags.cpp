@@ -12,6 +12,7 @@ namespace {
 
 // More is no model's; keeps products of heads, widths and rows inside 64 bits.
 constexpr Index kMaxHeads = 4096, kMaxDim = 4096;
+constexpr Index kMaxRanks = Index{1} << 20;  // the library's limit
 
 std::vector<Index> prefix_sums(const std::vector<Index>& lengths, Index multiple) {
   std::vector<Index> sums = {0};
@@ -82,6 +83,8 @@ Mask mask_of(const Flags& flags) {
 void choose_ranks(const Flags& flags, check::Case& to) {
   to.layout = layout_of(flags);
   to.ranks = flags.whole("ranks", 4, "4");
+  if (to.ranks < 1 || to.ranks > kMaxRanks)
+    throw Error(fmt::format("--ranks {}", to.ranks), fmt::format("use from 1 to {} ranks", kMaxRanks));
   if (to.layout != LayoutKind::explicit_runs) {
     for (const char* name : {"runs", "runs-k"}) {
       if (flags.given(name))

@@ -29,7 +29,7 @@ Line line_of(const std::string& label, const Shares& all, const Share& s, const 
             grouped(all.q_rows),
             grouped(s.tokens),
             grouped(s.pairs),
-            fmt::format("{:.3f}", s.of_mean),
+            fmt::format("{:.{}f}", s.of_mean, s.of_mean < 100 ? 3 : 0),
             shape,
             "-",
             "-",
@@ -73,13 +73,14 @@ void print_summary(const Shares& all) {
   std::vector<Index> pairs;
   for (const Share& s : all.ranks) pairs.push_back(s.pairs);
   const double average = mean_of(pairs);
-  const auto show = [&](const char* label, Share s) {
-    if (average > 0) s.of_mean = static_cast<double>(s.pairs) / average;
-    print_line(line_of(label, all, s, bar(all.balance > 0 ? s.of_mean / all.balance : 0, 10)));
+  const auto show = [&](const char* label, Share s, double of_mean) {
+    s.of_mean = of_mean;
+    print_line(line_of(label, all, s, bar(of_mean / all.balance, 10)));
   };
-  show("least", summed_up(all, least));
-  show("mean", summed_up(all, mean));
-  show("most", summed_up(all, most));
+  const double fewest = average > 0 ? static_cast<double>(least(pairs)) / average : 1;
+  show("least", summed_up(all, least), fewest);
+  show("mean", summed_up(all, mean), 1);
+  show("most", summed_up(all, most), all.balance);
 }
 
 }  // namespace
@@ -91,15 +92,15 @@ std::string balance_words(double balance) {
 }
 
 void print_table(const check::Case& c, const Shares& all) {
-  print_line({"", "", "real", "visible", "share", fmt::format("{:10}", ""), "", "keys on", "received:", "only keys"});
-  print_line({"rank", "rows", "tokens", "pairs", "of mean", fmt::format("{:10}", ""), "slices", "other ranks",
-              "all K, V", "touched"});
+  const std::string gap(10, ' ');
+  print_line({"", "", "real", "visible", "share", gap, "", "keys on", "K, V by", "K, V of"});
+  print_line({"rank", "rows", "tokens", "pairs", "of mean", gap, "slices", "other ranks", "all_gather", "touched"});
   if (all.ranks.size() > kListed) {
     print_summary(all);
   } else {
     for (std::size_t r = 0; r < all.ranks.size(); ++r) {
       const Share& s = all.ranks[r];
-      const double part = all.balance > 0 ? s.of_mean / all.balance : 0;
+      const double part = s.of_mean / all.balance;
       print_line(line_of(std::to_string(r), all, s, coloured(bar(part, 10), static_cast<Index>(r), false)));
     }
   }

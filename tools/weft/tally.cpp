@@ -15,6 +15,8 @@ using nlohmann::json;
 
 // Brute force over all (query, key) pairs of tokens, visible or not: some seconds, and a few bytes a pair.
 constexpr double kMaxLawPairs = 0x1p26;
+// A plan for every two ranks looks at every sequence, and so do the groups of ranks: some seconds.
+constexpr double kMaxLawPlans = 0x1p21;
 // The dense softmax keeps eight f64 a pair: 1 GiB.
 constexpr double kMaxDensePairs = 0x1p24;
 // And goes through all pairs for each head (as long as 40 multiplications), through the visible ones for each element:
@@ -33,25 +35,40 @@ std::string failure_of(const check::AttendReport& report) {
   return {};
 }
 
-void check_law_of(const check::Case& c, double pairs, Outcome& to) {
-  if (pairs > kMaxLawPairs) {
-    to.skipped.push_back(fmt::format("law: more than {} pairs of tokens, too many for brute force", kMaxLawPairs));
-    return;
-  }
+// Rows that a check goes through: tokens, or the ranks' buffers if these are longer (explicit runs leave any gaps).
+double rows_of(const Layout& layout) {
+  return static_cast<double>(max_of(layout.stream().tokens(), layout.ranks() * layout.rows()));
+}
+
+// The reason why a case is too large for the law, if it is.
+std::optional<std::string> too_large_for_law(const check::Case& c, double pairs, Index sequences) {
+  const double ranks = static_cast<double>(c.ranks);
+  if (pairs > kMaxLawPairs)
+    return fmt::format("law: more than {} pairs of rows, too many for brute force", kMaxLawPairs);
+  if (ranks * ranks * static_cast<double>(sequences + 1) > kMaxLawPlans)
+    return fmt::format("law: ranks x ranks x documents over {}, too many for brute force", kMaxLawPlans);
+  return {};
+}
+
+std::optional<std::string> too_large_for_attention(const check::Case& c, double pairs, const Problem& problem) {
+  const double width = static_cast<double>(c.dim_qk + c.dim_v), ranks = static_cast<double>(c.ranks);
+  const double visible = static_cast<double>(problem.visible_pairs());
+  const double work = static_cast<double>(c.heads_q) * (kPairWork * pairs + width * visible);
+  if (pairs > kMaxDensePairs)
+    return fmt::format("attention: more than {} pairs of rows, too many for a dense softmax", kMaxDensePairs);
+  if (work > kMaxDenseWork)
+    return fmt::format("attention: more than {} multiplications in a dense softmax", kMaxDenseWork);
+  if (ranks * ranks * static_cast<double>(problem.packing().sequences() + 1) > kMaxLawPlans)
+    return fmt::format("attention: ranks x ranks x documents over {}, too many ring steps", kMaxLawPlans);
+  return {};
+}
+
+void check_law_of(const check::Case& c, Outcome& to) {
   to.law = check_law(c);
   if (to.law->violation) to.failure = "law: " + *to.law->violation;
 }
 
-void check_attention_of(const check::Case& c, double pairs, double visible, Outcome& to) {
-  const double width = static_cast<double>(c.dim_qk + c.dim_v);
-  const double work = static_cast<double>(c.heads_q) * (kPairWork * pairs + width * visible);
-  if (pairs > kMaxDensePairs || work > kMaxDenseWork) {
-    to.skipped.push_back(
-        pairs > kMaxDensePairs
-            ? fmt::format("attention: more than {} pairs of tokens, too many for a dense softmax", kMaxDensePairs)
-            : fmt::format("attention: more than {} multiplications in a dense softmax", kMaxDenseWork));
-    return;
-  }
+void check_attention_of(const check::Case& c, Outcome& to) {
   to.attention = check_attention(c);
   if (to.attention.empty())
     to.skipped.emplace_back("attention: queries and keys are laid out in different strides, no plan goes with that");
@@ -68,10 +85,16 @@ bool worse(double a, double b) { return !(a <= b); }
 Outcome check_case(const check::Case& c) {
   Outcome outcome;
   const Problem problem = problem_of(c);
-  const Packing& packing = problem.packing();
-  const double pairs = static_cast<double>(packing.q().tokens()) * static_cast<double>(packing.k().tokens());
-  check_law_of(c, pairs, outcome);
-  check_attention_of(c, pairs, static_cast<double>(problem.visible_pairs()), outcome);
+  const Layouts layouts = layouts_of(c, problem);
+  const double pairs = rows_of(layouts.q) * rows_of(layouts.k);
+  if (auto reason = too_large_for_law(c, pairs, problem.packing().sequences()))
+    outcome.skipped.push_back(std::move(*reason));
+  else
+    check_law_of(c, outcome);
+  if (auto reason = too_large_for_attention(c, pairs, problem))
+    outcome.skipped.push_back(std::move(*reason));
+  else
+    check_attention_of(c, outcome);
   return outcome;
 }
 

@@ -37,7 +37,10 @@ std::string documents_words(const Packing& packing) {
 }
 
 std::string mask_words(const Mask& mask) {
-  if (mask.slices) return fmt::format("{} slices of your own", grouped(static_cast<Index>(mask.slices->size())));
+  if (mask.slices) {
+    const Index n = static_cast<Index>(mask.slices->size());
+    return fmt::format("{} slice{} of your own", grouped(n), n == 1 ? "" : "s");
+  }
   std::string words = mask.causal ? "causal" : "full";
   if (mask.align == Align::bottom_right) words += ", bottom_right";
   if (mask.left != -1 || mask.right != -1)
