@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -13,15 +14,25 @@ namespace {
 
 constexpr std::size_t kListed = 32;  // more ranks than this are summed up
 
-struct Line {
-  std::string label, rows, tokens, pairs, share, shape, slices, remote, gathered, touched;
-};
+// Label, rows, tokens, pairs, share of the mean, its bar, slices, keys on other ranks, bytes of all keys, of touched
+// ones.
+constexpr std::size_t kColumns = 10, kBar = 5;
+constexpr int kBarWidth = 10;
+using Line = std::array<std::string, kColumns>;
 
-void print_line(const Line& l) {
-  std::string line = fmt::format("{:>6}{:>9}{:>9}{:>17}{:>8}  {}{:>11}{:>13}{:>12}{:>12}", l.label, l.rows, l.tokens,
-                                 l.pairs, l.share, l.shape, l.slices, l.remote, l.gathered, l.touched);
-  line.erase(line.find_last_not_of(' ') + 1);
-  fmt::print("{}\n", line);
+// Columns as wide as what is in them; the bar has its width already, and bytes that take no room.
+void print_lines(const std::vector<Line>& lines) {
+  std::array<std::size_t, kColumns> width = {4, 7, 7, 7, 7, 0, 6, 7, 7, 7};
+  for (const Line& line : lines) {
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      if (i != kBar) width[i] = std::max(width[i], line[i].size());
+    }
+  }
+  for (const Line& line : lines) {
+    std::string text;
+    for (std::size_t i = 0; i < kColumns; ++i) text += fmt::format("  {:>{}}", line[i], i == kBar ? 0 : width[i]);
+    fmt::print("{}\n", text);
+  }
 }
 
 Line line_of(const std::string& label, const Shares& all, const Share& s, const std::string& shape) {
@@ -36,9 +47,9 @@ Line line_of(const std::string& label, const Shares& all, const Share& s, const 
             bytes_text(all.gathered_keys * all.bytes_per_key),
             "-"};
   if (s.touched) {
-    line.slices = grouped(s.touched->slices);
-    line.remote = grouped(s.touched->remote);
-    line.touched = bytes_text(s.touched->remote * all.bytes_per_key);
+    line[6] = grouped(s.touched->slices);
+    line[7] = grouped(s.touched->remote);
+    line[9] = bytes_text(s.touched->remote * all.bytes_per_key);
   }
   return line;
 }
@@ -61,7 +72,7 @@ Share summed_up(const Shares& all, Of&& of) {
   return out;
 }
 
-void print_summary(const Shares& all) {
+void add_summary(const Shares& all, std::vector<Line>& lines) {
   const auto least = [](const std::vector<Index>& v) { return *std::min_element(v.begin(), v.end()); };
   const auto most = [](const std::vector<Index>& v) { return *std::max_element(v.begin(), v.end()); };
   const auto mean_of = [](const std::vector<Index>& v) {
@@ -75,7 +86,7 @@ void print_summary(const Shares& all) {
   const double average = mean_of(pairs);
   const auto show = [&](const char* label, Share s, double of_mean) {
     s.of_mean = of_mean;
-    print_line(line_of(label, all, s, bar(of_mean / all.balance, 10)));
+    lines.push_back(line_of(label, all, s, bar(of_mean / all.balance, kBarWidth)));
   };
   const double fewest = average > 0 ? static_cast<double>(least(pairs)) / average : 1;
   show("least", summed_up(all, least), fewest);
@@ -92,18 +103,20 @@ std::string balance_words(double balance) {
 }
 
 void print_table(const check::Case& c, const Shares& all) {
-  const std::string gap(10, ' ');
-  print_line({"", "", "real", "visible", "share", gap, "", "keys on", "K, V by", "K, V of"});
-  print_line({"rank", "rows", "tokens", "pairs", "of mean", gap, "slices", "other ranks", "all_gather", "touched"});
+  const std::string gap(kBarWidth, ' ');
+  std::vector<Line> lines = {
+      {"", "", "real", "visible", "share", gap, "", "keys on", "K, V by", "K, V of"},
+      {"rank", "rows", "tokens", "pairs", "of mean", gap, "slices", "other ranks", "all_gather", "touched"}};
   if (all.ranks.size() > kListed) {
-    print_summary(all);
+    add_summary(all, lines);
   } else {
     for (std::size_t r = 0; r < all.ranks.size(); ++r) {
       const Share& s = all.ranks[r];
-      const double part = s.of_mean / all.balance;
-      print_line(line_of(std::to_string(r), all, s, coloured(bar(part, 10), static_cast<Index>(r), false)));
+      const std::string shape = coloured(bar(s.of_mean / all.balance, kBarWidth), static_cast<Index>(r), false);
+      lines.push_back(line_of(std::to_string(r), all, s, shape));
     }
   }
+  print_lines(lines);
   if (all.counted < c.ranks)
     fmt::print("(slices and keys touched: of {} ranks spread over the {}, the rest would take long)\n", all.counted,
                grouped(c.ranks));

@@ -1,0 +1,171 @@
+"""Bad input: exit 2, nothing on stdout, one line on stderr that names the value and the way out."""
+
+import pytest
+
+SLICE = '{"q":[0,4],"k":[0,4]}'
+RUN = '{"row":0,"token":0,"count":4}'
+
+# Arguments, then what the message has to say.
+CASES = [
+    ("", ["no verb", "weft explain or weft verify"]),
+    ("frobnicate", ["frobnicate", "use explain or verify"]),
+    ("--frobnicate", ["--frobnicate", "weft --help"]),
+    ("verify --frobnicate 1", ["--frobnicate", "weft verify --help"]),
+    ("explain --docs 4 stray", ["stray", "weft explain --help"]),
+    ("explain --docs", ["--docs", "weft explain --help"]),
+    ("explain --docs 4 --docs 5", ["--docs", "weft explain --help"]),
+    ("verify", ["no documents", "--docs 256,512,1024"]),
+    ("verify --docs 5,0,7 --padded-to 3 --layout dual_chunk --ranks 2", ["padded length 6", "2*ranks = 4", "pad to 8"]),
+    ("verify --docs 5,x", ["'x'", "--docs 256,512,1024"]),
+    ("verify --docs 5,,6", ["''", "--docs 256,512,1024"]),
+    ("verify --docs 5,1.5", ["'1.5'", "--docs 256,512,1024"]),
+    ("verify --docs 5,-1", ["document 1", "-1", "use lengths from 0"]),
+    ("verify --docs 99999999999999999999", ["99999999999999999999", "64 bits", "--docs 256,512,1024"]),
+    ("verify --docs 2147483648", ["2147483648", "use lengths from 0"]),
+    ("verify --docs 2147483647,1", ["2147483648", "split the pack"]),
+    ("verify --docs lognormal:count=4", ["median", "lognormal:count=64,median=2400"]),
+    ("verify --docs lognormal:count=0,median=4", ["count=0", "use a count from 1"]),
+    ("verify --docs lognormal:count=4,median=nan", ["nan", "lognormal:count=64,median=2400"]),
+    ("verify --docs lognormal:count=4,median=-3", ["median=-3", "above 0"]),
+    ("verify --docs lognormal:count=4,median=3,sigma=-1", ["sigma=-1", "0 or more"]),
+    ("verify --docs lognormal:count=4,median=3,mode=1", ["'mode'", "lognormal:count=64,median=2400"]),
+    ("verify --docs lognormal:count=4,median=3,min=9,max=4", ["min=9, max=4", "min <= max"]),
+    ("verify --docs 4 --cu-seqlens 0,4", ["--docs 4", "--cu-seqlens 0,4", "not both"]),
+    ("verify --docs 4 --cu-seqlens-padded 0,4", ["--cu-seqlens-padded 0,4", "not both"]),
+    ("verify --cu-seqlens 0,4,2", ["cu_seqlens[2] = 2", "never fall"]),
+    ("verify --cu-seqlens -5,4", ["-5", "start at row 0"]),
+    ("verify --cu-seqlens 0,4 --cu-seqlens-padded 0,3", ["4 used tokens", "3 rows", "pad it to at least 4"]),
+    ("verify --cu-seqlens 0,4 --cu-seqlens-padded 0,4,8", ["2 entries", "3", "n + 1"]),
+    ("verify --cu-seqlens 0,4 --padded-to 8", ["--padded-to 8", "--cu-seqlens-padded"]),
+    ("verify --docs 4 --padded-to 0", ["--padded-to 0", "from 1"]),
+    ("verify --docs 4 --tokens 3", ["3 rows", "at least 4"]),
+    ("verify --docs 4 --tokens-k 9", ["--tokens-k 9", "--docs-k"]),
+    ("verify --docs 4,5 --docs-k 4", ["2 sequences", "1", "same number"]),
+    ("verify --docs 4 --mask diagonal", ["'diagonal'", "full or causal"]),
+    ("verify --docs 4 --align left", ["'left'", "top_left or bottom_right"]),
+    ("verify --docs 4 --window 3", ["'3'", "LEFT,RIGHT"]),
+    ("verify --docs 4 --window -2,0", ["-2", "-1 for unlimited"]),
+    ("verify --docs 4 --window 1,-7", ["-7", "-1 for unlimited"]),
+    ("verify --docs 4 --chunk 0", ["chunk size 0", "1 or more"]),
+    ("verify --docs 4 --ranks 0", ["--ranks 0", "from 1"]),
+    ("verify --docs 4 --ranks two", ["'two'", "--ranks 4"]),
+    ("verify --docs 4 --ranks 2000000", ["--ranks 2000000", "1048576"]),
+    ("verify --docs 4 --layout spiral", ["'spiral'", "zigzag"]),
+    ("verify --docs 4 --layout explicit", ["explicit", "--runs FILE.json"]),
+    (["verify", "--docs", "4", "--runs", f"[[{RUN}]]"], ["zigzag", "--layout explicit"]),
+    ("verify --docs 4 --heads 3:2", ["3:2", "multiple"]),
+    ("verify --docs 4 --heads 0", ["--heads 0", "from 1"]),
+    ("verify --docs 4 --heads 4:2:1", ["4:2:1", "--heads 32:8"]),
+    ("verify --docs 4 --dim 8:0", ["--dim 8:0", "from 1"]),
+    ("verify --docs 4 --dtype fp8", ["fp8", "bf16"]),
+    ("verify --docs 4 --scale nan", ["'nan'", "--scale 0.125"]),
+    ("verify --docs 4 --softcap -1", ["-1", "0 for none"]),
+    ("verify --docs 4 --softcap inf", ["'inf'", "--softcap 30"]),
+    ("verify --docs 4 --sink kitchen", ["'kitchen'", "learnable"]),
+    ("verify --docs 4 --seed -1", ["'-1'", "--seed 7"]),
+    ("verify --docs 4 --json no/such/folder/x.json", ["no/such/folder/x.json", "folder that exists"]),
+    ("verify --docs 4 --threads 2", ["--threads 2", "one problem"]),
+    ("verify --random 0", ["--random 0", "from 1"]),
+    ("verify --random -5", ["--random -5", "from 1"]),
+    ("verify --random many", ["'many'", "--random 2000"]),
+    ("verify --random 5 --docs 4", ["--docs 4", "only --layout"]),
+    ("verify --random 5 --mask causal", ["--mask causal", "only --layout"]),
+    ("verify --random 5 --threads 0", ["--threads 0", "from 1"]),
+    ("explain --docs 4 --keys odd", ["'odd'", "sequence or rank"]),
+    ("explain --docs 16 --layout striped --keys sequence", ["stride 4", "rank order"]),
+    ("explain --docs 100 --view picture", ["100", "--view table"]),
+    ("explain --docs 4 --view film", ["'film'", "picture"]),
+    ("explain --docs 2000000000 --chunk 1", ["2000000000", "larger chunk"]),
+    ("explain --docs lognormal:count=4000000,median=5 --ranks 100000", ["4000000", "100000", "use fewer"]),
+]
+
+SLICES = [
+    ("nothing-here.json", ["nothing-here.json", "file that can be read"]),
+    (".", ["'.'", "file that can be read"]),
+    ("[", ["line 1, column 2", "write e.g."]),
+    ('{"q":[0,4],"k":[0,4]}', ["not a list", "write e.g."]),
+    ("[7]", ["slice 0", "7", "write e.g."]),
+    ("[[[[[[1]]]]]]", ["too deep", "write e.g."]),
+    ('[{"q":[0,4]}]', ["slice 0", '"k" is missing', "write e.g."]),
+    (f'[{SLICE},{{"q":[0,4,5],"k":[0,4]}}]', ["slice 1", "[0,4,5]", "[begin, end]"]),
+    ('[{"q":[0,4],"k":[0,4],"hii":2}]', ["hii", "keys q, k, lo, hi"]),
+    ('[{"q":[0,4],"k":[0,1.5]}]', ["1.5", "whole number"]),
+    ('[{"q":[0,4],"k":[0,"4"]}]', ['"4"', "whole number"]),
+    ('[{"q":[0,4],"k":[0,4],"lo":-99999999999999}]', ["-99999999999999", "range"]),
+    ('[{"q":[0,4],"k":[0,18446744073709551615]}]', ["18446744073709551615", "range"]),
+    ('[{"q":[0,4],"k":[0,5]}]', ["0:5", "0 <= begin <= end <= 4"]),
+    (f'[{SLICE},{{"q":[3,4],"k":[0,2]}}]', ["slices 0", "1 {q 3:4", "overlap", "cut one"]),
+]
+
+RUNS = [
+    ("[3]", ["rank 0", "3", "list of runs"]),
+    ('[[{"row":0,"token":0}]]', ["rank 0, run 0", '"count" is missing']),
+    ('[[{"row":0,"token":0,"count":4,"step":1}]]', ["step", "stride"]),
+    ('[[{"row":0,"token":0,"count":2}]]', ["token 2", "give every real token"]),
+    ('[[{"row":0,"token":0,"count":9}]]', ["token 4", "inside the stream"]),
+    (f'[[{RUN}],[{{"row":0,"token":3,"count":1}}]]', ["token 3", "held twice", "one run"]),
+    ('[[{"row":0,"token":0,"count":4,"stride":0}]]', ["stride 0", "stride of 1 or more"]),
+]
+
+
+def refused(result, says):
+    assert result.code == 2, (result.code, result.err)
+    assert result.out == ""
+    assert result.err.startswith("weft: ") and result.err.count("\n") == 1, result.err
+    for fragment in says:
+        assert fragment in result.err
+    assert "; " in result.err  # problem; remedy
+
+
+@pytest.mark.parametrize("args, says", CASES, ids=[str(c[0]) for c in CASES])
+def test_flags(weft, args, says):
+    refused(weft(*(args.split() if isinstance(args, str) else args)), says)
+
+
+def test_an_empty_value_is_no_length(weft):
+    refused(weft("verify", "--docs", ""), ["''", "--docs 256,512,1024"])
+
+
+@pytest.mark.parametrize("text, says", SLICES, ids=[s[0] for s in SLICES])
+def test_slices(weft, text, says):
+    refused(weft("verify", "--docs", "4", "--slices", text), says)
+
+
+@pytest.mark.parametrize("flag", ["--mask full", "--align top_left", "--window 1,1", "--chunk 2"])
+def test_slices_go_with_no_other_mask(weft, flag):
+    refused(weft("verify", "--docs", 4, "--slices", f"[{SLICE}]", *flag.split()), [flag, "lo and hi"])
+
+
+@pytest.mark.parametrize("text, says", RUNS, ids=[r[0] for r in RUNS])
+def test_runs(weft, text, says):
+    refused(weft("explain", "--docs", "4", "--layout", "explicit", "--runs", text), says)
+
+
+def test_runs_for_another_number_of_ranks(weft):
+    result = weft("explain", "--docs", 4, "--layout", "explicit", "--ranks", 3, "--runs", f"[[{RUN}]]")
+    refused(result, ["1 lists for 3 ranks", "one list a rank"])
+
+
+def test_errors_in_a_file_name_it(weft, tmp_path):
+    (tmp_path / "mask.json").write_text('[\n  {"q": [0, 4], "k": oops}\n]')
+    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json", "line 2"])
+    (tmp_path / "mask.json").write_text(f'[{SLICE}, {{"q": [0, 4]}}]')
+    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json: slice 1", '"k" is missing'])
+
+
+def test_bytes_that_are_no_text(weft, tmp_path):
+    (tmp_path / "mask.json").write_bytes(b'[{"\xff\xfe": 1}]')
+    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json"])
+
+
+def test_a_file_without_end(weft):
+    refused(weft("explain", "--docs", "4", "--slices", "/dev/zero"), ["/dev/zero", "64 MiB", "smaller file"])
+
+
+def test_refused_input_writes_no_json(weft):
+    result = weft("verify", "--docs", "5,7", "--layout", "dual_chunk", "--ranks", "2", json_file=True)
+    assert result.code == 2 and result.json is None
+
+
+def test_there_are_enough():
+    assert len(CASES) + len(SLICES) + len(RUNS) >= 25

@@ -1,0 +1,157 @@
+"""Checks that README.md and docs/*.md say what is so.
+
+    python tests/readme_test.py --source .             check
+    python tests/readme_test.py --source . --update    write what the command prints today into the pages
+
+- The C++ block of the README is examples/quickstart.cpp, which ctest compiles and runs.
+- A ```console block that begins with `$ weft` is run, all of its commands in one empty folder; what they print must be
+  what the block shows. A last line `...` ends a shortened output: what stands before it must be its beginning.
+- Relative links and their #anchors lead somewhere, and every page of docs/ can be reached from the README.
+- The README names the two commands, and shows a picture before it.
+
+The command is $WEFT, or build/release/weft of the source folder. Python's standard library alone.
+"""
+import argparse
+import difflib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text, language):
+    return [m for m in FENCE.finditer(text) if m.group(1) == language]
+
+
+def run_commands(weft, commands):
+    """What each command prints, stdout and stderr together."""
+    printed = []
+    with tempfile.TemporaryDirectory() as folder:
+        tools, work = pathlib.Path(folder, "bin"), pathlib.Path(folder, "work")
+        tools.mkdir()
+        work.mkdir()
+        (tools / "weft").symlink_to(weft)
+        env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+        for command in commands:
+            result = subprocess.run(command, shell=True, cwd=work, env=env, timeout=120, text=True, encoding="utf-8",
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            printed.append(result.stdout)
+    return printed
+
+
+def as_shown(weft, block):
+    """The block as it should read, shortened where it is shortened now."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)[1:]  # command, output, command, output, ...
+    commands, shown = parts[::2], parts[1::2]
+    out = ""
+    for command, now, new in zip(commands, shown, run_commands(weft, commands)):
+        lines, wanted = new.splitlines(), now.splitlines()
+        if wanted[-1:] == ["..."] and len(lines) >= len(wanted):
+            lines = lines[:len(wanted) - 1] + ["..."]
+        out += "".join(line + "\n" for line in [f"$ {command}", *lines])
+    return out
+
+
+def check_console(path, text, weft, report):
+    """Returns the text with every block as the command prints it today, and how many blocks were run."""
+    count, out, last = 0, "", 0
+    for match in blocks(text, "console"):
+        block = match.group(2)
+        if not block.startswith("$ weft"):
+            continue
+        count += 1
+        new = as_shown(weft, block)
+        if new != block:
+            line = text.count("\n", 0, match.start(2)) + 1
+            diff = difflib.unified_diff(block.splitlines(), new.splitlines(), f"{path}:{line}", "what it prints",
+                                        lineterm="")
+            report("\n".join(diff))
+        out += text[last:match.start(2)] + new
+        last = match.end(2)
+    return out + text[last:], count
+
+
+def anchors(text):
+    """Headings as GitHub names them."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.*)$", FENCE.sub("", text), flags=re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+def links(text):
+    plain = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", plain) if not re.match(r"[a-z]+:", t)]
+
+
+def check_links(path, text, report):
+    """Returns the files that the page leads to."""
+    reached = set()
+    for target in links(text):
+        name, _, anchor = target.partition("#")
+        to = (path.parent / name).resolve() if name else path.resolve()
+        if not to.exists():
+            report(f"{path}: the link {target} leads nowhere")
+        elif anchor and anchor not in anchors(to.read_text(encoding="utf-8")):
+            report(f"{path}: {target}: there is no such heading")
+        reached.add(to)
+    return reached
+
+
+def check_example(source, text, report):
+    example = (source / "examples/quickstart.cpp").read_text(encoding="utf-8")
+    found = [m.group(2) for m in blocks(text, "cpp")]
+    if len(found) != 1:
+        report(f"README.md has {len(found)} blocks of C++, not one")
+    elif found[0] != example:
+        report("\n".join(difflib.unified_diff(found[0].splitlines(), example.splitlines(), "README.md",
+                                              "examples/quickstart.cpp", lineterm="")))
+
+
+def check_order(text, report):
+    """Picture and example before the commands that install."""
+    places = [text.find(words) for words in ("$ weft explain", "```cpp", "make demo", "make test")]
+    if -1 in places or places != sorted(places):
+        report("README.md: a picture ($ weft explain), the example, `make demo` and `make test` are not there in order")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--source", required=True, type=pathlib.Path)
+    parser.add_argument("--update", action="store_true")
+    args = parser.parse_args()
+    weft = pathlib.Path(os.environ.get("WEFT", args.source / "build/release/weft")).resolve()
+    if not weft.exists():
+        sys.exit(f"no command at {weft}; make build, or set WEFT")
+
+    faults, run, reached = [], 0, set()
+    readme = args.source / "README.md"
+    pages = sorted((args.source / "docs").glob("*.md"))
+    for path in [readme, *pages]:
+        text = path.read_text(encoding="utf-8")
+        new, count = check_console(path, text, weft, (lambda fault: None) if args.update else faults.append)
+        run += count
+        if args.update and new != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"{path}: written anew")
+        reached |= check_links(path, text, faults.append)
+    text = readme.read_text(encoding="utf-8")
+    check_example(args.source, text, faults.append)
+    check_order(text, faults.append)
+    faults += [f"{p}: no page links to it" for p in pages if p.resolve() not in reached]
+    if run == 0:
+        faults.append("no console block was run")
+
+    for fault in faults:
+        print(fault, end="\n\n")
+    print(f"{len(pages) + 1} pages, {run} console blocks run: {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
