@@ -36,6 +36,15 @@ struct Attention {
   std::span<const Index> head_map = {};  // [hq] K/V head of each query head; empty: heads in equal groups
 };
 
+// Un-normalised results in f32 that further calls add keys to (other slices, other K/V) and finish_partial ends. Starts
+// as RowState{} and anything in `sums`: the sum of an empty state is never read.
+struct PartialView {
+  TensorView sums = {};                // [tq, hq, dv] f32
+  RowState<float>* states = nullptr;   // [tq, hq]
+
+  bool given() const { return states != nullptr || sums.given(); }
+};
+
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
 struct ForwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
@@ -43,9 +52,10 @@ struct ForwardArgs {
   ConstTensorView v = {};  // [tk, hk, dv], all three of one dtype
   std::span<const Slice> slices = {};
   Attention attention = {};
-  TensorView out = {};        // [tq, hq, dv]
+  TensorView out = {};        // [tq, hq, dv]; not with `partial`
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
+  PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
 };
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
