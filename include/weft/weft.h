@@ -5,6 +5,7 @@
 #include "weft/config.h"
 #include "weft/dtype.h"
 #include "weft/error.h"
+#include "weft/kernel.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/packing.h"

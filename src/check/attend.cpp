@@ -5,33 +5,18 @@
 #include <random>
 
 #include "check/definition.h"
-#include "check/dense.h"
+#include "check/judge.h"
 #include "check/tensors.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 #include "weft/plan.h"
 
 namespace weft::check {
 namespace {
 
-// Rounding once to this dtype moves a value by at most relative·|value| + absolute (subnormals; small in f16 only).
-struct Rounding {
-  double relative = 0, absolute = 0;
-};
-constexpr Rounding kExact = {};
-
-Rounding rounding(DType type) {
-  switch (type) {
-    case DType::f64: return {0x1p-53, 0};
-    case DType::f32: return {0x1p-24, 0};
-    case DType::bf16: return {0x1p-8, 0};
-    default: return {0x1p-11, 0x1p-25};
-  }
-}
-
 // What the ranks computed, in global tokens.
 struct Results {
-  Tensor out;                          // of the case's dtype, rounded once
-  Tensor lse, dq, dk, dv;              // f64
+  Tensor out;                            // of the case's dtype, rounded once
+  Tensor lse, dq, dk, dv;                // f64
   std::vector<double> max_logit, dsink;  // [hq]
 };
 
@@ -43,8 +28,10 @@ struct Step {
 
 class Runner {
  public:
-  explicit Runner(const Case& c)
+  Runner(const Case& c, std::string_view kernel)
       : case_(c),
+        kernel_(kernel),
+        work_(kernel == kReference ? DType::f64 : DType::f32),
         problem_(problem_of(c)),
         layouts_(layouts_of(c, problem_)),
         definition_(c),
@@ -66,11 +53,12 @@ class Runner {
 
   std::vector<AttendReport> run() {
     const DenseProblem dense = dense_problem();
-    const DenseForward forward = dense_forward(dense);
-    const DenseBackward backward = dense_backward(dense, without_nan(dout_));
+    const std::vector<double> dout = without_nan(dout_);
+    const Expected want = expected(
+        dense, dout, kernel_ == kReference ? exact_arithmetic(case_.dtype) : kernel_arithmetic(case_.dtype, work_));
     std::vector<AttendReport> reports;
     const auto add = [&](const std::string& name, const std::vector<Step>& steps) {
-      reports.push_back({name, compare(compute(steps), forward, backward)});
+      reports.push_back({name, compare(compute(steps), want)});
     };
     if (layouts_.q.rank_order().stride() != layouts_.k.rank_order().stride()) return reports;  // planner refuses
     if (layouts_.k.rank_order().stride() == 1) add("sequence order", {sequence_order()});
@@ -145,10 +133,11 @@ class Runner {
   // Adds gradients of a step's rows to those of the tokens.
   static void scatter_add(const Tensor& part, const Step& step, Tensor& whole) {
     const Index width = whole.view.heads * whole.view.dim;
+    const std::vector<double> values = to_f64(part.view);
     for (std::size_t row = 0; row < step.tokens.size(); ++row) {
       if (step.tokens[row] == kNoToken) continue;
       double* to = whole.view.at<double>(step.tokens[row], 0);
-      const double* from = part.view.at<double>(static_cast<Index>(row), 0);
+      const double* from = values.data() + static_cast<Index>(row) * width;
       for (Index i = 0; i < width; ++i) to[i] += from[i];
     }
   }
@@ -167,73 +156,64 @@ class Runner {
     return r;
   }
 
+  // What a rank has of one step.
+  struct Part {
+    Tensor k, v;
+    Plan plan;
+  };
+
   void compute_rank(Index rank, const std::vector<Step>& steps, Results& r) {
     const Index rows = layouts_.q.rows(), hq = case_.heads_q;
-    Tensor q = shard(q_, rank), dout = shard(dout_, rank);
-    Tensor out(case_.dtype, rows, hq, case_.dim_v), exact_out(DType::f64, rows, hq, case_.dim_v);
-    Tensor lse(DType::f64, rows, hq, 1), max_logit(DType::f64, 1, hq, 1), dq(DType::f64, rows, hq, case_.dim_qk);
-    std::vector<double> dq_sum(static_cast<std::size_t>(rows * hq * case_.dim_qk), 0.0);
+    const bool exact = kernel_ == kReference, learnable = case_.sink == Case::SinkKind::learnable;
+    Tensor q = shard(q_, rank), dout = shard(dout_, rank), out(case_.dtype, rows, hq, case_.dim_v);
+    Tensor exact_out(DType::f64, rows, hq, case_.dim_v), lse(DType::f64, rows, hq, 1), max_logit(work_, 1, hq, 1);
+    std::vector<double> dq(static_cast<std::size_t>(rows * hq * case_.dim_qk), 0.0);
 
-    ReferenceState state(rows, hq, case_.dim_v);
-    std::vector<Plan> plans;
-    ForwardArgs forward{.q = q.view, .k = {}, .v = {}, .slices = {}, .attention = attention_};
-    for (const Step& step : steps) {
-      plans.push_back(make_plan(problem_, layouts_.q.runs(rank), step.keys));
-      Tensor k = gather(k_, step), v = gather(v_, step);
-      forward.k = k.view;
-      forward.v = v.view;
-      forward.slices = plans.back().slices;
-      if (&step != &steps.back()) {
-        reference_partial(forward, state);
-        continue;
-      }
-      forward.out = out.view;
-      forward.lse = lse.view;
-      forward.max_logit = max_logit.view;
-      if (steps.size() == 1) {
-        reference_forward(forward);
-      } else {
-        reference_partial(forward, state);
-        reference_finish(state, forward);
-        forward.out = exact_out.view;
-        reference_finish(state, forward);
-      }
-    }
+    std::vector<Part> parts;
+    std::vector<KeyStep> key_steps;
+    for (const Step& step : steps)
+      parts.push_back({gather(k_, step), gather(v_, step), make_plan(problem_, layouts_.q.runs(rank), step.keys)});
+    for (const Part& part : parts) key_steps.push_back({part.k.view, part.v.view, part.plan.slices});
+    const ForwardArgs forward{.q = q.view, .attention = attention_, .out = out.view, .lse = lse.view,
+                              .max_logit = max_logit.view};
+    attend_steps(kernel_, forward, key_steps, exact_out.view);
+    const Tensor& out_read = exact ? exact_out : out;
     for (std::size_t n = 0; n < steps.size(); ++n) {
-      Tensor k = gather(k_, steps[n]), v = gather(v_, steps[n]), dk = f64_tensor(k), dv = f64_tensor(v);
-      Tensor dsink(DType::f64, 1, hq, 1);
-      BackwardArgs backward{.q = q.view, .k = k.view, .v = v.view, .slices = plans[n].slices, .attention = attention_,
-                            .dout = dout.view, .dq = dq.view, .dk = dk.view, .dv = dv.view};
-      if (steps.size() > 1) {  // a part of the keys needs the whole row's statistics
-        backward.out = exact_out.view;
+      const auto& [k, v, plan] = parts[n];
+      Tensor dk(work_, k.view.rows, k.view.heads, k.view.dim), dv(work_, v.view.rows, v.view.heads, v.view.dim);
+      Tensor dq_part(work_, rows, hq, case_.dim_qk), dsink(work_, 1, hq, 1);
+      BackwardArgs backward{.q = q.view, .k = k.view, .v = v.view, .slices = plan.slices, .attention = attention_,
+                            .dout = dout.view, .dq = dq_part.view, .dk = dk.view, .dv = dv.view};
+      if (!exact || steps.size() > 1) {  // a part of the keys needs the whole row's statistics
+        backward.out = out_read.view;
         backward.lse = lse.view;
-      } else if (case_.sink == Case::SinkKind::learnable) {
-        backward.dsink = dsink.view;
       }
-      reference_backward(backward);
+      if (learnable && steps.size() == 1) backward.dsink = dsink.view;
+      attend_backward_by(kernel_, backward);
       scatter_add(dk, steps[n], r.dk);
       scatter_add(dv, steps[n], r.dv);
-      const std::vector<double> part = to_f64(dq.view);
-      for (std::size_t i = 0; i < part.size(); ++i) dq_sum[i] += part[i];
+      const std::vector<double> share = to_f64(dq_part.view);
+      for (std::size_t i = 0; i < share.size(); ++i) dq[i] += share[i];
       for (std::size_t h = 0; backward.dsink.given() && h < r.dsink.size(); ++h)
-        r.dsink[h] += *dsink.view.at<double>(0, static_cast<Index>(h));
+        r.dsink[h] += load_one(dsink.view, 0, static_cast<Index>(h));
     }
-    if (steps.size() > 1 && case_.sink == Case::SinkKind::learnable) add_dsink(plans, dout, exact_out, lse, r);
-    from_f64(dq_sum, dq.view);
-    for (auto [from, to] : {std::pair{&out, &r.out}, {&lse, &r.lse}, {&dq, &r.dq}})
+    if (learnable && steps.size() > 1) add_dsink(parts, dout, out_read, lse, r);
+    Tensor dq_rows(DType::f64, rows, hq, case_.dim_qk);
+    from_f64(dq, dq_rows.view);
+    for (auto [from, to] : {std::pair{&out, &r.out}, {&lse, &r.lse}, {&dq_rows, &r.dq}})
       layouts_.q.unshard(rank, from->rows(), to->rows());
     for (Index h = 0; h < hq; ++h) {
       double& largest = r.max_logit[static_cast<std::size_t>(h)];
-      largest = std::max(largest, *max_logit.view.at<double>(0, h));
+      largest = std::max(largest, load_one(max_logit.view, 0, h));
     }
   }
 
   // The sink's gradient belongs to the row, not to a step: once, from the finished row. Padding is not read.
-  void add_dsink(const std::vector<Plan>& plans, const Tensor& dout, const Tensor& out, const Tensor& lse,
+  void add_dsink(const std::vector<Part>& parts, const Tensor& dout, const Tensor& out, const Tensor& lse,
                  Results& r) const {
     std::vector<bool> in_slice(static_cast<std::size_t>(layouts_.q.rows()), false);
-    for (const Plan& plan : plans)
-      for (const Slice& s : plan.slices) std::fill(in_slice.begin() + s.q_begin, in_slice.begin() + s.q_end, true);
+    for (const Part& part : parts)
+      for (const Slice& s : part.plan.slices) std::fill(in_slice.begin() + s.q_begin, in_slice.begin() + s.q_end, true);
     std::vector<double> o(static_cast<std::size_t>(case_.dim_v)), d(o);
     for (Index row = 0; row < layouts_.q.rows(); ++row) {
       if (!in_slice[static_cast<std::size_t>(row)]) continue;
@@ -246,15 +226,9 @@ class Runner {
     }
   }
 
-  // f64 arithmetic in another order, and the rounding of the output: nothing else may differ.
-  static Measure measure(const std::string& name, std::vector<double> got, Bounded expected, Rounding rounded,
-                         Index heads, Index dim) {
-    constexpr double kOrder = 256 * 0x1p-53;  // sums in another order; bounds count one unit per term
-    for (std::size_t i = 0; i < expected.bound.size(); ++i) {
-      const double size = std::isfinite(expected.value[i]) ? std::abs(expected.value[i]) : 0;
-      expected.bound[i] = kOrder * expected.bound[i] + rounded.relative * size + rounded.absolute;
-    }
-    const Comparison c = worst_element(got, expected, heads, dim);
+  static Measure measure(const std::string& name, const std::vector<double>& got, const Bounded& want, Index heads,
+                         Index dim) {
+    const Comparison c = worst_element(got, want, heads, dim);
     std::string where = "token " + std::to_string(c.row) + ", head " + std::to_string(c.head);
     if (heads * dim == 0 || c.row * heads * dim >= static_cast<Index>(got.size())) where = "nowhere";
     if (name == "max_logit" || name == "dsink") where = "head " + std::to_string(c.head);
@@ -262,20 +236,22 @@ class Runner {
     return {name, c.ratio, c.relative_norm, where};
   }
 
-  std::vector<Measure> compare(const Results& r, const DenseForward& f, const DenseBackward& b) const {
+  std::vector<Measure> compare(const Results& r, const Expected& want) const {
     const Index hq = case_.heads_q, hk = case_.heads_k, d = case_.dim_qk, dv = case_.dim_v;
     std::vector<Measure> m;
-    m.push_back(measure("out", to_f64(r.out.view), f.out, rounding(case_.dtype), hq, dv));
-    m.push_back(measure("lse", to_f64(r.lse.view), f.lse, kExact, hq, 1));
-    m.push_back(measure("max_logit", r.max_logit, f.max_logit, kExact, hq, 1));
-    m.push_back(measure("dq", to_f64(r.dq.view), b.dq, kExact, hq, d));
-    m.push_back(measure("dk", to_f64(r.dk.view), b.dk, kExact, hk, d));
-    m.push_back(measure("dv", to_f64(r.dv.view), b.dv, kExact, hk, dv));
-    if (case_.sink == Case::SinkKind::learnable) m.push_back(measure("dsink", r.dsink, b.dsink, kExact, hq, 1));
+    m.push_back(measure("out", to_f64(r.out.view), want.out, hq, dv));
+    m.push_back(measure("lse", to_f64(r.lse.view), want.lse, hq, 1));
+    m.push_back(measure("max_logit", r.max_logit, want.max_logit, hq, 1));
+    m.push_back(measure("dq", to_f64(r.dq.view), want.dq, hq, d));
+    m.push_back(measure("dk", to_f64(r.dk.view), want.dk, hk, d));
+    m.push_back(measure("dv", to_f64(r.dv.view), want.dv, hk, dv));
+    if (case_.sink == Case::SinkKind::learnable) m.push_back(measure("dsink", r.dsink, want.dsink, hq, 1));
     return m;
   }
 
   const Case& case_;
+  std::string_view kernel_;
+  DType work_;  // of what is summed over ranks and steps
   Problem problem_;
   Layouts layouts_;
   Definition definition_;
@@ -291,6 +267,18 @@ bool AttendReport::ok() const {
   return std::all_of(measures.begin(), measures.end(), [](const Measure& m) { return m.worst < 1; });
 }
 
-std::vector<AttendReport> check_attention(const Case& c) { return Runner(c).run(); }
+std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
+  if (kernel == kReference) return {};
+  KernelRequest request{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
+  const Kernel& asked = find_kernel(kernel);
+  for (const auto& [pass, partial] : {std::pair{Pass::forward, false}, {Pass::forward, true}, {Pass::backward, false}}) {
+    request.pass = pass;
+    request.partial = partial;
+    if (auto reason = asked.refusal(request)) return std::string(asked.name) + ": " + *reason;
+  }
+  return {};
+}
+
+std::vector<AttendReport> check_attention(const Case& c, std::string_view kernel) { return Runner(c, kernel).run(); }
 
 }  // namespace weft::check

@@ -1,0 +1,141 @@
+#include "check/judge.h"
+
+#include <cmath>
+#include <utility>
+
+namespace weft::check {
+namespace {
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+// exp may give 0 below 2^-126, and products of such shares go under: no f32 kernel is asked for less than this.
+constexpr double kUnderflow = 0x1p-100;
+// Second order: a rounding of a value that is off by one already.
+double twice(double relative) { return 1 + 4 * relative; }
+
+double dot(const double* a, const double* b, Index size) {
+  double sum = 0;
+  for (Index i = 0; i < size; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+void add_absolute(std::vector<double>& to, Index row, double factor, const double* from, Index size) {
+  for (Index i = 0; i < size; ++i) to[at(row * size + i)] += factor * std::abs(from[i]);
+}
+
+// What the rounding of P, dS and out adds to each element, pair by pair.
+struct Rounded {
+  Rounded(const DenseProblem& p, std::optional<std::span<const double>> dout_, const DenseForward& forward_, const Arithmetic& by_)
+      : problem(p), dout(dout_), forward(forward_), by(by_) {
+    out.resize(forward.out.value.size());
+    if (dout) {
+      dq.resize(p.q.size());
+      dk.resize(p.k.size());
+      dv.resize(p.v.size());
+      dsink.resize(at(p.heads_q));
+    }
+    for (Index head = 0; head < p.heads_q; ++head)
+      for (Index i = 0; i < p.tokens_q; ++i) add_row(i, head);
+  }
+
+  void add_row(Index i, Index head) {
+    const DenseProblem& p = problem;
+    const Index row = i * p.heads_q + head;
+    const double lse = forward.lse.value[at(row)];
+    double d = 0, d_error = 0;  // dout·out
+    for (Index c = 0; c < p.dim_v && dout; ++c) {
+      const double o = forward.out.value[at(row * p.dim_v + c)], g = (*dout)[at(row * p.dim_v + c)];
+      d += g * o;
+      d_error += std::abs(g) * by.out.of(o);
+    }
+    bool sees_some = false;
+    for (Index j = 0; j < p.tokens_k; ++j) {
+      if (!p.sees(i, j)) continue;
+      sees_some = true;
+      add_pair(row, j * p.heads_k + p.kv_head(head), lse, d, d_error);
+    }
+    if (dout && !p.sink.empty() && sees_some) dsink[at(head)] += std::exp(p.sink[at(head)] - lse) * d_error;
+  }
+
+  void add_pair(Index row, Index key, double lse, double d, double d_error) {
+    const DenseProblem& p = problem;
+    const double *q = p.q.data() + row * p.dim_qk, *k = p.k.data() + key * p.dim_qk, *v = p.v.data() + key * p.dim_v;
+    const double x = p.scale * dot(q, k, p.dim_qk);
+    const double bent = p.softcap > 0 ? std::tanh(x / p.softcap) : 0;
+    const double share = std::exp((p.softcap > 0 ? p.softcap * bent : x) - lse);
+    add_absolute(out, row, by.shares.of(share), v, p.dim_v);
+    if (!dout) return;
+    const double* g = dout->data() + row * p.dim_v;
+    const double slope = p.scale * (1 - bent * bent) * share;
+    const double ds_error = by.shares.of(slope * (dot(g, v, p.dim_v) - d)) + std::abs(slope) * d_error;
+    add_absolute(dq, row, ds_error, k, p.dim_qk);
+    add_absolute(dk, key, ds_error, q, p.dim_qk);
+    add_absolute(dv, key, by.shares.of(share), g, p.dim_v);
+  }
+
+  const DenseProblem& problem;
+  std::optional<std::span<const double>> dout;
+  const DenseForward& forward;
+  const Arithmetic& by;
+  std::vector<double> out, dq, dk, dv, dsink;  // as the tensors
+};
+
+// The allowed error in place of the bound; `rounded` is empty or as large.
+void allow(Bounded& b, const Arithmetic& by, const std::vector<double>& rounded, Rounding stored) {
+  const double more = twice(by.shares.relative + stored.relative);
+  const double underflow = by.work.relative > 0x1p-50 ? kUnderflow : 0;
+  for (std::size_t i = 0; i < b.bound.size(); ++i) {
+    if (b.bound[i] == 0) continue;  // nothing contributes: exact
+    b.bound[i] = by.order * by.work.relative * b.bound[i] + underflow + more * stored.of(b.value[i]);
+    if (!rounded.empty()) b.bound[i] += more * rounded[i];
+  }
+}
+
+}  // namespace
+
+Rounding rounding(DType type) {
+  switch (type) {
+    case DType::f64: return {0x1p-53, 0};
+    case DType::f32: return {0x1p-24, 0};
+    case DType::bf16: return {0x1p-8, 0};
+    default: return {0x1p-11, 0x1p-25};
+  }
+}
+
+Arithmetic exact_arithmetic(DType out) {
+  return {.work = rounding(DType::f64), .order = 256, .shares = {}, .out = rounding(out), .gradients = {}};
+}
+
+Arithmetic kernel_arithmetic(DType inputs, DType gradients) {
+  return {.work = rounding(DType::f32),
+          .order = 32,
+          .shares = size_of(inputs) == 2 ? rounding(inputs) : Rounding{},
+          .out = rounding(inputs),
+          .gradients = rounding(gradients)};
+}
+
+Expected expected(const DenseProblem& problem, std::optional<std::span<const double>> dout, const Arithmetic& by) {
+  DenseForward forward = dense_forward(problem);
+  DenseBackward backward;
+  if (dout) backward = dense_backward(problem, *dout);
+  std::vector<double> out, dq, dk, dv, dsink;
+  if (by.shares.relative > 0) {
+    Rounded more(problem, dout, forward, by);
+    out = std::move(more.out);
+    dq = std::move(more.dq);
+    dk = std::move(more.dk);
+    dv = std::move(more.dv);
+    dsink = std::move(more.dsink);
+  }
+  allow(forward.out, by, out, by.out);
+  allow(forward.lse, by, {}, {});
+  allow(forward.max_logit, by, {}, {});
+  allow(backward.dq, by, dq, by.gradients);
+  allow(backward.dk, by, dk, by.gradients);
+  allow(backward.dv, by, dv, by.gradients);
+  allow(backward.dsink, by, dsink, {});
+  return {std::move(forward.out), std::move(forward.lse), std::move(forward.max_logit), std::move(backward.dq),
+          std::move(backward.dk), std::move(backward.dv), std::move(backward.dsink)};
+}
+
+}  // namespace weft::check

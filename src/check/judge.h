@@ -1,0 +1,50 @@
+// What a kernel may answer: the exact values, each with the error that the kernel's arithmetic explains.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "check/dense.h"
+#include "weft/dtype.h"
+
+namespace weft::check {
+
+// Rounding once moves a value by at most relative·|value| + absolute (subnormals).
+struct Rounding {
+  double relative = 0, absolute = 0;
+
+  double of(double value) const { return relative * (value < 0 ? -value : value) + absolute; }
+};
+Rounding rounding(DType type);
+
+// How a kernel computes, and into what it writes.
+struct Arithmetic {
+  Rounding work = {};       // products, sums and statistics
+  double order = 0;         // units of `work` that the dense bound is taken times: its terms count one rounding each
+  Rounding shares = {};     // P and dS, if rounded between two matrix products
+  Rounding out = {};        // also as the backward reads it
+  Rounding gradients = {};  // dq, dk, dv
+};
+
+// The f64 reference, rounded once to `out`; gradients are kept in f64.
+Arithmetic exact_arithmetic(DType out);
+// Any other kernel: f32 inside; of 16-bit inputs P and dS may be rounded to their dtype before they are multiplied.
+Arithmetic kernel_arithmetic(DType inputs, DType gradients);
+
+// Expected values; bounds are allowed errors. No dout: the gradients are left empty. Where nothing contributes to an
+// element the allowed error is 0.
+//
+// To first order, with u the relative rounding of 16-bit shares and D = sum of dout·out:
+//   out    sum of P·v        order·work·(dense bound) + u·sum of P·|v|                     + rounding of out
+//   dv     sum of P·dout     the same with |dout|                                          + rounding of gradients
+//   dq     sum of dS·k       order·work·(dense bound) + sum of (u·|dS| + slope·P·|eD|)·|k| + rounding of gradients
+//   dk     sum of dS·q       the same with |q|
+//   dsink  -sum of share·D   order·work·(dense bound) + sum of share·|eD|
+// where eD, the error of D that a rounded `out` makes, is the sum of |dout|·(rounding of out). lse and max_logit are
+// never rounded to 16 bits.
+struct Expected {
+  Bounded out, lse, max_logit, dq, dk, dv, dsink;
+};
+Expected expected(const DenseProblem& problem, std::optional<std::span<const double>> dout, const Arithmetic& by);
+
+}  // namespace weft::check

@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "kernel/cpu/backward_work.h"
+#include "kernel/cpu/drive.h"
+#include "kernel/cpu/parallel.h"
+#include "kernel/cpu/rows.h"
+#include "kernel/cpu/scratch.h"
+
+namespace weft::cpu {
+namespace {
+
+// out and lse where the caller did not keep them.
+struct Statistics {
+  Statistics(const Target& target, BackwardArgs& args) {
+    if (args.out.given()) return;
+    out.resize(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim));
+    lse.resize(static_cast<std::size_t>(args.q.rows * args.q.heads));
+    const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
+    const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
+    forward(target, {.q = args.q, .k = args.k, .v = args.v, .slices = args.slices, .attention = args.attention,
+                     .out = out_view, .lse = lse_view});
+    args.out = out_view;
+    args.lse = lse_view;
+  }
+  std::vector<float> out, lse;
+};
+
+// One component for one group of heads: its parts add to sums of their own, and whoever ends last adds those up, always
+// in the same order.
+struct Family {
+  const Component* component;
+  const HeadGroup* heads;
+  std::vector<std::vector<float>> sums;  // by part: dK rows, then dV rows
+  std::atomic<Index> left;
+};
+
+struct Job {
+  Family* family;
+  std::size_t part;
+};
+
+class Backward {
+ public:
+  Backward(const Target& target, const BackwardArgs& args)
+      : target_(target),
+        args_(args),
+        statistics_(target, args_),
+        slices_(useful_slices(args.slices)),
+        groups_(head_groups(args.q.heads, args.k.heads, args.attention.head_map)),
+        call_{args_, slices_,
+              static_cast<float>(args.attention.scale.value_or(1 / std::sqrt(static_cast<double>(args.q.dim)))),
+              static_cast<float>(args.attention.softcap)},
+        block_(target.block_rows(call_, largest_group(groups_))),
+        components_(components(slices_, block_)) {}
+
+  void run() {
+    clear_untouched();
+    make_jobs();
+    dsink_.assign(jobs_.size() * static_cast<std::size_t>(args_.q.heads), 0.0f);
+    const Index scratch_floats = target_.backward_scratch(call_, block_ * largest_group(groups_));
+    std::atomic<std::size_t> next{0};
+    on_all_threads([&] {
+      Scratch scratch;
+      for (std::size_t i = next++; i < jobs_.size(); i = next++) do_job(i, scratch.get(scratch_floats));
+    });
+    if (args_.dsink.given()) store_dsink();
+  }
+
+ private:
+  Index dk_floats(const Component& c) const { return c.sum_rows * sum_width(args_.k.dim); }
+
+  // Rows that no slice touches get exact zeros; the others are written once, by whoever owns them.
+  void clear_untouched() {
+    std::vector<char> rows(static_cast<std::size_t>(args_.q.rows), 0), keys(static_cast<std::size_t>(args_.k.rows), 0);
+    for (const Slice& s : slices_) std::fill(rows.begin() + s.q_begin, rows.begin() + s.q_end, 1);
+    for (const Component& c : components_)
+      for (const Range& r : c.keys) std::fill(keys.begin() + r.begin, keys.begin() + r.end, 1);
+    std::vector<char> used(static_cast<std::size_t>(args_.k.heads), 0);
+    for (const HeadGroup& g : groups_) used[static_cast<std::size_t>(g.kv_head)] = !g.heads.empty();
+    for (Index r = 0; r < args_.q.rows; ++r)
+      for (Index h = 0; !rows[static_cast<std::size_t>(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
+    for (Index r = 0; r < args_.k.rows; ++r)
+      for (Index h = 0; h < args_.k.heads; ++h) {
+        if (keys[static_cast<std::size_t>(r)] && used[static_cast<std::size_t>(h)]) continue;
+        clear_row(args_.dk, r, h);
+        clear_row(args_.dv, r, h);
+      }
+  }
+
+  // The most expensive components first; the parts of a family one after another, so that few sums are alive at a time.
+  void make_jobs() {
+    std::vector<const Component*> order;
+    for (const Component& c : components_) order.push_back(&c);
+    std::stable_sort(order.begin(), order.end(), [](auto a, auto b) { return a->pairs > b->pairs; });
+    for (const Component* c : order) {
+      for (const HeadGroup& g : groups_) {
+        if (g.heads.empty()) continue;
+        families_.push_back(std::make_unique<Family>());
+        Family& family = *families_.back();
+        family.component = c;
+        family.heads = &g;
+        family.sums.resize(c->parts.size());
+        family.left = static_cast<Index>(c->parts.size());
+        for (std::size_t p = 0; p < c->parts.size(); ++p) jobs_.push_back({&family, p});
+      }
+    }
+  }
+
+  void do_job(std::size_t job, float* scratch) {
+    Family& family = *jobs_[job].family;
+    const Component& c = *family.component;
+    std::vector<float>& sums = family.sums[jobs_[job].part];
+    sums.assign(static_cast<std::size_t>(dk_floats(c) + c.sum_rows * sum_width(args_.v.dim)), 0.0f);
+    target_.backward_part(call_, {c.parts[jobs_[job].part], c.slices, *family.heads, sums.data(),
+                                  sums.data() + dk_floats(c),
+                                  dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
+    if (--family.left == 0) store_keys(family);
+  }
+
+  void store_keys(Family& family) {
+    const Component& c = *family.component;
+    std::vector<float>& sum = family.sums.front();
+    for (std::size_t p = 1; p < family.sums.size(); ++p)
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += family.sums[p][i];
+    const float *dk = sum.data(), *dv = sum.data() + dk_floats(c);
+    for (const Range& r : c.keys) {
+      for (Index key = r.begin; key < r.end; ++key, dk += sum_width(args_.k.dim), dv += sum_width(args_.v.dim)) {
+        target_.store_row(args_.dk, key, family.heads->kv_head, dk);
+        target_.store_row(args_.dv, key, family.heads->kv_head, dv);
+      }
+    }
+    family.sums.clear();
+    family.sums.shrink_to_fit();
+  }
+
+  void store_dsink() {
+    for (Index h = 0; h < args_.q.heads; ++h) {
+      double sum = 0;
+      for (std::size_t job = 0; job < jobs_.size(); ++job)
+        sum += static_cast<double>(dsink_[job * static_cast<std::size_t>(args_.q.heads) + static_cast<std::size_t>(h)]);
+      store_number(args_.dsink, 0, h, static_cast<float>(sum));
+    }
+  }
+
+  const Target& target_;
+  BackwardArgs args_;
+  Statistics statistics_;
+  std::vector<Slice> slices_;
+  std::vector<HeadGroup> groups_;
+  BackwardCall call_;
+  Index block_;
+  std::vector<Component> components_;
+  std::vector<std::unique_ptr<Family>> families_;
+  std::vector<Job> jobs_;
+  std::vector<float> dsink_;  // [jobs, hq]
+};
+
+}  // namespace
+
+void backward(const Target& target, const BackwardArgs& args) { Backward(target, args).run(); }
+
+}  // namespace weft::cpu

@@ -1,0 +1,84 @@
+// The two products that attention in f32 is made of, over any SIMD type.
+//
+// A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads over
+// all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and what
+// elementwise.h asks for. Targets define it in a file of their own; everything here is a template over it, so that code
+// of different instruction sets can never be mixed up by the linker.
+#pragma once
+
+#include "weft/config.h"
+
+#define WEFT_INLINE inline __attribute__((always_inline))
+#define WEFT_UNROLL _Pragma("GCC unroll 16")
+
+namespace weft::cpu {
+
+// Rows in a panel: the lanes of scores, one column of S^T.
+inline constexpr Index kPanel = 16;
+
+// c[j][0..16) (+)= sum over i < n of a[j][i]·b[i][0..16), for kKeys rows j; n is a multiple of 4.
+// One accumulator per element, summed in the order of i: how rows are grouped into calls changes no bit.
+template <class S, int kKeys, bool kAdd>
+WEFT_INLINE void product_by_rows(const float* a, Index a_stride, Index n, const float* b, Index b_stride, float* c,
+                                 Index c_stride) {
+  using V = typename S::V;
+  constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
+  V sum[kKeys][kVectors];
+  WEFT_UNROLL for (int j = 0; j < kKeys; ++j) {
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
+      sum[j][v] = kAdd ? S::load(c + j * c_stride + v * S::kLanes) : S::zero();
+    }
+  }
+#pragma GCC unroll 1
+  for (Index i = 0; i < n; i += 4) {
+    typename S::Quad quad[kKeys];
+    WEFT_UNROLL for (int j = 0; j < kKeys; ++j) quad[j] = S::load_quad(a + j * a_stride + i);
+    const auto step = [&]<int kLane>() __attribute__((always_inline)) {
+      V x[kVectors];
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) x[v] = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
+      WEFT_UNROLL for (int j = 0; j < kKeys; ++j) {
+        WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
+          sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x[v], quad[j]);
+      }
+    };
+    step.template operator()<0>();
+    step.template operator()<1>();
+    step.template operator()<2>();
+    step.template operator()<3>();
+  }
+  WEFT_UNROLL for (int j = 0; j < kKeys; ++j) {
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) S::store(c + j * c_stride + v * S::kLanes, sum[j][v]);
+  }
+}
+
+// c[r][0..width) = c[r][..]·factor[r] + sum over j < n of p[j][r]·v[j][..], for 4 rows r; width = kPvVectors vectors.
+template <class S, bool kScale>
+WEFT_INLINE void product_by_columns(const float* p, Index p_stride, Index n, const float* v, Index v_stride, float* c,
+                                    Index c_stride, const float* factor) {
+  using V = typename S::V;
+  constexpr int kVectors = S::kPvVectors;
+  V sum[4][kVectors];
+  WEFT_UNROLL for (int r = 0; r < 4; ++r) {
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) {
+      const V old = S::load(c + r * c_stride + x * S::kLanes);
+      sum[r][x] = kScale ? S::mul(old, S::all(factor[r])) : old;
+    }
+  }
+#pragma GCC unroll 1
+  for (Index j = 0; j < n; ++j) {
+    const typename S::Quad quad = S::load_quad(p + j * p_stride);
+    V row[kVectors];
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) row[x] = S::load(v + j * v_stride + x * S::kLanes);
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) {
+      sum[0][x] = S::template fma_lane<0>(sum[0][x], row[x], quad);
+      sum[1][x] = S::template fma_lane<1>(sum[1][x], row[x], quad);
+      sum[2][x] = S::template fma_lane<2>(sum[2][x], row[x], quad);
+      sum[3][x] = S::template fma_lane<3>(sum[3][x], row[x], quad);
+    }
+  }
+  WEFT_UNROLL for (int r = 0; r < 4; ++r) {
+    WEFT_UNROLL for (int x = 0; x < kVectors; ++x) S::store(c + r * c_stride + x * S::kLanes, sum[r][x]);
+  }
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,92 @@
+// A panel: 16 stacked rows (token-major, the heads of a group beside each other) against a tile of keys.
+#pragma once
+
+#include <limits>
+
+#include "kernel/cpu/micro.h"
+#include "weft/slice.h"
+
+namespace weft::cpu {
+
+// No keys yet. Not -inf: differences of two of these must be 0, not NaN.
+inline constexpr float kNoMax = std::numeric_limits<float>::lowest();
+
+// Which keys of a tile the rows of a panel see: row r sees keys first[r] .. last[r], counted from the tile's start.
+struct Sight {
+  Index begin = 0, end = 0;  // keys that some row sees; nothing outside is touched
+  bool whole = true;         // every row sees all of them
+  Index all_begin = 0, all_end = 0;  // keys that every row sees
+  float first[kPanel], last[kPanel];  // only if not whole
+};
+
+// Keys of `s` in a tile that starts at key row `base`, for rows tokens[0..16) of which `count` are real. `keys` is the
+// part of the tile that is loaded. Rows past `count` may see anything: nobody looks at them.
+WEFT_INLINE Sight sight_of(const Slice& s, const Index* tokens, Index count, Index base, Range keys) {
+  Sight sight;
+  const Index t_first = tokens[0], t_last = tokens[count - 1];  // tokens never fall
+  if (t_first >= s.q_begin && t_last < s.q_end && shift_bound(s.lo, t_last) <= base + keys.begin &&
+      shift_bound(s.hi, t_first) >= base + keys.end - 1) {
+    sight.begin = sight.all_begin = keys.begin;
+    sight.end = sight.all_end = keys.end;
+    return sight;
+  }
+  sight.whole = false;
+  Index begin = keys.end, end = keys.begin, all_begin = keys.begin, all_end = keys.end;
+  for (Index r = 0; r < kPanel; ++r) {
+    const Index t = tokens[r < count ? r : count - 1];
+    Index first = max_of(keys.begin, shift_bound(s.lo, t) - base);
+    Index last = min_of(keys.end - 1, shift_bound(s.hi, t) - base);
+    if (t < s.q_begin || t >= s.q_end || first > last) {
+      first = keys.end;
+      last = keys.begin - 1;
+    }
+    begin = min_of(begin, first);
+    end = max_of(end, last + 1);
+    all_begin = max_of(all_begin, first);
+    all_end = min_of(all_end, last + 1);
+    sight.first[r] = static_cast<float>(first);
+    sight.last[r] = static_cast<float>(last);
+  }
+  sight.begin = begin;
+  sight.end = end;
+  sight.all_begin = min_of(max_of(begin, all_begin), end);
+  sight.all_end = min_of(max_of(sight.all_begin, all_end), end);
+  return sight;
+}
+
+// scores[j][16], j in [sight.begin, sight.end): what a row does not see becomes -inf.
+template <class S>
+WEFT_INLINE void hide(const Sight& sight, float* scores, Index stride) {
+  if (sight.whole) return;
+  using V = typename S::V;
+  constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
+  const V none = S::all(-std::numeric_limits<float>::infinity());
+  const auto one = [&](Index j) __attribute__((always_inline)) {
+    const V key = S::all(static_cast<float>(j));
+    WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
+      float* at = scores + j * stride + v * S::kLanes;
+      S::store(at, S::inside_or(S::load(at), key, S::load(sight.first + v * S::kLanes),
+                                S::load(sight.last + v * S::kLanes), none));
+    }
+  };
+  for (Index j = sight.begin; j < sight.all_begin; ++j) one(j);
+  for (Index j = sight.all_end; j < sight.end; ++j) one(j);
+}
+
+// Rows [d][16]: packed[i][r] = factor·rows[r][i], from 16 rows of `width` (a multiple of 4) floats.
+template <class S>
+WEFT_INLINE void pack_panel(const float* rows, Index width, float factor, float* packed) {
+  for (Index r = 0; r < kPanel; r += 4)
+    for (Index i = 0; i < width; i += 4)
+      S::transpose4(rows + r * width + i, width, packed + i * kPanel + r, kPanel, factor);
+}
+
+// scores[j][16] = a[j][0..n)·packed[..][16] for keys [begin, end); a has rows of zeros up to the next multiple of 4.
+template <class S>
+WEFT_INLINE void score(const float* a, Index n, const float* packed, Index begin, Index end, float* scores,
+                       Index stride) {
+  for (Index j = begin / 4 * 4; j < end; j += 4)
+    product_by_rows<S, 4, false>(a + j * n, n, n, packed, kPanel, scores + j * stride, stride);
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,67 @@
+#include "kernel/cpu/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "text.h"
+#include "weft/error.h"
+#include "weft/kernel.h"
+
+#ifdef WEFT_TBB
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#endif
+
+namespace weft {
+namespace {
+
+std::atomic<int> limit{0};
+
+}  // namespace
+
+void set_cpu_threads(int threads) {
+  if (threads < 0) throw Error(text(threads, " threads"), "give 1 or more, or 0 for as many as the machine has");
+  limit = threads;
+}
+
+namespace cpu {
+
+int threads() {
+  const int machine = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int wanted = limit.load();
+  return wanted == 0 ? machine : std::min(wanted, machine);
+}
+
+void on_all_threads(const std::function<void()>& body) {
+  const int n = threads();
+  if (n == 1) {
+    body();
+    return;
+  }
+#ifdef WEFT_TBB
+  tbb::parallel_for(0, n, [&](int) { body(); }, tbb::simple_partitioner());
+#else
+  std::mutex guard;
+  std::exception_ptr failure;
+  const auto guarded = [&] {
+    try {
+      body();
+    } catch (...) {
+      const std::lock_guard lock(guard);
+      failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < n; ++i) others.emplace_back(guarded);
+  guarded();
+  for (std::thread& t : others) t.join();
+  if (failure) std::rethrow_exception(failure);
+#endif
+}
+
+}  // namespace cpu
+}  // namespace weft

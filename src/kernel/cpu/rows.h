@@ -1,0 +1,51 @@
+// Rows of tensors as f32 and back. S brings the conversions of 16-bit floats: widen(const T*, float*, n), narrow(...).
+#pragma once
+
+#include <cstring>
+
+#include "kernel/cpu/micro.h"
+#include "weft/tensor.h"
+
+namespace weft::cpu {
+
+WEFT_INLINE constexpr Index round_up(Index n, Index multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The elements of (row, head), then zeros up to `width`.
+template <class S>
+WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, float* to, Index width) {
+  switch (view.dtype) {
+    case DType::f32: std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float)); break;
+    case DType::bf16: S::widen(view.at<bf16>(row, head), to, view.dim); break;
+    default: S::widen(view.at<f16>(row, head), to, view.dim);
+  }
+  for (Index i = view.dim; i < width; ++i) to[i] = 0;
+}
+
+template <class S>
+void store_f32(const TensorView& view, Index row, Index head, const float* from) {
+  switch (view.dtype) {
+    case DType::f32: std::memcpy(view.at<float>(row, head), from, static_cast<std::size_t>(view.dim) * sizeof(float)); break;
+    case DType::bf16: S::narrow(from, view.at<bf16>(row, head), view.dim); break;
+    case DType::f16: S::narrow(from, view.at<f16>(row, head), view.dim); break;
+    default:
+      for (Index i = 0; i < view.dim; ++i) view.at<double>(row, head)[i] = static_cast<double>(from[i]);
+  }
+}
+
+inline void clear_row(const TensorView& view, Index row, Index head) {
+  std::memset(view.at<char>(0, 0) + view.offset(row, head) * size_of(view.dtype), 0,
+              static_cast<std::size_t>(view.dim * size_of(view.dtype)));
+}
+
+// One number of a statistics tensor (f32 or f64).
+inline void store_number(const TensorView& view, Index row, Index head, float value) {
+  if (view.dtype == DType::f32)
+    *view.at<float>(row, head) = value;
+  else
+    *view.at<double>(row, head) = static_cast<double>(value);
+}
+inline float load_number(const ConstTensorView& view, Index row, Index head) {
+  return view.dtype == DType::f32 ? *view.at<float>(row, head) : static_cast<float>(*view.at<double>(row, head));
+}
+
+}  // namespace weft::cpu

@@ -1,0 +1,69 @@
+// What an instruction set brings: the tile functions compiled for it. One target_*.cpp each.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernel/cpu/backward_work.h"
+#include "kernel/cpu/work.h"
+#include "weft/attention.h"
+
+namespace weft::cpu {
+
+// A forward call as its tiles see it.
+struct ForwardCall {
+  const ForwardArgs& args;
+  std::span<const Slice> slices;  // useful ones
+  float scale, softcap;
+};
+
+struct ForwardTile {
+  const RowTile& rows;
+  const HeadGroup& heads;
+  float* scratch;    // forward_scratch() floats of this thread
+  float* max_logit;  // [hq] of this thread, natural units; raised here
+};
+
+// A backward call as its parts see it; args has out and lse.
+struct BackwardCall {
+  const BackwardArgs& args;
+  std::span<const Slice> slices;  // useful ones
+  float scale, softcap;
+};
+
+// Floats from one row of the sums of dK or dV to the next.
+constexpr Index sum_width(Index dim) { return (dim + 31) / 32 * 32; }
+
+// The rows `part` against the keys of its component: writes dQ of those rows; adds to sums of dK and dV in f32.
+struct BackwardPart {
+  std::span<const Range> blocks;    // of query rows, in order
+  std::span<const KeyPlace> slices;  // of the component
+  const HeadGroup& heads;
+  float* dk;                        // [sum rows, sum_width(dqk)], zero at first
+  float* dv;                        // [sum rows, sum_width(dv)]
+  float* dsink;                     // [hq] of this part, zero at first
+  float* scratch;                   // backward_scratch() floats of this thread
+};
+
+struct Target {
+  std::string_view name;  // "neon"
+  std::string_view about;
+  bool (*runs_here)();                                            // does this machine have the instructions
+  Index (*tile_rows)(const ForwardCall& call, Index group);       // query rows in a tile, for the largest group
+  Index (*forward_scratch)(const ForwardCall& call, Index rows);  // floats, for `rows` stacked rows
+  void (*forward_tile)(const ForwardCall& call, const ForwardTile& tile);
+  Index (*block_rows)(const BackwardCall& call, Index group);  // query rows in a block, for the largest group
+  Index (*backward_scratch)(const BackwardCall& call, Index rows);
+  void (*backward_part)(const BackwardCall& call, const BackwardPart& part);
+  void (*store_row)(const TensorView& view, Index row, Index head, const float* from);  // rounded to the view's dtype
+};
+
+const Target& scalar_target();
+const Target& neon_target();    // aarch64
+const Target& avx2_target();    // x86_64
+const Target& avx512_target();  // x86_64
+
+// The logit of a head's sink, -inf without one.
+float sink_logit_f32(const Sink& sink, Index head);
+
+}  // namespace weft::cpu

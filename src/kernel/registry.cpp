@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernel/cpu/drive.h"
+#include "kernel/reference/inputs.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/kernel.h"
+
+namespace weft {
+namespace {
+
+constexpr Index kMaxCpuDim = 256;
+
+std::optional<std::string> cpu_refusal(const KernelRequest& request) {
+  if (request.dtype == DType::f64) return "it computes in f32 and would lose half of f64's digits";
+  const Index widest = max_of(request.dim_qk, request.dim_v);
+  if (widest > kMaxCpuDim) return text("its tiles are made for head dims up to ", kMaxCpuDim, ", not ", widest);
+  return {};
+}
+
+// A function pointer per target: the registry is a plain table.
+template <const cpu::Target& (*kTarget)()>
+Kernel cpu_kernel(std::string_view name) {
+  return {.name = name,
+          .about = kTarget().about,
+          .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
+            if (!kTarget().runs_here()) return "this machine does not have its instructions";
+            return cpu_refusal(request);
+          },
+          .forward = [](const ForwardArgs& args) { cpu::forward(kTarget(), args); },
+          .backward = [](const BackwardArgs& args) { cpu::backward(kTarget(), args); }};
+}
+
+// f64 inside; the caller's f32 states are read and written around it.
+void reference_kernel_forward(const ForwardArgs& args) {
+  if (!args.partial.given()) {
+    reference_forward(args);
+    return;
+  }
+  const TensorView& sums = args.partial.sums;
+  ReferenceState state(sums.rows, sums.heads, sums.dim);
+  std::vector<char> touched(static_cast<std::size_t>(sums.rows), 0);
+  for (const Slice& s : args.slices) {
+    const Slice t = trimmed(s, false);
+    for (Index row = t.q_begin; row < t.q_end; ++row) touched[static_cast<std::size_t>(row)] = 1;
+  }
+  for (Index row = 0; row < sums.rows; ++row) {
+    for (Index head = 0; head < sums.heads; ++head) {
+      const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
+      const RowState<float>& old = args.partial.states[at];
+      if (!touched[static_cast<std::size_t>(row)] || is_empty(old)) continue;
+      state.states[at] = {static_cast<double>(old.max), static_cast<double>(old.sum)};
+      load_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
+    }
+  }
+  reference_partial(args, state);
+  for (Index row = 0; row < sums.rows; ++row) {
+    for (Index head = 0; touched[static_cast<std::size_t>(row)] && head < sums.heads; ++head) {
+      const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
+      const RowState<double>& now = state.states[at];
+      args.partial.states[at] = {static_cast<float>(now.max), static_cast<float>(now.sum)};
+      store_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
+    }
+  }
+}
+
+std::vector<Kernel> all_kernels() {
+  std::vector<Kernel> all;
+#ifdef __aarch64__
+  all.push_back(cpu_kernel<cpu::neon_target>("cpu.neon"));
+#endif
+#ifdef __x86_64__
+  all.push_back(cpu_kernel<cpu::avx512_target>("cpu.avx512"));
+  all.push_back(cpu_kernel<cpu::avx2_target>("cpu.avx2"));
+#endif
+  all.push_back(cpu_kernel<cpu::scalar_target>("cpu.scalar"));
+  all.push_back({.name = "reference",
+                 .about = "exact: f64 inside, every dtype, any head dim",
+                 .refusal = [](const KernelRequest&) { return std::optional<std::string>(); },
+                 .forward = reference_kernel_forward,
+                 .backward = reference_backward});
+  return all;
+}
+
+// Is this one meant by the name? "" means any, "cpu" any CPU target.
+bool meant(std::string_view name, const Kernel& kernel) {
+  return name.empty() || kernel.name == name || (name == "cpu" && kernel.name.starts_with("cpu."));
+}
+
+const Kernel& select(std::string_view name, const KernelRequest& request) {
+  std::string reasons;
+  for (const Kernel& kernel : kernels()) {
+    if (!meant(name, kernel)) continue;
+    const std::optional<std::string> refusal = kernel.refusal(request);
+    if (!refusal) return kernel;
+    reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
+  }
+  if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
+  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
+                   request.dim_qk, " and ", request.dim_v, ": ", reasons),
+              "use kernel reference, which can do all, or none to take the best that can");
+}
+
+void check_partial(const ForwardArgs& args) {
+  constexpr DType kF32[] = {DType::f32};
+  check_tensor(args.partial.sums, {.name = "partial.sums", .rows = args.q.rows, .heads = args.q.heads,
+                                   .dim = args.v.dim, .dtypes = kF32, .output = true});
+  if (args.partial.states == nullptr && args.q.rows > 0)
+    throw Error("partial.sums is given without partial.states", "give a RowState for every row and head");
+  if (args.out.given() || args.lse.given() || args.max_logit.given())
+    throw Error("out, lse or max_logit is given together with partial",
+                "leave them out here; finish_partial writes them at the end");
+}
+
+}  // namespace
+
+std::span<const Kernel> kernels() {
+  static const std::vector<Kernel> all = all_kernels();
+  return all;
+}
+
+const Kernel& find_kernel(std::string_view name) {
+  std::string names;
+  for (const Kernel& kernel : kernels()) {
+    const bool here = !name.empty() && name != "cpu" ? true : !kernel.refusal({Pass::forward, DType::f32, 64, 64, false});
+    if (meant(name, kernel) && here) return kernel;
+    names += text(names.empty() ? "" : ", ", kernel.name);
+  }
+  throw Error(text("there is no kernel '", name, "'"), text("use one of ", names, ", or cpu for the best CPU target"));
+}
+
+void attend(const ForwardArgs& args, std::string_view kernel) {
+  reference::check_inputs(reference::inputs_of(args));
+  if (args.partial.given())
+    check_partial(args);
+  else
+    reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
+  select(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given()}).forward(args);
+}
+
+void attend_backward(const BackwardArgs& args, std::string_view kernel) {
+  reference::check_backward(args);
+  select(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false}).backward(args);
+}
+
+void finish_partial(const ForwardArgs& args) {
+  if (!args.partial.given()) throw Error("finish_partial without partial states", "give the partial of the attend calls");
+  const TensorView& sums = args.partial.sums;
+  ForwardArgs bare = args;
+  bare.partial = {};
+  reference::check_outputs(bare, sums.rows, sums.heads, sums.dim);
+  std::vector<double> row(static_cast<std::size_t>(sums.dim));
+  std::vector<float> max_logit(static_cast<std::size_t>(sums.heads), kMinusInfinity<float>);
+  for (Index r = 0; r < sums.rows; ++r) {
+    for (Index h = 0; h < sums.heads; ++h) {
+      const RowState<float>& state = args.partial.states[r * sums.heads + h];
+      const auto sink = static_cast<float>(reference::sink_logit(args.attention.sink, h));
+      const FinishedRow<float> done = finish(state, sink);
+      std::fill(row.begin(), row.end(), 0.0);
+      if (!is_empty(state)) {
+        load_row(sums, r, h, row.data());
+        for (double& x : row) x *= static_cast<double>(done.weight);
+        float& largest = max_logit[static_cast<std::size_t>(h)];
+        largest = max_or_nan(largest, state.max);
+      }
+      store_row(args.out, r, h, row.data());
+      const double lse = static_cast<double>(done.lse);
+      if (args.lse.given()) store_row(args.lse, r, h, &lse);
+    }
+  }
+  for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
+    const double value = static_cast<double>(max_logit[static_cast<std::size_t>(h)]);
+    store_row(args.max_logit, 0, h, &value);
+  }
+}
+
+}  // namespace weft
