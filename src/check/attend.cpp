@@ -144,8 +144,12 @@ class Runner {
 
   Results compute(const std::vector<Step>& steps) {
     const Index tq = definition_.q_tokens(), hq = case_.heads_q;
-    Results r{Tensor(case_.dtype, tq, hq, case_.dim_v), Tensor(DType::f64, tq, hq, 1), f64_tensor(q_), f64_tensor(k_),
-              f64_tensor(v_), std::vector<double>(static_cast<std::size_t>(hq), kMinusInfinity<double>),
+    Results r{Tensor(case_.dtype, tq, hq, case_.dim_v),
+              Tensor(DType::f64, tq, hq, 1),
+              f64_tensor(q_),
+              f64_tensor(k_),
+              f64_tensor(v_),
+              std::vector<double>(static_cast<std::size_t>(hq), kMinusInfinity<double>),
               std::vector<double>(static_cast<std::size_t>(hq), 0.0)};
     // Tokens that no rank holds keep what is here: the values of a token that sees nothing.
     from_f64(std::vector<double>(static_cast<std::size_t>(tq * hq * case_.dim_v), 0.0), r.out.view);
@@ -174,16 +178,23 @@ class Runner {
     for (const Step& step : steps)
       parts.push_back({gather(k_, step), gather(v_, step), make_plan(problem_, layouts_.q.runs(rank), step.keys)});
     for (const Part& part : parts) key_steps.push_back({part.k.view, part.v.view, part.plan.slices});
-    const ForwardArgs forward{.q = q.view, .attention = attention_, .out = out.view, .lse = lse.view,
-                              .max_logit = max_logit.view};
+    const ForwardArgs forward{
+        .q = q.view, .attention = attention_, .out = out.view, .lse = lse.view, .max_logit = max_logit.view};
     attend_steps(kernel_, forward, key_steps, exact_out.view);
     const Tensor& out_read = exact ? exact_out : out;
     for (std::size_t n = 0; n < steps.size(); ++n) {
       const auto& [k, v, plan] = parts[n];
       Tensor dk(work_, k.view.rows, k.view.heads, k.view.dim), dv(work_, v.view.rows, v.view.heads, v.view.dim);
       Tensor dq_part(work_, rows, hq, case_.dim_qk), dsink(work_, 1, hq, 1);
-      BackwardArgs backward{.q = q.view, .k = k.view, .v = v.view, .slices = plan.slices, .attention = attention_,
-                            .dout = dout.view, .dq = dq_part.view, .dk = dk.view, .dv = dv.view};
+      BackwardArgs backward{.q = q.view,
+                            .k = k.view,
+                            .v = v.view,
+                            .slices = plan.slices,
+                            .attention = attention_,
+                            .dout = dout.view,
+                            .dq = dq_part.view,
+                            .dk = dk.view,
+                            .dv = dv.view};
       if (!exact || steps.size() > 1) {  // a part of the keys needs the whole row's statistics
         backward.out = out_read.view;
         backward.lse = lse.view;
@@ -271,7 +282,8 @@ std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
   if (kernel == kReference) return {};
   KernelRequest request{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
   const Kernel& asked = find_kernel(kernel);
-  for (const auto& [pass, partial] : {std::pair{Pass::forward, false}, {Pass::forward, true}, {Pass::backward, false}}) {
+  for (const auto& [pass, partial] :
+       {std::pair{Pass::forward, false}, {Pass::forward, true}, {Pass::backward, false}}) {
     request.pass = pass;
     request.partial = partial;
     if (auto reason = asked.refusal(request)) return std::string(asked.name) + ": " + *reason;

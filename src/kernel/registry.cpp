@@ -69,6 +69,7 @@ void reference_kernel_forward(const ForwardArgs& args) {
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef __aarch64__
+  all.push_back(cpu_kernel<cpu::neon_bf16_target>("cpu.neon_bf16"));
   all.push_back(cpu_kernel<cpu::neon_target>("cpu.neon"));
 #endif
 #ifdef __x86_64__

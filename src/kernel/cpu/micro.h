@@ -9,6 +9,8 @@
 #include "weft/config.h"
 
 #define WEFT_INLINE inline __attribute__((always_inline))
+// The products keep all registers to themselves: inlined into a larger function g++ spills some of their sums.
+#define WEFT_APART __attribute__((noinline))
 #define WEFT_UNROLL _Pragma("GCC unroll 16")
 
 namespace weft::cpu {
@@ -19,7 +21,7 @@ inline constexpr Index kPanel = 16;
 // c[j][0..16) (+)= sum over i < n of a[j][i]·b[i][0..16), for kKeys rows j; n is a multiple of 4.
 // One accumulator per element, summed in the order of i: how rows are grouped into calls changes no bit.
 template <class S, int kKeys, bool kAdd>
-WEFT_INLINE void product_by_rows(const float* a, Index a_stride, Index n, const float* b, Index b_stride, float* c,
+WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const float* b, Index b_stride, float* c,
                                  Index c_stride) {
   using V = typename S::V;
   constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
@@ -53,7 +55,7 @@ WEFT_INLINE void product_by_rows(const float* a, Index a_stride, Index n, const 
 
 // c[r][0..width) = c[r][..]·factor[r] + sum over j < n of p[j][r]·v[j][..], for 4 rows r; width = kPvVectors vectors.
 template <class S, bool kScale>
-WEFT_INLINE void product_by_columns(const float* p, Index p_stride, Index n, const float* v, Index v_stride, float* c,
+WEFT_APART void product_by_columns(const float* p, Index p_stride, Index n, const float* v, Index v_stride, float* c,
                                     Index c_stride, const float* factor) {
   using V = typename S::V;
   constexpr int kVectors = S::kPvVectors;

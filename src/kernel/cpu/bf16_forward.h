@@ -1,0 +1,233 @@
+// Forward of bf16 by BFMMLA: P is rounded to bf16, everything else is summed in f32.
+#pragma once
+
+#include "kernel/cpu/bf16_micro.h"
+#include "kernel/cpu/elementwise.h"
+#include "kernel/cpu/panel.h"
+#include "kernel/cpu/rows.h"
+#include "kernel/cpu/target.h"
+#include "weft/state.h"
+
+namespace weft::cpu {
+namespace {
+
+class Bf16Forward {
+ public:
+  // Twice the rows of f32: packing K and V must be paid by more products, which are three times as fast.
+  static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 512 / group); }
+  static Index scratch(const ForwardCall& call, Index rows) { return Bf16Forward(call, rows, nullptr).used_; }
+  static void tile(const ForwardCall& call, const ForwardTile& tile) {
+    const Index rows = tile.rows.rows.size() * static_cast<Index>(tile.heads.heads.size());
+    Bf16Forward(call, rows, tile.scratch).run(tile);
+  }
+
+ private:
+  static constexpr Index kKeys = 256;  // of a tile; part of a row's arithmetic, so the same for all widths
+
+  Bf16Forward(const ForwardCall& call, Index rows, float* scratch)
+      : call_(call),
+        rows_(rows),
+        panels_(ceil_div(rows, kPanel)),
+        wide_k_(round_up(call.args.q.dim, 8)),
+        wide_v_(round_up(call.args.v.dim, 8)),
+        logits_(call.scale, call.softcap),
+        scratch_(scratch) {
+    const Index widest = max_of(wide_k_, wide_v_);
+    out_ = take(panels_ * kPanel * wide_v_);
+    scores_ = take(kKeys * kPanel);
+    max_ = take(panels_ * kPanel * 2);
+    sum_ = take(panels_ * kPanel * 2);
+    factor_ = take(kPanel * 2);
+    row_ = take(widest);
+    q_ = take_bits(panels_ * kPanel * wide_k_);
+    p_ = take_bits(kKeys * kPanel);
+    k_ = take_bits(kKeys * wide_k_);
+    v_ = take_bits(kKeys * wide_v_);
+    copies_ = take_bits(kPanel * widest);
+    zeros_ = take_bits(widest);
+    tokens_ = reinterpret_cast<Index*>(take(2 * panels_ * kPanel));
+    live_ = reinterpret_cast<char*>(take(panels_ * kPanel));
+  }
+
+  float* take(Index floats) {
+    float* at = scratch_ ? scratch_ + used_ : nullptr;
+    used_ += round_up(floats, 16);
+    return at;
+  }
+  Bits* take_bits(Index n) { return reinterpret_cast<Bits*>(take((n + 1) / 2)); }
+
+  Index head(const ForwardTile& tile, Index row) const {
+    return tile.heads.heads[static_cast<std::size_t>(row) % tile.heads.heads.size()];
+  }
+
+  void run(const ForwardTile& tile) {
+    begin(tile);
+    for (const Index n : tile.rows.slices) attend(call_.slices[static_cast<std::size_t>(n)], tile);
+    end(tile);
+  }
+
+  // Where a row's maximum and sum lie in blocks {row 0, row 0, row 1, row 1}.
+  static Index lane(Index row) { return row / 2 * 4 + row % 2 * 2; }
+
+  void begin(const ForwardTile& tile) {
+    const Index group = static_cast<Index>(tile.heads.heads.size());
+    std::memset(zeros_, 0, static_cast<std::size_t>(max_of(wide_k_, wide_v_)) * sizeof(Bits));
+    for (Index r = 0; r < panels_ * kPanel; ++r) {
+      tokens_[r] = tile.rows.rows.begin + min_of(r, rows_ - 1) / group;
+      live_[r] = 0;
+      max_[lane(r)] = max_[lane(r) + 1] = kNoMax;
+      sum_[lane(r)] = sum_[lane(r) + 1] = 0;
+    }
+    for (const Index n : tile.rows.slices) {
+      const Slice& s = call_.slices[static_cast<std::size_t>(n)];
+      for (Index r = 0; r < rows_; ++r) live_[r] |= tokens_[r] >= s.q_begin && tokens_[r] < s.q_end;
+    }
+    RowPointers pointers(copies_, zeros_, wide_k_);
+    for (Index p = 0; p < panels_; ++p) {
+      const Bits* rows[kPanel];
+      for (Index r = 0; r < kPanel; ++r) {
+        const Index row = p * kPanel + r;
+        rows[r] = live_[row] ? pointers.row(call_.args.q, tokens_[row], head(tile, row), r) : zeros_;
+      }
+      pack_rows(rows, kPairs, wide_k_, q_ + p * kPanel * wide_k_);
+    }
+    std::memset(out_, 0, static_cast<std::size_t>(panels_ * kPanel * wide_v_) * sizeof(float));
+    if (call_.args.partial.given()) resume(tile);
+  }
+
+  // Goes on where an earlier call left a row.
+  void resume(const ForwardTile& tile) {
+    const PartialView& partial = call_.args.partial;
+    for (Index r = 0; r < rows_; ++r) {
+      const RowState<float>& state = partial.states[tokens_[r] * partial.sums.heads + head(tile, r)];
+      if (!live_[r] || is_empty(state)) continue;
+      max_[lane(r)] = max_[lane(r) + 1] = state.max * kLog2E;
+      sum_[lane(r)] = state.sum;
+      load_f32<Neon>(partial.sums, tokens_[r], head(tile, r), row_, wide_v_);
+      float* blocks = out_ + r / kPanel * kPanel * wide_v_ + lane(r % kPanel);
+      for (Index d = 0; d < wide_v_; ++d) blocks[d / 2 * kPairs * 4 + d % 2] = row_[d];
+    }
+  }
+
+  void attend(const Slice& s, const ForwardTile& tile) {
+    const Range rows{max_of(s.q_begin, tile.rows.rows.begin), min_of(s.q_end, tile.rows.rows.end)};
+    const Range seen{max_of(s.k_begin, shift_bound(s.lo, rows.begin)), min_of(s.k_end, shift_bound(s.hi, rows.end))};
+    const Index group = static_cast<Index>(tile.heads.heads.size());
+    const Index first_panel = (rows.begin - tile.rows.rows.begin) * group / kPanel;
+    const Index last_panel = ((rows.end - tile.rows.rows.begin) * group - 1) / kPanel;
+    for (Index base = s.k_begin + (seen.begin - s.k_begin) / kKeys * kKeys; base < seen.end; base += kKeys) {
+      const Range keys{max_of(0, seen.begin - base), min_of(kKeys, seen.end - base)};
+      load_keys(base, keys, tile.heads.kv_head);
+      for (Index p = first_panel; p <= last_panel; ++p) {
+        const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
+        if (sight.begin < sight.end) attend_panel(p, sight);
+      }
+    }
+  }
+
+  // Keys in groups of eight: K for sums over columns, V for sums over keys. Keys outside are zeros.
+  void load_keys(Index base, Range keys, Index head) {
+    RowPointers k_rows(copies_, zeros_, wide_k_), v_rows(copies_ + 8 * max_of(wide_k_, wide_v_), zeros_, wide_v_);
+    for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) {
+      const Bits *k[8], *v[8];
+      for (Index x = 0; x < 8; ++x) {
+        const bool inside = j + x >= keys.begin && j + x < keys.end;
+        k[x] = inside ? k_rows.row(call_.args.k, base + j + x, head, x) : zeros_;
+        v[x] = inside ? v_rows.row(call_.args.v, base + j + x, head, x) : zeros_;
+      }
+      pack_rows(k, 4, wide_k_, k_ + j * wide_k_);
+      pack_columns(v, 2, wide_v_, v_ + j / 4 * 32, kKeys / 4);
+    }
+  }
+
+  void attend_panel(Index p, const Sight& sight) {
+    const Index begin = sight.begin / 8 * 8, end = round_up(sight.end, 8);
+    const Bits* q = q_ + p * kPanel * wide_k_;
+    for (Index j = begin; j < end; j += 8)
+      for (Index half = 0; half < kPairs; half += 4)
+        product_of_pairs<Start::zero>(q + half * 8, kPairs * 8, k_ + j * wide_k_, 32, wide_k_ / 4,
+                                      scores_ + (j / 2 * kPairs + half) * 4, kPairs, nullptr);
+    logits_.scale_early(scores_ + begin * kPanel, scores_ + end * kPanel);
+    hide_blocks(sight, begin, end, scores_);
+    softmax(p, begin, end);
+    float* out = out_ + p * kPanel * wide_v_;
+    for (Index d = 0; d < wide_v_; d += 8)
+      for (Index half = 0; half < kPairs; half += 4)
+        product_of_pairs<Start::scale>(p_ + (begin / 4 * kPairs + half) * 8, kPairs * 8,
+                                       v_ + (d / 8 * (kKeys / 4) + begin / 4) * 32, 32, (end - begin) / 4,
+                                       out + (d / 2 * kPairs + half) * 4, kPairs, factor_ + half * 4);
+  }
+
+  void softmax(Index p, Index begin, Index end) {
+    const float32x4_t by = vdupq_n_f32(logits_.late);
+    float32x4_t minus_max[kPairs], sum[kPairs];
+    for (Index i = 0; i < kPairs; ++i) minus_max[i] = vdupq_n_f32(kNoMax);
+    for (Index j = begin / 2; j < end / 2; ++j)
+      WEFT_UNROLL for (Index i = 0; i < kPairs; ++i)
+        minus_max[i] = vmaxq_f32(minus_max[i], vld1q_f32(scores_ + (j * kPairs + i) * 4));
+    for (Index i = 0; i < kPairs; ++i) {
+      float* at = max_ + (p * kPairs + i) * 4;
+      const float32x4_t old = vld1q_f32(at), seen = vmaxq_f32(minus_max[i], vrev64q_f32(minus_max[i]));
+      // Nothing seen stays nothing seen, however it is scaled.
+      const uint32x4_t any = vcgtq_f32(seen, vdupq_n_f32(kNoMax));
+      const float32x4_t now = vmaxq_f32(old, vbslq_f32(any, vmulq_f32(seen, by), old));
+      const float32x4_t shrink = exp2_or_zero<Neon>(vsubq_f32(old, now));
+      vst1q_f32(factor_ + i * 4, shrink);
+      vst1q_f32(at, now);
+      sum[i] = vmulq_f32(vld1q_f32(sum_ + (p * kPairs + i) * 4), shrink);
+      minus_max[i] = vnegq_f32(now);
+    }
+    for (Index j = begin / 4; j < end / 4; ++j)
+      WEFT_UNROLL for (Index i = 0; i < kPairs; ++i) {
+        const float* at = scores_ + (2 * j * kPairs + i) * 4;
+        const float32x4_t a = exp2_or_zero<Neon>(vfmaq_f32(minus_max[i], vld1q_f32(at), by));
+        const float32x4_t b = exp2_or_zero<Neon>(vfmaq_f32(minus_max[i], vld1q_f32(at + kPairs * 4), by));
+        sum[i] = vaddq_f32(sum[i], vaddq_f32(a, b));
+        store_by_rows(p_ + (j * kPairs + i) * 8, a, b);
+      }
+    for (Index i = 0; i < kPairs; ++i) vst1q_f32(sum_ + (p * kPairs + i) * 4, sum[i]);
+  }
+
+  RowState<float> state(Index row) const {
+    if (max_[lane(row)] == kNoMax) return {};
+    return {max_[lane(row)] * kLn2, sum_[lane(row)] + sum_[lane(row) + 1]};
+  }
+
+  void end(const ForwardTile& tile) {
+    const ForwardArgs& args = call_.args;
+    for (Index r = 0; r < rows_; ++r) {
+      const Index h = head(tile, r), t = tokens_[r];
+      const RowState<float> s = state(r);
+      if (!is_empty(s)) tile.max_logit[h] = max_or_nan(tile.max_logit[h], s.max);
+      const float* blocks = out_ + r / kPanel * kPanel * wide_v_;
+      if (args.partial.given()) {
+        if (!live_[r]) continue;
+        args.partial.states[t * args.partial.sums.heads + h] = s;
+        row_of_blocks(blocks, kPairs, r % kPanel, wide_v_, 1.0f, row_);
+        store_f32<Neon>(args.partial.sums, t, h, row_);
+        continue;
+      }
+      const FinishedRow<float> done = finish(s, sink_logit_f32(args.attention.sink, h));
+      if (is_empty(s)) {
+        clear_row(args.out, t, h);
+      } else {
+        row_of_blocks(blocks, kPairs, r % kPanel, wide_v_, done.weight, row_);
+        store_f32<Neon>(args.out, t, h, row_);
+      }
+      if (args.lse.given()) store_number(args.lse, t, h, done.lse);
+    }
+  }
+
+  const ForwardCall& call_;
+  Index rows_, panels_, wide_k_, wide_v_;
+  BlockLogits logits_;
+  float* scratch_;
+  Index used_ = 0;
+  float *out_, *scores_, *max_, *sum_, *factor_, *row_;
+  Bits *q_, *p_, *k_, *v_, *copies_, *zeros_;
+  Index* tokens_;
+  char* live_;
+};
+
+}  // namespace
+}  // namespace weft::cpu
