@@ -2,7 +2,8 @@
 #   make build   the library, the command build/release/weft, examples
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
-#   make bench   timings            make format / lint   style and static checks
+#   make bench   timings, beside torch; also in build/release/bench.json
+#   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 .NOTPARALLEL:
 .PHONY: build demo test test-release test-asan test-tsan test-fuzz test-cuda bench format lint clean
@@ -45,8 +46,11 @@ test-release test-asan test-tsan test-fuzz test-cuda: test-%:
 	$(CTEST) --test-dir build/$*
 
 bench:
-	tools/setup.sh build bench
+	tools/setup.sh build bench peer
 	$(call built,release)
+	set -e; peer=; for python in .venv/bin/python python3; do \
+	  if "$$python" -c 'import torch' 2>/dev/null; then peer="$$python bench/torch_peer.py"; break; fi; done; \
+	build/release/weft bench $${peer:+--peer "$$peer"} --json build/release/bench.json
 	set -e; for b in build/release/bench/*; do if [ -f "$$b" ] && [ -x "$$b" ]; then echo "== $$b"; "$$b"; fi; done
 
 format:

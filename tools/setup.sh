@@ -2,7 +2,8 @@
 # Installs what is missing, and nothing when nothing is.
 #   tools/setup.sh build            what `make build` and `make demo` need
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
-#   groups: build test bench lint   (tools/packages.txt says which package is in which)
+#   tools/setup.sh build bench peer ... `make bench` (also puts torch into .venv, see below)
+#   groups: build test bench peer lint   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -10,7 +11,10 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 wanted=""
 for group in "$@"; do
-  case $group in build | test | bench | lint) ;; *) die "unknown group '$group'; groups: build test bench lint" ;; esac
+  case $group in
+    build | test | bench | peer | lint) ;;
+    *) die "unknown group '$group'; groups: build test bench peer lint" ;;
+  esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
   done < tools/packages.txt
@@ -45,6 +49,7 @@ if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
 else
   tools="c++ cmake ninja"
   group=test; if has "$@"; then tools="$tools python3 clang++-19"; fi
+  group=peer; if has "$@"; then tools="$tools python3"; fi
   group=lint; if has "$@"; then tools="$tools git clang-format-19 clang-tidy-19"; fi
   absent=""
   for tool in $tools; do command -v "$tool" > /dev/null || absent="$absent $tool"; done
@@ -52,14 +57,32 @@ else
   [ -z "$absent" ] || die "not found:$absent"
 fi
 
+# pip_install STAMP FILE: the Python packages of FILE into .venv, unless the stamp says that they are there. The stamp
+# is written last, so what was cut short is done again.
+pip_install() {
+  want=$(sha256sum "$2")
+  if [ "$(cat ".venv/$1" 2> /dev/null)" = "$want" ]; then return; fi
+  echo "setup: installing $2 into .venv"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement "$2"
+  printf '%s\n' "$want" > ".venv/$1"
+}
+
 group=test
-if has "$@"; then
-  # The stamp is written last, so a .venv that was cut short is made again.
-  want=$(sha256sum tools/requirements.txt)
-  if ! [ -x .venv/bin/python ] || [ "$(cat .venv/requirements.sha256 2> /dev/null)" != "$want" ]; then
-    echo "setup: making .venv"
+if has "$@" || { group=peer; has "$@"; }; then
+  if ! [ -x .venv/bin/python ] ||
+    [ "$(cat .venv/requirements.sha256 2> /dev/null)" != "$(sha256sum tools/requirements.txt)" ]; then
     python3 -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement tools/requirements.txt
-    printf '%s\n' "$want" > .venv/requirements.sha256
   fi
+  pip_install requirements.sha256 tools/requirements.txt
+fi
+
+# torch, for `make bench` to compare with. PyPI's build for aarch64 is for CPUs alone (100 MB to fetch); the one for
+# x86_64 brings gigabytes of CUDA libraries, so there it is compared with only if it is installed already.
+group=peer
+if has "$@"; then
+  case $(uname -m) in
+    aarch64 | arm64) pip_install requirements-bench.sha256 tools/requirements-bench.txt ;;
+    *) .venv/bin/python -c 'import torch' 2> /dev/null || python3 -c 'import torch' 2> /dev/null ||
+      echo "setup: no torch, so no peer in the table; pip install torch (CPU build) to have one" ;;
+  esac
 fi

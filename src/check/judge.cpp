@@ -39,39 +39,46 @@ struct Rounded {
       for (Index i = 0; i < p.tokens_q; ++i) add_row(i, head);
   }
 
+  // One visible key of a row: its share, and d share / d (q·k) without the other keys' part.
+  struct Pair {
+    Index row, key;
+    double share, slope;
+  };
+
   void add_row(Index i, Index head) {
     const DenseProblem& p = problem;
     const Index row = i * p.heads_q + head;
-    const double lse = forward.lse.value[at(row)];
-    double d = 0, d_error = 0;  // dout·out
-    for (Index c = 0; c < p.dim_v && dout; ++c) {
-      const double o = forward.out.value[at(row * p.dim_v + c)], g = (*dout)[at(row * p.dim_v + c)];
-      d += g * o;
-      d_error += std::abs(g) * by.out.of(o);
-    }
-    bool sees_some = false;
+    std::vector<Pair> pairs;
     for (Index j = 0; j < p.tokens_k; ++j) {
       if (!p.sees(i, j)) continue;
-      sees_some = true;
-      add_pair(row, j * p.heads_k + p.kv_head(head), lse, d, d_error);
+      pairs.push_back(pair_of(row, j * p.heads_k + p.kv_head(head)));
+      add_absolute(out, row, by.shares.of(pairs.back().share), p.v.data() + pairs.back().key * p.dim_v, p.dim_v);
     }
-    if (dout && !p.sink.empty() && sees_some) dsink[at(head)] += std::exp(p.sink[at(head)] - lse) * d_error;
+    if (!dout || pairs.empty()) return;
+    double d = 0, d_error = 0;
+    for (Index c = row * p.dim_v; c < (row + 1) * p.dim_v; ++c) {
+      d += (*dout)[at(c)] * forward.out.value[at(c)];
+      d_error += std::abs((*dout)[at(c)]) * (by.out.of(forward.out.value[at(c)]) + out[at(c)]);
+    }
+    for (const Pair& pair : pairs) add_pair(pair, d, d_error);
+    if (!p.sink.empty()) dsink[at(head)] += std::exp(p.sink[at(head)] - forward.lse.value[at(row)]) * d_error;
   }
 
-  void add_pair(Index row, Index key, double lse, double d, double d_error) {
+  Pair pair_of(Index row, Index key) const {
     const DenseProblem& p = problem;
-    const double *q = p.q.data() + row * p.dim_qk, *k = p.k.data() + key * p.dim_qk, *v = p.v.data() + key * p.dim_v;
-    const double x = p.scale * dot(q, k, p.dim_qk);
+    const double x = p.scale * dot(p.q.data() + row * p.dim_qk, p.k.data() + key * p.dim_qk, p.dim_qk);
     const double bent = p.softcap > 0 ? std::tanh(x / p.softcap) : 0;
-    const double share = std::exp((p.softcap > 0 ? p.softcap * bent : x) - lse);
-    add_absolute(out, row, by.shares.of(share), v, p.dim_v);
-    if (!dout) return;
-    const double* g = dout->data() + row * p.dim_v;
-    const double slope = p.scale * (1 - bent * bent) * share;
-    const double ds_error = by.shares.of(slope * (dot(g, v, p.dim_v) - d)) + std::abs(slope) * d_error;
-    add_absolute(dq, row, ds_error, k, p.dim_qk);
-    add_absolute(dk, key, ds_error, q, p.dim_qk);
-    add_absolute(dv, key, by.shares.of(share), g, p.dim_v);
+    const double share = std::exp((p.softcap > 0 ? p.softcap * bent : x) - forward.lse.value[at(row)]);
+    return {row, key, share, p.scale * (1 - bent * bent) * share};
+  }
+
+  void add_pair(const Pair& pair, double d, double d_error) {
+    const DenseProblem& p = problem;
+    const double *g = dout->data() + pair.row * p.dim_v, *v = p.v.data() + pair.key * p.dim_v;
+    const double ds_error = by.shares.of(pair.slope * (dot(g, v, p.dim_v) - d)) + std::abs(pair.slope) * d_error;
+    add_absolute(dq, pair.row, ds_error, p.k.data() + pair.key * p.dim_qk, p.dim_qk);
+    add_absolute(dk, pair.key, ds_error, p.q.data() + pair.row * p.dim_qk, p.dim_qk);
+    add_absolute(dv, pair.key, by.shares.of(pair.share), g, p.dim_v);
   }
 
   const DenseProblem& problem;

@@ -40,8 +40,8 @@ Arithmetic kernel_arithmetic(DType inputs, DType gradients);
 //   dq     sum of dS·k       order·work·(dense bound) + sum of (u·|dS| + slope·P·|eD|)·|k| + rounding of gradients
 //   dk     sum of dS·q       the same with |q|
 //   dsink  -sum of share·D   order·work·(dense bound) + sum of share·|eD|
-// where eD, the error of D that a rounded `out` makes, is the sum of |dout|·(rounding of out). lse and max_logit are
-// never rounded to 16 bits.
+// where eD, the error that D has from the forward's out, is the sum of |dout|·(u·sum of P·|v| + rounding of out). lse
+// and max_logit are never rounded to 16 bits.
 struct Expected {
   Bounded out, lse, max_logit, dq, dk, dv, dsink;
 };

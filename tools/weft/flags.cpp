@@ -44,9 +44,9 @@ const std::vector<Group>& shared_groups() {
         {"runs", "FILE", R"(layout explicit, a list a rank: [[{"row":0,"token":0,"count":4,"stride":1},..],..])"},
         {"runs-k", "FILE", "the same for the keys of cross-attention"}}},
       {"Attention",
-       {{"heads", "HQ[:HK]", "query and K/V heads (explain: 32:8, verify: 2:1)"},
-        {"dim", "DQK[:DV]", "width of q and k, and of v (explain: 128, verify: 8)"},
-        {"dtype", "NAME", "f64, f32, bf16 or f16 (explain: bf16, verify: f32)"},
+       {{"heads", "HQ[:HK]", "query and K/V heads (explain: 32:8, verify: 2:1, bench: 8:2)"},
+        {"dim", "DQK[:DV]", "width of q and k, and of v (explain, bench: 128, verify: 8)"},
+        {"dtype", "NAME", "f64, f32, bf16 or f16 (explain: bf16, verify, bench: f32)"},
         {"scale", "X", "of the logits; 1/sqrt(DQK) if not given"},
         {"softcap", "X", "0 (default) is off"},
         {"sink", "NAME", "none (default), off_by_one or learnable"}}},
@@ -57,6 +57,11 @@ const std::vector<Group>& shared_groups() {
 }  // namespace
 
 void Flags::add(CLI::App& verb, std::string_view group, const FlagSpec& flag) {
+  if (flag.value.empty()) {
+    const auto note = [this, name = std::string(flag.name)] { values_[name] = ""; };
+    verb.add_flag_callback("--" + std::string(flag.name), note, std::string(flag.help))->group(std::string(group));
+    return;
+  }
   const auto keep = [this, name = std::string(flag.name)](const std::string& value) { values_[name] = value; };
   verb.add_option_function<std::string>("--" + std::string(flag.name), keep, std::string(flag.help))
       ->type_name(std::string(flag.value))

@@ -16,7 +16,7 @@ namespace weft::tool {
 
 struct FlagSpec {
   std::string_view name;   // "docs" for --docs
-  std::string_view value;  // what stands for the value in --help
+  std::string_view value;  // what stands for the value in --help; empty: takes none
   std::string_view help;
 };
 

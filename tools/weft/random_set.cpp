@@ -27,7 +27,7 @@ Checked check_one(const RandomSet& set, Index i) {
   check::RandomChoices choices(set.seed + static_cast<unsigned long long>(i));
   Checked checked{random_case(choices, set.layout), {}};
   try {
-    checked.outcome = check_case(checked.given);
+    checked.outcome = check_case(checked.given, set.kernel);
   } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
     checked.outcome.failure = fmt::format("refused: {}", error.what());
   }
@@ -67,13 +67,13 @@ void show_progress(Index done, const RandomSet& set, const Tally& tally) {
 }  // namespace
 
 Tally check_random(const RandomSet& set) {
-  Tally tally;
+  Tally tally(set.kernel);
   for (Index first = 0; first < set.count; first += kBatch) {
     const Index last = std::min(first + kBatch, set.count);
     for (const Checked& checked : check_batch(set, first, last)) {
       tally.add(checked.given, checked.outcome);
       if (!checked.outcome.failure || tally.failed() > kShown) continue;
-      fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure, command_of(checked.given));
+      fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure, command_of(checked.given, set.kernel));
       if (tally.failed() == kShown) fmt::print("(further failures are counted, not shown)\n");
     }
     show_progress(last, set, tally);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "tally.h"
 
@@ -12,6 +13,7 @@ struct RandomSet {
   unsigned long long seed = 0;  // case i is drawn from seed + i
   std::optional<LayoutKind> layout = {};
   Index threads = 1;
+  std::string kernel = {};
 };
 
 // Prints failures as they come, the first ten with the command that gives the case again.

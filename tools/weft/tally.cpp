@@ -68,8 +68,8 @@ void check_law_of(const check::Case& c, Outcome& to) {
   if (to.law->violation) to.failure = "law: " + *to.law->violation;
 }
 
-void check_attention_of(const check::Case& c, Outcome& to) {
-  to.attention = check_attention(c);
+void check_attention_of(const check::Case& c, const std::string& kernel, Outcome& to) {
+  to.attention = check_attention(c, kernel);
   if (to.attention.empty())
     to.skipped.emplace_back("attention: queries and keys are laid out in different strides, no plan goes with that");
   for (const check::AttendReport& report : to.attention) {
@@ -82,7 +82,7 @@ bool worse(double a, double b) { return !(a <= b); }
 
 }  // namespace
 
-Outcome check_case(const check::Case& c) {
+Outcome check_case(const check::Case& c, const std::string& kernel) {
   Outcome outcome;
   const Problem problem = problem_of(c);
   const Layouts layouts = layouts_of(c, problem);
@@ -93,12 +93,16 @@ Outcome check_case(const check::Case& c) {
     check_law_of(c, outcome);
   if (auto reason = too_large_for_attention(c, pairs, problem))
     outcome.skipped.push_back(std::move(*reason));
+  else if (auto refused = check::refusal(c, kernel))
+    outcome.skipped.push_back("attention: " + std::move(*refused));
   else
-    check_attention_of(c, outcome);
+    check_attention_of(c, kernel, outcome);
   return outcome;
 }
 
-std::string command_of(const check::Case& c) { return "weft verify " + check::flags(c); }
+std::string command_of(const check::Case& c, const std::string& kernel) {
+  return "weft verify " + check::flags(c) + (kernel == check::kReference ? "" : " --kernel " + kernel);
+}
 
 void Tally::add(const check::Case& c, const Outcome& outcome) {
   for (const std::string& reason : outcome.skipped) ++skipped_[reason];
@@ -110,14 +114,15 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
   for (const check::AttendReport& report : outcome.attention) {
     for (const check::Measure& m : report.measures) {
       if (!worst_ || worse(m.worst, worst_->ratio))
-        worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c)};
+        worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c, kernel_)};
     }
   }
 }
 
 json Tally::to_json() const {
-  json out = {{"cases", cases_},          {"failed", failed_}, {"with_remote_keys", nontrivial_},
-              {"skipped", json::array()}, {"worst", nullptr},  {"by_layout", by_layout_}};
+  json out = {
+      {"kernel", kernel_},        {"cases", cases_},  {"failed", failed_},      {"with_remote_keys", nontrivial_},
+      {"skipped", json::array()}, {"worst", nullptr}, {"by_layout", by_layout_}};
   for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
   if (worst_)  // JSON has no infinity and no NaN: both become null
     out["worst"] = {{"ratio", worst_->ratio}, {"norm", worst_->norm},   {"tensor", worst_->tensor},

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -25,9 +26,9 @@ struct Outcome {
 };
 
 // Errors of the case itself are thrown as weft::Error.
-Outcome check_case(const check::Case& c);
+Outcome check_case(const check::Case& c, const std::string& kernel);
 // "weft verify ..": gives the same case again.
-std::string command_of(const check::Case& c);
+std::string command_of(const check::Case& c, const std::string& kernel);
 
 // The element that came nearest to its bound, of all cases.
 struct Worst {
@@ -37,15 +38,19 @@ struct Worst {
 
 class Tally {
  public:
+  explicit Tally(std::string kernel) : kernel_(std::move(kernel)) {}
+
   void add(const check::Case& c, const Outcome& outcome);
 
   Index cases() const { return cases_; }
   Index failed() const { return failed_; }
+  bool attended() const { return worst_.has_value(); }  // attention of at least one case was checked
   nlohmann::json to_json() const;
   // Counts by layout and mask, and how many of them had keys on other ranks.
   void print() const;
 
  private:
+  std::string kernel_;
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;

@@ -13,4 +13,7 @@ int explain(const Flags& flags);
 const std::vector<FlagSpec>& verify_flags();
 int verify(const Flags& flags);
 
+const std::vector<FlagSpec>& bench_flags();
+int bench(const Flags& flags);
+
 }  // namespace weft::tool

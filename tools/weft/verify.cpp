@@ -11,6 +11,7 @@
 #include "tally.h"
 #include "verbs.h"
 #include "weft/error.h"
+#include "weft/kernel.h"
 #include "words.h"
 
 namespace weft::tool {
@@ -39,10 +40,19 @@ void print_outcome(const Outcome& outcome) {
   for (const std::string& reason : outcome.skipped) fmt::print("Skipped {}\n", reason);
 }
 
-int verdict(const Tally& tally) {
+int verdict(const Flags& flags, const Tally& tally) {
+  if (flags.given("kernel") && !tally.attended() && tally.failed() == 0) {
+    fmt::print(stderr, "weft: kernel {} computed nothing; see why it was skipped\n", *flags.find("kernel"));
+    return 1;
+  }
   if (tally.cases() > 0) return tally.failed() > 0 ? 1 : 0;
   fmt::print(stderr, "weft: nothing was checked, so nothing is known to be right; use a smaller problem\n");
   return 1;
+}
+
+// Its full name, so that a report says what ran; Error for a name that no kernel has.
+std::string kernel_of(const Flags& flags) {
+  return std::string(find_kernel(flags.text("kernel", check::kReference)).name);
 }
 
 int verify_random(const Flags& flags) {
@@ -50,7 +60,8 @@ int verify_random(const Flags& flags) {
     flags.exclude("random", {name}, "random problems are drawn whole; only --layout can be chosen");
   RandomSet set{.count = flags.whole("random", 0, "2000"),
                 .seed = seed_of(flags),
-                .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2")};
+                .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2"),
+                .kernel = kernel_of(flags)};
   if (set.count < 1 || set.count > kMaxRandom)
     throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
   if (set.threads < 1 || set.threads > kMaxThreads)
@@ -60,23 +71,24 @@ int verify_random(const Flags& flags) {
   const Tally tally = check_random(set);
   tally.print();
   output.write(tally.to_json());
-  return verdict(tally);
+  return verdict(flags, tally);
 }
 
 int verify_one(const Flags& flags) {
   if (flags.given("threads"))
     throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
   const check::Case c = case_of(flags, kVerifyDefaults);
+  const std::string kernel = kernel_of(flags);
   const Problem problem = check::problem_of(c);
   check::layouts_of(c, problem);  // refuses what it refuses before anything is written
   JsonOutput output(flags.find("json"));
-  fmt::print("{}\n{}\n\n", problem_words(c, problem), attention_words(c));
-  const Outcome outcome = check_case(c);
+  fmt::print("{}\n{}, kernel {}\n\n", problem_words(c, problem), attention_words(c), kernel);
+  const Outcome outcome = check_case(c, kernel);
   print_outcome(outcome);
-  Tally tally;
+  Tally tally(kernel);
   tally.add(c, outcome);
   output.write(tally.to_json());
-  return verdict(tally);
+  return verdict(flags, tally);
 }
 
 }  // namespace
@@ -84,7 +96,8 @@ int verify_one(const Flags& flags) {
 const std::vector<FlagSpec>& verify_flags() {
   static const std::vector<FlagSpec> flags = {
       {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
-      {"threads", "N", "with --random; as many as the machine has if not given, the result is the same"}};
+      {"threads", "N", "with --random; as many as the machine has if not given, the result is the same"},
+      {"kernel", "NAME", "reference (default); cpu is the best CPU target here; cpu.scalar, .. one of them"}};
   return flags;
 }
 

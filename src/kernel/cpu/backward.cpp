@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "kernel/cpu/backward_work.h"
@@ -29,13 +30,16 @@ struct Statistics {
   std::vector<float> out, lse;
 };
 
-// One component for one group of heads: its parts add to sums of their own, and whoever ends last adds those up, always
-// in the same order.
+// One component for one group of heads. Its parts add to sums of their own, which are added up in the order of the parts
+// whoever ends first, and given back at once.
 struct Family {
   const Component* component;
   const HeadGroup* heads;
-  std::vector<std::vector<float>> sums;  // by part: dK rows, then dV rows
-  std::atomic<Index> left;
+  std::mutex guard;
+  std::vector<std::vector<float>> sums;  // by part: dK rows, then dV rows; empty before and after
+  std::vector<char> ended;               // by part
+  std::size_t next = 0;                  // part to be added next
+  std::vector<float> total;              // of all added so far, if the outputs cannot hold it
 };
 
 struct Job {
@@ -47,6 +51,8 @@ class Backward {
  public:
   Backward(const Target& target, const BackwardArgs& args)
       : target_(target),
+        width_k_(sum_width(args.k.dim)),
+        width_v_(sum_width(args.v.dim)),
         args_(args),
         statistics_(target, args_),
         slices_(useful_slices(args.slices)),
@@ -71,8 +77,6 @@ class Backward {
   }
 
  private:
-  Index dk_floats(const Component& c) const { return c.sum_rows * sum_width(args_.k.dim); }
-
   // Rows that no slice touches get exact zeros; the others are written once, by whoever owns them.
   void clear_untouched() {
     std::vector<char> rows(static_cast<std::size_t>(args_.q.rows), 0), keys(static_cast<std::size_t>(args_.k.rows), 0);
@@ -104,7 +108,7 @@ class Backward {
         family.component = c;
         family.heads = &g;
         family.sums.resize(c->parts.size());
-        family.left = static_cast<Index>(c->parts.size());
+        family.ended.resize(c->parts.size(), 0);
         for (std::size_t p = 0; p < c->parts.size(); ++p) jobs_.push_back({&family, p});
       }
     }
@@ -112,29 +116,71 @@ class Backward {
 
   void do_job(std::size_t job, float* scratch) {
     Family& family = *jobs_[job].family;
-    const Component& c = *family.component;
-    std::vector<float>& sums = family.sums[jobs_[job].part];
-    sums.assign(static_cast<std::size_t>(dk_floats(c) + c.sum_rows * sum_width(args_.v.dim)), 0.0f);
-    target_.backward_part(call_, {c.parts[jobs_[job].part], c.slices, *family.heads, sums.data(),
-                                  sums.data() + dk_floats(c),
-                                  dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
-    if (--family.left == 0) store_keys(family);
+    const std::size_t p = jobs_[job].part;
+    const RowPart& part = family.component->parts[p];
+    std::vector<float> sums(static_cast<std::size_t>(part.sums.size() * (width_k_ + width_v_)), 0.0f);
+    target_.backward_part(
+        call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
+                sums.data() + part.sums.size() * width_k_,
+                dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
+    const std::lock_guard lock(family.guard);
+    family.sums[p] = std::move(sums);
+    family.ended[p] = 1;
+    while (family.next < family.ended.size() && family.ended[family.next]) add_part(family, family.next++);
   }
 
-  void store_keys(Family& family) {
+  // f32 gradients are summed where they will lie; others in f32 beside them, and rounded when the last part is in.
+  void add_part(Family& family, std::size_t p) {
     const Component& c = *family.component;
-    std::vector<float>& sum = family.sums.front();
-    for (std::size_t p = 1; p < family.sums.size(); ++p)
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += family.sums[p][i];
-    const float *dk = sum.data(), *dv = sum.data() + dk_floats(c);
+    const RowPart& part = c.parts[p];
+    const std::vector<float> sums = std::move(family.sums[p]);
+    const float *dk = sums.data(), *dv = dk + part.sums.size() * width_k_;
+    const bool only = c.parts.size() == 1, last = p + 1 == c.parts.size();
+    const bool in_place = !only && args_.dk.dtype == DType::f32 && args_.dv.dtype == DType::f32;
+    if (p == 0 && in_place) clear_keys(family);
+    if (!only && !in_place) {
+      family.total.resize(static_cast<std::size_t>(c.sum_rows * (width_k_ + width_v_)), 0.0f);
+      add_rows(dk, part.sums, width_k_, family.total.data());
+      add_rows(dv, part.sums, width_v_, family.total.data() + c.sum_rows * width_k_);
+      if (!last) return;
+      dk = family.total.data();
+      dv = dk + c.sum_rows * width_k_;
+    }
+    Index sum = 0;  // row of the sums
+    const Range held = only || in_place ? part.sums : Range{0, c.sum_rows};
     for (const Range& r : c.keys) {
-      for (Index key = r.begin; key < r.end; ++key, dk += sum_width(args_.k.dim), dv += sum_width(args_.v.dim)) {
-        target_.store_row(args_.dk, key, family.heads->kv_head, dk);
-        target_.store_row(args_.dv, key, family.heads->kv_head, dv);
+      for (Index key = r.begin; key < r.end; ++key, ++sum) {
+        if (sum < held.begin || sum >= held.end) continue;
+        const Index head = family.heads->kv_head, at = sum - held.begin;
+        if (in_place) {
+          add_to_row(args_.dk, key, head, dk + at * width_k_);
+          add_to_row(args_.dv, key, head, dv + at * width_v_);
+        } else {
+          target_.store_row(args_.dk, key, head, dk + at * width_k_);
+          target_.store_row(args_.dv, key, head, dv + at * width_v_);
+        }
       }
     }
-    family.sums.clear();
-    family.sums.shrink_to_fit();
+    family.total = {};
+  }
+
+  void clear_keys(const Family& family) {
+    for (const Range& r : family.component->keys) {
+      for (Index key = r.begin; key < r.end; ++key) {
+        clear_row(args_.dk, key, family.heads->kv_head);
+        clear_row(args_.dv, key, family.heads->kv_head);
+      }
+    }
+  }
+
+  static void add_rows(const float* from, Range rows, Index width, float* to) {
+    to += rows.begin * width;
+    for (Index i = 0; i < rows.size() * width; ++i) to[i] += from[i];
+  }
+
+  static void add_to_row(const TensorView& view, Index row, Index head, const float* from) {
+    float* to = view.at<float>(row, head);
+    for (Index i = 0; i < view.dim; ++i) to[i] += from[i];
   }
 
   void store_dsink() {
@@ -147,6 +193,7 @@ class Backward {
   }
 
   const Target& target_;
+  const Index width_k_, width_v_;  // of a row of the sums
   BackwardArgs args_;
   Statistics statistics_;
   std::vector<Slice> slices_;

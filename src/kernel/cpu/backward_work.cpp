@@ -92,14 +92,30 @@ std::vector<Block> blocks_of(const Component& c, std::span<const Slice> slices, 
 
 // Neighbouring blocks make a part, all parts about equal.
 void cut_parts(Component& c, const std::vector<Block>& blocks, Index count) {
-  Index done = 0;
+  Index done = 0, current = -1;
   for (const Block& b : blocks) {
     const Index part = min_of(count - 1, (done + b.pairs / 2) * count / max_of(1, c.pairs));
-    while (static_cast<Index>(c.parts.size()) <= part) c.parts.emplace_back();
-    c.parts.back().push_back(b.rows);
+    if (part != current) c.parts.emplace_back();
+    current = part;
+    c.parts.back().blocks.push_back(b.rows);
     done += b.pairs;
   }
-  std::erase_if(c.parts, [](const auto& part) { return part.empty(); });
+}
+
+// Which sums the rows of a part touch.
+void find_sums(Component& c, std::span<const Slice> slices) {
+  for (RowPart& part : c.parts) {
+    Range sums{c.sum_rows, 0};
+    for (const KeyPlace& p : c.slices) {
+      Slice s = slices[static_cast<std::size_t>(p.slice)];
+      s.q_begin = max_of(s.q_begin, part.blocks.front().begin);
+      s.q_end = min_of(s.q_end, part.blocks.back().end);
+      const Range keys = touched_keys(s);
+      if (keys.size() > 0)
+        sums = {min_of(sums.begin, keys.begin + p.shift), max_of(sums.end, keys.end + p.shift)};
+    }
+    part.sums = sums;
+  }
 }
 
 }  // namespace
@@ -130,6 +146,7 @@ std::vector<Component> components(std::span<const Slice> slices, Index block) {
     // Divided first: pairs of a long stream times 16 could overflow.
     const Index sixteenth = max_of(1, total / 16);
     cut_parts(all[i], blocks[i], max_of(1, ceil_div(all[i].pairs, sixteenth)));
+    find_sums(all[i], slices);
   }
   return all;
 }

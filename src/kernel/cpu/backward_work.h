@@ -14,11 +14,16 @@ struct KeyPlace {
   Index slice = 0, shift = 0;
 };
 
+struct RowPart {
+  std::vector<Range> blocks;  // of query rows
+  Range sums;                 // rows of the sums that these touch; the part keeps no others
+};
+
 struct Component {
   std::vector<KeyPlace> slices;
   std::vector<Range> keys;  // touched, sorted, apart from each other; sums hold them one after another
   Index sum_rows = 0;       // rows of the sums
-  std::vector<std::vector<Range>> parts;  // blocks of query rows, by part
+  std::vector<RowPart> parts;
   Index pairs = 0;
 };
 

@@ -137,8 +137,9 @@ class Bf16Backward {
       std::memset(dk_, 0, static_cast<std::size_t>(kKeys * wide_k_) * sizeof(float));
       std::memset(dv_, 0, static_cast<std::size_t>(kKeys * wide_v_) * sizeof(float));
       for (Index t = first; t <= last; ++t) add_tile(s, t * kRows, base, keys);
-      add_sums(dk_, wide_k_, keys, part.dk + (base + shift) * sum_width(call_.args.q.dim), sum_width(call_.args.q.dim));
-      add_sums(dv_, wide_v_, keys, part.dv + (base + shift) * sum_width(call_.args.v.dim), sum_width(call_.args.v.dim));
+      const Index sums = base + shift - part.first_sum;  // of the tile's first key
+      add_sums(dk_, wide_k_, keys, sums, part.dk, sum_width(call_.args.q.dim));
+      add_sums(dv_, wide_v_, keys, sums, part.dv, sum_width(call_.args.v.dim));
     }
   }
 
@@ -264,12 +265,13 @@ class Bf16Backward {
   }
 
   // Sums in blocks [column pair][key pair] to rows of plain floats.
-  static void add_sums(const float* blocks, Index columns, Range keys, float* to, Index stride) {
+  static void add_sums(const float* blocks, Index columns, Range keys, Index first, float* sums, Index stride) {
     for (Index key = keys.begin; key < keys.end; ++key) {
       const float* from = blocks + key / 2 * 4 + key % 2 * 2;
+      float* to = sums + (first + key) * stride;
       for (Index d = 0; d < columns; d += 2) {
-        to[key * stride + d] += from[d / 2 * (kKeys / 2) * 4];
-        to[key * stride + d + 1] += from[d / 2 * (kKeys / 2) * 4 + 1];
+        to[d] += from[d / 2 * (kKeys / 2) * 4];
+        to[d + 1] += from[d / 2 * (kKeys / 2) * 4 + 1];
       }
     }
   }

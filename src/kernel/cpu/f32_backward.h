@@ -118,8 +118,8 @@ class F32Backward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / kTile * kTile; base < seen.end; base += kTile) {
       const Range keys{max_of(0, seen.begin - base), min_of(kTile, seen.end - base)};
       load_keys(base, keys, part.heads.kv_head);
-      const Index sums = base + shift;  // of the tile's first key
-      for (Index t = first; t <= last; ++t) add_tile(s, t * kTile, base, keys, part.dk + sums * wide_k_, part.dv + sums * wide_v_);
+      const Index sums = base + shift - part.first_sum;  // of the tile's first key
+      for (Index t = first; t <= last; ++t) add_tile(s, t * kTile, base, keys, sums, part);
     }
   }
 
@@ -137,7 +137,7 @@ class F32Backward {
   }
 
   // Rows [row, row + 64) of the block against the keys at hand.
-  void add_tile(const Slice& s, Index row, Index base, Range keys, float* dk, float* dv) {
+  void add_tile(const Slice& s, Index row, Index base, Range keys, Index sums, const BackwardPart& part) {
     Range panels[kTile / kPanel];  // keys that each panel sees
     bool any = false;
     for (Index n = 0; n < kTile / kPanel; ++n) {
@@ -153,7 +153,7 @@ class F32Backward {
       }
       clear_unseen(n * kPanel, keys, panels[n]);
     }
-    if (any) add_keys(row, keys, panels, dk, dv);
+    if (any) add_keys(row, keys, panels, sums, part);
   }
 
   // P^T and dS^T of one panel, and what its rows get: dQ += dS·K.
@@ -215,7 +215,7 @@ class F32Backward {
   }
 
   // What the keys get: dV += P^T·dO, dK += dS^T·Q, four keys at a time over the panels that see any of them.
-  void add_keys(Index row, Range keys, const Range* panels, float* dk, float* dv) {
+  void add_keys(Index row, Range keys, const Range* panels, Index sums, const BackwardPart& part) {
     for (Index j = keys.begin; j < keys.end;) {
       const Index count = min_of(4, keys.end - j);
       Index first = kTile / kPanel, last = 0;
@@ -227,22 +227,22 @@ class F32Backward {
       if (first < last) {
         const Index offset = first * kPanel, n = (last - first) * kPanel;
         if (count == 4)
-          add_rows<4>(row + offset, j, offset, n, dk, dv);
+          add_rows<4>(row + offset, j, offset, n, sums, part);
         else
-          for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, dk, dv);
+          for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, sums, part);
       }
       j += count;
     }
   }
 
   template <int kKeys>
-  void add_rows(Index row, Index j, Index offset, Index n, float* dk, float* dv) {
+  void add_rows(Index row, Index j, Index offset, Index n, Index sums, const BackwardPart& part) {
     for (Index c = 0; c < wide_v_; c += kPanel)
       product_by_rows<S, kKeys, true>(p_ + j * kTile + offset, kTile, n, dout_ + row * wide_v_ + c, wide_v_,
-                                      dv + j * wide_v_ + c, wide_v_);
+                                      part.dv + (sums + j) * wide_v_ + c, wide_v_);
     for (Index c = 0; c < wide_k_; c += kPanel)
       product_by_rows<S, kKeys, true>(ds_ + j * kTile + offset, kTile, n, q_ + row * wide_k_ + c, wide_k_,
-                                      dk + j * wide_k_ + c, wide_k_);
+                                      part.dk + (sums + j) * wide_k_ + c, wide_k_);
   }
 
   const BackwardCall& call_;

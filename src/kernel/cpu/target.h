@@ -39,8 +39,9 @@ struct BackwardPart {
   std::span<const Range> blocks;    // of query rows, in order
   std::span<const KeyPlace> slices;  // of the component
   const HeadGroup& heads;
-  float* dk;                        // [sum rows, sum_width(dqk)], zero at first
-  float* dv;                        // [sum rows, sum_width(dv)]
+  Index first_sum;                  // row of the component's sums that dk and dv begin with
+  float* dk;                        // [sums of the part, sum_width(dqk)], zero at first
+  float* dv;                        // [sums of the part, sum_width(dv)]
   float* dsink;                     // [hq] of this part, zero at first
   float* scratch;                   // backward_scratch() floats of this thread
 };
