@@ -73,7 +73,7 @@ TEST(Problem, OwnSlices) {
   EXPECT_EQ(Problem(lengths({9}), {.slices = {{{0, 9, 0, 9, -kInf, -1}, {0, 9, 0, 9, 0, 0}, {0, 9, 0, 9, 1, kInf}}}})
                 .visible_pairs(),
             81);
-  EXPECT_EQ(Problem(lengths({9}), {.slices = {{}}}).visible_pairs(), 0);
+  EXPECT_EQ(Problem(lengths({9}), {.slices = std::vector<Slice>{}}).visible_pairs(), 0);
 }
 
 TEST(Problem, Refusals) {
@@ -82,7 +82,7 @@ TEST(Problem, Refusals) {
   expect_refusal(mask({.right = -7}), {"window right = -7"});
   expect_refusal(mask({.chunk = 0}), {"chunk size 0", "1 or more"});
   expect_refusal(mask({.chunk = -5}), {"chunk size -5"});
-  expect_refusal(mask({.causal = true, .slices = {{}}}), {"its own slices", "lo and hi"});
+  expect_refusal(mask({.causal = true, .slices = std::vector<Slice>{}}), {"its own slices", "lo and hi"});
   expect_refusal(mask({.slices = {{{0, 10, 0, 9}}}}), {"slice 0", "query range 0:10", "0:9"});
   expect_refusal(mask({.slices = {{{0, 1, 0, 1}, {0, 1, -1, 2}}}}), {"slice 1", "key range -1:2"});
   expect_refusal(mask({.slices = {{{3, 2, 0, 9}}}}), {"query range 3:2"});

@@ -7,7 +7,7 @@
 - A ```console block that begins with `$ weft` is run, all of its commands in one empty folder; what they print must be
   what the block shows. A last line `...` ends a shortened output: what stands before it must be its beginning.
 - Relative links and their #anchors lead somewhere, and every page of docs/ can be reached from the README.
-- The README names the two commands, and shows a picture before it.
+- The README names the two commands, after a picture and the example.
 
 The command is $WEFT, or build/release/weft of the source folder. Python's standard library alone.
 """
@@ -115,8 +115,9 @@ def check_example(source, text, report):
 
 def check_order(text, report):
     """Picture and example before the commands that install."""
-    places = [text.find(words) for words in ("$ weft explain", "```cpp", "make demo", "make test")]
-    if -1 in places or places != sorted(places):
+    found = [re.search(words, text) for words in (r"\$ weft explain", "```cpp", r"make demo\b", r"make test\b")]
+    places = [m.start() for m in found if m]
+    if len(places) < len(found) or places != sorted(places):
         report("README.md: a picture ($ weft explain), the example, `make demo` and `make test` are not there in order")
 
 

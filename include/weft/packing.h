@@ -62,7 +62,7 @@ class WEFT_API Stream {
 class WEFT_API Packing {
  public:
   Packing() = default;
-  Packing(Stream both);  // self-attention
+  Packing(Stream both);  // self-attention; a stream is all it takes  NOLINT(google-explicit-constructor)
   Packing(Stream q, Stream k);
 
   const Stream& q() const { return q_; }

@@ -64,6 +64,7 @@ Index Definition::first_key(Index k_token) const {
 }
 
 std::vector<std::vector<Index>> Definition::owned(bool keys) const {
+  if (case_.layout == LayoutKind::balanced || case_.layout == LayoutKind::explicit_runs) return {};
   const Side& side = keys && case_.k ? *case_.k : case_.q;
   const std::vector<Index>& offsets = begins(side);
   const Index n = case_.ranks, begin = offsets.front(), total = offsets.back() - begin;
@@ -74,14 +75,13 @@ std::vector<std::vector<Index>> Definition::owned(bool keys) const {
     switch (case_.layout) {
       case LayoutKind::contiguous: owner = (t - begin) / ((total + n - 1) / n); break;
       case LayoutKind::zigzag: owner = folded((t - begin) / ((total + 2 * n - 1) / (2 * n))); break;
-      case LayoutKind::striped: owner = (t - begin) % n; break;
       case LayoutKind::dual_chunk: {
         std::size_t s = 0;
         while (offsets[s + 1] <= t) ++s;
         owner = folded((t - offsets[s]) / ((offsets[s + 1] - offsets[s]) / (2 * n)));
         break;
       }
-      default: return {};
+      default: owner = (t - begin) % n;  // striped
     }
     rows[static_cast<std::size_t>(owner)].push_back(t);
   }

@@ -126,6 +126,10 @@ def test_an_empty_value_is_no_length(weft):
     refused(weft("verify", "--docs", ""), ["''", "--docs 256,512,1024"])
 
 
+def test_a_message_is_one_line(weft):
+    refused(weft("verify", "--docs", "5\n6\x1b[0m"), ["5?6?[0m", "--docs 256,512,1024"])
+
+
 @pytest.mark.parametrize("text, says", SLICES, ids=[s[0] for s in SLICES])
 def test_slices(weft, text, says):
     refused(weft("verify", "--docs", "4", "--slices", text), says)

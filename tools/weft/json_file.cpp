@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <optional>
@@ -59,6 +60,7 @@ Source parse(std::string_view flag, const std::string& value, std::string_view e
   } catch (const json::exception& error) {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     what.erase(0, what.find("] ") + 2);
+    std::replace_if(what.begin(), what.end(), [](char c) { return static_cast<unsigned char>(c) > 126; }, '?');
     throw Error(fmt::format("{}: {}", source.name, what), remedy);
   }
   if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
@@ -88,8 +90,9 @@ void check_object(const std::string& at, const json& value, std::initializer_lis
 
 // Limits keep the arithmetic of whoever gets the value far from overflow.
 Index number(const std::string& at, const json& value) {
-  const bool small = value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxTokens);
-  if (!small || value < -kMaxTokens || value > kMaxTokens)
+  const bool whole = value.is_number_integer();
+  const bool too_large = value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{kMaxTokens};
+  if (!whole || too_large || value.get<Index>() < -kMaxTokens || value.get<Index>() > kMaxTokens)
     refuse(at, fmt::format("{} is not a whole number within +-{}", shown(value), kMaxTokens),
            "use whole numbers in this range");
   return value.get<Index>();

@@ -21,6 +21,12 @@ struct Verb {
   weft::tool::Flags flags = {};
 };
 
+// One line, whatever a flag's value was: it is part of the message.
+void complain(std::string message) {
+  std::replace_if(message.begin(), message.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, '?');
+  fmt::print(stderr, "weft: {}\n", message);
+}
+
 int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<Verb>& verbs) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
   std::string verb;
@@ -29,9 +35,9 @@ int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<
   }
   const std::vector<std::string> unknown = app.remaining(true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unknown.empty())
-    fmt::print(stderr, "weft: '{}' is not known here; see weft{} --help\n", unknown.front(), verb);
+    complain(fmt::format("'{}' is not known here; see weft{} --help", unknown.front(), verb));
   else
-    fmt::print(stderr, "weft: {}; see weft{} --help\n", error.what(), verb);
+    complain(fmt::format("{}; see weft{} --help", error.what(), verb));
   return kBadInput;
 }
 
@@ -79,13 +85,13 @@ int main(int argc, char** argv) {
   try {
     code = run(argc, argv);
   } catch (const weft::Error& error) {
-    fmt::print(stderr, "weft: {}\n", error.what());
+    complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "weft: out of memory; use fewer tokens, documents or ranks\n");
+    complain("out of memory; use fewer tokens, documents or ranks");
     return kFailed;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "weft: internal error: {}\n", error.what());
+    complain(fmt::format("internal error: {}", error.what()));
     return kFailed;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {

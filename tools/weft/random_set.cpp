@@ -68,13 +68,16 @@ void show_progress(Index done, const RandomSet& set, const Tally& tally) {
 
 Tally check_random(const RandomSet& set) {
   Tally tally(set.kernel);
+  Index failed = 0;
   for (Index first = 0; first < set.count; first += kBatch) {
     const Index last = std::min(first + kBatch, set.count);
     for (const Checked& checked : check_batch(set, first, last)) {
       tally.add(checked.given, checked.outcome);
-      if (!checked.outcome.failure || tally.failed() > kShown) continue;
-      fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure, command_of(checked.given, set.kernel));
-      if (tally.failed() == kShown) fmt::print("(further failures are counted, not shown)\n");
+      if (!checked.outcome.failure || ++failed > kShown + 1) continue;
+      if (failed <= kShown)
+        fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure, command_of(checked.given, set.kernel));
+      else
+        fmt::print("(further failures are counted, not shown)\n");
     }
     show_progress(last, set, tally);
   }

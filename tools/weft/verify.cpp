@@ -24,12 +24,16 @@ void print_law(const check::LawReport& law) {
              grouped(law.pairs), grouped(law.slices), law.violation ? "FAILED, " + *law.violation : "ok");
 }
 
+std::string ratio_text(double ratio) {
+  return ratio < 1000 ? fmt::format("{:.3f}", ratio) : fmt::format("{:.1e}", ratio);
+}
+
 void print_attention(const std::vector<check::AttendReport>& reports) {
   fmt::print("\nAttention of all ranks together against a dense softmax in f64.\n");
   fmt::print("  {:<12}{:<16}{:>10}{:>12}  {:<8}{}\n", "", "keys", "of bound", "rel. norm", "", "worst element");
   for (const check::AttendReport& report : reports) {
     for (const check::Measure& m : report.measures)
-      fmt::print("  {:<12}{:<16}{:>10.3f}{:>12.1e}  {:<8}{}\n", m.tensor, report.keys, m.worst, m.norm,
+      fmt::print("  {:<12}{:<16}{:>10}{:>12.1e}  {:<8}{}\n", m.tensor, report.keys, ratio_text(m.worst), m.norm,
                  m.worst < 1 ? "ok" : "FAILED", m.where);
   }
 }
