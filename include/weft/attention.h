@@ -42,7 +42,7 @@ struct PartialView {
   TensorView sums = {};                // [tq, hq, dv] f32
   RowState<float>* states = nullptr;   // [tq, hq]
 
-  bool given() const { return states != nullptr || sums.given(); }
+  bool given() const { return states != nullptr || sums.heads != 0; }
 };
 
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).

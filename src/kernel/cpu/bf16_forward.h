@@ -169,7 +169,7 @@ class Bf16Forward {
       float* at = max_ + (p * kPairs + i) * 4;
       const float32x4_t old = vld1q_f32(at), seen = vmaxq_f32(minus_max[i], vrev64q_f32(minus_max[i]));
       // Nothing seen stays nothing seen, however it is scaled.
-      const uint32x4_t any = vcgtq_f32(seen, vdupq_n_f32(kNoMax));
+      const uint32x4_t any = vmvnq_u32(vcleq_f32(seen, vdupq_n_f32(kNoMax)));  // NaN is something
       const float32x4_t now = vmaxq_f32(old, vbslq_f32(any, vmulq_f32(seen, by), old));
       const float32x4_t shrink = exp2_or_zero<Neon>(vsubq_f32(old, now));
       vst1q_f32(factor_ + i * 4, shrink);

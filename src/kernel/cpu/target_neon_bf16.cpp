@@ -15,9 +15,10 @@ namespace {
 using Forward = F32Forward<Neon>;
 using Backward = F32Backward<Neon>;
 
-template <class Call>
-bool in_bf16(const Call& call) {
-  return call.args.q.dtype == DType::bf16;
+bool in_bf16(const ForwardCall& call) { return call.args.q.dtype == DType::bf16; }
+// dout may be of another dtype, which rounding to bf16 would not do justice.
+bool in_bf16(const BackwardCall& call) {
+  return call.args.q.dtype == DType::bf16 && call.args.dout.dtype == DType::bf16;
 }
 
 constexpr Target make_target() {
