@@ -16,7 +16,9 @@ WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, fl
   switch (view.dtype) {
     case DType::f32: std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float)); break;
     case DType::bf16: S::widen(view.at<bf16>(row, head), to, view.dim); break;
-    default: S::widen(view.at<f16>(row, head), to, view.dim);
+    case DType::f16: S::widen(view.at<f16>(row, head), to, view.dim); break;
+    default:
+      for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(view.at<double>(row, head)[i]);
   }
   for (Index i = view.dim; i < width; ++i) to[i] = 0;
 }
