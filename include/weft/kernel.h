@@ -22,7 +22,7 @@ struct KernelRequest {
 };
 
 struct Kernel {
-  std::string_view name;   // "reference", "cpu.scalar", "cpu.neon", "cpu.avx2", "cpu.avx512"
+  std::string_view name;   // "reference", "cpu.scalar", "cpu.neon", "cpu.avx2", "cpu.avx512", ...
   std::string_view about;  // one line
   // Why it cannot do the request; none if it can. Asks this machine too, so the answer holds here and now.
   std::optional<std::string> (*refusal)(const KernelRequest& request);

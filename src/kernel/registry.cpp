@@ -73,6 +73,7 @@ std::vector<Kernel> all_kernels() {
   all.push_back(cpu_kernel<cpu::neon_target>("cpu.neon"));
 #endif
 #ifdef __x86_64__
+  all.push_back(cpu_kernel<cpu::avx512_bf16_target>("cpu.avx512_bf16"));
   all.push_back(cpu_kernel<cpu::avx512_target>("cpu.avx512"));
   all.push_back(cpu_kernel<cpu::avx2_target>("cpu.avx2"));
 #endif

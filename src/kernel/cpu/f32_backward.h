@@ -1,4 +1,5 @@
-// Backward in f32 over any SIMD type: P^T and dS^T are recomputed tile by tile from the LSE, rows in lanes.
+// Backward over any SIMD type: P^T and dS^T are recomputed tile by tile from the LSE, rows in lanes. Sums are f32
+// whatever the units (units.h); of pairs, P and dS are rounded to bf16.
 #pragma once
 
 #include "kernel/cpu/elementwise.h"
@@ -30,24 +31,34 @@ class F32Backward {
   static constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   static constexpr Index kTile = 64;  // rows and keys of a tile: P^T and dS^T of 16 KiB each, beside K and V in L2
   static constexpr Index kWidth = S::kPvVectors * S::kLanes;
+  // Floats are operands where they were computed, beside those of the tile's other panels; pairs are made from others.
+  static constexpr bool kInPlace = S::kPair == 1;
+  static constexpr Index kScores = kInPlace ? kTile : kPanel;  // floats from the scores of a key to the next key's
 
   F32Backward(const BackwardCall& call, Index rows, float* scratch)
       : call_(call),
         wide_k_(sum_width(call.args.q.dim)),
         wide_v_(sum_width(call.args.v.dim)),
+        units_k_(wide_k_ / S::kPair),
+        units_v_(wide_v_ / S::kPair),
+        factor_of_scores_(call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E),
         scratch_(scratch) {
     const Index most = round_up(rows, kTile);
-    q_ = take(most * wide_k_);
-    dout_ = take(most * wide_v_);
-    q_panels_ = take(most * wide_k_);
-    dout_panels_ = take(most * wide_v_);
+    q_ = take(most * units_k_);
+    dout_ = take(most * units_v_);
+    q_panels_ = take(most * units_k_);
+    dout_panels_ = take(most * units_v_);
     dq_ = take(most * wide_k_);
     lse_ = take(most);
     delta_ = take(most);
-    k_ = take(kTile * wide_k_);
-    v_ = take(kTile * wide_v_);
-    p_ = take(kTile * kTile);
-    ds_ = take(kTile * kTile);
+    k_ = take(kTile * units_k_);
+    v_ = take(kTile * units_v_);
+    p_ = take(kTile * kScores);
+    ds_ = take(kTile * kScores);
+    k_by_keys_ = kInPlace ? k_ : take(kTile * units_k_);
+    p_by_rows_ = kInPlace ? p_ : take(kTile * kTile / S::kPair);
+    ds_by_rows_ = kInPlace ? ds_ : take(kTile * kTile / S::kPair);
+    row_ = take(2 * wide_v_);
     tokens_ = reinterpret_cast<Index*>(take(2 * most));
   }
 
@@ -73,37 +84,44 @@ class F32Backward {
 
   void load_block(const BackwardPart& part, Range block) {
     const Index group = static_cast<Index>(part.heads.heads.size()), most = round_up(rows_, kTile);
-    for (Index r = 0; r < most; ++r) {
-      tokens_[r] = block.begin + min_of(r, rows_ - 1) / group;
-      float *q = q_ + r * wide_k_, *dout = dout_ + r * wide_v_;
-      if (r >= rows_) {
-        std::memset(q, 0, static_cast<std::size_t>(wide_k_) * sizeof(float));
-        std::memset(dout, 0, static_cast<std::size_t>(wide_v_) * sizeof(float));
-        lse_[r] = std::numeric_limits<float>::infinity();  // its P is 0
-        delta_[r] = 0;
-        continue;
+    for (Index first = 0; first < most; first += kPanel) {
+      // The key tile is free before the keys come.
+      float *q = kInPlace ? q_ + first * units_k_ : k_, *dout = kInPlace ? dout_ + first * units_v_ : v_;
+      for (Index x = 0; x < kPanel; ++x) {
+        const Index r = first + x;
+        tokens_[r] = block.begin + min_of(r, rows_ - 1) / group;
+        load_row(part, r, q + x * units_k_, dout + x * units_v_);
       }
-      const Index h = head(part, r);
-      load_f32<S>(call_.args.q, tokens_[r], h, q, wide_k_);
-      load_f32<S>(call_.args.dout, tokens_[r], h, dout, wide_v_);
-      load_statistics(part, r, h);
+      pack_panel<S>(q, units_k_, factor_of_scores_, q_panels_ + first * units_k_);
+      pack_panel<S>(dout, units_v_, 1.0f, dout_panels_ + first * units_v_);
+      pair_rows<S>(q, kPanel, units_k_, q_ + first * units_k_);
+      pair_rows<S>(dout, kPanel, units_v_, dout_ + first * units_v_);
     }
-    const float factor = call_.softcap > 0 ? call_.scale / call_.softcap : call_.scale * kLog2E;
-    for (Index r = 0; r < most; r += kPanel) {
-      pack_panel<S>(q_ + r * wide_k_, wide_k_, factor, q_panels_ + r * wide_k_);
-      pack_panel<S>(dout_ + r * wide_v_, wide_v_, 1.0f, dout_panels_ + r * wide_v_);
+    clear_units(dq_, most * wide_k_);
+  }
+
+  void load_row(const BackwardPart& part, Index r, float* q, float* dout) {
+    if (r >= rows_) {
+      clear_units(q, units_k_);
+      clear_units(dout, units_v_);
+      lse_[r] = std::numeric_limits<float>::infinity();  // its P is 0
+      delta_[r] = 0;
+      return;
     }
-    std::memset(dq_, 0, static_cast<std::size_t>(most * wide_k_) * sizeof(float));
+    const Index h = head(part, r);
+    load_units<S>(call_.args.q, tokens_[r], h, q, units_k_);
+    load_units<S>(call_.args.dout, tokens_[r], h, dout, units_v_);
+    load_statistics(part, r, h);
   }
 
   // LSE in units of log 2, delta = dout·out, and the row's share of the sink's gradient.
   void load_statistics(const BackwardPart& part, Index r, Index h) {
     const float lse = load_number(call_.args.lse, tokens_[r], h);
     lse_[r] = is_no_keys(lse) ? std::numeric_limits<float>::infinity() : lse * kLog2E;
-    load_f32<S>(call_.args.out, tokens_[r], h, v_, wide_v_);  // the key tile is free before the keys come
-    float sum = 0;
-    const float* dout = dout_ + r * wide_v_;
-    for (Index i = 0; i < call_.args.v.dim; ++i) sum += dout[i] * v_[i];
+    float *out = row_, *dout = row_ + wide_v_, sum = 0;
+    load_f32<S>(call_.args.out, tokens_[r], h, out, wide_v_);
+    load_f32<S>(call_.args.dout, tokens_[r], h, dout, wide_v_);
+    for (Index i = 0; i < call_.args.v.dim; ++i) sum += dout[i] * out[i];
     delta_[r] = sum;
     const float sink = sink_logit_f32(call_.args.attention.sink, h);
     if (!is_no_keys(sink)) part.dsink[h] -= std::exp(sink - lse) * sum;
@@ -124,16 +142,18 @@ class F32Backward {
   }
 
   void load_keys(Index base, Range keys, Index head) {
-    for (Index j = keys.begin / 4 * 4; j < round_up(keys.end, 4); ++j) {
-      float *k = k_ + j * wide_k_, *v = v_ + j * wide_v_;
+    const Index from = keys.begin / S::kKeys * S::kKeys, to = round_up(keys.end, S::kKeys);
+    for (Index j = from; j < to; ++j) {
+      float *k = k_ + j * units_k_, *v = v_ + j * units_v_;
       if (j >= keys.begin && j < keys.end) {
-        load_f32<S>(call_.args.k, base + j, head, k, wide_k_);
-        load_f32<S>(call_.args.v, base + j, head, v, wide_v_);
+        load_units<S>(call_.args.k, base + j, head, k, units_k_);
+        load_units<S>(call_.args.v, base + j, head, v, units_v_);
       } else {
-        std::memset(k, 0, static_cast<std::size_t>(wide_k_) * sizeof(float));
-        std::memset(v, 0, static_cast<std::size_t>(wide_v_) * sizeof(float));
+        clear_units(k, units_k_);
+        clear_units(v, units_v_);
       }
     }
+    pair_rows<S>(k_ + from * units_k_, to - from, units_k_, k_by_keys_ + from * units_k_);
   }
 
   // Rows [row, row + 64) of the block against the keys at hand.
@@ -158,66 +178,80 @@ class F32Backward {
 
   // P^T and dS^T of one panel, and what its rows get: dQ += dS·K.
   void add_panel(Index r, Index column, const Sight& sight) {
-    score<S>(k_, wide_k_, q_panels_ + r * wide_k_, sight.begin, sight.end, p_ + column, kTile);
-    score<S>(v_, wide_v_, dout_panels_ + r * wide_v_, sight.begin, sight.end, ds_ + column, kTile);
+    float *p = kInPlace ? p_ + column : p_, *ds = kInPlace ? ds_ + column : ds_;
+    score<S>(k_, units_k_, q_panels_ + r * units_k_, factor_of_scores_, sight.begin, sight.end, p, kScores);
+    score<S>(v_, units_v_, dout_panels_ + r * units_v_, 1.0f, sight.begin, sight.end, ds, kScores);
     if (call_.softcap > 0)
-      gradients<true>(r, column, sight);
+      gradients<true>(r, column, sight, p, ds);
     else
-      gradients<false>(r, column, sight);
+      gradients<false>(r, column, sight, p, ds);
+    const Range keys = whole_units<S>(sight);
     for (Index c = 0; c < wide_k_; c += kWidth)
       for (Index x = 0; x < kPanel; x += 4)
-        product_by_columns<S, false>(ds_ + sight.begin * kTile + column + x, kTile, sight.end - sight.begin,
-                                     k_ + sight.begin * wide_k_ + c, wide_k_, dq_ + (r + x) * wide_k_ + c, wide_k_,
-                                     nullptr);
+        product_by_columns<S, false>(ds + keys.begin / S::kPair * kScores + x, kScores, keys.size() / S::kPair,
+                                     k_by_keys_ + keys.begin * units_k_ + c, wide_k_, dq_ + (r + x) * wide_k_ + c,
+                                     wide_k_, nullptr);
   }
 
-  // P = 2^(score - LSE); dS = P·(dP - delta)·(d logit / d q·k).
+  // P = 2^(score - LSE); dS = P·(dP - delta)·(d logit / d q·k). dS replaces dP as [key / kPair][16] units; pairs of
+  // rows go to p_by_rows_ and ds_by_rows_, where P and dS of floats are already.
   template <bool kSoftcap>
-  void gradients(Index r, Index column, const Sight& sight) {
+  void gradients(Index r, [[maybe_unused]] Index column, const Sight& sight, float* p, float* ds) {
+    const Range keys = whole_units<S>(sight);
     const V size = S::all(call_.softcap * kLog2E), scale = S::all(call_.scale), one = S::all(1.0f);
     V bent[kSoftcap ? kTile * kVectors : 1];
     if constexpr (kSoftcap) {
-      for (Index j = sight.begin; j < sight.end; ++j)
+      for (Index j = keys.begin; j < keys.end; ++j)
         for (int v = 0; v < kVectors; ++v) {
-          float* at = p_ + j * kTile + column + v * S::kLanes;
+          float* at = p + j * kScores + v * S::kLanes;
           const V t = tanh<S>(S::load(at));
           bent[j * kVectors + v] = t;
           S::store(at, S::mul(t, size));
         }
     }
-    hide<S>(sight, p_ + column, kTile);
+    hide<S>(sight, p, kScores);
     V lse[kVectors], delta[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       lse[v] = S::load(lse_ + r + v * S::kLanes);
       delta[v] = S::load(delta_ + r + v * S::kLanes);
     }
-    for (Index j = sight.begin; j < sight.end; ++j)
+    for (Index j = keys.begin; j < keys.end; j += S::kPair)
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-        float *p = p_ + j * kTile + column + v * S::kLanes, *ds = ds_ + j * kTile + column + v * S::kLanes;
-        const V e = exp2_or_zero<S>(S::sub(S::load(p), lse[v]));
-        S::store(p, e);
-        V slope = scale;
-        if constexpr (kSoftcap) {
-          const V t = bent[j * kVectors + v];
-          slope = S::mul(scale, S::mul(S::sub(one, t), S::add(one, t)));
+        V d[S::kPair];
+        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) {
+          const Index at = (j + x) * kScores + v * S::kLanes;
+          const V e = exp2_or_zero<S>(S::sub(S::load(p + at), lse[v]));
+          V slope = scale;
+          if constexpr (kSoftcap) {
+            const V t = bent[(j + x) * kVectors + v];
+            slope = S::mul(scale, S::mul(S::sub(one, t), S::add(one, t)));
+          }
+          d[x] = S::mul(S::mul(e, S::sub(S::load(ds + at), delta[v])), slope);
+          if constexpr (kInPlace) {
+            S::store(p + at, e);
+          } else {
+            const Index row = ((j + x) * kTile + column + v * S::kLanes) / S::kPair;
+            S::store_rounded(p_by_rows_ + row, e);
+            S::store_rounded(ds_by_rows_ + row, d[x]);
+          }
         }
-        S::store(ds, S::mul(S::mul(e, S::sub(S::load(ds), delta[v])), slope));
+        S::store(ds + j / S::kPair * kScores + v * S::kLanes, join<S>(d));
       }
   }
 
   // What no row of a panel sees must add nothing to the keys.
   void clear_unseen(Index column, Range keys, Range seen) {
-    for (Index j = keys.begin / 4 * 4; j < round_up(keys.end, 4); ++j) {
+    for (Index j = keys.begin; j < keys.end; ++j) {
       if (j >= seen.begin && j < seen.end) continue;
-      std::memset(p_ + j * kTile + column, 0, static_cast<std::size_t>(kPanel) * sizeof(float));
-      std::memset(ds_ + j * kTile + column, 0, static_cast<std::size_t>(kPanel) * sizeof(float));
+      clear_units(p_by_rows_ + (j * kTile + column) / S::kPair, kPanel / S::kPair);
+      clear_units(ds_by_rows_ + (j * kTile + column) / S::kPair, kPanel / S::kPair);
     }
   }
 
-  // What the keys get: dV += P^T·dO, dK += dS^T·Q, four keys at a time over the panels that see any of them.
+  // What the keys get: dV += P^T·dO, dK += dS^T·Q, kKeys at a time over the panels that see any of them.
   void add_keys(Index row, Range keys, const Range* panels, Index sums, const BackwardPart& part) {
     for (Index j = keys.begin; j < keys.end;) {
-      const Index count = min_of(4, keys.end - j);
+      const Index left = keys.end - j, count = left >= S::kKeys ? S::kKeys : min_of(4, left);
       Index first = kTile / kPanel, last = 0;
       for (Index n = 0; n < kTile / kPanel; ++n) {
         if (panels[n].begin >= j + count || panels[n].end <= j) continue;
@@ -226,7 +260,9 @@ class F32Backward {
       }
       if (first < last) {
         const Index offset = first * kPanel, n = (last - first) * kPanel;
-        if (count == 4)
+        if (count == S::kKeys)
+          add_rows<S::kKeys>(row + offset, j, offset, n, sums, part);
+        else if (count == 4)
           add_rows<4>(row + offset, j, offset, n, sums, part);
         else
           for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, sums, part);
@@ -237,19 +273,23 @@ class F32Backward {
 
   template <int kKeys>
   void add_rows(Index row, Index j, Index offset, Index n, Index sums, const BackwardPart& part) {
+    constexpr Index kStride = kTile / S::kPair;
+    const Index at = (j * kTile + offset) / S::kPair, units = n / S::kPair;
     for (Index c = 0; c < wide_v_; c += kPanel)
-      product_by_rows<S, kKeys, true>(p_ + j * kTile + offset, kTile, n, dout_ + row * wide_v_ + c, wide_v_,
+      product_by_rows<S, kKeys, true>(p_by_rows_ + at, kStride, units, dout_ + row * units_v_ + c, wide_v_,
                                       part.dv + (sums + j) * wide_v_ + c, wide_v_);
     for (Index c = 0; c < wide_k_; c += kPanel)
-      product_by_rows<S, kKeys, true>(ds_ + j * kTile + offset, kTile, n, q_ + row * wide_k_ + c, wide_k_,
+      product_by_rows<S, kKeys, true>(ds_by_rows_ + at, kStride, units, q_ + row * units_k_ + c, wide_k_,
                                       part.dk + (sums + j) * wide_k_ + c, wide_k_);
   }
 
   const BackwardCall& call_;
-  Index wide_k_, wide_v_;
+  Index wide_k_, wide_v_, units_k_, units_v_;
+  float factor_of_scores_;
   float* scratch_;
   Index used_ = 0, rows_ = 0;
-  float *q_, *dout_, *q_panels_, *dout_panels_, *dq_, *lse_, *delta_, *k_, *v_, *p_, *ds_;
+  float *q_, *dout_, *q_panels_, *dout_panels_, *dq_, *lse_, *delta_, *k_, *v_, *p_, *ds_, *k_by_keys_,
+      *p_by_rows_, *ds_by_rows_, *row_;
   Index* tokens_;
 };
 

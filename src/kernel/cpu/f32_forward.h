@@ -1,5 +1,5 @@
-// Forward in f32 over any SIMD type: S^T = K·Q^T with rows in lanes, so that softmax needs no sum across lanes and P^T is
-// what P·V reads.
+// Forward over any SIMD type: S^T = K·Q^T with rows in lanes, so that softmax needs no sum across lanes and P^T is what
+// P·V reads. Sums and softmax are f32 whatever the units (units.h); of pairs, P is rounded to bf16.
 #pragma once
 
 #include "kernel/cpu/elementwise.h"
@@ -16,7 +16,7 @@ class F32Forward {
   // 256 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are converted once for all of them.
   static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 256 / group); }
   // K and V tiles share L1 with the scores; part of a row's arithmetic, so it depends on the widths alone.
-  static Index key_tile(Index dim_qk, Index dim_v) { return dim_qk + dim_v > 128 ? 32 : 64; }
+  static Index key_tile(Index dim_qk, Index dim_v) { return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64); }
 
   static Index scratch(const ForwardCall& call, Index rows) {
     const F32Forward sizes(call, rows, nullptr);
@@ -36,16 +36,19 @@ class F32Forward {
       : call_(call),
         rows_(rows),
         panels_(ceil_div(rows, kPanel)),
-        wide_k_(round_up(call.args.q.dim, 4)),
+        units_k_(units_of<S>(call.args.q.dim)),
         wide_v_(round_up(call.args.v.dim, S::kPvVectors * S::kLanes)),
+        units_v_(wide_v_ / S::kPair),
         keys_(key_tile(call.args.q.dim, call.args.v.dim)),
+        factor_of_scores_(call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E),
         scratch_(scratch) {
-    q_ = take(panels_ * kPanel * wide_k_);
+    q_ = take(panels_ * kPanel * units_k_);
     out_ = take(panels_ * kPanel * wide_v_);
     scores_ = take(keys_ * kPanel);
-    k_ = take(keys_ * wide_k_);
-    v_ = take(keys_ * wide_v_);
-    raw_ = take(kPanel * wide_k_);
+    k_ = take(keys_ * units_k_);
+    v_ = take(keys_ * units_v_);
+    v_rows_ = S::kPair == 1 ? v_ : take(keys_ * units_v_);
+    raw_ = take(kPanel * units_k_);
     max_ = take(panels_ * kPanel);
     sum_ = take(panels_ * kPanel);
     factor_ = take(kPanel);
@@ -82,18 +85,17 @@ class F32Forward {
       const Slice& s = call_.slices[static_cast<std::size_t>(n)];
       for (Index r = 0; r < rows_; ++r) live_[r] |= tokens_[r] >= s.q_begin && tokens_[r] < s.q_end;
     }
-    const float factor = call_.softcap > 0 ? call_.scale / call_.softcap : call_.scale * kLog2E;
     for (Index p = 0; p < panels_; ++p) {
       for (Index r = 0; r < kPanel; ++r) {
         const Index row = p * kPanel + r;
         if (live_[row])
-          load_f32<S>(call_.args.q, tokens_[row], head(tile, row), raw_ + r * wide_k_, wide_k_);
+          load_units<S>(call_.args.q, tokens_[row], head(tile, row), raw_ + r * units_k_, units_k_);
         else
-          std::memset(raw_ + r * wide_k_, 0, static_cast<std::size_t>(wide_k_) * sizeof(float));
+          clear_units(raw_ + r * units_k_, units_k_);
       }
-      pack_panel<S>(raw_, wide_k_, factor, q_ + p * kPanel * wide_k_);
+      pack_panel<S>(raw_, units_k_, factor_of_scores_, q_ + p * kPanel * units_k_);
     }
-    std::memset(out_, 0, static_cast<std::size_t>(panels_ * kPanel * wide_v_) * sizeof(float));
+    clear_units(out_, panels_ * kPanel * wide_v_);
     if (call_.args.partial.given()) resume(tile);
   }
 
@@ -127,44 +129,49 @@ class F32Forward {
   }
 
   void load_keys(Index base, Range keys, Index head) {
-    const Index from = keys.begin / 4 * 4, to = round_up(keys.end, 4);
+    const Index from = keys.begin / S::kKeys * S::kKeys, to = round_up(keys.end, S::kKeys);
     for (Index j = from; j < to; ++j) {
+      float *k = k_ + j * units_k_, *v = v_rows_ + j * units_v_;
       if (j >= keys.begin && j < keys.end) {
-        load_f32<S>(call_.args.k, base + j, head, k_ + j * wide_k_, wide_k_);
-        load_f32<S>(call_.args.v, base + j, head, v_ + j * wide_v_, wide_v_);
+        load_units<S>(call_.args.k, base + j, head, k, units_k_);
+        load_units<S>(call_.args.v, base + j, head, v, units_v_);
       } else {
-        std::memset(k_ + j * wide_k_, 0, static_cast<std::size_t>(wide_k_) * sizeof(float));
+        clear_units(k, units_k_);
+        clear_units(v, units_v_);
       }
     }
+    pair_rows<S>(v_rows_ + from * units_v_, to - from, units_v_, v_ + from * units_v_);
   }
 
   void attend_panel(Index p, const Sight& sight) {
-    score<S>(k_, wide_k_, q_ + p * kPanel * wide_k_, sight.begin, sight.end, scores_, kPanel);
+    score<S>(k_, units_k_, q_ + p * kPanel * units_k_, factor_of_scores_, sight.begin, sight.end, scores_, kPanel);
     if (call_.softcap > 0) bend(sight);
     hide<S>(sight, scores_, kPanel);
-    softmax(p, sight);
+    const Range keys = whole_units<S>(sight);
+    softmax(p, keys);
     float* out = out_ + p * kPanel * wide_v_;
-    const float* v = v_ + sight.begin * wide_v_;
-    const float* probabilities = scores_ + sight.begin * kPanel;
+    const float* v = v_ + keys.begin * units_v_;
+    const float* probabilities = scores_ + keys.begin / S::kPair * kPanel;
     constexpr Index kWidth = S::kPvVectors * S::kLanes;
     for (Index c = 0; c < wide_v_; c += kWidth)
       for (Index r = 0; r < kPanel; r += 4)
-        product_by_columns<S, true>(probabilities + r, kPanel, sight.end - sight.begin, v + c, wide_v_,
+        product_by_columns<S, true>(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_,
                                     out + r * wide_v_ + c, wide_v_, factor_ + r);
   }
 
-  // softcap·tanh(x / softcap), in units of log 2; Q was scaled so that scores are x / softcap.
+  // softcap·tanh(x / softcap), in units of log 2; factor_of_scores_ made sure that scores are x / softcap.
   void bend(const Sight& sight) {
     const V size = S::all(call_.softcap * kLog2E);
     for (float* at = scores_ + sight.begin * kPanel; at < scores_ + sight.end * kPanel; at += S::kLanes)
       S::store(at, S::mul(tanh<S>(S::load(at)), size));
   }
 
-  // Scores become probabilities against the new maximum; factor_ is what the old sums shrink by.
-  void softmax(Index p, const Sight& sight) {
+  // Scores become probabilities against the new maximum, [key / kPair][16] units in the same place; factor_ is what the
+  // old sums shrink by.
+  void softmax(Index p, Range keys) {
     V largest[kVectors], sum[kVectors];
     for (int v = 0; v < kVectors; ++v) largest[v] = S::load(max_ + p * kPanel + v * S::kLanes);
-    for (Index j = sight.begin; j < sight.end; ++j)
+    for (Index j = keys.begin; j < keys.end; ++j)
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
         largest[v] = S::max(S::load(scores_ + j * kPanel + v * S::kLanes), largest[v]);
     for (int v = 0; v < kVectors; ++v) {
@@ -174,12 +181,14 @@ class F32Forward {
       S::store(at, largest[v]);
       sum[v] = S::mul(S::load(sum_ + p * kPanel + v * S::kLanes), shrink);
     }
-    for (Index j = sight.begin; j < sight.end; ++j)
+    for (Index j = keys.begin; j < keys.end; j += S::kPair)
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-        float* at = scores_ + j * kPanel + v * S::kLanes;
-        const V e = exp2_or_zero<S>(S::sub(S::load(at), largest[v]));
-        sum[v] = S::add(sum[v], e);
-        S::store(at, e);
+        V e[S::kPair];
+        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) {
+          e[x] = exp2_or_zero<S>(S::sub(S::load(scores_ + (j + x) * kPanel + v * S::kLanes), largest[v]));
+          sum[v] = S::add(sum[v], e[x]);
+        }
+        S::store(scores_ + j / S::kPair * kPanel + v * S::kLanes, join<S>(e));
       }
     for (int v = 0; v < kVectors; ++v) S::store(sum_ + p * kPanel + v * S::kLanes, sum[v]);
   }
@@ -214,10 +223,11 @@ class F32Forward {
   }
 
   const ForwardCall& call_;
-  Index rows_, panels_, wide_k_, wide_v_, keys_;
+  Index rows_, panels_, units_k_, wide_v_, units_v_, keys_;
+  float factor_of_scores_;
   float* scratch_;
   Index used_ = 0;
-  float *q_, *out_, *scores_, *k_, *v_, *raw_, *max_, *sum_, *factor_;
+  float *q_, *out_, *scores_, *k_, *v_, *v_rows_, *raw_, *max_, *sum_, *factor_;
   Index* tokens_;
   char* live_;
 };

@@ -1,4 +1,4 @@
-// A target whose every dtype is computed in f32.
+// Targets of the shared kernels: every dtype in f32, or bf16 by kernels of its own.
 #pragma once
 
 #include "kernel/cpu/f32_backward.h"
@@ -19,6 +19,39 @@ constexpr Target f32_target(std::string_view name, std::string_view about, bool 
           .backward_scratch = &F32Backward<S>::scratch,
           .backward_part = &F32Backward<S>::part,
           .store_row = &store_f32<S>};
+}
+
+// q, k and v are of one dtype; dout may have another, which f32 can take as it is.
+WEFT_INLINE bool in_bf16(const ForwardCall& call) { return call.args.q.dtype == DType::bf16; }
+WEFT_INLINE bool in_bf16(const BackwardCall& call) {
+  return call.args.q.dtype == DType::bf16 && call.args.dout.dtype == DType::bf16;
+}
+
+// bf16 by Forward16 and Backward16, everything else in f32.
+template <class S, class Forward16, class Backward16>
+constexpr Target bf16_target(std::string_view name, std::string_view about, bool (*runs_here)()) {
+  using Forward = F32Forward<S>;
+  using Backward = F32Backward<S>;
+  Target t = f32_target<S>(name, about, runs_here);
+  t.tile_rows = [](const ForwardCall& call, Index group) {
+    return in_bf16(call) ? Forward16::tile_rows(call, group) : Forward::tile_rows(call, group);
+  };
+  t.forward_scratch = [](const ForwardCall& call, Index rows) {
+    return in_bf16(call) ? Forward16::scratch(call, rows) : Forward::scratch(call, rows);
+  };
+  t.forward_tile = [](const ForwardCall& call, const ForwardTile& tile) {
+    in_bf16(call) ? Forward16::tile(call, tile) : Forward::tile(call, tile);
+  };
+  t.block_rows = [](const BackwardCall& call, Index group) {
+    return in_bf16(call) ? Backward16::block_rows(call, group) : Backward::block_rows(call, group);
+  };
+  t.backward_scratch = [](const BackwardCall& call, Index rows) {
+    return in_bf16(call) ? Backward16::scratch(call, rows) : Backward::scratch(call, rows);
+  };
+  t.backward_part = [](const BackwardCall& call, const BackwardPart& part) {
+    in_bf16(call) ? Backward16::part(call, part) : Backward::part(call, part);
+  };
+  return t;
 }
 
 }  // namespace weft::cpu

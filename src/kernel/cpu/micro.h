@@ -1,9 +1,14 @@
-// The two products that attention in f32 is made of, over any SIMD type.
+// The two products that attention is made of, over any SIMD type.
 //
 // A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads over
 // all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and what
-// elementwise.h asks for. Targets define it in a file of their own; everything here is a template over it, so that code
-// of different instruction sets can never be mixed up by the linker.
+// elementwise.h asks for. kKeys and kPvVectors: how many rows and vectors the products compute at a time. Targets
+// define it in a file of their own; everything here is a template over it, so that code of different instruction sets
+// can never be mixed up by the linker.
+//
+// kPair == 1: all numbers are f32. kPair == 2: a and b, p and v below are units of two bf16 (units.h), n counts units
+// and fma_lane is a dot product of pairs. That S has join(even, odd): a unit per lane, rounded; store_rounded(to, x):
+// a bf16 per lane; zip(even, odd, to, n): n units of the bf16 of two rows; and its transpose4 has no factor.
 #pragma once
 
 #include "weft/config.h"

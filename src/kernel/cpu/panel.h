@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernel/cpu/micro.h"
+#include "kernel/cpu/units.h"
 #include "weft/slice.h"
 
 namespace weft::cpu {
@@ -54,13 +55,27 @@ WEFT_INLINE Sight sight_of(const Slice& s, const Index* tokens, Index count, Ind
   return sight;
 }
 
-// scores[j][16], j in [sight.begin, sight.end): what a row does not see becomes -inf.
+// The keys of a sight in whole units.
+template <class S>
+WEFT_INLINE Range whole_units(const Sight& sight) {
+  return {sight.begin / S::kPair * S::kPair, round_up(sight.end, S::kPair)};
+}
+
+// scores[j][16], j in whole_units(sight): what a row does not see becomes -inf.
 template <class S>
 WEFT_INLINE void hide(const Sight& sight, float* scores, Index stride) {
-  if (sight.whole) return;
   using V = typename S::V;
   constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   const V none = S::all(-std::numeric_limits<float>::infinity());
+  if constexpr (S::kPair > 1) {
+    const Range keys = whole_units<S>(sight);
+    const auto hide_row = [&](Index j) {
+      for (int v = 0; v < kVectors; ++v) S::store(scores + j * stride + v * S::kLanes, none);
+    };
+    for (Index j = keys.begin; j < sight.begin; ++j) hide_row(j);
+    for (Index j = sight.end; j < keys.end; ++j) hide_row(j);
+  }
+  if (sight.whole) return;
   const auto one = [&](Index j) __attribute__((always_inline)) {
     const V key = S::all(static_cast<float>(j));
     WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
@@ -73,20 +88,38 @@ WEFT_INLINE void hide(const Sight& sight, float* scores, Index stride) {
   for (Index j = sight.all_end; j < sight.end; ++j) one(j);
 }
 
-// Rows [d][16]: packed[i][r] = factor·rows[r][i], from 16 rows of `width` (a multiple of 4) floats.
+// A factor of scores costs least in the rows of the panel; pairs cannot take it there without rounding again, so their
+// scores do.
+
+// Rows [d][16]: packed[i][r] = factor·rows[r][i], from 16 rows of `width` (a multiple of 4) units.
 template <class S>
-WEFT_INLINE void pack_panel(const float* rows, Index width, float factor, float* packed) {
-  for (Index r = 0; r < kPanel; r += 4)
-    for (Index i = 0; i < width; i += 4)
-      S::transpose4(rows + r * width + i, width, packed + i * kPanel + r, kPanel, factor);
+WEFT_INLINE void pack_panel(const float* rows, Index width, [[maybe_unused]] float factor, float* packed) {
+  for (Index r = 0; r < kPanel; r += 4) {
+    for (Index i = 0; i < width; i += 4) {
+      if constexpr (S::kPair == 1)
+        S::transpose4(rows + r * width + i, width, packed + i * kPanel + r, kPanel, factor);
+      else
+        S::transpose4(rows + r * width + i, width, packed + i * kPanel + r, kPanel);
+    }
+  }
 }
 
-// scores[j][16] = a[j][0..n)·packed[..][16] for keys [begin, end); a has rows of zeros up to the next multiple of 4.
+// scores[j][16] = a[j][0..n)·packed[..][16] for keys [begin, end); a has rows of zeros up to the next multiple of
+// kKeys. `factor` is the one that pack_panel was given.
 template <class S>
-WEFT_INLINE void score(const float* a, Index n, const float* packed, Index begin, Index end, float* scores,
-                       Index stride) {
-  for (Index j = begin / 4 * 4; j < end; j += 4)
-    product_by_rows<S, 4, false>(a + j * n, n, n, packed, kPanel, scores + j * stride, stride);
+WEFT_INLINE void score(const float* a, Index n, const float* packed, [[maybe_unused]] float factor, Index begin,
+                       Index end, float* scores, Index stride) {
+  for (Index j = begin / S::kKeys * S::kKeys; j < end; j += S::kKeys) {
+    float* to = scores + j * stride;
+    product_by_rows<S, S::kKeys, false>(a + j * n, n, n, packed, kPanel, to, stride);
+    if constexpr (S::kPair > 1) {
+      if (factor == 1.0f) continue;
+      const typename S::V by = S::all(factor);
+      WEFT_UNROLL for (int x = 0; x < S::kKeys; ++x)
+        for (float* at = to + x * stride; at < to + x * stride + kPanel; at += S::kLanes)
+          S::store(at, S::mul(S::load(at), by));
+    }
+  }
 }
 
 }  // namespace weft::cpu

@@ -34,19 +34,19 @@ void store_f32(const TensorView& view, Index row, Index head, const float* from)
   }
 }
 
-inline void clear_row(const TensorView& view, Index row, Index head) {
+WEFT_INLINE void clear_row(const TensorView& view, Index row, Index head) {
   std::memset(view.at<char>(0, 0) + view.offset(row, head) * size_of(view.dtype), 0,
               static_cast<std::size_t>(view.dim * size_of(view.dtype)));
 }
 
 // One number of a statistics tensor (f32 or f64).
-inline void store_number(const TensorView& view, Index row, Index head, float value) {
+WEFT_INLINE void store_number(const TensorView& view, Index row, Index head, float value) {
   if (view.dtype == DType::f32)
     *view.at<float>(row, head) = value;
   else
     *view.at<double>(row, head) = static_cast<double>(value);
 }
-inline float load_number(const ConstTensorView& view, Index row, Index head) {
+WEFT_INLINE float load_number(const ConstTensorView& view, Index row, Index head) {
   return view.dtype == DType::f32 ? *view.at<float>(row, head) : static_cast<float>(*view.at<double>(row, head));
 }
 

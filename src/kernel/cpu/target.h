@@ -60,10 +60,11 @@ struct Target {
 };
 
 const Target& scalar_target();
-const Target& neon_target();       // aarch64
-const Target& neon_bf16_target();  // aarch64
-const Target& avx2_target();       // x86_64
-const Target& avx512_target();     // x86_64
+const Target& neon_target();         // aarch64
+const Target& neon_bf16_target();    // aarch64
+const Target& avx2_target();         // x86_64
+const Target& avx512_target();       // x86_64
+const Target& avx512_bf16_target();  // x86_64
 
 // The logit of a head's sink, -inf without one.
 float sink_logit_f32(const Sink& sink, Index head);

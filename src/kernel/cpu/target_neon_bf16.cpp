@@ -12,45 +12,16 @@
 namespace weft::cpu {
 namespace {
 
-using Forward = F32Forward<Neon>;
-using Backward = F32Backward<Neon>;
-
-bool in_bf16(const ForwardCall& call) { return call.args.q.dtype == DType::bf16; }
-// dout may be of another dtype, which rounding to bf16 would not do justice.
-bool in_bf16(const BackwardCall& call) {
-  return call.args.q.dtype == DType::bf16 && call.args.dout.dtype == DType::bf16;
-}
-
-constexpr Target make_target() {
-  Target t = f32_target<Neon>("neon_bf16", "NEON; bf16 by BFMMLA", [] {
-    constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
-    return (getauxval(AT_HWCAP2) & kBf16) != 0;
-  });
-  t.tile_rows = [](const ForwardCall& call, Index group) {
-    return in_bf16(call) ? Bf16Forward::tile_rows(call, group) : Forward::tile_rows(call, group);
-  };
-  t.forward_scratch = [](const ForwardCall& call, Index rows) {
-    return in_bf16(call) ? Bf16Forward::scratch(call, rows) : Forward::scratch(call, rows);
-  };
-  t.forward_tile = [](const ForwardCall& call, const ForwardTile& tile) {
-    in_bf16(call) ? Bf16Forward::tile(call, tile) : Forward::tile(call, tile);
-  };
-  t.block_rows = [](const BackwardCall& call, Index group) {
-    return in_bf16(call) ? Bf16Backward::block_rows(call, group) : Backward::block_rows(call, group);
-  };
-  t.backward_scratch = [](const BackwardCall& call, Index rows) {
-    return in_bf16(call) ? Bf16Backward::scratch(call, rows) : Backward::scratch(call, rows);
-  };
-  t.backward_part = [](const BackwardCall& call, const BackwardPart& part) {
-    in_bf16(call) ? Bf16Backward::part(call, part) : Backward::part(call, part);
-  };
-  return t;
+bool has_bfmmla() {
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
 }
 
 }  // namespace
 
 const Target& neon_bf16_target() {
-  static constexpr Target target = make_target();
+  static constexpr Target target =
+      bf16_target<Neon, Bf16Forward, Bf16Backward>("neon_bf16", "NEON; bf16 by BFMMLA", &has_bfmmla);
   return target;
 }
 

@@ -9,7 +9,7 @@ namespace {
 struct Scalar {
   using V = float;
   using Quad = const float*;
-  static constexpr int kLanes = 1, kPvVectors = 8;
+  static constexpr int kLanes = 1, kPvVectors = 8, kKeys = 4, kPair = 1;
 
   static V load(const float* p) { return *p; }
   static Quad load_quad(const float* p) { return p; }
