@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,20 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Sanitizers are slow: fewer of what is many.
+template <class T>
+std::vector<T> fewer_if_sanitized(std::vector<T> list, std::size_t kept) {
+  if (kSanitized) list.resize(kept);
+  return list;
+}
+
 struct KernelParam {
   std::string kernel;
   DType dtype;
+
+  friend std::ostream& operator<<(std::ostream& to, const KernelParam& param) {
+    return to << param.kernel << ", " << name(param.dtype);
+  }
 };
 
 // Every kernel of the build with every dtype; what a kernel refuses is skipped with its reason.

@@ -4,6 +4,10 @@
 #include <set>
 #include <string>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <gtest/gtest.h>
 
 #include "kernel_problem.h"
@@ -79,9 +83,11 @@ TEST(KernelRegistry, TheMachinesOwnTargetRuns) {
   std::vector<std::string> targets = {"cpu.scalar"};
 #if defined(__aarch64__)
   targets.emplace_back("cpu.neon");
+  if ((getauxval(AT_HWCAP2) >> 14 & 1) != 0) targets.emplace_back("cpu.neon_bf16");
 #elif defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) targets.emplace_back("cpu.avx2");
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) targets.emplace_back("cpu.avx512");
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) targets.emplace_back("cpu.avx512");
+  if (__builtin_cpu_supports("avx512bf16")) targets.emplace_back("cpu.avx512_bf16");
 #endif
   EXPECT_GE(targets.size(), 2u);
   for (const std::string& target : targets) {
