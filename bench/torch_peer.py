@@ -12,6 +12,7 @@ What can be prepared, as a user of torch would write it:
     sdpa   one dense call, heads first: the layout torch likes best
     loop   packed tokens as they come, [tokens, heads, dim]: cut into documents, heads first, K/V heads repeated, a call
            a document, and the outputs put together again
+    slices the same loop with documents cut as q[begin:end]; its backward fills a whole tensor for every document
     mask   one call over all tokens with a boolean mask that keeps documents apart
     gemm   a product of two square matrices: what the machine can do
 
@@ -60,13 +61,20 @@ def make_sdpa(ask):
     return (q, k, v), lambda: attend(q, repeated(k, ask), repeated(v, ask), is_causal=ask["causal"])
 
 
-def make_loop(ask):
+def sliced(x, lengths):
+    begin = 0
+    for n in lengths:
+        yield x[begin:begin + n]
+        begin += n
+
+
+def make_loop(ask, cut=lambda x, lengths: x.split(lengths)):
     lengths = ask["lengths"]
     q, k, v = tensors(ask, lambda heads, dim: (sum(lengths), heads, dim))
 
     def call():
         outs = []
-        for one_q, one_k, one_v in zip(q.split(lengths), k.split(lengths), v.split(lengths)):
+        for one_q, one_k, one_v in zip(cut(q, lengths), cut(k, lengths), cut(v, lengths)):
             if one_q.shape[0] == 0:
                 continue
             heads_first = [x.transpose(0, 1).unsqueeze(0) for x in (one_q, one_k, one_v)]
@@ -98,7 +106,7 @@ def make_gemm(ask):
     return (), lambda: torch.mm(a, b, out=out)
 
 
-MAKE = {"sdpa": make_sdpa, "loop": make_loop, "mask": make_mask, "gemm": make_gemm}
+MAKE = {"sdpa": make_sdpa, "loop": make_loop, "slices": lambda ask: make_loop(ask, sliced), "mask": make_mask, "gemm": make_gemm}
 
 
 def backward_of(inputs, call):

@@ -43,7 +43,7 @@ std::vector<Rival> rivals_of(const NamedCase& from, DType dtype) {
   if (from.timing != Timing::rounds) return {};
   std::vector<Rival> rivals;
   if (from.lengths.size() > 1)
-    rivals.push_back({Rival::Kind::loop, DType::f32});
+    rivals = {{Rival::Kind::loop, DType::f32}, {Rival::Kind::slices, DType::f32}};
   else if (dtype != DType::f16)
     rivals.push_back({Rival::Kind::sdpa, dtype});
   if (from.lengths.size() > 1 && dtype == DType::f32) rivals.push_back({Rival::Kind::mask, dtype});
@@ -137,6 +137,8 @@ std::string_view name(Rival::Kind kind) {
       return "sdpa";
     case Rival::Kind::loop:
       return "loop";
+    case Rival::Kind::slices:
+      return "slices";
     case Rival::Kind::mask:
       return "mask";
     case Rival::Kind::weft:

@@ -14,7 +14,8 @@ namespace weft::tool {
 struct Rival {
   enum class Kind {
     sdpa,  // the peer's attention, one dense call
-    loop,  // a call a document, K/V heads repeated
+    loop,  // a call a document, K/V heads repeated, documents by split()
+    slices,  // the same, documents by q[begin:end]: the usual way, whose backward fills whole tensors
     mask,  // one call over all tokens with a block-diagonal boolean mask
     weft,  // Weft itself in another dtype
   };

@@ -32,9 +32,6 @@ struct Avx512 : X86Halves {
   static V fma_lane(V sum, V x, Quad quad) {
     return _mm512_fmadd_ps(x, _mm512_set1_ps(quad[kLane]), sum);
   }
-  static V zero_if_at_most(V value, V x, V bound) {
-    return _mm512_maskz_mov_ps(static_cast<__mmask16>(~_mm512_cmp_ps_mask(x, bound, _CMP_LE_OQ)), value);
-  }
   static V inside_or(V value, V x, V low, V high, V other) {
     const __mmask16 in = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), x, high, _CMP_LE_OQ);
     return _mm512_mask_blend_ps(in, other, value);

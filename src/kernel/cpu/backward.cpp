@@ -61,7 +61,7 @@ class Backward {
               static_cast<float>(args.attention.scale.value_or(1 / std::sqrt(static_cast<double>(args.q.dim)))),
               static_cast<float>(args.attention.softcap)},
         block_(target.block_rows(call_, largest_group(groups_))),
-        components_(components(slices_, block_)) {}
+        components_(components(slices_, block_, args.k.heads)) {}
 
   void run() {
     clear_untouched();

@@ -120,7 +120,7 @@ void find_sums(Component& c, std::span<const Slice> slices) {
 
 }  // namespace
 
-std::vector<Component> components(std::span<const Slice> slices, Index block) {
+std::vector<Component> components(std::span<const Slice> slices, Index block, Index groups) {
   Sets sets(slices.size());
   join_overlapping(sets, slices.size(), [&](std::size_t i) { return Range{slices[i].q_begin, slices[i].q_end}; });
   join_overlapping(sets, slices.size(), [&](std::size_t i) { return touched_keys(slices[i]); });
@@ -144,7 +144,7 @@ std::vector<Component> components(std::span<const Slice> slices, Index block) {
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     // Divided first: pairs of a long stream times 16 could overflow.
-    const Index sixteenth = max_of(1, total / 16);
+    const Index sixteenth = max_of(1, total / ceil_div(16, groups));
     cut_parts(all[i], blocks[i], max_of(1, ceil_div(all[i].pairs, sixteenth)));
     find_sums(all[i], slices);
   }

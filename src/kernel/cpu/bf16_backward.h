@@ -134,6 +134,9 @@ class Bf16Backward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / kKeys * kKeys; base < seen.end; base += kKeys) {
       const Range keys{max_of(0, seen.begin - base), min_of(kKeys, seen.end - base)};
       load_keys(base, keys, part.heads.kv_head);
+      const Range next{base + kKeys, min_of(seen.end, base + 2 * kKeys)};
+      prefetch_rows(call_.args.k, next.begin, next.end, part.heads.kv_head);
+      prefetch_rows(call_.args.v, next.begin, next.end, part.heads.kv_head);
       std::memset(dk_, 0, static_cast<std::size_t>(kKeys * wide_k_) * sizeof(float));
       std::memset(dv_, 0, static_cast<std::size_t>(kKeys * wide_v_) * sizeof(float));
       for (Index t = first; t <= last; ++t) add_tile(s, t * kRows, base, keys);

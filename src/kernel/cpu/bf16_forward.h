@@ -118,6 +118,9 @@ class Bf16Forward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / kKeys * kKeys; base < seen.end; base += kKeys) {
       const Range keys{max_of(0, seen.begin - base), min_of(kKeys, seen.end - base)};
       load_keys(base, keys, tile.heads.kv_head);
+      const Range next{base + kKeys, min_of(seen.end, base + 2 * kKeys)};
+      prefetch_rows(call_.args.k, next.begin, next.end, tile.heads.kv_head);
+      prefetch_rows(call_.args.v, next.begin, next.end, tile.heads.kv_head);
       for (Index p = first_panel; p <= last_panel; ++p) {
         const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
         if (sight.begin < sight.end) attend_panel(p, sight);

@@ -1,4 +1,4 @@
-// exp2, tanh and masks on vectors. S adds to micro.h: zero_if_at_most(value, x, bound) = x <= bound ? 0 : value (so that NaN stays NaN),
+// exp2, tanh and masks on vectors. S adds to micro.h:
 // inside_or(value, x, low, high, other) = low <= x <= high ? value : other, select_less(x, bound, a, b) = x < bound ? a
 // : b, times_power_of_two(p, t) (t's lowest bits hold the exponent), div, abs, copy_sign, and
 // max(a, b), which is NaN if a is.
@@ -11,24 +11,23 @@ namespace weft::cpu {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-// 2^x for x <= 0 (and a little above); exactly 1 at 0, exactly 0 at -126 and below. Degree 6, fitted to the relative
-// error on [-1/2, 1/2] with the constant held at 1: 2e-9 before rounding.
+// 2^x for x <= 0 (and a little above); exactly 1 at 0, exactly 0 at -127 and below. Degree 5, fitted to the relative
+// error on [-1/2, 1/2] with the constant held at 1: 9e-8 before rounding. At -127 the polynomial is 1 and the exponent
+// falls to nothing: zero needs no comparison. NaN stays NaN.
 template <class S>
 WEFT_INLINE typename S::V exp2_or_zero(typename S::V x) {
   using V = typename S::V;
-  const V low = S::all(-126.0f);
-  const V clamped = S::max(x, low);
+  const V clamped = S::max(x, S::all(-127.0f));
   const V magic = S::all(12582912.0f);  // 1.5·2^23: adding it leaves the rounded integer in the lowest bits
   const V t = S::add(clamped, magic);
   const V f = S::sub(clamped, S::sub(t, magic));
-  V p = S::all(1.535336e-4f);
-  p = S::fma(p, f, S::all(1.3398875e-3f));
-  p = S::fma(p, f, S::all(9.618437e-3f));
-  p = S::fma(p, f, S::all(5.5503324e-2f));
-  p = S::fma(p, f, S::all(0.24022648f));
-  p = S::fma(p, f, S::all(0.6931472f));
+  V p = S::all(1.3264728e-3f);
+  p = S::fma(p, f, S::all(9.671513e-3f));
+  p = S::fma(p, f, S::all(5.5507336e-2f));
+  p = S::fma(p, f, S::all(0.24022242f));
+  p = S::fma(p, f, S::all(0.693147f));
   p = S::fma(p, f, S::all(1.0f));
-  return S::zero_if_at_most(S::times_power_of_two(p, t), x, low);
+  return S::times_power_of_two(p, t);
 }
 
 // tanh: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that beyond; both fitted, 1e-7 relative.

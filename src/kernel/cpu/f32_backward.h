@@ -136,6 +136,9 @@ class F32Backward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / kTile * kTile; base < seen.end; base += kTile) {
       const Range keys{max_of(0, seen.begin - base), min_of(kTile, seen.end - base)};
       load_keys(base, keys, part.heads.kv_head);
+      const Range next{base + kTile, min_of(seen.end, base + 2 * kTile)};
+      prefetch_rows(call_.args.k, next.begin, next.end, part.heads.kv_head);
+      prefetch_rows(call_.args.v, next.begin, next.end, part.heads.kv_head);
       const Index sums = base + shift - part.first_sum;  // of the tile's first key
       for (Index t = first; t <= last; ++t) add_tile(s, t * kTile, base, keys, sums, part);
     }
@@ -173,7 +176,9 @@ class F32Backward {
       }
       clear_unseen(n * kPanel, keys, panels[n]);
     }
-    if (any) add_keys(row, keys, panels, sums, part);
+    if (!any) return;
+    add_keys(row, keys, panels, {p_by_rows_, dout_, units_v_, wide_v_, part.dv + sums * wide_v_});
+    add_keys(row, keys, panels, {ds_by_rows_, q_, units_k_, wide_k_, part.dk + sums * wide_k_});
   }
 
   // P^T and dS^T of one panel, and what its rows get: dQ += dS·K.
@@ -248,8 +253,15 @@ class F32Backward {
     }
   }
 
-  // What the keys get: dV += P^T·dO, dK += dS^T·Q, kKeys at a time over the panels that see any of them.
-  void add_keys(Index row, Range keys, const Range* panels, Index sums, const BackwardPart& part) {
+  // dV += P^T·dO or dK += dS^T·Q: `a` in rows of kTile, `b` with `wide` columns, sums of as many.
+  struct KeyProduct {
+    const float *a, *b;
+    Index b_units, wide;
+    float* sums;
+  };
+
+  // kKeys keys at a time over the panels that see any of them. One product after the other: its rows stay in L1.
+  void add_keys(Index row, Range keys, const Range* panels, const KeyProduct& product) {
     for (Index j = keys.begin; j < keys.end;) {
       const Index left = keys.end - j, count = left >= S::kKeys ? S::kKeys : min_of(4, left);
       Index first = kTile / kPanel, last = 0;
@@ -261,26 +273,22 @@ class F32Backward {
       if (first < last) {
         const Index offset = first * kPanel, n = (last - first) * kPanel;
         if (count == S::kKeys)
-          add_rows<S::kKeys>(row + offset, j, offset, n, sums, part);
+          add_rows<S::kKeys>(row + offset, j, offset, n, product);
         else if (count == 4)
-          add_rows<4>(row + offset, j, offset, n, sums, part);
+          add_rows<4>(row + offset, j, offset, n, product);
         else
-          for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, sums, part);
+          for (Index x = 0; x < count; ++x) add_rows<1>(row + offset, j + x, offset, n, product);
       }
       j += count;
     }
   }
 
   template <int kKeys>
-  void add_rows(Index row, Index j, Index offset, Index n, Index sums, const BackwardPart& part) {
-    constexpr Index kStride = kTile / S::kPair;
-    const Index at = (j * kTile + offset) / S::kPair, units = n / S::kPair;
-    for (Index c = 0; c < wide_v_; c += kPanel)
-      product_by_rows<S, kKeys, true>(p_by_rows_ + at, kStride, units, dout_ + row * units_v_ + c, wide_v_,
-                                      part.dv + (sums + j) * wide_v_ + c, wide_v_);
-    for (Index c = 0; c < wide_k_; c += kPanel)
-      product_by_rows<S, kKeys, true>(ds_by_rows_ + at, kStride, units, q_ + row * units_k_ + c, wide_k_,
-                                      part.dk + (sums + j) * wide_k_ + c, wide_k_);
+  void add_rows(Index row, Index j, Index offset, Index n, const KeyProduct& p) {
+    const float* a = p.a + (j * kTile + offset) / S::kPair;
+    for (Index c = 0; c < p.wide; c += kPanel)
+      product_by_rows<S, kKeys, true>(a, kTile / S::kPair, n / S::kPair, p.b + row * p.b_units + c, p.wide,
+                                      p.sums + j * p.wide + c, p.wide);
   }
 
   const BackwardCall& call_;

@@ -13,8 +13,8 @@ namespace weft::cpu {
 template <class S>
 class F32Forward {
  public:
-  // 256 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are converted once for all of them.
-  static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 256 / group); }
+  // 512 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are copied once for all of them.
+  static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 512 / group); }
   // K and V tiles share L1 with the scores; part of a row's arithmetic, so it depends on the widths alone.
   static Index key_tile(Index dim_qk, Index dim_v) { return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64); }
 
@@ -121,6 +121,9 @@ class F32Forward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / keys_ * keys_; base < seen.end; base += keys_) {
       const Range keys{max_of(0, seen.begin - base), min_of(keys_, seen.end - base)};
       load_keys(base, keys, tile.heads.kv_head);
+      const Range next{base + keys_, min_of(seen.end, base + 2 * keys_)};
+      prefetch_rows(call_.args.k, next.begin, next.end, tile.heads.kv_head);
+      prefetch_rows(call_.args.v, next.begin, next.end, tile.heads.kv_head);
       for (Index p = first_panel; p <= last_panel; ++p) {
         const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
         if (sight.begin < sight.end) attend_panel(p, sight);
@@ -153,10 +156,15 @@ class F32Forward {
     const float* v = v_ + keys.begin * units_v_;
     const float* probabilities = scores_ + keys.begin / S::kPair * kPanel;
     constexpr Index kWidth = S::kPvVectors * S::kLanes;
-    for (Index c = 0; c < wide_v_; c += kWidth)
-      for (Index r = 0; r < kPanel; r += 4)
-        product_by_columns<S, true>(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_,
-                                    out + r * wide_v_ + c, wide_v_, factor_ + r);
+    for (Index r = 0; r < kPanel; r += 4) {
+      // Mostly no maximum has changed, and multiplying by 1 changes no bit.
+      const float* f = factor_ + r;
+      const bool same = f[0] == 1 && f[1] == 1 && f[2] == 1 && f[3] == 1;
+      const auto product = same ? &product_by_columns<S, false> : &product_by_columns<S, true>;
+      for (Index c = 0; c < wide_v_; c += kWidth)
+        product(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_,
+                out + r * wide_v_ + c, wide_v_, factor_ + r);
+    }
   }
 
   // softcap·tanh(x / softcap), in units of log 2; factor_of_scores_ made sure that scores are x / softcap.

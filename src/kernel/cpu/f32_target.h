@@ -27,29 +27,30 @@ WEFT_INLINE bool in_bf16(const BackwardCall& call) {
   return call.args.q.dtype == DType::bf16 && call.args.dout.dtype == DType::bf16;
 }
 
-// bf16 by Forward16 and Backward16, everything else in f32.
-template <class S, class Forward16, class Backward16>
-constexpr Target bf16_target(std::string_view name, std::string_view about, bool (*runs_here)()) {
-  using Forward = F32Forward<S>;
-  using Backward = F32Backward<S>;
-  Target t = f32_target<S>(name, about, runs_here);
+// bf16 by Forward16 and Backward16, everything else by another target, whose code is compiled in its own file.
+template <class Forward16, class Backward16, const Target& (*kElse)()>
+Target bf16_target(std::string_view name, std::string_view about, bool (*runs_here)()) {
+  Target t = kElse();
+  t.name = name;
+  t.about = about;
+  t.runs_here = runs_here;
   t.tile_rows = [](const ForwardCall& call, Index group) {
-    return in_bf16(call) ? Forward16::tile_rows(call, group) : Forward::tile_rows(call, group);
+    return in_bf16(call) ? Forward16::tile_rows(call, group) : kElse().tile_rows(call, group);
   };
   t.forward_scratch = [](const ForwardCall& call, Index rows) {
-    return in_bf16(call) ? Forward16::scratch(call, rows) : Forward::scratch(call, rows);
+    return in_bf16(call) ? Forward16::scratch(call, rows) : kElse().forward_scratch(call, rows);
   };
   t.forward_tile = [](const ForwardCall& call, const ForwardTile& tile) {
-    in_bf16(call) ? Forward16::tile(call, tile) : Forward::tile(call, tile);
+    in_bf16(call) ? Forward16::tile(call, tile) : kElse().forward_tile(call, tile);
   };
   t.block_rows = [](const BackwardCall& call, Index group) {
-    return in_bf16(call) ? Backward16::block_rows(call, group) : Backward::block_rows(call, group);
+    return in_bf16(call) ? Backward16::block_rows(call, group) : kElse().block_rows(call, group);
   };
   t.backward_scratch = [](const BackwardCall& call, Index rows) {
-    return in_bf16(call) ? Backward16::scratch(call, rows) : Backward::scratch(call, rows);
+    return in_bf16(call) ? Backward16::scratch(call, rows) : kElse().backward_scratch(call, rows);
   };
   t.backward_part = [](const BackwardCall& call, const BackwardPart& part) {
-    in_bf16(call) ? Backward16::part(call, part) : Backward::part(call, part);
+    in_bf16(call) ? Backward16::part(call, part) : kElse().backward_part(call, part);
   };
   return t;
 }

@@ -41,11 +41,10 @@ WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const f
     typename S::Quad quad[kKeys];
     WEFT_UNROLL for (int j = 0; j < kKeys; ++j) quad[j] = S::load_quad(a + j * a_stride + i);
     const auto step = [&]<int kLane>() __attribute__((always_inline)) {
-      V x[kVectors];
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) x[v] = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
-      WEFT_UNROLL for (int j = 0; j < kKeys; ++j) {
-        WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
-          sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x[v], quad[j]);
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
+        const V x = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
+        WEFT_UNROLL for (int j = 0; j < kKeys; ++j)
+          sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x, quad[j]);
       }
     };
     step.template operator()<0>();

@@ -32,9 +32,6 @@ struct Neon {
   static V fma_lane(V sum, V x, Quad quad) {
     return vfmaq_laneq_f32(sum, x, quad, kLane);
   }
-  static V zero_if_at_most(V value, V x, V bound) {
-    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcleq_f32(x, bound)));
-  }
   static V inside_or(V value, V x, V low, V high, V other) {
     return vbslq_f32(vandq_u32(vcgeq_f32(x, low), vcleq_f32(x, high)), value, other);
   }

@@ -39,6 +39,15 @@ WEFT_INLINE void clear_row(const TensorView& view, Index row, Index head) {
               static_cast<std::size_t>(view.dim * size_of(view.dtype)));
 }
 
+// Asks for rows that will be loaded next. Rows of one head lie pages apart, which the hardware does not foresee.
+WEFT_INLINE void prefetch_rows(const ConstTensorView& view, Index begin, Index end, Index head) {
+  const Index bytes = view.dim * size_of(view.dtype);
+  for (Index row = begin; row < end; ++row) {
+    const char* at = view.at<char>(0, 0) + view.offset(row, head) * size_of(view.dtype);
+    for (Index i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+  }
+}
+
 // One number of a statistics tensor (f32 or f64).
 WEFT_INLINE void store_number(const TensorView& view, Index row, Index head, float value) {
   if (view.dtype == DType::f32)

@@ -32,9 +32,6 @@ struct Avx2 : X86Halves {
   static V fma_lane(V sum, V x, Quad quad) {
     return _mm256_fmadd_ps(x, _mm256_broadcast_ss(quad + kLane), sum);
   }
-  static V zero_if_at_most(V value, V x, V bound) {
-    return _mm256_andnot_ps(_mm256_cmp_ps(x, bound, _CMP_LE_OQ), value);
-  }
   static V inside_or(V value, V x, V low, V high, V other) {
     const V in = _mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_GE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
     return _mm256_blendv_ps(other, value, in);

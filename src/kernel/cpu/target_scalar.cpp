@@ -28,7 +28,6 @@ struct Scalar {
   static V fma_lane(V sum, V x, Quad quad) {
     return sum + x * quad[kLane];
   }
-  static V zero_if_at_most(V value, V x, V bound) { return x <= bound ? 0.0f : value; }
   static V inside_or(V value, V x, V low, V high, V other) { return x >= low && x <= high ? value : other; }
   static V select_less(V x, V bound, V a, V b) { return x < bound ? a : b; }
   static V times_power_of_two(V p, V t) {
