@@ -69,7 +69,9 @@ class Backward {
     dsink_.assign(jobs_.size() * static_cast<std::size_t>(args_.q.heads), 0.0f);
     const Index scratch_floats = target_.backward_scratch(call_, block_ * largest_group(groups_));
     std::atomic<std::size_t> next{0};
-    on_all_threads([&] {
+    Index pairs = 0;
+    for (const Component& c : components_) pairs += c.pairs * args_.q.heads;
+    on_threads(worth_threads(pairs, args_.q.dim + args_.v.dim), [&] {
       Scratch scratch;
       for (std::size_t i = next++; i < jobs_.size(); i = next++) do_job(i, scratch.get(scratch_floats));
     });
@@ -99,7 +101,9 @@ class Backward {
   void make_jobs() {
     std::vector<const Component*> order;
     for (const Component& c : components_) order.push_back(&c);
-    std::stable_sort(order.begin(), order.end(), [](auto a, auto b) { return a->pairs > b->pairs; });
+    std::sort(order.begin(), order.end(), [](auto a, auto b) {  // those of one vector: pointers keep their order
+      return a->pairs != b->pairs ? a->pairs > b->pairs : a < b;
+    });
     for (const Component* c : order) {
       for (const HeadGroup& g : groups_) {
         if (g.heads.empty()) continue;

@@ -28,7 +28,9 @@ void forward(const Target& target, const ForwardArgs& args) {
   std::vector<float> max_logit(heads, kMinusInfinity<float>);
   std::atomic<std::size_t> next{0};
   std::mutex guard;
-  on_all_threads([&] {
+  Index pairs = 0;
+  for (const Item& item : items) pairs += item.cost;
+  on_threads(worth_threads(pairs, args.q.dim + args.v.dim), [&] {
     std::vector<float> own_max(heads, kMinusInfinity<float>);
     Scratch scratch;  // taken with the first item: a thread that comes too late costs nothing
     for (std::size_t i = next++; i < items.size(); i = next++) {

@@ -30,15 +30,21 @@ void set_cpu_threads(int threads) {
 
 namespace cpu {
 
+namespace {
+
 int threads() {
   const int machine = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int wanted = limit.load();
   return wanted == 0 ? machine : std::min(wanted, machine);
 }
 
-void on_all_threads(const std::function<void()>& body) {
-  const int n = threads();
-  if (n == 1) {
+}  // namespace
+
+Index worth_threads(Index pairs, Index width) { return 1 + pairs / ((Index{1} << 20) / width + 1); }
+
+void on_threads(Index worth, const std::function<void()>& body) {
+  const int n = static_cast<int>(std::min<Index>(threads(), worth));
+  if (n <= 1) {
     body();
     return;
   }
