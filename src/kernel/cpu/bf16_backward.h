@@ -86,7 +86,7 @@ class Bf16Backward {
   void load_block(const BackwardPart& part, Range block) {
     const Index group = static_cast<Index>(part.heads.heads.size()), quads = most_ / 4;
     const Index widest = max_of(wide_k_, wide_v_);
-    RowPointers q_at(copies_, zeros_, wide_k_), dout_at(copies_ + kPanel * widest, zeros_, wide_v_);
+    RowPointers q_at(copies_, wide_k_), dout_at(copies_ + kPanel * widest, wide_v_);
     for (Index first = 0; first < round_up(rows_, kRows); first += kPanel) {
       const Bits *q[kPanel], *dout[kPanel];
       for (Index x = 0; x < kPanel; ++x) {
@@ -148,7 +148,7 @@ class Bf16Backward {
 
   void load_keys(Index base, Range keys, Index head) {
     const Index widest = max_of(wide_k_, wide_v_);
-    RowPointers k_at(copies_, zeros_, wide_k_), v_at(copies_ + kPanel * widest, zeros_, wide_v_);
+    RowPointers k_at(copies_, wide_k_), v_at(copies_ + kPanel * widest, wide_v_);
     for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) {
       const Bits *k[8], *v[8];
       for (Index x = 0; x < 8; ++x) {

@@ -82,7 +82,7 @@ class Bf16Forward {
       const Slice& s = call_.slices[static_cast<std::size_t>(n)];
       for (Index r = 0; r < rows_; ++r) live_[r] |= tokens_[r] >= s.q_begin && tokens_[r] < s.q_end;
     }
-    RowPointers pointers(copies_, zeros_, wide_k_);
+    RowPointers pointers(copies_, wide_k_);
     for (Index p = 0; p < panels_; ++p) {
       const Bits* rows[kPanel];
       for (Index r = 0; r < kPanel; ++r) {
@@ -130,7 +130,7 @@ class Bf16Forward {
 
   // Keys in groups of eight: K for sums over columns, V for sums over keys. Keys outside are zeros.
   void load_keys(Index base, Range keys, Index head) {
-    RowPointers k_rows(copies_, zeros_, wide_k_), v_rows(copies_ + 8 * max_of(wide_k_, wide_v_), zeros_, wide_v_);
+    RowPointers k_rows(copies_, wide_k_), v_rows(copies_ + 8 * max_of(wide_k_, wide_v_), wide_v_);
     for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) {
       const Bits *k[8], *v[8];
       for (Index x = 0; x < 8; ++x) {

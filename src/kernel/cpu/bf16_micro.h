@@ -111,7 +111,7 @@ WEFT_INLINE void row_of_blocks(const float* blocks, Index pairs, Index row, Inde
 // Pointers to rows of `wide` columns: the tensor's own where its width fits, copies padded with zeros where not.
 class RowPointers {
  public:
-  RowPointers(Bits* copies, const Bits* zeros, Index wide) : copies_(copies), zeros_(zeros), wide_(wide) {}
+  RowPointers(Bits* copies, Index wide) : copies_(copies), wide_(wide) {}
   const Bits* row(const ConstTensorView& view, Index row, Index head, Index slot) {
     const auto* from = reinterpret_cast<const Bits*>(view.at<bf16>(row, head));
     if (view.dim == wide_) return from;
@@ -119,11 +119,9 @@ class RowPointers {
     for (Index i = 0; i < wide_; ++i) to[i] = i < view.dim ? from[i] : Bits{0};
     return to;
   }
-  const Bits* zeros() const { return zeros_; }
 
  private:
   Bits* copies_;
-  const Bits* zeros_;
   Index wide_;
 };
 
