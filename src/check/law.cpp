@@ -65,7 +65,7 @@ class Checker {
     } catch (const Violation& v) {
       report.violation = v.text;
     }
-    report.nontrivial = case_.ranks > 1 && planned_ && crosses_ranks();
+    report.nontrivial = case_.ranks > 1 && report.planned && crosses_ranks();
     return report;
   }
 
@@ -77,8 +77,8 @@ class Checker {
   void check_all_keys(LawReport& report) {
     const Index n = case_.ranks;
     const Layout& k = layouts_.k;
-    planned_ = layouts_.q.rank_order().stride() == k.rank_order().stride();
-    if (!planned_) return;  // the planner refuses: there is nothing to hold the law
+    report.planned = layouts_.q.rank_order().stride() == k.rank_order().stride();
+    if (!report.planned) return;  // the planner refuses: there is nothing to hold the law
     if (k.rank_order().stride() == 1) check("keys in sequence order", 1, {whole_stream(definition_.k_tokens())});
     report.slices = check("keys in rank order", 1, {buffer_of(k, {0, n, 1})});
     std::vector<Buffer> ring;
@@ -244,7 +244,6 @@ class Checker {
   Layouts layouts_;
   Definition definition_;
   std::vector<std::uint8_t> visible_;  // [query tokens, key tokens]
-  bool planned_ = false;
 };
 
 }  // namespace

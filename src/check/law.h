@@ -11,6 +11,7 @@ namespace weft::check {
 
 struct LawReport {
   std::optional<std::string> violation;  // which arrangement of keys, which pair or row, and how often it was covered
+  bool planned = true;                   // false: the sides differ in stride, only layouts were checked
   bool nontrivial = false;               // several ranks, and a pair whose query and key lie on different ones
   Index pairs = 0;                       // visible pairs of the problem
   Index slices = 0;                      // of all ranks, keys in rank order
