@@ -14,20 +14,27 @@ inline constexpr float kLn2 = 0.69314718055994531f;
 // 2^x for x <= 0 (and a little above); exactly 1 at 0, exactly 0 at -127 and below. Degree 5, fitted to the relative
 // error on [-1/2, 1/2] with the constant held at 1: 9e-8 before rounding. At -127 the polynomial is 1 and the exponent
 // falls to nothing: zero needs no comparison. NaN stays NaN.
+// Several at a time, step by step: the vectors' chains of fma run side by side whatever the compiler's order.
+template <class S, int kCount>
+WEFT_INLINE void exp2_or_zero(typename S::V* x) {
+  using V = typename S::V;
+  constexpr float kTerms[] = {9.671513e-3f, 5.5507336e-2f, 0.24022242f, 0.693147f, 1.0f};
+  const V low = S::all(-127.0f);
+  const V magic = S::all(12582912.0f);  // 1.5·2^23: adding it leaves the rounded integer in the lowest bits
+  V t[kCount], p[kCount];
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::max(x[i], low);
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) t[i] = S::add(x[i], magic);
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::sub(x[i], S::sub(t[i], magic));
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::all(1.3264728e-3f);
+  WEFT_UNROLL for (int k = 0; k < 5; ++k) {
+    WEFT_UNROLL for (int i = 0; i < kCount; ++i) p[i] = S::fma(p[i], x[i], S::all(kTerms[k]));
+  }
+  WEFT_UNROLL for (int i = 0; i < kCount; ++i) x[i] = S::times_power_of_two(p[i], t[i]);
+}
 template <class S>
 WEFT_INLINE typename S::V exp2_or_zero(typename S::V x) {
-  using V = typename S::V;
-  const V clamped = S::max(x, S::all(-127.0f));
-  const V magic = S::all(12582912.0f);  // 1.5·2^23: adding it leaves the rounded integer in the lowest bits
-  const V t = S::add(clamped, magic);
-  const V f = S::sub(clamped, S::sub(t, magic));
-  V p = S::all(1.3264728e-3f);
-  p = S::fma(p, f, S::all(9.671513e-3f));
-  p = S::fma(p, f, S::all(5.5507336e-2f));
-  p = S::fma(p, f, S::all(0.24022242f));
-  p = S::fma(p, f, S::all(0.693147f));
-  p = S::fma(p, f, S::all(1.0f));
-  return S::times_power_of_two(p, t);
+  exp2_or_zero<S, 1>(&x);
+  return x;
 }
 
 // tanh: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that beyond; both fitted, 1e-7 relative.

@@ -121,10 +121,12 @@ class F32Forward {
     for (Index base = s.k_begin + (seen.begin - s.k_begin) / keys_ * keys_; base < seen.end; base += keys_) {
       const Range keys{max_of(0, seen.begin - base), min_of(keys_, seen.end - base)};
       load_keys(base, keys, tile.heads.kv_head);
-      const Range next{base + keys_, min_of(seen.end, base + 2 * keys_)};
-      prefetch_rows(call_.args.k, next.begin, next.end, tile.heads.kv_head);
-      prefetch_rows(call_.args.v, next.begin, next.end, tile.heads.kv_head);
-      for (Index p = first_panel; p <= last_panel; ++p) {
+      // A few of the next keys a panel: asked for all at once they would hold up the loads that are waited for.
+      const Index next_end = min_of(seen.end, base + 2 * keys_), share = ceil_div(keys_, last_panel - first_panel + 1);
+      Index next = base + keys_;
+      for (Index p = first_panel; p <= last_panel; ++p, next += share) {
+        prefetch_rows(call_.args.k, next, min_of(next + share, next_end), tile.heads.kv_head);
+        prefetch_rows(call_.args.v, next, min_of(next + share, next_end), tile.heads.kv_head);
         const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
         if (sight.begin < sight.end) attend_panel(p, sight);
       }
@@ -189,15 +191,17 @@ class F32Forward {
       S::store(at, largest[v]);
       sum[v] = S::mul(S::load(sum_ + p * kPanel + v * S::kLanes), shrink);
     }
-    for (Index j = keys.begin; j < keys.end; j += S::kPair)
+    for (Index j = keys.begin; j < keys.end; j += S::kPair) {
+      V e[kVectors][S::kPair];
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
+        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x)
+          e[v][x] = S::sub(S::load(scores_ + (j + x) * kPanel + v * S::kLanes), largest[v]);
+      exp2_or_zero<S, kVectors * S::kPair>(e[0]);
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
-        V e[S::kPair];
-        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) {
-          e[x] = exp2_or_zero<S>(S::sub(S::load(scores_ + (j + x) * kPanel + v * S::kLanes), largest[v]));
-          sum[v] = S::add(sum[v], e[x]);
-        }
-        S::store(scores_ + j / S::kPair * kPanel + v * S::kLanes, join<S>(e));
+        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) sum[v] = S::add(sum[v], e[v][x]);
+        S::store(scores_ + j / S::kPair * kPanel + v * S::kLanes, join<S>(e[v]));
       }
+    }
     for (int v = 0; v < kVectors; ++v) S::store(sum_ + p * kPanel + v * S::kLanes, sum[v]);
   }
 
