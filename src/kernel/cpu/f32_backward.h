@@ -220,28 +220,33 @@ class F32Backward {
       lse[v] = S::load(lse_ + r + v * S::kLanes);
       delta[v] = S::load(delta_ + r + v * S::kLanes);
     }
-    for (Index j = keys.begin; j < keys.end; j += S::kPair)
+    for (Index j = keys.begin; j < keys.end; j += S::kPair) {
+      V e[kVectors][S::kPair];
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
+        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x)
+          e[v][x] = S::sub(S::load(p + (j + x) * kScores + v * S::kLanes), lse[v]);
+      exp2_or_zero<S, kVectors * S::kPair>(e[0]);
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
         V d[S::kPair];
         WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) {
           const Index at = (j + x) * kScores + v * S::kLanes;
-          const V e = exp2_or_zero<S>(S::sub(S::load(p + at), lse[v]));
           V slope = scale;
           if constexpr (kSoftcap) {
             const V t = bent[(j + x) * kVectors + v];
             slope = S::mul(scale, S::mul(S::sub(one, t), S::add(one, t)));
           }
-          d[x] = S::mul(S::mul(e, S::sub(S::load(ds + at), delta[v])), slope);
+          d[x] = S::mul(S::mul(e[v][x], S::sub(S::load(ds + at), delta[v])), slope);
           if constexpr (kInPlace) {
-            S::store(p + at, e);
+            S::store(p + at, e[v][x]);
           } else {
             const Index row = ((j + x) * kTile + column + v * S::kLanes) / S::kPair;
-            S::store_rounded(p_by_rows_ + row, e);
+            S::store_rounded(p_by_rows_ + row, e[v][x]);
             S::store_rounded(ds_by_rows_ + row, d[x]);
           }
         }
         S::store(ds + j / S::kPair * kScores + v * S::kLanes, join<S>(d));
       }
+    }
   }
 
   // What no row of a panel sees must add nothing to the keys.
