@@ -1,0 +1,130 @@
+// Communicators move bytes between ranks and know nothing of attention.
+//
+// Every call is collective: all ranks of a communicator make the same calls in the same order, with empty lists where
+// they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to the communicator
+// until wait(). A communicator belongs to one thread at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/dtype.h"
+#include "weft/slice.h"
+#include "weft/tensor.h"
+
+namespace weft {
+
+// Bytes in memory: rows x parts, each `bytes` long. A part is a head where heads do not lie side by side.
+struct Block {
+  void* data = nullptr;  // only read where the block is sent
+  Index rows = 0, parts = 1, bytes = 0;
+  Index row_stride = 0, part_stride = 0;  // in bytes
+
+  Index size() const { return rows * parts * bytes; }
+};
+
+// Rows of a tensor as blocks: one if heads lie side by side or not, more where the rows cross an outer dimension.
+WEFT_API void append_blocks(const ConstTensorView& view, Range rows, std::vector<Block>& blocks);
+
+// What goes to, or comes from, a peer: the bytes of the blocks one after another. Both sides must name as many bytes,
+// but may cut them into different blocks.
+struct Message {
+  enum class Combine { replace, add };  // add: f32 into f32
+
+  Index peer = 0;
+  std::vector<Block> blocks = {};
+  Combine combine = Combine::replace;  // of receives. Sums are made inside wait(), in the order of the list.
+
+  Index size() const;
+};
+
+// Bytes and messages between different ranks; what a rank sends to itself is not counted.
+struct Traffic {
+  Index bytes_sent = 0, bytes_received = 0;
+  Index messages_sent = 0, messages_received = 0;
+
+  Traffic& operator+=(const Traffic& other);
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+
+enum class Reduce { sum, max };
+
+// A call under way.
+class WEFT_API Request {
+ public:
+  // What a transport keeps of it.
+  struct Pending {
+    virtual ~Pending() = default;  // without wait(): withdraws, and afterwards nobody touches the buffers
+    virtual void wait() = 0;
+  };
+
+  Request() = default;
+  explicit Request(std::unique_ptr<Pending> pending) : pending_(std::move(pending)) {}
+
+  bool under_way() const { return pending_ != nullptr; }
+  // What follows sees what was received, and may change what was sent. Error if a peer failed; once is enough.
+  void wait();
+  // Runs `then` at the end of wait().
+  Request after(std::function<void()> then) &&;
+
+ private:
+  std::unique_ptr<Pending> pending_;
+};
+
+class WEFT_API Communicator {
+ public:
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  Index rank() const { return rank_; }
+  Index ranks() const { return ranks_; }
+  virtual std::string_view name() const = 0;  // threads, mpi, ...
+
+  // All the others are made of this one. Messages from one rank to another are matched in the order of the lists; a
+  // rank may send to itself.
+  Request exchange(std::vector<Message> sends, std::vector<Message> receives);
+
+  // `all`: where the block of each rank goes.
+  Request all_gather(const Block& mine, std::span<const Block> all);
+  // f32: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank].
+  Request reduce_scatter(std::span<const Block> parts, const Block& mine);
+  // A block for each rank and from each rank, of any sizes, none included.
+  Request all_to_all(std::span<const Block> to, std::span<const Block> from);
+  Request send_receive(Index to, const Block& sent, Index from, const Block& received);
+  // f32 or f64, in place, the same bits on every rank. For a few numbers: everyone sends to everyone.
+  Request all_reduce(void* data, DType dtype, Index count, Reduce how);
+  // Ranks of one color, ordered by (key, rank), become a communicator of their own. Counts its own traffic.
+  std::unique_ptr<Communicator> split(Index color, Index key);
+
+  const Traffic& traffic() const { return traffic_; }
+  void reset_traffic() { traffic_ = {}; }
+
+ protected:
+  Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
+
+ private:
+  // Messages are checked: peers exist, blocks are not null where they have bytes.
+  virtual std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) = 0;
+  virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
+
+  Index rank_, ranks_;
+  Traffic traffic_;
+};
+
+// Ranks that are threads of this process: the embedded default.
+struct ThreadRanks {
+  double time_limit = 300;  // seconds that a rank waits for another before it gives up with an Error
+  // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a call.
+  double bandwidth = 0, latency = 0;
+};
+
+// Runs body(communicator) on `ranks` threads. If one throws or returns while others wait for it, they end with an Error
+// that names it; then the first failure is thrown here, "rank 2: ..." if it is an Error.
+WEFT_API void run_ranks(Index ranks, const std::function<void(Communicator&)>& body, const ThreadRanks& how = {});
+
+}  // namespace weft
