@@ -34,6 +34,9 @@ struct Attention {
   double softcap = 0;                // 0: off
   Sink sink = {};
   std::span<const Index> head_map = {};  // [hq] K/V head of each query head; empty: heads in equal groups
+  // Refused if given (support.h): nothing here computes them, and nothing is ignored.
+  ConstTensorView bias = {};
+  double dropout = 0;
 };
 
 // Un-normalised results in f32 that further calls add keys to (other slices, other K/V) and finish_partial ends. Starts

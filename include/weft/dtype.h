@@ -10,11 +10,15 @@
 
 namespace weft {
 
-enum class DType { f64, f32, bf16, f16 };
+// The two of 8 bits have names, so that they can be refused by name.
+enum class DType { f64, f32, bf16, f16, f8_e4m3, f8_e5m2 };
 
+// Those that can be computed with.
 inline constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-WEFT_HD constexpr Index size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+WEFT_HD constexpr Index size_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::bf16 || dtype == DType::f16 ? 2 : 1;
+}
 WEFT_API std::string_view name(DType dtype);
 WEFT_API DType dtype(std::string_view name);  // Error lists the names
 
@@ -95,7 +99,7 @@ using bf16 = Float16<8, 7>;
 using f16 = Float16<5, 10>;
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2 && std::is_trivial_v<bf16>);
 
-// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`.
+// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`, one of kDTypes.
 template <class F>
 constexpr decltype(auto) with_type(DType dtype, F&& f) {
   switch (dtype) {
@@ -105,10 +109,9 @@ constexpr decltype(auto) with_type(DType dtype, F&& f) {
       return f(std::type_identity<float>{});
     case DType::bf16:
       return f(std::type_identity<bf16>{});
-    case DType::f16:
-      break;
+    default:
+      return f(std::type_identity<f16>{});
   }
-  return f(std::type_identity<f16>{});
 }
 
 }  // namespace weft

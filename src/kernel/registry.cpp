@@ -4,6 +4,7 @@
 
 #include "kernel/cpu/drive.h"
 #include "kernel/reference/inputs.h"
+#include "kernel/registry.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
@@ -92,20 +93,6 @@ bool meant(std::string_view name, const Kernel& kernel) {
   return name.empty() || kernel.name == name || (name == "cpu" && kernel.name.starts_with("cpu."));
 }
 
-const Kernel& select(std::string_view name, const KernelRequest& request) {
-  std::string reasons;
-  for (const Kernel& kernel : kernels()) {
-    if (!meant(name, kernel)) continue;
-    const std::optional<std::string> refusal = kernel.refusal(request);
-    if (!refusal) return kernel;
-    reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
-  }
-  if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
-  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
-                   request.dim_qk, " and ", request.dim_v, ": ", reasons),
-              "use kernel reference, which can do all, or none to take the best that can");
-}
-
 void check_partial(const ForwardArgs& args) {
   constexpr DType kF32[] = {DType::f32};
   check_tensor(args.partial.sums, {.name = "partial.sums", .rows = args.q.rows, .heads = args.q.heads,
@@ -134,18 +121,32 @@ const Kernel& find_kernel(std::string_view name) {
   throw Error(text("there is no kernel '", name, "'"), text("use one of ", names, ", or cpu for the best CPU target"));
 }
 
+const Kernel& select_kernel(std::string_view name, const KernelRequest& request) {
+  std::string reasons;
+  for (const Kernel& kernel : kernels()) {
+    if (!meant(name, kernel)) continue;
+    const std::optional<std::string> refusal = kernel.refusal(request);
+    if (!refusal) return kernel;
+    reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
+  }
+  if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
+  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
+                   request.dim_qk, " and ", request.dim_v, ": ", reasons),
+              "use kernel reference, which can do all, or none to take the best that can");
+}
+
 void attend(const ForwardArgs& args, std::string_view kernel) {
   reference::check_inputs(reference::inputs_of(args));
   if (args.partial.given())
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given()}).forward(args);
+  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given()}).forward(args);
 }
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
-  select(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false}).backward(args);
+  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false}).backward(args);
 }
 
 void finish_partial(const ForwardArgs& args) {

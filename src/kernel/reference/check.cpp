@@ -4,6 +4,7 @@
 #include "kernel/reference/inputs.h"
 #include "text.h"
 #include "weft/error.h"
+#include "weft/support.h"
 
 namespace weft::reference {
 
@@ -101,6 +102,7 @@ TensorSpec like(const ConstTensorView& view, std::string_view what, bool output)
 }  // namespace
 
 void check_inputs(const Inputs& in) {
+  require_support({.dtype = in.q.dtype, .bias = in.attention.bias.given(), .dropout = in.attention.dropout});
   check_qkv(in);
   check_attention(in);
   for (std::size_t i = 0; i < in.slices.size(); ++i) check_slice(in.slices[i], i, in.q.rows, in.k.rows);

@@ -1,0 +1,41 @@
+// The capability table: what works with what and, if not, why. Every entry point asks it; `weft explain --support`
+// prints it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/dtype.h"
+#include "weft/schedule.h"
+
+namespace weft {
+
+// What a caller wants to combine. Masks, head counts, head dims, sinks, softcap and max_logit are not here: they work
+// with everything (and what a kernel cannot do, it says itself).
+struct Use {
+  std::optional<ScheduleKind> schedule = {};  // none: one rank, attend()
+  KeyOrder key_order = KeyOrder::automatic;
+  Index stride_q = 1, stride_k = 1;  // of the layouts: the number of ranks if striped
+  DType dtype = DType::f32;
+  bool bias = false;
+  double dropout = 0;
+};
+
+struct Refusal {
+  std::string problem, remedy;
+};
+WEFT_API std::optional<Refusal> refusal(const Use& use);
+WEFT_API void require_support(const Use& use);  // throws the refusal as Error
+
+// A row of the table: one thing at a time, everything else as it comes.
+struct SupportRow {
+  std::string group, name;                      // "layout", "striped"; "dtype", "bf16"; "mask", "window"; ...
+  Use use;                                      // `schedule` is set by the column
+  std::optional<Refusal> one_rank;              // why not on one rank
+  std::vector<std::optional<Refusal>> schedules;  // .. in the order of schedule_kinds()
+};
+WEFT_API std::vector<SupportRow> support_table();
+
+}  // namespace weft

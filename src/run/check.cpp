@@ -1,0 +1,47 @@
+#include "run/check.h"
+
+#include "kernel/reference/inputs.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/support.h"
+
+namespace weft::run {
+namespace {
+
+void check_shape(const Schedule& s, const ConstTensorView& q, const ConstTensorView& k, const Attention& attention) {
+  require_support({.schedule = s.options.kind,
+                   .key_order = s.options.key_order,
+                   .stride_q = s.layouts.q.rank_order().stride(),
+                   .stride_k = s.layouts.k.rank_order().stride(),
+                   .dtype = q.dtype,
+                   .bias = attention.bias.given(),
+                   .dropout = attention.dropout});
+  if (q.rows != s.q_rows || k.rows != s.k_rows)
+    throw Error(text("rank ", s.rank, ": q has ", q.rows, " rows and k has ", k.rows, ", the layouts ", s.q_rows,
+                     " and ", s.k_rows),
+                "give each rank its own rows (Layout::shard)");
+  if (q.heads != s.heads_q || k.heads != s.heads_k)
+    throw Error(text("q has ", q.heads, " heads and k has ", k.heads, ", the schedule ", s.heads_q, " and ", s.heads_k),
+                "make the schedule with the heads of the tensors");
+}
+
+}  // namespace
+
+void check_forward(const Schedule& s, const ForwardArgs& args) {
+  if (!args.slices.empty() || args.partial.given())
+    throw Error("slices or partial are given to an executor", "leave them out: they are its schedule's business");
+  check_shape(s, args.q, args.k, args.attention);
+  reference::check_inputs(reference::inputs_of(args));
+  reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
+}
+
+void check_backward(const Schedule& s, const BackwardArgs& args) {
+  if (!args.slices.empty())
+    throw Error("slices are given to an executor", "leave them out: they are its schedule's business");
+  check_shape(s, args.q, args.k, args.attention);
+  reference::check_backward(args);
+  if (!args.out.given())
+    throw Error("out and lse are left out", "give both, as the forward wrote them");
+}
+
+}  // namespace weft::run

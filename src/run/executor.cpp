@@ -1,0 +1,47 @@
+#include "weft/executor.h"
+
+#include "kernel/convert.h"
+#include "run/parts.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace run {
+
+StepHeads heads_of_step(const Attention& attention, const Step& step) {
+  StepHeads part{attention, {}};
+  if (attention.sink.kind == Sink::Kind::learnable)
+    part.attention.sink.logits = head_range(attention.sink.logits, step.heads_q.begin, step.heads_q.size());
+  for (Index h = step.heads_q.begin; h < step.heads_q.end && !attention.head_map.empty(); ++h)
+    part.map.push_back(attention.head_map[static_cast<std::size_t>(h)] - step.heads_k.begin);
+  part.attention.head_map = part.map;
+  return part;
+}
+
+std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
+  return schedule.plans[static_cast<std::size_t>(step.plan)].slices;
+}
+
+void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to) {
+  communicator.all_reduce(values.data(), DType::f64, static_cast<Index>(values.size()), how).wait();
+  for (Index h = 0; h < to.heads; ++h) store_row(to, 0, h, &values[static_cast<std::size_t>(h)]);
+}
+
+}  // namespace run
+
+Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options) {
+  if (communicator.rank() != schedule.rank || communicator.ranks() != schedule.ranks)
+    throw Error(text("the schedule is that of rank ", schedule.rank, " of ", schedule.ranks,
+                     " and the communicator that of rank ", communicator.rank(), " of ", communicator.ranks()),
+                "make the schedule with communicator.rank() and a layout of communicator.ranks()");
+  find_kernel(options.kernel);  // Error here rather than in the first call
+  parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
+}
+
+Executor::~Executor() = default;
+Executor::Executor(Executor&&) noexcept = default;
+
+const Schedule& Executor::schedule() const { return parts_->schedule; }
+Index Executor::workspace_bytes() const { return parts_->workspace.held(); }
+
+}  // namespace weft

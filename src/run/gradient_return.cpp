@@ -1,0 +1,78 @@
+#include "run/gradient_return.h"
+
+namespace weft::run {
+namespace {
+
+std::size_t odd(Index n) { return static_cast<std::size_t>(n % 2); }
+
+}  // namespace
+
+GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
+                               const Kv& own)
+    : schedule_(schedule), communicator_(communicator), workspace_(workspace), own_(own) {
+  // A first step on the own keys writes them whole; otherwise all that comes is added.
+  const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
+  if (!written) {
+    clear(own.k);
+    clear(own.v);
+  }
+}
+
+// Gradients that travel on with their keys, the first step's included.
+bool GradientReturn::travels(Index n) const {
+  const auto shifts = [&](Index at) {
+    return at < static_cast<Index>(schedule_.steps.size()) && step(at).move && step(at).move->kind == Move::Kind::shift;
+  };
+  return shifts(n) || (!step(n).move && shifts(n + 1));
+}
+
+Kv GradientReturn::buffer(Index n) {
+  return take_kv(workspace_, n % 2 == 0 ? Slot::key_gradients_0 : Slot::key_gradients_1,
+                 {.rows = step(n).key_rows,
+                  .heads = step(n).heads_k.size(),
+                  .dim_qk = own_.k.dim,
+                  .dim_v = own_.v.dim,
+                  .dtype = DType::f32});
+}
+
+Kv GradientReturn::begin(Index n, bool nothing) {
+  const bool travel = travels(n);
+  const bool shift = travel && step(n).move;
+  under_way_[odd(n)].wait();  // of step n - 2: its buffer is wanted
+  const Kv to = step(n).move || travel ? buffer(n) : heads_of(own_, step(n).heads_k);
+  if (shift) {  // the sum so far goes to the next rank while this one computes; what arrives is added in end()
+    const Message::Combine combine = nothing ? Message::Combine::replace : Message::Combine::add;
+    under_way_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
+                                                messages(step(n).move->receives, constant(to), combine));
+  } else if (nothing) {
+    clear(to.k);
+    clear(to.v);
+  }
+  return to;
+}
+
+void GradientReturn::end(Index n) {
+  if (!step(n).move) return;
+  const Move& move = *step(n).move;
+  if (move.kind == Move::Kind::shift) {
+    under_way_[odd(n)].wait();
+    return;
+  }
+  under_way_[odd(n)] =
+      communicator_.exchange(messages(move.receives, constant(buffer(n))),
+                             messages(move.sends, constant(heads_of(own_, step(n).heads_k)), Message::Combine::add));
+}
+
+void GradientReturn::finish() {
+  const Index steps = static_cast<Index>(schedule_.steps.size());
+  // In the order in which they were started, so that sums have one order.
+  if (steps > 1) under_way_[odd(steps - 2)].wait();
+  if (steps > 0) under_way_[odd(steps - 1)].wait();
+  if (steps < 2 || !travels(steps - 1)) return;
+  const Move& move = *step(steps - 1).move;
+  communicator_
+      .exchange(messages(move.sends, constant(buffer(steps - 1))), messages(move.receives, constant(own_)))
+      .wait();
+}
+
+}  // namespace weft::run

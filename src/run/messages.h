@@ -1,0 +1,28 @@
+// Rows of K and V as messages.
+#pragma once
+
+#include <vector>
+
+#include "run/workspace.h"
+#include "weft/communicator.h"
+#include "weft/schedule.h"
+
+namespace weft::run {
+
+// One message a peer: its rows of K, then of V.
+inline std::vector<Message> messages(const std::vector<PeerRows>& peers, const ConstKv& kv,
+                                     Message::Combine combine = Message::Combine::replace) {
+  std::vector<Message> all;
+  all.reserve(peers.size());
+  for (const PeerRows& peer : peers) {
+    Message m{.peer = peer.peer, .blocks = {}, .combine = combine};
+    for (const ConstTensorView& view : {kv.k, kv.v})
+      for (const Range& rows : peer.rows) append_blocks(view, rows, m.blocks);
+    all.push_back(std::move(m));
+  }
+  return all;
+}
+
+inline ConstKv constant(const Kv& kv) { return {kv.k, kv.v}; }
+
+}  // namespace weft::run

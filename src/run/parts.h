@@ -1,0 +1,80 @@
+// An executor from inside.
+#pragma once
+
+#include <chrono>
+
+#include "run/workspace.h"
+#include "weft/executor.h"
+
+namespace weft {
+
+struct Executor::Parts {
+  Parts(Communicator& world, Schedule what, ExecutorOptions how)
+      : communicator(&world), schedule(std::move(what)), options(std::move(how)), workspace(options.memory) {}
+
+  Communicator* communicator;
+  std::unique_ptr<Communicator> checked;  // around `communicator`, if asked for
+  Schedule schedule;
+  ExecutorOptions options;
+  run::Workspace workspace;
+};
+
+namespace run {
+
+// Tells the observer what happened; costs nothing without one.
+class Log {
+ public:
+  Log(const ExecutorOptions& options, Pass pass, const Schedule& schedule)
+      : observer_(options.observer), pass_(pass), schedule_(schedule), start_(Clock::now()) {}
+
+  template <class Do>
+  auto operator()(StepEvent::Kind kind, Index step, const Do& what) {
+    const double begin = observer_ ? seconds() : 0;
+    struct Tell {
+      Log& log;
+      StepEvent event;
+      ~Tell() noexcept(false) {
+        if (!log.observer_ || std::uncaught_exceptions() > 0) return;
+        event.end = log.seconds();
+        log.observer_(event);
+      }
+    } tell{*this,
+           {.kind = kind,
+            .pass = pass_,
+            .step = step,
+            .steps = static_cast<Index>(schedule_.steps.size()),
+            .slices = slices(step),
+            .begin = begin,
+            .end = begin}};
+    return what();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Index slices(Index step) const {
+    const Step& s = schedule_.steps[static_cast<std::size_t>(step)];
+    return static_cast<Index>(schedule_.plans[static_cast<std::size_t>(s.plan)].slices.size());
+  }
+
+  const std::function<void(const StepEvent&)>& observer_;
+  Pass pass_;
+  const Schedule& schedule_;
+  Clock::time_point start_;
+};
+
+// The part of a call that a step's heads are.
+struct StepHeads {
+  Attention attention;
+  std::vector<Index> map;  // attention.head_map refers to it
+};
+StepHeads heads_of_step(const Attention& attention, const Step& step);
+
+std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
+
+// A number a head, over all ranks, into a tensor [hq].
+void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to);
+
+}  // namespace run
+}  // namespace weft

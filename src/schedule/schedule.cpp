@@ -1,0 +1,127 @@
+#include "weft/schedule.h"
+
+#include <algorithm>
+#include <array>
+
+#include "schedule/schedules.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/support.h"
+
+namespace weft {
+namespace {
+
+struct KindName {
+  ScheduleKind kind;
+  std::string_view name;
+};
+constexpr std::array kKinds = {KindName{ScheduleKind::all_gather, "all_gather"}, KindName{ScheduleKind::ring, "ring"}};
+
+struct OrderName {
+  KeyOrder order;
+  std::string_view name;
+};
+constexpr std::array kOrders = {OrderName{KeyOrder::automatic, "auto"}, OrderName{KeyOrder::sequence, "sequence"},
+                                OrderName{KeyOrder::rank, "rank"}};
+
+template <class Table>
+std::string names_of(const Table& table) {
+  std::string names;
+  for (const auto& entry : table) names += text(names.empty() ? "" : ", ", entry.name);
+  return names;
+}
+
+void check_heads(const Heads& heads) {
+  if (heads.q < 1 || heads.k < 1)
+    throw Error(text("heads ", heads.q, ":", heads.k), "use at least one query head and one K/V head");
+  if (heads.map.empty() && heads.q % heads.k != 0)
+    throw Error(text(heads.q, " query heads over ", heads.k, " K/V heads is no whole number"),
+                "give a head map, or heads that divide");
+  if (!heads.map.empty() && static_cast<Index>(heads.map.size()) != heads.q)
+    throw Error(text("the head map has ", heads.map.size(), " entries for ", heads.q, " query heads"),
+                "give one K/V head for each query head");
+  for (const Index k : heads.map) {
+    if (k < 0 || k >= heads.k)
+      throw Error(text("the head map names K/V head ", k, " of ", heads.k), "use heads from 0 on");
+  }
+}
+
+void check_layouts(const Problem& problem, const Layouts& layouts, Index rank) {
+  if (layouts.q.ranks() != layouts.k.ranks())
+    throw Error(text("queries lie on ", layouts.q.ranks(), " ranks and keys on ", layouts.k.ranks()),
+                "use layouts of the same number of ranks");
+  if (rank < 0 || rank >= layouts.q.ranks())
+    throw Error(text("rank ", rank, " of ", layouts.q.ranks()), "ranks count from 0");
+  if (!(layouts.q.stream() == problem.packing().q()) || !(layouts.k.stream() == problem.packing().k()))
+    throw Error("the layouts were made for other streams than the problem's", "make them from the same packing");
+}
+
+}  // namespace
+
+std::span<const ScheduleKind> schedule_kinds() {
+  static const std::vector<ScheduleKind> kinds = [] {
+    std::vector<ScheduleKind> all;
+    for (const KindName& entry : kKinds) all.push_back(entry.kind);
+    return all;
+  }();
+  return kinds;
+}
+
+std::string_view name(ScheduleKind kind) {
+  return std::find_if(kKinds.begin(), kKinds.end(), [&](const KindName& e) { return e.kind == kind; })->name;
+}
+
+ScheduleKind schedule_kind(std::string_view name) {
+  for (const KindName& entry : kKinds)
+    if (entry.name == name) return entry.kind;
+  throw Error(text("there is no schedule '", name, "'"), text("use one of ", names_of(kKinds)));
+}
+
+std::string_view name(KeyOrder order) {
+  return std::find_if(kOrders.begin(), kOrders.end(), [&](const OrderName& e) { return e.order == order; })->name;
+}
+
+KeyOrder key_order(std::string_view name) {
+  for (const OrderName& entry : kOrders)
+    if (entry.name == name) return entry.order;
+  throw Error(text("there is no key order '", name, "'"), text("use one of ", names_of(kOrders)));
+}
+
+bool Schedule::heads_once() const {
+  std::vector<bool> seen(static_cast<std::size_t>(heads_q), false);
+  for (const Step& step : steps) {
+    for (Index h = step.heads_q.begin; h < step.heads_q.end; ++h) {
+      if (seen[static_cast<std::size_t>(h)]) return false;
+      seen[static_cast<std::size_t>(h)] = true;
+    }
+  }
+  return true;
+}
+
+Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                       const ScheduleOptions& options) {
+  check_layouts(problem, layouts, rank);
+  check_heads(heads);
+  require_support({.schedule = options.kind,
+                   .key_order = options.key_order,
+                   .stride_q = layouts.q.rank_order().stride(),
+                   .stride_k = layouts.k.rank_order().stride()});
+  Schedule s{.options = options,
+             .problem = problem,
+             .layouts = layouts,
+             .rank = rank,
+             .ranks = layouts.q.ranks(),
+             .q_rows = layouts.q.rows(),
+             .k_rows = layouts.k.rows(),
+             .heads_q = heads.q,
+             .heads_k = heads.k,
+             .plans = {},
+             .steps = {}};
+  switch (options.kind) {
+    case ScheduleKind::all_gather: schedule::all_gather(s, heads); break;
+    case ScheduleKind::ring: schedule::ring(s); break;
+  }
+  return s;
+}
+
+}  // namespace weft
