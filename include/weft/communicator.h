@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "weft/config.h"
@@ -32,7 +33,7 @@ WEFT_API void append_blocks(const ConstTensorView& view, Range rows, std::vector
 
 // What goes to, or comes from, a peer: the bytes of the blocks one after another. Both sides must name as many bytes,
 // but may cut them into different blocks.
-struct Message {
+struct WEFT_API Message {
   enum class Combine { replace, add };  // add: f32 into f32
 
   Index peer = 0;
@@ -43,7 +44,7 @@ struct Message {
 };
 
 // Bytes and messages between different ranks; what a rank sends to itself is not counted.
-struct Traffic {
+struct WEFT_API Traffic {
   Index bytes_sent = 0, bytes_received = 0;
   Index messages_sent = 0, messages_received = 0;
 

@@ -1,0 +1,220 @@
+#include "weft/communicator.h"
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include "comm/blocks.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+// One outer step, or all rows where there is no outer dimension.
+Block block_of(const ConstTensorView& view, Index first, Index rows) {
+  const Index size = size_of(view.dtype);
+  // Whether a block is sent or received is not known here; the caller had the tensor to write if it is received.
+  char* data = static_cast<char*>(const_cast<void*>(view.data)) + view.row_offset(first) * size;
+  return merged({data, rows, view.heads, view.dim * size, view.row_stride * size, view.head_stride * size});
+}
+
+// Runs something after another call, which it may own buffers for.
+class Then final : public Request::Pending {
+ public:
+  Then(std::unique_ptr<Pending> first, std::function<void()> then) : then_(std::move(then)), first_(std::move(first)) {}
+  void wait() override {
+    if (first_ != nullptr) first_->wait();
+    first_.reset();
+    then_();
+  }
+
+ private:
+  std::function<void()> then_;
+  std::unique_ptr<Pending> first_;  // goes first: `then_` may own its buffers
+};
+
+std::string block_text(const Block& block) {
+  return text(block.rows, " rows x ", block.parts, " parts x ", block.bytes, " bytes");
+}
+
+bool sizes_fit(const Block& block) {
+  if (block.rows < 0 || block.parts < 0 || block.bytes < 0) return false;
+  if (block.rows == 0 || block.parts == 0) return true;
+  return block.rows <= kUnlimited / block.parts && block.bytes <= kUnlimited / (block.rows * block.parts);
+}
+
+void check_block(const Block& block, const std::string& where, bool add) {
+  if (!sizes_fit(block)) {
+    throw Error(text(where, ": a block of ", block_text(block)), "give sizes of at least 0 and 2^60 bytes at most");
+  }
+  if (block.data == nullptr && block.size() > 0) {
+    throw Error(text(where, ": a block of ", block_text(block), " at a null pointer"), "point it at its bytes");
+  }
+  if (add && !holds_f32(block)) {
+    throw Error(text(where, ": a block of ", block_text(block), " (strides ", block.row_stride, ", ", block.part_stride,
+                     ") to add to, which is not cut and aligned to f32"),
+                "align it, its sizes and its strides to 4 bytes");
+  }
+}
+
+void check_messages(std::span<const Message> messages, const char* kind, Index ranks) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Message& message = messages[i];
+    const std::string where = text(kind, " ", i, " of ", messages.size());
+    if (message.peer < 0 || message.peer >= ranks) {
+      throw Error(text(where, " names rank ", message.peer, " of ", ranks), text("name one of 0 .. ", ranks - 1));
+    }
+    for (const Block& block : message.blocks) check_block(block, where, message.combine == Message::Combine::add);
+  }
+}
+
+// Messages and bytes that leave, or come to, the rank.
+void count(std::span<const Message> messages, Index self, Index& number, Index& bytes) {
+  for (const Message& message : messages) {
+    if (message.peer == self) continue;
+    ++number;
+    bytes += message.size();
+  }
+}
+
+void check_count(const char* what, std::size_t count, Index ranks) {
+  if (static_cast<Index>(count) == ranks) return;
+  throw Error(text(what, " has ", count, " blocks and there are ", ranks, " ranks"), "give a block for each rank");
+}
+
+// Collectives leave out messages of no bytes; both sides do.
+void append(std::vector<Message>& messages, Index peer, const Block& block,
+            Message::Combine how = Message::Combine::replace) {
+  if (block.size() != 0) messages.push_back({peer, {block}, how});
+}
+
+template <class T>
+void reduce(T& into, T value, Reduce how) {
+  if (how == Reduce::sum) {
+    into += value;
+  } else if (value > into || std::isnan(value)) {  // a NaN anywhere shows
+    into = value;
+  }
+}
+
+template <class T>
+void reduce_ranks(const T* all, T* into, Index ranks, Index count, Reduce how) {
+  for (Index i = 0; i < count; ++i) into[i] = all[i];
+  for (Index rank = 1; rank < ranks; ++rank) {
+    for (Index i = 0; i < count; ++i) reduce(into[i], all[rank * count + i], how);
+  }
+}
+
+template <class T>
+Request all_reduce_of(Communicator& communicator, T* data, Index count, Reduce how) {
+  const Index ranks = communicator.ranks(), bytes = count * Index{sizeof(T)};
+  auto all = std::make_shared<std::vector<T>>(static_cast<std::size_t>(ranks * count));
+  std::vector<Block> to;
+  for (Index rank = 0; rank < ranks; ++rank)
+    to.push_back({.data = all->data() + rank * count, .rows = 1, .bytes = bytes});
+  return communicator.all_gather({.data = data, .rows = 1, .bytes = bytes}, to).after([=] {
+    reduce_ranks(all->data(), data, ranks, count, how);
+  });
+}
+
+}  // namespace
+
+void append_blocks(const ConstTensorView& view, Range rows, std::vector<Block>& blocks) {
+  if (rows.size() == 0) return;
+  if (rows.begin < 0 || rows.end > view.rows) {
+    throw Error(text("rows [", rows.begin, ", ", rows.end, ") asked of a tensor of ", view.rows, " rows"),
+                text("ask for rows of [0, ", view.rows, ")"));
+  }
+  for (Index row = rows.begin; row < rows.end;) {
+    const Index end = view.inner == 0 ? rows.end : min_of(rows.end, (row / view.inner + 1) * view.inner);
+    blocks.push_back(block_of(view, row, end - row));
+    row = end;
+  }
+}
+
+Index Message::size() const {
+  Index bytes = 0;
+  for (const Block& block : blocks) bytes += block.size();
+  return bytes;
+}
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  bytes_sent += other.bytes_sent;
+  bytes_received += other.bytes_received;
+  messages_sent += other.messages_sent;
+  messages_received += other.messages_received;
+  return *this;
+}
+
+void Request::wait() {
+  // Moved out: whatever happens the call is over, and withdrawn before an exception leaves.
+  const std::unique_ptr<Pending> pending = std::move(pending_);
+  if (pending != nullptr) pending->wait();
+}
+
+Request Request::after(std::function<void()> then) && {
+  return Request(std::make_unique<Then>(std::move(pending_), std::move(then)));
+}
+
+Communicator::~Communicator() = default;
+
+Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> receives) {
+  check_messages(sends, "send", ranks_);
+  check_messages(receives, "receive", ranks_);
+  Traffic traffic;
+  count(sends, rank_, traffic.messages_sent, traffic.bytes_sent);
+  count(receives, rank_, traffic.messages_received, traffic.bytes_received);
+  Request request(start(std::move(sends), std::move(receives)));
+  traffic_ += traffic;
+  return request;
+}
+
+Request Communicator::all_gather(const Block& mine, std::span<const Block> all) {
+  check_count("all_gather: all", all.size(), ranks_);
+  std::vector<Message> sends, receives;
+  for (Index peer = 0; peer < ranks_; ++peer) {
+    append(sends, peer, mine);
+    append(receives, peer, all[peer]);
+  }
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine) {
+  check_count("reduce_scatter: parts", parts.size(), ranks_);
+  check_block(mine, "reduce_scatter: mine", true);
+  std::vector<Message> sends, receives;
+  for (Index peer = 0; peer < ranks_; ++peer) {
+    check_block(parts[peer], text("reduce_scatter: part ", peer), true);
+    append(sends, peer, parts[peer]);
+    append(receives, peer, mine, peer == 0 ? Message::Combine::replace : Message::Combine::add);
+  }
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::all_to_all(std::span<const Block> to, std::span<const Block> from) {
+  check_count("all_to_all: to", to.size(), ranks_);
+  check_count("all_to_all: from", from.size(), ranks_);
+  std::vector<Message> sends, receives;
+  for (Index peer = 0; peer < ranks_; ++peer) {
+    append(sends, peer, to[peer]);
+    append(receives, peer, from[peer]);
+  }
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::send_receive(Index to, const Block& sent, Index from, const Block& received) {
+  return exchange({{to, {sent}}}, {{from, {received}}});
+}
+
+Request Communicator::all_reduce(void* data, DType dtype, Index count, Reduce how) {
+  if (count < 0) throw Error(text("all_reduce of ", count, " numbers"), "give a count of at least 0");
+  if (dtype == DType::f32) return all_reduce_of(*this, static_cast<float*>(data), count, how);
+  if (dtype == DType::f64) return all_reduce_of(*this, static_cast<double*>(data), count, how);
+  throw Error(text("all_reduce of ", weft::name(dtype)), "give f32 or f64");
+}
+
+std::unique_ptr<Communicator> Communicator::split(Index color, Index key) { return make_split(color, key); }
+
+}  // namespace weft
