@@ -38,7 +38,9 @@ struct WEFT_API Message {
 
   Index peer = 0;
   std::vector<Block> blocks = {};
-  Combine combine = Combine::replace;  // of receives. Sums are made inside wait(), in the order of the list.
+  // Of receives. Sums are made inside wait(), in the order of the list; all ranks wait for calls that add in the same
+  // order.
+  Combine combine = Combine::replace;
 
   Index size() const;
 };

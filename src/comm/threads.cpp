@@ -2,7 +2,7 @@
 // nothing is packed and nothing is pushed: a send is over when its receiver has taken it.
 //
 // A rank that waits takes whatever has been posted for any of its calls under way, so that ranks may wait for them in
-// different orders. All bookkeeping is under one lock for the world; bytes are copied outside of it.
+// different orders; only calls that add are waited for in one order. All bookkeeping is under one lock for the world; bytes are copied outside of it.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -132,6 +132,10 @@ class Exchange final : public Request::Pending {
 
  private:
   bool all_received() const { return next_ == receives_.size(); }
+  bool adds() const {
+    return std::any_of(receives_.begin(), receives_.end(),
+                       [](const Message& m) { return m.combine == Message::Combine::add; });
+  }
   bool complete() const { return all_received() && !busy_ && mine_->untaken == 0; }
   Post* post_of(Index peer) const { return (*call_)[peer].get(); }
   std::optional<std::size_t> next_source() const;
@@ -267,7 +271,10 @@ void Exchange::set_received() {
 bool Exchange::advance_all(Lock& lock) {
   bool moved = false;
   std::vector<Exchange*>& under_way = place_.state(place_.rank).under_way;
-  for (std::size_t i = 0; i < under_way.size(); ++i) moved |= under_way[i]->advance(lock);
+  for (std::size_t i = 0; i < under_way.size(); ++i) {
+    // Sums are made in their own wait(), so that those of several calls into one place have an order.
+    if (under_way[i] == this || !under_way[i]->adds()) moved |= under_way[i]->advance(lock);
+  }
   return moved;
 }
 
