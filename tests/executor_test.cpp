@@ -248,5 +248,79 @@ TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
   });
 }
 
+TEST(Checked, RightResultsStayRight) {
+  const Problem problem(documents({37, 0, 5, 64, 1}, 16), {.causal = true});
+  const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 24, .dim_v = 16, .sink = true};
+  RanksInput in(p);
+  const Exact want(p, in);
+  for (const ScheduleOptions& options : all_schedules(2, true)) {
+    const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+    const RanksResult plain = run_on_ranks(p, in, layouts, options);
+    const RanksResult r = run_on_ranks(p, in, layouts, options, {.checked = true});
+    EXPECT_LT(worst_error(r, want, true), 2e-6);
+    EXPECT_EQ(r.dk.bytes, plain.dk.bytes);
+    EXPECT_GT(r.forward[0].bytes_sent, plain.forward[0].bytes_sent);  // and without it nothing is paid
+  }
+}
+
+// Every rank gets the same words.
+TEST(Checked, NamesTheRanksThatDiffer) {
+  const auto problem_of = [](bool odd) { return Problem(documents({odd ? 60 : 64, 64}, 8), {.causal = true}); };
+  const auto mask_of = [](bool odd) { return Problem(documents({64, 64}, 8), {.causal = true, .left = odd ? 3 : 4}); };
+  std::vector<std::string> texts(4);
+  const auto differ = [&](const std::function<void(Communicator&)>& body) {
+    run_ranks(4, [&](Communicator& comm) {
+      texts[static_cast<std::size_t>(comm.rank())] = error_of([&] { body(comm); });
+    });
+    for (const std::string& t : texts) EXPECT_EQ(t, texts[0]);
+    return texts[0];
+  };
+  const auto make = [](Communicator& comm, const Problem& problem, const Heads& heads, const ScheduleOptions& options) {
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, comm.ranks());
+    return Executor(comm, make_schedule(problem, layouts, comm.rank(), heads, options), {.checked = true});
+  };
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, problem_of(comm.rank() == 2), {2, 2}, {}); }),
+            "packing: rank 2 differs from ranks 0, 1, 3; give every rank the same problem, options and arguments");
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(comm.rank() % 2 == 1), {2, 2}, {}); }).substr(0, 46),
+            "mask: ranks 1, 3 differ from ranks 0, 2; give ");
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(false), {comm.rank() == 0 ? 4 : 2, 2}, {}); }).substr(0, 40),
+            "heads: rank 0 differs from ranks 1, 2, 3");
+  EXPECT_EQ(differ([&](Communicator& comm) {
+              make(comm, mask_of(false), {2, 2}, {.head_groups = comm.rank() == 3 ? 2 : 1});
+            }).substr(0, 43),
+            "schedule: rank 3 differs from ranks 0, 1, 2");
+  EXPECT_EQ(differ([&](Communicator& comm) {
+              Executor executor = make(comm, mask_of(false), {2, 2}, {});
+              std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
+              const auto view = thd(x.data(), DType::f32, 32, 2, 8);
+              executor.forward({.q = view,
+                                .k = view,
+                                .v = view,
+                                .attention = {.scale = comm.rank() == 1 ? 0.5 : 0.25},
+                                .out = thd(y.data(), DType::f32, 32, 2, 8)});
+            }).substr(0, 40),
+            "attention (scale, softcap, sink, head_ma");
+}
+
+TEST(Executor, ARankThatThrowsEndsTheOthers) {
+  const Problem problem(documents({64, 64}, 8), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+  for (const ScheduleKind kind : schedule_kinds()) {
+    const std::string what = error_of([&] {
+      run_ranks(4, [&](Communicator& comm) {
+        Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {2, 2}, {.kind = kind}),
+                          {.observer = [&](const StepEvent&) {
+                            if (comm.rank() == 2) throw Error("this rank has had enough", "leave it alone");
+                          }});
+        std::vector<float> x(static_cast<std::size_t>(layouts.q.rows() * 2 * 8), 1.0F), y(x);
+        const auto view = thd(x.data(), DType::f32, layouts.q.rows(), 2, 8);
+        for (int i = 0; i < 100; ++i)
+          executor.forward({.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, layouts.q.rows(), 2, 8)});
+      });
+    });
+    EXPECT_EQ(what, "rank 2: this rank has had enough; leave it alone") << name(kind);
+  }
+}
+
 }  // namespace
 }  // namespace weft::test

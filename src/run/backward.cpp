@@ -4,6 +4,7 @@
 #include "kernel/reference/inputs.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/fingerprint.h"
 #include "run/gradient_return.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
@@ -97,6 +98,7 @@ void Executor::backward(const BackwardArgs& args) {
   Communicator& communicator = *parts_->communicator;
   run::Workspace& workspace = parts_->workspace;
 
+  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
   run::Log log(parts_->options, Pass::backward, schedule);
   const Kv own = own_sums(workspace, args);
   QueryGradient dq(schedule, workspace, args.dq);
@@ -140,6 +142,8 @@ void Executor::backward(const BackwardArgs& args) {
     std::vector<double> dsink = sink_gradient(schedule, args);
     run::reduce_into(communicator, dsink, Reduce::sum, args.dsink);
   }
+  // Nobody is done before everybody is: an error anywhere is one everywhere.
+  if (parts_->options.checked) run::meet(communicator);
 }
 
 }  // namespace weft

@@ -1,6 +1,8 @@
 #include "weft/executor.h"
 
+#include "comm/checked.h"
 #include "kernel/convert.h"
+#include "run/fingerprint.h"
 #include "run/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -36,6 +38,10 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                 "make the schedule with communicator.rank() and a layout of communicator.ranks()");
   find_kernel(options.kernel);  // Error here rather than in the first call
   parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
+  if (!parts_->options.checked) return;
+  parts_->checked = make_checked(communicator);
+  parts_->communicator = parts_->checked.get();
+  run::compare(*parts_->communicator, run::fingerprints(parts_->schedule));
 }
 
 Executor::~Executor() = default;

@@ -1,6 +1,7 @@
 #include "kernel/convert.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/fingerprint.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
 
@@ -35,6 +36,7 @@ void Executor::forward(const ForwardArgs& args) {
   if (args.max_logit.given()) whole.max_logit = per_head(max_logit.data(), DType::f64, args.q.heads);
   if (!once) whole.partial = empty_states(parts_->workspace, args);
 
+  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
   run::Log log(parts_->options, Pass::forward, schedule);
   run::KeyFeed keys(schedule, communicator, parts_->workspace, {args.k, args.v});
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
@@ -59,6 +61,8 @@ void Executor::forward(const ForwardArgs& args) {
   }
   if (!once) finish_partial(whole);
   if (args.max_logit.given()) run::reduce_into(communicator, max_logit, Reduce::max, args.max_logit);
+  // Nobody is done before everybody is: an error anywhere is one everywhere.
+  if (parts_->options.checked) run::meet(communicator);
 }
 
 }  // namespace weft
