@@ -74,6 +74,9 @@ std::uint64_t of(const ScheduleOptions& options) {
       .add(static_cast<Index>(options.kind))
       .add(static_cast<Index>(options.key_order))
       .add(options.head_groups)
+      .add(options.inside)
+      .add(static_cast<Index>(options.across))
+      .add(options.stages)
       .value();
 }
 
@@ -109,7 +112,7 @@ std::vector<Fingerprint> fingerprints(const Schedule& s) {
           {"mask", of(s.problem.mask())},
           {"layout", of(s.layouts)},
           {"schedule", of(s.options)},
-          {"heads", Hash().add(s.heads_q).add(s.heads_k).value()}};
+          {"heads", Hash().add(s.heads_q).add(s.heads_k).add(std::span<const Index>(s.head_map)).value()}};
 }
 
 std::vector<Fingerprint> fingerprints(const ForwardArgs& args) {
