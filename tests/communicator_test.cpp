@@ -498,7 +498,7 @@ TEST(Communicator, SplitsAgain) {
     EXPECT_EQ(quarter->ranks(), 2);
     double ranks = static_cast<double>(c.rank());
     quarter->all_reduce(&ranks, DType::f64, 1, Reduce::sum).wait();
-    EXPECT_EQ(ranks, static_cast<double>(c.rank() / 4 * 8 + 2 + 2 * (c.rank() % 2)));
+    EXPECT_EQ(static_cast<Index>(ranks), c.rank() / 4 * 8 + 2 + 2 * (c.rank() % 2));
     const std::unique_ptr<Communicator> alone = quarter->split(quarter->rank(), 0);
     EXPECT_EQ(alone->ranks(), 1);
     alone->all_reduce(&ranks, DType::f64, 1, Reduce::sum).wait();
@@ -795,19 +795,22 @@ TEST(Failure, InOneGroupEndsTheOthers) {
 TEST(Failure, WhileOthersCopyFromIt) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     const Quick quick;
-    std::atomic<bool> others_came = false;
+    std::atomic<int> others_came = 0;
     const auto body = [&](Communicator& c) {
-      const std::size_t count = 300000;
-      std::vector<std::vector<float>> all(4, std::vector<float>(count));
-      std::vector<float> mine(count, 1.0f);
-      Request request = c.all_gather(block(mine), blocks(all));
+      const Index rows = 50000;  // with gaps, so that copies take long and a sanitizer looks at every row
+      std::vector<float> memory(at(5 * rows), 1.0f), into(at(4 * rows));
+      std::vector<Message> sends, receives;
+      for (Index peer = 1; peer < 4 && c.rank() == 0; ++peer) {
+        sends.push_back({peer, {{memory.data(), rows, 1, 16, 20, 0}}});
+      }
+      if (c.rank() != 0) receives.push_back({0, {block(into)}});
+      Request request = c.exchange(std::move(sends), std::move(receives));
       if (c.rank() == 0) {
-        if (repeat % 2 == 0) {
-          while (!others_came) std::this_thread::yield();
-        }
+        while (others_came < 1 + repeat % 3) std::this_thread::yield();
+        sleep(repeat * 5e-6);
         throw std::runtime_error("gone");
       }
-      others_came = true;
+      ++others_came;
       request.wait();
     };
     EXPECT_THROW(run(4, body), std::runtime_error);
