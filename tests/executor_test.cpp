@@ -72,9 +72,17 @@ double worst_error(const RanksResult& r, const Exact& want, bool sink) {
   return worst;
 }
 
-std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order) {
+std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, Index ranks) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::ring},
-                                      {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank}};
+                                      {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank},
+                                      {.kind = ScheduleKind::all_to_all},
+                                      {.kind = ScheduleKind::exact},
+                                      {.kind = ScheduleKind::exact, .stages = 1}};
+  for (const Index inside : {1, 2, 3, 4}) {
+    if (ranks % inside != 0 || inside > ranks) continue;
+    for (const ScheduleKind across : {ScheduleKind::ring, ScheduleKind::all_gather})
+      all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = across});
+  }
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
   if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
   return all;
@@ -99,9 +107,10 @@ TEST(Executor, EqualsTheReference) {
         if (kind == LayoutKind::dual_chunk && ranks == 3) continue;  // documents are padded to 16
         if (kind == LayoutKind::balanced && !problem.packing().self()) continue;
         const Layouts layouts = make_layouts(kind, problem, ranks);
-        for (const ScheduleOptions& options : all_schedules(2, kind != LayoutKind::striped || ranks == 1)) {
+        for (const ScheduleOptions& options : all_schedules(2, kind != LayoutKind::striped || ranks == 1, ranks)) {
           SCOPED_TRACE(testing::Message() << name(kind) << " " << ranks << " ranks " << name(options.kind) << " "
-                                          << name(options.key_order) << " groups " << options.head_groups);
+                                          << name(options.key_order) << " groups " << options.head_groups
+                                          << " inside " << options.inside << " across " << name(options.across));
           const RanksResult r = run_on_ranks(p, in, layouts, options);
           EXPECT_LT(worst_error(r, want, true), 2e-6);
           for (Index rank = 0; rank < ranks; ++rank) {
@@ -123,7 +132,7 @@ TEST(Executor, WindowToTheRightOverTwoRanks) {
   RanksInput in(p);
   const Exact want(p, in);
   for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::contiguous}) {
-    for (const ScheduleOptions& options : all_schedules(1, true)) {
+    for (const ScheduleOptions& options : all_schedules(1, true, 2)) {
       const RanksResult r = run_on_ranks(p, in, make_layouts(kind, problem, 2), options);
       EXPECT_LT(worst_error(r, want, false), 2e-6) << name(kind) << " " << name(options.kind);
     }
@@ -154,7 +163,7 @@ TEST(Executor, GradientsHaveTheSameBitsOnEveryRun) {
   const Problem problem(documents({300, 77, 410}, 16), {.causal = true});
   const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 32, .dim_v = 32, .sink = true};
   RanksInput in(p);
-  for (const ScheduleOptions& options : all_schedules(2, true)) {
+  for (const ScheduleOptions& options : all_schedules(2, true, 4)) {
     const auto run = [&] {
       return run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, 4), options, {.deterministic = true});
     };
@@ -214,6 +223,43 @@ TEST(Executor, KeepsItsWorkspacesAndTellsWhatItDid) {
   });
 }
 
+// Fewer heads than ranks, heads that do not divide, and a head map: nothing is refused, gradients included.
+TEST(Executor, AnyHeadsOnAnyRanks) {
+  const Problem problem(documents({37, 0, 5, 64, 1}, 16), {.causal = true});
+  struct Shape {
+    Index heads_q, heads_k, ranks;
+  };
+  for (const Shape& shape : {Shape{8, 2, 8}, {12, 2, 8}, {3, 3, 4}, {3, 1, 4}, {1, 1, 8}, {6, 3, 4}}) {
+    const RanksProblem p{.problem = problem, .heads_q = shape.heads_q, .heads_k = shape.heads_k, .sink = true};
+    RanksInput in(p);
+    const Exact want(p, in);
+    for (const ScheduleOptions& options : all_schedules(shape.heads_k, true, shape.ranks)) {
+      const RanksResult r = run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, problem, shape.ranks), options);
+      EXPECT_LT(worst_error(r, want, true), 2e-6)
+          << shape.heads_q << ":" << shape.heads_k << " on " << shape.ranks << " " << name(options.kind);
+    }
+  }
+}
+
+// A window moves a halo; documents that lie on one rank move nothing.
+TEST(Executor, ExactMovesWhatIsSeen) {
+  const auto bytes = [](const Problem& problem, LayoutKind layout, Index ranks, ScheduleKind kind) {
+    const Layouts layouts = make_layouts(layout, problem, ranks);
+    Index total = 0;
+    for (Index rank = 0; rank < ranks; ++rank)
+      total += traffic(make_schedule(problem, layouts, rank, {1, 1}, {.kind = kind}), {.dim_qk = 64, .dim_v = 64},
+                       Pass::forward).bytes_received;
+    return static_cast<double>(total);
+  };
+  for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::dual_chunk}) {
+    const Problem left(documents({65536}), {.causal = true, .left = 512}), both(documents({65536}), {.left = 512, .right = 512});
+    EXPECT_LT(bytes(left, layout, 8, ScheduleKind::exact), 0.02 * bytes(left, layout, 8, ScheduleKind::all_gather)) << name(layout);
+    EXPECT_LT(bytes(both, layout, 8, ScheduleKind::exact), 0.04 * bytes(both, layout, 8, ScheduleKind::all_gather)) << name(layout);
+  }
+  const Problem own(documents(std::vector<Index>(8, 1024)), {.causal = true});
+  EXPECT_EQ(bytes(own, LayoutKind::contiguous, 8, ScheduleKind::exact), 0);
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -246,6 +292,80 @@ TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
     EXPECT_NE(error_of([&] { Executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}), {.kernel = "fast"}); }).find("no kernel 'fast'"), std::string::npos);
     call(32, 1);  // usable after all that
   });
+}
+
+TEST(Checked, RightResultsStayRight) {
+  const Problem problem(documents({37, 0, 5, 64, 1}, 16), {.causal = true});
+  const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 24, .dim_v = 16, .sink = true};
+  RanksInput in(p);
+  const Exact want(p, in);
+  for (const ScheduleOptions& options : all_schedules(2, true, 4)) {
+    const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+    const RanksResult plain = run_on_ranks(p, in, layouts, options);
+    const RanksResult r = run_on_ranks(p, in, layouts, options, {.checked = true});
+    EXPECT_LT(worst_error(r, want, true), 2e-6);
+    EXPECT_EQ(r.dk.bytes, plain.dk.bytes);
+    EXPECT_GT(r.forward[0].bytes_sent, plain.forward[0].bytes_sent);  // and without it nothing is paid
+  }
+}
+
+// Every rank gets the same words.
+TEST(Checked, NamesTheRanksThatDiffer) {
+  const auto problem_of = [](bool odd) { return Problem(documents({odd ? 60 : 64, 64}, 8), {.causal = true}); };
+  const auto mask_of = [](bool odd) { return Problem(documents({64, 64}, 8), {.causal = true, .left = odd ? 3 : 4}); };
+  std::vector<std::string> texts(4);
+  const auto differ = [&](const std::function<void(Communicator&)>& body) {
+    run_ranks(4, [&](Communicator& comm) {
+      texts[static_cast<std::size_t>(comm.rank())] = error_of([&] { body(comm); });
+    });
+    for (const std::string& t : texts) EXPECT_EQ(t, texts[0]);
+    return texts[0];
+  };
+  const auto make = [](Communicator& comm, const Problem& problem, const Heads& heads, const ScheduleOptions& options) {
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, comm.ranks());
+    return Executor(comm, make_schedule(problem, layouts, comm.rank(), heads, options), {.checked = true});
+  };
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, problem_of(comm.rank() == 2), {2, 2}, {}); }),
+            "packing: rank 2 differs from ranks 0, 1, 3; give every rank the same problem, options and arguments");
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(comm.rank() % 2 == 1), {2, 2}, {}); }).substr(0, 46),
+            "mask: ranks 1, 3 differ from ranks 0, 2; give ");
+  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(false), {comm.rank() == 0 ? 4 : 2, 2}, {}); }).substr(0, 40),
+            "heads: rank 0 differs from ranks 1, 2, 3");
+  EXPECT_EQ(differ([&](Communicator& comm) {
+              make(comm, mask_of(false), {2, 2}, {.head_groups = comm.rank() == 3 ? 2 : 1});
+            }).substr(0, 43),
+            "schedule: rank 3 differs from ranks 0, 1, 2");
+  EXPECT_EQ(differ([&](Communicator& comm) {
+              Executor executor = make(comm, mask_of(false), {2, 2}, {});
+              std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
+              const auto view = thd(x.data(), DType::f32, 32, 2, 8);
+              executor.forward({.q = view,
+                                .k = view,
+                                .v = view,
+                                .attention = {.scale = comm.rank() == 1 ? 0.5 : 0.25},
+                                .out = thd(y.data(), DType::f32, 32, 2, 8)});
+            }).substr(0, 40),
+            "attention (scale, softcap, sink, head_ma");
+}
+
+TEST(Executor, ARankThatThrowsEndsTheOthers) {
+  const Problem problem(documents({64, 64}, 8), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+  for (const ScheduleKind kind : schedule_kinds()) {
+    const std::string what = error_of([&] {
+      run_ranks(4, [&](Communicator& comm) {
+        Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {4, 4}, {.kind = kind}),
+                          {.observer = [&](const StepEvent&) {
+                            if (comm.rank() == 2) throw Error("this rank has had enough", "leave it alone");
+                          }});
+        std::vector<float> x(static_cast<std::size_t>(layouts.q.rows() * 4 * 8), 1.0F), y(x);
+        const auto view = thd(x.data(), DType::f32, layouts.q.rows(), 4, 8);
+        for (int i = 0; i < 100; ++i)
+          executor.forward({.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, layouts.q.rows(), 4, 8)});
+      });
+    });
+    EXPECT_EQ(what, "rank 2: this rank has had enough; leave it alone") << name(kind);
+  }
 }
 
 }  // namespace

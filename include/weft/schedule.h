@@ -17,7 +17,7 @@
 
 namespace weft {
 
-enum class ScheduleKind { all_gather, ring };
+enum class ScheduleKind { all_gather, ring, all_to_all, hybrid, exact };
 WEFT_API std::span<const ScheduleKind> schedule_kinds();
 WEFT_API std::string_view name(ScheduleKind kind);
 WEFT_API ScheduleKind schedule_kind(std::string_view name);  // Error lists the names
@@ -31,6 +31,11 @@ struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::all_gather;
   KeyOrder key_order = KeyOrder::automatic;  // all_gather
   Index head_groups = 1;  // all_gather: K/V heads come in so many groups, each under the compute of the one before
+  // hybrid: a mesh of `inside` x ranks / inside. Ranks that follow each other swap heads for sequence, and `across`
+  // (all_gather or ring) brings the keys of the other groups.
+  Index inside = 2;
+  ScheduleKind across = ScheduleKind::ring;
+  Index stages = 4;  // exact: rows of other ranks come in so many steps, each under the compute of the one before
 };
 
 // Query head h uses K/V head h / (q / k), or map[h].
@@ -49,6 +54,7 @@ struct PeerRows {
 struct Move {
   enum class Kind {
     gather,  // from the ranks' own K/V; gradients return to them and are added
+    send,    // the same, of the rows that are seen
     shift,   // from the buffer of the step before; gradients travel on with their keys and come home
   };
   Kind kind = Kind::gather;
@@ -63,6 +69,14 @@ struct Step {
   Range heads_q = {}, heads_k = {};
 };
 
+// Heads for sequence: before the steps each rank of a group gets all rows of some heads, and afterwards gives the
+// results back. K/V heads that several ranks need go to each of them, and their gradients come home and are added.
+struct Swap {
+  Range group;                          // ranks
+  std::vector<Range> heads_q, heads_k;  // that each of them gets; none if there are fewer heads than ranks
+  std::vector<Index> head_map;          // of this rank's heads, once swapped
+};
+
 // What one rank does.
 struct Schedule {
   ScheduleOptions options;
@@ -71,11 +85,15 @@ struct Schedule {
   Index rank = 0, ranks = 1;
   Index q_rows = 0, k_rows = 0;  // of the rank's own tensors
   Index heads_q = 1, heads_k = 1;
+  std::vector<Index> head_map;  // as given
+  std::optional<Swap> swap;     // steps are in rows and heads of the swapped tensors
   std::vector<Plan> plans;
   std::vector<Step> steps;
 
-  // No query head is in two steps, so that results need no merging.
-  bool heads_once() const;
+  Index ranks_inside() const { return swap ? swap->group.size() : 1; }
+  // Heads that the steps are about: all, or those that the swap brings.
+  Index step_heads_q() const;
+  Index step_heads_k() const;
 };
 
 // Error for what the capability table refuses, with its reason.
@@ -86,7 +104,9 @@ WEFT_API Schedule make_schedule(const Problem& problem, const Layouts& layouts, 
 struct TensorShape {
   DType dtype = DType::f32;
   Index dim_qk = 0, dim_v = 0;
-  bool max_logit = false;  // is asked for in the forward
+  std::optional<DType> out = {}, dout = {}, dq = {};  // as dtype if not given
+  std::optional<DType> lse = DType::f32;              // none: not asked for
+  bool max_logit = false;        // ..
   bool dsink = false;      // .. in the backward
 };
 

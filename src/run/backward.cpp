@@ -4,10 +4,12 @@
 #include "kernel/reference/inputs.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/fingerprint.h"
 #include "run/gradient_return.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
 #include "run/rows.h"
+#include "run/swap.h"
 
 namespace weft {
 namespace {
@@ -16,12 +18,13 @@ using run::ConstKv;
 using run::Kv;
 using run::Slot;
 
-// Rows that see a key in some step: the others are never read.
+// The rank's own rows that see a key in some step: the others are never read.
 std::vector<bool> rows_with_keys(const Schedule& schedule) {
-  std::vector<bool> seen(static_cast<std::size_t>(schedule.q_rows), false);
+  std::vector<bool> seen(static_cast<std::size_t>(schedule.q_rows * schedule.ranks_inside()), false);
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) std::fill(seen.begin() + s.q_begin, seen.begin() + s.q_end, true);
-  return seen;
+  const Index first = schedule.swap ? (schedule.rank - schedule.swap->group.begin) * schedule.q_rows : 0;
+  return {seen.begin() + first, seen.begin() + first + schedule.q_rows};
 }
 
 // The sink takes a share of each whole row, so its gradient comes from finished rows, once, not from steps.
@@ -45,24 +48,24 @@ std::vector<double> sink_gradient(const Schedule& schedule, const BackwardArgs& 
 // dQ over the steps: written by the kernel where a head is in one step, summed in f32 otherwise.
 class QueryGradient {
  public:
-  QueryGradient(const Schedule& schedule, run::Workspace& workspace, const TensorView& dq)
-      : once_(schedule.heads_once()), workspace_(workspace), dq_(dq), sum_(dq) {
-    if (!once_ && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
+  QueryGradient(const run::Computed& computed, run::Workspace& workspace, const TensorView& dq)
+      : computed_(computed), workspace_(workspace), dq_(dq), sum_(dq) {
+    if (!computed.once() && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
   }
 
   TensorView begin(const Step& step) {
-    if (once_) return head_range(dq_, step.heads_q.begin, step.heads_q.size());
+    if (computed_.once()) return run::some_heads(dq_, step.heads_q);
     part_ = first_ ? sum_ : buffer(Slot::step_dq);
     return part_;
   }
   void end() {
-    if (!once_ && !first_) run::add(sum_, part_);
+    if (!computed_.once() && !first_) run::add(sum_, part_);
     first_ = false;
   }
   void finish() {
-    if (once_) return;
-    if (first_) run::clear(sum_);  // no step had slices
-    if (sum_.data != dq_.data) run::round_to(dq_, sum_);
+    for (const Step& step : computed_.blind())
+      run::clear(run::some_heads(dq_, step.heads_q));
+    if (!computed_.once() && sum_.data != dq_.data) run::round_to(dq_, sum_);
   }
 
  private:
@@ -71,7 +74,8 @@ class QueryGradient {
                dq_.heads, dq_.dim);
   }
 
-  bool once_, first_ = true;
+  const run::Computed& computed_;
+  bool first_ = true;
   run::Workspace& workspace_;
   TensorView dq_, sum_, part_;
 };
@@ -89,57 +93,65 @@ Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
 
 }  // namespace
 
-void Executor::backward(const BackwardArgs& args) {
-  const Schedule& schedule = parts_->schedule;
-  run::check_backward(schedule, args);
-  const Kernel& kernel =
-      select_kernel(parts_->options.kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false});
-  Communicator& communicator = *parts_->communicator;
-  run::Workspace& workspace = parts_->workspace;
-
-  run::Log log(parts_->options, Pass::backward, schedule);
-  const Kv own = own_sums(workspace, args);
-  QueryGradient dq(schedule, workspace, args.dq);
-  run::KeyFeed keys(schedule, communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(schedule, communicator, workspace, own);
+// All steps, on tensors whose heads are the steps' heads; dK and dV end as f32 sums in `own`.
+void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& own) {
+  const run::Computed computed(schedule);
+  const Kernel& kernel = select_kernel(options.kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false});
+  run::Log log(options, Pass::backward, schedule);
+  QueryGradient dq(computed, workspace, args.dq);
+  run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
+  run::GradientReturn home(schedule, *communicator, workspace, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
     const Step& step = schedule.steps[static_cast<std::size_t>(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
-    const std::span<const Slice> slices = run::slices_of(schedule, step);
-    const bool nothing = slices.empty() || step.heads_q.size() == 0;
-    const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, nothing); });
-    if (!nothing || schedule.heads_once()) {
-      const auto mine = [&](const auto& view) { return head_range(view, step.heads_q.begin, step.heads_q.size()); };
+    const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
+    if (computed(n)) {
+      const auto mine = [&](const ConstTensorView& view) {
+        return run::some_heads(view, step.heads_q);
+      };
       const run::StepHeads heads = run::heads_of_step(args.attention, step);
-      const TensorView dq_part = dq.begin(step);
-      if (nothing) {
-        run::clear(dq_part);
-      } else {
-        const BackwardArgs part{.q = mine(args.q),
-                                .k = kv.k,
-                                .v = kv.v,
-                                .slices = slices,
-                                .attention = heads.attention,
-                                .dout = mine(args.dout),
-                                .out = mine(args.out),
-                                .lse = mine(args.lse),
-                                .dq = dq_part,
-                                .dk = to.k,
-                                .dv = to.v};
-        log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
-      }
+      const BackwardArgs part{.q = mine(args.q),
+                              .k = kv.k,
+                              .v = kv.v,
+                              .slices = run::slices_of(schedule, step),
+                              .attention = heads.attention,
+                              .dout = mine(args.dout),
+                              .out = mine(args.out),
+                              .lse = mine(args.lse),
+                              .dq = dq.begin(step),
+                              .dk = to.k,
+                              .dv = to.v};
+      log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
       dq.end();
     }
     log(StepEvent::Kind::give_back, n, [&] { home.end(n); });
   }
   home.finish();
   dq.finish();
+}
+
+void Executor::backward(const BackwardArgs& args) {
+  const Schedule& schedule = parts_->schedule;
+  run::check_backward(schedule, args);
+  Communicator& communicator = *parts_->communicator;
+  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
+  const Kv own = own_sums(parts_->workspace, args);
+  if (schedule.swap) {
+    run::HeadSwap swap(schedule, communicator, parts_->workspace);
+    const BackwardArgs inner = swap.bring(args);
+    parts_->attend_steps_backward(inner, {inner.dk, inner.dv});
+    swap.give_back(inner, args, own);
+  } else {
+    parts_->attend_steps_backward(args, own);
+  }
   if (own.k.data != args.dk.data) run::round_to(args.dk, own.k);
   if (own.v.data != args.dv.data) run::round_to(args.dv, own.v);
   if (args.dsink.given()) {
     std::vector<double> dsink = sink_gradient(schedule, args);
     run::reduce_into(communicator, dsink, Reduce::sum, args.dsink);
   }
+  // Nobody is done before everybody is: an error anywhere is one everywhere.
+  if (parts_->options.checked) run::meet(communicator);
 }
 
 }  // namespace weft

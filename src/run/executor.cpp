@@ -1,6 +1,10 @@
 #include "weft/executor.h"
 
+#include <algorithm>
+
+#include "comm/checked.h"
 #include "kernel/convert.h"
+#include "run/fingerprint.h"
 #include "run/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -11,7 +15,7 @@ namespace run {
 StepHeads heads_of_step(const Attention& attention, const Step& step) {
   StepHeads part{attention, {}};
   if (attention.sink.kind == Sink::Kind::learnable)
-    part.attention.sink.logits = head_range(attention.sink.logits, step.heads_q.begin, step.heads_q.size());
+    part.attention.sink.logits = run::some_heads(attention.sink.logits, step.heads_q);
   for (Index h = step.heads_q.begin; h < step.heads_q.end && !attention.head_map.empty(); ++h)
     part.map.push_back(attention.head_map[static_cast<std::size_t>(h)] - step.heads_k.begin);
   part.attention.head_map = part.map;
@@ -20,6 +24,26 @@ StepHeads heads_of_step(const Attention& attention, const Step& step) {
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
   return schedule.plans[static_cast<std::size_t>(step.plan)].slices;
+}
+
+Computed::Computed(const Schedule& schedule) {
+  std::vector<const Step*> ranges;  // of heads: the same or apart
+  std::vector<Index> times;
+  for (const Step& step : schedule.steps) {
+    const bool computed = !slices_of(schedule, step).empty() && step.heads_q.size() > 0;
+    steps_.push_back(computed);
+    const auto same = [&](const Step* other) { return other->heads_q == step.heads_q; };
+    const auto at = static_cast<std::size_t>(std::find_if(ranges.begin(), ranges.end(), same) - ranges.begin());
+    if (at == ranges.size()) {
+      ranges.push_back(&step);
+      times.push_back(0);
+    }
+    times[at] += computed ? 1 : 0;
+  }
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    once_ = once_ && times[i] <= 1;
+    if (times[i] == 0 && ranges[i]->heads_q.size() > 0) blind_.push_back(*ranges[i]);
+  }
 }
 
 void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to) {
@@ -36,6 +60,10 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                 "make the schedule with communicator.rank() and a layout of communicator.ranks()");
   find_kernel(options.kernel);  // Error here rather than in the first call
   parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
+  if (!parts_->options.checked) return;
+  parts_->checked = make_checked(communicator);
+  parts_->communicator = parts_->checked.get();
+  run::compare(*parts_->communicator, run::fingerprints(parts_->schedule));
 }
 
 Executor::~Executor() = default;

@@ -74,6 +74,9 @@ std::uint64_t of(const ScheduleOptions& options) {
       .add(static_cast<Index>(options.kind))
       .add(static_cast<Index>(options.key_order))
       .add(options.head_groups)
+      .add(options.inside)
+      .add(static_cast<Index>(options.across))
+      .add(options.stages)
       .value();
 }
 
@@ -109,7 +112,7 @@ std::vector<Fingerprint> fingerprints(const Schedule& s) {
           {"mask", of(s.problem.mask())},
           {"layout", of(s.layouts)},
           {"schedule", of(s.options)},
-          {"heads", Hash().add(s.heads_q).add(s.heads_k).value()}};
+          {"heads", Hash().add(s.heads_q).add(s.heads_k).add(std::span<const Index>(s.head_map)).value()}};
 }
 
 std::vector<Fingerprint> fingerprints(const ForwardArgs& args) {
@@ -119,6 +122,8 @@ std::vector<Fingerprint> fingerprints(const ForwardArgs& args) {
 std::vector<Fingerprint> fingerprints(const BackwardArgs& args) {
   return of_call(Pass::backward, args.q, args.v, args.attention, args.dsink.given());
 }
+
+void meet(Communicator& communicator) { compare(communicator, {{"end of the pass", 1}}); }
 
 void compare(Communicator& communicator, const std::vector<Fingerprint>& mine) {
   const auto parts = mine.size();

@@ -21,5 +21,7 @@ std::vector<Fingerprint> fingerprints(const BackwardArgs& args);
 
 // Collective. Error, the same on every rank, that says which ranks differ from most and in what.
 void compare(Communicator& communicator, const std::vector<Fingerprint>& mine);
+// Collective: returns when every rank has come here.
+void meet(Communicator& communicator);
 
 }  // namespace weft::run

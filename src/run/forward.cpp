@@ -1,8 +1,10 @@
 #include "kernel/convert.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/fingerprint.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
+#include "run/swap.h"
 
 namespace weft {
 namespace {
@@ -20,45 +22,75 @@ PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
   return {thd(sums, DType::f32, rows, heads, dim), states};
 }
 
+// The part of a call's outputs that some heads are.
+ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
+  const auto mine = [&](const TensorView& view) {
+    return view.given() ? run::some_heads(view, heads) : view;
+  };
+  return {.q = run::some_heads(args.q, heads),
+          .k = args.k,
+          .v = args.v,
+          .out = mine(args.out),
+          .lse = mine(args.lse),
+          .max_logit = mine(args.max_logit)};
+}
+
 }  // namespace
 
-void Executor::forward(const ForwardArgs& args) {
-  const Schedule& schedule = parts_->schedule;
-  run::check_forward(schedule, args);
-  const bool once = schedule.heads_once();
-  const Kernel& kernel =
-      select_kernel(parts_->options.kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, !once});
-  Communicator& communicator = *parts_->communicator;
-
-  std::vector<double> max_logit(static_cast<std::size_t>(args.q.heads));
+// All steps, on tensors whose heads are the steps' heads.
+void Executor::Parts::attend_steps(const ForwardArgs& args) {
+  const run::Computed computed(schedule);
+  const bool once = computed.once();
+  const Kernel& kernel = select_kernel(options.kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, !once});
   ForwardArgs whole = args;
-  if (args.max_logit.given()) whole.max_logit = per_head(max_logit.data(), DType::f64, args.q.heads);
-  if (!once) whole.partial = empty_states(parts_->workspace, args);
+  if (!once) whole.partial = empty_states(workspace, args);
 
-  run::Log log(parts_->options, Pass::forward, schedule);
-  run::KeyFeed keys(schedule, communicator, parts_->workspace, {args.k, args.v});
+  run::Log log(options, Pass::forward, schedule);
+  run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
     const Step& step = schedule.steps[static_cast<std::size_t>(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
-    const std::span<const Slice> slices = run::slices_of(schedule, step);
+    if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    ForwardArgs part{.q = args.q, .k = kv.k, .v = kv.v, .slices = slices, .attention = heads.attention};
-    if (once) {
-      const auto mine = [&](const TensorView& view) {
-        return view.given() ? head_range(view, step.heads_q.begin, step.heads_q.size()) : view;
-      };
-      part.q = head_range(args.q, step.heads_q.begin, step.heads_q.size());
-      part.out = mine(args.out);
-      part.lse = mine(args.lse);
-      part.max_logit = mine(whole.max_logit);
-    } else {
-      part.partial = whole.partial;
-    }
-    const bool nothing = step.heads_q.size() == 0 || (!once && slices.empty());
-    if (!nothing) log(StepEvent::Kind::compute, n, [&] { kernel.forward(part); });
+    ForwardArgs part = once ? of_heads(args, step.heads_q) : ForwardArgs{.q = args.q, .partial = whole.partial};
+    part.k = kv.k;
+    part.v = kv.v;
+    part.slices = run::slices_of(schedule, step);
+    part.attention = heads.attention;
+    log(StepEvent::Kind::compute, n, [&] { kernel.forward(part); });
   }
-  if (!once) finish_partial(whole);
+  if (!once) return finish_partial(whole);
+  for (const Step& step : computed.blind()) {  // nothing to see: the kernel knows what that gives
+    const run::StepHeads heads = run::heads_of_step(args.attention, step);
+    const ConstKv own = run::heads_of(ConstKv{args.k, args.v}, step.heads_k);
+    ForwardArgs part = of_heads(args, step.heads_q);
+    part.k = own.k;
+    part.v = own.v;
+    part.attention = heads.attention;
+    kernel.forward(part);
+  }
+}
+
+void Executor::forward(const ForwardArgs& args) {
+  run::check_forward(parts_->schedule, args);
+  Communicator& communicator = *parts_->communicator;
+  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
+  std::vector<double> max_logit(static_cast<std::size_t>(args.q.heads), kMinusInfinity<double>);
+  const TensorView largest = per_head(max_logit.data(), DType::f64, args.q.heads);
+  ForwardArgs inner = args;
+  if (parts_->schedule.swap) {
+    run::HeadSwap swap(parts_->schedule, communicator, parts_->workspace);
+    inner = swap.bring(args);
+    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest, swap.heads_q());
+    parts_->attend_steps(inner);
+    swap.give_back(inner, args);
+  } else {
+    if (args.max_logit.given()) inner.max_logit = largest;
+    parts_->attend_steps(inner);
+  }
   if (args.max_logit.given()) run::reduce_into(communicator, max_logit, Reduce::max, args.max_logit);
+  // Nobody is done before everybody is: an error anywhere is one everywhere.
+  if (parts_->options.checked) run::meet(communicator);
 }
 
 }  // namespace weft

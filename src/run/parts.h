@@ -12,6 +12,9 @@ struct Executor::Parts {
   Parts(Communicator& world, Schedule what, ExecutorOptions how)
       : communicator(&world), schedule(std::move(what)), options(std::move(how)), workspace(options.memory) {}
 
+  void attend_steps(const ForwardArgs& args);
+  void attend_steps_backward(const BackwardArgs& args, const run::Kv& own);
+
   Communicator* communicator;
   std::unique_ptr<Communicator> checked;  // around `communicator`, if asked for
   Schedule schedule;
@@ -72,6 +75,23 @@ struct StepHeads {
 StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
+
+// Which steps call the kernel: those with something to see.
+class Computed {
+ public:
+  explicit Computed(const Schedule& schedule);
+
+  bool operator()(Index step) const { return steps_[static_cast<std::size_t>(step)]; }
+  // No query head is in two of them, so that results need no merging.
+  bool once() const { return once_; }
+  // Steps of heads that see nothing in any step, one for each such range.
+  const std::vector<Step>& blind() const { return blind_; }
+
+ private:
+  std::vector<bool> steps_;
+  bool once_ = true;
+  std::vector<Step> blind_;
+};
 
 // A number a head, over all ranks, into a tensor [hq].
 void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to);

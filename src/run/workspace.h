@@ -18,6 +18,13 @@ enum class Slot {
   sums,               // f32 partial sums, or dQ
   states,
   step_dq,
+  swap_kv,  // tensors once heads have been swapped for sequence
+  swap_key_gradients,
+  swap_q,
+  swap_out,
+  swap_lse,
+  swap_dout,
+  swap_dq,
   count,
 };
 
@@ -88,9 +95,17 @@ inline Kv take_kv(Workspace& workspace, Slot slot, const KvShape& shape) {
           thd(static_cast<void*>(data + k_bytes), shape.dtype, shape.rows, shape.heads, shape.dim_v)};
 }
 
+// As head_range, but none is a number of heads too.
+template <class Void>
+BasicTensorView<Void> some_heads(BasicTensorView<Void> view, Range heads) {
+  if (heads.size() > 0) return head_range(view, heads.begin, heads.size());
+  view.heads = 0;
+  return view;
+}
+
 template <class View>
 KvOf<View> heads_of(const KvOf<View>& kv, Range heads) {
-  return {head_range(kv.k, heads.begin, heads.size()), head_range(kv.v, heads.begin, heads.size())};
+  return {some_heads(kv.k, heads), some_heads(kv.v, heads)};
 }
 
 }  // namespace weft::run

@@ -8,44 +8,40 @@
 namespace weft::schedule {
 namespace {
 
-// Rows of the gathered buffer that a rank's rows become.
-std::vector<Range> places(const Layout& layout, Index rank, bool sequence_order) {
-  if (!sequence_order) return {{rank * layout.rows(), (rank + 1) * layout.rows()}};
-  std::vector<weft::Run> runs = layout.runs(rank).runs();
-  std::sort(runs.begin(), runs.end(), [](const weft::Run& a, const weft::Run& b) { return a.row < b.row; });
-  std::vector<Range> to;
-  for (const weft::Run& run : runs) {
-    if (!to.empty() && to.back().end == run.token)
-      to.back().end += run.count;
-    else
-      to.push_back({run.token, run.token + run.count});
-  }
-  return to;
+void append(std::vector<Range>& to, Range next) {
+  if (!to.empty() && to.back().end == next.begin)
+    to.back().end = next.end;
+  else
+    to.push_back(next);
 }
 
-// Own rows in the order in which places() lists where they go: all of them, or those that hold tokens.
-std::vector<Range> own_rows(const Layout& layout, Index rank, bool sequence_order) {
-  if (!sequence_order) return {{0, layout.rows()}};
-  std::vector<Range> rows;
-  for (const weft::Run& run : layout.runs(rank).runs()) rows.push_back({run.row, run.row + run.count});
-  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  std::vector<Range> joined;
-  for (const Range& r : rows) {
-    if (!joined.empty() && joined.back().end == r.begin)
-      joined.back().end = r.end;
-    else
-      joined.push_back(r);
+// Which rows of a group go where in the gathered buffer: all of them, or those that hold tokens to their tokens.
+struct Placed {
+  std::vector<Range> rows, to;
+};
+Placed placed(const Layout& layout, const Groups& groups, Index group, bool sequence_order) {
+  const RunList list = layout.rank_order(groups.members(group));
+  if (!sequence_order) return {{{0, list.rows()}}, {{group * list.rows(), (group + 1) * list.rows()}}};
+  std::vector<weft::Run> runs = list.runs();
+  std::sort(runs.begin(), runs.end(), [](const weft::Run& a, const weft::Run& b) { return a.row < b.row; });
+  Placed p;
+  for (const weft::Run& run : runs) {
+    append(p.rows, {run.row, run.row + run.count});
+    append(p.to, {run.token, run.token + run.count});
   }
-  return joined;
+  return p;
 }
 
 // Query heads of K/V heads [begin, end): one range, or Error.
-Range heads_of(const Heads& heads, Range k) {
-  if (heads.map.empty()) return {k.begin * (heads.q / heads.k), k.end * (heads.q / heads.k)};
-  Range q{heads.q, 0};
+Range heads_of(const Schedule& s, Range k) {
+  const Index heads_q = s.step_heads_q(), heads_k = s.step_heads_k();
+  if (heads_q == 0) return {};
+  const std::vector<Index>& map = s.swap ? s.swap->head_map : s.head_map;
+  if (map.empty()) return {k.begin * (heads_q / heads_k), k.end * (heads_q / heads_k)};
+  Range q{heads_q, 0};
   Index count = 0;
-  for (Index h = 0; h < heads.q; ++h) {
-    const Index of = heads.map[static_cast<std::size_t>(h)];
+  for (Index h = 0; h < heads_q; ++h) {
+    const Index of = map[static_cast<std::size_t>(h)];
     if (of < k.begin || of >= k.end) continue;
     q = {min_of(q.begin, h), h + 1};
     ++count;
@@ -58,26 +54,27 @@ Range heads_of(const Heads& heads, Range k) {
 
 }  // namespace
 
-void all_gather(Schedule& s, const Heads& heads) {
+void all_gather(Schedule& s) {
   const Layout& k = s.layouts.k;
-  const Index groups = s.options.head_groups;
-  if (groups < 1 || groups > s.heads_k)
-    throw Error(text("head_groups ", groups, " with ", s.heads_k, " K/V heads"),
+  const Groups groups(s);
+  const Index head_groups = s.options.head_groups, heads = s.step_heads_k();
+  if (head_groups < 1 || head_groups > s.heads_k)
+    throw Error(text("head_groups ", head_groups, " with ", s.heads_k, " K/V heads"),
                 text("use from 1 to ", s.heads_k, " groups"));
   const bool sequence = s.options.key_order == KeyOrder::sequence ||
                         (s.options.key_order == KeyOrder::automatic && k.rank_order().stride() == 1);
   const RunList keys = sequence ? k.sequence_order() : k.rank_order();
-  s.plans.push_back(make_plan(s.problem, s.layouts.q.runs(s.rank), keys));
+  s.plans.push_back(make_plan(s.problem, s.layouts.q.rank_order(groups.members(groups.mine)), keys));
   Move move{.kind = Move::Kind::gather, .sends = {}, .receives = {}};
-  const std::vector<Range> own = own_rows(k, s.rank, sequence);
-  for (Index peer = 0; peer < s.ranks; ++peer) {
-    move.sends.push_back({peer, own});
-    move.receives.push_back({peer, places(k, peer, sequence)});
+  const std::vector<Range> own = placed(k, groups, groups.mine, sequence).rows;
+  for (Index g = 0; g < groups.count; ++g) {
+    move.sends.push_back({groups.peer(g), own});
+    move.receives.push_back({groups.peer(g), placed(k, groups, g, sequence).to});
   }
-  for (Index g = 0; g < groups; ++g) {
-    const Range heads_k{s.heads_k * g / groups, s.heads_k * (g + 1) / groups};
+  for (Index g = 0; g < head_groups; ++g) {
+    const Range heads_k{heads * g / head_groups, heads * (g + 1) / head_groups};
     s.steps.push_back(
-        {.move = move, .key_rows = keys.rows(), .plan = 0, .heads_q = heads_of(heads, heads_k), .heads_k = heads_k});
+        {.move = move, .key_rows = keys.rows(), .plan = 0, .heads_q = heads_of(s, heads_k), .heads_k = heads_k});
   }
 }
 

@@ -15,7 +15,9 @@ struct KindName {
   ScheduleKind kind;
   std::string_view name;
 };
-constexpr std::array kKinds = {KindName{ScheduleKind::all_gather, "all_gather"}, KindName{ScheduleKind::ring, "ring"}};
+constexpr std::array kKinds = {KindName{ScheduleKind::all_gather, "all_gather"}, KindName{ScheduleKind::ring, "ring"},
+                               KindName{ScheduleKind::all_to_all, "all_to_all"},
+                               KindName{ScheduleKind::hybrid, "hybrid"}, KindName{ScheduleKind::exact, "exact"}};
 
 struct OrderName {
   KeyOrder order;
@@ -56,6 +58,15 @@ void check_layouts(const Problem& problem, const Layouts& layouts, Index rank) {
     throw Error("the layouts were made for other streams than the problem's", "make them from the same packing");
 }
 
+void check_mesh(const Schedule& s) {
+  const Index inside = s.options.inside;
+  if (inside < 1 || s.ranks % inside != 0)
+    throw Error(text("a mesh with ", inside, " ranks inside does not divide ", s.ranks, " ranks"),
+                "use a number of ranks inside that divides them");
+  if (s.options.across != ScheduleKind::ring && s.options.across != ScheduleKind::all_gather)
+    throw Error(text("hybrid with ", name(s.options.across), " across"), "use ring or all_gather across");
+}
+
 }  // namespace
 
 std::span<const ScheduleKind> schedule_kinds() {
@@ -87,15 +98,11 @@ KeyOrder key_order(std::string_view name) {
   throw Error(text("there is no key order '", name, "'"), text("use one of ", names_of(kOrders)));
 }
 
-bool Schedule::heads_once() const {
-  std::vector<bool> seen(static_cast<std::size_t>(heads_q), false);
-  for (const Step& step : steps) {
-    for (Index h = step.heads_q.begin; h < step.heads_q.end; ++h) {
-      if (seen[static_cast<std::size_t>(h)]) return false;
-      seen[static_cast<std::size_t>(h)] = true;
-    }
-  }
-  return true;
+Index Schedule::step_heads_q() const {
+  return swap ? swap->heads_q[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_q;
+}
+Index Schedule::step_heads_k() const {
+  return swap ? swap->heads_k[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_k;
 }
 
 Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
@@ -115,11 +122,26 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
              .k_rows = layouts.k.rows(),
              .heads_q = heads.q,
              .heads_k = heads.k,
+             .head_map = {heads.map.begin(), heads.map.end()},
+             .swap = {},
              .plans = {},
              .steps = {}};
   switch (options.kind) {
-    case ScheduleKind::all_gather: schedule::all_gather(s, heads); break;
+    case ScheduleKind::all_gather: schedule::all_gather(s); break;
     case ScheduleKind::ring: schedule::ring(s); break;
+    case ScheduleKind::exact: schedule::exact(s); break;
+    case ScheduleKind::all_to_all:
+      schedule::swap_heads(s, s.ranks);
+      schedule::stay(s);
+      break;
+    case ScheduleKind::hybrid:
+      check_mesh(s);
+      schedule::swap_heads(s, options.inside);
+      if (options.across == ScheduleKind::ring)
+        schedule::ring(s);
+      else
+        schedule::all_gather(s);
+      break;
   }
   return s;
 }

@@ -10,48 +10,85 @@ Index rows_in(const std::vector<Range>& ranges) {
   return rows;
 }
 
-// K and V of a row are one message.
-void count(const Schedule& s, const std::vector<PeerRows>& to, const std::vector<PeerRows>& from, Index row_bytes,
-           Traffic& traffic) {
-  for (const PeerRows& p : to) {
-    if (p.peer == s.rank) continue;
-    traffic.bytes_sent += rows_in(p.rows) * row_bytes;
-    ++traffic.messages_sent;
+class Counter {
+ public:
+  Counter(const Schedule& s, const TensorShape& shape) : s_(s), shape_(shape) {}
+
+  void message(Index peer, Index sent, Index received) {
+    if (peer == s_.rank) return;
+    total += {sent, received, 1, 1};
   }
-  for (const PeerRows& p : from) {
-    if (p.peer == s.rank) continue;
-    traffic.bytes_received += rows_in(p.rows) * row_bytes;
-    ++traffic.messages_received;
+
+  // K and V of a row are one message.
+  void move(const std::vector<PeerRows>& to, const std::vector<PeerRows>& from, Index row_bytes) {
+    for (const PeerRows& p : to)
+      if (p.peer != s_.rank) total += {rows_in(p.rows) * row_bytes, 0, 1, 0};
+    for (const PeerRows& p : from)
+      if (p.peer != s_.rank) total += {0, rows_in(p.rows) * row_bytes, 0, 1};
   }
-}
+
+  // Each member's heads of the own rows one way, the own heads of each member's rows the other way. q and k: bytes of a
+  // row and head of all tensors that are swapped as queries and as keys.
+  void swap(Index q, Index k, bool home) {
+    const Swap& swap = *s_.swap;
+    const auto me = static_cast<std::size_t>(s_.rank - swap.group.begin);
+    for (std::size_t i = 0; i < swap.heads_q.size(); ++i) {
+      const auto bytes = [&](std::size_t member) {
+        return s_.q_rows * swap.heads_q[member].size() * q + s_.k_rows * swap.heads_k[member].size() * k;
+      };
+      const Index theirs = bytes(i), mine = bytes(me);
+      message(swap.group.begin + static_cast<Index>(i), home ? mine : theirs, home ? theirs : mine);
+    }
+  }
+
+  void swaps(Pass pass) {
+    const auto size = [&](std::optional<DType> dtype) { return size_of(dtype.value_or(shape_.dtype)); };
+    const Index kv = (shape_.dim_qk + shape_.dim_v) * size({}), q = shape_.dim_qk * size({});
+    const Index out = shape_.dim_v * size(shape_.out), lse = shape_.lse ? size_of(*shape_.lse) : 0;
+    if (pass == Pass::forward) {
+      swap(q, kv, false);
+      swap(out + lse, 0, true);
+    } else {
+      swap(q + shape_.dim_v * size(shape_.dout) + out + lse, kv, false);
+      swap(shape_.dim_qk * size(shape_.dq), 0, true);
+      swap(0, (shape_.dim_qk + shape_.dim_v) * size_of(DType::f32), true);
+    }
+  }
+
+  Traffic total;
+
+ private:
+  const Schedule& s_;
+  const TensorShape& shape_;
+};
 
 }  // namespace
 
 Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
-  Traffic total;
+  Counter count(s, shape);
   const Index dims = shape.dim_qk + shape.dim_v;
   const Move* shift = nullptr;
+  if (s.swap) count.swaps(pass);
   for (const Step& step : s.steps) {
     if (!step.move) continue;
     const Move& move = *step.move;
-    const Index width = step.heads_k.size() * dims;
-    count(s, move.sends, move.receives, width * size_of(shape.dtype), total);
+    const Index width = step.heads_k.size() * dims, f32 = width * size_of(DType::f32);
+    count.move(move.sends, move.receives, width * size_of(shape.dtype));
     if (pass == Pass::forward) continue;
-    const Index f32 = width * size_of(DType::f32);
-    if (move.kind == Move::Kind::gather) {
-      count(s, move.receives, move.sends, f32, total);
-    } else {
-      count(s, move.sends, move.receives, f32, total);
+    if (move.kind == Move::Kind::shift) {
+      count.move(move.sends, move.receives, f32);
       shift = &move;
+    } else {
+      count.move(move.receives, move.sends, f32);
     }
   }
   if (shift != nullptr)  // home
-    count(s, shift->sends, shift->receives, s.heads_k * dims * size_of(DType::f32), total);
+    count.move(shift->sends, shift->receives, s.step_heads_k() * dims * size_of(DType::f32));
   if (pass == Pass::forward ? shape.max_logit : shape.dsink) {
     const Index others = s.ranks - 1, bytes = others * s.heads_q * size_of(DType::f64);
-    total += {bytes, bytes, others, others};
+    count.total += {bytes, bytes, others, others};
   }
-  return total;
+  return count.total;
 }
 
 }  // namespace weft

@@ -1,0 +1,123 @@
+#include "run/swap.h"
+
+#include "run/rows.h"
+
+namespace weft::run {
+namespace {
+
+TensorView writable(const ConstTensorView& view) {
+  return {const_cast<void*>(view.data), view.dtype,       view.rows,  view.heads,       view.dim,
+          view.row_stride,              view.head_stride, view.inner, view.outer_stride};
+}
+
+}  // namespace
+
+Attention HeadSwap::attention(const Attention& all) const {
+  Attention mine = all;
+  if (all.sink.kind == Sink::Kind::learnable)
+    mine.sink.logits = some_heads(all.sink.logits, heads_q());
+  mine.head_map = swap_.head_map;
+  return mine;
+}
+
+ConstTensorView HeadSwap::buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads) {
+  const Index rows = own.rows * swap_.group.size(), count = heads[me()].size();
+  constexpr Index kNeverNull = 64;
+  void* data = workspace_.bytes(slot, rows * count * own.dim * size_of(own.dtype) + kNeverNull);
+  return thd(data, own.dtype, rows, count, own.dim);
+}
+
+// One message a member: the heads that it gets, or gave, of this rank's rows, tensor by tensor.
+std::vector<Message> HeadSwap::of_own(const std::vector<Pair>& pairs, Message::Combine combine) const {
+  std::vector<Message> messages;
+  for (Index i = 0; i < swap_.group.size(); ++i) {
+    Message m{.peer = swap_.group.begin + i, .blocks = {}, .combine = combine};
+    for (const Pair& p : pairs) {
+      const Range heads = (*p.heads)[static_cast<std::size_t>(i)];
+      if (heads.size() > 0) append_blocks(some_heads(p.own, heads), {0, p.own.rows}, m.blocks);
+    }
+    messages.push_back(std::move(m));
+  }
+  return messages;
+}
+
+// One message a member: its rows of this rank's heads.
+std::vector<Message> HeadSwap::of_swapped(const std::vector<Pair>& pairs) const {
+  std::vector<Message> messages;
+  for (Index i = 0; i < swap_.group.size(); ++i) {
+    Message m{.peer = swap_.group.begin + i};
+    for (const Pair& p : pairs)
+      if (p.swapped.heads > 0) append_blocks(p.swapped, {i * p.own.rows, (i + 1) * p.own.rows}, m.blocks);
+    messages.push_back(std::move(m));
+  }
+  return messages;
+}
+
+void HeadSwap::to_swapped(const std::vector<Pair>& pairs) {
+  communicator_.exchange(of_own(pairs, Message::Combine::replace), of_swapped(pairs)).wait();
+}
+
+void HeadSwap::to_own(const std::vector<Pair>& pairs, Message::Combine combine) {
+  communicator_.exchange(of_swapped(pairs), of_own(pairs, combine)).wait();
+}
+
+ForwardArgs HeadSwap::bring(const ForwardArgs& args) {
+  const Kv kv = take_kv(workspace_, Slot::swap_kv,
+                        {.rows = args.k.rows * swap_.group.size(),
+                         .heads = swap_.heads_k[me()].size(),
+                         .dim_qk = args.k.dim,
+                         .dim_v = args.v.dim,
+                         .dtype = args.k.dtype});
+  ForwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
+                      .k = kv.k,
+                      .v = kv.v,
+                      .attention = attention(args.attention),
+                      .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q))};
+  if (args.lse.given()) swapped.lse = writable(buffer(Slot::swap_lse, args.lse, swap_.heads_q));
+  to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});
+  return swapped;
+}
+
+void HeadSwap::give_back(const ForwardArgs& swapped, const ForwardArgs& args) {
+  std::vector<Pair> pairs = {{args.out, swapped.out, &swap_.heads_q}};
+  if (args.lse.given()) pairs.push_back({args.lse, swapped.lse, &swap_.heads_q});
+  to_own(pairs, Message::Combine::replace);
+}
+
+BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
+  const KvShape shape{.rows = args.k.rows * swap_.group.size(),
+                      .heads = swap_.heads_k[me()].size(),
+                      .dim_qk = args.k.dim,
+                      .dim_v = args.v.dim,
+                      .dtype = args.k.dtype};
+  const Kv kv = take_kv(workspace_, Slot::swap_kv, shape);
+  KvShape f32 = shape;
+  f32.dtype = DType::f32;
+  const Kv gradients = take_kv(workspace_, Slot::swap_key_gradients, f32);
+  const BackwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
+                             .k = kv.k,
+                             .v = kv.v,
+                             .attention = attention(args.attention),
+                             .dout = buffer(Slot::swap_dout, args.dout, swap_.heads_q),
+                             .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
+                             .lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q),
+                             .dq = writable(buffer(Slot::swap_dq, args.dq, swap_.heads_q)),
+                             .dk = gradients.k,
+                             .dv = gradients.v};
+  to_swapped({{args.q, swapped.q, &swap_.heads_q},
+              {args.k, kv.k, &swap_.heads_k},
+              {args.v, kv.v, &swap_.heads_k},
+              {args.dout, swapped.dout, &swap_.heads_q},
+              {args.out, swapped.out, &swap_.heads_q},
+              {args.lse, swapped.lse, &swap_.heads_q}});
+  return swapped;
+}
+
+void HeadSwap::give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own) {
+  to_own({{args.dq, swapped.dq, &swap_.heads_q}}, Message::Combine::replace);
+  clear(own.k);  // K/V heads come home from every rank that had them: summed in f32, in the order of the group
+  clear(own.v);
+  to_own({{own.k, swapped.dk, &swap_.heads_k}, {own.v, swapped.dv, &swap_.heads_k}}, Message::Combine::add);
+}
+
+}  // namespace weft::run
