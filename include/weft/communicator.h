@@ -124,7 +124,8 @@ class WEFT_API Communicator {
 // Ranks that are threads of this process: the embedded default.
 struct ThreadRanks {
   double time_limit = 300;  // seconds that a rank waits for another before it gives up with an Error
-  // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a call.
+  // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a
+  // call.
   double bandwidth = 0, latency = 0;
 };
 
