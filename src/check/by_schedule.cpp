@@ -87,7 +87,7 @@ class Ranks {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
-                      {.kernel = way_.kernel});
+                      {.kernel = way_.kernel, .checked = way_.checked});
     const Forward forward = run_forward(executor, communicator, q, k);
     run_backward(executor, communicator, q, k, forward);
   }
@@ -154,9 +154,14 @@ class Ranks {
   }
 
   void check_traffic(const Executor& executor, const Communicator& communicator, Pass pass) {
+    if (way_.checked) return;
     const TensorShape shape{.dtype = case_.dtype,
                             .dim_qk = case_.dim_qk,
                             .dim_v = case_.dim_v,
+                            .out = case_.dtype,
+                            .dout = case_.dtype,
+                            .dq = DType::f32,
+                            .lse = DType::f32,
                             .max_logit = true,
                             .dsink = oracle_.learnable()};
     const Traffic want = traffic(executor.schedule(), shape, pass), got = communicator.traffic();
@@ -204,17 +209,30 @@ bool says(const Error& error, const Refusal& refusal) {
 
 }  // namespace
 
+bool gathers(const ScheduleOptions& options) {
+  const ScheduleKind all_gather = ScheduleKind::all_gather;
+  return options.kind == all_gather || (options.kind == ScheduleKind::hybrid && options.across == all_gather);
+}
+
 std::string words(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
   std::string out(name(options.kind));
-  if (options.key_order != KeyOrder::automatic) out += text(" ", name(options.key_order));
-  if (options.head_groups != 1) out += text(" x", options.head_groups);
+  if (options.kind == ScheduleKind::hybrid) out += text(" ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" x", options.head_groups);
+  if (options.inside != usual.inside) out += text(" inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" stages ", options.stages);
   return out;
 }
 
 std::string flags(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
   std::string out = text("--schedule ", name(options.kind));
-  if (options.key_order != KeyOrder::automatic) out += text(" --key-order ", name(options.key_order));
-  if (options.head_groups != 1) out += text(" --head-groups ", options.head_groups);
+  if (options.across != usual.across) out += text(" --across ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" --key-order ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" --head-groups ", options.head_groups);
+  if (options.inside != usual.inside) out += text(" --inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" --stages ", options.stages);
   return out;
 }
 

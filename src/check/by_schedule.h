@@ -14,9 +14,11 @@ namespace weft::check {
 struct Way {
   ScheduleOptions schedule = {};
   std::string kernel = {};  // as for ExecutorOptions
+  bool checked = false;     // ..; what the checks send is not in traffic(), which is then not compared
 };
 
-std::string words(const ScheduleOptions& options);  // "all_gather", "all_gather rank", "all_gather rank x2"
+bool gathers(const ScheduleOptions& options);       // and so has key orders and groups of heads
+std::string words(const ScheduleOptions& options);  // "all_gather rank x2", "hybrid ring": what is not as usual
 std::string flags(const ScheduleOptions& options);  // "--schedule all_gather --key-order rank"
 
 // What the capability table is asked for this case.
