@@ -196,7 +196,11 @@ class Ranks {
 // Why the case must be refused, if it must: the table's reason, or that of a kernel asked for by its name.
 std::optional<Refusal> due_refusal(const Oracle& oracle, const Case& placed, const Way& way) {
   const Layouts layouts = layouts_of(placed, oracle.problem());
-  if (std::optional<Refusal> no = weft::refusal(use_of(placed, layouts, way.schedule))) return no;
+  Use use = use_of(placed, layouts, way.schedule);
+  use.dtype = DType::f32;  // make_schedule comes first, and does not know the tensors
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
+  use.dtype = placed.dtype;
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
   if (way.kernel.empty() || way.kernel == "cpu") return {};  // the best that can
   const std::optional<std::string> reason = refusal(placed, way.kernel);
   return reason ? std::optional(Refusal{*reason, ""}) : std::nullopt;

@@ -95,7 +95,8 @@ void check_schedules_of(const check::Case& c, const Method& method, std::optiona
   for (const ScheduleOptions& options : method.schedules) {
     check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
     const std::string what = check::words(options);
-    if (tried.refused) to.skipped.push_back(fmt::format("attention: {}: {}", what, tried.refused->problem));
+    if (tried.refused)
+      to.skipped.push_back(fmt::format("attention: {}: {}", name(options.kind), tried.refused->problem));
     if (tried.failure) note_failure(to, fmt::format("attention, {}: {}", what, *tried.failure), check::flags(options));
     if (!tried.report) continue;
     if (!tried.report->ok()) note_failure(to, failure_of(*tried.report), check::flags(options));
