@@ -28,7 +28,8 @@ constexpr Index kMaxThreads = 1024;
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
   std::vector<std::string_view> others = problem_flags();
   others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "stages"});
-  if (grid == "set") others.insert(others.end(), {"matrix", "layout"});
+  others.push_back(grid == "set" ? "matrix" : "set");
+  if (grid == "set") others.push_back("layout");
   for (const std::string_view name : taken) std::erase(others, name);
   flags.exclude(grid, others,
                 fmt::format("it brings its own problems; use --{} to choose among them", fmt::join(taken, ", --")));
