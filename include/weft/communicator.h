@@ -1,8 +1,9 @@
 // Communicators move bytes between ranks and know nothing of attention.
 //
 // Every call is collective: all ranks of a communicator make the same calls in the same order, with empty lists where
-// they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to the communicator
-// until wait(). A communicator belongs to one thread at a time.
+// they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to that call until
+// wait(): nobody else touches them, nor does another call under way, except that several may send from them. Ranks may
+// wait for calls under way in different orders. A communicator belongs to one thread at a time.
 #pragma once
 
 #include <functional>
@@ -94,7 +95,8 @@ class WEFT_API Communicator {
 
   // `all`: where the block of each rank goes.
   Request all_gather(const Block& mine, std::span<const Block> all);
-  // f32: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank].
+  // f32: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank]; it
+  // must not lie in `parts`.
   Request reduce_scatter(std::span<const Block> parts, const Block& mine);
   // A block for each rank and from each rank, of any sizes, none included.
   Request all_to_all(std::span<const Block> to, std::span<const Block> from);

@@ -1,11 +1,15 @@
 // Bytes moved between lists of blocks that may be cut differently, without packing.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "weft/communicator.h"
 
 namespace weft {
+
+// Where a rank stands in a list of all.
+constexpr std::size_t slot(Index rank) { return static_cast<std::size_t>(rank); }
 
 // The same bytes in as few pieces as can be: parts, then rows, that lie side by side become one.
 Block merged(Block block);

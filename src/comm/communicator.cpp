@@ -176,7 +176,7 @@ Request Communicator::all_gather(const Block& mine, std::span<const Block> all) 
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
     append(sends, peer, mine);
-    append(receives, peer, all[peer]);
+    append(receives, peer, all[slot(peer)]);
   }
   return exchange(std::move(sends), std::move(receives));
 }
@@ -186,8 +186,8 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
   check_block(mine, "reduce_scatter: mine", true);
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
-    check_block(parts[peer], text("reduce_scatter: part ", peer), true);
-    append(sends, peer, parts[peer]);
+    check_block(parts[slot(peer)], text("reduce_scatter: part ", peer), true);
+    append(sends, peer, parts[slot(peer)]);
     append(receives, peer, mine, peer == 0 ? Message::Combine::replace : Message::Combine::add);
   }
   return exchange(std::move(sends), std::move(receives));
@@ -198,8 +198,8 @@ Request Communicator::all_to_all(std::span<const Block> to, std::span<const Bloc
   check_count("all_to_all: from", from.size(), ranks_);
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
-    append(sends, peer, to[peer]);
-    append(receives, peer, from[peer]);
+    append(sends, peer, to[slot(peer)]);
+    append(receives, peer, from[slot(peer)]);
   }
   return exchange(std::move(sends), std::move(receives));
 }

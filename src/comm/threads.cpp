@@ -86,10 +86,10 @@ struct World {
   enum class Gate { closed, open, cancelled };
 
   World(Index count, const ThreadRanks& options)
-      : how(options), time_limit(seconds(options.time_limit)), ranks(static_cast<std::size_t>(count)) {}
+      : how(options), time_limit(seconds(options.time_limit)), ranks(slot(count)) {}
 
   void wake(const Group& group) {
-    for (const Index member : group.members) ranks[member].changed.notify_all();
+    for (const Index member : group.members) ranks[slot(member)].changed.notify_all();
   }
   void wake_all() {
     for (Rank& rank : ranks) rank.changed.notify_all();
@@ -110,8 +110,8 @@ struct Place {
   std::shared_ptr<Group> group;
   Index rank = 0;  // in the group
 
-  Index world_rank(Index member) const { return group->members[member]; }
-  World::Rank& state(Index member) const { return world->ranks[world_rank(member)]; }
+  Index world_rank(Index member) const { return group->members[slot(member)]; }
+  World::Rank& state(Index member) const { return world->ranks[slot(world_rank(member))]; }
   std::string name(Index member) const {
     if (group->whole) return text("rank ", member);
     return text("rank ", member, " of a split (", world_rank(member), " of all)");
@@ -137,7 +137,7 @@ class Exchange final : public Request::Pending {
                        [](const Message& m) { return m.combine == Message::Combine::add; });
   }
   bool complete() const { return all_received() && !busy_ && mine_->untaken == 0; }
-  Post* post_of(Index peer) const { return (*call_)[peer].get(); }
+  Post* post_of(Index peer) const { return (*call_)[slot(peer)].get(); }
   std::optional<std::size_t> next_source() const;
   bool can_take(const Post& post, std::size_t send) const;
   void take(Lock& lock, Post& post, std::size_t send);
@@ -185,7 +185,7 @@ Exchange::Exchange(Place place, Index number, std::vector<Message> sends, std::v
   if (call == nullptr) call = std::make_shared<Call>(group.members.size());
   call_ = call;
   place_.state(place_.rank).under_way.push_back(this);
-  (*call_)[place_.rank] = mine_;
+  (*call_)[slot(place_.rank)] = mine_;
   mine_->time = posted_ = Clock::now();
   const bool last = std::all_of(call_->begin(), call_->end(), [](const auto& post) { return post != nullptr; });
   if (last) group.calls.erase(number);
@@ -208,7 +208,7 @@ std::optional<std::size_t> Exchange::next_source() const {
   const Index peer = receives_[next_].peer;
   const Post* post = post_of(peer);
   if (post == nullptr) return {};
-  for (std::size_t send = seen_[peer]; send < post->sends.size(); ++send) {
+  for (std::size_t send = seen_[slot(peer)]; send < post->sends.size(); ++send) {
     if (post->sends[send].peer == place_.rank) return send;
   }
   return {};
@@ -238,8 +238,8 @@ void Exchange::take(Lock& lock, Post& post, std::size_t send) {
     bytes_ += to.size();
     posted_ = std::max(posted_, post.time);
   }
-  seen_[to.peer] = send + 1;
-  ++taken_from_[to.peer];
+  seen_[slot(to.peer)] = send + 1;
+  ++taken_from_[slot(to.peer)];
   ++next_;
   if (post.untaken == 0 || post.withdrawn) place_.state(to.peer).changed.notify_all();
 }
@@ -294,18 +294,18 @@ void Exchange::check_next() const {
   const std::optional<std::size_t> send = next_source();
   if (!send) {
     throw Error(text("call ", number_, ": ", self, " receives more messages from ", peer, " than the ",
-                     taken_from_[to.peer], " that it sends; the next one has ", to.size(), " bytes"),
+                     taken_from_[slot(to.peer)], " that it sends; the next one has ", to.size(), " bytes"),
                 "let all ranks make the same calls in the same order, and both sides name the same messages");
   }
   const Message& from = post->sends[*send];
   if (from.size() != to.size()) {
     throw Error(text("call ", number_, ": ", peer, " sends ", from.size(), " bytes to ", self, ", which receives ",
-                     to.size(), " (message ", taken_from_[to.peer], " between them)"),
+                     to.size(), " (message ", taken_from_[slot(to.peer)], " between them)"),
                 "let both sides name as many bytes, and all ranks make the same calls in the same order");
   }
   if (!can_take(*post, *send)) {
     throw Error(text("call ", number_, ": ", self, " adds what ", peer,
-                     " sends from blocks that are not cut and aligned", " to f32"),
+                     " sends from blocks that are not cut and aligned to f32"),
                 "align the blocks that are sent, their sizes and their strides to 4 bytes");
   }
 }
@@ -372,8 +372,12 @@ Time Exchange::check(Time deadline) const {
 }
 
 void Exchange::give_up() const {
+  std::vector<Index> peers = waited_for();
+  // Ranks that have started may wait themselves for one that has not: that one is to be named.
+  const auto started = std::partition(peers.begin(), peers.end(), [&](Index peer) { return post_of(peer) == nullptr; });
+  if (started != peers.begin()) peers.erase(started, peers.end());
   std::string names;
-  for (const Index peer : waited_for()) names += text(names.empty() ? "" : ", ", place_.name(peer));
+  for (const Index peer : peers) names += text(names.empty() ? "" : ", ", place_.name(peer));
   throw Error(text(place_.name(place_.rank), " waited ", place_.world->how.time_limit, " seconds in call ", number_,
                    " for ", names),
               "see what those ranks do, or raise ThreadRanks::time_limit");
@@ -401,7 +405,9 @@ void Exchange::wait_for_link(Lock& lock) {
   const double transfer = world.how.bandwidth == 0 ? 0 : static_cast<double>(bytes_) / world.how.bandwidth;
   const Time arrival = std::max(posted_, state.link_free) + seconds(world.how.latency + transfer);
   state.link_free = arrival;
-  state.changed.wait_until(lock, arrival, [&] { return world.failure.has_value(); });
+  while (!world.failure && Clock::now() < arrival) {  // meanwhile others may wait for what this rank should take
+    if (!advance_all(lock)) state.changed.wait_until(lock, arrival);
+  }
 }
 
 class ThreadCommunicator final : public Communicator {
@@ -427,11 +433,11 @@ struct Choice {
 
 std::unique_ptr<Communicator> ThreadCommunicator::make_split(Index color, Index key) {
   Choice mine{color, key, rank()};
-  std::vector<Choice> all(static_cast<std::size_t>(ranks()));
+  std::vector<Choice> all(slot(ranks()));
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks(); ++peer) {
     sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
-    receives.push_back({peer, {{.data = &all[peer], .rows = 1, .bytes = sizeof(Choice)}}});
+    receives.push_back({peer, {{.data = &all[slot(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
   }
   const Index number = calls_;
   start(std::move(sends), std::move(receives))->wait();  // not counted as traffic
@@ -464,14 +470,14 @@ void check_options(Index ranks, const ThreadRanks& how) {
 
 void set_failure(World& world, World::Failure failure) {
   const Lock lock(world.mutex);
-  world.ranks[failure.rank].left = true;
+  world.ranks[slot(failure.rank)].left = true;
   if (!world.failure || (world.failure->consequence && !failure.consequence)) world.failure = std::move(failure);
   world.wake_all();
 }
 
 void leave(World& world, Index rank) {
   const Lock lock(world.mutex);
-  world.ranks[rank].left = true;
+  world.ranks[slot(rank)].left = true;
   world.wake_all();
 }
 
