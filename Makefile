@@ -5,8 +5,9 @@
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
+#   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo test test-release test-asan test-tsan test-fuzz test-cuda bench format lint clean
+.PHONY: build demo test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 bench format lint clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -44,6 +45,15 @@ test-release test-asan test-tsan test-fuzz test-cuda: test-%:
 	tools/setup.sh build test
 	$(call built,$*)
 	$(CTEST) --test-dir build/$*
+
+test-avx2:
+ifeq ($(shell uname -m),x86_64)
+	@echo "This machine is x86_64: make test runs the AVX2 kernels as they are."
+else
+	tools/setup.sh build avx2
+	$(call built,avx2)
+	$(CTEST) --test-dir build/avx2
+endif
 
 bench:
 	tools/setup.sh build bench peer

@@ -104,22 +104,26 @@ TEST_P(KernelMemory, RowsThatSeeNothingAreNotRead) {
   expect_zeros(closed.backward.dv, keys);
 }
 
-// Rows 2^31 bytes or more apart: element offsets past 2^32 in every tensor.
+// Rows 2^24 elements apart: offsets pass 2^31 at row 128 and 2^32 at row 256, of every tensor. There are rows and keys
+// enough for several tiles and parts; the last row and the last key are in no slice, and have to be cleared.
 TEST_P(KernelMemory, OffsetsPass32Bits) {
-  KernelProblem problem{
-      "",
-      {.tq = 10, .tk = 11, .hq = 2, .dqk = 8, .dv = 8, .dtype = dtype(), .slices = {{0, 10, 0, 11, -kUnlimited, 1}}}};
+  KernelProblem problem{"",
+                        {.tq = 300,
+                         .tk = 301,
+                         .hq = 2,
+                         .dqk = 8,
+                         .dv = 8,
+                         .dtype = dtype(),
+                         .slices = {{0, 299, 0, 300, -kUnlimited, 1}}}};
   const AttentionProblem& p = problem.p;
   Random random(42);
   problem.p.fill(random);
   const Outputs near(p), far(p);
   near.run(problem, kernel(), Pass::backward);
-  const Index apart = size_of(dtype()) << 29;  // 2^29 elements
+  const Index apart = size_of(dtype()) << 24;
   const FarRows q(p.q, apart), k(p.k, apart), v(p.v, apart), dout(p.dout, apart);
-  const FarRows out(ConstTensorView(far.forward.out.view()), apart),
-      lse(ConstTensorView(far.forward.lse.view()), apart);
-  const FarRows dq(ConstTensorView(p.q.view()), apart), dk(ConstTensorView(p.k.view()), apart);
-  const FarRows dv(ConstTensorView(p.v.view()), apart);
+  const FarRows out(far.forward.out, apart), lse(far.forward.lse, size_of(DType::f32) << 24);
+  const FarRows dq(far.backward.dq, apart), dk(far.backward.dk, apart), dv(far.backward.dv, apart);
   ForwardArgs forward = far.forward_args(problem);
   forward.q = q.view();
   forward.k = k.view();

@@ -91,8 +91,13 @@ TEST(TensorView, FusedGroupedQuery) {
 }
 
 TEST(TensorView, OffsetsPass32Bits) {
-  const ConstTensorView big = thd(static_cast<const float*>(nullptr), DType::f32, 1 << 20, 64, 128);
-  EXPECT_EQ(big.offset((1 << 20) - 1, 63), Index{8192} * ((1 << 20) - 1) + 63 * 128);
+  const float* none = nullptr;
+  const Index last = (1 << 20) - 1, row = Index{64} * 128;
+  EXPECT_EQ(thd(none, DType::f32, 1 << 20, 64, 128).offset(last, 63), last * row + 63 * 128);
+  // The last of two sequences half as long, far apart by sequence and by head.
+  ConstTensorView apart = sbhd(none, DType::f32, 2, 1 << 19, 64, 128);
+  apart.outer_stride = apart.head_stride = Index{1} << 33;
+  EXPECT_EQ(apart.offset(last, 63), Index{(1 << 19) - 1} * 2 * row + (Index{64} << 33));
 }
 
 TEST(TensorView, WritableViewsBecomeConstOnes) {

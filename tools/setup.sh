@@ -3,7 +3,8 @@
 #   tools/setup.sh build            what `make build` and `make demo` need
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
 #   tools/setup.sh build bench peer ... `make bench` (also puts torch into .venv, see below)
-#   groups: build test bench peer lint   (tools/packages.txt says which package is in which)
+#   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
+#   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -12,8 +13,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | test | bench | peer | lint) ;;
-    *) die "unknown group '$group'; groups: build test bench peer lint" ;;
+    build | test | bench | peer | avx2 | lint) ;;
+    *) die "unknown group '$group'; groups: build test bench peer avx2 lint" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
@@ -50,6 +51,7 @@ else
   tools="c++ cmake ninja"
   group=test; if has "$@"; then tools="$tools python3 clang++-19"; fi
   group=peer; if has "$@"; then tools="$tools python3"; fi
+  group=avx2; if has "$@"; then tools="$tools x86_64-linux-gnu-g++ qemu-x86_64"; fi
   group=lint; if has "$@"; then tools="$tools git clang-format-19 clang-tidy-19"; fi
   absent=""
   for tool in $tools; do command -v "$tool" > /dev/null || absent="$absent $tool"; done

@@ -12,6 +12,7 @@
 #include "weft/mask.h"
 #include "weft/packing.h"
 #include "weft/plan.h"
+#include "weft/rows.h"
 #include "weft/schedule.h"
 #include "weft/slice.h"
 #include "weft/state.h"

@@ -50,7 +50,7 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 }  // namespace
 
 const Target& avx512_bf16_target() {
-  static const Target target = bf16_target<F32Forward<Avx512Bf16>, F32Backward<Avx512Bf16>, avx512_target>(
+  static constexpr Target target = bf16_target<F32Forward<Avx512Bf16>, F32Backward<Avx512Bf16>, avx512_target>(
       "avx512_bf16", "AVX-512; bf16 by AVX512-BF16", &has_avx512_bf16);
   return target;
 }

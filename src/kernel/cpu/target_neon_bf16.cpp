@@ -20,7 +20,7 @@ bool has_bfmmla() {
 }  // namespace
 
 const Target& neon_bf16_target() {
-  static const Target target =
+  static constexpr Target target =
       bf16_target<Bf16Forward, Bf16Backward, neon_target>("neon_bf16", "NEON; bf16 by BFMMLA", &has_bfmmla);
   return target;
 }
