@@ -32,11 +32,12 @@ test:
 	tools/setup.sh build test
 	$(call built,release)
 	$(call built,asan)
+	$(call built,tsan)
 	$(call built,fuzz)
 ifneq ($(NVCC),)
 	$(call built,cuda)
 endif
-	parts="release asan fuzz"; \
+	parts="release asan tsan fuzz"; \
 	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
 	echo "subdirs($$parts)" > build/CTestTestfile.cmake
 	$(CTEST) --test-dir build

@@ -331,6 +331,54 @@ TEST(Communicator, RingOfSendReceives) {
   }
 }
 
+// Two calls add to one place; ranks wait for them, for a third and for a fourth that starts later in different orders.
+TEST(Communicator, SumsAreMadeInTheirOwnWait) {
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    run(3, [&](Communicator& c) {
+      std::vector<std::vector<float>> first, second;
+      for (Index rank = 0; rank < 3; ++rank) {
+        first.push_back(values(30, 8, c.rank(), rank));
+        second.push_back(values(30, 9, c.rank(), rank));
+      }
+      std::vector<float> sum(30, 0.25f);
+      const auto add_all = [&](std::vector<std::vector<float>>& parts) {
+        std::vector<Message> sends, receives;
+        for (Index peer = 0; peer < 3; ++peer) {
+          sends.push_back({peer, {block(parts[at(peer)])}});
+          receives.push_back({peer, {block(sum)}, Combine::add});
+        }
+        return c.exchange(std::move(sends), std::move(receives));
+      };
+      const auto expected = [&](std::vector<float> so_far, Index seed) {
+        for (Index rank = 0; rank < 3; ++rank) {
+          for (Index i = 0; i < 30; ++i) so_far[at(i)] += value(seed, rank, c.rank(), i);
+        }
+        return so_far;
+      };
+      const std::vector<float> before = sum;
+      float one = 1, late = 1;
+      Request a = add_all(first), b = add_all(second), other = c.all_reduce(&one, DType::f32, 1, Reduce::sum);
+      if (c.rank() == repeat % 3) {
+        other.wait();
+        c.all_reduce(&late, DType::f32, 1, Reduce::sum).wait();
+        EXPECT_EQ(sum, before);
+        b.wait();
+        EXPECT_EQ(sum, expected(before, 9));
+        a.wait();
+        EXPECT_EQ(sum, expected(expected(before, 9), 8));
+      } else {
+        a.wait();
+        EXPECT_EQ(sum, expected(before, 8));
+        b.wait();
+        EXPECT_EQ(sum, expected(expected(before, 8), 9));
+        other.wait();
+        c.all_reduce(&late, DType::f32, 1, Reduce::sum).wait();
+      }
+      EXPECT_EQ(one + late, 6);
+    });
+  }
+}
+
 template <class T>
 void all_reduce(Index ranks, DType dtype) {
   std::vector<std::vector<T>> sums(at(ranks));

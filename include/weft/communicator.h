@@ -2,8 +2,8 @@
 //
 // Every call is collective: all ranks of a communicator make the same calls in the same order, with empty lists where
 // they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to that call until
-// wait(): nobody else touches them, nor does another call under way, except that several may send from them. Ranks may
-// wait for calls under way in different orders. A communicator belongs to one thread at a time.
+// wait(): nobody else touches them, nor does another call under way, except to send the same. Ranks may wait for calls
+// under way in different orders. A communicator belongs to one thread at a time.
 #pragma once
 
 #include <functional>
@@ -39,8 +39,8 @@ struct WEFT_API Message {
 
   Index peer = 0;
   std::vector<Block> blocks = {};
-  // Of receives. Sums are made inside wait(), in the order of the list; all ranks wait for calls that add in the same
-  // order.
+  // Of receives. Sums are made inside wait(), in the order of the list: a call that adds does not touch what it adds to
+  // before, so several of them may add to one place, in the order in which they are waited for.
   Combine combine = Combine::replace;
 
   Index size() const;
@@ -124,7 +124,8 @@ class WEFT_API Communicator {
 // Ranks that are threads of this process: the embedded default.
 struct ThreadRanks {
   double time_limit = 300;  // seconds that a rank waits for another before it gives up with an Error
-  // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a call.
+  // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a
+  // call.
   double bandwidth = 0, latency = 0;
 };
 

@@ -2,8 +2,10 @@
 // nothing is packed and nothing is pushed: a send is over when its receiver has taken it.
 //
 // A rank that waits takes whatever has been posted for any of its calls under way, so that ranks may wait for them in
-// different orders; only calls that add are waited for in one order. All bookkeeping is under one lock for the world; bytes are copied outside of it.
+// different orders. A call that adds writes in its own wait() alone; if its sender can do nothing else meanwhile, what
+// it brings is put aside. All bookkeeping is under one lock for the world; bytes are copied outside of it.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -55,7 +57,12 @@ struct Post {
   Time learn_until;        // if withdrawn: when the reason should be known
 };
 
-using Call = std::vector<std::shared_ptr<Post>>;  // of each rank of the group, null until it comes
+using Posts = std::vector<std::shared_ptr<Post>>;
+
+struct Call {
+  Posts posts;           // of each rank of the group, null until it comes
+  bool awaited = false;  // some rank can do nothing else until its sends are taken
+};
 
 struct Group {
   struct Split {
@@ -118,6 +125,8 @@ struct Place {
   }
 };
 
+Block whole(std::vector<float>& memory, Index bytes) { return {.data = memory.data(), .rows = 1, .bytes = bytes}; }
+
 // One call of one rank.
 class Exchange final : public Request::Pending {
  public:
@@ -132,15 +141,15 @@ class Exchange final : public Request::Pending {
 
  private:
   bool all_received() const { return next_ == receives_.size(); }
-  bool adds() const {
-    return std::any_of(receives_.begin(), receives_.end(),
-                       [](const Message& m) { return m.combine == Message::Combine::add; });
-  }
+  // Whether receives go where they belong, or are put aside.
+  bool direct() const { return waiting_ || !adds_; }
   bool complete() const { return all_received() && !busy_ && mine_->untaken == 0; }
-  Post* post_of(Index peer) const { return (*call_)[slot(peer)].get(); }
+  Post* post_of(Index peer) const { return call_->posts[slot(peer)].get(); }
   std::optional<std::size_t> next_source() const;
   bool can_take(const Post& post, std::size_t send) const;
   void take(Lock& lock, Post& post, std::size_t send);
+  void settle(Lock& lock);
+  void await_sends();
   void set_received();
   bool advance_all(Lock& lock);
   void end();
@@ -158,10 +167,13 @@ class Exchange final : public Request::Pending {
   std::shared_ptr<Call> call_;
   std::shared_ptr<Post> mine_;
   std::vector<Message> receives_;
-  std::size_t next_ = 0;           // receive
-  std::vector<std::size_t> seen_;  // sends of each peer that were looked at
-  std::vector<Index> taken_from_;  // messages taken of each peer
-  bool busy_ = false;              // being copied to, by some thread of this rank
+  std::size_t next_ = 0;                   // receive
+  std::vector<std::size_t> seen_;          // sends of each peer that were looked at
+  std::vector<Index> taken_from_;          // messages taken of each peer
+  bool adds_;                              // some receive does
+  bool waiting_ = false;                   // in its own wait()
+  std::vector<std::vector<float>> aside_;  // the first receives, in order, until that
+  bool busy_ = false;                      // being copied to, by some thread of this rank
   bool ended_ = false;
   Time posted_;      // by all peers that something came from, and by this rank
   Index bytes_ = 0;  // from others
@@ -174,7 +186,9 @@ Exchange::Exchange(Place place, Index number, std::vector<Message> sends, std::v
       mine_(std::make_shared<Post>()),
       receives_(std::move(receives)),
       seen_(place_.group->members.size()),
-      taken_from_(place_.group->members.size()) {
+      taken_from_(place_.group->members.size()),
+      adds_(std::any_of(receives_.begin(), receives_.end(),
+                        [](const Message& m) { return m.combine == Message::Combine::add; })) {
   Group& group = *place_.group;
   mine_->taken.resize(sends.size());
   mine_->untaken = static_cast<Index>(sends.size());
@@ -182,12 +196,13 @@ Exchange::Exchange(Place place, Index number, std::vector<Message> sends, std::v
   mine_->received = receives_.empty();
   const Lock lock(place_.world->mutex);
   std::shared_ptr<Call>& call = group.calls[number];
-  if (call == nullptr) call = std::make_shared<Call>(group.members.size());
+  if (call == nullptr) call = std::make_shared<Call>(Call{.posts = Posts(group.members.size())});
   call_ = call;
   place_.state(place_.rank).under_way.push_back(this);
-  (*call_)[slot(place_.rank)] = mine_;
+  call_->posts[slot(place_.rank)] = mine_;
   mine_->time = posted_ = Clock::now();
-  const bool last = std::all_of(call_->begin(), call_->end(), [](const auto& post) { return post != nullptr; });
+  const bool last =
+      std::all_of(call_->posts.begin(), call_->posts.end(), [](const auto& post) { return post != nullptr; });
   if (last) group.calls.erase(number);
   place_.world->wake(group);
 }
@@ -217,6 +232,7 @@ std::optional<std::size_t> Exchange::next_source() const {
 bool Exchange::can_take(const Post& post, std::size_t send) const {
   const Message& from = post.sends[send];
   const Message& to = receives_[next_];
+  if (!direct() && !call_->awaited) return false;
   if (post.withdrawn || from.size() != to.size()) return false;
   return to.combine == Message::Combine::replace || std::all_of(from.blocks.begin(), from.blocks.end(), holds_f32);
 }
@@ -224,10 +240,16 @@ bool Exchange::can_take(const Post& post, std::size_t send) const {
 void Exchange::take(Lock& lock, Post& post, std::size_t send) {
   const Message& to = receives_[next_];
   const Message& from = post.sends[send];
+  const bool aside = !direct();
+  if (aside) aside_.emplace_back(slot(ceil_div(to.size(), Index{sizeof(float)})));
   busy_ = true;
   ++post.readers;
   lock.unlock();
-  move_blocks(from.blocks, to.blocks, to.combine);
+  if (aside) {
+    move_blocks(from.blocks, std::array{whole(aside_.back(), to.size())}, Message::Combine::replace);
+  } else {
+    move_blocks(from.blocks, to.blocks, to.combine);
+  }
   lock.lock();
   --post.readers;
   busy_ = false;
@@ -242,6 +264,27 @@ void Exchange::take(Lock& lock, Post& post, std::size_t send) {
   ++taken_from_[slot(to.peer)];
   ++next_;
   if (post.untaken == 0 || post.withdrawn) place_.state(to.peer).changed.notify_all();
+}
+
+// What was put aside goes where it belongs, before anything else is taken.
+void Exchange::settle(Lock& lock) {
+  if (aside_.empty()) return;
+  busy_ = true;
+  lock.unlock();
+  for (std::size_t i = 0; i < aside_.size(); ++i) {
+    const Message& to = receives_[i];
+    move_blocks(std::array{whole(aside_[i], to.size())}, to.blocks, to.combine);
+  }
+  aside_.clear();
+  lock.lock();
+  busy_ = false;
+}
+
+// Nothing is left but that others take what this rank sends.
+void Exchange::await_sends() {
+  if (!all_received() || call_->awaited) return;
+  call_->awaited = true;
+  place_.world->wake(*place_.group);
 }
 
 bool Exchange::advance(Lock& lock) {
@@ -262,8 +305,9 @@ bool Exchange::advance(Lock& lock) {
 
 void Exchange::set_received() {
   mine_->received = true;
-  for (std::size_t peer = 0; peer < call_->size(); ++peer) {  // senders of more than this rank receives learn it now
-    const Post* post = (*call_)[peer].get();
+  for (std::size_t peer = 0; peer < call_->posts.size();
+       ++peer) {  // senders of more than this rank receives learn it now
+    const Post* post = call_->posts[peer].get();
     if (post != nullptr && post->untaken > 0) place_.state(static_cast<Index>(peer)).changed.notify_all();
   }
 }
@@ -271,10 +315,7 @@ void Exchange::set_received() {
 bool Exchange::advance_all(Lock& lock) {
   bool moved = false;
   std::vector<Exchange*>& under_way = place_.state(place_.rank).under_way;
-  for (std::size_t i = 0; i < under_way.size(); ++i) {
-    // Sums are made in their own wait(), so that those of several calls into one place have an order.
-    if (under_way[i] == this || !under_way[i]->adds()) moved |= under_way[i]->advance(lock);
-  }
+  for (std::size_t i = 0; i < under_way.size(); ++i) moved |= under_way[i]->advance(lock);
   return moved;
 }
 
@@ -385,11 +426,15 @@ void Exchange::give_up() const {
 
 void Exchange::wait() {
   Lock lock(place_.world->mutex);
+  place_.state(place_.rank).changed.wait(lock, [&] { return !busy_; });
+  waiting_ = true;
+  settle(lock);
   Time deadline = Clock::now() + place_.world->time_limit;
   while (!complete()) {
     if (advance_all(lock)) {
       deadline = Clock::now() + place_.world->time_limit;
     } else {
+      await_sends();
       place_.state(place_.rank).changed.wait_until(lock, check(deadline));
     }
   }

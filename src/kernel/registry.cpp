@@ -149,35 +149,4 @@ void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false}).backward(args);
 }
 
-void finish_partial(const ForwardArgs& args) {
-  if (!args.partial.given()) throw Error("finish_partial without partial states", "give the partial of the attend calls");
-  const TensorView& sums = args.partial.sums;
-  ForwardArgs bare = args;
-  bare.partial = {};
-  reference::check_outputs(bare, sums.rows, sums.heads, sums.dim);
-  std::vector<double> row(static_cast<std::size_t>(sums.dim));
-  std::vector<float> max_logit(static_cast<std::size_t>(sums.heads), kMinusInfinity<float>);
-  for (Index r = 0; r < sums.rows; ++r) {
-    for (Index h = 0; h < sums.heads; ++h) {
-      const RowState<float>& state = args.partial.states[r * sums.heads + h];
-      const auto sink = static_cast<float>(reference::sink_logit(args.attention.sink, h));
-      const FinishedRow<float> done = finish(state, sink);
-      std::fill(row.begin(), row.end(), 0.0);
-      if (!is_empty(state)) {
-        load_row(sums, r, h, row.data());
-        for (double& x : row) x *= static_cast<double>(done.weight);
-        float& largest = max_logit[static_cast<std::size_t>(h)];
-        largest = max_or_nan(largest, state.max);
-      }
-      store_row(args.out, r, h, row.data());
-      const double lse = static_cast<double>(done.lse);
-      if (args.lse.given()) store_row(args.lse, r, h, &lse);
-    }
-  }
-  for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
-    const double value = static_cast<double>(max_logit[static_cast<std::size_t>(h)]);
-    store_row(args.max_logit, 0, h, &value);
-  }
-}
-
 }  // namespace weft
