@@ -1,9 +1,7 @@
-// Transports that do wrong and ranks that fail: a right answer or an error on every rank, never a wrong answer, a hang or
-// a leak.
-#include "comm/faulty.h"
-
-#include <chrono>
+// Transports that do wrong and ranks that fail: a right answer or an error on every rank, never a wrong answer, a hang
+// or a leak.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -11,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "comm/faulty.h"
 #include "ranks.h"
 #include "weft/error.h"
 
@@ -64,18 +63,17 @@ struct Subject {
     for (Index rank = 0; rank < kRanks; ++rank) outcome.results.push_back(empty_result(problem, kRanks));
     const Clock::time_point begin = Clock::now();
     try {
-      run_ranks(
-          kRanks,
-          [&](Communicator& comm) {
-            Index calls_here = 0;
-            const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
-            std::mutex mutex;
-            run_one_rank(*faulty, problem, input, layouts, options, how, outcome.results[at(comm.rank())], mutex);
-            const std::lock_guard lock(guard);
-            outcome.done[at(comm.rank())] = true;
-            made = calls_here;
-          },
-          {.time_limit = time_limit});
+      run_ranks(kRanks,
+                [&](Communicator& comm) {
+                  Index calls_here = 0;
+                  const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
+                  std::mutex mutex;
+                  run_one_rank(*faulty, problem, input, layouts, options, how, outcome.results[at(comm.rank())], mutex);
+                  const std::lock_guard lock(guard);
+                  outcome.done[at(comm.rank())] = true;
+                  made = calls_here;
+                },
+                {.time_limit = time_limit});
     } catch (const Error& e) {
       outcome.error = e.what();
     }
@@ -88,8 +86,13 @@ struct Subject {
     for (Index rank = 0; rank < kRanks; ++rank) {
       if (!outcome.done[at(rank)]) continue;
       const RanksResult &got = outcome.results[at(rank)], &mine = want[at(rank)];
-      for (auto [a, b] : {std::pair{&got.out, &mine.out}, {&got.lse, &mine.lse}, {&got.max_logit, &mine.max_logit},
-                          {&got.dq, &mine.dq}, {&got.dk, &mine.dk}, {&got.dv, &mine.dv}, {&got.dsink, &mine.dsink}})
+      for (auto [a, b] : {std::pair{&got.out, &mine.out},
+                          {&got.lse, &mine.lse},
+                          {&got.max_logit, &mine.max_logit},
+                          {&got.dq, &mine.dq},
+                          {&got.dk, &mine.dk},
+                          {&got.dv, &mine.dv},
+                          {&got.dsink, &mine.dsink}})
         if (a->bytes != b->bytes) return false;
     }
     return true;

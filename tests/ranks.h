@@ -44,8 +44,7 @@ struct RanksInput {
   static check::Tensor make(const RanksProblem& p, std::mt19937_64& engine, const Stream& stream, Index heads,
                             Index dim) {
     std::vector<bool> real(static_cast<std::size_t>(stream.tokens()), false);
-    for (Index i = 0; i < stream.sequences(); ++i)
-      std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
+    for (Index i = 0; i < stream.sequences(); ++i) std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
     return check::random_tensor(engine, p.dtype, stream.tokens(), heads, dim,
                                 [&](Index t) { return real[static_cast<std::size_t>(t)]; });
   }
@@ -80,13 +79,14 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
   const Index rank = comm.rank(), rows = layouts.q.rows(), keys = layouts.k.rows();
   Tensor q(p.dtype, rows, p.heads_q, p.dim_qk), k(p.dtype, keys, p.heads_k, p.dim_qk),
       v(p.dtype, keys, p.heads_k, p.dim_v), dout(p.dtype, rows, p.heads_q, p.dim_v);
-  for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q}, {&layouts.k, &in.k, &k},
-                                      {&layouts.k, &in.v, &v}, {&layouts.q, &in.dout, &dout}})
+  for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q},
+                                      {&layouts.k, &in.k, &k},
+                                      {&layouts.k, &in.v, &v},
+                                      {&layouts.q, &in.dout, &dout}})
     layout->shard(rank, whole->rows(), local->rows());
   Tensor out(p.dtype, rows, p.heads_q, p.dim_v), lse(DType::f32, rows, p.heads_q, 1),
       max_logit(DType::f32, 1, p.heads_q, 1), dq(p.dtype, rows, p.heads_q, p.dim_qk),
-      dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v),
-      dsink(DType::f32, 1, p.heads_q, 1);
+      dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v), dsink(DType::f32, 1, p.heads_q, 1);
   Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), how);
   comm.reset_traffic();
   executor.forward({.q = q.view,
@@ -111,9 +111,11 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
                      .dsink = p.sink ? dsink.view : TensorView{}});
   r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
   const std::lock_guard lock(mutex);
-  for (auto [layout, local, whole] :
-       {std::tuple{&layouts.q, &out, &r.out}, {&layouts.q, &lse, &r.lse}, {&layouts.q, &dq, &r.dq},
-        {&layouts.k, &dk, &r.dk}, {&layouts.k, &dv, &r.dv}})
+  for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},
+                                      {&layouts.q, &lse, &r.lse},
+                                      {&layouts.q, &dq, &r.dq},
+                                      {&layouts.k, &dk, &r.dk},
+                                      {&layouts.k, &dv, &r.dv}})
     layout->unshard(rank, local->rows(), whole->rows());
   r.max_logit.bytes = max_logit.bytes;
   r.max_logit.view.data = r.max_logit.bytes.data();
@@ -127,8 +129,8 @@ inline RanksResult run_on_ranks(const RanksProblem& p, RanksInput& in, const Lay
   RanksResult r = empty_result(p, layouts.q.ranks());
   std::mutex mutex;
   run_ranks(
-      layouts.q.ranks(),
-      [&](Communicator& comm) { run_one_rank(comm, p, in, layouts, options, how, r, mutex); }, world);
+      layouts.q.ranks(), [&](Communicator& comm) { run_one_rank(comm, p, in, layouts, options, how, r, mutex); },
+      world);
   return r;
 }
 

@@ -70,8 +70,12 @@ int main(int argc, char** argv) {
   weft::run_mpi([&](weft::Communicator& comm) {
     if (comm.ranks() != 2) throw std::runtime_error("run it on two ranks");
     if (comm.rank() == 0) std::printf("ms, best tenth and median: as they lie | packed | contiguous\n");
-    for (const Shape& shape : {Shape{4096, 1024, 4096}, {1024, 4096, 8192}, {4096, 128, 512}, {4096, 32, 256},
-                               {256, 1024, 4096}, {16, 1024, 4096}})
+    for (const Shape& shape : {Shape{4096, 1024, 4096},
+                               {1024, 4096, 8192},
+                               {4096, 128, 512},
+                               {4096, 32, 256},
+                               {256, 1024, 4096},
+                               {16, 1024, 4096}})
       bench(comm, shape, repeats);
   });
 }

@@ -33,8 +33,8 @@ std::string_view name(Fault::Kind kind);
 // A fault of this kind, on a rank and in a call drawn from the seed.
 Fault make_fault(Fault::Kind kind, std::uint64_t seed, Index ranks, Index calls, double seconds);
 
-// Lives no longer than `inner`, and no longer than `calls`, which counts what was started. Splits have the same plan, in
-// their own ranks and calls.
+// Lives no longer than `inner`, and no longer than `calls`, which counts what was started. Splits have the same plan,
+// in their own ranks and calls.
 std::unique_ptr<Communicator> make_faulty(Communicator& inner, std::vector<Fault> plan, Index* calls = nullptr);
 
 }  // namespace weft

@@ -1,4 +1,5 @@
-// A job in which one rank ends in mid-exchange: failing HOW RANK MARKER. The marker is there to be found among processes.
+// A job in which one rank ends in mid-exchange: failing HOW RANK MARKER. The marker is there to be found among
+// processes.
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +29,8 @@ int main(int argc, char** argv) {
     const weft::Problem problem(weft::Stream::from_lengths(std::vector<Index>{2000, 600}), {.causal = true});
     const weft::Layouts layouts = make_layouts(weft::LayoutKind::zigzag, problem, comm.ranks());
     Index steps = 0;
-    weft::Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {4, 4}, {.kind = weft::ScheduleKind::ring}),
+    weft::Executor executor(comm,
+                            make_schedule(problem, layouts, comm.rank(), {4, 4}, {.kind = weft::ScheduleKind::ring}),
                             {.observer = [&](const weft::StepEvent&) {  // keys of the next step are on their way
                               if (comm.rank() == std::atoi(argv[2]) && ++steps == 5) fail(argv[1]);
                             }});

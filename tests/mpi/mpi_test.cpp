@@ -132,7 +132,7 @@ TEST(Mpi, AnyCommunicatorOfTheCallers) {
 TEST(Mpi, SizesThatDiffer) {
   if (world->ranks() < 2) GTEST_SKIP();
   for (const Index count : {10, 100000}) {  // goes at once, and waits for its receiver
-    for (const Index more : {-1, 1}) {  // the receiver expects less, more
+    for (const Index more : {-1, 1}) {      // the receiver expects less, more
       const std::unique_ptr<Communicator> c = mpi_world({.time_limit = 20});
       std::vector<float> sent(at(count)), received(at(count + more));
       if (c->rank() == 0) c->exchange({{1, {block(sent)}}}, {}).wait();
@@ -169,10 +169,14 @@ TEST(Mpi, ReceivesAreTakenBack) {
   std::vector<float> sent = values(10, 1, 0), received(10, 5.0f);
   if (c.ranks() == 1) GTEST_SKIP();
   for (int i = 0; i < 20; ++i) {
-    { const Request forgotten = c.exchange({}, {{last, {block(received)}}}); }
+    {
+      const Request forgotten = c.exchange({}, {{last, {block(received)}}});
+    }
     EXPECT_EQ(received, std::vector<float>(10, 5.0f));
   }
-  { const Request forgotten = c.exchange({{next, {block(sent)}}}, {{last, {block(received)}}}); }
+  {
+    const Request forgotten = c.exchange({{next, {block(sent)}}}, {{last, {block(received)}}});
+  }
   double one = 1;
   c.all_reduce(&one, DType::f64, 1, Reduce::sum).wait();  // nothing of it is left in the way
   EXPECT_EQ(one, static_cast<double>(c.ranks()));

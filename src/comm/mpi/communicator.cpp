@@ -1,11 +1,12 @@
 // Each message is MPI messages with the number of the call as their tag, which MPI matches in the order they were
-// posted. They go straight from and to the caller's memory, but for sums: those arrive in scratch and are added in wait().
-#include <mpi.h>
-
+// posted. They go straight from and to the caller's memory, but for sums: those arrive in scratch and are added in
+// wait().
 #include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <string>
+
+#include <mpi.h>
 
 #include "comm/blocks.h"
 #include "comm/mpi/session.h"
@@ -148,8 +149,8 @@ void Exchange::take_own(const Message& to, std::size_t& next) const {
   while (next < sends_.size() && sends_[next].peer != link_->rank) ++next;
   const std::string self = link_->name(link_->rank);
   if (next == sends_.size()) {
-    throw Error(text("call ", number_, ": ", self, " receives more messages from itself than it sends; the next one has ",
-                     to.size(), " bytes"),
+    throw Error(text("call ", number_, ": ", self,
+                     " receives more messages from itself than it sends; the next one has ", to.size(), " bytes"),
                 "name the same messages on both sides");
   }
   const Message& from = sends_[next++];
@@ -170,17 +171,18 @@ void Exchange::refuse(const Transfers::Mismatch& wrong) const {
   const Index size = receives_[wrong.message].size();
   const char* in_piece = size > link_->options.largest ? " in a piece of it" : "";
   const bool known = wrong.got != wrong.expected;  // MPI need not tell by how much a message is too long
-  throw Error(text("call ", number_, ": ", peer, " sends ", known ? text(wrong.got) : text("more than ", wrong.expected),
-                   " bytes to ", self, ", which receives ", wrong.expected, in_piece, " (receive ", wrong.message, " of ",
-                   receives_.size(), ", ", size, " bytes)"),
-              "let both sides name as many bytes, and all ranks make the same calls in the same order");
+  throw Error(
+      text("call ", number_, ": ", peer, " sends ", known ? text(wrong.got) : text("more than ", wrong.expected),
+           " bytes to ", self, ", which receives ", wrong.expected, in_piece, " (receive ", wrong.message, " of ",
+           receives_.size(), ", ", size, " bytes)"),
+      "let both sides name as many bytes, and all ranks make the same calls in the same order");
 }
 
 void Exchange::give_up() const {
   std::string names;
   for (const Index peer : transfers_.peers_left()) names += text(names.empty() ? "" : ", ", link_->name(peer));
-  throw Error(text(link_->name(link_->rank), " waited ", link_->options.time_limit, " seconds in call ", number_, " for ",
-                   names),
+  throw Error(text(link_->name(link_->rank), " waited ", link_->options.time_limit, " seconds in call ", number_,
+                   " for ", names),
               "see what those ranks do, or raise MpiOptions::time_limit");
 }
 

@@ -1,10 +1,10 @@
 // Messages as MPI takes them: in pieces that an int can count, each contiguous bytes or a datatype of its own.
 #pragma once
 
-#include <mpi.h>
-
 #include <span>
 #include <vector>
+
+#include <mpi.h>
 
 #include "weft/communicator.h"
 

@@ -36,7 +36,8 @@ void check(int code, const char* what) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, buffer, &length);
-  throw Error(text(what, ": ", std::string(buffer, static_cast<std::size_t>(length))), "see to MPI, or the ranks' logs");
+  throw Error(text(what, ": ", std::string(buffer, static_cast<std::size_t>(length))),
+              "see to MPI, or the ranks' logs");
 }
 
 bool lost() { return is_lost; }

@@ -65,8 +65,8 @@ bool Transfers::advance(std::vector<Mismatch>& wrong) {
   ended_.resize(requests_.size());
   statuses_.resize(requests_.size());
   int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(),
-                                statuses_.data());
+  const int code =
+      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), statuses_.data());
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
   if (count == MPI_UNDEFINED) count = 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {

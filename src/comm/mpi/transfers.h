@@ -1,11 +1,11 @@
 // The MPI messages of one call.
 #pragma once
 
-#include <mpi.h>
-
 #include <chrono>
 #include <memory>
 #include <vector>
+
+#include <mpi.h>
 
 #include "weft/communicator.h"
 #include "weft/mpi.h"
