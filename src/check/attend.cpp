@@ -2,23 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
-#include "check/definition.h"
 #include "check/judge.h"
-#include "check/tensors.h"
+#include "check/oracle.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"
 
 namespace weft::check {
 namespace {
-
-// What the ranks computed, in global tokens.
-struct Results {
-  Tensor out;                            // of the case's dtype, rounded once
-  Tensor lse, dq, dk, dv;                // f64
-  std::vector<double> max_logit, dsink;  // [hq]
-};
 
 // One way of bringing keys to a rank: the buffers, each with its plan, and how to send gradients back.
 struct Step {
@@ -26,39 +17,23 @@ struct Step {
   std::vector<Index> tokens;  // of the buffer's rows
 };
 
+Arithmetic arithmetic_of(const Case& c, std::string_view kernel) {
+  return kernel == kReference ? exact_arithmetic(c.dtype) : kernel_arithmetic(c.dtype, DType::f32);
+}
+
 class Runner {
  public:
   Runner(const Case& c, std::string_view kernel)
       : case_(c),
         kernel_(kernel),
         work_(kernel == kReference ? DType::f64 : DType::f32),
-        problem_(problem_of(c)),
-        layouts_(layouts_of(c, problem_)),
-        definition_(c),
-        engine_(c.seed),
-        q_(make(definition_.q_tokens(), c.heads_q, c.dim_qk, false)),
-        k_(make(definition_.k_tokens(), c.heads_k, c.dim_qk, true)),
-        v_(make(definition_.k_tokens(), c.heads_k, c.dim_v, true)),
-        dout_(make(definition_.q_tokens(), c.heads_q, c.dim_v, false)) {
-    for (Index h = 0; h < c.heads_q; ++h) {
-      const double constant = c.sink == Case::SinkKind::off_by_one ? 0 : kMinusInfinity<double>;
-      sink_.push_back(c.sink == Case::SinkKind::learnable ? normal(engine_) : constant);
-    }
-    attention_.scale = c.scale;
-    attention_.softcap = c.softcap;
-    if (c.sink == Case::SinkKind::off_by_one) attention_.sink = Sink::off_by_one();
-    if (c.sink == Case::SinkKind::learnable)
-      attention_.sink = Sink::learnable(per_head(static_cast<const double*>(sink_.data()), DType::f64, c.heads_q));
-  }
+        oracle_(c, arithmetic_of(c, kernel)),
+        layouts_(layouts_of(c, oracle_.problem())) {}
 
   std::vector<AttendReport> run() {
-    const DenseProblem dense = dense_problem();
-    const std::vector<double> dout = without_nan(dout_);
-    const Expected want = expected(
-        dense, dout, kernel_ == kReference ? exact_arithmetic(case_.dtype) : kernel_arithmetic(case_.dtype, work_));
     std::vector<AttendReport> reports;
     const auto add = [&](const std::string& name, const std::vector<Step>& steps) {
-      reports.push_back({name, compare(compute(steps), want)});
+      reports.push_back({name, oracle_.compare(compute(steps))});
     };
     if (layouts_.q.rank_order().stride() != layouts_.k.rank_order().stride()) return reports;  // planner refuses
     if (layouts_.k.rank_order().stride() == 1) add("sequence order", {sequence_order()});
@@ -70,36 +45,9 @@ class Runner {
   }
 
  private:
-  Tensor make(Index rows, Index heads, Index dim, bool keys) {
-    return random_tensor(engine_, case_.dtype, rows, heads, dim,
-                         [&](Index t) { return (keys ? definition_.k(t) : definition_.q(t)).real(); });
-  }
-
-  static std::vector<double> without_nan(const Tensor& t) {
-    std::vector<double> values = to_f64(t.view);
-    for (double& x : values) x = std::isnan(x) ? 0 : x;
-    return values;
-  }
-
-  DenseProblem dense_problem() const {
-    return {.tokens_q = definition_.q_tokens(),
-            .tokens_k = definition_.k_tokens(),
-            .heads_q = case_.heads_q,
-            .heads_k = case_.heads_k,
-            .dim_qk = case_.dim_qk,
-            .dim_v = case_.dim_v,
-            .q = to_f64(q_.view),
-            .k = to_f64(k_.view),
-            .v = to_f64(v_.view),
-            .sees = [this](Index q, Index k) { return definition_.visible(q, k); },
-            .scale = case_.scale.value_or(1 / std::sqrt(static_cast<double>(case_.dim_qk))),
-            .softcap = case_.softcap,
-            .sink = case_.sink == Case::SinkKind::none ? std::vector<double>{} : sink_};
-  }
-
   Step sequence_order() const {
     Step s{layouts_.k.sequence_order(), {}};
-    for (Index t = 0; t < definition_.k_tokens(); ++t) s.tokens.push_back(t);
+    for (Index t = 0; t < layouts_.k.stream().tokens(); ++t) s.tokens.push_back(t);
     return s;
   }
 
@@ -143,19 +91,7 @@ class Runner {
   }
 
   Results compute(const std::vector<Step>& steps) {
-    const Index tq = definition_.q_tokens(), hq = case_.heads_q;
-    Results r{Tensor(case_.dtype, tq, hq, case_.dim_v),
-              Tensor(DType::f64, tq, hq, 1),
-              f64_tensor(q_),
-              f64_tensor(k_),
-              f64_tensor(v_),
-              std::vector<double>(static_cast<std::size_t>(hq), kMinusInfinity<double>),
-              std::vector<double>(static_cast<std::size_t>(hq), 0.0)};
-    // Tokens that no rank holds keep what is here: the values of a token that sees nothing.
-    from_f64(std::vector<double>(static_cast<std::size_t>(tq * hq * case_.dim_v), 0.0), r.out.view);
-    for (Tensor* t : {&r.dq, &r.dk, &r.dv}) std::fill(t->bytes.begin(), t->bytes.end(), std::byte{0});
-    for (Index t = 0; t < tq; ++t)
-      for (Index h = 0; h < hq; ++h) *r.lse.view.at<double>(t, h) = sink_[static_cast<std::size_t>(h)];
+    Results r = oracle_.nothing({.out = case_.dtype, .lse = DType::f64, .gradients = DType::f64});
     for (Index rank = 0; rank < case_.ranks; ++rank) compute_rank(rank, steps, r);
     return r;
   }
@@ -168,18 +104,19 @@ class Runner {
 
   void compute_rank(Index rank, const std::vector<Step>& steps, Results& r) {
     const Index rows = layouts_.q.rows(), hq = case_.heads_q;
-    const bool exact = kernel_ == kReference, learnable = case_.sink == Case::SinkKind::learnable;
-    Tensor q = shard(q_, rank), dout = shard(dout_, rank), out(case_.dtype, rows, hq, case_.dim_v);
+    const bool exact = kernel_ == kReference, learnable = oracle_.learnable();
+    Tensor q = shard(oracle_.q(), rank), dout = shard(oracle_.dout(), rank), out(case_.dtype, rows, hq, case_.dim_v);
     Tensor exact_out(DType::f64, rows, hq, case_.dim_v), lse(DType::f64, rows, hq, 1), max_logit(work_, 1, hq, 1);
     std::vector<double> dq(static_cast<std::size_t>(rows * hq * case_.dim_qk), 0.0);
 
     std::vector<Part> parts;
     std::vector<KeyStep> key_steps;
     for (const Step& step : steps)
-      parts.push_back({gather(k_, step), gather(v_, step), make_plan(problem_, layouts_.q.runs(rank), step.keys)});
+      parts.push_back({gather(oracle_.k(), step), gather(oracle_.v(), step),
+                       make_plan(oracle_.problem(), layouts_.q.runs(rank), step.keys)});
     for (const Part& part : parts) key_steps.push_back({part.k.view, part.v.view, part.plan.slices});
     const ForwardArgs forward{
-        .q = q.view, .attention = attention_, .out = out.view, .lse = lse.view, .max_logit = max_logit.view};
+        .q = q.view, .attention = oracle_.attention(), .out = out.view, .lse = lse.view, .max_logit = max_logit.view};
     attend_steps(kernel_, forward, key_steps, exact_out.view);
     const Tensor& out_read = exact ? exact_out : out;
     for (std::size_t n = 0; n < steps.size(); ++n) {
@@ -190,7 +127,7 @@ class Runner {
                             .k = k.view,
                             .v = v.view,
                             .slices = plan.slices,
-                            .attention = attention_,
+                            .attention = oracle_.attention(),
                             .dout = dout.view,
                             .dq = dq_part.view,
                             .dk = dk.view,
@@ -231,52 +168,20 @@ class Runner {
       for (Index h = 0; h < case_.heads_q; ++h) {
         load_row(out.view, row, h, o.data());
         load_row(dout.view, row, h, d.data());
-        const double share = std::exp(sink_[static_cast<std::size_t>(h)] - *lse.view.at<double>(row, h));
+        const double share = std::exp(oracle_.sink(h) - *lse.view.at<double>(row, h));
         for (std::size_t i = 0; i < o.size(); ++i) r.dsink[static_cast<std::size_t>(h)] -= share * o[i] * d[i];
       }
     }
   }
 
-  static Measure measure(const std::string& name, const std::vector<double>& got, const Bounded& want, Index heads,
-                         Index dim) {
-    const Comparison c = worst_element(got, want, heads, dim);
-    std::string where = "token " + std::to_string(c.row) + ", head " + std::to_string(c.head);
-    if (heads * dim == 0 || c.row * heads * dim >= static_cast<Index>(got.size())) where = "nowhere";
-    if (name == "max_logit" || name == "dsink") where = "head " + std::to_string(c.head);
-    if (dim > 1) where += ", element " + std::to_string(c.i);
-    return {name, c.ratio, c.relative_norm, where};
-  }
-
-  std::vector<Measure> compare(const Results& r, const Expected& want) const {
-    const Index hq = case_.heads_q, hk = case_.heads_k, d = case_.dim_qk, dv = case_.dim_v;
-    std::vector<Measure> m;
-    m.push_back(measure("out", to_f64(r.out.view), want.out, hq, dv));
-    m.push_back(measure("lse", to_f64(r.lse.view), want.lse, hq, 1));
-    m.push_back(measure("max_logit", r.max_logit, want.max_logit, hq, 1));
-    m.push_back(measure("dq", to_f64(r.dq.view), want.dq, hq, d));
-    m.push_back(measure("dk", to_f64(r.dk.view), want.dk, hk, d));
-    m.push_back(measure("dv", to_f64(r.dv.view), want.dv, hk, dv));
-    if (case_.sink == Case::SinkKind::learnable) m.push_back(measure("dsink", r.dsink, want.dsink, hq, 1));
-    return m;
-  }
-
   const Case& case_;
   std::string_view kernel_;
   DType work_;  // of what is summed over ranks and steps
-  Problem problem_;
+  Oracle oracle_;
   Layouts layouts_;
-  Definition definition_;
-  std::mt19937_64 engine_;
-  Tensor q_, k_, v_, dout_;
-  std::vector<double> sink_;  // [hq], -inf without one
-  Attention attention_;
 };
 
 }  // namespace
-
-bool AttendReport::ok() const {
-  return std::all_of(measures.begin(), measures.end(), [](const Measure& m) { return m.worst < 1; });
-}
 
 std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
   if (kernel == kReference) return {};
@@ -286,7 +191,7 @@ std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
        {std::pair{Pass::forward, false}, {Pass::forward, true}, {Pass::backward, false}}) {
     request.pass = pass;
     request.partial = partial;
-    if (auto reason = asked.refusal(request)) return std::string(asked.name) + ": " + *reason;
+    if (auto reason = asked.refusal(request)) return reason;
   }
   return {};
 }

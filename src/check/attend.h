@@ -8,22 +8,10 @@
 #include <vector>
 
 #include "check/case.h"
+#include "check/report.h"
 #include "check/steps.h"
 
 namespace weft::check {
-
-struct Measure {
-  std::string tensor;  // out, lse, max_logit, dq, dk, dv, dsink
-  double worst = 0;    // largest |difference| over what is allowed for that element; 1 or more is a failure
-  double norm = 0;     // relative norm of the difference
-  std::string where;   // of the worst element: "token 5, head 1, 3"
-};
-
-struct AttendReport {
-  std::string keys;  // how keys reached the ranks: sequence order, rank order, ring
-  std::vector<Measure> measures;
-  bool ok() const;
-};
 
 // Why the kernel cannot do the case, forward, in partial steps or backward; none if it can. Error if there is no such
 // kernel.

@@ -36,8 +36,7 @@ std::string number(double value) {
 
 std::string side_flags(const Side& side, const std::string& suffix) {
   std::string out = text(" --cu-seqlens", suffix, " ", joined(side.cu_seqlens));
-  if (!side.cu_seqlens_padded.empty())
-    out += text(" --cu-seqlens-padded", suffix, " ", joined(side.cu_seqlens_padded));
+  if (!side.cu_seqlens_padded.empty()) out += text(" --cu-seqlens-padded", suffix, " ", joined(side.cu_seqlens_padded));
   if (side.tokens) out += text(" --tokens", suffix, " ", *side.tokens);
   return out;
 }
@@ -67,12 +66,14 @@ std::string mask_flags(const Mask& m) {
 }
 
 std::string attention_flags(const Case& c) {
-  std::string out = text(" --heads ", c.heads_q, ":", c.heads_k, " --dim ", c.dim_qk, ":", c.dim_v, " --dtype ",
-                         name(c.dtype));
+  std::string out =
+      text(" --heads ", c.heads_q, ":", c.heads_k, " --dim ", c.dim_qk, ":", c.dim_v, " --dtype ", name(c.dtype));
+  if (!c.head_map.empty()) out += text(" --head-map ", joined(c.head_map));
   if (c.scale) out += text(" --scale ", number(*c.scale));
   if (c.softcap != 0) out += text(" --softcap ", number(c.softcap));
   if (c.sink == Case::SinkKind::learnable) out += " --sink learnable";
   if (c.sink == Case::SinkKind::off_by_one) out += " --sink off_by_one";
+  if (c.format != Case::Format::thd) out += text(" --format ", name(c.format));
   return out;
 }
 
@@ -93,6 +94,31 @@ Layouts layouts_of(const Case& c, const Problem& problem) {
   Layout q = Layout::explicit_runs(problem.packing().q(), c.runs);
   Layout k = c.k ? Layout::explicit_runs(problem.packing().k(), c.k_runs) : q;
   return {std::move(q), std::move(k)};
+}
+
+std::string_view name(Case::Format format) {
+  return format == Case::Format::thd ? "thd" : format == Case::Format::bshd ? "bshd" : "sbhd";
+}
+
+void check_format(const Case& c, const Problem& problem) {
+  if (c.format == Case::Format::thd) return;
+  if (c.layout != LayoutKind::dual_chunk)
+    throw Error(text("format ", name(c.format), " with layout ", name(c.layout)),
+                "use layout dual_chunk, where each rank has as many rows of every document, or format thd");
+  for (const Stream* stream : {&problem.packing().q(), &problem.packing().k()}) {
+    for (Index i = 1; i < stream->sequences(); ++i) {
+      if (stream->padded(i) != stream->padded(0))
+        throw Error(text("format ", name(c.format), ": document 0 has ", stream->padded(0), " rows and document ", i,
+                         " ", stream->padded(i)),
+                    "pad them to one length (padded offsets), or use format thd");
+    }
+  }
+}
+
+TensorView local_view(const Case& c, const Stream& stream, const TensorView& t) {
+  const Index batch = stream.sequences();
+  if (c.format != Case::Format::sbhd || batch == 0) return t;  // bshd is thd under another name
+  return sbhd(t.data, t.dtype, batch, t.rows / batch, t.heads, t.dim);
 }
 
 std::string flags(const Case& c) {

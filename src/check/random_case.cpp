@@ -8,9 +8,12 @@ namespace {
 
 Index length(Choices& c) {
   switch (c.pick(0, 3)) {
-    case 0: return c.pick(0, 2);
-    case 1: return c.pick(0, 7);
-    default: return c.pick(1, 17);
+    case 0:
+      return c.pick(0, 2);
+    case 1:
+      return c.pick(0, 7);
+    default:
+      return c.pick(1, 17);
   }
 }
 
@@ -44,7 +47,41 @@ std::vector<Range> real_ranges(const Side& side) {
   return real;
 }
 
-// Slices anywhere, across sequences too; one that would share a pair with an earlier one is left out.
+void choose_mask(Choices& c, Case& to) {
+  Mask& m = to.mask;
+  const Index kind = c.pick(0, 7);
+  if (kind == 7) {
+    m.slices = random_slices(c, to);
+    return;
+  }
+  if (c.one_in(2)) m.align = Align::bottom_right;
+  if (kind == 1 || kind == 2) {
+    m.causal = true;
+    m.align = kind == 2 ? Align::bottom_right : Align::top_left;
+  }
+  if (kind >= 3) m.causal = c.one_in(2);
+  if (kind == 3 || kind == 6) m.left = c.pick(0, 9);
+  if (kind == 4) {
+    m.causal = false;
+    m.left = c.pick(-1, 7);
+  }
+  if (kind == 4 || (kind == 6 && c.one_in(2))) m.right = c.pick(1, 7);
+  if (kind == 5 || kind == 6) m.chunk = c.pick(1, 9);
+}
+
+void choose_attention(Choices& c, Case& to) {
+  to.heads_k = c.pick(1, 2);
+  to.heads_q = to.heads_k * c.pick(1, 3);
+  to.dim_qk = c.pick(1, 9);
+  to.dim_v = c.one_in(2) ? to.dim_qk : c.pick(1, 9);
+  to.dtype = static_cast<DType>(c.pick(0, 3));
+  if (c.one_in(3)) to.scale = static_cast<double>(c.pick(0, 8)) / 4;
+  if (c.one_in(3)) to.softcap = static_cast<double>(c.pick(1, 8)) / 2;
+  to.sink = static_cast<Case::SinkKind>(c.pick(0, 2));
+}
+
+}  // namespace
+
 std::vector<Slice> random_slices(Choices& c, const Case& from) {
   const std::vector<Range> q = real_ranges(from.q), k = real_ranges(from.k ? *from.k : from.q);
   std::vector<Slice> slices;
@@ -70,29 +107,6 @@ std::vector<Slice> random_slices(Choices& c, const Case& from) {
   return slices;
 }
 
-void choose_mask(Choices& c, Case& to) {
-  Mask& m = to.mask;
-  const Index kind = c.pick(0, 7);
-  if (kind == 7) {
-    m.slices = random_slices(c, to);
-    return;
-  }
-  if (c.one_in(2)) m.align = Align::bottom_right;
-  if (kind == 1 || kind == 2) {
-    m.causal = true;
-    m.align = kind == 2 ? Align::bottom_right : Align::top_left;
-  }
-  if (kind >= 3) m.causal = c.one_in(2);
-  if (kind == 3 || kind == 6) m.left = c.pick(0, 9);
-  if (kind == 4) {
-    m.causal = false;
-    m.left = c.pick(-1, 7);
-  }
-  if (kind == 4 || (kind == 6 && c.one_in(2))) m.right = c.pick(1, 7);
-  if (kind == 5 || kind == 6) m.chunk = c.pick(1, 9);
-}
-
-// Blocks of the stream in random order on random ranks, rows with gaps between them; or residue classes of a stride.
 std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ranks, Index stride) {
   const std::vector<Index>& offsets = side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
   std::vector<std::vector<Run>> runs(static_cast<std::size_t>(ranks));
@@ -117,19 +131,6 @@ std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ra
   }
   return runs;
 }
-
-void choose_attention(Choices& c, Case& to) {
-  to.heads_k = c.pick(1, 2);
-  to.heads_q = to.heads_k * c.pick(1, 3);
-  to.dim_qk = c.pick(1, 9);
-  to.dim_v = c.one_in(2) ? to.dim_qk : c.pick(1, 9);
-  to.dtype = static_cast<DType>(c.pick(0, 3));
-  if (c.one_in(3)) to.scale = static_cast<double>(c.pick(0, 8)) / 4;
-  if (c.one_in(3)) to.softcap = static_cast<double>(c.pick(1, 8)) / 2;
-  to.sink = static_cast<Case::SinkKind>(c.pick(0, 2));
-}
-
-}  // namespace
 
 Case random_case(Choices& c, std::optional<LayoutKind> layout) {
   Case to;

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "check/case.h"
 
@@ -28,6 +29,12 @@ class RandomChoices : public Choices {
  private:
   std::mt19937_64 engine_;
 };
+
+// Runs of an explicit layout: blocks of the stream in random order on random ranks, rows with gaps between them; or
+// residue classes of a stride.
+std::vector<std::vector<Run>> random_runs(Choices& choices, const Side& side, Index ranks, Index stride);
+// Slices anywhere, across sequences too, no two of which share a pair. Looks at the case's documents.
+std::vector<Slice> random_slices(Choices& choices, const Case& from);
 
 // A valid case of some tens of tokens: any packing, mask, layout (or the one given) and attention feature.
 Case random_case(Choices& choices, std::optional<LayoutKind> layout = {});

@@ -11,6 +11,7 @@
 #include "bench_peer.h"
 #include "bench_record.h"
 #include "bench_rounds.h"
+#include "bench_schedules.h"
 #include "json_file.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -208,11 +209,19 @@ const std::vector<FlagSpec>& bench_flags() {
       {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
       {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
       {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
-      {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"}};
+      {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
+      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,.."},
+      {"key-order", "LIST", "with --schedule all_gather: auto (default), sequence, rank"},
+      {"head-groups", "N", "with --schedule all_gather: K/V heads come in N groups"},
+      {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"}};
   return flags;
 }
 
 int bench(const Flags& flags) {
+  if (flags.given("schedule")) return bench_schedules(flags);
+  for (const char* flag : {"key-order", "head-groups", "links"}) {
+    if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
+  }
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
   Bench bench{.kernel = flags.text("kernel", "cpu"),

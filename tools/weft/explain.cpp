@@ -6,6 +6,7 @@
 #include "numbers.h"
 #include "picture.h"
 #include "shares.h"
+#include "support.h"
 #include "table.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -78,11 +79,13 @@ json to_json(const check::Case& c, const Problem& problem, const Shares& all, Ke
 const std::vector<FlagSpec>& explain_flags() {
   static const std::vector<FlagSpec> flags = {
       {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
-      {"view", "NAME", "auto (default), picture or table"}};
+      {"view", "NAME", "auto (default), picture or table"},
+      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"}};
   return flags;
 }
 
 int explain(const Flags& flags) {
+  if (flags.given("support")) return explain_support(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);
   check_size(c, problem);

@@ -5,6 +5,7 @@
 #include "json_file.h"
 #include "lengths.h"
 #include "numbers.h"
+#include "schedule_flags.h"
 #include "weft/error.h"
 
 namespace weft::tool {
@@ -123,9 +124,24 @@ Pair pair_of(const std::string& flag, const std::string& text, std::string_view 
   return pair;
 }
 
+void choose_head_map(const Flags& flags, const Pair& heads, check::Case& to) {
+  const std::string* list = flags.find("head-map");
+  if (!list) return;
+  to.head_map = whole_numbers("--head-map", *list, "0,1,1");
+  if (static_cast<Index>(to.head_map.size()) != heads.first)
+    throw Error(fmt::format("--head-map has {} heads for {} query heads", to.head_map.size(), heads.first),
+                "give the K/V head of each query head");
+  for (const Index head : to.head_map) {
+    if (head < 0 || head >= heads.second)
+      throw Error(fmt::format("--head-map names K/V head {} of {}", head, heads.second),
+                  fmt::format("use heads from 0 to {}", heads.second - 1));
+  }
+}
+
 void choose_attention(const Flags& flags, const Defaults& defaults, check::Case& to) {
   const Pair heads = pair_of("--heads", flags.text("heads", defaults.heads), "32:8", kMaxHeads);
-  if (heads.first % heads.second != 0)
+  choose_head_map(flags, heads, to);
+  if (to.head_map.empty() && heads.first % heads.second != 0)
     throw Error(fmt::format("--heads {}:{}: {} query heads do not divide into {} groups", heads.first, heads.second,
                             heads.first, heads.second),
                 "make the query heads a multiple of the K/V heads");
@@ -154,6 +170,7 @@ check::Case case_of(const Flags& flags, const Defaults& defaults) {
   c.mask = mask_of(flags);
   choose_ranks(flags, c);
   choose_attention(flags, defaults, c);
+  c.format = format_of(flags);
   return c;
 }
 

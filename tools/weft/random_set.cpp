@@ -11,6 +11,7 @@
 
 #include "check/random_case.h"
 #include "numbers.h"
+#include "schedule_flags.h"
 
 namespace weft::tool {
 namespace {
@@ -23,11 +24,17 @@ struct Checked {
   Outcome outcome;
 };
 
+// Drawn cases have few heads and any number of ranks, which not every option goes with.
+Method fitting(Method method, const check::Case& c) {
+  for (ScheduleOptions& options : method.schedules) options = fitted(options, c);
+  return method;
+}
+
 Checked check_one(const RandomSet& set, Index i) {
   check::RandomChoices choices(set.seed + static_cast<unsigned long long>(i));
   Checked checked{random_case(choices, set.layout), {}};
   try {
-    checked.outcome = check_case(checked.given, set.kernel);
+    checked.outcome = check_case(checked.given, fitting(set.method, checked.given));
   } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
     checked.outcome.failure = fmt::format("refused: {}", error.what());
   }
@@ -67,7 +74,7 @@ void show_progress(Index done, const RandomSet& set, const Tally& tally) {
 }  // namespace
 
 Tally check_random(const RandomSet& set) {
-  Tally tally(set.kernel);
+  Tally tally(set.method);
   Index failed = 0;
   for (Index first = 0; first < set.count; first += kBatch) {
     const Index last = std::min(first + kBatch, set.count);
@@ -75,7 +82,8 @@ Tally check_random(const RandomSet& set) {
       tally.add(checked.given, checked.outcome);
       if (!checked.outcome.failure || ++failed > kShown + 1) continue;
       if (failed <= kShown)
-        fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure, command_of(checked.given, set.kernel));
+        fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure,
+                   command_of(checked.given, set.method, checked.outcome.failed_way));
       else
         fmt::print("(further failures are counted, not shown)\n");
     }

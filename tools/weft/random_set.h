@@ -13,7 +13,7 @@ struct RandomSet {
   unsigned long long seed = 0;  // case i is drawn from seed + i
   std::optional<LayoutKind> layout = {};
   Index threads = 1;
-  std::string kernel = {};
+  Method method = {};
 };
 
 // Prints failures as they come, the first ten with the command that gives the case again.

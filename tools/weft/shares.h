@@ -6,11 +6,9 @@
 
 #include "check/case.h"
 #include "weft/plan.h"
+#include "weft/schedule.h"
 
 namespace weft::tool {
-
-// Where the key rows of slices are counted: in the whole stream, or in the ranks' buffers one after another.
-enum class KeyOrder { sequence, rank };
 
 // What follows from a rank's slices.
 struct Touched {
@@ -35,6 +33,7 @@ struct Shares {
   Index counted = 0;        // ranks whose slices were counted
 };
 
+// KeyOrder: where the key rows of slices are counted, in the whole stream or in the ranks' buffers one after another.
 RunList key_buffer(const Layouts& layouts, KeyOrder order);
 Shares shares_of(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order);
 

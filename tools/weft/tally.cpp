@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "check/by_schedule.h"
 #include "numbers.h"
+#include "schedule_flags.h"
 
 namespace weft::tool {
 namespace {
@@ -26,7 +28,11 @@ constexpr double kMaxDenseWork = 4e9, kPairWork = 40;
 constexpr std::array kMasks = {"full",         "causal",  "bottom_right",   "window",
                                "window_right", "chunked", "chunked_window", "slices"};
 
+// Enough rows to meet every document and rank of what is too large to be compared whole.
+constexpr Index kSampledRows = 64;
+
 std::string failure_of(const check::AttendReport& report) {
+  if (report.fault) return fmt::format("{}: {}", report.keys, *report.fault);
   for (const check::Measure& m : report.measures) {
     if (!(m.worst < 1))
       return fmt::format("attention, keys: {}: {} is off by {:.3g} times its bound at {}", report.keys, m.tensor,
@@ -77,12 +83,32 @@ void check_attention_of(const check::Case& c, const std::string& kernel, Outcome
   }
 }
 
-// NaN counts as the worst there is.
-bool worse(double a, double b) { return !(a <= b); }
+void note_failure(Outcome& to, const std::string& failure, const std::string& way) {
+  if (to.failure) return;
+  to.failure = failure;
+  to.failed_way = way;
+}
+
+// By schedules, each against the one answer; too large a problem is compared in some of its rows.
+void check_schedules_of(const check::Case& c, const Method& method, std::optional<Index> rows, Outcome& to) {
+  check::Oracle oracle(c, check::executor_arithmetic(c), rows);
+  for (const ScheduleOptions& options : method.schedules) {
+    check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
+    const std::string what = check::words(options);
+    if (tried.refused)
+      to.skipped.push_back(fmt::format("attention: {}: {}", name(options.kind), tried.refused->problem));
+    if (tried.failure) note_failure(to, fmt::format("attention, {}: {}", what, *tried.failure), check::flags(options));
+    if (!tried.report) continue;
+    if (!tried.report->ok()) note_failure(to, failure_of(*tried.report), check::flags(options));
+    to.attention.push_back(std::move(*tried.report));
+  }
+}
 
 }  // namespace
 
-Outcome check_case(const check::Case& c, const std::string& kernel) {
+bool worse(double a, double b) { return !(a <= b); }
+
+Outcome check_case(const check::Case& c, const Method& method) {
   Outcome outcome;
   const Problem problem = problem_of(c);
   const Layouts layouts = layouts_of(c, problem);
@@ -91,17 +117,26 @@ Outcome check_case(const check::Case& c, const std::string& kernel) {
     outcome.skipped.push_back(std::move(*reason));
   else
     check_law_of(c, outcome);
-  if (auto reason = too_large_for_attention(c, pairs, problem))
-    outcome.skipped.push_back(std::move(*reason));
-  else if (auto refused = check::refusal(c, kernel))
-    outcome.skipped.push_back("attention: " + std::move(*refused));
-  else
-    check_attention_of(c, kernel, outcome);
+  const std::optional<std::string> too_large = too_large_for_attention(c, pairs, problem);
+  if (too_large && (method.schedules.empty() || c.ranks > kMaxThreadRanks)) {
+    outcome.skipped.push_back(*too_large);
+  } else if (!method.schedules.empty()) {
+    if (too_large) outcome.skipped.push_back(fmt::format("{}: {} query rows were compared", *too_large, kSampledRows));
+    check_schedules_of(c, method, too_large ? std::optional(kSampledRows) : std::nullopt, outcome);
+  } else if (const auto refused = check::refusal(c, method.kernel)) {
+    outcome.skipped.push_back(fmt::format("attention: {}: {}", method.kernel, *refused));
+  } else {
+    check_attention_of(c, method.kernel, outcome);
+  }
   return outcome;
 }
 
-std::string command_of(const check::Case& c, const std::string& kernel) {
-  return "weft verify " + check::flags(c) + (kernel == check::kReference ? "" : " --kernel " + kernel);
+std::string command_of(const check::Case& c, const Method& method, const std::string& way) {
+  std::string command = "weft verify " + check::flags(c);
+  if (!way.empty()) command += " " + way;
+  if (method.checked) command += " --checked";
+  const std::string_view otherwise = method.schedules.empty() ? check::kReference : "";
+  return command + (method.kernel == otherwise ? "" : " --kernel " + method.kernel);
 }
 
 void Tally::add(const check::Case& c, const Outcome& outcome) {
@@ -114,19 +149,21 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
   for (const check::AttendReport& report : outcome.attention) {
     for (const check::Measure& m : report.measures) {
       if (!worst_ || worse(m.worst, worst_->ratio))
-        worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c, kernel_)};
+        worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c, method_, report.flags)};
     }
   }
 }
 
+json Worst::to_json() const {  // JSON has no infinity and no NaN: both become null
+  return {{"ratio", ratio}, {"norm", norm}, {"tensor", tensor}, {"keys", keys}, {"where", where}, {"command", command}};
+}
+
 json Tally::to_json() const {
-  json out = {
-      {"kernel", kernel_},        {"cases", cases_},  {"failed", failed_},      {"with_remote_keys", nontrivial_},
-      {"skipped", json::array()}, {"worst", nullptr}, {"by_layout", by_layout_}};
+  json out = {{"kernel", method_.kernel_words()}, {"cases", cases_},          {"failed", failed_},
+              {"with_remote_keys", nontrivial_},  {"skipped", json::array()}, {"worst", nullptr},
+              {"by_layout", by_layout_}};
   for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
-  if (worst_)  // JSON has no infinity and no NaN: both become null
-    out["worst"] = {{"ratio", worst_->ratio}, {"norm", worst_->norm},   {"tensor", worst_->tensor},
-                    {"keys", worst_->keys},   {"where", worst_->where}, {"command", worst_->command}};
+  if (worst_) out["worst"] = worst_->to_json();
   return out;
 }
 

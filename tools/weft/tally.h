@@ -12,8 +12,18 @@
 #include "check/attend.h"
 #include "check/case.h"
 #include "check/law.h"
+#include "weft/schedule.h"
 
 namespace weft::tool {
+
+// How attention is computed.
+struct Method {
+  std::string kernel = {};                      // "": the best of this machine, call by call
+  std::vector<ScheduleOptions> schedules = {};  // by ranks as threads; none: keys are brought to ranks by hand
+  bool checked = false;                         // executors are
+
+  std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
+};
 
 // What the checks said of one case. A check that was not made has its reason in `skipped`.
 struct Outcome {
@@ -21,24 +31,30 @@ struct Outcome {
   std::vector<check::AttendReport> attention = {};
   std::vector<std::string> skipped = {};
   std::optional<std::string> failure = {};  // in one line
+  std::string failed_way = {};              // flags of the schedule that failed
 
   bool checked() const { return law || !attention.empty(); }
 };
 
 // Errors of the case itself are thrown as weft::Error.
-Outcome check_case(const check::Case& c, const std::string& kernel);
-// "weft verify ..": gives the same case again.
-std::string command_of(const check::Case& c, const std::string& kernel);
+Outcome check_case(const check::Case& c, const Method& method);
+// "weft verify ..": gives the same case again, `way` as in AttendReport::flags.
+std::string command_of(const check::Case& c, const Method& method, const std::string& way);
 
 // The element that came nearest to its bound, of all cases.
 struct Worst {
   double ratio = 0, norm = 0;
   std::string tensor, keys, where, command;
+
+  nlohmann::json to_json() const;
 };
+
+// NaN counts as the worst there is.
+bool worse(double a, double b);
 
 class Tally {
  public:
-  explicit Tally(std::string kernel) : kernel_(std::move(kernel)) {}
+  explicit Tally(Method method) : method_(std::move(method)) {}
 
   void add(const check::Case& c, const Outcome& outcome);
 
@@ -50,7 +66,7 @@ class Tally {
   void print() const;
 
  private:
-  std::string kernel_;
+  Method method_;
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;

@@ -5,11 +5,14 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "check/by_schedule.h"
 #include "json_file.h"
 #include "numbers.h"
 #include "random_set.h"
+#include "schedule_flags.h"
 #include "tally.h"
 #include "verbs.h"
+#include "verify_grid.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 #include "words.h"
@@ -29,19 +32,24 @@ std::string ratio_text(double ratio) {
   return ratio < 1000 ? fmt::format("{:.3f}", ratio) : fmt::format("{:.1e}", ratio);
 }
 
-void print_attention(const std::vector<check::AttendReport>& reports) {
+void print_attention(const std::vector<check::AttendReport>& reports, bool by_schedule) {
   fmt::print("\nAttention of all ranks together against a dense softmax in f64.\n");
-  fmt::print("  {:<12}{:<16}{:>10}{:>12}  {:<8}{}\n", "", "keys", "of bound", "rel. norm", "", "worst element");
+  std::size_t width = 16;
+  for (const check::AttendReport& report : reports) width = std::max(width, report.keys.size() + 2);
+  fmt::print("  {:<12}{:<{}}{:>10}{:>12}  {:<8}{}\n", "", by_schedule ? "schedule" : "keys", width, "of bound",
+             "rel. norm", "", "worst element");
   for (const check::AttendReport& report : reports) {
     for (const check::Measure& m : report.measures)
-      fmt::print("  {:<12}{:<16}{:>10}{:>12.1e}  {:<8}{}\n", m.tensor, report.keys, ratio_text(m.worst), m.norm,
+      fmt::print("  {:<12}{:<{}}{:>10}{:>12.1e}  {:<8}{}\n", m.tensor, report.keys, width, ratio_text(m.worst), m.norm,
                  m.worst < 1 ? "ok" : "FAILED", m.where);
+    if (report.fault) fmt::print("  {:<12}{:<{}}FAILED  {}\n", "traffic", report.keys, width, *report.fault);
   }
 }
 
-void print_outcome(const Outcome& outcome) {
+void print_outcome(const Outcome& outcome, const Method& method) {
   if (outcome.law) print_law(*outcome.law);
-  if (!outcome.attention.empty()) print_attention(outcome.attention);
+  if (!outcome.attention.empty()) print_attention(outcome.attention, !method.schedules.empty());
+  if (outcome.failure) fmt::print("FAILED {}\n", *outcome.failure);
   for (const std::string& reason : outcome.skipped) fmt::print("Skipped {}\n", reason);
 }
 
@@ -55,18 +63,30 @@ int verdict(const Flags& flags, const Tally& tally) {
   return 1;
 }
 
-// Its full name, so that a report says what ran; Error for a name that no kernel has.
-std::string kernel_of(const Flags& flags) {
-  return std::string(find_kernel(flags.text("kernel", check::kReference)).name);
+// Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
+Method method_of(const Flags& flags) {
+  if (!flags.given("schedule")) {
+    for (const char* name : {"key-order", "head-groups", "inside", "across", "stages", "comm", "format", "checked"}) {
+      if (flags.given(name))
+        throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
+                    "add e.g. --schedule all, or leave it out");
+    }
+    return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
+  }
+  communicator_of(flags);
+  return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
+          .schedules = schedules_of(flags, *flags.find("schedule"), {}),
+          .checked = flags.given("checked")};
 }
 
 int verify_random(const Flags& flags) {
-  for (const std::string_view name : problem_flags())
-    flags.exclude("random", {name}, "random problems are drawn whole; only --layout can be chosen");
+  std::vector<std::string_view> drawn = problem_flags();
+  drawn.insert(drawn.end(), {"format", "head-map"});
+  flags.exclude("random", drawn, "random problems are drawn whole; only --layout can be chosen");
   RandomSet set{.count = flags.whole("random", 0, "2000"),
                 .seed = seed_of(flags),
                 .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2"),
-                .kernel = kernel_of(flags)};
+                .method = method_of(flags)};
   if (set.count < 1 || set.count > kMaxRandom)
     throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
   if (set.threads < 1 || set.threads > kMaxThreads)
@@ -79,18 +99,33 @@ int verify_random(const Flags& flags) {
   return verdict(flags, tally);
 }
 
+// Refuses what layouts, formats, schedules and threads refuse, before anything is written. What the capability table
+// refuses is no bad input: the check wants to see it refused.
+void check_places(const check::Case& c, const Problem& problem, const Method& method) {
+  const Layouts layouts = check::layouts_of(c, problem);
+  check::check_format(c, problem);
+  if (method.schedules.empty()) return;
+  if (c.ranks > kMaxThreadRanks)
+    throw Error(fmt::format("--ranks {} with --schedule", c.ranks),
+                fmt::format("use at most {} ranks, which are threads", kMaxThreadRanks));
+  for (const ScheduleOptions& options : method.schedules) {
+    if (!refusal(check::use_of(c, layouts, options)))
+      make_schedule(problem, layouts, 0, {.q = c.heads_q, .k = c.heads_k, .map = c.head_map}, options);
+  }
+}
+
 int verify_one(const Flags& flags) {
   if (flags.given("threads"))
     throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
   const check::Case c = case_of(flags, kVerifyDefaults);
-  const std::string kernel = kernel_of(flags);
+  const Method method = method_of(flags);
   const Problem problem = check::problem_of(c);
-  check::layouts_of(c, problem);  // refuses what it refuses before anything is written
+  check_places(c, problem, method);
   JsonOutput output(flags.find("json"));
-  fmt::print("{}\n{}, kernel {}\n\n", problem_words(c, problem), attention_words(c), kernel);
-  const Outcome outcome = check_case(c, kernel);
-  print_outcome(outcome);
-  Tally tally(kernel);
+  fmt::print("{}\n{}, kernel {}\n\n", problem_words(c, problem), attention_words(c), method.kernel_words());
+  const Outcome outcome = check_case(c, method);
+  print_outcome(outcome, method);
+  Tally tally(method);
   tally.add(c, outcome);
   output.write(tally.to_json());
   return verdict(flags, tally);
@@ -99,13 +134,25 @@ int verify_one(const Flags& flags) {
 }  // namespace
 
 const std::vector<FlagSpec>& verify_flags() {
-  static const std::vector<FlagSpec> flags = {
-      {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
-      {"threads", "N", "with --random; as many as the machine has if not given, the result is the same"},
-      {"kernel", "NAME", "reference (default); cpu is the best CPU target here; cpu.scalar, .. one of them"}};
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all = {
+        {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
+        {"matrix", "NAME",
+         "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
+         "--layout, --dtype"},
+        {"set", "NAME", "te-grid: what Transformer Engine tests context parallelism with, --scale times smaller (32)"},
+        {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
+        {"kernel", "NAME", "reference (default; with schedules the best here), cpu, cpu.scalar, .."}};
+    for (const FlagSpec& flag : schedule_flags()) all.push_back(flag);
+    return all;
+  }();
   return flags;
 }
 
-int verify(const Flags& flags) { return flags.given("random") ? verify_random(flags) : verify_one(flags); }
+int verify(const Flags& flags) {
+  if (flags.given("matrix")) return verify_matrix(flags);
+  if (flags.given("set")) return verify_set(flags);
+  return flags.given("random") ? verify_random(flags) : verify_one(flags);
+}
 
 }  // namespace weft::tool

@@ -1,13 +1,9 @@
 // Backward of bf16 by BFMMLA: P and dS are rounded to bf16, everything else is summed in f32.
 #pragma once
 
-#include <cmath>
-
 #include "kernel/cpu/bf16_micro.h"
-#include "kernel/cpu/elementwise.h"
 #include "kernel/cpu/panel.h"
-#include "kernel/cpu/rows.h"
-#include "kernel/cpu/target.h"
+#include "kernel/cpu/tile.h"
 
 namespace weft::cpu {
 namespace {
@@ -15,7 +11,9 @@ namespace {
 class Bf16Backward {
  public:
   static Index block_rows(const BackwardCall&, Index group) { return max_of(1, 256 / group); }
-  static Index scratch(const BackwardCall& call, Index rows) { return Bf16Backward(call, rows, nullptr).used_; }
+  static Index scratch(const BackwardCall& call, Index rows) {
+    return Bf16Backward(call, rows, nullptr).memory_.floats;
+  }
   static void part(const BackwardCall& call, const BackwardPart& part) {
     Index rows = 0;
     for (const Range& block : part.blocks) rows = max_of(rows, block.size());
@@ -33,71 +31,65 @@ class Bf16Backward {
         wide_k_(round_up(call.args.q.dim, 8)),
         wide_v_(round_up(call.args.v.dim, 8)),
         logits_(call.scale, call.softcap),
-        scratch_(scratch) {
+        memory_{scratch} {
     const Index widest = max_of(wide_k_, wide_v_);
-    dq_ = take(most_ * wide_k_);
-    dk_ = take(kKeys * wide_k_);
-    dv_ = take(kKeys * wide_v_);
-    scores_ = take(kKeys * kPanel);
-    dp_ = take(kKeys * kPanel);
-    minus_lse_ = take(most_ * 2);
-    delta_ = take(most_ * 2);
-    row_ = take(2 * widest);
-    q_rows_ = take_bits(most_ * wide_k_);
-    q_columns_ = take_bits(most_ * wide_k_);
-    dout_rows_ = take_bits(most_ * wide_v_);
-    dout_columns_ = take_bits(most_ * wide_v_);
-    k_rows_ = take_bits(kKeys * wide_k_);
-    k_columns_ = take_bits(kKeys * wide_k_);
-    v_rows_ = take_bits(kKeys * wide_v_);
-    ds_by_rows_ = take_bits(kKeys * kPanel);
-    p_by_keys_ = take_bits(kKeys * kRows);
-    ds_by_keys_ = take_bits(kKeys * kRows);
-    copies_ = take_bits(2 * kPanel * widest);
-    zeros_ = take_bits(widest);
-    tokens_ = reinterpret_cast<Index*>(take(2 * most_));
-  }
-
-  float* take(Index floats) {
-    float* at = scratch_ ? scratch_ + used_ : nullptr;
-    used_ += round_up(floats, 16);
-    return at;
-  }
-  Bits* take_bits(Index n) { return reinterpret_cast<Bits*>(take((n + 1) / 2)); }
-
-  Index head(const BackwardPart& part, Index row) const {
-    return part.heads.heads[static_cast<std::size_t>(row) % part.heads.heads.size()];
+    dq_ = memory_.take(most_ * wide_k_);
+    dk_ = memory_.take(kKeys * wide_k_);
+    dv_ = memory_.take(kKeys * wide_v_);
+    scores_ = memory_.take(kKeys * kPanel);
+    dp_ = memory_.take(kKeys * kPanel);
+    minus_lse_ = memory_.take(most_ * 2);
+    delta_ = memory_.take(most_ * 2);
+    row_ = memory_.take(2 * widest);
+    q_rows_ = memory_.take<Bits>(most_ * wide_k_);
+    q_columns_ = memory_.take<Bits>(most_ * wide_k_);
+    dout_rows_ = memory_.take<Bits>(most_ * wide_v_);
+    dout_columns_ = memory_.take<Bits>(most_ * wide_v_);
+    k_rows_ = memory_.take<Bits>(kKeys * wide_k_);
+    k_columns_ = memory_.take<Bits>(kKeys * wide_k_);
+    v_rows_ = memory_.take<Bits>(kKeys * wide_v_);
+    ds_by_rows_ = memory_.take<Bits>(kKeys * kPanel);
+    p_by_keys_ = memory_.take<Bits>(kKeys * kRows);
+    ds_by_keys_ = memory_.take<Bits>(kKeys * kRows);
+    copies_ = memory_.take<Bits>(2 * kPanel * widest);
+    zeros_ = memory_.take<Bits>(widest);
+    tokens_ = memory_.take<Index>(most_);
   }
 
   void run(const BackwardPart& part, Range block) {
-    rows_ = block.size() * static_cast<Index>(part.heads.heads.size());
+    stack_ = {part.heads.heads, block};
+    rows_ = stack_.rows();
     std::memset(zeros_, 0, static_cast<std::size_t>(max_of(wide_k_, wide_v_)) * sizeof(Bits));
-    load_block(part, block);
+    load_block(part);
     for (const KeyPlace& place : part.slices) {
       const Slice& s = call_.slices[static_cast<std::size_t>(place.slice)];
-      if (s.q_begin < block.end && s.q_end > block.begin) add_slice(part, block, s, place.shift);
+      if (s.q_begin < block.end && s.q_end > block.begin) add_slice(part, s, place.shift);
     }
     for (Index r = 0; r < rows_; ++r) {
       row_of_blocks(dq_ + r / kPanel * kPanel * wide_k_, kPairs, r % kPanel, wide_k_, 1.0f, row_);
-      store_f32<Neon>(call_.args.dq, tokens_[r], head(part, r), row_);
+      store_f32<Neon>(call_.args.dq, tokens_[r], stack_.head(r), row_);
     }
   }
 
-  void load_block(const BackwardPart& part, Range block) {
-    const Index group = static_cast<Index>(part.heads.heads.size()), quads = most_ / 4;
-    const Index widest = max_of(wide_k_, wide_v_);
+  void load_block(const BackwardPart& part) {
+    const Index quads = most_ / 4, widest = max_of(wide_k_, wide_v_);
     RowPointers q_at(copies_, wide_k_), dout_at(copies_ + kPanel * widest, wide_v_);
     for (Index first = 0; first < round_up(rows_, kRows); first += kPanel) {
       const Bits *q[kPanel], *dout[kPanel];
       for (Index x = 0; x < kPanel; ++x) {
         const Index r = first + x;
-        tokens_[r] = block.begin + min_of(r, rows_ - 1) / group;
+        tokens_[r] = stack_.token(r);
         q[x] = dout[x] = zeros_;
-        set_statistics(r, std::numeric_limits<float>::infinity(), 0);  // its P is 0
-        if (r >= rows_) continue;
-        q[x] = q_at.row(call_.args.q, tokens_[r], head(part, r), x);
-        dout[x] = dout_at.row(call_.args.dout, tokens_[r], head(part, r), x);
-        load_statistics(part, r, head(part, r));
+        RowStatistics statistics;
+        if (r < rows_) {
+          const Index h = stack_.head(r);
+          q[x] = q_at.row(call_.args.q, tokens_[r], h, x);
+          dout[x] = dout_at.row(call_.args.dout, tokens_[r], h, x);
+          statistics = row_statistics<Neon>(call_.args, tokens_[r], h, row_, wide_v_, part.dsink);
+        }
+        const Index lane = r / 2 * 4 + r % 2 * 2;
+        minus_lse_[lane] = minus_lse_[lane + 1] = -statistics.lse;
+        delta_[lane] = delta_[lane + 1] = statistics.delta;
       }
       pack_rows(q, kPairs, wide_k_, q_rows_ + first * wide_k_);
       pack_rows(dout, kPairs, wide_v_, dout_rows_ + first * wide_v_);
@@ -107,46 +99,21 @@ class Bf16Backward {
     std::memset(dq_, 0, static_cast<std::size_t>(most_ * wide_k_) * sizeof(float));
   }
 
-  void set_statistics(Index r, float lse, float delta) {
-    const Index lane = r / 2 * 4 + r % 2 * 2;
-    minus_lse_[lane] = minus_lse_[lane + 1] = -lse;
-    delta_[lane] = delta_[lane + 1] = delta;
-  }
-
-  // LSE in units of log 2, delta = dout·out, and the row's share of the sink's gradient.
-  void load_statistics(const BackwardPart& part, Index r, Index h) {
-    const float lse = load_number(call_.args.lse, tokens_[r], h), none = -std::numeric_limits<float>::infinity();
-    float *out = row_, *dout = row_ + max_of(wide_k_, wide_v_);
-    load_f32<Neon>(call_.args.out, tokens_[r], h, out, wide_v_);
-    load_f32<Neon>(call_.args.dout, tokens_[r], h, dout, wide_v_);
-    float delta = 0;
-    for (Index i = 0; i < call_.args.v.dim; ++i) delta += dout[i] * out[i];
-    if (lse != none) set_statistics(r, lse * kLog2E, delta);
-    const float sink = sink_logit_f32(call_.args.attention.sink, h);
-    if (sink != none) part.dsink[h] -= std::exp(sink - lse) * delta;
-  }
-
-  void add_slice(const BackwardPart& part, Range block, const Slice& s, Index shift) {
-    const Range rows{max_of(s.q_begin, block.begin), min_of(s.q_end, block.end)};
-    const Range seen{max_of(s.k_begin, shift_bound(s.lo, rows.begin)), min_of(s.k_end, shift_bound(s.hi, rows.end))};
-    const Index group = static_cast<Index>(part.heads.heads.size());
-    const Index first = (rows.begin - block.begin) * group / kRows, last = ((rows.end - block.begin) * group - 1) / kRows;
-    for (Index base = s.k_begin + (seen.begin - s.k_begin) / kKeys * kKeys; base < seen.end; base += kKeys) {
-      const Range keys{max_of(0, seen.begin - base), min_of(kKeys, seen.end - base)};
-      load_keys(base, keys, part.heads.kv_head);
-      const Range next{base + kKeys, min_of(seen.end, base + 2 * kKeys)};
-      prefetch_rows(call_.args.k, next.begin, next.end, part.heads.kv_head);
-      prefetch_rows(call_.args.v, next.begin, next.end, part.heads.kv_head);
+  void add_slice(const BackwardPart& part, const Slice& s, Index shift) {
+    const Range tiles = stack_.pieces_of(s, kRows);
+    for_each_key_tile(s, stack_, kKeys, [&](Index base, Range keys, Range next) {
+      pack_keys(base, keys, part.heads.kv_head);
+      prefetch_keys(call_.args, next, part.heads.kv_head);
       std::memset(dk_, 0, static_cast<std::size_t>(kKeys * wide_k_) * sizeof(float));
       std::memset(dv_, 0, static_cast<std::size_t>(kKeys * wide_v_) * sizeof(float));
-      for (Index t = first; t <= last; ++t) add_tile(s, t * kRows, base, keys);
+      for (Index t = tiles.begin; t < tiles.end; ++t) add_tile(s, t * kRows, base, keys);
       const Index sums = base + shift - part.first_sum;  // of the tile's first key
       add_sums(dk_, wide_k_, keys, sums, part.dk, sum_width(call_.args.q.dim));
       add_sums(dv_, wide_v_, keys, sums, part.dv, sum_width(call_.args.v.dim));
-    }
+    });
   }
 
-  void load_keys(Index base, Range keys, Index head) {
+  void pack_keys(Index base, Range keys, Index head) {
     const Index widest = max_of(wide_k_, wide_v_);
     RowPointers k_at(copies_, wide_k_), v_at(copies_ + kPanel * widest, wide_v_);
     for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) {
@@ -282,8 +249,9 @@ class Bf16Backward {
   const BackwardCall& call_;
   Index most_, wide_k_, wide_v_;
   BlockLogits logits_;
-  float* scratch_;
-  Index used_ = 0, rows_ = 0;
+  Dealer memory_;
+  Stack stack_ = {};
+  Index rows_ = 0;
   float *dq_, *dk_, *dv_, *scores_, *dp_, *minus_lse_, *delta_, *row_;
   Bits *q_rows_, *q_columns_, *dout_rows_, *dout_columns_, *k_rows_, *k_columns_, *v_rows_, *ds_by_rows_, *p_by_keys_,
       *ds_by_keys_, *copies_, *zeros_;

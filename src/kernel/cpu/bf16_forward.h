@@ -2,11 +2,8 @@
 #pragma once
 
 #include "kernel/cpu/bf16_micro.h"
-#include "kernel/cpu/elementwise.h"
 #include "kernel/cpu/panel.h"
-#include "kernel/cpu/rows.h"
-#include "kernel/cpu/target.h"
-#include "weft/state.h"
+#include "kernel/cpu/tile.h"
 
 namespace weft::cpu {
 namespace {
@@ -15,10 +12,10 @@ class Bf16Forward {
  public:
   // Twice the rows of f32: packing K and V must be paid by more products, which are three times as fast.
   static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 512 / group); }
-  static Index scratch(const ForwardCall& call, Index rows) { return Bf16Forward(call, rows, nullptr).used_; }
+  static Index scratch(const ForwardCall& call, Index rows) { return Bf16Forward(call, rows, nullptr).memory_.floats; }
   static void tile(const ForwardCall& call, const ForwardTile& tile) {
-    const Index rows = tile.rows.rows.size() * static_cast<Index>(tile.heads.heads.size());
-    Bf16Forward(call, rows, tile.scratch).run(tile);
+    const Stack stack{tile.heads.heads, tile.rows.rows};
+    Bf16Forward(call, stack.rows(), tile.scratch).run(tile, stack);
   }
 
  private:
@@ -31,105 +28,82 @@ class Bf16Forward {
         wide_k_(round_up(call.args.q.dim, 8)),
         wide_v_(round_up(call.args.v.dim, 8)),
         logits_(call.scale, call.softcap),
-        scratch_(scratch) {
+        memory_{scratch} {
     const Index widest = max_of(wide_k_, wide_v_);
-    out_ = take(panels_ * kPanel * wide_v_);
-    scores_ = take(kKeys * kPanel);
-    max_ = take(panels_ * kPanel * 2);
-    sum_ = take(panels_ * kPanel * 2);
-    factor_ = take(kPanel * 2);
-    row_ = take(widest);
-    q_ = take_bits(panels_ * kPanel * wide_k_);
-    p_ = take_bits(kKeys * kPanel);
-    k_ = take_bits(kKeys * wide_k_);
-    v_ = take_bits(kKeys * wide_v_);
-    copies_ = take_bits(kPanel * widest);
-    zeros_ = take_bits(widest);
-    tokens_ = reinterpret_cast<Index*>(take(2 * panels_ * kPanel));
-    live_ = reinterpret_cast<char*>(take(panels_ * kPanel));
+    out_ = memory_.take(panels_ * kPanel * wide_v_);
+    scores_ = memory_.take(kKeys * kPanel);
+    max_ = memory_.take(panels_ * kPanel * 2);
+    sum_ = memory_.take(panels_ * kPanel * 2);
+    factor_ = memory_.take(kPanel * 2);
+    row_ = memory_.take(widest);
+    q_ = memory_.take<Bits>(panels_ * kPanel * wide_k_);
+    p_ = memory_.take<Bits>(kKeys * kPanel);
+    k_ = memory_.take<Bits>(kKeys * wide_k_);
+    v_ = memory_.take<Bits>(kKeys * wide_v_);
+    copies_ = memory_.take<Bits>(kPanel * widest);
+    zeros_ = memory_.take<Bits>(widest);
+    tokens_ = memory_.take<Index>(panels_ * kPanel);
+    live_ = memory_.take<char>(panels_ * kPanel);
   }
 
-  float* take(Index floats) {
-    float* at = scratch_ ? scratch_ + used_ : nullptr;
-    used_ += round_up(floats, 16);
-    return at;
-  }
-  Bits* take_bits(Index n) { return reinterpret_cast<Bits*>(take((n + 1) / 2)); }
-
-  Index head(const ForwardTile& tile, Index row) const {
-    return tile.heads.heads[static_cast<std::size_t>(row) % tile.heads.heads.size()];
-  }
-
-  void run(const ForwardTile& tile) {
+  void run(const ForwardTile& tile, const Stack& stack) {
+    stack_ = stack;
     begin(tile);
-    for (const Index n : tile.rows.slices) attend(call_.slices[static_cast<std::size_t>(n)], tile);
-    end(tile);
+    for (const Index n : tile.rows.slices) attend(call_.slices[static_cast<std::size_t>(n)], tile.heads.kv_head);
+    end(tile.max_logit);
   }
 
   // Where a row's maximum and sum lie in blocks {row 0, row 0, row 1, row 1}.
   static Index lane(Index row) { return row / 2 * 4 + row % 2 * 2; }
 
   void begin(const ForwardTile& tile) {
-    const Index group = static_cast<Index>(tile.heads.heads.size());
     std::memset(zeros_, 0, static_cast<std::size_t>(max_of(wide_k_, wide_v_)) * sizeof(Bits));
+    place_rows(call_, tile.rows, stack_, panels_ * kPanel, tokens_, live_);
     for (Index r = 0; r < panels_ * kPanel; ++r) {
-      tokens_[r] = tile.rows.rows.begin + min_of(r, rows_ - 1) / group;
-      live_[r] = 0;
       max_[lane(r)] = max_[lane(r) + 1] = kNoMax;
       sum_[lane(r)] = sum_[lane(r) + 1] = 0;
-    }
-    for (const Index n : tile.rows.slices) {
-      const Slice& s = call_.slices[static_cast<std::size_t>(n)];
-      for (Index r = 0; r < rows_; ++r) live_[r] |= tokens_[r] >= s.q_begin && tokens_[r] < s.q_end;
     }
     RowPointers pointers(copies_, wide_k_);
     for (Index p = 0; p < panels_; ++p) {
       const Bits* rows[kPanel];
       for (Index r = 0; r < kPanel; ++r) {
         const Index row = p * kPanel + r;
-        rows[r] = live_[row] ? pointers.row(call_.args.q, tokens_[row], head(tile, row), r) : zeros_;
+        rows[r] = live_[row] ? pointers.row(call_.args.q, tokens_[row], stack_.head(row), r) : zeros_;
       }
       pack_rows(rows, kPairs, wide_k_, q_ + p * kPanel * wide_k_);
     }
     std::memset(out_, 0, static_cast<std::size_t>(panels_ * kPanel * wide_v_) * sizeof(float));
-    if (call_.args.partial.given()) resume(tile);
+    if (call_.args.partial.given()) resume();
   }
 
   // Goes on where an earlier call left a row.
-  void resume(const ForwardTile& tile) {
+  void resume() {
     const PartialView& partial = call_.args.partial;
     for (Index r = 0; r < rows_; ++r) {
-      const RowState<float>& state = partial.states[tokens_[r] * partial.sums.heads + head(tile, r)];
+      const RowState<float>& state = partial.states[tokens_[r] * partial.sums.heads + stack_.head(r)];
       if (!live_[r] || is_empty(state)) continue;
       max_[lane(r)] = max_[lane(r) + 1] = state.max * kLog2E;
       sum_[lane(r)] = state.sum;
-      load_f32<Neon>(partial.sums, tokens_[r], head(tile, r), row_, wide_v_);
+      load_f32<Neon>(partial.sums, tokens_[r], stack_.head(r), row_, wide_v_);
       float* blocks = out_ + r / kPanel * kPanel * wide_v_ + lane(r % kPanel);
       for (Index d = 0; d < wide_v_; ++d) blocks[d / 2 * kPairs * 4 + d % 2] = row_[d];
     }
   }
 
-  void attend(const Slice& s, const ForwardTile& tile) {
-    const Range rows{max_of(s.q_begin, tile.rows.rows.begin), min_of(s.q_end, tile.rows.rows.end)};
-    const Range seen{max_of(s.k_begin, shift_bound(s.lo, rows.begin)), min_of(s.k_end, shift_bound(s.hi, rows.end))};
-    const Index group = static_cast<Index>(tile.heads.heads.size());
-    const Index first_panel = (rows.begin - tile.rows.rows.begin) * group / kPanel;
-    const Index last_panel = ((rows.end - tile.rows.rows.begin) * group - 1) / kPanel;
-    for (Index base = s.k_begin + (seen.begin - s.k_begin) / kKeys * kKeys; base < seen.end; base += kKeys) {
-      const Range keys{max_of(0, seen.begin - base), min_of(kKeys, seen.end - base)};
-      load_keys(base, keys, tile.heads.kv_head);
-      const Range next{base + kKeys, min_of(seen.end, base + 2 * kKeys)};
-      prefetch_rows(call_.args.k, next.begin, next.end, tile.heads.kv_head);
-      prefetch_rows(call_.args.v, next.begin, next.end, tile.heads.kv_head);
-      for (Index p = first_panel; p <= last_panel; ++p) {
+  void attend(const Slice& s, Index kv_head) {
+    const Range panels = stack_.pieces_of(s, kPanel);
+    for_each_key_tile(s, stack_, kKeys, [&](Index base, Range keys, Range next) {
+      pack_keys(base, keys, kv_head);
+      prefetch_keys(call_.args, next, kv_head);
+      for (Index p = panels.begin; p < panels.end; ++p) {
         const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
         if (sight.begin < sight.end) attend_panel(p, sight);
       }
-    }
+    });
   }
 
   // Keys in groups of eight: K for sums over columns, V for sums over keys. Keys outside are zeros.
-  void load_keys(Index base, Range keys, Index head) {
+  void pack_keys(Index base, Range keys, Index head) {
     RowPointers k_rows(copies_, wide_k_), v_rows(copies_ + 8 * max_of(wide_k_, wide_v_), wide_v_);
     for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) {
       const Bits *k[8], *v[8];
@@ -196,36 +170,20 @@ class Bf16Forward {
     return {max_[lane(row)] * kLn2, sum_[lane(row)] + sum_[lane(row) + 1]};
   }
 
-  void end(const ForwardTile& tile) {
-    const ForwardArgs& args = call_.args;
+  void end(float* max_logit) {
     for (Index r = 0; r < rows_; ++r) {
-      const Index h = head(tile, r), t = tokens_[r];
-      const RowState<float> s = state(r);
-      if (!is_empty(s)) tile.max_logit[h] = max_or_nan(tile.max_logit[h], s.max);
-      const float* blocks = out_ + r / kPanel * kPanel * wide_v_;
-      if (args.partial.given()) {
-        if (!live_[r]) continue;
-        args.partial.states[t * args.partial.sums.heads + h] = s;
-        row_of_blocks(blocks, kPairs, r % kPanel, wide_v_, 1.0f, row_);
-        store_f32<Neon>(args.partial.sums, t, h, row_);
-        continue;
-      }
-      const FinishedRow<float> done = finish(s, sink_logit_f32(args.attention.sink, h));
-      if (is_empty(s)) {
-        clear_row(args.out, t, h);
-      } else {
-        row_of_blocks(blocks, kPairs, r % kPanel, wide_v_, done.weight, row_);
-        store_f32<Neon>(args.out, t, h, row_);
-      }
-      if (args.lse.given()) store_number(args.lse, t, h, done.lse);
+      end_row<Neon>(call_.args, tokens_[r], stack_.head(r), live_[r], state(r), max_logit, [&](float weight) {
+        row_of_blocks(out_ + r / kPanel * kPanel * wide_v_, kPairs, r % kPanel, wide_v_, weight, row_);
+        return row_;
+      });
     }
   }
 
   const ForwardCall& call_;
   Index rows_, panels_, wide_k_, wide_v_;
   BlockLogits logits_;
-  float* scratch_;
-  Index used_ = 0;
+  Dealer memory_;
+  Stack stack_ = {};
   float *out_, *scores_, *max_, *sum_, *factor_, *row_;
   Bits *q_, *p_, *k_, *v_, *copies_, *zeros_;
   Index* tokens_;

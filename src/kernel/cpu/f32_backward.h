@@ -2,13 +2,8 @@
 // whatever the units (units.h); of pairs, P and dS are rounded to bf16.
 #pragma once
 
-#include "kernel/cpu/elementwise.h"
 #include "kernel/cpu/panel.h"
-#include "kernel/cpu/rows.h"
-#include "kernel/cpu/target.h"
-
-#include <cmath>
-#include <limits>
+#include "kernel/cpu/tile.h"
 
 namespace weft::cpu {
 
@@ -17,7 +12,7 @@ class F32Backward {
  public:
   // 256 stacked rows: Q, dO, their panels and dQ stay in L2 while the keys pass by.
   static Index block_rows(const BackwardCall&, Index group) { return max_of(1, 256 / group); }
-  static Index scratch(const BackwardCall& call, Index rows) { return F32Backward(call, rows, nullptr).used_; }
+  static Index scratch(const BackwardCall& call, Index rows) { return F32Backward(call, rows, nullptr).memory_.floats; }
 
   static void part(const BackwardCall& call, const BackwardPart& part) {
     Index rows = 0;
@@ -42,54 +37,45 @@ class F32Backward {
         units_k_(wide_k_ / S::kPair),
         units_v_(wide_v_ / S::kPair),
         factor_of_scores_(call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2E),
-        scratch_(scratch) {
+        memory_{scratch} {
     const Index most = round_up(rows, kTile);
-    q_ = take(most * units_k_);
-    dout_ = take(most * units_v_);
-    q_panels_ = take(most * units_k_);
-    dout_panels_ = take(most * units_v_);
-    dq_ = take(most * wide_k_);
-    lse_ = take(most);
-    delta_ = take(most);
-    k_ = take(kTile * units_k_);
-    v_ = take(kTile * units_v_);
-    p_ = take(kTile * kScores);
-    ds_ = take(kTile * kScores);
-    k_by_keys_ = kInPlace ? k_ : take(kTile * units_k_);
-    p_by_rows_ = kInPlace ? p_ : take(kTile * kTile / S::kPair);
-    ds_by_rows_ = kInPlace ? ds_ : take(kTile * kTile / S::kPair);
-    row_ = take(2 * wide_v_);
-    tokens_ = reinterpret_cast<Index*>(take(2 * most));
-  }
-
-  float* take(Index floats) {
-    float* at = scratch_ ? scratch_ + used_ : nullptr;
-    used_ += round_up(floats, 16);
-    return at;
-  }
-
-  Index head(const BackwardPart& part, Index row) const {
-    return part.heads.heads[static_cast<std::size_t>(row) % part.heads.heads.size()];
+    q_ = memory_.take(most * units_k_);
+    dout_ = memory_.take(most * units_v_);
+    q_panels_ = memory_.take(most * units_k_);
+    dout_panels_ = memory_.take(most * units_v_);
+    dq_ = memory_.take(most * wide_k_);
+    lse_ = memory_.take(most);
+    delta_ = memory_.take(most);
+    k_ = memory_.take(kTile * units_k_);
+    v_ = memory_.take(kTile * units_v_);
+    p_ = memory_.take(kTile * kScores);
+    ds_ = memory_.take(kTile * kScores);
+    k_by_keys_ = kInPlace ? k_ : memory_.take(kTile * units_k_);
+    p_by_rows_ = kInPlace ? p_ : memory_.take(kTile * kTile / S::kPair);
+    ds_by_rows_ = kInPlace ? ds_ : memory_.take(kTile * kTile / S::kPair);
+    row_ = memory_.take(2 * wide_v_);
+    tokens_ = memory_.take<Index>(most);
   }
 
   void run(const BackwardPart& part, Range block) {
-    rows_ = block.size() * static_cast<Index>(part.heads.heads.size());
-    load_block(part, block);
+    stack_ = {part.heads.heads, block};
+    rows_ = stack_.rows();
+    load_block(part);
     for (const KeyPlace& place : part.slices) {
       const Slice& s = call_.slices[static_cast<std::size_t>(place.slice)];
-      if (s.q_begin < block.end && s.q_end > block.begin) add_slice(part, block, s, place.shift);
+      if (s.q_begin < block.end && s.q_end > block.begin) add_slice(part, s, place.shift);
     }
-    for (Index r = 0; r < rows_; ++r) store_f32<S>(call_.args.dq, tokens_[r], head(part, r), dq_ + r * wide_k_);
+    for (Index r = 0; r < rows_; ++r) store_f32<S>(call_.args.dq, tokens_[r], stack_.head(r), dq_ + r * wide_k_);
   }
 
-  void load_block(const BackwardPart& part, Range block) {
-    const Index group = static_cast<Index>(part.heads.heads.size()), most = round_up(rows_, kTile);
+  void load_block(const BackwardPart& part) {
+    const Index most = round_up(rows_, kTile);
     for (Index first = 0; first < most; first += kPanel) {
       // The key tile is free before the keys come.
       float *q = kInPlace ? q_ + first * units_k_ : k_, *dout = kInPlace ? dout_ + first * units_v_ : v_;
       for (Index x = 0; x < kPanel; ++x) {
         const Index r = first + x;
-        tokens_[r] = block.begin + min_of(r, rows_ - 1) / group;
+        tokens_[r] = stack_.token(r);
         load_row(part, r, q + x * units_k_, dout + x * units_v_);
       }
       pack_panel<S>(q, units_k_, factor_of_scores_, q_panels_ + first * units_k_);
@@ -101,62 +87,29 @@ class F32Backward {
   }
 
   void load_row(const BackwardPart& part, Index r, float* q, float* dout) {
-    if (r >= rows_) {
+    RowStatistics statistics;
+    if (r < rows_) {
+      const Index h = stack_.head(r);
+      load_units<S>(call_.args.q, tokens_[r], h, q, units_k_);
+      load_units<S>(call_.args.dout, tokens_[r], h, dout, units_v_);
+      statistics = row_statistics<S>(call_.args, tokens_[r], h, row_, wide_v_, part.dsink);
+    } else {
       clear_units(q, units_k_);
       clear_units(dout, units_v_);
-      lse_[r] = std::numeric_limits<float>::infinity();  // its P is 0
-      delta_[r] = 0;
-      return;
     }
-    const Index h = head(part, r);
-    load_units<S>(call_.args.q, tokens_[r], h, q, units_k_);
-    load_units<S>(call_.args.dout, tokens_[r], h, dout, units_v_);
-    load_statistics(part, r, h);
+    lse_[r] = statistics.lse;
+    delta_[r] = statistics.delta;
   }
 
-  // LSE in units of log 2, delta = dout·out, and the row's share of the sink's gradient.
-  void load_statistics(const BackwardPart& part, Index r, Index h) {
-    const float lse = load_number(call_.args.lse, tokens_[r], h);
-    lse_[r] = is_no_keys(lse) ? std::numeric_limits<float>::infinity() : lse * kLog2E;
-    float *out = row_, *dout = row_ + wide_v_, sum = 0;
-    load_f32<S>(call_.args.out, tokens_[r], h, out, wide_v_);
-    load_f32<S>(call_.args.dout, tokens_[r], h, dout, wide_v_);
-    for (Index i = 0; i < call_.args.v.dim; ++i) sum += dout[i] * out[i];
-    delta_[r] = sum;
-    const float sink = sink_logit_f32(call_.args.attention.sink, h);
-    if (!is_no_keys(sink)) part.dsink[h] -= std::exp(sink - lse) * sum;
-  }
-  static bool is_no_keys(float logit) { return logit == -std::numeric_limits<float>::infinity(); }
-
-  void add_slice(const BackwardPart& part, Range block, const Slice& s, Index shift) {
-    const Range rows{max_of(s.q_begin, block.begin), min_of(s.q_end, block.end)};
-    const Range seen{max_of(s.k_begin, shift_bound(s.lo, rows.begin)), min_of(s.k_end, shift_bound(s.hi, rows.end))};
-    const Index group = static_cast<Index>(part.heads.heads.size());
-    const Index first = (rows.begin - block.begin) * group / kTile, last = ((rows.end - block.begin) * group - 1) / kTile;
-    for (Index base = s.k_begin + (seen.begin - s.k_begin) / kTile * kTile; base < seen.end; base += kTile) {
-      const Range keys{max_of(0, seen.begin - base), min_of(kTile, seen.end - base)};
-      load_keys(base, keys, part.heads.kv_head);
-      const Range next{base + kTile, min_of(seen.end, base + 2 * kTile)};
-      prefetch_rows(call_.args.k, next.begin, next.end, part.heads.kv_head);
-      prefetch_rows(call_.args.v, next.begin, next.end, part.heads.kv_head);
+  void add_slice(const BackwardPart& part, const Slice& s, Index shift) {
+    const Range tiles = stack_.pieces_of(s, kTile);
+    for_each_key_tile(s, stack_, kTile, [&](Index base, Range keys, Range next) {
+      const Range all = load_keys<S>(call_.args, base, keys, part.heads.kv_head, k_, units_k_, v_, units_v_);
+      pair_rows<S>(k_ + all.begin * units_k_, all.size(), units_k_, k_by_keys_ + all.begin * units_k_);
+      prefetch_keys(call_.args, next, part.heads.kv_head);
       const Index sums = base + shift - part.first_sum;  // of the tile's first key
-      for (Index t = first; t <= last; ++t) add_tile(s, t * kTile, base, keys, sums, part);
-    }
-  }
-
-  void load_keys(Index base, Range keys, Index head) {
-    const Index from = keys.begin / S::kKeys * S::kKeys, to = round_up(keys.end, S::kKeys);
-    for (Index j = from; j < to; ++j) {
-      float *k = k_ + j * units_k_, *v = v_ + j * units_v_;
-      if (j >= keys.begin && j < keys.end) {
-        load_units<S>(call_.args.k, base + j, head, k, units_k_);
-        load_units<S>(call_.args.v, base + j, head, v, units_v_);
-      } else {
-        clear_units(k, units_k_);
-        clear_units(v, units_v_);
-      }
-    }
-    pair_rows<S>(k_ + from * units_k_, to - from, units_k_, k_by_keys_ + from * units_k_);
+      for (Index t = tiles.begin; t < tiles.end; ++t) add_tile(s, t * kTile, base, keys, sums, part);
+    });
   }
 
   // Rows [row, row + 64) of the block against the keys at hand.
@@ -299,8 +252,9 @@ class F32Backward {
   const BackwardCall& call_;
   Index wide_k_, wide_v_, units_k_, units_v_;
   float factor_of_scores_;
-  float* scratch_;
-  Index used_ = 0, rows_ = 0;
+  Dealer memory_;
+  Stack stack_ = {};
+  Index rows_ = 0;
   float *q_, *dout_, *q_panels_, *dout_panels_, *dq_, *lse_, *delta_, *k_, *v_, *p_, *ds_, *k_by_keys_,
       *p_by_rows_, *ds_by_rows_, *row_;
   Index* tokens_;

@@ -1,0 +1,273 @@
+#include "check/by_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "check/attend.h"
+#include "text.h"
+#include "weft/communicator.h"
+#include "weft/error.h"
+#include "weft/executor.h"
+
+namespace weft::check {
+namespace {
+
+// A rank's own rows of a tensor; all bits set at first.
+struct Local {
+  Local(const Case& c, const Layout& layout, DType dtype, Index heads, Index dim)
+      : tensor(dtype, layout.rows(), heads, dim), view(local_view(c, layout.stream(), tensor.view)) {}
+
+  RowTensor rows() const {
+    const Index size = size_of(view.dtype);
+    return {.data = view.data,
+            .rows = view.rows,
+            .row_bytes = view.heads * view.dim * size,
+            .row_stride = view.row_stride * size,
+            .inner = view.inner,
+            .outer_stride = view.outer_stride * size};
+  }
+
+  Tensor tensor;
+  TensorView view;
+};
+
+// One side of one rank: which rows it has.
+struct Side {
+  const Layout& layout;
+  Index rank;
+  std::vector<Index> tokens = layout.tokens(rank);
+};
+
+Local shard(const Case& c, const Side& side, Tensor& whole) {
+  Local local(c, side.layout, whole.view.dtype, whole.view.heads, whole.view.dim);
+  side.layout.shard(side.rank, whole.rows(), local.rows());
+  const std::vector<double> poison(static_cast<std::size_t>(whole.view.dim), std::nan(""));
+  for (std::size_t row = 0; row < side.tokens.size(); ++row) {
+    for (Index h = 0; side.tokens[row] == kNoToken && h < whole.view.heads; ++h)
+      store_row(local.view, static_cast<Index>(row), h, poison.data());
+  }
+  return local;
+}
+
+std::string words(const Traffic& t) {
+  return text(t.bytes_sent, " bytes in ", t.messages_sent, " messages sent and ", t.bytes_received, " in ",
+              t.messages_received, " received");
+}
+
+class Ranks {
+ public:
+  Ranks(Oracle& oracle, const Case& placed, const Way& way)
+      : oracle_(oracle),
+        case_(placed),
+        way_(way),
+        layouts_(layouts_of(placed, oracle.problem())),
+        results_(oracle.nothing({.out = placed.dtype, .lse = DType::f32, .gradients = DType::f32})),
+        max_logit_(static_cast<std::size_t>(placed.ranks)),
+        dsink_(max_logit_) {
+    check_format(placed, oracle.problem());
+  }
+
+  AttendReport run() {
+    run_ranks(case_.ranks, [this](Communicator& communicator) { run_rank(communicator); });
+    compare_ranks("max_logit", max_logit_);
+    compare_ranks("dsink", dsink_);
+    results_.max_logit = max_logit_.front();
+    results_.dsink = dsink_.front();
+    return {check::words(way_.schedule), oracle_.compare(results_), fault_, flags(way_.schedule)};
+  }
+
+ private:
+  struct Forward {
+    Local q, k, v, out, lse;
+  };
+
+  void run_rank(Communicator& communicator) {
+    const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
+    const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
+    Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
+                      {.kernel = way_.kernel, .checked = way_.checked});
+    const Forward forward = run_forward(executor, communicator, q, k);
+    run_backward(executor, communicator, q, k, forward);
+  }
+
+  Forward run_forward(Executor& executor, Communicator& communicator, const Side& q, const Side& k) {
+    Forward f{shard(case_, q, oracle_.q()), shard(case_, k, oracle_.k()), shard(case_, k, oracle_.v()),
+              Local(case_, q.layout, case_.dtype, case_.heads_q, case_.dim_v),
+              Local(case_, q.layout, DType::f32, case_.heads_q, 1)};
+    const Tensor max_logit(DType::f32, 1, case_.heads_q, 1);
+    communicator.reset_traffic();
+    executor.forward({.q = f.q.view,
+                      .k = f.k.view,
+                      .v = f.v.view,
+                      .attention = oracle_.attention(),
+                      .out = f.out.view,
+                      .lse = f.lse.view,
+                      .max_logit = max_logit.view});
+    check_traffic(executor, communicator, Pass::forward);
+    unshard(q, "out", f.out, results_.out);
+    unshard(q, "lse", f.lse, results_.lse);
+    max_logit_[static_cast<std::size_t>(q.rank)] = to_f64(max_logit.view);
+    return f;
+  }
+
+  void run_backward(Executor& executor, Communicator& communicator, const Side& q, const Side& k, const Forward& f) {
+    const Local dout = shard(case_, q, oracle_.dout());
+    const auto like = [&](const Side& side, const Local& t) {
+      return Local(case_, side.layout, DType::f32, t.view.heads, t.view.dim);
+    };
+    Local dq = like(q, f.q), dk = like(k, f.k), dv = like(k, f.v);
+    const Tensor dsink(DType::f32, 1, case_.heads_q, 1);
+    communicator.reset_traffic();
+    executor.backward({.q = f.q.view,
+                       .k = f.k.view,
+                       .v = f.v.view,
+                       .attention = oracle_.attention(),
+                       .dout = dout.view,
+                       .out = f.out.view,
+                       .lse = f.lse.view,
+                       .dq = dq.view,
+                       .dk = dk.view,
+                       .dv = dv.view,
+                       .dsink = oracle_.learnable() ? dsink.view : TensorView{}});
+    check_traffic(executor, communicator, Pass::backward);
+    unshard(q, "dq", dq, results_.dq);
+    unshard(k, "dk", dk, results_.dk);
+    unshard(k, "dv", dv, results_.dv);
+    if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
+  }
+
+  // Ranks write to different tokens, so they need no lock.
+  void unshard(const Side& side, std::string_view name, const Local& local, Tensor& whole) {
+    side.layout.unshard(side.rank, local.rows(), whole.rows());
+    std::vector<double> got(static_cast<std::size_t>(local.view.dim));
+    for (std::size_t row = 0; row < side.tokens.size(); ++row) {
+      for (Index h = 0; side.tokens[row] == kNoToken && h < local.view.heads; ++h) {
+        load_row(local.view, static_cast<Index>(row), h, got.data());
+        const double want = name == "lse" ? static_cast<double>(static_cast<float>(oracle_.sink(h))) : 0;
+        if (std::any_of(got.begin(), got.end(), [&](double x) { return !(x == want); }))
+          fail(text("rank ", side.rank, ": ", name, " of row ", row, ", which holds no token, is ", got.front(),
+                    " instead of ", want));
+      }
+    }
+  }
+
+  void check_traffic(const Executor& executor, const Communicator& communicator, Pass pass) {
+    if (way_.checked) return;
+    const TensorShape shape{.dtype = case_.dtype,
+                            .dim_qk = case_.dim_qk,
+                            .dim_v = case_.dim_v,
+                            .out = case_.dtype,
+                            .dout = case_.dtype,
+                            .dq = DType::f32,
+                            .lse = DType::f32,
+                            .max_logit = true,
+                            .dsink = oracle_.learnable()};
+    const Traffic want = traffic(executor.schedule(), shape, pass), got = communicator.traffic();
+    if (got == want) return;
+    fail(text("rank ", communicator.rank(), pass == Pass::forward ? ", forward: " : ", backward: ", words(got),
+              "; traffic() says ", words(want)));
+  }
+
+  void compare_ranks(std::string_view name, const std::vector<std::vector<double>>& of) {
+    for (std::size_t rank = 1; rank < of.size(); ++rank) {
+      const bool same = of[rank].size() == of[0].size() &&
+                        std::memcmp(of[rank].data(), of[0].data(), of[0].size() * sizeof(double)) == 0;
+      if (!same) fail(text(name, " of rank ", rank, " is not that of rank 0"));
+    }
+  }
+
+  void fail(std::string what) {
+    const std::lock_guard lock(mutex_);
+    if (!fault_) fault_ = std::move(what);
+  }
+
+  Oracle& oracle_;
+  const Case& case_;
+  const Way& way_;
+  Layouts layouts_;
+  Results results_;
+  std::vector<std::vector<double>> max_logit_, dsink_;  // by rank
+  std::mutex mutex_;
+  std::optional<std::string> fault_;
+};
+
+// Why the case must be refused, if it must: the table's reason, or that of a kernel asked for by its name.
+std::optional<Refusal> due_refusal(const Oracle& oracle, const Case& placed, const Way& way) {
+  const Layouts layouts = layouts_of(placed, oracle.problem());
+  Use use = use_of(placed, layouts, way.schedule);
+  use.dtype = DType::f32;  // make_schedule comes first, and does not know the tensors
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
+  use.dtype = placed.dtype;
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
+  if (way.kernel.empty() || way.kernel == "cpu") return {};  // the best that can
+  const std::optional<std::string> reason = refusal(placed, way.kernel);
+  return reason ? std::optional(Refusal{*reason, ""}) : std::nullopt;
+}
+
+bool says(const Error& error, const Refusal& refusal) {
+  return error.problem().find(refusal.problem) != std::string::npos &&
+         (refusal.remedy.empty() || error.remedy() == refusal.remedy);
+}
+
+}  // namespace
+
+bool gathers(const ScheduleOptions& options) {
+  const ScheduleKind all_gather = ScheduleKind::all_gather;
+  return options.kind == all_gather || (options.kind == ScheduleKind::hybrid && options.across == all_gather);
+}
+
+std::string words(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
+  std::string out(name(options.kind));
+  if (options.kind == ScheduleKind::hybrid) out += text(" ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" x", options.head_groups);
+  if (options.inside != usual.inside) out += text(" inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" stages ", options.stages);
+  return out;
+}
+
+std::string flags(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
+  std::string out = text("--schedule ", name(options.kind));
+  if (options.across != usual.across) out += text(" --across ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" --key-order ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" --head-groups ", options.head_groups);
+  if (options.inside != usual.inside) out += text(" --inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" --stages ", options.stages);
+  return out;
+}
+
+Use use_of(const Case& c, const Layouts& layouts, const ScheduleOptions& options) {
+  return {.schedule = options.kind,
+          .key_order = options.key_order,
+          .stride_q = layouts.q.rank_order().stride(),
+          .stride_k = layouts.k.rank_order().stride(),
+          .dtype = c.dtype};
+}
+
+Arithmetic executor_arithmetic(const Case& c) { return kernel_arithmetic(c.dtype, DType::f32); }
+
+AttendReport check_schedule(Oracle& oracle, const Case& placed, const Way& way) {
+  return Ranks(oracle, placed, way).run();
+}
+
+Tried try_schedule(Oracle& oracle, const Case& placed, const Way& way) {
+  std::optional<Refusal> due;
+  try {
+    due = due_refusal(oracle, placed, way);
+    AttendReport report = check_schedule(oracle, placed, way);
+    if (due) return {.failure = text("a hole: computed, although it should be refused: ", due->problem)};
+    return {.report = std::move(report)};
+  } catch (const Error& error) {
+    if (due && says(error, *due)) return {.refused = std::move(due)};
+    if (due) return {.failure = text("refused with '", error.what(), "' instead of '", due->problem, "'")};
+    return {.failure = text("a hole: refused, although the capability table does not: ", error.what())};
+  } catch (const std::exception& error) {
+    return {.failure = text("threw ", error.what())};
+  }
+}
+
+}  // namespace weft::check

@@ -1,0 +1,74 @@
+// One question and its answer: the random tensors of a case and what a dense softmax in f64 makes of them, computed
+// once and then compared with whatever was computed, by any ranks, layout and schedule.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "check/case.h"
+#include "check/definition.h"
+#include "check/judge.h"
+#include "check/report.h"
+#include "check/tensors.h"
+#include "weft/attention.h"
+
+namespace weft::check {
+
+// What was computed, in global tokens.
+struct Results {
+  Tensor out;
+  Tensor lse, dq, dk, dv;
+  std::vector<double> max_logit, dsink;  // [hq]
+};
+struct ResultTypes {
+  DType out = DType::f32, lse = DType::f64, gradients = DType::f64;
+};
+
+class Oracle {
+ public:
+  // Of the case, layout, ranks and format play no part. With `rows`, only so many query rows have a dout that is not 0
+  // and are compared; dk and dv, to which the others then add nothing, are compared whole, and max_logit is not.
+  Oracle(const Case& c, const Arithmetic& by, std::optional<Index> rows = {});
+  Oracle(const Oracle&) = delete;
+  Oracle& operator=(const Oracle&) = delete;
+
+  const Case& given() const { return case_; }
+  const Problem& problem() const { return problem_; }
+  Tensor& q() { return q_; }
+  Tensor& k() { return k_; }
+  Tensor& v() { return v_; }
+  Tensor& dout() { return dout_; }
+  const Attention& attention() const { return attention_; }
+  double sink(Index head) const { return sink_[static_cast<std::size_t>(head)]; }  // -inf without one
+  bool learnable() const { return case_.sink == Case::SinkKind::learnable; }
+
+  // What a token that no rank holds has: the values of one that sees nothing.
+  Results nothing(const ResultTypes& types) const;
+  std::vector<Measure> compare(const Results& results) const;
+
+ private:
+  Tensor make(Index rows, Index heads, Index dim, bool keys);
+  void choose_rows(std::optional<Index> rows);
+  void choose_attention();
+  DenseProblem dense_problem();
+  Measure measure(const std::string& name, const std::vector<double>& got, const Bounded& want, Index heads, Index dim,
+                  bool queries) const;
+  std::vector<double> chosen(const Tensor& t) const;  // f64 of the rows that are compared
+  std::optional<Measure> stray_dq(const Tensor& dq) const;
+
+  Case case_;
+  Problem problem_;
+  Definition definition_;
+  std::mt19937_64 engine_;
+  Tensor q_, k_, v_, dout_;
+  std::vector<double> sink_;  // [hq], -inf without one
+  Attention attention_;
+  bool sampled_ = false;
+  std::vector<Index> rows_;            // query tokens that are compared, rising
+  std::vector<std::uint8_t> visible_;  // [rows_, key tokens]
+  Expected want_;
+};
+
+}  // namespace weft::check
