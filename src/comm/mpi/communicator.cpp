@@ -1,5 +1,5 @@
 // Each message is MPI messages with the number of the call as their tag, which MPI matches in the order they were
-// posted. They go straight from and to the caller's memory, but for sums: those arrive in scratch and are added in
+// sent. They go straight from and to the caller's memory, but for sums: those arrive in scratch and are added in
 // wait().
 #include <algorithm>
 #include <cstddef>
@@ -86,7 +86,7 @@ Exchange::Exchange(std::shared_ptr<Link> link, Index number, std::vector<Message
       arrived_(receives_.size()),
       transfers_(link_->comm, link_->tag(number), link_->options) {
   require_not_lost();
-  post_receives();  // first: what finds its place need not be kept by MPI
+  post_receives();
   for (std::size_t i = 0; i < sends_.size(); ++i)
     if (sends_[i].peer != link_->rank) transfers_.post(Transfers::Way::send, i, sends_[i].peer, sends_[i].blocks);
 }
@@ -105,17 +105,18 @@ void Exchange::post_receives() {
     float* scratch = transfers_.keep(std::make_unique_for_overwrite<float[]>(floats)).get();
     const Block block{.data = scratch, .rows = 1, .bytes = m.size(), .row_stride = m.size(), .part_stride = m.size()};
     arrived_[i] = scratch;
-    transfers_.post(Transfers::Way::receive, i, m.peer, {&block, 1});
+    transfers_.post(Transfers::Way::receive, i, m.peer, {block});
   }
 }
 
 void Exchange::wait() {
   require_not_lost();
+  if (!transfers_.wrong().empty()) refuse(transfers_.wrong().front());
   Patience patience(link_->options.time_limit);
-  std::vector<Transfers::Mismatch> wrong;
   while (!transfers_.done()) {
-    if (transfers_.advance(wrong)) {
-      if (!wrong.empty()) refuse(wrong.front());
+    const bool moved = Transfers::advance_all();
+    if (!transfers_.wrong().empty()) refuse(transfers_.wrong().front());
+    if (moved) {
       patience.renew();
     } else if (patience.over()) {
       give_up();
@@ -166,16 +167,12 @@ void Exchange::take_own(const Message& to, std::size_t& next) const {
 }
 
 void Exchange::refuse(const Transfers::Mismatch& wrong) const {
-  const std::string self = link_->name(link_->rank), peer = link_->name(wrong.peer);
-  if (wrong.error != MPI_SUCCESS && !wrong.longer) check(wrong.error, "a message between two ranks");
   const Index size = receives_[wrong.message].size();
   const char* in_piece = size > link_->options.largest ? " in a piece of it" : "";
-  const bool known = wrong.got != wrong.expected;  // MPI need not tell by how much a message is too long
-  throw Error(
-      text("call ", number_, ": ", peer, " sends ", known ? text(wrong.got) : text("more than ", wrong.expected),
-           " bytes to ", self, ", which receives ", wrong.expected, in_piece, " (receive ", wrong.message, " of ",
-           receives_.size(), ", ", size, " bytes)"),
-      "let both sides name as many bytes, and all ranks make the same calls in the same order");
+  throw Error(text("call ", number_, ": ", link_->name(wrong.peer), " sends ", wrong.got, " bytes to ",
+                   link_->name(link_->rank), ", which receives ", wrong.expected, in_piece, " (receive ", wrong.message,
+                   " of ", receives_.size(), ", ", size, " bytes)"),
+              "let both sides name as many bytes, and all ranks make the same calls in the same order");
 }
 
 void Exchange::give_up() const {

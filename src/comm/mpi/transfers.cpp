@@ -23,6 +23,18 @@ void abandon(std::vector<Scratch> scratch) {
   for (Scratch& one : scratch) all.push_back(std::move(one));
 }
 
+// Of all communicators: MPI is used by one thread at a time.
+std::vector<Transfers*>& under_way() {
+  static std::vector<Transfers*> all;
+  return all;
+}
+
+Index bytes_of(std::span<const Block> blocks) {
+  Index bytes = 0;
+  for (const Block& block : blocks) bytes += block.size();
+  return bytes;
+}
+
 }  // namespace
 
 Patience::Patience(double seconds)
@@ -37,62 +49,100 @@ void Patience::pause() const {
   }
 }
 
-void Transfers::post(Way way, std::size_t message, Index peer, std::span<const Block> blocks) {
-  Part part{way, message, peer, 0};
-  for (const Block& block : blocks) part.bytes += block.size();
-  if (part.bytes <= options_.largest) return post_piece(part, blocks);
-  for (const std::vector<Block>& piece : cut_in_pieces(blocks, options_.largest)) {
-    part.bytes = 0;
-    for (const Block& block : piece) part.bytes += block.size();
-    post_piece(part, piece);
+Transfers::Transfers(MPI_Comm comm, int tag, const MpiOptions& options) : comm_(comm), tag_(tag), options_(options) {
+  under_way().push_back(this);
+}
+
+void Transfers::post(Way way, std::size_t message, Index peer, std::vector<Block> blocks) {
+  const Part part{way, message, peer, bytes_of(blocks)};
+  if (part.bytes <= options_.largest) return post_piece(part, std::move(blocks));
+  for (std::vector<Block>& piece : cut_in_pieces(blocks, options_.largest)) {
+    const Index bytes = bytes_of(piece);
+    post_piece({way, message, peer, bytes}, std::move(piece));
   }
 }
 
-void Transfers::post_piece(const Part& part, std::span<const Block> blocks) {
-  const Typed bytes(blocks);
-  const int peer = static_cast<int>(part.peer);
-  parts_.push_back(part);
-  requests_.push_back(MPI_REQUEST_NULL);
+void Transfers::post_piece(Part part, std::vector<Block> blocks) {
   if (part.way == Way::send) {
-    check(MPI_Isend(bytes.data(), bytes.count(), bytes.type(), peer, tag_, comm_, &requests_.back()), "MPI_Isend");
+    send(part, blocks);
   } else {
-    check(MPI_Irecv(bytes.data(), bytes.count(), bytes.type(), peer, tag_, comm_, &requests_.back()), "MPI_Irecv");
+    inbox(part.peer).expected.push_back({part, std::move(blocks)});
   }
   ++left_;
 }
 
-bool Transfers::advance(std::vector<Mismatch>& wrong) {
-  ended_.resize(requests_.size());
-  statuses_.resize(requests_.size());
-  int count = 0;
-  const int code =
-      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), statuses_.data());
-  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
-  if (count == MPI_UNDEFINED) count = 0;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    // Without an error somewhere MPI leaves the field as it was.
-    const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
-    if (error == MPI_ERR_PENDING) continue;
-    --left_;
-    judge(parts_[static_cast<std::size_t>(ended_[i])], statuses_[i], error, wrong);
+Transfers::Inbox& Transfers::inbox(Index peer) {
+  const auto at = std::find_if(inboxes_.begin(), inboxes_.end(), [&](const Inbox& i) { return i.peer == peer; });
+  return at != inboxes_.end() ? *at : inboxes_.emplace_back(Inbox{peer, {}});
+}
+
+void Transfers::send(const Part& part, std::span<const Block> blocks) {
+  const Typed bytes(blocks);
+  parts_.push_back(part);
+  check(MPI_Isend(bytes.data(), bytes.count(), bytes.type(), static_cast<int>(part.peer), tag_, comm_,
+                  &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Isend");
+}
+
+void Transfers::receive(const Part& part, std::span<const Block> blocks, MPI_Message* message) {
+  const Typed bytes(blocks);
+  parts_.push_back(part);
+  check(MPI_Imrecv(bytes.data(), bytes.count(), bytes.type(), message, &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Imrecv");
+}
+
+// Messages of one peer come in the order in which it sent them.
+bool Transfers::take(Inbox& from) {
+  bool moved = false;
+  while (!from.expected.empty()) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check(MPI_Improbe(static_cast<int>(from.peer), tag_, comm_, &there, &message, &status), "MPI_Improbe");
+    if (there == 0) break;
+    moved = true;
+    Expected next = std::move(from.expected.front());
+    from.expected.pop_front();
+    MPI_Count got = 0;
+    check(MPI_Get_elements_x(&status, MPI_BYTE, &got), "MPI_Get_elements_x");
+    if (got != next.part.bytes) {  // taken all the same, so that its sender can end
+      wrong_.push_back({next.part.message, from.peer, got, next.part.bytes});
+      float* aside =
+          keep(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(got) / sizeof(float) + 1)).get();
+      next.blocks = {{.data = aside, .rows = 1, .bytes = got}};
+    }
+    receive(next.part, next.blocks, &message);
   }
+  return moved;
+}
+
+bool Transfers::test() {
+  ended_.resize(requests_.size());
+  int count = 0;
+  check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
+        "MPI_Testsome");
+  if (count == MPI_UNDEFINED) return false;
+  left_ -= static_cast<std::size_t>(count);
   return count > 0;
 }
 
-void Transfers::judge(const Part& part, const MPI_Status& status, int error, std::vector<Mismatch>& wrong) const {
-  Mismatch m{part.message, part.peer, part.bytes, part.bytes, false, error};
-  if (error != MPI_SUCCESS) MPI_Error_class(error, &m.error);
-  if (part.way == Way::receive) {
-    MPI_Count got = 0;
-    MPI_Get_elements_x(&status, MPI_BYTE, &got);
-    m.got = got;
-    m.longer = m.error == MPI_ERR_TRUNCATE;
-  }
-  if (error != MPI_SUCCESS || m.got != m.expected) wrong.push_back(m);
+bool Transfers::advance() {
+  if (done()) return false;
+  bool moved = false;
+  for (Inbox& from : inboxes_) moved |= take(from);
+  return test() || moved;
+}
+
+bool Transfers::advance_all() {
+  bool moved = false;
+  for (Transfers* one : under_way()) moved |= one->advance();
+  return moved;
 }
 
 std::vector<Index> Transfers::peers_left() const {
   std::vector<Index> peers;
+  for (const Inbox& from : inboxes_)
+    if (!from.expected.empty()) peers.push_back(from.peer);
   for (std::size_t i = 0; i < requests_.size(); ++i)
     if (requests_[i] != MPI_REQUEST_NULL) peers.push_back(parts_[i].peer);
   std::sort(peers.begin(), peers.end());
@@ -101,22 +151,19 @@ std::vector<Index> Transfers::peers_left() const {
 }
 
 Transfers::~Transfers() {
-  if (done()) return;
-  if (lost() || !running()) {
-    abandon(std::move(scratch_));
-    return;
+  for (Inbox& from : inboxes_) {  // what has not come is not waited for
+    left_ -= from.expected.size();
+    from.expected.clear();
   }
-  for (std::size_t i = 0; i < requests_.size(); ++i)
-    if (requests_[i] != MPI_REQUEST_NULL && parts_[i].way == Way::receive) MPI_Cancel(&requests_[i]);
   Patience patience(std::uncaught_exceptions() > 0 ? std::min(kWhenFailing, options_.time_limit) : options_.time_limit);
-  std::vector<Mismatch> unheard;
-  while (!done() && !patience.over()) {
+  while (!done() && !patience.over() && !lost() && running()) {
     try {
-      if (!advance(unheard)) patience.pause();
+      if (!advance_all()) patience.pause();
     } catch (...) {
       break;
     }
   }
+  std::erase(under_way(), this);
   if (done()) return;
   set_lost();
   abandon(std::move(scratch_));
