@@ -75,7 +75,7 @@ const std::vector<FlagSpec>& schedule_flags() {
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
       {"across", "LIST", "hybrid: how the other groups' keys come, ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
-      {"comm", "NAME", "what moves the bytes: threads"},
+      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."},
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"},
       {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"},
       {"head-map", "LIST", "0,1,1: the K/V head of each query head"}};
@@ -129,8 +129,8 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
 
 std::string communicator_of(const Flags& flags) {
   const std::string name = flags.text("comm", "threads");
-  if (name != "threads")
-    throw Error(fmt::format("--comm: there is no communicator '{}' in this build", name), "use threads");
+  if (name != "threads" && name != "mpi")
+    throw Error(fmt::format("--comm: there is no communicator '{}'", name), "use threads or mpi");
   return name;
 }
 

@@ -73,7 +73,8 @@ Method method_of(const Flags& flags) {
     }
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
-  communicator_of(flags);
+  if (communicator_of(flags) != "threads")
+    throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
           .schedules = schedules_of(flags, *flags.find("schedule"), {}),
           .checked = flags.given("checked")};
