@@ -1,8 +1,9 @@
 #include "check/by_schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <mutex>
 
 #include "check/attend.h"
@@ -217,10 +218,12 @@ class Ranks {
   }
 
   void compare_ranks(std::string_view name, const std::vector<std::vector<double>>& of) {
+    const auto same = [](double a, double b) {
+      return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+    };
     for (std::size_t rank = 1; rank < of.size(); ++rank) {
-      const bool same = of[rank].size() == of[0].size() &&
-                        std::memcmp(of[rank].data(), of[0].data(), of[0].size() * sizeof(double)) == 0;
-      if (!same) fail(text(name, " of rank ", rank, " is not that of rank 0"));
+      if (!std::equal(of[rank].begin(), of[rank].end(), of[0].begin(), of[0].end(), same))
+        fail(text(name, " of rank ", rank, " is not that of rank 0"));
     }
   }
 
