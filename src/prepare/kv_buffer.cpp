@@ -24,9 +24,9 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
-  if (!how.drop) return micros.rows().end;
+  if (!how.drop) return max_of(1, micros.rows().end);
   const prepare::Reach reach = prepare::reach_of(micros, micros.problem(mask));
-  Index rows = 0;
+  Index rows = 1;  // a buffer has at least one
   for (Index m = 0; m < micros.micros(); ++m) {
     const Index last = how.ahead ? min_of(m + 1, micros.micros() - 1) : m;
     rows = max_of(rows, micros.rows(last).end - reach.needed[at(m)]);
@@ -306,7 +306,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
                 "go through the micro-sequences of the forward in reverse");
   if (!args.slices.empty() || args.k.given() || args.v.given() || args.add_keys)
     throw Error("k, v, slices or add_keys are given to the backward of a K/V buffer", "leave them out");
-  if (!args.out.given()) throw Error("out and lse are left out", "give both, as the forward wrote them");
+  if (!args.out.given() && micros.local() > 0)
+    throw Error("out and lse are left out", "give both, as the forward wrote them");
   if (const std::optional<Index> wanted = missing(micro))
     throw Error(text("backward of micro-sequence ", micro, " needs dropped rows of micro-sequence ", *wanted),
                 "call gather_again until missing() names none");

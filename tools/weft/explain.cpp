@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "json_file.h"
+#include "micro.h"
 #include "numbers.h"
 #include "picture.h"
 #include "shares.h"
@@ -78,11 +79,14 @@ json to_json(const check::Case& c, const Problem& problem, const Shares& all, Ke
 const std::vector<FlagSpec>& explain_flags() {
   static const std::vector<FlagSpec> flags = {
       {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
-      {"view", "NAME", "auto (default), picture or table"}};
+      {"view", "NAME", "auto (default), picture or table"},
+      {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
+      {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
   return flags;
 }
 
 int explain(const Flags& flags) {
+  if (flags.given("micro")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);
   check_size(c, problem);
