@@ -1,9 +1,9 @@
 // What packing costs: lognormal documents, best-fit decreasing and in order.
-#include <benchmark/benchmark.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
+
+#include <benchmark/benchmark.h>
 
 #include "weft/prepare.h"
 

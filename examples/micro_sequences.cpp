@@ -24,7 +24,9 @@ int main() {
       const auto view = [&](std::vector<float>& x, Index heads) {
         return weft::thd(x.data(), DType::f32, rows, heads, dim);
       };
-      const auto lse_view = [&](std::vector<float>& x) { return weft::token_heads(x.data(), DType::f32, rows, heads_q); };
+      const auto lse_view = [&](std::vector<float>& x) {
+        return weft::token_heads(x.data(), DType::f32, rows, heads_q);
+      };
       std::vector<float> q(rows * heads_q * dim), k(rows * heads_k * dim, 1.0f), v(k), dq(q), dk(k), dv(k), dout(q);
       std::vector<std::vector<float>> out(micros, q), lse(micros, std::vector<float>(rows * heads_q));
 

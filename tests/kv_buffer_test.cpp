@@ -1,5 +1,5 @@
 // The K/V buffer and the decode cache: every document as if it were alone, whatever micro-sequences, ranks and past.
-#include <gtest/gtest.h>
+#include "weft/kv_buffer.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,11 +7,12 @@
 #include <numeric>
 #include <random>
 
+#include <gtest/gtest.h>
+
 #include "check/judge.h"
 #include "check/tensors.h"
 #include "refusal.h"
 #include "weft/kernel.h"
-#include "weft/kv_buffer.h"
 #include "weft/kv_cache.h"
 
 namespace weft::test {
@@ -79,8 +80,7 @@ struct Tensors {
   }
   static Tensor make(const Setting& r, std::mt19937_64& engine, Index rows, Index heads, Index dim) {
     const Index end = r.begin + std::accumulate(r.lengths.begin(), r.lengths.end(), Index{0});
-    return check::random_tensor(engine, r.dtype, rows, heads, dim,
-                                [&](Index t) { return t >= r.begin && t < end; });
+    return check::random_tensor(engine, r.dtype, rows, heads, dim, [&](Index t) { return t >= r.begin && t < end; });
   }
 };
 
@@ -119,7 +119,9 @@ void fill_past(const Setting& r, const KvBuffer& buffer) {
 
 // All micro-sequences forward, then in reverse; called by every rank, which writes its windows' rows.
 void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffer& buffer, Communicator& comm, Tensors& t) {
-  const auto own = [&](const Tensor& x, Index m) { return rows_of(ConstTensorView(x.view), micros.rows(comm.rank(), m)); };
+  const auto own = [&](const Tensor& x, Index m) {
+    return rows_of(ConstTensorView(x.view), micros.rows(comm.rank(), m));
+  };
   std::vector<double> numbers(at(r.heads_q));
   const TensorView per = per_head(numbers.data(), DType::f64, r.heads_q);
   buffer.begin(micros, r.mask);
@@ -198,9 +200,15 @@ class Alone {
   void document(Range rows) {
     if (rows.size() == 0) return;
     const auto values = [&](const Tensor& x) { return to_f64(rows_of(ConstTensorView(x.view), rows)); };
-    check::DenseProblem p{.tokens_q = rows.size(), .tokens_k = rows.size(), .heads_q = run_.heads_q,
-                          .heads_k = run_.heads_k, .dim_qk = run_.dim_qk, .dim_v = run_.dim_v,
-                          .q = values(t_.q), .k = values(t_.k), .v = values(t_.v)};
+    check::DenseProblem p{.tokens_q = rows.size(),
+                          .tokens_k = rows.size(),
+                          .heads_q = run_.heads_q,
+                          .heads_k = run_.heads_k,
+                          .dim_qk = run_.dim_qk,
+                          .dim_v = run_.dim_v,
+                          .q = values(t_.q),
+                          .k = values(t_.k),
+                          .v = values(t_.v)};
     const Mask& m = run_.mask;
     p.sees = [&](Index i, Index j) {
       return (!m.causal || j <= i) && (m.left < 0 || j >= i - m.left) && (m.right < 0 || j <= i + m.right) &&
@@ -245,9 +253,7 @@ class Alone {
   std::vector<double> dsink_, max_logit_;
 };
 
-std::vector<Mask> masks() {
-  return {{.causal = true}, {.causal = true, .left = 13}, {.causal = true, .chunk = 17}};
-}
+std::vector<Mask> masks() { return {{.causal = true}, {.causal = true, .left = 13}, {.causal = true, .chunk = 17}}; }
 
 List random_lengths(std::mt19937_64& engine) {
   List lengths;
@@ -284,7 +290,8 @@ TEST(KvBuffer, Bf16StaysInItsBound) {
   for (const Index micros : kSlow ? List{2} : List{1, 2, 4}) {
     for (const Index ranks : {1, 2, 4}) {
       for (const Mask& mask : masks()) {
-        Setting r{.lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = micros, .dtype = DType::bf16};
+        Setting r{
+            .lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = micros, .dtype = DType::bf16};
         r.drop = engine() % 2 == 0;
         Tensors t(r);
         run_all(r, t);
@@ -305,7 +312,8 @@ TEST(KvBuffer, ForwardHasTheSameBitsForAnyMicrosAndRanks) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const auto one = forward(1, 1, dtype);
     for (const Index ranks : {1, 2, 4})
-      for (const Index micros : {1, 2, 4, 6, 12}) EXPECT_EQ(forward(ranks, micros, dtype), one) << ranks << " " << micros;
+      for (const Index micros : {1, 2, 4, 6, 12})
+        EXPECT_EQ(forward(ranks, micros, dtype), one) << ranks << " " << micros;
   }
 }
 
@@ -368,7 +376,8 @@ TEST(KvBuffer, PastRowsPlayNoPart) {
             EXPECT_EQ(bytes(buffer.dv(), first), dv);
           }
           for (const TensorView& view : {buffer.dk(), buffer.dv()})
-            for (const double x : to_f64(rows_of(view, {0, given ? 7 : first}))) ASSERT_EQ(std::bit_cast<std::uint64_t>(x), 0u);
+            for (const double x : to_f64(rows_of(view, {0, given ? 7 : first})))
+              ASSERT_EQ(std::bit_cast<std::uint64_t>(x), 0u);
         }
       });
       EXPECT_LE(Alone(r, t).worst_norm(), 3e-6);
@@ -386,11 +395,9 @@ TEST(KvBuffer, AFirstDocumentThatBeganInThePast) {
     Setting r = alone;
     r.ranks = ranks;
     r.micros = micros;
-    const MicroSequences sequence(Stream::from_used(List{past, past + rest, past + rest + 8}, List{rest, 8}),
-                                  {.ranks = ranks,
-                                   .micros = micros,
-                                   .remainder = MicroSplit::Remainder::pad,
-                                   .first_document_begin = 0});
+    const MicroSequences sequence(
+        Stream::from_used(List{past, past + rest, past + rest + 8}, List{rest, 8}),
+        {.ranks = ranks, .micros = micros, .remainder = MicroSplit::Remainder::pad, .first_document_begin = 0});
     EXPECT_EQ(sequence.window(0, 0).position_index().front(), past);
     Tensors t(r);
     run_ranks(ranks, [&, count = micros](Communicator& comm) {
@@ -401,7 +408,8 @@ TEST(KvBuffer, AFirstDocumentThatBeganInThePast) {
         const Range rows = sequence.rows(comm.rank(), m);
         const Index end = min_of(rows.end, x.view.rows);
         if (end > rows.begin)
-          std::memcpy(copy.bytes.data(), x.bytes.data() + rows.begin * x.row_bytes(), at((end - rows.begin) * x.row_bytes()));
+          std::memcpy(copy.bytes.data(), x.bytes.data() + rows.begin * x.row_bytes(),
+                      at((end - rows.begin) * x.row_bytes()));
         return copy;
       };
       buffer.begin(sequence, r.mask);
@@ -416,15 +424,21 @@ TEST(KvBuffer, AFirstDocumentThatBeganInThePast) {
         for (Index row = 0; row < sequence.local(); ++row) {
           const Index token = sequence.rows(comm.rank(), m).begin + row;
           if (token >= want.out.view.rows) continue;
-          EXPECT_EQ(to_f64(rows_of(outs.back().view, {row, row + 1})), to_f64(rows_of(want.out.view, {token, token + 1})));
+          EXPECT_EQ(to_f64(rows_of(outs.back().view, {row, row + 1})),
+                    to_f64(rows_of(want.out.view, {token, token + 1})));
         }
       }
       for (Index m = count; m-- > 0;) {
         const Tensor q = own(t.q, m), dout = own(t.dout, m);
         Tensor dq(r.dtype, sequence.local(), r.heads_q, r.dim_qk), dk(r.dtype, sequence.local(), r.heads_k, r.dim_qk),
             dv(r.dtype, sequence.local(), r.heads_k, r.dim_v);
-        buffer.backward(m, {.q = q.view, .dout = dout.view, .out = outs[at(m)].view, .lse = lses[at(m)].view,
-                            .dq = dq.view, .dk = dk.view, .dv = dv.view});
+        buffer.backward(m, {.q = q.view,
+                            .dout = dout.view,
+                            .out = outs[at(m)].view,
+                            .lse = lses[at(m)].view,
+                            .dq = dq.view,
+                            .dk = dk.view,
+                            .dv = dv.view});
         for (Index row = 0; row < sequence.local(); ++row) {
           const Index token = sequence.rows(comm.rank(), m).begin + row;
           if (token >= want.out.view.rows) continue;
@@ -456,14 +470,19 @@ class Counting : public std::pmr::memory_resource {
 TEST(KvBuffer, MemoryIsTakenOnceAndNothingIsCopiedTwice) {
   constexpr Index kTokens = 256, kRanks = 2;
   const Index row = 2 * (24 + 16) * 2;  // bytes of K and V, bf16
-  List held;
+  List held, queries;
   for (const Index micros : {1, 8}) {
     const Setting r{.lengths = {100, 30, 126}, .ranks = kRanks, .micros = micros, .dtype = DType::bf16};
     const MicroSequences sequence = micros_of(r);
-    // What a caller holds of q, out, lse, dout, dq, dk and dv for one micro-sequence.
     EXPECT_EQ(sequence.local(), kTokens / kRanks / micros);
     Tensors t(r);
     Index bytes_held = 0;
+    // What a caller holds for one micro-sequence.
+    const BackwardArgs window = backward_args(r, t, sequence.rows(0, 0));
+    queries.push_back(0);
+    for (const ConstTensorView& x : {window.q, window.dout, window.out, window.lse, ConstTensorView(window.dq),
+                                     ConstTensorView(window.dk), ConstTensorView(window.dv)})
+      queries.back() += x.rows * x.heads * x.dim * size_of(x.dtype);
     run_ranks(kRanks, [&](Communicator& comm) {
       Counting memory;
       KvBufferOptions options = options_of(r, sequence);
@@ -484,7 +503,8 @@ TEST(KvBuffer, MemoryIsTakenOnceAndNothingIsCopiedTwice) {
     });
     held.push_back(bytes_held);
   }
-  // K, V and their gradients are the same; the sums of a window shrink by 8, as all that the caller holds does.
+  EXPECT_EQ(queries[0], 8 * queries[1]);
+  // K, V and their gradients are the same; the sums of a window shrink by 8 too.
   const Index own_1 = kTokens / kRanks * row * 2, own_8 = own_1 / 8;
   EXPECT_EQ(held[0] - held[1], own_1 - own_8);
 }
@@ -492,7 +512,8 @@ TEST(KvBuffer, MemoryIsTakenOnceAndNothingIsCopiedTwice) {
 TEST(KvBuffer, DroppedRowsKeepMemoryBounded) {
   const Mask window{.causal = true, .left = 15};
   for (const Index micros : {4, 16, 64}) {
-    const Setting r{.lengths = {16 * micros}, .mask = window, .ranks = 2, .micros = micros, .drop = true, .ahead = true};
+    const Setting r{
+        .lengths = {16 * micros}, .mask = window, .ranks = 2, .micros = micros, .drop = true, .ahead = true};
     const MicroSequences sequence = micros_of(r);
     EXPECT_EQ(key_rows(sequence, window, {.drop = true}), 15 + 16);
     EXPECT_EQ(key_rows(sequence, window, {.drop = true, .ahead = true}), 15 + 2 * 16);
@@ -563,16 +584,27 @@ TEST(KvBuffer, Refuses) {
 TEST(AddKeys, AddsWhereKeysAreSeenAndLeavesTheRest) {
   std::mt19937_64 engine(8);
   const auto always = [](Index) { return true; };
-  const Tensor q = check::random_tensor(engine, DType::f32, 40, 2, 16, always), k = check::random_tensor(engine, DType::f32, 60, 1, 16, always),
-               v = check::random_tensor(engine, DType::f32, 60, 1, 16, always), dout = check::random_tensor(engine, DType::f32, 40, 2, 16, always);
+  const Tensor q = check::random_tensor(engine, DType::f32, 40, 2, 16, always),
+               k = check::random_tensor(engine, DType::f32, 60, 1, 16, always),
+               v = check::random_tensor(engine, DType::f32, 60, 1, 16, always),
+               dout = check::random_tensor(engine, DType::f32, 40, 2, 16, always);
   const std::vector<Slice> slices{{0, 20, 5, 30, -kUnlimited, 5}, {20, 40, 40, 60}};
   for (const Kernel& kernel : kernels()) {
     if (kernel.refusal({Pass::backward, DType::f32, 16, 16, false})) continue;
     const std::string name(kernel.name);
-    Tensor out(DType::f32, 40, 2, 16), lse(DType::f32, 40, 2, 1), dq(DType::f32, 40, 2, 16), dk(DType::f32, 60, 1, 16), dv(DType::f32, 60, 1, 16);
+    Tensor out(DType::f32, 40, 2, 16), lse(DType::f32, 40, 2, 1), dq(DType::f32, 40, 2, 16), dk(DType::f32, 60, 1, 16),
+        dv(DType::f32, 60, 1, 16);
     attend({.q = q.view, .k = k.view, .v = v.view, .slices = slices, .out = out.view, .lse = lse.view}, name);
-    BackwardArgs args{.q = q.view, .k = k.view, .v = v.view, .slices = slices, .dout = dout.view, .out = out.view,
-                      .lse = lse.view, .dq = dq.view, .dk = dk.view, .dv = dv.view};
+    BackwardArgs args{.q = q.view,
+                      .k = k.view,
+                      .v = v.view,
+                      .slices = slices,
+                      .dout = dout.view,
+                      .out = out.view,
+                      .lse = lse.view,
+                      .dq = dq.view,
+                      .dk = dk.view,
+                      .dv = dv.view};
     attend_backward(args, name);
     const std::vector<double> plain = to_f64(dk.view);
     Tensor sum_k = check::random_tensor(engine, DType::f32, 60, 1, 16, [](Index row) { return row >= 5 && row != 35; });
@@ -590,7 +622,8 @@ TEST(AddKeys, AddsWhereKeysAreSeenAndLeavesTheRest) {
         EXPECT_EQ(std::memcmp(sum_k.bytes.data() + row * 64, old_bytes.data() + row * 64, 64), 0) << name << " " << row;
         continue;
       }
-      for (std::size_t i = at(row * 16); i < at(row * 16 + 16); ++i) EXPECT_NEAR(got[i], old[i] + plain[i], 1e-5) << name;
+      for (std::size_t i = at(row * 16); i < at(row * 16 + 16); ++i)
+        EXPECT_NEAR(got[i], old[i] + plain[i], 1e-5) << name;
     }
     Tensor narrow(DType::bf16, 60, 1, 16);
     args.dk = narrow.view;

@@ -1,5 +1,5 @@
 // Packer and micro-sequences: the table, random documents against a definition per token, refusals.
-#include <gtest/gtest.h>
+#include "weft/prepare.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,9 +8,10 @@
 #include <numeric>
 #include <random>
 
+#include <gtest/gtest.h>
+
 #include "refusal.h"
 #include "weft/plan.h"
-#include "weft/prepare.h"
 
 namespace weft {
 namespace {
@@ -78,8 +79,10 @@ TEST(Packer, SmallOnesByHand) {
   EXPECT_DOUBLE_EQ(best.report.token_balance, 1);
   EXPECT_DOUBLE_EQ(best.report.pair_balance, 34.0 / ((34 + 24) / 2.0));  // 28 + 6 and 15 + 3 + 6 pairs
   const Packs ordered = pack_documents(lengths, {.budget = 10, .keep_order = true});
-  EXPECT_EQ(ordered.packs, (std::vector<std::vector<Piece>>{{{0, 0, 5}, {1, 0, 3}}, {{2, 0, 7}, {3, 0, 2}}, {{4, 0, 3}}}));
-  const Packs split = pack_documents(List{23, 4}, {.budget = 10, .multiple = 4, .too_long = PackOptions::TooLong::split});
+  EXPECT_EQ(ordered.packs,
+            (std::vector<std::vector<Piece>>{{{0, 0, 5}, {1, 0, 3}}, {{2, 0, 7}, {3, 0, 2}}, {{4, 0, 3}}}));
+  const Packs split =
+      pack_documents(List{23, 4}, {.budget = 10, .multiple = 4, .too_long = PackOptions::TooLong::split});
   EXPECT_EQ(split.packs, (std::vector<std::vector<Piece>>{{{0, 0, 8}}, {{0, 8, 8}}, {{0, 16, 7}}, {{1, 0, 4}}}));
   EXPECT_EQ(split.report.split_documents, 1);
   EXPECT_EQ(pack_documents(List{}, {.budget = 10}).report.packs, 0);
@@ -142,9 +145,27 @@ TEST(MicroSequences, TheTable) {
   const std::vector<Row> table = {
       {0, 0, 0, 6, 0, {5, 1}, {0, 5, 6}, {0, 5, 6}, {0, 1, 2, 3, 4, 0}, {1, 1, 1, 1, 1, 2}, {1, 1, 1, 1, 1, 2}},
       {1, 0, 6, 12, 5, {6}, {0, 6}, {0, 7}, {1, 2, 3, 4, 5, 6}, List(6, 1), List(7, 1)},
-      {0, 1, 12, 18, 5, {2, 4}, {0, 2, 6}, {0, 9, 13}, {7, 8, 0, 1, 2, 3}, {1, 1, 2, 2, 2, 2},
+      {0,
+       1,
+       12,
+       18,
+       5,
+       {2, 4},
+       {0, 2, 6},
+       {0, 9, 13},
+       {7, 8, 0, 1, 2, 3},
+       {1, 1, 2, 2, 2, 2},
        {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2}},
-      {1, 1, 18, 24, 14, {2, 4}, {0, 2, 6}, {0, 6, 10}, {4, 5, 0, 1, 2, 3}, {1, 1, 2, 2, 2, 2},
+      {1,
+       1,
+       18,
+       24,
+       14,
+       {2, 4},
+       {0, 2, 6},
+       {0, 6, 10},
+       {4, 5, 0, 1, 2, 3},
+       {1, 1, 2, 2, 2, 2},
        {1, 1, 1, 1, 1, 1, 2, 2, 2, 2}}};
   for (const Row& row : table) {
     const Window w = micros.window(row.rank, row.micro);
@@ -174,8 +195,7 @@ struct Naive {
       while (d < lengths.size() && in_document == padded[d]) ++d, in_document = 0;
       const bool real = d < lengths.size() && in_document < lengths[d];
       nobody = real ? 0 : nobody + 1;
-      all.push_back({real ? static_cast<Index>(d) : kNoDocument,
-                     real ? in_document + (d == 0 ? past : 0) : nobody - 1,
+      all.push_back({real ? static_cast<Index>(d) : kNoDocument, real ? in_document + (d == 0 ? past : 0) : nobody - 1,
                      t % (tokens / micros) / (tokens / micros / ranks), t / (tokens / micros)});
       ++in_document;
     }
@@ -271,11 +291,10 @@ TEST(MicroSequences, RandomDocumentsTokenByToken) {
       offsets.push_back(offsets.back() + padded.back());
     }
     const Index past = count > 0 && lengths[0] > 0 ? draw(0, begin) : 0;
-    const MicroSequences micros(Stream::from_used(offsets, lengths),
-                                {.ranks = ranks,
-                                 .micros = micro_count,
-                                 .remainder = MicroSplit::Remainder::pad,
-                                 .first_document_begin = begin - past});
+    const MicroSequences micros(Stream::from_used(offsets, lengths), {.ranks = ranks,
+                                                                      .micros = micro_count,
+                                                                      .remainder = MicroSplit::Remainder::pad,
+                                                                      .first_document_begin = begin - past});
     const Naive naive(lengths, padded, begin, past, ranks, micro_count);
     EXPECT_EQ(micros.rows().size(), static_cast<Index>(naive.all.size()));
     EXPECT_EQ(micros.padding(), micros.rows().end - offsets.back());

@@ -30,7 +30,7 @@ struct KeyRows {
 };
 WEFT_API Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how = {});
 
-// Memory is taken once, K and V with the first call and gradients with the first backward, and used again by every
+// Memory is taken once, for K and V by the constructor and for gradients by the first backward, and used again by every
 // micro-sequence and by the next sequence. Token t lies in row t mod rows, so nothing is ever moved inside the buffer.
 // Belongs to one thread; all ranks make the same calls in the same order.
 //
@@ -44,8 +44,8 @@ class WEFT_API KvBuffer {
   KvBuffer(KvBuffer&&) noexcept;
   KvBuffer& operator=(KvBuffer&&) = delete;
 
-  // A new sequence; what the buffer held is past. Rows before sequence.rows().begin may be filled in advance (k(), v()).
-  // Error if the sequence needs more rows than there are, or if the mask shows keys that come too late.
+  // A new sequence; what the buffer held is past. Rows before sequence.rows().begin may be filled in advance (k(),
+  // v()). Error if the sequence needs more rows than there are, or if the mask shows keys that come too late.
   void begin(const MicroSequences& sequence, const Mask& mask);
 
   // Starts to bring the keys of the next micro-sequence from all ranks into their rows; k and v are this rank's window
@@ -63,13 +63,13 @@ class WEFT_API KvBuffer {
   // Brings the missing rows of that micro-sequence, and no others.
   void gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v);
 
-  Index buffer_begin() const;        // tokens before this one are not held
-  Index row_of(Index token) const;   // token mod rows
-  TensorView k() const;              // [rows, heads, dim_qk]
-  TensorView v() const;              // [rows, heads, dim_v]
+  Index buffer_begin() const;       // tokens before this one are not held
+  Index row_of(Index token) const;  // token mod rows
+  TensorView k() const;             // [rows, heads, dim_qk]
+  TensorView v() const;             // [rows, heads, dim_v]
   // f32 sums of this rank's queries. Rows of a micro-sequence that was given back are used up; rows before the sequence
   // (a first document that began in the past) are nobody's to give back, and stay.
-  TensorView dk() const;             // [rows, heads, dim_qk]; not given before the first backward
+  TensorView dk() const;  // [rows, heads, dim_qk]; not given before the first backward
   TensorView dv() const;
 
   struct Use {

@@ -18,9 +18,9 @@ namespace weft {
 struct PackOptions {
   enum class TooLong { refuse, split };
 
-  Index budget = 0;         // rows of a pack
-  Index multiple = 1;       // documents, and parts of one, are padded to a multiple of this
-  bool keep_order = false;  // documents stay in the order given, at the price of more waste
+  Index budget = 0;                    // rows of a pack
+  Index multiple = 1;                  // documents, and parts of one, are padded to a multiple of this
+  bool keep_order = false;             // documents stay in the order given, at the price of more waste
   TooLong too_long = TooLong::refuse;  // a document whose padded length is above the budget
 };
 
@@ -36,11 +36,11 @@ struct PackReport {
   Index padding = 0;  // rows that pad documents to a multiple
   Index empty = 0;    // rows at the ends of packs
   Index packs = 0;
-  Index least_packs = 0;      // ceil(tokens / budget): no packer can do better
+  Index least_packs = 0;  // ceil(tokens / budget): no packer can do better
   Index split_documents = 0;
-  double waste = 0;           // (padding + empty) / (packs · budget)
-  double token_balance = 1;   // tokens of the fullest pack over the mean
-  double pair_balance = 1;    // the same of visible pairs under a causal mask: what attention costs
+  double waste = 0;          // (padding + empty) / (packs · budget)
+  double token_balance = 1;  // tokens of the fullest pack over the mean
+  double pair_balance = 1;   // the same of visible pairs under a causal mask: what attention costs
 };
 
 struct WEFT_API Packs {
@@ -107,7 +107,8 @@ class WEFT_API MicroSequences {
 
   // The question in rows of the K/V buffer. Queries and keys of a document end together, so both aligns mean the same.
   Problem problem(Mask mask) const;
-  // A window's slices: query rows from 0, key rows counted from keys.begin. Error if the mask shows keys outside `keys`.
+  // A window's slices: query rows from 0, key rows counted from keys.begin. Error if the mask shows keys outside
+  // `keys`.
   std::vector<Slice> slices(const Problem& problem, Index rank, Index micro, Range keys) const;
   // [rows, keys] of the window, 1 where visible, for kernels that need it. Error if keys past the window are visible.
   std::vector<std::uint8_t> dense_mask(const Problem& problem, Index rank, Index micro) const;

@@ -50,9 +50,7 @@ struct KvBuffer::Parts {
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
-  run::KvShape shape(DType dtype) const {
-    return {options.rows, options.heads, options.dim_qk, options.dim_v, dtype};
-  }
+  run::KvShape shape(DType dtype) const { return {options.rows, options.heads, options.dim_qk, options.dim_v, dtype}; }
   const Sequence& now() const {
     if (!sequence) throw Error("no sequence has begun", "call KvBuffer::begin first");
     return *sequence;
@@ -83,10 +81,10 @@ struct KvBuffer::Parts {
   run::Workspace workspace;
   Kv kv, gradients;  // gradients f32
   std::optional<Sequence> sequence;
-  Range held;               // tokens in the buffer or on their way
-  Index gathered = 0;       // micro-sequences that came, or are on their way, in the forward
-  bool backwards = false;   // a backward has begun, and
-  Index back = 0;           // backward(back - 1) is next
+  Range held;                 // tokens in the buffer or on their way
+  Index gathered = 0;         // micro-sequences that came, or are on their way, in the forward
+  bool backwards = false;     // a backward has begun, and
+  Index back = 0;             // backward(back - 1) is next
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
   std::deque<Arrival> arrivals;
   Index bytes_gathered = 0;
@@ -131,13 +129,14 @@ void KvBuffer::Parts::start(Index micro, Range tokens, const ConstKv& own) {
     if (mine.size() > 0) sends.push_back({peer, {{mine.begin - first, mine.end - first}}});
     if (theirs.size() > 0) receives.push_back({peer, places(theirs)});
   }
-  arrivals.push_back({micro, communicator.exchange(run::messages(sends, own),
-                                                   run::messages(receives, run::constant(kv)))});
+  arrivals.push_back(
+      {micro, communicator.exchange(run::messages(sends, own), run::messages(receives, run::constant(kv)))});
   bytes_gathered += tokens.size() * options.heads * (options.dim_qk + options.dim_v) * size_of(options.dtype);
 }
 
 void KvBuffer::Parts::wait_for(Index micro) {
-  const bool awaited = std::any_of(arrivals.begin(), arrivals.end(), [&](const Arrival& a) { return a.micro == micro; });
+  const bool awaited =
+      std::any_of(arrivals.begin(), arrivals.end(), [&](const Arrival& a) { return a.micro == micro; });
   while (awaited && !arrivals.empty()) {
     Arrival next = std::move(arrivals.front());
     arrivals.pop_front();
@@ -173,8 +172,8 @@ void KvBuffer::Parts::need_gradients(Index micro) {
   gradients_begin = begin;
 }
 
-// Nobody adds to the keys of `micro` any more: their gradients go to the ranks that own them, and are added in the order
-// of ranks.
+// Nobody adds to the keys of `micro` any more: their gradients go to the ranks that own them, and are added in the
+// order of ranks.
 void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   const Index local = now().micros.local();
   const bool f32_k = args.dk.dtype == DType::f32, f32_v = args.dv.dtype == DType::f32;
@@ -286,8 +285,9 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
   const Index next = p.next_backward();
   const std::optional<Index> wanted = missing(next);
   if (wanted != micro)
-    throw Error(text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
-                "ask missing() which one is");
+    throw Error(
+        text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
+        "ask missing() which one is");
   p.check_own(k, v);
   const MicroSequences& micros = p.now().micros;
   p.held.end = micros.rows(next).end;  // later ones are done: their rows are free

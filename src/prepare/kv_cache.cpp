@@ -43,8 +43,9 @@ Index KvCache::room(Index sequence) const {
 
 void KvCache::keep(Index sequence, Index used) {
   if (used < 0 || used > this->used(sequence))
-    throw Error(text("sequence ", sequence, " holds ", this->used(sequence), " rows, of which ", used, " cannot be kept"),
-                text("keep 0 to ", this->used(sequence)));
+    throw Error(
+        text("sequence ", sequence, " holds ", this->used(sequence), " rows, of which ", used, " cannot be kept"),
+        text("keep 0 to ", this->used(sequence)));
   used_[at(sequence)] = used;
 }
 

@@ -20,9 +20,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Index kMaxDrawn = 96;         // tokens
-constexpr Index kMaxLines = 64;         // windows, drawn or in the table
-constexpr Index kMaxListed = 1 << 26;   // numbers in a JSON file
+constexpr Index kMaxDrawn = 96;        // tokens
+constexpr Index kMaxLines = 64;        // windows, drawn or in the table
+constexpr Index kMaxListed = 1 << 26;  // numbers in a JSON file
 constexpr int kMargin = 14;
 
 struct Micro {
@@ -109,23 +109,36 @@ std::string position_words(const Window& w) {
   return w.lengths.size() > 4 ? words + ",…" : words;
 }
 
+// Columns on a screen: bytes that go on a character of UTF-8 take none.
+int width(const std::string& text) {
+  return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 void print_windows(const MicroSequences& s) {
-  constexpr const char* kLine = "{:<14}{:<14}{:<22}{:>8}  {:<22}{:<22}{:<14}{}\n";
-  fmt::print(kLine, "rank, micro", "window", "lengths", "first", "cu_seqlens_q", "cu_seqlens_k", "K rows", "positions");
+  std::vector<std::vector<std::string>> lines = {
+      {"rank, micro", "window", "lengths", "first", "cu_seqlens_q", "cu_seqlens_k", "K rows", "positions"}};
   for_each_window(s, kMaxLines, [&](const Window& w) {
-    fmt::print(kLine, head(w), fmt::format("{}–{}", w.begin, w.end), list_words(w.lengths), w.first_document_begin,
-               list_words(w.cu_seqlens_q), list_words(w.cu_seqlens_k),
-               fmt::format("{}:{}", w.first_document_begin, w.end), position_words(w));
+    lines.push_back({head(w), fmt::format("{}–{}", w.begin, w.end), list_words(w.lengths),
+                     fmt::format("{}", w.first_document_begin), list_words(w.cu_seqlens_q), list_words(w.cu_seqlens_k),
+                     fmt::format("{}:{}", w.first_document_begin, w.end), position_words(w)});
   });
+  std::vector<int> widths(lines.front().size(), 0);
+  for (const std::vector<std::string>& line : lines)
+    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], width(line[i]) + 2);
+  widths.back() = 0;
+  for (const std::vector<std::string>& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) fmt::print("{:<{}}", line[i], widths[i]);
+    fmt::print("\n");
+  }
   say_rest(s);
 }
 
-// Pairs of each rank over all micro-sequences, and the rows that a K/V buffer needs.
 void print_cost(const Micro& micro) {
   const MicroSequences& s = micro.sequences;
-  fmt::print("\nK/V buffer: {} rows; {} if rows that no later query sees are dropped, {} with the next keys on their way\n",
-             grouped(key_rows(s, micro.c.mask)), grouped(key_rows(s, micro.c.mask, {.drop = true})),
-             grouped(key_rows(s, micro.c.mask, {.drop = true, .ahead = true})));
+  fmt::print(
+      "\nK/V buffer: {} rows; {} if rows that no later query sees are dropped, {} with the next keys on their way\n",
+      grouped(key_rows(s, micro.c.mask)), grouped(key_rows(s, micro.c.mask, {.drop = true})),
+      grouped(key_rows(s, micro.c.mask, {.drop = true, .ahead = true})));
 }
 
 json to_json(const Micro& micro) {
@@ -160,19 +173,32 @@ json to_json(const Micro& micro) {
   return out;
 }
 
-// Every window lists its keys: a long document in many windows fills any disk.
-void check_size(const Flags& flags, const MicroSequences& s) {
-  if (s.micros() * s.ranks() > kMaxListed)
-    throw Error(fmt::format("{} windows", grouped(s.micros() * s.ranks())), "use fewer micro-sequences or ranks");
+// Past these it takes minutes, or fills the memory or a disk: every window lists its keys.
+void check_size(const Flags& flags, const Micro& micro) {
+  constexpr Index kMaxWindows = Index{1} << 20, kMaxChunks = Index{1} << 24;
+  const MicroSequences& s = micro.sequences;
+  if (s.micros() * s.ranks() > kMaxWindows)
+    throw Error(fmt::format("{} windows", grouped(s.micros() * s.ranks())),
+                fmt::format("use fewer micro-sequences or ranks: up to {} windows", grouped(kMaxWindows)));
+  if (micro.c.mask.chunk && s.rows().size() / *micro.c.mask.chunk > kMaxChunks)
+    throw Error(fmt::format("{} tokens in chunks of {}", grouped(s.rows().size()), *micro.c.mask.chunk),
+                fmt::format("use a larger chunk, or fewer tokens: up to {} chunks", kMaxChunks));
   Index numbers = 0;
-  for (Index m = 0; flags.given("json") && m < s.micros(); ++m)
-    for (Index r = 0; r < s.ranks(); ++r) {
-      const Window w = s.window(r, m);
-      numbers += w.keys() + 2 * w.rows();
-      if (numbers > kMaxListed)
-        throw Error(fmt::format("--json: the windows list more than {} numbers", grouped(kMaxListed)),
-                    "use fewer tokens, micro-sequences or ranks, or leave --json out");
-    }
+  for_each_window(s, flags.given("json") ? kMaxWindows : 0, [&](const Window& w) {
+    numbers += w.keys() + 2 * w.rows();
+    if (numbers > kMaxListed)
+      throw Error(fmt::format("--json: the windows list more than {} numbers", grouped(kMaxListed)),
+                  "use fewer tokens, micro-sequences or ranks, or leave --json out");
+  });
+}
+
+// Error if keys come too late for the mask; with a causal one they never do.
+void check_keys(const Micro& micro) {
+  const MicroSequences& s = micro.sequences;
+  if (micro.c.mask.causal) return;
+  const Problem problem = s.problem(micro.c.mask);
+  for (Index m = 0; m < min_of(s.micros(), kMaxLines); ++m)
+    for (Index r = 0; r < min_of(s.ranks(), kMaxLines); ++r) s.slices(problem, r, m, {0, s.rows(m).end});
 }
 
 }  // namespace
@@ -180,10 +206,8 @@ void check_size(const Flags& flags, const MicroSequences& s) {
 int explain_micro(const Flags& flags) {
   const Micro micro = micro_of(flags);
   const MicroSequences& s = micro.sequences;
-  check_size(flags, s);
-  for (Index m = 0; m < min_of(s.micros(), kMaxLines); ++m)  // Error if keys come too late for the mask
-    for (Index r = 0; r < min_of(s.ranks(), kMaxLines); ++r)
-      s.slices(s.problem(micro.c.mask), r, m, {0, s.rows(m).end});
+  check_size(flags, micro);
+  check_keys(micro);
   JsonOutput output(flags.find("json"));
   fmt::print("{} in {} micro-sequence{} on {} rank{}: windows of {} tokens, padding {}, mask {}\n\n",
              documents_words(micro.asked.packing()), s.micros(), s.micros() == 1 ? "" : "s", s.ranks(),
