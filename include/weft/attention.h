@@ -74,6 +74,8 @@ struct BackwardArgs {
   TensorView dq = {};         // [tq, hq, dqk]
   TensorView dk = {};         // [tk, hk, dqk]
   TensorView dv = {};         // [tk, hk, dv]
+  // dk and dv, then f32, are added to: keys that nobody sees keep what they have, bit for bit.
+  bool add_keys = false;
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
 };
 

@@ -19,6 +19,7 @@ struct KernelRequest {
   DType dtype = DType::f32;
   Index dim_qk = 0, dim_v = 0;
   bool partial = false;
+  bool add_keys = false;
 };
 
 struct Kernel {

@@ -71,7 +71,12 @@ class Ranks {
   }
 
   AttendReport run() {
-    run_ranks(case_.ranks, [this](Communicator& communicator) { run_rank(communicator); });
+    if (way_.world == nullptr) {
+      run_ranks(case_.ranks, [this](Communicator& communicator) { run_rank(communicator); });
+    } else {
+      run_rank(*way_.world);
+      share(*way_.world);
+    }
     compare_ranks("max_logit", max_logit_);
     compare_ranks("dsink", dsink_);
     results_.max_logit = max_logit_.front();
@@ -137,6 +142,47 @@ class Ranks {
     unshard(k, "dk", dk, results_.dk);
     unshard(k, "dv", dv, results_.dv);
     if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
+  }
+
+  // Every process gets every rank's results, so that all come to the same verdict.
+  void share(Communicator& world) {
+    const auto me = static_cast<std::size_t>(world.rank());
+    share_rows(world, layouts_.q, {&results_.out, &results_.lse, &results_.dq});
+    share_rows(world, layouts_.k, {&results_.dk, &results_.dv});
+    for (std::vector<std::vector<double>>* of : {&max_logit_, &dsink_}) {
+      std::vector<Block> blocks;
+      for (std::vector<double>& numbers : *of) {
+        numbers.resize((*of)[me].size());
+        blocks.push_back(block_of(numbers.data(), numbers.size() * sizeof(double)));
+      }
+      world.all_gather(blocks[me], blocks).wait();
+    }
+    double faults = fault_ ? 1 : 0;
+    world.all_reduce(&faults, DType::f64, 1, Reduce::sum).wait();
+    if (faults > 0) fail("another rank has seen a fault");
+  }
+
+  void share_rows(Communicator& world, const Layout& layout, const std::vector<Tensor*>& tensors) {
+    for (Tensor* tensor : tensors) {
+      std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(world.ranks()), tensor->bytes);
+      std::vector<Block> blocks;
+      for (std::vector<std::byte>& bytes : all) blocks.push_back(block_of(bytes.data(), bytes.size()));
+      world.all_gather(block_of(tensor->bytes.data(), tensor->bytes.size()), blocks).wait();
+      const auto row = static_cast<std::size_t>(tensor->row_bytes());
+      for (Index rank = 0; rank < world.ranks(); ++rank) {
+        for (const Index token : layout.tokens(rank)) {
+          if (token == kNoToken) continue;
+          const std::size_t at = static_cast<std::size_t>(token) * row;
+          std::copy_n(all[static_cast<std::size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(at), row,
+                      tensor->bytes.begin() + static_cast<std::ptrdiff_t>(at));
+        }
+      }
+    }
+  }
+
+  static Block block_of(void* data, std::size_t size) {
+    const auto bytes = static_cast<Index>(size);
+    return {.data = data, .rows = 1, .parts = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
   }
 
   // Ranks write to different tokens, so they need no lock.

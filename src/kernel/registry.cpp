@@ -146,7 +146,7 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
-  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false}).backward(args);
+  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys}).backward(args);
 }
 
 }  // namespace weft

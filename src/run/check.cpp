@@ -42,6 +42,7 @@ void check_forward(const Schedule& s, const ForwardArgs& args) {
 void check_backward(const Schedule& s, const BackwardArgs& args) {
   if (!args.slices.empty())
     throw Error("slices are given to an executor", "leave them out: they are its schedule's business");
+  if (args.add_keys) throw Error("add_keys is given to an executor", "add its dk and dv yourself, or use a KvBuffer");
   check_shape(s, args.q, args.k, args.attention);
   reference::check_backward(args);
   if (!args.out.given() && args.q.rows > 0)  // no rows: nothing to tell a tensor from none

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "json_file.h"
+#include "micro.h"
 #include "numbers.h"
 #include "picture.h"
 #include "shares.h"
@@ -80,12 +81,15 @@ const std::vector<FlagSpec>& explain_flags() {
   static const std::vector<FlagSpec> flags = {
       {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
       {"view", "NAME", "auto (default), picture or table"},
-      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"}};
+      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
+      {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
+      {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
   return flags;
 }
 
 int explain(const Flags& flags) {
   if (flags.given("support")) return explain_support(flags);
+  if (flags.given("micro")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);
   check_size(c, problem);

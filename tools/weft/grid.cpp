@@ -20,7 +20,7 @@ void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
   check::Oracle oracle(problem.question, check::executor_arithmetic(problem.question), problem.rows);
   for (std::size_t i = 0; i < problem.cells.size(); ++i) {
     const GridCell& cell = problem.cells[i];
-    put(i, try_schedule(oracle, cell.placed, {cell.schedule, how.kernel, how.checked}));
+    put(i, try_schedule(oracle, cell.placed, {cell.schedule, how.kernel, how.checked, how.world}));
   }
 }
 

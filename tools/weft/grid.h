@@ -52,6 +52,7 @@ struct GridRun {
   Index threads = 1;
   std::string kernel = {};
   bool checked = false;  // executors are
+  Communicator* world = nullptr;  // of processes, of which this is one; none: ranks are threads
   std::function<void(Index done, Index failed)> progress = {};
 };
 

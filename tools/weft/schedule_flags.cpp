@@ -28,6 +28,7 @@ void check_used(const Flags& flags, const std::vector<std::string>& kinds) {
   const std::vector<Owners> all = {{"key-order", {"all_gather", "hybrid"}},
                                    {"head-groups", {"all_gather", "hybrid"}},
                                    {"inside", {"hybrid"}},
+                                   {"mesh", {"hybrid"}},
                                    {"across", {"hybrid"}},
                                    {"stages", {"exact"}}};
   for (const auto& [flag, schedules] : all) {
@@ -42,6 +43,22 @@ Index positive(const Flags& flags, std::string_view name, Index otherwise) {
   const Index value = flags.whole(name, otherwise, "2");
   if (value < 1) throw Error(fmt::format("--{} {}", name, value), "use 1 or more");
   return value;
+}
+
+// Ranks inside: --inside A, or --mesh AxB if that makes up the ranks.
+Index inside_of(const Flags& flags, Index otherwise) {
+  const std::string* mesh = flags.find("mesh");
+  if (!mesh) return positive(flags, "inside", otherwise);
+  flags.exclude("mesh", {"inside"}, "say the mesh, or its inside");
+  const std::vector<std::string_view> sides = split(*mesh, 'x');
+  const auto side = [&](std::size_t i) { return whole_number("--mesh", sides[i], "2x4"); };
+  const Index inside = sides.size() == 2 ? side(0) : 0, across = sides.size() == 2 ? side(1) : 0;
+  if (inside < 1 || across < 1) throw Error(fmt::format("--mesh {}", *mesh), "write two sizes, e.g. --mesh 2x4");
+  constexpr Index kDefaultRanks = 4;
+  const Index ranks = flags.whole("ranks", kDefaultRanks, "8");
+  if (inside > ranks || across > ranks || inside * across != ranks)
+    throw Error(fmt::format("--mesh {} of {} ranks", *mesh, ranks), "let --ranks be the product of the two sizes");
+  return inside;
 }
 
 std::vector<ScheduleKind> across_of(const Flags& flags, const std::vector<ScheduleKind>& otherwise) {
@@ -73,9 +90,10 @@ const std::vector<FlagSpec>& schedule_flags() {
       {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
+      {"mesh", "AxB", "hybrid: the same with both sides said, --ranks A*B --inside A"},
       {"across", "LIST", "hybrid: how the other groups' keys come, ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
-      {"comm", "NAME", "what moves the bytes: threads"},
+      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."},
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"},
       {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"},
       {"head-map", "LIST", "0,1,1: the K/V head of each query head"}};
@@ -102,7 +120,7 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
   const std::vector<ScheduleKind> across = across_of(flags, otherwise.across);
   const ScheduleOptions usual;
   const Index groups = positive(flags, "head-groups", usual.head_groups);
-  const Index inside = positive(flags, "inside", usual.inside), stages = positive(flags, "stages", usual.stages);
+  const Index inside = inside_of(flags, usual.inside), stages = positive(flags, "stages", usual.stages);
   std::vector<ScheduleOptions> all;
   for (const std::string& kind : kinds) {
     ScheduleOptions options{.kind = schedule_kind(kind)};
@@ -129,8 +147,8 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
 
 std::string communicator_of(const Flags& flags) {
   const std::string name = flags.text("comm", "threads");
-  if (name != "threads")
-    throw Error(fmt::format("--comm: there is no communicator '{}' in this build", name), "use threads");
+  if (name != "threads" && name != "mpi")
+    throw Error(fmt::format("--comm: there is no communicator '{}'", name), "use threads or mpi");
   return name;
 }
 

@@ -66,14 +66,15 @@ int verdict(const Flags& flags, const Tally& tally) {
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
 Method method_of(const Flags& flags) {
   if (!flags.given("schedule")) {
-    for (const char* name : {"key-order", "head-groups", "inside", "across", "stages", "comm", "format", "checked"}) {
+    for (const char* name : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
       if (flags.given(name))
         throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
                     "add e.g. --schedule all, or leave it out");
     }
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
-  communicator_of(flags);
+  if (communicator_of(flags) != "threads")
+    throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
           .schedules = schedules_of(flags, *flags.find("schedule"), {}),
           .checked = flags.given("checked")};

@@ -13,6 +13,7 @@
 #include "json_file.h"
 #include "matrix.h"
 #include "numbers.h"
+#include "over_mpi.h"
 #include "schedule_flags.h"
 #include "te_grid.h"
 #include "terminal.h"
@@ -27,7 +28,7 @@ constexpr Index kMaxThreads = 1024;
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
   std::vector<std::string_view> others = problem_flags();
-  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "stages"});
+  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "mesh", "stages"});
   others.push_back(grid == "set" ? "matrix" : "set");
   if (grid == "set") others.push_back("layout");
   for (const std::string_view name : taken) std::erase(others, name);
@@ -36,6 +37,12 @@ void exclude_problems(const Flags& flags, std::string_view grid, const std::vect
 }
 
 std::vector<Index> ranks_of(const Flags& flags, std::string_view otherwise) {
+  if (const Communicator* world = mpi_world()) {
+    if (flags.whole("ranks", world->ranks(), "4") != world->ranks())
+      throw Error(fmt::format("--ranks {} with {} ranks of MPI", *flags.find("ranks"), world->ranks()),
+                  "leave --ranks out, or start as many");
+    return {world->ranks()};
+  }
   const std::vector<Index> ranks = whole_numbers("--ranks", flags.text("ranks", otherwise), "2,3,4,8");
   for (const Index n : ranks) {
     if (n < 1 || n > kMaxThreadRanks)
@@ -74,12 +81,14 @@ void show_progress(Index done, Index all, Index failed) {
 }
 
 int verify_grid(const Flags& flags, const Grid& grid) {
-  const Index threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
+  Communicator* world = mpi_world();
+  const Index threads =
+      world != nullptr ? 1 : flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
   if (threads < 1 || threads > kMaxThreads)
     throw Error(fmt::format("--threads {}", threads), fmt::format("use from 1 to {}", kMaxThreads));
   const std::string kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "";
   const std::string communicator = communicator_of(flags);
-  JsonOutput output(flags.find("json"));
+  JsonOutput output(world != nullptr && world->rank() > 0 ? nullptr : flags.find("json"));
   fmt::print("{}: {} runs of {} problems, kernel {}, communicator {}.\n", grid.title, grouped(grid.cells()),
              grouped(static_cast<Index>(grid.problems.size())), kernel.empty() ? "auto" : kernel, communicator);
   const auto sampled = std::find_if(grid.problems.begin(), grid.problems.end(), [](const auto& p) { return p.rows; });
@@ -92,7 +101,11 @@ int verify_grid(const Flags& flags, const Grid& grid) {
              flags.given("checked") ? "; executors are checked" : "; bytes and messages against traffic()");
   std::fflush(stdout);
   const auto progress = [&](Index done, Index failed) { show_progress(done, grid.cells(), failed); };
-  const GridRun how{.threads = threads, .kernel = kernel, .checked = flags.given("checked"), .progress = progress};
+  const GridRun how{.threads = threads,
+                    .kernel = kernel,
+                    .checked = flags.given("checked"),
+                    .world = world,
+                    .progress = progress};
   const GridTable table(grid, run_grid(grid, how), how);
   table.print();
   output.write(table.to_json());

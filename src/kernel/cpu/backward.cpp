@@ -89,7 +89,7 @@ class Backward {
     for (const HeadGroup& g : groups_) used[static_cast<std::size_t>(g.kv_head)] = !g.heads.empty();
     for (Index r = 0; r < args_.q.rows; ++r)
       for (Index h = 0; !rows[static_cast<std::size_t>(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
-    for (Index r = 0; r < args_.k.rows; ++r)
+    for (Index r = 0; !args_.add_keys && r < args_.k.rows; ++r)
       for (Index h = 0; h < args_.k.heads; ++h) {
         if (keys[static_cast<std::size_t>(r)] && used[static_cast<std::size_t>(h)]) continue;
         clear_row(args_.dk, r, h);
@@ -140,8 +140,9 @@ class Backward {
     const std::vector<float> sums = std::move(family.sums[p]);
     const float *dk = sums.data(), *dv = dk + part.sums.size() * width_k_;
     const bool only = c.parts.size() == 1, last = p + 1 == c.parts.size();
-    const bool in_place = !only && args_.dk.dtype == DType::f32 && args_.dv.dtype == DType::f32;
-    if (p == 0 && in_place) clear_keys(family);
+    const bool f32 = args_.dk.dtype == DType::f32 && args_.dv.dtype == DType::f32;
+    const bool in_place = args_.add_keys || (!only && f32);
+    if (p == 0 && in_place && !args_.add_keys) clear_keys(family);
     if (!only && !in_place) {
       family.total.resize(static_cast<std::size_t>(c.sum_rows * (width_k_ + width_v_)), 0.0f);
       add_rows(dk, part.sums, width_k_, family.total.data());

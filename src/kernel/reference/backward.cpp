@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "kernel/reference/inputs.h"
 
 namespace weft {
@@ -96,6 +98,30 @@ void attend_back(const BackwardArgs& args, const Slice& slice, const RowStatisti
   }
 }
 
+// Keys that somebody sees: the sum of what they have and what is new, rounded once.
+void add_to_keys(const BackwardArgs& args, Gradients& to) {
+  std::vector<double> old(static_cast<std::size_t>(max_of(args.k.dim, args.v.dim)));
+  std::vector<char> done(static_cast<std::size_t>(args.k.rows), 0);
+  const auto add = [&](const TensorView& view, Index row, std::vector<double>& sums) {
+    for (Index head = 0; head < view.heads; ++head) {
+      load_row(view, row, head, old.data());
+      add_scaled(sums.data() + (row * view.heads + head) * view.dim, 1, old.data(), view.dim);
+    }
+  };
+  for (const Slice& slice : args.slices) {
+    const Range keys = touched_keys(slice);
+    for (Index row = keys.begin; row < keys.end; ++row) {
+      if (std::exchange(done[static_cast<std::size_t>(row)], 1)) continue;
+      add(args.dk, row, to.dk);
+      add(args.dv, row, to.dv);
+      for (Index head = 0; head < args.k.heads; ++head) {
+        store_row(args.dk, row, head, to.dk.data() + (row * args.k.heads + head) * args.k.dim);
+        store_row(args.dv, row, head, to.dv.data() + (row * args.k.heads + head) * args.v.dim);
+      }
+    }
+  }
+}
+
 void write_dsink(const BackwardArgs& args, const RowStatistics& rows) {
   std::vector<double> dsink(static_cast<std::size_t>(args.q.heads));
   for_each_seeing(args, rows, [&](Index, Index head, std::size_t at) {
@@ -115,8 +141,12 @@ void reference_backward(const BackwardArgs& args) {
   reference::Gradients gradients{reference::zeros(args.q), reference::zeros(args.k), reference::zeros(args.v)};
   for (const Slice& slice : args.slices) reference::attend_back(args, slice, rows, gradients);
   from_f64(gradients.dq, args.dq);
-  from_f64(gradients.dk, args.dk);
-  from_f64(gradients.dv, args.dv);
+  if (args.add_keys) {
+    reference::add_to_keys(args, gradients);
+  } else {
+    from_f64(gradients.dk, args.dk);
+    from_f64(gradients.dv, args.dv);
+  }
   if (args.dsink.given()) reference::write_dsink(args, rows);
 }
 

@@ -131,6 +131,10 @@ void check_backward(const BackwardArgs& args) {
   check_tensor(args.dq, like(args.q, "dq", true));
   check_tensor(args.dk, like(args.k, "dk", true));
   check_tensor(args.dv, like(args.v, "dv", true));
+  if (args.add_keys && (args.dk.dtype != DType::f32 || args.dv.dtype != DType::f32)) {
+    throw Error(text("add_keys with a dk of ", name(args.dk.dtype), " and a dv of ", name(args.dv.dtype)),
+                "give f32 to add to, and round at the end");
+  }
   if (!args.dsink.given()) return;
   if (args.attention.sink.kind != Sink::Kind::learnable) {
     throw Error("dsink is asked for and the sink is not learnable", "leave dsink out, or use Sink::learnable(logits)");

@@ -1,0 +1,46 @@
+// Decoding: few queries on K and V of earlier tokens, which lie in rows that were set aside for each sequence.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "weft/attention.h"
+#include "weft/config.h"
+#include "weft/mask.h"
+#include "weft/packing.h"
+
+namespace weft {
+
+// Sequence i has the rows [offsets[i], offsets[i + 1]) of the caller's tensors, of which the first used(i) are filled.
+// The others are never read, so they may hold anything.
+class WEFT_API KvCache {
+ public:
+  // k [rows, hk, dqk] and v [rows, hk, dv] belong to the caller. `used` empty: nothing is filled yet.
+  KvCache(const TensorView& k, const TensorView& v, std::span<const Index> offsets, std::span<const Index> used = {});
+
+  Index sequences() const { return static_cast<Index>(used_.size()); }
+  Index used(Index sequence) const;
+  Index room(Index sequence) const;  // rows that are left
+  // Forgets all rows but the first `used`: a sequence that ended, or tokens that were rejected.
+  void keep(Index sequence, Index used);
+
+  // counts[i] new rows of sequence i, packed one after another in k and v. Error, and nothing written, if there is no
+  // room for some.
+  void append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v);
+
+  // counts[i] queries of sequence i, packed one after another: the last so many positions of what it holds, so the mask
+  // is aligned bottom_right.
+  std::vector<Slice> slices(std::span<const Index> counts, Mask mask = {.causal = true}) const;
+  // Attends them; k, v and slices of `args` must be left out.
+  void attend(std::span<const Index> counts, const ForwardArgs& args, const Mask& mask = {.causal = true},
+              std::string_view kernel = "") const;
+
+ private:
+  void check_counts(std::span<const Index> counts) const;
+
+  TensorView k_, v_;
+  std::vector<Index> offsets_, used_;
+};
+
+}  // namespace weft

@@ -1,0 +1,104 @@
+#include "weft/kv_cache.h"
+
+#include <cstring>
+#include <utility>
+
+#include "text.h"
+#include "weft/error.h"
+#include "weft/kernel.h"
+
+namespace weft {
+namespace {
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+void copy_row(const ConstTensorView& from, Index from_row, const TensorView& to, Index to_row) {
+  const Index size = size_of(to.dtype);
+  for (Index head = 0; head < to.heads; ++head)
+    std::memcpy(static_cast<char*>(to.data) + to.offset(to_row, head) * size,
+                static_cast<const char*>(from.data) + from.offset(from_row, head) * size, at(to.dim * size));
+}
+
+}  // namespace
+
+KvCache::KvCache(const TensorView& k, const TensorView& v, std::span<const Index> offsets, std::span<const Index> used)
+    : k_(k), v_(v) {
+  check_tensor(k, {.name = "k", .output = true});
+  const DType dtype[] = {k.dtype};
+  check_tensor(v, {.name = "v", .rows = k.rows, .heads = k.heads, .dtypes = dtype, .output = true});
+  const std::vector<Index> nothing(offsets.empty() ? 0 : offsets.size() - 1, 0);
+  const Stream stream = Stream::from_used(offsets, used.empty() ? std::span<const Index>(nothing) : used, k.rows);
+  offsets_.assign(stream.offsets().begin(), stream.offsets().end());
+  used_.assign(stream.used_lengths().begin(), stream.used_lengths().end());
+}
+
+Index KvCache::used(Index sequence) const {
+  detail::check_part("sequences", sequence, 1, sequences());
+  return used_[at(sequence)];
+}
+
+Index KvCache::room(Index sequence) const {
+  return offsets_[at(sequence) + 1] - offsets_[at(sequence)] - used(sequence);
+}
+
+void KvCache::keep(Index sequence, Index used) {
+  if (used < 0 || used > this->used(sequence))
+    throw Error(
+        text("sequence ", sequence, " holds ", this->used(sequence), " rows, of which ", used, " cannot be kept"),
+        text("keep 0 to ", this->used(sequence)));
+  used_[at(sequence)] = used;
+}
+
+void KvCache::check_counts(std::span<const Index> counts) const {
+  if (counts.size() != used_.size())
+    throw Error(text(counts.size(), " counts for ", used_.size(), " sequences"), "give one a sequence, 0 for none");
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    if (counts[i] < 0) throw Error(text("sequence ", i, ": count ", counts[i]), "give 0 or more");
+}
+
+void KvCache::append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v) {
+  check_counts(counts);
+  Index rows = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const Index left = room(static_cast<Index>(i));
+    if (counts[i] > left)
+      throw Error(text("sequence ", i, ": ", counts[i], " new rows, and room for ", left),
+                  "set more rows aside for it, or keep() fewer of the old ones");
+    rows += counts[i];
+  }
+  const DType dtype[] = {k_.dtype};
+  check_tensor(k, {.name = "k", .rows = rows, .heads = k_.heads, .dim = k_.dim, .dtypes = dtype});
+  check_tensor(v, {.name = "v", .rows = rows, .heads = v_.heads, .dim = v_.dim, .dtypes = dtype});
+  Index row = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    for (Index n = 0; n < counts[i]; ++n, ++row, ++used_[i]) {
+      copy_row(k, row, k_, offsets_[i] + used_[i]);
+      copy_row(v, row, v_, offsets_[i] + used_[i]);
+    }
+  }
+}
+
+std::vector<Slice> KvCache::slices(std::span<const Index> counts, Mask mask) const {
+  check_counts(counts);
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    if (counts[i] > used_[i])
+      throw Error(text("sequence ", i, ": ", counts[i], " queries, and it holds ", used_[i], " rows"),
+                  "append the keys of the queries first");
+  if (!mask.slices) mask.align = Align::bottom_right;
+  const Packing packing(Stream::from_lengths(counts), Stream::from_used(offsets_, used_, k_.rows));
+  return Problem(packing, std::move(mask)).global_slices();
+}
+
+void KvCache::attend(std::span<const Index> counts, const ForwardArgs& args, const Mask& mask,
+                     std::string_view kernel) const {
+  if (args.k.given() || args.v.given() || !args.slices.empty())
+    throw Error("k, v or slices are given with a cache", "leave them out: they are the cache's own");
+  const std::vector<Slice> all = slices(counts, mask);
+  ForwardArgs whole = args;
+  whole.k = k_;
+  whole.v = v_;
+  whole.slices = all;
+  weft::attend(whole, kernel);
+}
+
+}  // namespace weft

@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "text.h"
+#include "weft/error.h"
+#include "weft/plan.h"
+#include "weft/prepare.h"
+
+namespace weft {
+namespace {
+
+Index padded(Index length, Index multiple) { return ceil_div(length, multiple) * multiple; }
+// The longest part of a document that a pack can hold.
+Index longest_piece(const PackOptions& o) { return floor_div(o.budget, o.multiple) * o.multiple; }
+
+void check(std::span<const Index> lengths, const PackOptions& o) {
+  if (o.budget < 1 || o.budget > kMaxTokens)
+    throw Error(text("a pack of ", o.budget, " rows"), text("give a budget from 1 to ", kMaxTokens));
+  if (o.multiple < 1 || o.multiple > o.budget)
+    throw Error(text("documents padded to a multiple of ", o.multiple, " in packs of ", o.budget, " rows"),
+                text("use a multiple from 1 to ", o.budget));
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] < 0 || lengths[i] > kMaxTokens)
+      throw Error(text("document ", i, " has length ", lengths[i]), text("use lengths from 0 to ", kMaxTokens));
+    if (o.too_long == PackOptions::TooLong::refuse && padded(lengths[i], o.multiple) > o.budget)
+      throw Error(text("document ", i, ": padded length ", padded(lengths[i], o.multiple), " is above the budget of ",
+                       o.budget, " rows"),
+                  "give a larger budget, or split it (PackOptions::TooLong::split)");
+  }
+}
+
+// Documents as they are, or cut into parts as long as a pack can hold and a rest.
+std::vector<Piece> pieces_of(std::span<const Index> lengths, const PackOptions& o) {
+  const Index longest = longest_piece(o);
+  std::vector<Piece> pieces;
+  pieces.reserve(lengths.size());
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    Index begin = 0;
+    for (; lengths[i] - begin > longest; begin += longest) pieces.push_back({static_cast<Index>(i), begin, longest});
+    pieces.push_back({static_cast<Index>(i), begin, lengths[i] - begin});
+  }
+  return pieces;
+}
+
+// The room that is left in each pack, the fullest first.
+class Rooms {
+ public:
+  explicit Rooms(Packs& to) : to_(to) {}
+
+  void put_best(const Piece& piece, Index rows) {
+    const auto found = rooms_.lower_bound({rows, 0});
+    const Room room = found != rooms_.end() ? *found : open();
+    if (found != rooms_.end()) rooms_.erase(found);
+    put(piece, rows, room);
+  }
+  void put_last(const Piece& piece, Index rows) {
+    const bool fits = !rooms_.empty() && rooms_.begin()->rows >= rows;
+    const Room room = fits ? *rooms_.begin() : open();
+    rooms_.clear();
+    put(piece, rows, room);
+  }
+
+ private:
+  struct Room {
+    Index rows, pack;
+    auto operator<=>(const Room&) const = default;  // of equal rooms the oldest pack
+  };
+
+  Room open() {
+    to_.packs.emplace_back();
+    return {to_.options.budget, static_cast<Index>(to_.packs.size()) - 1};
+  }
+  void put(const Piece& piece, Index rows, Room room) {
+    to_.packs[static_cast<std::size_t>(room.pack)].push_back(piece);
+    rooms_.insert({room.rows - rows, room.pack});
+  }
+
+  Packs& to_;
+  std::set<Room> rooms_;
+};
+
+double over_mean(const std::vector<double>& values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  if (sum == 0) return 1;
+  return *std::max_element(values.begin(), values.end()) * static_cast<double>(values.size()) / sum;
+}
+
+PackReport report_of(const Packs& packs) {
+  PackReport r{.packs = static_cast<Index>(packs.packs.size())};
+  std::vector<double> tokens, pairs;
+  for (const std::vector<Piece>& pack : packs.packs) {
+    Index in_pack = 0;
+    double pairs_in_pack = 0;
+    for (const Piece& piece : pack) {
+      const double length = static_cast<double>(piece.length);
+      in_pack += piece.length;
+      pairs_in_pack += length * (length + 1) / 2;
+      r.padding += padded(piece.length, packs.options.multiple) - piece.length;
+      r.split_documents += piece.begin == longest_piece(packs.options) ? 1 : 0;  // second parts
+    }
+    r.tokens += in_pack;
+    tokens.push_back(static_cast<double>(in_pack));
+    pairs.push_back(pairs_in_pack);
+  }
+  const Index rows = r.packs * packs.options.budget;
+  r.empty = rows - r.tokens - r.padding;
+  r.least_packs = ceil_div(r.tokens, packs.options.budget);
+  r.waste = rows == 0 ? 0 : static_cast<double>(rows - r.tokens) / static_cast<double>(rows);
+  r.token_balance = over_mean(tokens);
+  r.pair_balance = over_mean(pairs);
+  return r;
+}
+
+}  // namespace
+
+Packs pack_documents(std::span<const Index> lengths, const PackOptions& options) {
+  check(lengths, options);
+  Packs packs{options, {}, {}};
+  std::vector<Piece> pieces = pieces_of(lengths, options);
+  Rooms rooms(packs);
+  if (!options.keep_order)
+    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+      if (a.length != b.length) return a.length > b.length;
+      return a.document != b.document ? a.document < b.document : a.begin < b.begin;
+    });
+  for (const Piece& piece : pieces) {
+    const Index rows = padded(piece.length, options.multiple);
+    if (options.keep_order)
+      rooms.put_last(piece, rows);
+    else
+      rooms.put_best(piece, rows);
+  }
+  for (std::vector<Piece>& pack : packs.packs)
+    std::sort(pack.begin(), pack.end(), [](const Piece& a, const Piece& b) {
+      return a.document != b.document ? a.document < b.document : a.begin < b.begin;
+    });
+  packs.report = report_of(packs);
+  return packs;
+}
+
+Stream Packs::stream(Index pack) const {
+  if (pack < 0 || pack >= static_cast<Index>(packs.size()))
+    throw Error(text("pack ", pack, " of ", packs.size()), "name one that there is");
+  std::vector<Index> offsets{0}, used;
+  for (const Piece& piece : packs[static_cast<std::size_t>(pack)]) {
+    offsets.push_back(offsets.back() + padded(piece.length, options.multiple));
+    used.push_back(piece.length);
+  }
+  return Stream::from_used(offsets, used, options.budget);
+}
+
+}  // namespace weft

@@ -1,0 +1,352 @@
+// Packer and micro-sequences: the table, random documents against a definition per token, refusals.
+#include "weft/prepare.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "refusal.h"
+#include "weft/plan.h"
+
+namespace weft {
+namespace {
+
+using List = std::vector<Index>;
+
+List lognormal(Index count, double median, double sigma, Index longest, unsigned seed) {
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<double> normal;
+  List lengths;
+  for (Index i = 0; i < count; ++i)
+    lengths.push_back(std::clamp(static_cast<Index>(median * std::exp(sigma * normal(engine))), Index{1}, longest));
+  return lengths;
+}
+
+// Every token of every document lies in exactly one piece, and every pack keeps to its budget.
+void expect_whole(const Packs& packs, const List& lengths) {
+  std::vector<std::vector<Piece>> by_document(lengths.size());
+  Index tokens = 0, padding = 0;
+  for (std::size_t p = 0; p < packs.packs.size(); ++p) {
+    const Stream stream = packs.stream(static_cast<Index>(p));
+    EXPECT_LE(stream.extent().end, packs.options.budget);
+    EXPECT_EQ(stream.tokens(), packs.options.budget);
+    EXPECT_FALSE(packs.packs[p].empty());
+    for (std::size_t i = 0; i < packs.packs[p].size(); ++i) {
+      const Piece& piece = packs.packs[p][i];
+      by_document[static_cast<std::size_t>(piece.document)].push_back(piece);
+      EXPECT_EQ(stream.used(static_cast<Index>(i)), piece.length);
+      EXPECT_EQ(stream.offset(static_cast<Index>(i)) % packs.options.multiple, 0);
+      tokens += piece.length;
+      padding += stream.padded(static_cast<Index>(i)) - piece.length;
+    }
+  }
+  Index split = 0;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    std::sort(by_document[i].begin(), by_document[i].end(), [](auto& a, auto& b) { return a.begin < b.begin; });
+    Index at = 0;
+    for (const Piece& piece : by_document[i]) {
+      EXPECT_EQ(piece.begin, at);
+      at += piece.length;
+    }
+    EXPECT_EQ(at, lengths[i]);
+    EXPECT_FALSE(by_document[i].empty());
+    split += by_document[i].size() > 1 ? 1 : 0;
+  }
+  const PackReport& r = packs.report;
+  const Index rows = static_cast<Index>(packs.packs.size()) * packs.options.budget;
+  EXPECT_EQ(r.tokens, tokens);
+  EXPECT_EQ(r.padding, padding);
+  EXPECT_EQ(r.empty, rows - tokens - padding);
+  EXPECT_EQ(r.packs, static_cast<Index>(packs.packs.size()));
+  EXPECT_EQ(r.split_documents, split);
+  if (rows > 0) {
+    EXPECT_DOUBLE_EQ(r.waste, static_cast<double>(padding + r.empty) / static_cast<double>(rows));
+  }
+  EXPECT_GE(r.token_balance, 1);
+  EXPECT_GE(r.pair_balance, 1);
+}
+
+TEST(Packer, SmallOnesByHand) {
+  const List lengths{5, 3, 7, 2, 3};
+  const Packs best = pack_documents(lengths, {.budget = 10});
+  EXPECT_EQ(best.packs, (std::vector<std::vector<Piece>>{{{1, 0, 3}, {2, 0, 7}}, {{0, 0, 5}, {3, 0, 2}, {4, 0, 3}}}));
+  EXPECT_EQ(best.report.least_packs, 2);
+  EXPECT_DOUBLE_EQ(best.report.token_balance, 1);
+  EXPECT_DOUBLE_EQ(best.report.pair_balance, 34.0 / ((34 + 24) / 2.0));  // 28 + 6 and 15 + 3 + 6 pairs
+  const Packs ordered = pack_documents(lengths, {.budget = 10, .keep_order = true});
+  EXPECT_EQ(ordered.packs,
+            (std::vector<std::vector<Piece>>{{{0, 0, 5}, {1, 0, 3}}, {{2, 0, 7}, {3, 0, 2}}, {{4, 0, 3}}}));
+  const Packs split =
+      pack_documents(List{23, 4}, {.budget = 10, .multiple = 4, .too_long = PackOptions::TooLong::split});
+  EXPECT_EQ(split.packs, (std::vector<std::vector<Piece>>{{{0, 0, 8}}, {{0, 8, 8}}, {{0, 16, 7}}, {{1, 0, 4}}}));
+  EXPECT_EQ(split.report.split_documents, 1);
+  EXPECT_EQ(pack_documents(List{}, {.budget = 10}).report.packs, 0);
+  expect_whole(pack_documents(List{0, 0}, {.budget = 10}), {0, 0});
+}
+
+TEST(Packer, RandomDocumentsAreWholeAndInOrder) {
+  std::mt19937_64 engine(3);
+  for (int round = 0; round < 300; ++round) {
+    const PackOptions options{.budget = 40 + static_cast<Index>(engine() % 100),
+                              .multiple = 1 + static_cast<Index>(engine() % 9),
+                              .keep_order = engine() % 2 == 0,
+                              .too_long = PackOptions::TooLong::split};
+    List lengths(engine() % 60);
+    for (Index& n : lengths) n = static_cast<Index>(engine() % (engine() % 5 == 0 ? 400 : 30));
+    const Packs packs = pack_documents(lengths, options);
+    expect_whole(packs, lengths);
+    if (!options.keep_order) continue;
+    Piece last{-1, 0, 0};
+    for (const std::vector<Piece>& pack : packs.packs) {
+      for (const Piece& piece : pack) {
+        EXPECT_TRUE(piece.document > last.document || (piece.document == last.document && piece.begin > last.begin));
+        last = piece;
+      }
+    }
+  }
+}
+
+TEST(Packer, ShortDocumentsFillTheirPacks) {
+  for (const unsigned seed : {1u, 2u, 3u}) {
+    const List lengths = lognormal(100000, 400, 1, 4096, seed);
+    const auto begin = std::chrono::steady_clock::now();
+    const Packs packs = pack_documents(lengths, {.budget = 65536});
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    expect_whole(packs, lengths);
+    EXPECT_LE(static_cast<double>(packs.report.packs), 1.01 * static_cast<double>(packs.report.least_packs));
+#ifdef NDEBUG
+    EXPECT_LT(seconds, 1);
+#else
+    (void)seconds;
+#endif
+  }
+}
+
+TEST(Packer, Refuses) {
+  expect_refusal([] { pack_documents(List{4, 11}, {.budget = 10}); }, {"document 1", "11", "10", "split"});
+  expect_refusal([] { pack_documents(List{9}, {.budget = 10, .multiple = 4}); }, {"padded length 12"});
+  expect_refusal([] { pack_documents(List{9}, {.budget = 0}); }, {"0 rows"});
+  expect_refusal([] { pack_documents(List{9}, {.budget = 10, .multiple = 11}); }, {"multiple of 11", "1 to 10"});
+  expect_refusal([] { pack_documents(List{-1}, {.budget = 10}); }, {"document 0", "-1"});
+  expect_refusal([] { pack_documents(List{1}, {.budget = 10}).stream(1); }, {"pack 1 of 1"});
+}
+
+TEST(MicroSequences, TheTable) {
+  const MicroSequences micros(Stream::from_lengths(List{5, 9, 6, 4}), {.ranks = 2, .micros = 2});
+  struct Row {
+    Index rank, micro, begin, end, first;
+    List lengths, cu_q, cu_k, positions, index_q, index_k;
+  };
+  const std::vector<Row> table = {
+      {0, 0, 0, 6, 0, {5, 1}, {0, 5, 6}, {0, 5, 6}, {0, 1, 2, 3, 4, 0}, {1, 1, 1, 1, 1, 2}, {1, 1, 1, 1, 1, 2}},
+      {1, 0, 6, 12, 5, {6}, {0, 6}, {0, 7}, {1, 2, 3, 4, 5, 6}, List(6, 1), List(7, 1)},
+      {0,
+       1,
+       12,
+       18,
+       5,
+       {2, 4},
+       {0, 2, 6},
+       {0, 9, 13},
+       {7, 8, 0, 1, 2, 3},
+       {1, 1, 2, 2, 2, 2},
+       {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2}},
+      {1,
+       1,
+       18,
+       24,
+       14,
+       {2, 4},
+       {0, 2, 6},
+       {0, 6, 10},
+       {4, 5, 0, 1, 2, 3},
+       {1, 1, 2, 2, 2, 2},
+       {1, 1, 1, 1, 1, 1, 2, 2, 2, 2}}};
+  for (const Row& row : table) {
+    const Window w = micros.window(row.rank, row.micro);
+    EXPECT_EQ(w.begin, row.begin);
+    EXPECT_EQ(w.end, row.end);
+    EXPECT_EQ(w.first_document_begin, row.first);
+    EXPECT_EQ(w.lengths, row.lengths);
+    EXPECT_EQ(w.cu_seqlens_q, row.cu_q);
+    EXPECT_EQ(w.cu_seqlens_k, row.cu_k);
+    EXPECT_EQ(w.position_index(), row.positions);
+    EXPECT_EQ(w.document_index_q(), row.index_q);
+    EXPECT_EQ(w.document_index_k(), row.index_k);
+  }
+}
+
+// What each token is, said for itself; windows are then put together from tokens.
+struct Token {
+  Index document, position, rank, micro;
+};
+struct Naive {
+  Naive(const List& lengths, const List& padded, Index begin, Index past, Index ranks, Index micros) : begin_(begin) {
+    Index tokens = std::accumulate(padded.begin(), padded.end(), Index{0});
+    while (tokens % (ranks * micros) != 0) ++tokens;
+    std::size_t d = 0;
+    Index in_document = 0, nobody = 0;
+    for (Index t = 0; t < tokens; ++t) {
+      while (d < lengths.size() && in_document == padded[d]) ++d, in_document = 0;
+      const bool real = d < lengths.size() && in_document < lengths[d];
+      nobody = real ? 0 : nobody + 1;
+      all.push_back({real ? static_cast<Index>(d) : kNoDocument, real ? in_document + (d == 0 ? past : 0) : nobody - 1,
+                     t % (tokens / micros) / (tokens / micros / ranks), t / (tokens / micros)});
+      ++in_document;
+    }
+  }
+  const Token& at(Index t) const { return all[static_cast<std::size_t>(t - begin_)]; }
+  bool sees(Index q, Index k, const Mask& m) const {  // k may be in the past, where only the first document is
+    const Token& a = at(q);
+    if (a.document == kNoDocument) return false;
+    const Index start = q - a.position, j = k - start;
+    if (j < 0 || (k >= begin_ && at(k).document != a.document)) return false;
+    if (m.causal && j > a.position) return false;
+    if (m.left >= 0 && j < a.position - m.left) return false;
+    if (m.right >= 0 && j > a.position + m.right) return false;
+    return !m.chunk || j / *m.chunk == a.position / *m.chunk;
+  }
+  std::vector<Token> all;
+
+ private:
+  Index begin_;
+};
+
+void check_window(const Naive& naive, const Window& w, Index begin) {
+  List tokens;
+  for (std::size_t i = 0; i < naive.all.size(); ++i)
+    if (naive.all[i].rank == w.rank && naive.all[i].micro == w.micro) tokens.push_back(begin + static_cast<Index>(i));
+  ASSERT_EQ(static_cast<Index>(tokens.size()), w.rows());
+  if (tokens.empty()) return;
+  EXPECT_EQ(tokens.front(), w.begin);
+  EXPECT_EQ(tokens.back(), w.end - 1);
+  const Index first = w.begin - naive.at(w.begin).position;
+  EXPECT_EQ(w.first_document_begin, first);
+  List lengths, documents, index_q, positions, keys;
+  for (const Index t : tokens) {
+    const Token& token = naive.at(t);
+    if (t == w.begin || token.position == 0) {
+      lengths.push_back(0);
+      documents.push_back(token.document);
+      keys.push_back(0);
+    }
+    ++lengths.back();
+    index_q.push_back(static_cast<Index>(lengths.size()));
+    positions.push_back(token.position);
+  }
+  List index_k(static_cast<std::size_t>(w.begin - first), 1);
+  index_k.insert(index_k.end(), index_q.begin(), index_q.end());
+  for (const Index i : index_k) ++keys[static_cast<std::size_t>(i - 1)];
+  List cu_q{0}, cu_k{0};
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    cu_q.push_back(cu_q.back() + lengths[i]);
+    cu_k.push_back(cu_k.back() + keys[i]);
+  }
+  EXPECT_EQ(w.lengths, lengths);
+  EXPECT_EQ(w.documents, documents);
+  EXPECT_EQ(w.document_index_q(), index_q);
+  EXPECT_EQ(w.document_index_k(), index_k);
+  EXPECT_EQ(w.position_index(), positions);
+  EXPECT_EQ(w.cu_seqlens_q, cu_q);
+  EXPECT_EQ(w.cu_seqlens_k, cu_k);
+  EXPECT_EQ(w.max_length_q, *std::max_element(lengths.begin(), lengths.end()));
+  EXPECT_EQ(w.min_length_q, *std::min_element(lengths.begin(), lengths.end()));
+  EXPECT_EQ(w.max_length_k, *std::max_element(keys.begin(), keys.end()));
+  EXPECT_EQ(w.min_length_k, *std::min_element(keys.begin(), keys.end()));
+}
+
+void check_dense(const Naive& naive, const MicroSequences& micros, const Window& w, const Mask& mask) {
+  bool there = true;  // all keys that the window's queries see
+  std::vector<std::uint8_t> want;
+  for (Index q = w.begin; q < w.end; ++q) {
+    for (Index k = w.first_document_begin; k < w.end; ++k) want.push_back(naive.sees(q, k, mask) ? 1 : 0);
+    for (Index k = w.end; k < micros.rows().end; ++k) there = there && !naive.sees(q, k, mask);
+  }
+  const Problem problem = micros.problem(mask);
+  if (there) {
+    EXPECT_EQ(micros.dense_mask(problem, w.rank, w.micro), want);
+  } else {
+    expect_refusal([&] { micros.dense_mask(problem, w.rank, w.micro); }, {"the mask shows keys", "causal"});
+  }
+}
+
+TEST(MicroSequences, RandomDocumentsTokenByToken) {
+  std::mt19937_64 engine(11);
+  const auto draw = [&](Index low, Index high) {
+    return low + static_cast<Index>(engine() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  Index refused = 0, padded_windows = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const Index ranks = draw(1, 5), count = draw(0, 8), begin = draw(0, 1) * draw(0, 20), multiple = draw(0, 2) * 2 + 1;
+    const Index micro_count = draw(1, 5);
+    List lengths, padded, offsets{begin};
+    for (Index i = 0; i < count; ++i) {
+      lengths.push_back(draw(0, 5) == 0 ? 0 : draw(1, 30));
+      padded.push_back(ceil_div(lengths.back(), multiple) * multiple);
+      offsets.push_back(offsets.back() + padded.back());
+    }
+    const Index past = count > 0 && lengths[0] > 0 ? draw(0, begin) : 0;
+    const MicroSequences micros(Stream::from_used(offsets, lengths), {.ranks = ranks,
+                                                                      .micros = micro_count,
+                                                                      .remainder = MicroSplit::Remainder::pad,
+                                                                      .first_document_begin = begin - past});
+    const Naive naive(lengths, padded, begin, past, ranks, micro_count);
+    EXPECT_EQ(micros.rows().size(), static_cast<Index>(naive.all.size()));
+    EXPECT_EQ(micros.padding(), micros.rows().end - offsets.back());
+    const std::vector<Mask> masks = {{.causal = true},
+                                     {.causal = true, .align = Align::bottom_right, .left = draw(0, 12)},
+                                     {.causal = true, .chunk = draw(1, 9)},
+                                     {.left = draw(0, 9), .right = draw(0, 3)},
+                                     {}};
+    for (Index m = 0; m < micro_count; ++m) {
+      for (Index r = 0; r < ranks; ++r) {
+        const Window w = micros.window(r, m);
+        check_window(naive, w, begin);
+        check_dense(naive, micros, w, masks[static_cast<std::size_t>(round) % masks.size()]);
+        padded_windows += !w.documents.empty() && w.documents.back() == kNoDocument ? 1 : 0;
+      }
+    }
+    refused += micros.padding() > 0 ? 1 : 0;
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(padded_windows, 500);
+}
+
+TEST(MicroSequences, PaddingIsALastDocumentOfNobody) {
+  const MicroSequences micros(Stream::from_lengths(List{5, 4}),
+                              {.ranks = 2, .micros = 2, .remainder = MicroSplit::Remainder::pad});
+  EXPECT_EQ(micros.padding(), 3);
+  const Window w = micros.window(0, 1), last = micros.window(1, 1);
+  EXPECT_EQ(w.lengths, (List{3}));
+  EXPECT_EQ(last.lengths, (List{3}));
+  EXPECT_EQ(last.documents, (List{kNoDocument}));
+  EXPECT_EQ(last.first_document_begin, 9);
+  EXPECT_EQ(last.cu_seqlens_k, (List{0, 3}));
+  EXPECT_EQ(last.position_index(), (List{0, 1, 2}));
+  const Problem problem = micros.problem({.causal = true});
+  EXPECT_TRUE(micros.slices(problem, 1, 1, {0, 12}).empty());
+  EXPECT_EQ(micros.dense_mask(problem, 1, 1), std::vector<std::uint8_t>(9, 0));
+}
+
+TEST(MicroSequences, Refuses) {
+  const Stream stream = Stream::from_lengths(List{5, 9, 6, 3});
+  expect_refusal([&] { MicroSequences(stream, {.ranks = 2, .micros = 2}); },
+                 {"23 tokens", "2 micro-sequences on 2 ranks", "pad to 24"});
+  expect_refusal([&] { MicroSequences(stream, {.ranks = 0}); }, {"0 ranks"});
+  expect_refusal([&] { MicroSequences(stream, {.first_document_begin = 3}); }, {"first_document_begin 3", "row 0"});
+  const MicroSequences micros(stream, {.ranks = 1});
+  expect_refusal([&] { micros.window(1, 0); }, {"rank 1 of 1"});
+  expect_refusal([&] { micros.window(0, 1); }, {"micro-sequence 1 of 1"});
+  // A full mask: all keys are there in one micro-sequence on one rank, and where documents end with windows.
+  EXPECT_EQ(micros.slices(micros.problem({}), 0, 0, micros.rows()).size(), 4u);
+  const MicroSequences even(Stream::from_lengths(List{4, 8, 4, 8}), {.ranks = 2});
+  EXPECT_EQ(even.slices(even.problem({}), 0, 0, {0, 12}).size(), 2u);
+}
+
+}  // namespace
+}  // namespace weft
