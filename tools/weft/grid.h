@@ -51,7 +51,7 @@ struct Grid {
 struct GridRun {
   Index threads = 1;
   std::string kernel = {};
-  bool checked = false;  // executors are
+  bool checked = false;           // executors are
   Communicator* world = nullptr;  // of processes, of which this is one; none: ranks are threads
   std::function<void(Index done, Index failed)> progress = {};
 };

@@ -66,7 +66,8 @@ int verdict(const Flags& flags, const Tally& tally) {
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
 Method method_of(const Flags& flags) {
   if (!flags.given("schedule")) {
-    for (const char* name : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
+    for (const char* name :
+         {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
       if (flags.given(name))
         throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
                     "add e.g. --schedule all, or leave it out");

@@ -101,11 +101,8 @@ int verify_grid(const Flags& flags, const Grid& grid) {
              flags.given("checked") ? "; executors are checked" : "; bytes and messages against traffic()");
   std::fflush(stdout);
   const auto progress = [&](Index done, Index failed) { show_progress(done, grid.cells(), failed); };
-  const GridRun how{.threads = threads,
-                    .kernel = kernel,
-                    .checked = flags.given("checked"),
-                    .world = world,
-                    .progress = progress};
+  const GridRun how{
+      .threads = threads, .kernel = kernel, .checked = flags.given("checked"), .world = world, .progress = progress};
   const GridTable table(grid, run_grid(grid, how), how);
   table.print();
   output.write(table.to_json());
