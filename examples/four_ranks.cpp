@@ -1,10 +1,10 @@
 // Documents of any length on four ranks that are threads: a ring, forward and backward, on each rank's own rows.
-#include <weft/weft.h>
-
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <vector>
+
+#include <weft/weft.h>
 
 int main() {
   using weft::DType, weft::Index;
@@ -15,8 +15,8 @@ int main() {
   std::atomic<int> wrong = 0;
 
   weft::run_ranks(4, [&](weft::Communicator& comm) {
-    weft::Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {heads_q, heads_k},
-                                                {.kind = weft::ScheduleKind::ring}));
+    weft::Executor executor(
+        comm, make_schedule(problem, layouts, comm.rank(), {heads_q, heads_k}, {.kind = weft::ScheduleKind::ring}));
     const Index rows = layouts.q.rows();
     const auto make = [&](Index heads, float value) { return std::vector<float>(rows * heads * dim, value); };
     const auto view = [&](std::vector<float>& x, Index heads) {
@@ -28,11 +28,20 @@ int main() {
     for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(positions[i / (heads_k * dim)]);
 
     const weft::TensorView lse_view = weft::token_heads(lse.data(), DType::f32, rows, heads_q);
-    executor.forward({.q = view(q, heads_q), .k = view(k, heads_k), .v = view(v, heads_k),
-                      .out = view(out, heads_q), .lse = lse_view});
-    executor.backward({.q = view(q, heads_q), .k = view(k, heads_k), .v = view(v, heads_k),
-                       .dout = view(dout, heads_q), .out = view(out, heads_q), .lse = lse_view,
-                       .dq = view(dq, heads_q), .dk = view(dk, heads_k), .dv = view(dv, heads_k)});
+    executor.forward({.q = view(q, heads_q),
+                      .k = view(k, heads_k),
+                      .v = view(v, heads_k),
+                      .out = view(out, heads_q),
+                      .lse = lse_view});
+    executor.backward({.q = view(q, heads_q),
+                       .k = view(k, heads_k),
+                       .v = view(v, heads_k),
+                       .dout = view(dout, heads_q),
+                       .out = view(out, heads_q),
+                       .lse = lse_view,
+                       .dq = view(dq, heads_q),
+                       .dk = view(dk, heads_k),
+                       .dv = view(dv, heads_k)});
 
     // q = 0: a token at position p sees p + 1 keys alike, so its output is their mean position and its LSE log(p + 1).
     for (Index row = 0; row < rows; ++row) {

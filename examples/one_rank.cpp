@@ -1,8 +1,8 @@
 // Packed documents on one rank: forward and backward by the best kernel of this machine, no ranks, no schedule.
-#include <weft/weft.h>
-
 #include <cstdio>
 #include <vector>
+
+#include <weft/weft.h>
 
 int main() {
   using weft::DType, weft::Index, weft::thd;

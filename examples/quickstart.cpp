@@ -1,8 +1,8 @@
 // Two packed documents on two ranks: each rank attends its own queries; together that is the whole answer.
-#include <weft/weft.h>
-
 #include <cstdio>
 #include <vector>
+
+#include <weft/weft.h>
 
 int main() {
   const std::vector<weft::Index> lengths{5, 3};

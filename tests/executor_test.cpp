@@ -73,8 +73,12 @@ double relative_error(const Tensor& got, const Tensor& want) {
 
 double worst_error(const RanksResult& r, const Exact& want, bool sink) {
   double worst = 0;
-  for (auto [got, exact] : {std::pair{&r.out, &want.out}, {&r.lse, &want.lse}, {&r.max_logit, &want.max_logit},
-                            {&r.dq, &want.dq}, {&r.dk, &want.dk}, {&r.dv, &want.dv}})
+  for (auto [got, exact] : {std::pair{&r.out, &want.out},
+                            {&r.lse, &want.lse},
+                            {&r.max_logit, &want.max_logit},
+                            {&r.dq, &want.dq},
+                            {&r.dk, &want.dk},
+                            {&r.dv, &want.dv}})
     worst = std::max(worst, relative_error(*got, *exact));
   if (sink) worst = std::max(worst, relative_error(r.dsink, want.dsink));
   return worst;
@@ -106,7 +110,8 @@ TEST(Executor, EqualsTheReference) {
       Problem(documents({90, 22}, 16), {.slices = std::vector<Slice>{{0, 30, 10, 60, -5, 20}, {30, 90, 0, 40}}}),
   };
   for (const Problem& problem : problems) {
-    const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 24, .dim_v = 16, .softcap = 3, .sink = true};
+    const RanksProblem p{
+        .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 24, .dim_v = 16, .softcap = 3, .sink = true};
     RanksInput in(p);
     const Exact want(p, in);
     for (const Index ranks : kRanks) {
@@ -117,8 +122,8 @@ TEST(Executor, EqualsTheReference) {
         const Layouts layouts = make_layouts(kind, problem, ranks);
         for (const ScheduleOptions& options : all_schedules(2, kind != LayoutKind::striped || ranks == 1, ranks)) {
           SCOPED_TRACE(testing::Message() << name(kind) << " " << ranks << " ranks " << name(options.kind) << " "
-                                          << name(options.key_order) << " groups " << options.head_groups
-                                          << " inside " << options.inside << " across " << name(options.across));
+                                          << name(options.key_order) << " groups " << options.head_groups << " inside "
+                                          << options.inside << " across " << name(options.across));
           const RanksResult r = run_on_ranks(p, in, layouts, options);
           EXPECT_LT(worst_error(r, want, true), 2e-6);
           for (Index rank = 0; rank < ranks; ++rank) {
@@ -151,9 +156,11 @@ TEST(Executor, WindowToTheRightOverTwoRanks) {
 TEST(Executor, AllGatherInSequenceOrderHasTheSameBitsOnAnyRanks) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const Problem problem(documents({300, 77, 1, 0, 410}, 16), {.causal = true});
-    const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 32, .dim_v = 32, .dtype = dtype, .sink = true};
+    const RanksProblem p{
+        .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 32, .dim_v = 32, .dtype = dtype, .sink = true};
     RanksInput in(p);
-    const RanksResult one = run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, problem, 1), {.key_order = KeyOrder::sequence});
+    const RanksResult one =
+        run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, problem, 1), {.key_order = KeyOrder::sequence});
     for (const Index ranks : {2, 4, 8}) {
       for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::contiguous}) {
         for (const Index groups : {1, 2}) {
@@ -195,7 +202,8 @@ TEST(Executor, RingInBf16IsAsExactAsOneRank) {
   RanksInput in(p);
   const Exact want(p, in);
   const auto errors = [&](Index ranks) {
-    const RanksResult r = run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks), {.kind = ScheduleKind::ring});
+    const RanksResult r =
+        run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks), {.kind = ScheduleKind::ring});
     return std::vector<double>{relative_error(r.out, want.out), relative_error(r.dq, want.dq),
                                relative_error(r.dk, want.dk), relative_error(r.dv, want.dv)};
   };
@@ -259,13 +267,17 @@ TEST(Executor, ExactMovesWhatIsSeen) {
     Index total = 0;
     for (Index rank = 0; rank < ranks; ++rank)
       total += traffic(make_schedule(problem, layouts, rank, {1, 1}, {.kind = kind}), {.dim_qk = 64, .dim_v = 64},
-                       Pass::forward).bytes_received;
+                       Pass::forward)
+                   .bytes_received;
     return static_cast<double>(total);
   };
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::dual_chunk}) {
-    const Problem left(documents({65536}), {.causal = true, .left = 512}), both(documents({65536}), {.left = 512, .right = 512});
-    EXPECT_LT(bytes(left, layout, 8, ScheduleKind::exact), 0.02 * bytes(left, layout, 8, ScheduleKind::all_gather)) << name(layout);
-    EXPECT_LT(bytes(both, layout, 8, ScheduleKind::exact), 0.04 * bytes(both, layout, 8, ScheduleKind::all_gather)) << name(layout);
+    const Problem left(documents({65536}), {.causal = true, .left = 512}),
+        both(documents({65536}), {.left = 512, .right = 512});
+    EXPECT_LT(bytes(left, layout, 8, ScheduleKind::exact), 0.02 * bytes(left, layout, 8, ScheduleKind::all_gather))
+        << name(layout);
+    EXPECT_LT(bytes(both, layout, 8, ScheduleKind::exact), 0.04 * bytes(both, layout, 8, ScheduleKind::all_gather))
+        << name(layout);
   }
   const Problem own(documents(std::vector<Index>(8, 1024)), {.causal = true});
   EXPECT_EQ(bytes(own, LayoutKind::contiguous, 8, ScheduleKind::exact), 0);
@@ -285,22 +297,36 @@ TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   const Layouts striped = make_layouts(LayoutKind::striped, problem, 2);
   EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 2, {1, 1}); }).find("rank 2 of 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {3, 2}); }).find("3 query heads over 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }).find("head_groups 3"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence}); }).find("KeyOrder::rank"), std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {3, 2}); }).find("3 query heads over 2"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }).find("head_groups 3"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence});
+            }).find("KeyOrder::rank"),
+            std::string::npos);
   const Problem other(documents({65}), {.causal = true});
   EXPECT_NE(error_of([&] { make_schedule(other, layouts, 0, {1, 1}); }).find("same packing"), std::string::npos);
   run_ranks(2, [&](Communicator& comm) {
-    EXPECT_NE(error_of([&] { Executor(comm, make_schedule(problem, layouts, 1 - comm.rank(), {1, 1})); }).find("the communicator"), std::string::npos);
+    EXPECT_NE(error_of([&] {
+                Executor(comm, make_schedule(problem, layouts, 1 - comm.rank(), {1, 1}));
+              }).find("the communicator"),
+              std::string::npos);
     Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}));
     std::vector<float> x(64 * 8, 1.0F), y(x);
     const auto view = [&](Index rows, Index heads) { return thd(x.data(), DType::f32, rows, heads, 8); };
     const auto call = [&](Index rows, Index heads) {
-      executor.forward({.q = view(rows, heads), .k = view(rows, heads), .v = view(rows, heads), .out = thd(y.data(), DType::f32, rows, heads, 8)});
+      executor.forward({.q = view(rows, heads),
+                        .k = view(rows, heads),
+                        .v = view(rows, heads),
+                        .out = thd(y.data(), DType::f32, rows, heads, 8)});
     };
     EXPECT_NE(error_of([&] { call(31, 1); }).find("q has 31 rows"), std::string::npos);
     EXPECT_NE(error_of([&] { call(32, 2); }).find("q has 2 heads"), std::string::npos);
-    EXPECT_NE(error_of([&] { Executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}), {.kernel = "fast"}); }).find("no kernel 'fast'"), std::string::npos);
+    EXPECT_NE(error_of([&] {
+                Executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}), {.kernel = "fast"});
+              }).find("no kernel 'fast'"),
+              std::string::npos);
     call(32, 1);  // usable after all that
   });
 }
@@ -326,9 +352,8 @@ TEST(Checked, NamesTheRanksThatDiffer) {
   const auto mask_of = [](bool odd) { return Problem(documents({64, 64}, 8), {.causal = true, .left = odd ? 3 : 4}); };
   std::vector<std::string> texts(4);
   const auto differ = [&](const std::function<void(Communicator&)>& body) {
-    run_ranks(4, [&](Communicator& comm) {
-      texts[static_cast<std::size_t>(comm.rank())] = error_of([&] { body(comm); });
-    });
+    run_ranks(
+        4, [&](Communicator& comm) { texts[static_cast<std::size_t>(comm.rank())] = error_of([&] { body(comm); }); });
     for (const std::string& t : texts) EXPECT_EQ(t, texts[0]);
     return texts[0];
   };
@@ -340,8 +365,9 @@ TEST(Checked, NamesTheRanksThatDiffer) {
             "packing: rank 2 differs from ranks 0, 1, 3; give every rank the same problem, options and arguments");
   EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(comm.rank() % 2 == 1), {2, 2}, {}); }).substr(0, 46),
             "mask: ranks 1, 3 differ from ranks 0, 2; give ");
-  EXPECT_EQ(differ([&](Communicator& comm) { make(comm, mask_of(false), {comm.rank() == 0 ? 4 : 2, 2}, {}); }).substr(0, 40),
-            "heads: rank 0 differs from ranks 1, 2, 3");
+  EXPECT_EQ(
+      differ([&](Communicator& comm) { make(comm, mask_of(false), {comm.rank() == 0 ? 4 : 2, 2}, {}); }).substr(0, 40),
+      "heads: rank 0 differs from ranks 1, 2, 3");
   EXPECT_EQ(differ([&](Communicator& comm) {
               make(comm, mask_of(false), {2, 2}, {.head_groups = comm.rank() == 3 ? 2 : 1});
             }).substr(0, 43),

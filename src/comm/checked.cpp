@@ -117,9 +117,12 @@ class CheckedExchange final : public Request::Pending {
 
   [[noreturn]] void refuse(const Message& m, const Seal& got, const Seal& want) const {
     const char* what = "other bytes than were sent";
-    if (got.call != want.call) what = "the message of another call";
-    else if (got.route != want.route) what = "a message meant for another rank";
-    else if (got.size != want.size) what = "a message of another size";
+    if (got.call != want.call)
+      what = "the message of another call";
+    else if (got.route != want.route)
+      what = "a message meant for another rank";
+    else if (got.size != want.size)
+      what = "a message of another size";
     throw Error(text("call ", call_, ": rank ", rank_, " received ", what, " from rank ", m.peer),
                 "the transport between them is at fault; nothing of this pass can be trusted");
   }

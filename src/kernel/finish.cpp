@@ -27,7 +27,8 @@ void finish_row(const ForwardArgs& args, const std::vector<float>& sinks, Index 
 }  // namespace
 
 void finish_partial(const ForwardArgs& args) {
-  if (!args.partial.given()) throw Error("finish_partial without partial states", "give the partial of the attend calls");
+  if (!args.partial.given())
+    throw Error("finish_partial without partial states", "give the partial of the attend calls");
   const TensorView& sums = args.partial.sums;
   ForwardArgs bare = args;
   bare.partial = {};

@@ -37,8 +37,7 @@ std::vector<double> sink_gradient(const Schedule& schedule, const BackwardArgs& 
     for (Index head = 0; head < args.q.heads; ++head) {
       load_row(args.out, row, head, out.data());
       load_row(args.dout, row, head, dout.data());
-      const double share =
-          std::exp(reference::sink_logit(args.attention.sink, head) - load_one(args.lse, row, head));
+      const double share = std::exp(reference::sink_logit(args.attention.sink, head) - load_one(args.lse, row, head));
       gradient[static_cast<std::size_t>(head)] -= share * reference::dot(out.data(), dout.data(), args.v.dim);
     }
   }
@@ -63,8 +62,7 @@ class QueryGradient {
     first_ = false;
   }
   void finish() {
-    for (const Step& step : computed_.blind())
-      run::clear(run::some_heads(dq_, step.heads_q));
+    for (const Step& step : computed_.blind()) run::clear(run::some_heads(dq_, step.heads_q));
     if (!computed_.once() && sum_.data != dq_.data) run::round_to(dq_, sum_);
   }
 
@@ -106,9 +104,7 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
     if (computed(n)) {
-      const auto mine = [&](const ConstTensorView& view) {
-        return run::some_heads(view, step.heads_q);
-      };
+      const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, step.heads_q); };
       const run::StepHeads heads = run::heads_of_step(args.attention, step);
       const BackwardArgs part{.q = mine(args.q),
                               .k = kv.k,

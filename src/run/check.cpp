@@ -26,7 +26,8 @@ void check_shape(const Schedule& s, const ConstTensorView& q, const ConstTensorV
     throw Error(text("q has ", q.heads, " heads and k has ", k.heads, ", the schedule ", s.heads_q, " and ", s.heads_k),
                 "make the schedule with the heads of the tensors");
   if (!std::equal(attention.head_map.begin(), attention.head_map.end(), s.head_map.begin(), s.head_map.end()))
-    throw Error("the head map is not the one that the schedule was made with", "give make_schedule the same Heads::map");
+    throw Error("the head map is not the one that the schedule was made with",
+                "give make_schedule the same Heads::map");
 }
 
 }  // namespace

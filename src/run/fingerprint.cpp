@@ -151,9 +151,9 @@ void compare(Communicator& communicator, const std::vector<Fingerprint>& mine) {
     for (const auto& [value, who] : holders)
       if (&who != most) differ.insert(differ.end(), who.begin(), who.end());
     std::sort(differ.begin(), differ.end());
-    throw Error(text(mine[p].part, ": ", list(differ), differ.size() == 1 ? " differs" : " differ", " from ",
-                     list(*most)),
-                "give every rank the same problem, options and arguments");
+    throw Error(
+        text(mine[p].part, ": ", list(differ), differ.size() == 1 ? " differs" : " differ", " from ", list(*most)),
+        "give every rank the same problem, options and arguments");
   }
 }
 

@@ -70,8 +70,7 @@ void GradientReturn::finish() {
   if (steps > 0) under_way_[odd(steps - 1)].wait();
   if (steps < 2 || !travels(steps - 1)) return;
   const Move& move = *step(steps - 1).move;
-  communicator_
-      .exchange(messages(move.sends, constant(buffer(steps - 1))), messages(move.receives, constant(own_)))
+  communicator_.exchange(messages(move.sends, constant(buffer(steps - 1))), messages(move.receives, constant(own_)))
       .wait();
 }
 

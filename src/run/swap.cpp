@@ -6,16 +6,22 @@ namespace weft::run {
 namespace {
 
 TensorView writable(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.dtype,       view.rows,  view.heads,       view.dim,
-          view.row_stride,              view.head_stride, view.inner, view.outer_stride};
+  return {const_cast<void*>(view.data),
+          view.dtype,
+          view.rows,
+          view.heads,
+          view.dim,
+          view.row_stride,
+          view.head_stride,
+          view.inner,
+          view.outer_stride};
 }
 
 }  // namespace
 
 Attention HeadSwap::attention(const Attention& all) const {
   Attention mine = all;
-  if (all.sink.kind == Sink::Kind::learnable)
-    mine.sink.logits = some_heads(all.sink.logits, heads_q());
+  if (all.sink.kind == Sink::Kind::learnable) mine.sink.logits = some_heads(all.sink.logits, heads_q());
   mine.head_map = swap_.head_map;
   return mine;
 }

@@ -1,4 +1,5 @@
-// Each rank is sent the rows that its slices touch and no others: a window moves a halo, a document on one rank nothing.
+// Each rank is sent the rows that its slices touch and no others: a window moves a halo, a document on one rank
+// nothing.
 #include <algorithm>
 
 #include "schedule/schedules.h"

@@ -127,9 +127,15 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
              .plans = {},
              .steps = {}};
   switch (options.kind) {
-    case ScheduleKind::all_gather: schedule::all_gather(s); break;
-    case ScheduleKind::ring: schedule::ring(s); break;
-    case ScheduleKind::exact: schedule::exact(s); break;
+    case ScheduleKind::all_gather:
+      schedule::all_gather(s);
+      break;
+    case ScheduleKind::ring:
+      schedule::ring(s);
+      break;
+    case ScheduleKind::exact:
+      schedule::exact(s);
+      break;
     case ScheduleKind::all_to_all:
       schedule::swap_heads(s, s.ranks);
       schedule::stay(s);

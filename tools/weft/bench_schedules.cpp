@@ -39,7 +39,8 @@ struct Line {
 
 std::string name_of(const ScheduleOptions& o) {
   std::string text(name(o.kind));
-  if (o.kind == ScheduleKind::all_gather && o.key_order != KeyOrder::automatic) text += fmt::format(" {}", name(o.key_order));
+  if (o.kind == ScheduleKind::all_gather && o.key_order != KeyOrder::automatic)
+    text += fmt::format(" {}", name(o.key_order));
   if (o.kind == ScheduleKind::all_gather && o.head_groups > 1) text += fmt::format(" /{}", o.head_groups);
   if (o.kind == ScheduleKind::hybrid) text += fmt::format(" {} {}", o.inside, name(o.across));
   if (o.kind == ScheduleKind::exact) text += fmt::format(" /{}", o.stages);
@@ -103,7 +104,8 @@ void run_lines(Bench& bench, std::vector<Line>& lines, Index rounds) {
       if (line.link == 0) base = &line;
       ThreadRanks world;
       if (line.link > 0 && base->runs.front().traffic.bytes_received > 0)
-        world.bandwidth = static_cast<double>(base->runs.front().traffic.bytes_received) / (line.link * base->seconds());
+        world.bandwidth =
+            static_cast<double>(base->runs.front().traffic.bytes_received) / (line.link * base->seconds());
       ScheduleRun run = bench.run(line, world);
       if (round == 0) line.runs.clear();
       line.runs.push_back(std::move(run));
@@ -120,7 +122,8 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
              name(line.pass), line.link == 0 ? "memory" : fmt::format("{:g}", line.link), seconds * 1e3,
              flops / seconds * 1e-9, slowed ? fmt::format("{:.2f}", seconds / ideal.best()) : "-",
              slowed ? fmt::format("{:.0f}%", 100 * ideal.hidden(seconds)) : "-", 100 * waiting / run.seconds,
-             static_cast<double>(run.traffic.bytes_received) / 0x1p20, static_cast<double>(run.workspace_bytes) / 0x1p20);
+             static_cast<double>(run.traffic.bytes_received) / 0x1p20,
+             static_cast<double>(run.workspace_bytes) / 0x1p20);
   return {{"schedule", line.task.name},
           {"pass", name(line.pass)},
           {"link", line.link},
@@ -141,7 +144,8 @@ int bench_schedules(const Flags& flags) {
   const Problem problem = check::problem_of(c);
   const Layouts layouts = check::layouts_of(c, problem);
   if (c.ranks > kMaxThreadRanks)
-    throw Error(fmt::format("--ranks {}", c.ranks), fmt::format("ranks are threads here; use up to {}", kMaxThreadRanks));
+    throw Error(fmt::format("--ranks {}", c.ranks),
+                fmt::format("ranks are threads here; use up to {}", kMaxThreadRanks));
   const Index rounds = flags.whole("repeat", 5, "5");
   if (rounds < 1 || rounds > kMostRounds)
     throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
@@ -153,8 +157,8 @@ int bench_schedules(const Flags& flags) {
 
   fmt::print("{}\n{}, kernel {}, ranks are threads, {} rounds\n\n", problem_words(c, problem), attention_words(c),
              find_kernel(bench.kernel).name, rounds);
-  fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>10}{:>9}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms", "GFLOP/s",
-             "of ideal", "hidden", "waiting", "MiB in", "work MiB");
+  fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>10}{:>9}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms",
+             "GFLOP/s", "of ideal", "hidden", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
   for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all"), {})) {
     const ScheduleTask task{name_of(options), options};
@@ -165,8 +169,8 @@ int bench_schedules(const Flags& flags) {
     for (const Line& line : lines) {
       const std::vector<Pass> asked = passes_of(flags);
       if (std::find(asked.begin(), asked.end(), line.pass) == asked.end()) continue;
-      const auto base = std::find_if(lines.begin(), lines.end(),
-                                     [&](const Line& l) { return l.pass == line.pass && l.link == 0; });
+      const auto base =
+          std::find_if(lines.begin(), lines.end(), [&](const Line& l) { return l.pass == line.pass && l.link == 0; });
       BenchTask work{.name = "", .problem = c, .pass = line.pass};
       all.push_back(print_line(line, *base, useful_flops(work)));
       std::fflush(stdout);

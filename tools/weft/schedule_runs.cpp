@@ -48,12 +48,14 @@ RankTensors::RankTensors(const check::Case& c, const Problem&, const Layouts& la
     const auto make = [&](Index n, Index heads, Index dim) {
       return check::random_tensor(engine, c.dtype, n, heads, dim, all);
     };
-    const auto empty = [&](DType dtype, Index n, Index heads, Index dim) { return check::Tensor(dtype, n, heads, dim); };
-    ranks.push_back(std::make_unique<Rank>(Rank{
-        make(rows, c.heads_q, c.dim_qk), make(keys, c.heads_k, c.dim_qk), make(keys, c.heads_k, c.dim_v),
-        make(rows, c.heads_q, c.dim_v), empty(c.dtype, rows, c.heads_q, c.dim_v),
-        empty(DType::f32, rows, c.heads_q, 1), empty(c.dtype, rows, c.heads_q, c.dim_qk),
-        empty(c.dtype, keys, c.heads_k, c.dim_qk), empty(c.dtype, keys, c.heads_k, c.dim_v)}));
+    const auto empty = [&](DType dtype, Index n, Index heads, Index dim) {
+      return check::Tensor(dtype, n, heads, dim);
+    };
+    ranks.push_back(std::make_unique<Rank>(
+        Rank{make(rows, c.heads_q, c.dim_qk), make(keys, c.heads_k, c.dim_qk), make(keys, c.heads_k, c.dim_v),
+             make(rows, c.heads_q, c.dim_v), empty(c.dtype, rows, c.heads_q, c.dim_v),
+             empty(DType::f32, rows, c.heads_q, 1), empty(c.dtype, rows, c.heads_q, c.dim_qk),
+             empty(c.dtype, keys, c.heads_k, c.dim_qk), empty(c.dtype, keys, c.heads_k, c.dim_v)}));
   }
 }
 
@@ -76,12 +78,23 @@ ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Lay
         comm.reset_traffic();
         const Clock::time_point begin = Clock::now();
         if (pass == Pass::forward)
-          executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .attention = tensors.attention,
-                            .out = t.out.view, .lse = t.lse.view});
+          executor.forward({.q = t.q.view,
+                            .k = t.k.view,
+                            .v = t.v.view,
+                            .attention = tensors.attention,
+                            .out = t.out.view,
+                            .lse = t.lse.view});
         else
-          executor.backward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .attention = tensors.attention,
-                             .dout = t.dout.view, .out = t.out.view, .lse = t.lse.view, .dq = t.dq.view,
-                             .dk = t.dk.view, .dv = t.dv.view});
+          executor.backward({.q = t.q.view,
+                             .k = t.k.view,
+                             .v = t.v.view,
+                             .attention = tensors.attention,
+                             .dout = t.dout.view,
+                             .out = t.out.view,
+                             .lse = t.lse.view,
+                             .dq = t.dq.view,
+                             .dk = t.dk.view,
+                             .dv = t.dv.view});
         const Clock::time_point end = Clock::now();
         const TensorShape shape{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
         const Index bytes = first_bytes(executor.schedule(), shape);

@@ -13,11 +13,11 @@
 namespace weft::tool {
 
 struct ScheduleRun {
-  double seconds = 0;          // from the first rank's start to the last one's end
-  double waiting = 0;          // of the rank that waited longest
-  Traffic traffic = {};        // of the rank that received most
-  Index first_bytes = 0;       // into that rank before its first step that needs any
-  Index workspace_bytes = 0;   // of the rank that holds most
+  double seconds = 0;         // from the first rank's start to the last one's end
+  double waiting = 0;         // of the rank that waited longest
+  Traffic traffic = {};       // of the rank that received most
+  Index first_bytes = 0;      // into that rank before its first step that needs any
+  Index workspace_bytes = 0;  // of the rank that holds most
 };
 
 // Ranks' shards of random tensors, made once for all runs of a layout.

@@ -25,9 +25,10 @@ void add(std::vector<SupportRow>& rows, std::string group, std::string name, con
 
 std::optional<Refusal> refusal(const Use& use) {
   if (use.bias)
-    return Refusal{"a bias is given, and no kernel adds one: it has a number for every pair, which would have to be moved "
-                   "and differentiated with its slice",
-                   "write masks as slices (Mask::slices); a bias of each key alone fits in one more element of q and k"};
+    return Refusal{
+        "a bias is given, and no kernel adds one: it has a number for every pair, which would have to be moved "
+        "and differentiated with its slice",
+        "write masks as slices (Mask::slices); a bias of each key alone fits in one more element of q and k"};
   if (use.dropout != 0)
     return Refusal{text("dropout is ", use.dropout, ", and attention here is exact"), "use dropout 0, or drop outputs"};
   if (is_fp8(use.dtype))
@@ -35,13 +36,14 @@ std::optional<Refusal> refusal(const Use& use) {
                    "use bf16"};
   if (!use.schedule) return {};
   if (use.dtype == DType::f64)
-    return Refusal{text("dtype f64 with schedule ", name(*use.schedule), ": states between steps and ranks are f32"),
+    return Refusal{text("dtype f64 with schedule ", name(*use.schedule), ": what ranks sum is f32"),
                    "use f32, or reference_forward on one rank"};
   if (use.stride_q != use.stride_k)
-    return Refusal{text("queries have stride ", use.stride_q, " and keys ", use.stride_k,
-                        ": a band between them is no slice"),
-                   "use layouts of the same stride for both"};
-  if (use.key_order == KeyOrder::sequence && use.stride_q != 1)
+    return Refusal{
+        text("queries have stride ", use.stride_q, " and keys ", use.stride_k, ": a band between them is no slice"),
+        "use layouts of the same stride for both"};
+  const bool gathers = *use.schedule == ScheduleKind::all_gather || *use.schedule == ScheduleKind::hybrid;
+  if (gathers && use.key_order == KeyOrder::sequence && use.stride_q != 1)
     return Refusal{text("keys in sequence order have stride 1 and queries stride ", use.stride_q,
                         ": a band between them is no slice"),
                    "gather keys in rank order (KeyOrder::rank), or use a layout that is not striped"};
