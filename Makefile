@@ -2,6 +2,7 @@
 #   make build   the library, the command build/release/weft, examples
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
+#   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
@@ -40,12 +41,17 @@ endif
 	parts="release asan tsan fuzz"; \
 	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
 	echo "subdirs($$parts)" > build/CTestTestfile.cmake
-	$(CTEST) --test-dir build
+	$(CTEST) --test-dir build -LE soak
 
 test-release test-asan test-tsan test-fuzz test-cuda: test-%:
 	tools/setup.sh build test
 	$(call built,$*)
-	$(CTEST) --test-dir build/$*
+	$(CTEST) --test-dir build/$* -LE soak
+
+soak:
+	tools/setup.sh build test
+	$(call built,release)
+	$(CTEST) --test-dir build/release -L soak
 
 test-avx2:
 ifeq ($(shell uname -m),x86_64)
@@ -63,6 +69,7 @@ bench:
 	  if "$$python" -c 'import torch' 2>/dev/null; then peer="$$python bench/torch_peer.py"; break; fi; done; \
 	build/release/weft bench $${peer:+--peer "$$peer"} --json build/release/bench.json
 	set -e; for b in build/release/bench/*; do if [ -f "$$b" ] && [ -x "$$b" ]; then echo "== $$b"; "$$b"; fi; done
+	set -e; for b in build/release/bench/mpi/*; do if [ -x "$$b" ]; then echo "== $$b"; tools/mpirun.sh -np 2 "$$b"; fi; done
 
 format:
 	tools/setup.sh lint

@@ -40,3 +40,11 @@ function(weft_ctest name)
     LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_COST}
     ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;${arg_ENVIRONMENT}")
 endfunction()
+
+# weft_mpi_ctest(<name> <ranks> ...): the same over MPI. MPI itself leaks a little, by design.
+function(weft_mpi_ctest name ranks)
+  cmake_parse_arguments(arg "" "" "COMMAND" ${ARGN})
+  list(POP_FRONT arg_COMMAND program)
+  weft_ctest(${name} ${arg_UNPARSED_ARGUMENTS} ENVIRONMENT ASAN_OPTIONS=detect_leaks=0
+             COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -np ${ranks} $<TARGET_FILE:${program}> ${arg_COMMAND})
+endfunction()

@@ -44,8 +44,7 @@ struct RanksInput {
   static check::Tensor make(const RanksProblem& p, std::mt19937_64& engine, const Stream& stream, Index heads,
                             Index dim) {
     std::vector<bool> real(static_cast<std::size_t>(stream.tokens()), false);
-    for (Index i = 0; i < stream.sequences(); ++i)
-      std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
+    for (Index i = 0; i < stream.sequences(); ++i) std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
     return check::random_tensor(engine, p.dtype, stream.tokens(), heads, dim,
                                 [&](Index t) { return real[static_cast<std::size_t>(t)]; });
   }
@@ -57,67 +56,80 @@ inline Attention attention_of(const RanksProblem& p, const RanksInput& in) {
   return a;
 }
 
+// Room for whole results; what no rank writes stays 0.
+inline RanksResult empty_result(const RanksProblem& p, Index ranks) {
+  using check::Tensor;
+  const Index tq = p.problem.packing().q().tokens(), tk = p.problem.packing().k().tokens();
+  return {Tensor(p.dtype, tq, p.heads_q, p.dim_v),
+          Tensor(DType::f32, tq, p.heads_q, 1),
+          Tensor(DType::f32, 1, p.heads_q, 1),
+          Tensor(p.dtype, tq, p.heads_q, p.dim_qk),
+          Tensor(p.dtype, tk, p.heads_k, p.dim_qk),
+          Tensor(p.dtype, tk, p.heads_k, p.dim_v),
+          Tensor(DType::f32, 1, p.heads_q, 1),
+          std::vector<Traffic>(static_cast<std::size_t>(ranks)),
+          std::vector<Traffic>(static_cast<std::size_t>(ranks))};
+}
+
+// One rank's forward and backward; its rows of the results go to `r`, which ranks that are threads share.
+inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& in, const Layouts& layouts,
+                         const ScheduleOptions& options, const ExecutorOptions& how, RanksResult& r,
+                         std::mutex& mutex) {
+  using check::Tensor;
+  const Index rank = comm.rank(), rows = layouts.q.rows(), keys = layouts.k.rows();
+  Tensor q(p.dtype, rows, p.heads_q, p.dim_qk), k(p.dtype, keys, p.heads_k, p.dim_qk),
+      v(p.dtype, keys, p.heads_k, p.dim_v), dout(p.dtype, rows, p.heads_q, p.dim_v);
+  for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q},
+                                      {&layouts.k, &in.k, &k},
+                                      {&layouts.k, &in.v, &v},
+                                      {&layouts.q, &in.dout, &dout}})
+    layout->shard(rank, whole->rows(), local->rows());
+  Tensor out(p.dtype, rows, p.heads_q, p.dim_v), lse(DType::f32, rows, p.heads_q, 1),
+      max_logit(DType::f32, 1, p.heads_q, 1), dq(p.dtype, rows, p.heads_q, p.dim_qk),
+      dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v), dsink(DType::f32, 1, p.heads_q, 1);
+  Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), how);
+  comm.reset_traffic();
+  executor.forward({.q = q.view,
+                    .k = k.view,
+                    .v = v.view,
+                    .attention = attention_of(p, in),
+                    .out = out.view,
+                    .lse = lse.view,
+                    .max_logit = max_logit.view});
+  r.forward[static_cast<std::size_t>(rank)] = comm.traffic();
+  comm.reset_traffic();
+  executor.backward({.q = q.view,
+                     .k = k.view,
+                     .v = v.view,
+                     .attention = attention_of(p, in),
+                     .dout = dout.view,
+                     .out = out.view,
+                     .lse = lse.view,
+                     .dq = dq.view,
+                     .dk = dk.view,
+                     .dv = dv.view,
+                     .dsink = p.sink ? dsink.view : TensorView{}});
+  r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
+  const std::lock_guard lock(mutex);
+  for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},
+                                      {&layouts.q, &lse, &r.lse},
+                                      {&layouts.q, &dq, &r.dq},
+                                      {&layouts.k, &dk, &r.dk},
+                                      {&layouts.k, &dv, &r.dv}})
+    layout->unshard(rank, local->rows(), whole->rows());
+  r.max_logit.bytes = max_logit.bytes;
+  r.max_logit.view.data = r.max_logit.bytes.data();
+  r.dsink.bytes = dsink.bytes;
+  r.dsink.view.data = r.dsink.bytes.data();
+}
+
 inline RanksResult run_on_ranks(const RanksProblem& p, RanksInput& in, const Layouts& layouts,
                                 const ScheduleOptions& options, const ExecutorOptions& how = {},
                                 const ThreadRanks& world = {}) {
-  using check::Tensor;
-  const Index tq = p.problem.packing().q().tokens(), tk = p.problem.packing().k().tokens(), ranks = layouts.q.ranks();
-  RanksResult r{Tensor(p.dtype, tq, p.heads_q, p.dim_v),
-                Tensor(DType::f32, tq, p.heads_q, 1),
-                Tensor(DType::f32, 1, p.heads_q, 1),
-                Tensor(p.dtype, tq, p.heads_q, p.dim_qk),
-                Tensor(p.dtype, tk, p.heads_k, p.dim_qk),
-                Tensor(p.dtype, tk, p.heads_k, p.dim_v),
-                Tensor(DType::f32, 1, p.heads_q, 1),
-                std::vector<Traffic>(static_cast<std::size_t>(ranks)),
-                std::vector<Traffic>(static_cast<std::size_t>(ranks))};
+  RanksResult r = empty_result(p, layouts.q.ranks());
   std::mutex mutex;
   run_ranks(
-      ranks,
-      [&](Communicator& comm) {
-        const Index rank = comm.rank(), rows = layouts.q.rows(), keys = layouts.k.rows();
-        Tensor q(p.dtype, rows, p.heads_q, p.dim_qk), k(p.dtype, keys, p.heads_k, p.dim_qk),
-            v(p.dtype, keys, p.heads_k, p.dim_v), dout(p.dtype, rows, p.heads_q, p.dim_v);
-        for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q}, {&layouts.k, &in.k, &k},
-                                            {&layouts.k, &in.v, &v}, {&layouts.q, &in.dout, &dout}})
-          layout->shard(rank, whole->rows(), local->rows());
-        Tensor out(p.dtype, rows, p.heads_q, p.dim_v), lse(DType::f32, rows, p.heads_q, 1),
-            max_logit(DType::f32, 1, p.heads_q, 1), dq(p.dtype, rows, p.heads_q, p.dim_qk),
-            dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v),
-            dsink(DType::f32, 1, p.heads_q, 1);
-        Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), how);
-        comm.reset_traffic();
-        executor.forward({.q = q.view,
-                          .k = k.view,
-                          .v = v.view,
-                          .attention = attention_of(p, in),
-                          .out = out.view,
-                          .lse = lse.view,
-                          .max_logit = max_logit.view});
-        r.forward[static_cast<std::size_t>(rank)] = comm.traffic();
-        comm.reset_traffic();
-        executor.backward({.q = q.view,
-                           .k = k.view,
-                           .v = v.view,
-                           .attention = attention_of(p, in),
-                           .dout = dout.view,
-                           .out = out.view,
-                           .lse = lse.view,
-                           .dq = dq.view,
-                           .dk = dk.view,
-                           .dv = dv.view,
-                           .dsink = p.sink ? dsink.view : TensorView{}});
-        r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
-        const std::lock_guard lock(mutex);
-        for (auto [layout, local, whole] :
-             {std::tuple{&layouts.q, &out, &r.out}, {&layouts.q, &lse, &r.lse}, {&layouts.q, &dq, &r.dq},
-              {&layouts.k, &dk, &r.dk}, {&layouts.k, &dv, &r.dv}})
-          layout->unshard(rank, local->rows(), whole->rows());
-        r.max_logit.bytes = max_logit.bytes;
-        r.max_logit.view.data = r.max_logit.bytes.data();
-        r.dsink.bytes = dsink.bytes;
-        r.dsink.view.data = r.dsink.bytes.data();
-      },
+      layouts.q.ranks(), [&](Communicator& comm) { run_one_rank(comm, p, in, layouts, options, how, r, mutex); },
       world);
   return r;
 }

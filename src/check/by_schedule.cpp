@@ -1,8 +1,9 @@
 #include "check/by_schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <mutex>
 
 #include "check/attend.h"
@@ -70,7 +71,12 @@ class Ranks {
   }
 
   AttendReport run() {
-    run_ranks(case_.ranks, [this](Communicator& communicator) { run_rank(communicator); });
+    if (way_.world == nullptr) {
+      run_ranks(case_.ranks, [this](Communicator& communicator) { run_rank(communicator); });
+    } else {
+      run_rank(*way_.world);
+      share(*way_.world);
+    }
     compare_ranks("max_logit", max_logit_);
     compare_ranks("dsink", dsink_);
     results_.max_logit = max_logit_.front();
@@ -87,7 +93,7 @@ class Ranks {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
-                      {.kernel = way_.kernel});
+                      {.kernel = way_.kernel, .checked = way_.checked});
     const Forward forward = run_forward(executor, communicator, q, k);
     run_backward(executor, communicator, q, k, forward);
   }
@@ -138,6 +144,47 @@ class Ranks {
     if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
   }
 
+  // Every process gets every rank's results, so that all come to the same verdict.
+  void share(Communicator& world) {
+    const auto me = static_cast<std::size_t>(world.rank());
+    share_rows(world, layouts_.q, {&results_.out, &results_.lse, &results_.dq});
+    share_rows(world, layouts_.k, {&results_.dk, &results_.dv});
+    for (std::vector<std::vector<double>>* of : {&max_logit_, &dsink_}) {
+      std::vector<Block> blocks;
+      for (std::vector<double>& numbers : *of) {
+        numbers.resize((*of)[me].size());
+        blocks.push_back(block_of(numbers.data(), numbers.size() * sizeof(double)));
+      }
+      world.all_gather(blocks[me], blocks).wait();
+    }
+    double faults = fault_ ? 1 : 0;
+    world.all_reduce(&faults, DType::f64, 1, Reduce::sum).wait();
+    if (faults > 0) fail("another rank has seen a fault");
+  }
+
+  void share_rows(Communicator& world, const Layout& layout, const std::vector<Tensor*>& tensors) {
+    for (Tensor* tensor : tensors) {
+      std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(world.ranks()), tensor->bytes);
+      std::vector<Block> blocks;
+      for (std::vector<std::byte>& bytes : all) blocks.push_back(block_of(bytes.data(), bytes.size()));
+      world.all_gather(block_of(tensor->bytes.data(), tensor->bytes.size()), blocks).wait();
+      const auto row = static_cast<std::size_t>(tensor->row_bytes());
+      for (Index rank = 0; rank < world.ranks(); ++rank) {
+        for (const Index token : layout.tokens(rank)) {
+          if (token == kNoToken) continue;
+          const std::size_t at = static_cast<std::size_t>(token) * row;
+          std::copy_n(all[static_cast<std::size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(at), row,
+                      tensor->bytes.begin() + static_cast<std::ptrdiff_t>(at));
+        }
+      }
+    }
+  }
+
+  static Block block_of(void* data, std::size_t size) {
+    const auto bytes = static_cast<Index>(size);
+    return {.data = data, .rows = 1, .parts = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
+  }
+
   // Ranks write to different tokens, so they need no lock.
   void unshard(const Side& side, std::string_view name, const Local& local, Tensor& whole) {
     side.layout.unshard(side.rank, local.rows(), whole.rows());
@@ -154,9 +201,14 @@ class Ranks {
   }
 
   void check_traffic(const Executor& executor, const Communicator& communicator, Pass pass) {
+    if (way_.checked) return;
     const TensorShape shape{.dtype = case_.dtype,
                             .dim_qk = case_.dim_qk,
                             .dim_v = case_.dim_v,
+                            .out = case_.dtype,
+                            .dout = case_.dtype,
+                            .dq = DType::f32,
+                            .lse = DType::f32,
                             .max_logit = true,
                             .dsink = oracle_.learnable()};
     const Traffic want = traffic(executor.schedule(), shape, pass), got = communicator.traffic();
@@ -166,10 +218,12 @@ class Ranks {
   }
 
   void compare_ranks(std::string_view name, const std::vector<std::vector<double>>& of) {
+    const auto same = [](double a, double b) {
+      return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+    };
     for (std::size_t rank = 1; rank < of.size(); ++rank) {
-      const bool same = of[rank].size() == of[0].size() &&
-                        std::memcmp(of[rank].data(), of[0].data(), of[0].size() * sizeof(double)) == 0;
-      if (!same) fail(text(name, " of rank ", rank, " is not that of rank 0"));
+      if (!std::equal(of[rank].begin(), of[rank].end(), of[0].begin(), of[0].end(), same))
+        fail(text(name, " of rank ", rank, " is not that of rank 0"));
     }
   }
 
@@ -191,7 +245,11 @@ class Ranks {
 // Why the case must be refused, if it must: the table's reason, or that of a kernel asked for by its name.
 std::optional<Refusal> due_refusal(const Oracle& oracle, const Case& placed, const Way& way) {
   const Layouts layouts = layouts_of(placed, oracle.problem());
-  if (std::optional<Refusal> no = weft::refusal(use_of(placed, layouts, way.schedule))) return no;
+  Use use = use_of(placed, layouts, way.schedule);
+  use.dtype = DType::f32;  // make_schedule comes first, and does not know the tensors
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
+  use.dtype = placed.dtype;
+  if (std::optional<Refusal> no = weft::refusal(use)) return no;
   if (way.kernel.empty() || way.kernel == "cpu") return {};  // the best that can
   const std::optional<std::string> reason = refusal(placed, way.kernel);
   return reason ? std::optional(Refusal{*reason, ""}) : std::nullopt;
@@ -204,17 +262,30 @@ bool says(const Error& error, const Refusal& refusal) {
 
 }  // namespace
 
+bool gathers(const ScheduleOptions& options) {
+  const ScheduleKind all_gather = ScheduleKind::all_gather;
+  return options.kind == all_gather || (options.kind == ScheduleKind::hybrid && options.across == all_gather);
+}
+
 std::string words(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
   std::string out(name(options.kind));
-  if (options.key_order != KeyOrder::automatic) out += text(" ", name(options.key_order));
-  if (options.head_groups != 1) out += text(" x", options.head_groups);
+  if (options.kind == ScheduleKind::hybrid) out += text(" ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" x", options.head_groups);
+  if (options.inside != usual.inside) out += text(" inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" stages ", options.stages);
   return out;
 }
 
 std::string flags(const ScheduleOptions& options) {
+  const ScheduleOptions usual;
   std::string out = text("--schedule ", name(options.kind));
-  if (options.key_order != KeyOrder::automatic) out += text(" --key-order ", name(options.key_order));
-  if (options.head_groups != 1) out += text(" --head-groups ", options.head_groups);
+  if (options.across != usual.across) out += text(" --across ", name(options.across));
+  if (options.key_order != usual.key_order) out += text(" --key-order ", name(options.key_order));
+  if (options.head_groups != usual.head_groups) out += text(" --head-groups ", options.head_groups);
+  if (options.inside != usual.inside) out += text(" --inside ", options.inside);
+  if (options.stages != usual.stages) out += text(" --stages ", options.stages);
   return out;
 }
 

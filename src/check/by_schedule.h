@@ -1,4 +1,4 @@
-// A case as users run it: each rank a thread with its own rows, a schedule and an executor.
+// A case as users run it: each rank a thread, or a process, with its own rows, a schedule and an executor.
 #pragma once
 
 #include <string>
@@ -14,9 +14,13 @@ namespace weft::check {
 struct Way {
   ScheduleOptions schedule = {};
   std::string kernel = {};  // as for ExecutorOptions
+  bool checked = false;     // ..; what the checks send is not in traffic(), which is then not compared
+  // This process is a rank of it, and so are others that check the same; none: ranks are threads of this process.
+  Communicator* world = nullptr;
 };
 
-std::string words(const ScheduleOptions& options);  // "all_gather", "all_gather rank", "all_gather rank x2"
+bool gathers(const ScheduleOptions& options);       // and so has key orders and groups of heads
+std::string words(const ScheduleOptions& options);  // "all_gather rank x2", "hybrid ring": what is not as usual
 std::string flags(const ScheduleOptions& options);  // "--schedule all_gather --key-order rank"
 
 // What the capability table is asked for this case.

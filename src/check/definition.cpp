@@ -73,15 +73,20 @@ std::vector<std::vector<Index>> Definition::owned(bool keys) const {
   for (Index t = begin; t < offsets.back(); ++t) {
     Index owner = 0;
     switch (case_.layout) {
-      case LayoutKind::contiguous: owner = (t - begin) / ((total + n - 1) / n); break;
-      case LayoutKind::zigzag: owner = folded((t - begin) / ((total + 2 * n - 1) / (2 * n))); break;
+      case LayoutKind::contiguous:
+        owner = (t - begin) / ((total + n - 1) / n);
+        break;
+      case LayoutKind::zigzag:
+        owner = folded((t - begin) / ((total + 2 * n - 1) / (2 * n)));
+        break;
       case LayoutKind::dual_chunk: {
         std::size_t s = 0;
         while (offsets[s + 1] <= t) ++s;
         owner = folded((t - offsets[s]) / ((offsets[s + 1] - offsets[s]) / (2 * n)));
         break;
       }
-      default: owner = (t - begin) % n;  // striped
+      default:
+        owner = (t - begin) % n;  // striped
     }
     rows[static_cast<std::size_t>(owner)].push_back(t);
   }

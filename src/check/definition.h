@@ -1,4 +1,5 @@
-// What mask and layouts mean, said per pair and per token, apart from the planner: slow, plain, and the other way round.
+// What mask and layouts mean, said per pair and per token, apart from the planner: slow, plain, and the other way
+// round.
 #pragma once
 
 #include <vector>

@@ -153,8 +153,8 @@ class Checker {
       for (Index k = 0; k < definition_.k_tokens(); ++k) {
         const int times = covered[static_cast<std::size_t>(q * definition_.k_tokens() + k)];
         if (times != (visible(q, k) ? 1 : 0))
-          fail(how, ": query ", q, " and key ", k, " are ", visible(q, k) ? "visible" : "not visible",
-               " and lie in ", times, " slices");
+          fail(how, ": query ", q, " and key ", k, " are ", visible(q, k) ? "visible" : "not visible", " and lie in ",
+               times, " slices");
       }
     }
     return slices;

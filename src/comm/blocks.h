@@ -1,4 +1,5 @@
-// Bytes moved between lists of blocks that may be cut differently, without packing.
+// Bytes moved between lists of blocks that may be cut differently, without packing. Exported for transports that are
+// libraries of their own; not installed.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,13 @@ namespace weft {
 constexpr std::size_t slot(Index rank) { return static_cast<std::size_t>(rank); }
 
 // The same bytes in as few pieces as can be: parts, then rows, that lie side by side become one.
-Block merged(Block block);
+WEFT_API Block merged(Block block);
 
 // Whether a block can be read and written as f32: aligned, and cut between numbers only.
-bool holds_f32(const Block& block);
+WEFT_API bool holds_f32(const Block& block);
 
 // Both lists hold as many bytes; for `add` all blocks hold f32. Lists may be the same memory, but not overlap
 // otherwise.
-void move_blocks(std::span<const Block> from, std::span<const Block> to, Message::Combine how);
+WEFT_API void move_blocks(std::span<const Block> from, std::span<const Block> to, Message::Combine how);
 
 }  // namespace weft

@@ -96,7 +96,7 @@ Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
 // All steps, on tensors whose heads are the steps' heads; dK and dV end as f32 sums in `own`.
 void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& own) {
   const run::Computed computed(schedule);
-  const Kernel& kernel = select_kernel(options.kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false});
+  const Kernel kernel = select_kernel(options.kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false});
   run::Log log(options, Pass::backward, schedule);
   QueryGradient dq(computed, workspace, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});

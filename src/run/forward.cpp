@@ -41,7 +41,7 @@ ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
 void Executor::Parts::attend_steps(const ForwardArgs& args) {
   const run::Computed computed(schedule);
   const bool once = computed.once();
-  const Kernel& kernel = select_kernel(options.kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, !once});
+  const Kernel kernel = select_kernel(options.kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, !once});
   ForwardArgs whole = args;
   if (!once) whole.partial = empty_states(workspace, args);
 

@@ -301,3 +301,23 @@ def test_full_disk(weft):
     with open("/dev/full", "w") as full:
         done = subprocess.run([weft.command, "explain", "--docs", "4"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and "cannot write" in done.stderr
+
+
+def test_support(weft):
+    result = weft("explain", "--support", json_file=True)
+    assert result.code == 0, result.err
+    got = result.json
+    assert got["columns"][0] == "one rank" and "ring" in got["columns"]
+    rows = {(row["group"], row["name"]): row["refused"] for row in got["rows"]}
+    assert all(set(refused) == set(got["columns"]) for refused in rows.values())
+    assert not any(rows[("mask", "causal")].values()) and not any(rows[("dtype", "bf16")].values())
+    assert all(rows[("feature", "bias")].values()) and rows[("dtype", "f64")]["one rank"] is None
+    for (_, name), refused in rows.items():
+        line = next(line for line in result.out.split("\n") if line[9:].startswith(name + " "))
+        assert line.count("yes") == sum(r is None for r in refused.values())
+        for r in filter(None, refused.values()):
+            assert r["remedy"] in result.out
+    names = [kernel["name"] for kernel in got["kernels"]]
+    assert names[-1] == "reference" and "cpu.scalar" in names
+    for kernel in got["kernels"]:
+        assert kernel["name"] in result.out and (kernel["dtypes"] or kernel["reasons"])

@@ -211,15 +211,19 @@ const std::vector<FlagSpec>& bench_flags() {
       {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
       {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
       {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,.."},
-      {"key-order", "LIST", "with --schedule all_gather: auto (default), sequence, rank"},
-      {"head-groups", "N", "with --schedule all_gather: K/V heads come in N groups"},
+      {"key-order", "LIST", "with --schedule: of gathered keys: auto (default), sequence, rank"},
+      {"head-groups", "N", "with --schedule: gathered K/V heads come in N groups"},
+      {"inside", "N", "with --schedule: hybrid: ranks that swap heads for sequence; 2 if not given"},
+      {"mesh", "AxB", "with --schedule: hybrid: the same with both sides said"},
+      {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
+      {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
       {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"}};
   return flags;
 }
 
 int bench(const Flags& flags) {
   if (flags.given("schedule")) return bench_schedules(flags);
-  for (const char* flag : {"key-order", "head-groups", "links"}) {
+  for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }
   std::vector<BenchTask> tasks = bench_tasks(flags);

@@ -13,11 +13,11 @@ namespace weft::tool {
 // Somebody else's way to do the same work, timed in the same rounds.
 struct Rival {
   enum class Kind {
-    sdpa,  // the peer's attention, one dense call
-    loop,  // a call a document, K/V heads repeated, documents by split()
+    sdpa,    // the peer's attention, one dense call
+    loop,    // a call a document, K/V heads repeated, documents by split()
     slices,  // the same, documents by q[begin:end]: the usual way, whose backward fills whole tensors
-    mask,  // one call over all tokens with a block-diagonal boolean mask
-    weft,  // Weft itself in another dtype
+    mask,    // one call over all tokens with a block-diagonal boolean mask
+    weft,    // Weft itself in another dtype
   };
   Kind kind = Kind::sdpa;
   DType dtype = DType::f32;

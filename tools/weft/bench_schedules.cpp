@@ -156,7 +156,7 @@ int bench_schedules(const Flags& flags) {
   fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>10}{:>9}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms", "GFLOP/s",
              "of ideal", "hidden", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
-  for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all"), {KeyOrder::automatic})) {
+  for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all"), {})) {
     const ScheduleTask task{name_of(options), options};
     std::vector<Line> lines;
     for (const Pass pass : {Pass::forward, Pass::backward})  // the backward reads what the forward wrote

@@ -7,6 +7,7 @@
 #include "numbers.h"
 #include "picture.h"
 #include "shares.h"
+#include "support.h"
 #include "table.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -80,12 +81,14 @@ const std::vector<FlagSpec>& explain_flags() {
   static const std::vector<FlagSpec> flags = {
       {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
       {"view", "NAME", "auto (default), picture or table"},
+      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
       {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
   return flags;
 }
 
 int explain(const Flags& flags) {
+  if (flags.given("support")) return explain_support(flags);
   if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);

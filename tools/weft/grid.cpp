@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "check/random_case.h"
 #include "tally.h"
 
 namespace weft::tool {
@@ -19,9 +20,12 @@ void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
   check::Oracle oracle(problem.question, check::executor_arithmetic(problem.question), problem.rows);
   for (std::size_t i = 0; i < problem.cells.size(); ++i) {
     const GridCell& cell = problem.cells[i];
-    put(i, try_schedule(oracle, cell.placed, {.schedule = cell.schedule, .kernel = how.kernel}));
+    put(i, try_schedule(oracle, cell.placed, {cell.schedule, how.kernel, how.checked, how.world}));
   }
 }
+
+// A group's query heads must lie side by side.
+bool can_group(const check::Case& c) { return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end()); }
 
 // Calls work(thread) on so many threads; what one throws is thrown here.
 template <class Work>
@@ -49,6 +53,27 @@ const std::string& label(const Labels& labels, std::string_view axis) {
   static const std::string none;
   const auto found = std::find_if(labels.begin(), labels.end(), [&](const auto& l) { return l.first == axis; });
   return found == labels.end() ? none : found->second;
+}
+
+ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn) {
+  check::RandomChoices choices(static_cast<unsigned long long>(turn));  // turns alone would go with ranks and layouts
+  const bool two_groups = choices.one_in(2);
+  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99);
+  if (check::gathers(options) && can_group(placed) && two_groups) options.head_groups = 2;
+  if (options.kind == ScheduleKind::exact) options.stages = stages;
+  if (options.kind != ScheduleKind::hybrid) return options;
+  std::vector<Index> meshes;  // 1 x ranks and ranks x 1 are hardly meshes, but must work
+  for (Index inside = 1; inside <= placed.ranks; ++inside)
+    if (placed.ranks % inside == 0) meshes.push_back(inside);
+  options.inside = meshes[static_cast<std::size_t>(mesh) % meshes.size()];
+  return options;
+}
+
+Labels variant_labels(const ScheduleOptions& options) {
+  const auto said = [](bool has, Index value) { return has ? std::to_string(value) : std::string(kHasNone); };
+  return {{"head groups", said(check::gathers(options), options.head_groups)},
+          {"inside", said(options.kind == ScheduleKind::hybrid, options.inside)},
+          {"stages", said(options.kind == ScheduleKind::exact, options.stages)}};
 }
 
 Index Grid::cells() const {
@@ -89,8 +114,9 @@ std::optional<std::string> failure_of(const check::Tried& tried) {
   return {};
 }
 
-std::string command_of(const GridCell& cell, const std::string& kernel) {
-  return command_of(cell.placed, {.kernel = kernel, .schedules = {cell.schedule}}, check::flags(cell.schedule));
+std::string command_of(const GridCell& cell, const GridRun& how) {
+  return command_of(cell.placed, {.kernel = how.kernel, .schedules = {cell.schedule}, .checked = how.checked},
+                    check::flags(cell.schedule));
 }
 
 }  // namespace weft::tool

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,12 +18,19 @@ namespace weft::tool {
 using Labels = std::vector<std::pair<std::string, std::string>>;
 const std::string& label(const Labels& labels, std::string_view axis);
 
+// The value of an axis that a cell does not have.
+inline constexpr std::string_view kHasNone = "-";
+
 // One run: the problem's question, spread over ranks, by a schedule.
 struct GridCell {
   check::Case placed;
   ScheduleOptions schedule = {};
   Labels labels = {};
 };
+
+// In variants that take turns: groups of heads, meshes of the ranks, stages. `turn` counts placements.
+ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn);
+Labels variant_labels(const ScheduleOptions& options);
 
 // One question. Its answer is computed once, for all cells.
 struct GridProblem {
@@ -43,6 +51,8 @@ struct Grid {
 struct GridRun {
   Index threads = 1;
   std::string kernel = {};
+  bool checked = false;  // executors are
+  Communicator* world = nullptr;  // of processes, of which this is one; none: ranks are threads
   std::function<void(Index done, Index failed)> progress = {};
 };
 
@@ -51,6 +61,6 @@ std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how);
 
 // Why a cell failed, in one line; none if it did not.
 std::optional<std::string> failure_of(const check::Tried& tried);
-std::string command_of(const GridCell& cell, const std::string& kernel);
+std::string command_of(const GridCell& cell, const GridRun& how);
 
 }  // namespace weft::tool

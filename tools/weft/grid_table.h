@@ -14,7 +14,7 @@ namespace weft::tool {
 
 class GridTable {
  public:
-  GridTable(const Grid& grid, const std::vector<check::Tried>& outcomes, const std::string& kernel);
+  GridTable(const Grid& grid, const std::vector<check::Tried>& outcomes, const GridRun& how);
 
   Index failed() const { return total_.failed; }
   Index ok() const { return total_.ok; }
@@ -26,6 +26,7 @@ class GridTable {
     Index ok = 0, failed = 0, refused = 0;
     std::vector<std::size_t> notes = {};  // of what was refused
   };
+  using Line = std::vector<std::string>;
   using Row = std::map<std::string, Count>;  // by schedule
   struct Group {
     std::vector<std::string> axes;
@@ -38,11 +39,13 @@ class GridTable {
   void add(const GridCell& cell, const check::Tried& tried);
   static void sort_rows(Group& group);
   std::size_t note_of(const check::Tried& tried);
-  void print_group(const Group& group) const;
+  std::vector<std::string> line_of(std::vector<std::string> about, const Row& row) const;
+  void print_lines(const std::vector<std::string>& about, std::vector<Line> body) const;
+  void print_groups() const;
   static std::string cell_words(const Count& count);
   static nlohmann::json json_of(const Count& count);
 
-  std::string kernel_;
+  GridRun how_;
   std::vector<std::string> columns_;
   std::vector<Group> groups_;
   std::vector<Refusal> notes_;

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "over_mpi.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/version.h"
@@ -73,7 +74,8 @@ int run(int argc, char** argv) {
     return refuse_parse(app, error, verbs);
   }
   for (const Verb& verb : verbs) {
-    if (verb.app->parsed()) return verb.run(verb.flags);
+    if (!verb.app->parsed()) continue;
+    return weft::tool::asks_for_mpi(verb.flags) ? weft::tool::over_mpi(verb.flags, verb.run) : verb.run(verb.flags);
   }
   return kBadInput;
 }

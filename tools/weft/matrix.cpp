@@ -20,7 +20,7 @@ struct PackingKind {
 };
 
 void any_lengths(Case& to, Index multiple) {
-  to.q = side_of_rooms({{37, 0}, {0, 0}, {1, 0}, {22, 0}, {50, 0}}, multiple);
+  to.q = side_of_rooms({{37, 0}, {0, 0}, {1, 0}, {22, 0}, {90, 0}}, multiple);
 }
 
 void padding_between(Case& to, Index multiple) {
@@ -73,8 +73,12 @@ struct HeadKind {
   std::vector<Index> map = {};
 };
 const std::vector<HeadKind>& head_kinds() {
-  static const std::vector<HeadKind> kinds = {
-      {"2:2", 2, 2}, {"4:2", 4, 2}, {"3:1", 3, 1}, {"6:3", 6, 3}, {"3:2 by map", 3, 2, {0, 1, 1}}};
+  static const std::vector<HeadKind> kinds = {{"2:2", 2, 2},
+                                              {"4:2", 4, 2},
+                                              {"3:1", 3, 1},
+                                              {"6:3", 6, 3},
+                                              {"3:2 by map", 3, 2, {0, 1, 1}},
+                                              {"5:3 by map", 5, 3, {2, 0, 2, 1, 2}}};
   return kinds;
 }
 
@@ -96,6 +100,8 @@ std::vector<Slice> some_slices(check::Choices& choices, const Case& c) {
   return slices;
 }
 
+constexpr Index kDraws = 3;  // of features, for each combination of the full matrix
+
 class Maker {
  public:
   explicit Maker(const MatrixAxes& axes) : axes_(axes) {
@@ -106,7 +112,7 @@ class Maker {
     Grid grid{.title = axes_.full ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
               .row_axes = {"layout", "mask"},
               .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale",
-                             "head groups"}};
+                             "head groups", "inside", "stages"}};
     for (const MaskKind& mask : masks())
       for (const PackingKind& packing : kPackings) add_problems(mask, packing, grid);
     return grid;
@@ -115,7 +121,12 @@ class Maker {
  private:
   void add_problems(const MaskKind& mask, const PackingKind& packing, Grid& grid) {
     const Index turn = turn_++;
-    for (const DType dtype : axes_.full ? axes_.dtypes : std::vector{by_turn(axes_.dtypes, turn)}) {
+    for (Index again = 0; again < (axes_.full ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
+  }
+
+  // Features of attention are drawn anew for each problem.
+  void add_drawn(const MaskKind& mask, const PackingKind& packing, Index turn, Grid& grid) {
+    for (const DType dtype : axes_.full ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
       if (!others_.empty()) {
         GridProblem& problem = add_problem(mask, packing, dtype, 1, grid);
         for (std::size_t i = 0; i < others_.size(); ++i)
@@ -127,12 +138,12 @@ class Maker {
   }
 
   template <class T>
-  static T by_turn(const std::vector<T>& list, Index turn) {
+  static T taken(const std::vector<T>& list, Index turn) {
     return list[static_cast<std::size_t>(turn) % list.size()];
   }
   // In quick turns the packing, inner of the two loops, would always meet the same ranks: hence the quotient.
   std::vector<Index> ranks_of(Index turn) const {
-    return axes_.full ? axes_.ranks : std::vector{by_turn(axes_.ranks, turn + turn / 5)};
+    return axes_.full ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
   }
 
   GridProblem& add_problem(const MaskKind& mask, const PackingKind& packing, DType dtype, Index multiple, Grid& grid) {
@@ -181,14 +192,13 @@ class Maker {
     for (const Case::Format format : formats) {
       ++placement_;
       placed.format = format;
-      for (ScheduleOptions schedule : axes_.schedules) {
-        const bool gathers = schedule.kind == ScheduleKind::all_gather;
-        if (gathers && placed.heads_k > 1 && placement_ % 2 == 1) schedule.head_groups = 2;
+      for (const ScheduleOptions& usual : axes_.schedules) {
+        const ScheduleOptions schedule = by_turn(usual, placed, placement_);
         Labels labels = labels_;
         labels.insert(labels.end(), {{"layout", std::string(name(layout))},
                                      {"ranks", std::to_string(ranks)},
-                                     {"format", std::string(name(format))},
-                                     {"head groups", gathers ? std::to_string(schedule.head_groups) : "-"}});
+                                     {"format", std::string(name(format))}});
+        for (auto& label : variant_labels(schedule)) labels.push_back(std::move(label));
         problem.cells.push_back({placed, schedule, std::move(labels)});
       }
     }

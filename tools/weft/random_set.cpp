@@ -11,6 +11,7 @@
 
 #include "check/random_case.h"
 #include "numbers.h"
+#include "schedule_flags.h"
 
 namespace weft::tool {
 namespace {
@@ -23,9 +24,9 @@ struct Checked {
   Outcome outcome;
 };
 
-// Drawn cases have one or two K/V heads, which cannot be cut into more groups.
+// Drawn cases have few heads and any number of ranks, which not every option goes with.
 Method fitting(Method method, const check::Case& c) {
-  for (ScheduleOptions& options : method.schedules) options.head_groups = min_of(options.head_groups, c.heads_k);
+  for (ScheduleOptions& options : method.schedules) options = fitted(options, c);
   return method;
 }
 

@@ -16,10 +16,18 @@ const std::vector<FlagSpec>& schedule_flags();
 // A thread each: more than this says nothing new.
 inline constexpr Index kMaxThreadRanks = 256;
 
-// Every schedule asked for, in every key order asked for where it has one; none without --schedule. `otherwise`: key
-// orders if none are given.
-std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules,
-                                          const std::vector<KeyOrder>& otherwise);
+// What is run of each schedule where no flag says otherwise.
+struct Variants {
+  std::vector<KeyOrder> orders = {KeyOrder::automatic};
+  std::vector<ScheduleKind> across = {ScheduleKind::ring};
+};
+inline const Variants kAllVariants = {{KeyOrder::sequence, KeyOrder::rank},
+                                      {ScheduleKind::ring, ScheduleKind::all_gather}};
+
+// Every schedule of the list "a,b", in every variant that it has.
+std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, const Variants& otherwise);
+// With no more groups of heads than there are heads, and a mesh that divides the ranks.
+ScheduleOptions fitted(ScheduleOptions options, const check::Case& c);
 // Error for a communicator that this build does not have.
 std::string communicator_of(const Flags& flags);
 check::Case::Format format_of(const Flags& flags);

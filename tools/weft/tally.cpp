@@ -93,9 +93,10 @@ void note_failure(Outcome& to, const std::string& failure, const std::string& wa
 void check_schedules_of(const check::Case& c, const Method& method, std::optional<Index> rows, Outcome& to) {
   check::Oracle oracle(c, check::executor_arithmetic(c), rows);
   for (const ScheduleOptions& options : method.schedules) {
-    check::Tried tried = try_schedule(oracle, c, {.schedule = options, .kernel = method.kernel});
+    check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
     const std::string what = check::words(options);
-    if (tried.refused) to.skipped.push_back(fmt::format("attention: {}: {}", what, tried.refused->problem));
+    if (tried.refused)
+      to.skipped.push_back(fmt::format("attention: {}: {}", name(options.kind), tried.refused->problem));
     if (tried.failure) note_failure(to, fmt::format("attention, {}: {}", what, *tried.failure), check::flags(options));
     if (!tried.report) continue;
     if (!tried.report->ok()) note_failure(to, failure_of(*tried.report), check::flags(options));
@@ -133,6 +134,7 @@ Outcome check_case(const check::Case& c, const Method& method) {
 std::string command_of(const check::Case& c, const Method& method, const std::string& way) {
   std::string command = "weft verify " + check::flags(c);
   if (!way.empty()) command += " " + way;
+  if (method.checked) command += " --checked";
   const std::string_view otherwise = method.schedules.empty() ? check::kReference : "";
   return command + (method.kernel == otherwise ? "" : " --kernel " + method.kernel);
 }

@@ -20,6 +20,7 @@ namespace weft::tool {
 struct Method {
   std::string kernel = {};                      // "": the best of this machine, call by call
   std::vector<ScheduleOptions> schedules = {};  // by ranks as threads; none: keys are brought to ranks by hand
+  bool checked = false;                         // executors are
 
   std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
 };

@@ -152,8 +152,9 @@ class Maker {
     for (const Case::Format format : formats) {
       Case placed = problem.question;
       placed.format = format;
+      ++placement_;
       for (const ScheduleOptions& schedule : axes_.schedules) {
-        problem.cells.push_back({placed, schedule, labels});
+        problem.cells.push_back({placed, by_turn(schedule, placed, placement_), labels});
         problem.cells.back().labels.emplace_back("format", std::string(name(format)));
       }
     }
@@ -161,7 +162,7 @@ class Maker {
 
   const TeGridAxes& axes_;
   Grid grid_;
-  Index number_ = 0;
+  Index number_ = 0, placement_ = 0;
 };
 
 }  // namespace

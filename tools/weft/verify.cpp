@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "check/by_schedule.h"
 #include "json_file.h"
 #include "numbers.h"
 #include "random_set.h"
@@ -65,16 +66,18 @@ int verdict(const Flags& flags, const Tally& tally) {
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
 Method method_of(const Flags& flags) {
   if (!flags.given("schedule")) {
-    for (const char* name : {"key-order", "head-groups", "comm", "format"}) {
+    for (const char* name : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
       if (flags.given(name))
         throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
                     "add e.g. --schedule all, or leave it out");
     }
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
-  communicator_of(flags);
+  if (communicator_of(flags) != "threads")
+    throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
-          .schedules = schedules_of(flags, *flags.find("schedule"), {KeyOrder::automatic})};
+          .schedules = schedules_of(flags, *flags.find("schedule"), {}),
+          .checked = flags.given("checked")};
 }
 
 int verify_random(const Flags& flags) {
@@ -97,18 +100,18 @@ int verify_random(const Flags& flags) {
   return verdict(flags, tally);
 }
 
-// Refuses what layouts, formats and threads refuse before anything is written.
+// Refuses what layouts, formats, schedules and threads refuse, before anything is written. What the capability table
+// refuses is no bad input: the check wants to see it refused.
 void check_places(const check::Case& c, const Problem& problem, const Method& method) {
-  check::layouts_of(c, problem);
+  const Layouts layouts = check::layouts_of(c, problem);
   check::check_format(c, problem);
   if (method.schedules.empty()) return;
   if (c.ranks > kMaxThreadRanks)
     throw Error(fmt::format("--ranks {} with --schedule", c.ranks),
                 fmt::format("use at most {} ranks, which are threads", kMaxThreadRanks));
   for (const ScheduleOptions& options : method.schedules) {
-    if (options.head_groups > c.heads_k)
-      throw Error(fmt::format("--head-groups {} with {} K/V heads", options.head_groups, c.heads_k),
-                  fmt::format("use from 1 to {} groups", c.heads_k));
+    if (!refusal(check::use_of(c, layouts, options)))
+      make_schedule(problem, layouts, 0, {.q = c.heads_q, .k = c.heads_k, .map = c.head_map}, options);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "json_file.h"
 #include "matrix.h"
 #include "numbers.h"
+#include "over_mpi.h"
 #include "schedule_flags.h"
 #include "te_grid.h"
 #include "terminal.h"
@@ -27,14 +28,21 @@ constexpr Index kMaxThreads = 1024;
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
   std::vector<std::string_view> others = problem_flags();
-  others.insert(others.end(), {"random", "format", "head-map", "head-groups"});
-  if (grid == "set") others.insert(others.end(), {"matrix", "layout"});
+  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "mesh", "stages"});
+  others.push_back(grid == "set" ? "matrix" : "set");
+  if (grid == "set") others.push_back("layout");
   for (const std::string_view name : taken) std::erase(others, name);
   flags.exclude(grid, others,
                 fmt::format("it brings its own problems; use --{} to choose among them", fmt::join(taken, ", --")));
 }
 
 std::vector<Index> ranks_of(const Flags& flags, std::string_view otherwise) {
+  if (const Communicator* world = mpi_world()) {
+    if (flags.whole("ranks", world->ranks(), "4") != world->ranks())
+      throw Error(fmt::format("--ranks {} with {} ranks of MPI", *flags.find("ranks"), world->ranks()),
+                  "leave --ranks out, or start as many");
+    return {world->ranks()};
+  }
   const std::vector<Index> ranks = whole_numbers("--ranks", flags.text("ranks", otherwise), "2,3,4,8");
   for (const Index n : ranks) {
     if (n < 1 || n > kMaxThreadRanks)
@@ -73,41 +81,45 @@ void show_progress(Index done, Index all, Index failed) {
 }
 
 int verify_grid(const Flags& flags, const Grid& grid) {
-  const Index threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
+  Communicator* world = mpi_world();
+  const Index threads =
+      world != nullptr ? 1 : flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
   if (threads < 1 || threads > kMaxThreads)
     throw Error(fmt::format("--threads {}", threads), fmt::format("use from 1 to {}", kMaxThreads));
   const std::string kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "";
   const std::string communicator = communicator_of(flags);
-  JsonOutput output(flags.find("json"));
+  JsonOutput output(world != nullptr && world->rank() > 0 ? nullptr : flags.find("json"));
   fmt::print("{}: {} runs of {} problems, kernel {}, communicator {}.\n", grid.title, grouped(grid.cells()),
              grouped(static_cast<Index>(grid.problems.size())), kernel.empty() ? "auto" : kernel, communicator);
   const auto sampled = std::find_if(grid.problems.begin(), grid.problems.end(), [](const auto& p) { return p.rows; });
-  fmt::print("Forward and backward of each against a dense softmax in f64{}; bytes and messages against traffic().\n\n",
+  fmt::print("Forward and backward of each against a dense softmax in f64{}{}.\n\n",
              sampled == grid.problems.end()
                  ? std::string()
                  : fmt::format(", in {} query rows and what they add to all keys (too large to be compared whole, and "
                                "max_logit is not)",
-                               *sampled->rows));
+                               *sampled->rows),
+             flags.given("checked") ? "; executors are checked" : "; bytes and messages against traffic()");
   std::fflush(stdout);
   const auto progress = [&](Index done, Index failed) { show_progress(done, grid.cells(), failed); };
-  const std::vector<check::Tried> outcomes =
-      run_grid(grid, {.threads = threads, .kernel = kernel, .progress = progress});
-  const GridTable table(grid, outcomes, kernel);
+  const GridRun how{.threads = threads,
+                    .kernel = kernel,
+                    .checked = flags.given("checked"),
+                    .world = world,
+                    .progress = progress};
+  const GridTable table(grid, run_grid(grid, how), how);
   table.print();
   output.write(table.to_json());
   if (table.failed() == 0 && table.ok() == 0) fmt::print(stderr, "weft: all was refused, so nothing was checked\n");
   return table.failed() > 0 || table.ok() == 0 ? 1 : 0;
 }
 
-const std::vector<KeyOrder> kBothOrders = {KeyOrder::sequence, KeyOrder::rank};
-
 }  // namespace
 
 int verify_matrix(const Flags& flags) {
   const bool full = flags.one_of("matrix", {"quick", "full"}) == "full";
-  exclude_problems(flags, "matrix", {"layout", "ranks", "dtype", "schedule", "key-order", "seed"});
+  exclude_problems(flags, "matrix", {"layout", "ranks", "dtype", "schedule", "key-order", "across", "seed"});
   return verify_grid(flags, matrix_grid({.full = full,
-                                         .schedules = schedules_of(flags, flags.text("schedule", "all"), kBothOrders),
+                                         .schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
                                          .layouts = layouts_of(flags),
                                          .ranks = ranks_of(flags, "2,3,4,8"),
                                          .dtypes = dtypes_of(flags),
@@ -117,13 +129,13 @@ int verify_matrix(const Flags& flags) {
 int verify_set(const Flags& flags) {
   constexpr Index kSmall = 32;
   flags.one_of("set", {"te-grid"});
-  exclude_problems(flags, "set", {"scale", "ranks", "dtype", "schedule", "key-order", "seed"});
+  exclude_problems(flags, "set", {"scale", "ranks", "dtype", "schedule", "key-order", "across", "seed"});
   const Index scale = flags.whole("scale", kSmall, "32");
   if (scale < 1 || scale > kSmall)
     throw Error(fmt::format("--scale {}", scale), fmt::format("use from 1 (whole) to {} (the smallest)", kSmall));
   return verify_grid(flags, te_grid({.scale = scale,
-                                     .schedules = schedules_of(flags, flags.text("schedule", "all"), kBothOrders),
-                                     .ranks = ranks_of(flags, "2"),
+                                     .schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
+                                     .ranks = ranks_of(flags, "2,4"),
                                      .dtypes = dtypes_of(flags),
                                      .seed = seed_of(flags)}));
 }

@@ -1,0 +1,202 @@
+#include "comm/faulty.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "comm/blocks.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+
+namespace {
+
+using Kind = Fault::Kind;
+using Random = std::mt19937_64;
+
+constexpr std::array kKinds{Kind::delay, Kind::reorder, Kind::truncate, Kind::corrupt,
+                            Kind::drop,  Kind::lose,    Kind::fail};
+constexpr std::array<std::string_view, kKinds.size()> kNames{"delay", "reorder", "truncate", "corrupt",
+                                                             "drop",  "lose",    "fail"};
+
+Index below(Random& random, Index end) { return static_cast<Index>(random() % static_cast<std::uint64_t>(end)); }
+
+void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+Block block_of(std::vector<float>& data, Index bytes) {
+  return {.data = data.data(), .rows = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
+}
+
+// Changes every byte of a range.
+void flip(unsigned char* bytes, Index begin, Index end, Random& random) {
+  for (Index i = begin; i < end; ++i) bytes[i] = static_cast<unsigned char>(bytes[i] ^ (1 + below(random, 255)));
+}
+
+// Room for bytes, aligned to be added.
+std::vector<float> room(Index bytes) { return std::vector<float>(static_cast<std::size_t>(bytes) / sizeof(float) + 1); }
+
+struct Call;
+
+// What a communicator and its calls share.
+struct Shared {
+  std::vector<const Fault*> at(Index call) const {
+    std::vector<const Fault*> found;
+    for (const Fault& fault : faults)
+      if (fault.rank == rank && fault.call == call) found.push_back(&fault);
+    return found;
+  }
+
+  std::vector<Fault> faults;
+  Index rank = 0;
+  std::vector<Call*> under_way = {};  // in the order in which they were started
+};
+
+// Sums are made here, in wait(), so that the calls inside may end in any order.
+struct Call final : Request::Pending {
+  Call(std::shared_ptr<Shared> of, Index number, Communicator& inner, std::vector<Message> sends,
+       std::vector<Message> receives);
+  ~Call() override { std::erase(plan->under_way, this); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  void wait() override;
+  bool has(Kind kind) const {
+    return std::any_of(faults.begin(), faults.end(), [&](const Fault* f) { return f->kind == kind; });
+  }
+  void sleep_if(bool late) const;
+  void spoil(std::vector<Message>& sends);
+  void change(Message& message, Kind kind, Random& random);
+  std::vector<Message> with_scratch();
+
+  std::shared_ptr<Shared> plan;
+  Index number;
+  std::vector<const Fault*> faults;
+  std::vector<Message> receives;
+  std::vector<std::vector<float>> changed;  // copies that are sent instead
+  std::vector<std::vector<float>> scratch;  // of each receive that adds
+  Request request;                          // last: it goes first, and nobody touches the rest afterwards
+};
+
+Call::Call(std::shared_ptr<Shared> of, Index call, Communicator& inner, std::vector<Message> sends,
+           std::vector<Message> wanted)
+    : plan(std::move(of)), number(call), faults(plan->at(call)), receives(std::move(wanted)) {
+  sleep_if(false);
+  spoil(sends);
+  std::vector<Message> in = with_scratch();
+  if (!has(Kind::lose)) request = inner.exchange(std::move(sends), std::move(in));
+  plan->under_way.push_back(this);
+}
+
+// Half of the delays are of the start, half of the wait.
+void Call::sleep_if(bool late) const {
+  for (const Fault* f : faults)
+    if (f->kind == Kind::delay && (f->seed % 2 == 1) == late) sleep(f->seconds);
+}
+
+void Call::spoil(std::vector<Message>& sends) {
+  for (const Fault* f : faults) {
+    Random random(f->seed);
+    std::vector<std::size_t> others;  // what a rank sends to itself goes through no wire
+    for (std::size_t i = 0; i < sends.size(); ++i)
+      if (sends[i].peer != plan->rank && sends[i].size() > 0) others.push_back(i);
+    if (others.empty()) continue;
+    const std::size_t chosen = others[static_cast<std::size_t>(below(random, static_cast<Index>(others.size())))];
+    if (f->kind == Kind::drop) {
+      sends.erase(sends.begin() + static_cast<std::ptrdiff_t>(chosen));
+    } else if (f->kind == Kind::truncate || f->kind == Kind::corrupt) {
+      change(sends[chosen], f->kind, random);
+    }
+  }
+}
+
+void Call::change(Message& message, Kind kind, Random& random) {
+  const Index size = message.size();
+  std::vector<float>& copy = changed.emplace_back(room(size));
+  Index sent = size;
+  move_blocks(message.blocks, std::array{block_of(copy, size)}, Message::Combine::replace);
+  auto* bytes = reinterpret_cast<unsigned char*>(copy.data());
+  if (kind == Kind::corrupt) {
+    const Index first = below(random, size);
+    flip(bytes, first, min_of(size, first + 1 + below(random, 8)), random);
+  } else if (const Index kept = below(random, size); below(random, 2) == 0) {
+    sent = kept;
+  } else {  // as long as it should be, but the end is something else
+    flip(bytes, kept, size, random);
+  }
+  message.blocks = {block_of(copy, sent)};
+}
+
+std::vector<Message> Call::with_scratch() {
+  std::vector<Message> in = receives;
+  scratch.resize(receives.size());
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (in[i].combine != Message::Combine::add) continue;
+    scratch[i] = room(in[i].size());
+    in[i].blocks = {block_of(scratch[i], in[i].size())};
+    in[i].combine = Message::Combine::replace;
+  }
+  return in;
+}
+
+void Call::wait() {
+  sleep_if(true);
+  if (has(Kind::fail)) throw Error(text("a planted failure in call ", number), "there is none: it was asked for");
+  if (has(Kind::reorder)) {
+    const std::vector<Call*> calls = plan->under_way;  // the last one first
+    for (auto later = calls.rbegin(); later != calls.rend(); ++later) (*later)->request.wait();
+  }
+  request.wait();
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    Message& m = receives[i];
+    if (m.combine == Message::Combine::add)
+      move_blocks(std::array{block_of(scratch[i], m.size())}, m.blocks, Message::Combine::add);
+  }
+}
+
+class Faulty final : public Communicator {
+ public:
+  Faulty(Communicator& inner, std::vector<Fault> faults, Index* calls)
+      : Communicator(inner.rank(), inner.ranks()),
+        inner_(inner),
+        plan_(std::make_shared<Shared>(Shared{std::move(faults), inner.rank()})),
+        calls_(calls == nullptr ? own_calls_ : *calls) {}
+  Faulty(std::unique_ptr<Communicator> inner, std::vector<Fault> faults) : Faulty(*inner, std::move(faults), nullptr) {
+    owned_ = std::move(inner);
+  }
+
+  std::string_view name() const override { return inner_.name(); }
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return std::make_unique<Call>(plan_, calls_++, inner_, std::move(sends), std::move(receives));
+  }
+  std::unique_ptr<Communicator> make_split(Index color, Index key) override {
+    return std::make_unique<Faulty>(inner_.split(color, key), plan_->faults);
+  }
+
+  std::unique_ptr<Communicator> owned_;
+  Communicator& inner_;
+  std::shared_ptr<Shared> plan_;
+  Index own_calls_ = 0;
+  Index& calls_;
+};
+
+}  // namespace
+
+std::span<const Fault::Kind> fault_kinds() { return kKinds; }
+std::string_view name(Fault::Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+
+Fault make_fault(Fault::Kind kind, std::uint64_t seed, Index ranks, Index calls, double seconds) {
+  Random random(seed);
+  const Index rank = below(random, ranks), call = below(random, calls);
+  return {.kind = kind, .rank = rank, .call = call, .seconds = seconds, .seed = random()};
+}
+
+std::unique_ptr<Communicator> make_faulty(Communicator& inner, std::vector<Fault> plan, Index* calls) {
+  return std::make_unique<Faulty>(inner, std::move(plan), calls);
+}
+
+}  // namespace weft

@@ -1,0 +1,172 @@
+#include "comm/mpi/transfers.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "comm/mpi/pieces.h"
+#include "comm/mpi/session.h"
+
+namespace weft::mpi {
+
+namespace {
+
+// A rank that unwinds has something to say: it does not wait long for its messages to end.
+constexpr double kWhenFailing = 1;  // seconds
+
+constexpr std::chrono::milliseconds kAwake{5};  // then another rank computes: leave it the core
+constexpr std::chrono::microseconds kNap{50};
+
+// Memory that MPI has not let go of, and never will: the process is about to end.
+void abandon(std::vector<Scratch> scratch) {
+  static std::vector<Scratch> all;
+  for (Scratch& one : scratch) all.push_back(std::move(one));
+}
+
+// Of all communicators: MPI is used by one thread at a time.
+std::vector<Transfers*>& under_way() {
+  static std::vector<Transfers*> all;
+  return all;
+}
+
+Index bytes_of(std::span<const Block> blocks) {
+  Index bytes = 0;
+  for (const Block& block : blocks) bytes += block.size();
+  return bytes;
+}
+
+}  // namespace
+
+Patience::Patience(double seconds)
+    : limit_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e8)))),
+      begin_(Clock::now()) {}
+
+void Patience::pause() const {
+  if (Clock::now() - begin_ < kAwake) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+Transfers::Transfers(MPI_Comm comm, int tag, const MpiOptions& options) : comm_(comm), tag_(tag), options_(options) {
+  under_way().push_back(this);
+}
+
+void Transfers::post(Way way, std::size_t message, Index peer, std::vector<Block> blocks) {
+  const Part part{way, message, peer, bytes_of(blocks)};
+  if (part.bytes <= options_.largest) return post_piece(part, std::move(blocks));
+  for (std::vector<Block>& piece : cut_in_pieces(blocks, options_.largest)) {
+    const Index bytes = bytes_of(piece);
+    post_piece({way, message, peer, bytes}, std::move(piece));
+  }
+}
+
+void Transfers::post_piece(Part part, std::vector<Block> blocks) {
+  if (part.way == Way::send) {
+    send(part, blocks);
+  } else {
+    inbox(part.peer).expected.push_back({part, std::move(blocks)});
+  }
+  ++left_;
+}
+
+Transfers::Inbox& Transfers::inbox(Index peer) {
+  const auto at = std::find_if(inboxes_.begin(), inboxes_.end(), [&](const Inbox& i) { return i.peer == peer; });
+  return at != inboxes_.end() ? *at : inboxes_.emplace_back(Inbox{peer, {}});
+}
+
+void Transfers::send(const Part& part, std::span<const Block> blocks) {
+  const Typed bytes(blocks);
+  parts_.push_back(part);
+  check(MPI_Isend(bytes.data(), bytes.count(), bytes.type(), static_cast<int>(part.peer), tag_, comm_,
+                  &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Isend");
+}
+
+void Transfers::receive(const Part& part, std::span<const Block> blocks, MPI_Message* message) {
+  const Typed bytes(blocks);
+  parts_.push_back(part);
+  check(MPI_Imrecv(bytes.data(), bytes.count(), bytes.type(), message, &requests_.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Imrecv");
+}
+
+// Messages of one peer come in the order in which it sent them.
+bool Transfers::take(Inbox& from) {
+  bool moved = false;
+  while (!from.expected.empty()) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check(MPI_Improbe(static_cast<int>(from.peer), tag_, comm_, &there, &message, &status), "MPI_Improbe");
+    if (there == 0) break;
+    moved = true;
+    Expected next = std::move(from.expected.front());
+    from.expected.pop_front();
+    MPI_Count got = 0;
+    check(MPI_Get_elements_x(&status, MPI_BYTE, &got), "MPI_Get_elements_x");
+    if (got != next.part.bytes) {  // taken all the same, so that its sender can end
+      wrong_.push_back({next.part.message, from.peer, got, next.part.bytes});
+      float* aside =
+          keep(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(got) / sizeof(float) + 1)).get();
+      next.blocks = {{.data = aside, .rows = 1, .bytes = got}};
+    }
+    receive(next.part, next.blocks, &message);
+  }
+  return moved;
+}
+
+bool Transfers::test() {
+  ended_.resize(requests_.size());
+  int count = 0;
+  check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
+        "MPI_Testsome");
+  if (count == MPI_UNDEFINED) return false;
+  left_ -= static_cast<std::size_t>(count);
+  return count > 0;
+}
+
+bool Transfers::advance() {
+  if (done()) return false;
+  bool moved = false;
+  for (Inbox& from : inboxes_) moved |= take(from);
+  return test() || moved;
+}
+
+bool Transfers::advance_all() {
+  bool moved = false;
+  for (Transfers* one : under_way()) moved |= one->advance();
+  return moved;
+}
+
+std::vector<Index> Transfers::peers_left() const {
+  std::vector<Index> peers;
+  for (const Inbox& from : inboxes_)
+    if (!from.expected.empty()) peers.push_back(from.peer);
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    if (requests_[i] != MPI_REQUEST_NULL) peers.push_back(parts_[i].peer);
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+Transfers::~Transfers() {
+  for (Inbox& from : inboxes_) {  // what has not come is not waited for
+    left_ -= from.expected.size();
+    from.expected.clear();
+  }
+  Patience patience(std::uncaught_exceptions() > 0 ? std::min(kWhenFailing, options_.time_limit) : options_.time_limit);
+  while (!done() && !patience.over() && !lost() && running()) {
+    try {
+      if (!advance_all()) patience.pause();
+    } catch (...) {
+      break;
+    }
+  }
+  std::erase(under_way(), this);
+  if (done()) return;
+  set_lost();
+  abandon(std::move(scratch_));
+}
+
+}  // namespace weft::mpi

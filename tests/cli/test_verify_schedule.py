@@ -1,0 +1,171 @@
+"""weft verify --schedule, --matrix and --set: ranks as threads, by every schedule, against the dense softmax."""
+
+import os
+import pty
+import shlex
+import subprocess
+
+import pytest
+
+SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+TENSORS = ["out", "lse", "max_logit", "dq", "dk", "dv", "dsink"]
+# Columns of a grid: every variant of every schedule.
+COLUMNS = ["all_gather sequence", "all_gather rank", "ring", "all_to_all", "hybrid ring",
+           "hybrid all_gather sequence", "hybrid all_gather rank", "exact"]
+
+
+def lines_of(out, word):
+    return [line for line in out.split("\n") if line.split()[:1] == [word]]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_one_problem_by_all(weft, dtype):
+    args = ["verify", "--docs", "80,5,0,11", "--mask", "causal", "--ranks", 4, "--sink", "learnable", "--heads", "4:2",
+            "--dtype", dtype, "--schedule", "all"]
+    result = weft(*args, json_file=True)
+    assert result.code == 0, result.out + result.err
+    for tensor in TENSORS:
+        lines = lines_of(result.out, tensor)
+        assert [line.split()[1] for line in lines] == SCHEDULES and all(" ok " in line for line in lines)
+    assert result.json["kernel"] == "auto" and result.json["failed"] == 0 and result.json["skipped"] == []
+    assert 0 < result.json["worst"]["ratio"] < 1
+
+
+@pytest.mark.parametrize("flags", [
+    "--schedule all_gather --key-order sequence,rank --head-groups 2",
+    "--schedule hybrid --across ring,all_gather --inside 4",
+    "--schedule exact --stages 1 --checked",
+    "--schedule ring --kernel cpu.scalar --comm threads",
+    "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format sbhd",
+    "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format bshd --softcap 3",
+    "--schedule all --layout striped --heads 5:3 --head-map 2,0,2,1,2",
+])
+def test_options_and_the_command_of_the_worst(weft, flags):
+    args = shlex.split(f"verify --cu-seqlens 0,13,29 --mask causal --ranks 4 --heads 4:2 {flags}")
+    if "--head-map" in flags:
+        args.remove("4:2")
+        args.remove("--heads")
+    first = weft(*args, json_file=True)
+    assert first.code == 0, first.out + first.err
+    words = shlex.split(first.json["worst"]["command"])
+    again = weft(*words[1:], json_file=True)
+    assert again.code == 0, again.err
+    assert again.json["worst"] == first.json["worst"]
+
+
+def test_what_the_table_refuses_is_skipped_with_its_reason(weft):
+    args = ["verify", "--docs", "9,16", "--layout", "striped", "--schedule", "all_gather", "--key-order"]
+    both = weft(*args, "sequence,rank", json_file=True)
+    assert both.code == 0 and len(both.json["skipped"]) == 1
+    assert "stride 4" in both.json["skipped"][0]["reason"] and "Skipped" in both.out
+    alone = weft(*args, "sequence", json_file=True)
+    assert alone.json["worst"] is None
+
+
+def test_too_large_a_problem_is_compared_in_some_rows(weft):
+    result = weft("verify", "--docs", "4500", "--mask", "causal", "--window", "300,0", "--ranks", 2, "--heads", "1",
+                  "--schedule", "exact", json_file=True)
+    assert result.code == 0, result.out
+    assert "64 query rows" in result.json["skipped"][0]["reason"] and result.json["worst"]["ratio"] < 1
+    assert lines_of(result.out, "dk") and not lines_of(result.out, "max_logit")
+
+
+def test_random(weft):
+    result = weft("verify", "--random", 300, "--schedule", "all", "--head-groups", 2, json_file=True)
+    assert result.code == 0, result.out
+    assert result.json["cases"] == 300 and result.json["failed"] == 0
+    assert {s["reason"].split(": ")[1] for s in result.json["skipped"]} == set(SCHEDULES)  # f64 and strides
+
+
+def tables(got):
+    """{axis or axes: {values: {schedule: counts}}}"""
+    return {tuple(t["axes"]): {tuple(r["values"]): r["schedules"] for r in t["rows"]} for t in got["tables"]}
+
+
+def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
+    result = weft("verify", "--matrix", "quick", json_file=True)
+    assert result.code == 0, result.out
+    assert result.json["failed"] == 0 and result.json["failures"] == []
+    of = tables(result.json)
+    layouts = {values[0] for values in of[("layout", "mask")]}
+    assert layouts == {"contiguous", "dual_chunk", "zigzag", "striped", "balanced", "explicit"}
+    assert len(of[("layout", "mask")]) == 6 * 8
+    for axis, count in [("packing", 5), ("dtype", 3), ("ranks", 4), ("format", 3), ("heads", 6), ("widths", 4),
+                        ("sink", 3), ("softcap", 2), ("scale", 2)]:
+        assert len(of[(axis,)]) == count, axis
+    for axes, rows in of.items():
+        for values, by in rows.items():
+            if axes[0] in ("head groups", "inside", "stages"):
+                assert sum(c["ok"] for c in by.values()) > 0, (axes, values)
+                continue
+            assert set(by) == set(COLUMNS), (axes, values)
+            for schedule, c in by.items():
+                refused = values[0] == "striped" and schedule.endswith("sequence")
+                assert (c["ok"] == 0 and c["refused"] > 0) if refused else c["ok"] > 0, (axes, values, schedule)
+    assert result.json["refused"] > 0
+    assert all(r["problem"] in result.out and r["remedy"] in result.out for r in result.json["refusals"])
+    for column in COLUMNS:
+        assert column.split()[0] in result.out
+
+
+def test_matrix_of_chosen_things(weft):
+    args = "verify --matrix quick --ranks 2,5 --schedule ring,exact --layout zigzag,striped --dtype bf16,f64"
+    result = weft(*args.split(), json_file=True)
+    assert result.code == 0, result.out
+    of = tables(result.json)
+    assert {v[0] for v in of[("layout", "mask")]} == {"zigzag", "striped"}
+    assert set(of[("ranks",)]) == {("2",), ("5",)}
+    assert all(set(by) == {"ring", "exact"} for by in of[("packing",)].values())
+    assert all(c["ok"] == 0 and c["refused"] > 0 for c in of[("dtype",)][("f64",)].values())
+    assert any("f64" in r["problem"] for r in result.json["refusals"])
+
+
+def test_matrix_does_not_depend_on_threads(weft):
+    args = ["verify", "--matrix", "quick", "--ranks", "2", "--layout", "zigzag", "--kernel", "cpu.scalar"]
+    one, three = (weft(*args, "--threads", n, json_file=True) for n in (1, 3))
+    assert one.out == three.out and one.json == three.json
+
+
+def test_matrix_that_is_all_refused_is_a_failure(weft):
+    result = weft("verify", "--matrix", "quick", "--ranks", "2", "--dtype", "f64")
+    assert result.code == 1 and "nothing was checked" in result.err
+
+
+def test_the_command_of_a_grid_gives_its_worst_again(weft):
+    first = weft("verify", "--matrix", "quick", "--ranks", "3", json_file=True).json["worst"]
+    words = shlex.split(first["command"])
+    again = weft(*words[1:], json_file=True)
+    assert again.code == 0 and again.json["worst"]["ratio"] == first["ratio"]
+    assert again.json["worst"]["where"] == first["where"]
+
+
+def test_set(weft):
+    args = "verify --set te-grid --ranks 2 --dtype bf16 --schedule ring,all_to_all"
+    result = weft(*args.split(), json_file=True)
+    assert result.code == 0, result.out
+    of = tables(result.json)
+    assert len(of[("mask", "heads")]) == 6 * 4 + 2 * 3
+    assert set(of[("widths",)]) == {("128:128",), ("64:64",), ("128:64",), ("192:128",)}
+    assert set(of[("format",)]) == {("thd",), ("bshd",), ("sbhd",)}
+    assert set(of[("sink",)]) == {("none",), ("off_by_one",), ("learnable",)}
+    assert set(of[("padding",)]) == {("between documents",), ("none",)}
+
+
+def test_progress_on_a_terminal_alone(weft):
+    args = [weft.command, "verify", "--matrix", "quick", "--ranks", "2", "--layout", "zigzag"]
+    quiet = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    assert quiet.returncode == 0 and quiet.stderr == ""
+    master, slave = pty.openpty()
+    shown = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=slave)
+    os.close(slave)
+    text = b""
+    while True:
+        try:
+            part = os.read(master, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    assert shown.wait() == 0
+    assert b" runs, 0 failed" in text and text.rstrip().endswith(b"\x1b[K")
