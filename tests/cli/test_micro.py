@@ -69,6 +69,7 @@ def test_padding_and_rows_of_the_buffer(weft):
     ("--docs 24 --micro 0", ["--micro 0", "from 1"]),
     ("--docs 24 --micro x", ["'x'", "--micro 4"]),
     ("--docs 24 --micro 2 --layout zigzag", ["--layout zigzag", "leave it out"]),
+    ("--docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
     ("--docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
 ])
 def test_bad_input(weft, flags, words):

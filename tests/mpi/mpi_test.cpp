@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "letters.h"
+#include "kv_sequences.h"
 #include "ranks.h"
 #include "refusal.h"
 
@@ -243,6 +244,36 @@ TEST(Mpi, ExecutorEqualsOneRank) {
           const TensorShape shape{.dim_qk = 24, .dim_v = 16, .max_logit = true, .dsink = true};
           EXPECT_EQ(got.forward[at(world->rank())], traffic(s, shape, Pass::forward));
           EXPECT_EQ(got.backward[at(world->rank())], traffic(s, shape, Pass::backward));
+        }
+      }
+    }
+  }
+}
+
+// ---- the K/V buffer
+
+TEST(Mpi, KvBufferEqualsOneRank) {
+  const Setting one{.lengths = {37, 0, 5, 64, 1}, .mask = {.causal = true, .left = 20}, .micros = 6, .sink = true};
+  Tensors want(one);
+  run_all(one, want);
+  for (const bool drop : {false, true}) {
+    for (const bool ahead : {false, true}) {
+      Setting s = one;
+      s.ranks = world->ranks();
+      s.micros = 3;
+      s.drop = drop;
+      s.ahead = ahead;
+      const MicroSequences micros = micros_of(s);
+      Tensors got(s);
+      KvBuffer buffer(*world, options_of(s, micros));
+      run_sequence(s, micros, buffer, *world, got);
+      for (Index m = 0; m < s.micros; ++m) {
+        Range rows = micros.rows(world->rank(), m);
+        rows.end = min_of(rows.end, 107);  // the real tokens
+        for (const auto& [a, b] : {std::pair{&got.out, &want.out}, {&got.lse, &want.lse}, {&got.dq, &want.dq},
+                                   {&got.dk, &want.dk}, {&got.dv, &want.dv}}) {
+          const std::vector<double> x = to_f64(rows_of(a->view, rows)), y = to_f64(rows_of(b->view, rows));
+          for (std::size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 1e-5);
         }
       }
     }

@@ -89,7 +89,7 @@ const std::vector<FlagSpec>& explain_flags() {
 
 int explain(const Flags& flags) {
   if (flags.given("support")) return explain_support(flags);
-  if (flags.given("micro")) return explain_micro(flags);
+  if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);
   check_size(c, problem);

@@ -32,6 +32,8 @@ struct Micro {
 };
 
 Micro micro_of(const Flags& flags) {
+  if (!flags.given("micro"))
+    throw Error(fmt::format("--remainder {} without --micro", *flags.find("remainder")), "add e.g. --micro 4");
   flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "view"},
                 "leave it out: micro-sequences are windows of one stream");
   check::Case c = case_of(flags, kExplainDefaults);
@@ -209,13 +211,15 @@ int explain_micro(const Flags& flags) {
   check_size(flags, micro);
   check_keys(micro);
   JsonOutput output(flags.find("json"));
-  fmt::print("{} in {} micro-sequence{} on {} rank{}: windows of {} tokens, padding {}, mask {}\n\n",
+  fmt::print("{} in {} micro-sequence{} on {} rank{}: windows of {} tokens{}, mask {}\n\n",
              documents_words(micro.asked.packing()), s.micros(), s.micros() == 1 ? "" : "s", s.ranks(),
-             s.ranks() == 1 ? "" : "s", grouped(s.local()), s.padding(), mask_words(micro.c.mask));
+             s.ranks() == 1 ? "" : "s", grouped(s.local()),
+             s.padding() == 0 ? "" : fmt::format(", {} of padding at the end", grouped(s.padding())),
+             mask_words(micro.c.mask));
   if (s.rows().end <= kMaxDrawn && s.local() > 0) draw(micro);
   print_windows(s);
   print_cost(micro);
-  output.write(to_json(micro));
+  if (flags.given("json")) output.write(to_json(micro));
   return 0;
 }
 
