@@ -34,7 +34,9 @@ struct BasicTensorView {
     return static_cast<Element*>(data) + offset(row, head);
   }
   // NOLINTNEXTLINE(google-explicit-constructor): as T* becomes const T*
-  operator BasicTensorView<const void>() const requires(!std::is_const_v<Void>) {
+  template <class Other>
+    requires(std::is_same_v<Other, const void> && !std::is_const_v<Void>)
+  operator BasicTensorView<Other>() const {
     return {data, dtype, rows, heads, dim, row_stride, head_stride, inner, outer_stride};
   }
 };
