@@ -1,6 +1,7 @@
-// A job in which one rank ends in mid-exchange: failing HOW RANK MARKER. The marker is there to be found among
-// processes.
+// A job in which one rank ends in mid-exchange: failing HOW RANK MARKER FILE. The marker is there to be found among
+// processes; the file is written when the rank ends.
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -13,7 +14,8 @@
 
 namespace {
 
-void fail(const char* how) {
+void fail(const char* how, const char* file) {
+  if (std::FILE* now = std::fopen(file, "w")) std::fclose(now);
   if (std::strcmp(how, "throw") == 0) throw weft::Error("this rank has had enough", "leave it alone");
   if (std::strcmp(how, "abort") == 0) std::abort();
   if (std::strcmp(how, "kill") == 0) std::raise(SIGKILL);
@@ -23,7 +25,7 @@ void fail(const char* how) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 0;  // which the script would notice
+  if (argc != 5) return 0;  // which the script would notice
   weft::run_mpi([&](weft::Communicator& comm) {
     using weft::Index;
     const weft::Problem problem(weft::Stream::from_lengths(std::vector<Index>{2000, 600}), {.causal = true});
@@ -32,7 +34,8 @@ int main(int argc, char** argv) {
     weft::Executor executor(comm,
                             make_schedule(problem, layouts, comm.rank(), {4, 4}, {.kind = weft::ScheduleKind::ring}),
                             {.observer = [&](const weft::StepEvent&) {  // keys of the next step are on their way
-                              if (comm.rank() == std::atoi(argv[2]) && ++steps == 5) fail(argv[1]);
+                              if (comm.rank() == std::atoi(argv[2]) && ++steps == 5)
+                                fail(argv[1], argv[4]);
                             }});
     const Index rows = layouts.q.rows();
     std::vector<float> x(static_cast<std::size_t>(rows * 4 * 32), 1.0F), y(x);

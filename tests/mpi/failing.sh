@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# One rank of four ends in mid-exchange, TIMES times each way: the job must end non-zero within 10 seconds, leave no
-# process behind, and show what the rank said, if it could.   failing.sh MPIRUN PROGRAM TIMES
+# One rank of four ends in mid-exchange, TIMES times each way: the job must end non-zero within 10 seconds of that, leave
+# no process behind, and show what the rank said, if it could.   failing.sh MPIRUN PROGRAM TIMES
 set -euo pipefail
 mpirun=$1 program=$2 times=$3
 longest=0
 fail() { printf 'failing.sh: %s, time %s: %s\n' "$how" "$time" "$1" >&2; cat "$log" >&2; exit 1; }
-log=$(mktemp); trap 'rm -f "$log"' EXIT
+log=$(mktemp) ended=$(mktemp); trap 'rm -f "$log" "$ended"' EXIT
 for how in throw abort kill exit; do
   for time in $(seq "$times"); do
-    marker="weft-failing-$$-$how-$time" rank=$((time % 4)) status=0 begin=$(date +%s%N)
-    timeout -k 5 60 "$mpirun" -np 4 "$program" "$how" "$rank" "$marker" > "$log" 2>&1 || status=$?
-    took=$((($(date +%s%N) - begin) / 1000000))
+    marker="weft-failing-$$-$how-$time" rank=$((time % 4)) status=0
+    rm -f "$ended"
+    timeout -k 5 60 "$mpirun" -np 4 "$program" "$how" "$rank" "$marker" "$ended" > "$log" 2>&1 || status=$?
+    now=$(date +%s%N)
+    [ -e "$ended" ] || fail "no rank ended as it should"
+    took=$(((now - $(date -r "$ended" +%s%N)) / 1000000))
     [ "$status" -ne 0 ] || fail "ended with status 0"
     [ "$took" -lt 10000 ] || fail "took $took ms"
     if pgrep -f -- "$marker" > /dev/null; then sleep 1; fi  # killed, but not gone yet
