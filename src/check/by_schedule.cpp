@@ -181,8 +181,7 @@ class Ranks {
   }
 
   static Block block_of(void* data, std::size_t size) {
-    const auto bytes = static_cast<Index>(size);
-    return {.data = data, .rows = 1, .parts = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
+    return {.data = data, .rows = 1, .bytes = static_cast<Index>(size)};
   }
 
   // Ranks write to different tokens, so they need no lock.

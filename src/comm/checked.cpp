@@ -67,10 +67,6 @@ std::uint64_t checksum(std::span<const Block> blocks) {
   return sum.value();
 }
 
-Block block_of(void* data, Index bytes) {
-  return {.data = data, .rows = 1, .parts = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
-}
-
 class CheckedExchange final : public Request::Pending {
  public:
   CheckedExchange(Communicator& inner, std::uint64_t call, std::vector<Message> sends, std::vector<Message> receives)
@@ -83,16 +79,16 @@ class CheckedExchange final : public Request::Pending {
     for (std::size_t i = 0; i < sends.size(); ++i) {
       Message& m = sends[i];
       sent_[i] = {call_, route(rank_, m.peer), static_cast<std::uint64_t>(m.size()), checksum(m.blocks)};
-      m.blocks.push_back(block_of(&sent_[i], sizeof(Seal)));
+      m.blocks.push_back({.data = &sent_[i], .rows = 1, .bytes = sizeof(Seal)});
     }
     std::vector<Message> sealed = receives_;
     for (std::size_t i = 0; i < sealed.size(); ++i) {
       if (sealed[i].combine == Message::Combine::add) {  // nothing is added before it is known to be right
         scratch_[i].resize(static_cast<std::size_t>(sealed[i].size()) / sizeof(float));
-        sealed[i].blocks = {block_of(scratch_[i].data(), sealed[i].size())};
+        sealed[i].blocks = {{.data = scratch_[i].data(), .rows = 1, .bytes = sealed[i].size()}};
         sealed[i].combine = Message::Combine::replace;
       }
-      sealed[i].blocks.push_back(block_of(&received_[i], sizeof(Seal)));
+      sealed[i].blocks.push_back({.data = &received_[i], .rows = 1, .bytes = sizeof(Seal)});
     }
     under_way_ = inner.exchange(std::move(sends), std::move(sealed));
   }
@@ -102,7 +98,7 @@ class CheckedExchange final : public Request::Pending {
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       Message& m = receives_[i];
       const bool adds = m.combine == Message::Combine::add;
-      const Block from = block_of(scratch_[i].data(), m.size());
+      const Block from{.data = scratch_[i].data(), .rows = 1, .bytes = m.size()};
       const Seal want{call_, route(m.peer, rank_), static_cast<std::uint64_t>(m.size()),
                       adds ? checksum(std::array{from}) : checksum(m.blocks)};
       if (!(received_[i] == want)) refuse(m, received_[i], want);

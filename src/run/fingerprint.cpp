@@ -132,7 +132,7 @@ void compare(Communicator& communicator, const std::vector<Fingerprint>& mine) {
   for (const Fingerprint& f : mine) own.push_back(f.value);
   const auto block = [&](std::uint64_t* data) {
     const Index bytes = static_cast<Index>(parts * sizeof(std::uint64_t));
-    return Block{.data = data, .rows = 1, .parts = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
+    return Block{.data = data, .rows = 1, .bytes = bytes};
   };
   std::vector<Block> blocks;
   for (std::size_t r = 0; r < ranks; ++r) blocks.push_back(block(all.data() + r * parts));

@@ -31,12 +31,6 @@ void add_slices(const Plan& plan, const std::vector<Range>& touched, Index first
   }
 }
 
-Index rows_in(const std::vector<Range>& ranges) {
-  Index rows = 0;
-  for (const Range& r : ranges) rows += r.size();
-  return rows;
-}
-
 }  // namespace
 
 void exact(Schedule& s) {

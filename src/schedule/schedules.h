@@ -18,6 +18,12 @@ struct Groups {
   Index inside, count, mine, place;
 };
 
+inline Index rows_in(const std::vector<Range>& ranges) {
+  Index rows = 0;
+  for (const Range& r : ranges) rows += r.size();
+  return rows;
+}
+
 void swap_heads(Schedule& s, Index inside);
 
 void all_gather(Schedule& s);

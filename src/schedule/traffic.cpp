@@ -1,14 +1,10 @@
 // Bytes of a schedule, counted from the same moves that the executor makes.
-#include "weft/schedule.h"
+#include "schedule/schedules.h"
 
 namespace weft {
 namespace {
 
-Index rows_in(const std::vector<Range>& ranges) {
-  Index rows = 0;
-  for (const Range& r : ranges) rows += r.size();
-  return rows;
-}
+using schedule::rows_in;
 
 class Counter {
  public:

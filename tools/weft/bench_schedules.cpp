@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench_case.h"
+#include "check/by_schedule.h"
 #include "json_file.h"
 #include "numbers.h"
 #include "schedule_flags.h"
@@ -36,16 +37,6 @@ struct Line {
     return all[all.size() / 2];
   }
 };
-
-std::string name_of(const ScheduleOptions& o) {
-  std::string text(name(o.kind));
-  if (o.kind == ScheduleKind::all_gather && o.key_order != KeyOrder::automatic)
-    text += fmt::format(" {}", name(o.key_order));
-  if (o.kind == ScheduleKind::all_gather && o.head_groups > 1) text += fmt::format(" /{}", o.head_groups);
-  if (o.kind == ScheduleKind::hybrid) text += fmt::format(" {} {}", o.inside, name(o.across));
-  if (o.kind == ScheduleKind::exact) text += fmt::format(" /{}", o.stages);
-  return text;
-}
 
 std::vector<double> links_of(const Flags& flags) {
   std::vector<double> links;
@@ -153,7 +144,7 @@ int bench_schedules(const Flags& flags) {
   if (std::find(links.begin(), links.end(), 0.0) == links.end()) links.insert(links.begin(), 0.0);
   std::sort(links.begin(), links.end());
   JsonOutput output(flags.find("json"));
-  Bench bench{c, problem, layouts, RankTensors(c, problem, layouts), flags.text("kernel", "cpu")};
+  Bench bench{c, problem, layouts, RankTensors(c, layouts), flags.text("kernel", "cpu")};
 
   fmt::print("{}\n{}, kernel {}, ranks are threads, {} rounds\n\n", problem_words(c, problem), attention_words(c),
              find_kernel(bench.kernel).name, rounds);
@@ -161,7 +152,7 @@ int bench_schedules(const Flags& flags) {
              "GFLOP/s", "of ideal", "hidden", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
   for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all"), {})) {
-    const ScheduleTask task{name_of(options), options};
+    const ScheduleTask task{check::words(options), options};
     std::vector<Line> lines;
     for (const Pass pass : {Pass::forward, Pass::backward})  // the backward reads what the forward wrote
       for (const double link : links) lines.push_back({task, pass, link});

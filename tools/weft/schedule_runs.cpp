@@ -12,29 +12,19 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes of K and V that the rank receives for the first step that moves any.
+// Bytes that the rank receives for the first step that moves any. A swap counts both ways: neither can be hidden.
 Index first_bytes(const Schedule& s, const TensorShape& shape) {
-  if (s.swap) {
-    Schedule only = s;
-    only.steps.clear();
-    TensorShape inputs = shape;
-    inputs.max_logit = inputs.dsink = false;
-    return traffic(only, inputs, Pass::forward).bytes_received;
-  }
-  for (const Step& step : s.steps) {
-    if (!step.move) continue;
-    Schedule only = s;
-    only.steps = {step};
-    TensorShape inputs = shape;
-    inputs.max_logit = inputs.dsink = false;
-    return traffic(only, inputs, Pass::forward).bytes_received;
-  }
-  return 0;
+  const auto moves = [](const Step& step) { return step.move.has_value(); };
+  const auto first = std::find_if(s.steps.begin(), s.steps.end(), moves);
+  Schedule only = s;
+  only.steps.clear();
+  if (!s.swap && first != s.steps.end()) only.steps.push_back(*first);
+  return traffic(only, shape, Pass::forward).bytes_received;
 }
 
 }  // namespace
 
-RankTensors::RankTensors(const check::Case& c, const Problem&, const Layouts& layouts)
+RankTensors::RankTensors(const check::Case& c, const Layouts& layouts)
     : sink(static_cast<std::size_t>(c.heads_q), 0.5F) {
   attention.scale = c.scale;
   attention.softcap = c.softcap;

@@ -23,7 +23,7 @@ struct ScheduleRun {
 // Ranks' shards of random tensors, made once for all runs of a layout.
 class RankTensors {
  public:
-  RankTensors(const check::Case& c, const Problem& problem, const Layouts& layouts);
+  RankTensors(const check::Case& c, const Layouts& layouts);
 
   struct Rank {
     check::Tensor q, k, v, dout, out, lse, dq, dk, dv;
