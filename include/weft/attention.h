@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/config.h"
+#include "weft/device.h"
 #include "weft/slice.h"
 #include "weft/state.h"
 #include "weft/tensor.h"
@@ -42,8 +43,8 @@ struct Attention {
 // Un-normalised results in f32 that further calls add keys to (other slices, other K/V) and finish_partial ends. Starts
 // as RowState{} and anything in `sums`: the sum of an empty state is never read.
 struct PartialView {
-  TensorView sums = {};                // [tq, hq, dv] f32
-  RowState<float>* states = nullptr;   // [tq, hq]
+  TensorView sums = {};               // [tq, hq, dv] f32
+  RowState<float>* states = nullptr;  // [tq, hq]
 
   bool given() const { return states != nullptr || sums.heads != 0; }
 };
@@ -59,6 +60,7 @@ struct ForwardArgs {
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
   PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
+  Place place = {};           // of all tensors; slices and head_map are read on the host
 };
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
@@ -77,6 +79,8 @@ struct BackwardArgs {
   // dk and dv, then f32, are added to: keys that nobody sees keep what they have, bit for bit.
   bool add_keys = false;
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
+  Place place = {};       // as in ForwardArgs
+  bool deterministic = false;  // the same bits on every run; kernels that have them always do not look
 };
 
 // Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.

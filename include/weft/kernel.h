@@ -8,6 +8,7 @@
 
 #include "weft/attention.h"
 #include "weft/config.h"
+#include "weft/device.h"
 
 namespace weft {
 
@@ -20,6 +21,7 @@ struct KernelRequest {
   Index dim_qk = 0, dim_v = 0;
   bool partial = false;
   bool add_keys = false;
+  DeviceKind device = DeviceKind::cpu;
 };
 
 struct Kernel {

@@ -4,6 +4,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/config.h"
+#include "weft/device.h"
 #include "weft/dtype.h"
 #include "weft/error.h"
 #include "weft/executor.h"

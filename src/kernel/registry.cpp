@@ -1,10 +1,11 @@
+#include "kernel/registry.h"
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "kernel/cpu/drive.h"
 #include "kernel/reference/inputs.h"
-#include "kernel/registry.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr Index kMaxCpuDim = 256;
 
 std::optional<std::string> cpu_refusal(const KernelRequest& request) {
+  if (request.device != DeviceKind::cpu) return "it reads memory of the CPU, and the tensors lie on a GPU";
   if (request.dtype == DType::f64) return "it computes in f32 and would lose half of f64's digits";
   const Index widest = max_of(request.dim_qk, request.dim_v);
   if (widest > kMaxCpuDim) return text("its tiles are made for head dims up to ", kMaxCpuDim, ", not ", widest);
@@ -82,7 +84,11 @@ std::vector<Kernel> all_kernels() {
   all.push_back(cpu_kernel<cpu::scalar_target>("cpu.scalar"));
   all.push_back({.name = "reference",
                  .about = "exact: f64 inside, every dtype, any head dim",
-                 .refusal = [](const KernelRequest&) { return std::optional<std::string>(); },
+                 .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
+                   if (request.device != DeviceKind::cpu)
+                     return "it reads memory of the CPU, and the tensors lie on a GPU";
+                   return {};
+                 },
                  .forward = reference_kernel_forward,
                  .backward = reference_backward});
   return all;
@@ -95,8 +101,12 @@ bool meant(std::string_view name, const Kernel& kernel) {
 
 void check_partial(const ForwardArgs& args) {
   constexpr DType kF32[] = {DType::f32};
-  check_tensor(args.partial.sums, {.name = "partial.sums", .rows = args.q.rows, .heads = args.q.heads,
-                                   .dim = args.v.dim, .dtypes = kF32, .output = true});
+  check_tensor(args.partial.sums, {.name = "partial.sums",
+                                   .rows = args.q.rows,
+                                   .heads = args.q.heads,
+                                   .dim = args.v.dim,
+                                   .dtypes = kF32,
+                                   .output = true});
   if (args.partial.states == nullptr && args.q.rows > 0)
     throw Error("partial.sums is given without partial.states", "give a RowState for every row and head");
   if (args.out.given() || args.lse.given() || args.max_logit.given())
@@ -114,7 +124,8 @@ std::span<const Kernel> kernels() {
 const Kernel& find_kernel(std::string_view name) {
   std::string names;
   for (const Kernel& kernel : kernels()) {
-    const bool here = !name.empty() && name != "cpu" ? true : !kernel.refusal({Pass::forward, DType::f32, 64, 64, false});
+    const bool here =
+        !name.empty() && name != "cpu" ? true : !kernel.refusal({Pass::forward, DType::f32, 64, 64, false});
     if (meant(name, kernel) && here) return kernel;
     names += text(names.empty() ? "" : ", ", kernel.name);
   }
@@ -130,8 +141,8 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
     reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
   }
   if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
-  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
-                   request.dim_qk, " and ", request.dim_v, ": ", reasons),
+  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype),
+                   ", head dims ", request.dim_qk, " and ", request.dim_v, ": ", reasons),
               "use kernel reference, which can do all, or none to take the best that can");
 }
 
@@ -141,12 +152,15 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given()}).forward(args);
+  select_kernel(kernel,
+                {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false, args.place.kind})
+      .forward(args);
 }
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
-  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys}).backward(args);
+  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind})
+      .backward(args);
 }
 
 }  // namespace weft

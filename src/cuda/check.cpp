@@ -1,0 +1,16 @@
+#include "cuda/check.h"
+
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+
+void check(cudaError_t result, const char* call) {
+  if (result == cudaSuccess) return;
+  const bool memory = result == cudaErrorMemoryAllocation;
+  throw Error(text("CUDA: ", call, ": ", cudaGetErrorName(result), ": ", cudaGetErrorString(result)),
+              memory ? "give the GPU less to hold: fewer tokens, more ranks, or a smaller workspace"
+                     : "run under compute-sanitizer, which names the launch that failed first");
+}
+
+}  // namespace weft::cuda
