@@ -1,0 +1,245 @@
+// Attention on one rank and by schedules.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+
+#include "communicator.h"
+#include "convert.h"
+#include "module.h"
+#include "problem.h"
+#include "tensor.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/executor.h"
+#include "weft/plan.h"
+#include "weft/support.h"
+
+namespace weft::python {
+namespace {
+
+using namespace nb::literals;
+
+// What a model sets, with what it points at.
+struct Settings {
+  std::optional<double> scale;
+  double softcap = 0;
+  std::optional<Array> sink;
+  bool off_by_one = false;
+  std::vector<Index> head_map;
+
+  Attention attention() const {
+    Attention out{.scale = scale, .softcap = softcap, .head_map = head_map};
+    if (sink) out.sink = Sink::learnable(per_head_view(*sink, "sink"));
+    if (off_by_one) out.sink = Sink::off_by_one();
+    return out;
+  }
+};
+
+ForwardArgs forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+                         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit) {
+  ForwardArgs args{.q = view(q, "q", format),
+                   .k = view(k, "k", format),
+                   .v = view(v, "v", format),
+                   .attention = settings.attention(),
+                   .out = output(out, "out", format)};
+  if (lse) args.lse = token_heads_output(*lse, "lse", format);
+  if (max_logit) args.max_logit = per_head_output(*max_logit, "max_logit");
+  return args;
+}
+
+struct Gradients {
+  const Array &dq, &dk, &dv;
+  const std::optional<Array>& dsink;
+};
+
+BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+                           const Array& out, const Array& lse, const Array& dout, const Gradients& to) {
+  BackwardArgs args{.q = view(q, "q", format),
+                    .k = view(k, "k", format),
+                    .v = view(v, "v", format),
+                    .attention = settings.attention(),
+                    .dout = view(dout, "dout", format),
+                    .out = view(out, "out", format),
+                    .lse = token_heads_view(lse, "lse", format),
+                    .dq = output(to.dq, "dq", format),
+                    .dk = output(to.dk, "dk", format),
+                    .dv = output(to.dv, "dv", format)};
+  if (to.dsink) args.dsink = per_head_output(*to.dsink, "dsink");
+  return args;
+}
+
+// A plan of the whole problem is in rows of tensors that have just the problem's tokens.
+void check_rows(const Plan& plan, const ConstTensorView& q, const ConstTensorView& k) {
+  if (q.rows != plan.q_rows || k.rows != plan.k_rows)
+    throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
+                     plan.k_rows, " tokens"),
+                "make cu_seqlens end with the rows of the tensors, or cut the tensors");
+}
+
+// An executor with the communicator it needs.
+struct HeldExecutor {
+  HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
+      : comm(comm), executor(comm.get(), std::move(schedule), std::move(options)) {}
+  Comm& comm;  // kept alive by Python
+  Executor executor;
+};
+
+ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
+                           std::string_view across, Index stages) {
+  return {.kind = schedule_kind(kind),
+          .key_order = key_order(key_order_name),
+          .head_groups = head_groups,
+          .inside = inside,
+          .across = schedule_kind(across),
+          .stages = stages};
+}
+
+nb::dict traffic_dict(const Traffic& t) {
+  nb::dict out;
+  out["bytes_sent"] = t.bytes_sent;
+  out["bytes_received"] = t.bytes_received;
+  out["messages_sent"] = t.messages_sent;
+  out["messages_received"] = t.messages_received;
+  return out;
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<Settings>(m, "Settings")
+      .def(
+          "__init__",
+          [](Settings* self, std::optional<double> scale, double softcap, std::optional<Array> sink, bool off_by_one,
+             nb::object head_map) {
+            new (self) Settings{scale, softcap, std::move(sink), off_by_one,
+                                optional_indices(head_map, "head_map").value_or(std::vector<Index>{})};
+          },
+          "scale"_a.none() = nb::none(), "softcap"_a = 0.0, "sink"_a.none() = nb::none(), "off_by_one"_a = false,
+          "head_map"_a.none() = nb::none());
+
+  m.def(
+      "attend",
+      [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
+         const std::string& kernel) {
+        ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit);
+        check_rows(plan, args.q, args.k);
+        args.slices = plan.slices;
+        attend(args, kernel);
+      },
+      "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
+      "kernel"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "attend_backward",
+      [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+         const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
+         const std::optional<Array>& dsink, const std::string& kernel, bool deterministic) {
+        BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink});
+        check_rows(plan, args.q, args.k);
+        args.slices = plan.slices;
+        args.deterministic = deterministic;
+        attend_backward(args, kernel);
+      },
+      "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
+      "dsink"_a.none(), "kernel"_a, "deterministic"_a, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Schedule>(m, "Schedule", "What one rank does: rows that move, then slices that are attended.")
+      .def(
+          "__init__",
+          [](Schedule* self, const Problem& problem, const PlacedLayouts& placed, Index rank, Index heads_q,
+             Index heads_k, nb::object head_map, std::string_view kind, std::string_view key_order_name,
+             Index head_groups, Index inside, std::string_view across, Index stages) {
+            const auto map = optional_indices(head_map, "head_map").value_or(std::vector<Index>{});
+            new (self) Schedule(make_schedule(problem, placed.layouts, rank, {heads_q, heads_k, map},
+                                              options_of(kind, key_order_name, head_groups, inside, across, stages)));
+          },
+          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none() = nb::none(), "kind"_a,
+          "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2, "across"_a = "ring", "stages"_a = 4)
+      .def_prop_ro("kind", [](const Schedule& s) { return std::string(name(s.options.kind)); })
+      .def_prop_ro("steps", [](const Schedule& s) { return s.steps.size(); })
+      .def_ro("rank", &Schedule::rank)
+      .def_ro("ranks", &Schedule::ranks)
+      .def_ro("q_rows", &Schedule::q_rows)
+      .def_ro("k_rows", &Schedule::k_rows)
+      .def(
+          "traffic",
+          [](const Schedule& s, DType dtype, Index dim_qk, Index dim_v, bool backward) {
+            return traffic_dict(traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
+                                        backward ? Pass::backward : Pass::forward));
+          },
+          "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
+
+  nb::class_<HeldExecutor>(m, "Executor", "Runs a schedule. Belongs to one thread at a time.")
+      .def(
+          "__init__",
+          [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
+             bool checked) {
+            Schedule copy = schedule;
+            const nb::gil_scoped_release others_run;  // checked: ranks meet
+            new (self) HeldExecutor(comm, std::move(copy),
+                                    {.kernel = std::move(kernel), .deterministic = deterministic, .checked = checked});
+          },
+          "comm"_a, "schedule"_a, "kernel"_a = "", "deterministic"_a = false, "checked"_a = false,
+          nb::keep_alive<1, 2>())
+      .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); })
+      .def(
+          "forward",
+          [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+             const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit) {
+            e.comm.get();
+            e.executor.forward(forward_args(q, k, v, format, settings, out, lse, max_logit));
+          },
+          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+             const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
+             const std::optional<Array>& dsink) {
+            e.comm.get();
+            e.executor.backward(backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}));
+          },
+          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
+          "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_support(nb::module_& m) {
+  m.def("kernels", [] {
+    nb::list out;
+    for (const Kernel& kernel : kernels()) {
+      const auto no = kernel.refusal({Pass::forward, DType::f32, 64, 64, false});
+      nb::dict row;
+      row["name"] = std::string(kernel.name);
+      row["about"] = std::string(kernel.about);
+      row["refusal"] = no ? nb::cast(*no) : nb::none();
+      out.append(row);
+    }
+    return out;
+  });
+  m.def("schedules", [] {
+    std::vector<std::string> names;
+    for (const ScheduleKind kind : schedule_kinds()) names.emplace_back(name(kind));
+    return names;
+  });
+  m.def("support_table", [] {
+    const auto why = [](const std::optional<Refusal>& r) -> nb::object {
+      return r ? nb::object(nb::cast(text(r->problem, "; ", r->remedy))) : nb::object(nb::none());
+    };
+    nb::list rows;
+    for (const SupportRow& row : support_table()) {
+      nb::dict cells;
+      cells["one rank"] = why(row.one_rank);
+      std::size_t i = 0;
+      for (const ScheduleKind kind : schedule_kinds()) cells[nb::cast(std::string(name(kind)))] = why(row.schedules[i++]);
+      rows.append(nb::make_tuple(row.group, row.name, cells));
+    }
+    return rows;
+  });
+  m.def("set_cpu_threads", &set_cpu_threads, "threads"_a, "Threads that CPU kernels use at most; 0: all.");
+}
+
+}  // namespace weft::python

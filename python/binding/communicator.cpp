@@ -1,0 +1,266 @@
+#include "communicator.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "comm/blocks.h"
+#include "module.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::python {
+namespace {
+
+using namespace nb::literals;
+
+// A message's bytes in one piece: where they lie already, or in memory of their own.
+struct Packed {
+  Message message;
+  std::vector<char> own;
+  void* data = nullptr;
+  Index size = 0;
+
+  Block whole() const { return {data, 1, 1, size, size, size}; }
+};
+
+Packed packed(Message message, bool in_place) {
+  Packed out{std::move(message), {}, nullptr, 0};
+  out.size = out.message.size();
+  if (in_place && out.message.blocks.size() == 1) {
+    const Block one = merged(out.message.blocks.front());
+    if (one.rows == 1 && one.parts == 1) out.data = one.data;
+  }
+  if (out.data == nullptr && out.size > 0) {
+    out.own.resize(static_cast<std::size_t>(out.size));
+    out.data = out.own.data();
+  }
+  return out;
+}
+
+void unpack(const Packed& from, const Message& to) {
+  if (from.size == 0 || (from.data != nullptr && from.own.empty() && &from.message == &to)) return;
+  const Block whole = from.whole();
+  move_blocks({&whole, 1}, to.blocks, to.combine);
+}
+
+nb::object as_bytes(const Packed& packed) {
+  const std::size_t shape[] = {static_cast<std::size_t>(packed.size)};
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(packed.data, 1, shape, nb::none()));
+}
+
+// Lists are deques: their elements stay where they are.
+class PythonPending final : public Request::Pending {
+ public:
+  PythonPending(nb::handle transport, Index rank, std::vector<Message> sends, std::vector<Message> receives) {
+    std::deque<Packed*> to_self;
+    for (Message& m : sends) {
+      const bool self = m.peer == rank;
+      Packed& p = sends_.emplace_back(packed(std::move(m), !self));
+      if (!p.own.empty()) {
+        const Block whole = p.whole();
+        move_blocks(p.message.blocks, {&whole, 1}, Message::Combine::replace);
+      }
+      if (self) to_self.push_back(&p);
+    }
+    for (Message& m : receives) {
+      const bool self = m.peer == rank, add = m.combine == Message::Combine::add;
+      if (self) {
+        if (to_self.empty() || to_self.front()->size != m.size())
+          throw Error(text("rank ", rank, " receives ", m.size(), " bytes from itself and sends ",
+                           to_self.empty() ? 0 : to_self.front()->size),
+                      "name as many bytes on both sides");
+        from_self_.emplace_back(to_self.front(), std::move(m));
+        to_self.pop_front();
+        order_.push_back({true, from_self_.size() - 1});
+      } else {
+        receives_.emplace_back(packed(std::move(m), !add));
+        order_.push_back({false, receives_.size() - 1});
+      }
+    }
+    const nb::gil_scoped_acquire gil;
+    nb::list to, from;
+    for (const Packed& p : sends_)
+      if (p.message.peer != rank && p.size > 0) to.append(nb::make_tuple(p.message.peer, as_bytes(p)));
+    for (const Packed& p : receives_)
+      if (p.size > 0) from.append(nb::make_tuple(p.message.peer, as_bytes(p)));
+    handle_ = transport.attr("exchange")(to, from);
+  }
+
+  ~PythonPending() override {
+    const nb::gil_scoped_acquire gil;
+    if (!done_) {
+      try {
+        handle_.attr("abandon")();
+      } catch (nb::python_error& e) {
+        e.discard_as_unraisable("giving up an exchange");
+      }
+    }
+    handle_.reset();
+  }
+
+  void wait() override {
+    {
+      const nb::gil_scoped_acquire gil;
+      handle_.attr("wait")();
+    }
+    done_ = true;
+    for (const auto& [self, at] : order_) {
+      if (self)
+        unpack(*from_self_[at].first, from_self_[at].second);
+      else
+        unpack(receives_[at], receives_[at].message);
+    }
+  }
+
+ private:
+  std::deque<Packed> sends_, receives_;
+  std::vector<std::pair<Packed*, Message>> from_self_;
+  std::vector<std::pair<bool, std::size_t>> order_;  // of receives, as given: sums are made in it
+  nb::object handle_;
+  bool done_ = false;
+};
+
+class PythonCommunicator final : public Communicator {
+ public:
+  // `members`: ranks of the transport.
+  PythonCommunicator(Index rank, std::vector<Index> members, std::string name, nb::object transport)
+      : Communicator(rank, static_cast<Index>(members.size())),
+        members_(std::move(members)),
+        name_(std::move(name)),
+        transport_(std::move(transport)) {}
+  ~PythonCommunicator() override {
+    const nb::gil_scoped_acquire gil;
+    transport_.reset();
+  }
+
+  std::string_view name() const override { return name_; }
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    for (auto* list : {&sends, &receives})
+      for (Message& m : *list) m.peer = members_[slot(m.peer)];
+    return std::make_unique<PythonPending>(transport_, members_[slot(rank())], std::move(sends), std::move(receives));
+  }
+
+  // Ranks of one color use the same transport: both ends of a pair make the same calls in the same order.
+  std::unique_ptr<Communicator> make_split(Index color, Index key) override {
+    struct Entry {
+      Index color, key, rank;
+    };
+    std::vector<Entry> all(slot(ranks()));
+    Entry mine{color, key, rank()};
+    std::vector<Block> places;
+    constexpr Index kSize = sizeof(Entry);
+    for (Entry& e : all) places.push_back({&e, 1, 1, kSize, kSize, kSize});
+    all_gather({&mine, 1, 1, kSize, kSize, kSize}, places).wait();
+    std::erase_if(all, [&](const Entry& e) { return e.color != color; });
+    std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
+    std::vector<Index> members;
+    Index me = 0;
+    for (const Entry& e : all) {
+      if (e.rank == rank()) me = static_cast<Index>(members.size());
+      members.push_back(members_[slot(e.rank)]);
+    }
+    const nb::gil_scoped_acquire gil;
+    return std::make_unique<PythonCommunicator>(me, std::move(members), name_, transport_);
+  }
+
+  std::vector<Index> members_;
+  std::string name_;
+  nb::object transport_;
+};
+
+std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
+  auto comm = std::make_unique<Comm>();
+  comm->ended_or_not = communicator.get();
+  comm->own = std::move(communicator);
+  return comm;
+}
+
+// Results of fn(communicator) on each rank, in their order. An exception of fn is raised here as it was.
+nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth, double latency) {
+  std::vector<nb::object> results(static_cast<std::size_t>(max_of(ranks, 0)));
+  {
+    const nb::gil_scoped_release others_run;
+    run_ranks(
+        ranks,
+        [&](Communicator& communicator) {
+          const nb::gil_scoped_acquire gil;
+          const std::string where = text("rank ", communicator.rank());
+          auto lent = std::make_unique<Comm>();
+          lent->ended_or_not = &communicator;
+          Comm& mine = *lent;
+          const nb::object comm = nb::cast(std::move(lent));
+          const struct End {
+            Comm& comm;
+            ~End() { comm.ended_or_not = nullptr; }
+          } end{mine};
+          try {
+            results[static_cast<std::size_t>(communicator.rank())] = fn(comm);
+          } catch (nb::python_error& e) {
+            // An Error of Weft's is one again, so that ranks that only wait for this one do not hide it.
+            if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem"))
+              throw Error(nb::cast<std::string>(e.value().attr("problem")), nb::cast<std::string>(e.value().attr("remedy")));
+            if (nb::hasattr(e.value(), "add_note")) e.value().attr("add_note")(text("on ", where, " of weft.spawn"));
+            throw;
+          }
+        },
+        {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
+  }
+  nb::list out;
+  for (nb::object& r : results) out.append(std::move(r));
+  return out;
+}
+
+}  // namespace
+
+Communicator& Comm::get() const {
+  if (ended_or_not == nullptr)
+    throw Error("the ranks of this communicator have ended", "use it, and call backward, inside the function given to weft.spawn");
+  return *ended_or_not;
+}
+
+std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport) {
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    throw Error(text("there is no rank ", rank, " of ", ranks), "give 0 <= rank < ranks");
+  std::vector<Index> members;
+  for (Index r = 0; r < ranks; ++r) members.push_back(r);
+  return held(std::make_unique<PythonCommunicator>(rank, std::move(members), std::move(name), std::move(transport)));
+}
+
+void bind_communicator(nb::module_& m) {
+  nb::class_<Comm>(m, "Communicator", "Moves bytes between ranks. weft.spawn and weft.torch make them.")
+      .def_prop_ro("rank", [](const Comm& c) { return c.get().rank(); })
+      .def_prop_ro("ranks", [](const Comm& c) { return c.get().ranks(); })
+      .def_prop_ro("name", [](const Comm& c) { return std::string(c.get().name()); })
+      .def(
+          "barrier",
+          [](Comm& c) {
+            double nothing = 0;
+            const nb::gil_scoped_release others_run;
+            c.get().all_reduce(&nothing, DType::f64, 1, Reduce::sum).wait();
+          },
+          "Returns when every rank has called it.")
+      .def(
+          "split",
+          [](Comm& c, Index color, Index key) {
+            const nb::gil_scoped_release others_run;
+            return held(c.get().split(color, key));
+          },
+          "color"_a, "key"_a, "Ranks of one color, ordered by (key, rank), become a communicator of their own.")
+      .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
+      .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
+      .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
+      .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); });
+  m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a);
+  m.def("spawn", &spawn, "ranks"_a, "fn"_a, "time_limit"_a, "bandwidth"_a, "latency"_a);
+}
+
+}  // namespace weft::python

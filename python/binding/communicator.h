@@ -1,0 +1,27 @@
+// Communicators whose bytes are moved by Python code.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "weft/communicator.h"
+
+namespace weft::python {
+
+namespace nb = nanobind;
+
+// A communicator as Python holds it. Those of weft.spawn end with it, whoever still holds them.
+struct Comm {
+  Communicator* ended_or_not = nullptr;
+  std::unique_ptr<Communicator> own = {};  // if it lives as long as this does
+
+  Communicator& get() const;  // Error if it has ended
+};
+
+// transport.exchange(sends, receives) takes lists of (peer, bytes as a numpy array), starts them, and returns an object
+// whose wait() returns when all is done, and whose abandon() makes sure that nobody touches the arrays any more.
+std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport);
+
+}  // namespace weft::python

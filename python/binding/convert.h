@@ -1,0 +1,43 @@
+// Lists of numbers between Python and Weft.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "weft/layout.h"
+#include "weft/slice.h"
+
+namespace weft::python {
+
+namespace nb = nanobind;
+
+// Of properties that return an array of their own: nanobind's default would tie it to the object.
+inline constexpr auto kNew = nb::rv_policy::move;
+
+using IndexArray = nb::ndarray<nb::numpy, Index>;
+
+// Whole numbers from a list, or an array of any framework; Error, by name, for anything else.
+std::vector<Index> indices(nb::handle object, std::string_view name);
+std::optional<std::vector<Index>> optional_indices(nb::handle object, std::string_view name);
+
+// [n, 6] array, or a list of (q_begin, q_end, k_begin, k_end, lo, hi) in which None is no limit.
+std::vector<Slice> slices_from(nb::handle object);
+nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices);  // [n, 6]
+
+// A list of runs a rank, each (row, token, count) or (row, token, count, stride).
+std::vector<std::vector<Run>> runs_from(nb::handle object);
+
+IndexArray array_of(std::vector<Index> values);
+
+template <class T>
+nb::ndarray<nb::numpy, T> array_of(std::vector<T> values, std::vector<std::size_t> shape) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), shape.size(), shape.data(), owner);
+}
+
+}  // namespace weft::python

@@ -1,0 +1,16 @@
+// What each file adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace weft::python {
+
+void bind_tensor(nanobind::module_& m);
+void bind_problem(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+void bind_communicator(nanobind::module_& m);
+void bind_prepare(nanobind::module_& m);
+void bind_rows(nanobind::module_& m);
+void bind_support(nanobind::module_& m);
+
+}  // namespace weft::python

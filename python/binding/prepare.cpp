@@ -1,0 +1,277 @@
+// Packs, micro-sequences, the K/V buffer, decoding on a cache.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <utility>
+
+#include "communicator.h"
+#include "convert.h"
+#include "module.h"
+#include "problem.h"
+#include "tensor.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/kv_buffer.h"
+#include "weft/kv_cache.h"
+#include "weft/prepare.h"
+
+namespace weft::python {
+namespace {
+
+using namespace nb::literals;
+
+nb::dict report_dict(const PackReport& r) {
+  nb::dict out;
+  out["tokens"] = r.tokens;
+  out["padding"] = r.padding;
+  out["empty"] = r.empty;
+  out["packs"] = r.packs;
+  out["least_packs"] = r.least_packs;
+  out["split_documents"] = r.split_documents;
+  out["waste"] = r.waste;
+  out["token_balance"] = r.token_balance;
+  out["pair_balance"] = r.pair_balance;
+  return out;
+}
+
+void check_pack(const Packs& packs, Index pack) {
+  if (pack < 0 || pack >= static_cast<Index>(packs.packs.size()))
+    throw Error(text("there is no pack ", pack, " of ", packs.packs.size()), "use 0 <= pack < len(packs)");
+}
+
+// A K/V buffer with the communicator it needs.
+struct HeldKvBuffer {
+  HeldKvBuffer(Comm& comm, KvBufferOptions options)
+      : comm(comm), heads(options.heads), buffer(comm.get(), std::move(options)) {}
+  Comm& comm;
+  Index heads;
+  KvBuffer buffer;
+};
+
+ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
+                         const Attention& attention, const Array& out, const std::optional<Array>& lse) {
+  ForwardArgs args{.q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd)};
+  if (k) args.k = view(*k, "k", Format::thd);
+  if (v) args.v = view(*v, "v", Format::thd);
+  if (lse) args.lse = token_heads_output(*lse, "lse", Format::thd);
+  return args;
+}
+
+Attention attention_of(std::optional<double> scale, double softcap, const std::optional<Array>& sink) {
+  Attention out{.scale = scale, .softcap = softcap};
+  if (sink) out.sink = Sink::learnable(per_head_view(*sink, "sink"));
+  return out;
+}
+
+}  // namespace
+
+void bind_prepare(nb::module_& m) {
+  nb::class_<Packs>(m, "Packs", "Documents dealt out to packs of one size.")
+      .def("__len__", [](const Packs& p) { return p.packs.size(); })
+      .def(
+          "pieces",
+          [](const Packs& p, Index pack) {
+            check_pack(p, pack);
+            std::vector<Index> flat;
+            for (const Piece& piece : p.packs[static_cast<std::size_t>(pack)])
+              flat.insert(flat.end(), {piece.document, piece.begin, piece.length});
+            const std::size_t n = flat.size() / 3;
+            return array_of(std::move(flat), {n, 3});
+          },
+          "pack"_a, "[n, 3]: document, first token of it, tokens.")
+      .def(
+          "packing",
+          [](const Packs& p, Index pack) {
+            check_pack(p, pack);
+            return Packing(p.stream(pack));
+          },
+          "pack"_a)
+      .def_prop_ro("report", [](const Packs& p) { return report_dict(p.report); });
+  m.def(
+      "pack_documents",
+      [](nb::object lengths, Index budget, Index multiple, bool keep_order, bool split) {
+        return pack_documents(indices(lengths, "lengths"),
+                              {.budget = budget,
+                               .multiple = multiple,
+                               .keep_order = keep_order,
+                               .too_long = split ? PackOptions::TooLong::split : PackOptions::TooLong::refuse});
+      },
+      "lengths"_a, "budget"_a, "multiple"_a = 1, "keep_order"_a = false, "split"_a = false,
+      R"(Packs documents of these lengths into packs of `budget` rows: best fit, longest first.
+
+    >>> import weft
+    >>> packs = weft.prepare.pack_documents([700, 300, 600, 400], budget=1000)
+    >>> len(packs), packs.packing(0)
+    (2, Packing([700, 300] in 1000 tokens))
+)");
+
+  nb::class_<Window>(m, "Window", "The queries that one rank attends in one micro-sequence.")
+      .def_ro("begin", &Window::begin)
+      .def_ro("end", &Window::end)
+      .def_ro("first_document_begin", &Window::first_document_begin)
+      .def_prop_ro("documents", [](const Window& w) { return array_of(w.documents); }, kNew)
+      .def_prop_ro("lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
+      .def_prop_ro("cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
+      .def_prop_ro("cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
+      .def_prop_ro("position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
+      .def_prop_ro("document_index_q", [](const Window& w) { return array_of(w.document_index_q()); }, kNew)
+      .def_prop_ro("document_index_k", [](const Window& w) { return array_of(w.document_index_k()); }, kNew);
+
+  nb::class_<MicroSequences>(m, "MicroSequences", R"(A pack processed in M micro-sequences by ranks that gather K and V.
+
+    >>> import weft
+    >>> micros = weft.prepare.MicroSequences(weft.Packing([0, 5, 12]), ranks=2, micros=2, pad=True)
+    >>> micros.local, micros.window(0, 1).position_ids.tolist()
+    (3, [1, 2, 3])
+)")
+      .def(
+          "__init__",
+          [](MicroSequences* self, const Packing& packing, Index ranks, Index micros, bool pad,
+             std::optional<Index> first_document_begin) {
+            if (!packing.self())
+              throw Error("micro-sequences of a packing whose keys are not where its queries are",
+                          "micro-sequences are for self-attention");
+            new (self) MicroSequences(packing.q(), {.ranks = ranks,
+                                                    .micros = micros,
+                                                    .remainder = pad ? MicroSplit::Remainder::pad
+                                                                     : MicroSplit::Remainder::refuse,
+                                                    .first_document_begin = first_document_begin});
+          },
+          "packing"_a, "ranks"_a = 1, "micros"_a, "pad"_a = false, "first_document_begin"_a.none() = nb::none())
+      .def_prop_ro("ranks", &MicroSequences::ranks)
+      .def_prop_ro("micros", &MicroSequences::micros)
+      .def_prop_ro("local", &MicroSequences::local, "Rows of a window.")
+      .def_prop_ro("padding", &MicroSequences::padding, "Rows added because the tokens do not divide.")
+      .def(
+          "rows",
+          [](const MicroSequences& s, Index rank, Index micro) {
+            const Range r = s.rows(rank, micro);
+            return nb::make_tuple(r.begin, r.end);
+          },
+          "rank"_a, "micro"_a, "Tokens [begin, end) of a rank's window.")
+      .def("window", &MicroSequences::window, "rank"_a, "micro"_a)
+      .def(
+          "slices",
+          [](const MicroSequences& s, const Mask& mask, Index rank, Index micro) {
+            const Window w = s.window(rank, micro);
+            return slices_array(s.slices(s.problem(mask), rank, micro, {w.first_document_begin, w.end}));
+          },
+          "mask"_a, "rank"_a, "micro"_a, "[n, 6]; key rows counted from the window's first_document_begin.")
+      .def(
+          "key_rows",
+          [](const MicroSequences& s, const Mask& mask, bool drop, bool ahead) {
+            return key_rows(s, mask, {.drop = drop, .ahead = ahead});
+          },
+          "mask"_a, "drop"_a = false, "ahead"_a = false, "Rows that a K/V buffer needs.");
+
+  nb::class_<HeldKvBuffer>(m, "KvBuffer",
+                           "Keys and values of one layer while a pack goes through it in micro-sequences.")
+      .def(
+          "__init__",
+          [](HeldKvBuffer* self, Comm& comm, Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype, bool drop,
+             std::string kernel) {
+            new (self) HeldKvBuffer(comm, {.rows = rows,
+                                           .heads = heads,
+                                           .dim_qk = dim_qk,
+                                           .dim_v = dim_v,
+                                           .dtype = dtype,
+                                           .drop = drop,
+                                           .kernel = std::move(kernel)});
+          },
+          "comm"_a, "rows"_a, "heads"_a, "dim_qk"_a, "dim_v"_a, "dtype"_a, "drop"_a = false, "kernel"_a = "",
+          nb::keep_alive<1, 2>())
+      .def(
+          "begin", [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) { b.buffer.begin(s, mask); },
+          "sequence"_a, "mask"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "start_gather",
+          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {
+            b.comm.get();
+            b.buffer.start_gather(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
+          },
+          "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "forward",
+          [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
+             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
+             const std::optional<Array>& lse) {
+            b.comm.get();
+            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse));
+          },
+          "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
+          "lse"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
+             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
+             const Array& dk, const Array& dv, const std::optional<Array>& dsink) {
+            b.comm.get();
+            BackwardArgs args{.q = view(q, "q", Format::thd),
+                              .attention = attention_of(scale, softcap, sink),
+                              .dout = view(dout, "dout", Format::thd),
+                              .out = view(out, "out", Format::thd),
+                              .lse = token_heads_view(lse, "lse", Format::thd),
+                              .dq = output(dq, "dq", Format::thd),
+                              .dk = output(dk, "dk", Format::thd),
+                              .dv = output(dv, "dv", Format::thd)};
+            if (dsink) args.dsink = per_head_output(*dsink, "dsink");
+            b.buffer.backward(micro, args);
+          },
+          "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
+          "dv"_a, "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "missing", [](const HeldKvBuffer& b, Index micro) { return b.buffer.missing(micro); }, "micro"_a)
+      .def(
+          "gather_again",
+          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {
+            b.comm.get();
+            b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
+          },
+          "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_ro("heads", &HeldKvBuffer::heads)
+      .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
+      .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
+
+  // A cache points at the caller's tensors, which it keeps alive.
+  struct HeldCache {
+    Array k, v;
+    KvCache cache;
+  };
+  nb::class_<HeldCache>(m, "KvCache", "K and V of earlier tokens, in rows set aside for each sequence: decoding.")
+      .def(
+          "__init__",
+          [](HeldCache* self, const Array& k, const Array& v, nb::object offsets, nb::object used) {
+            const auto filled = optional_indices(used, "used").value_or(std::vector<Index>{});
+            new (self) HeldCache{k, v,
+                                 KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd),
+                                         indices(offsets, "offsets"), filled)};
+          },
+          "k"_a, "v"_a, "offsets"_a, "used"_a.none())
+      .def_prop_ro("sequences", [](const HeldCache& c) { return c.cache.sequences(); })
+      .def("used", [](const HeldCache& c, Index i) { return c.cache.used(i); }, "sequence"_a)
+      .def("room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
+      .def("keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
+      .def(
+          "append",
+          [](HeldCache& c, nb::object counts, const Array& k, const Array& v) {
+            c.cache.append(indices(counts, "counts"), view(k, "k", Format::thd), view(v, "v", Format::thd));
+          },
+          "counts"_a, "k"_a, "v"_a)
+      .def(
+          "attend",
+          [](const HeldCache& c, nb::object counts, const Array& q, const Mask& mask, std::optional<double> scale,
+             double softcap, const std::optional<Array>& sink, const Array& out, const std::optional<Array>& lse,
+             const std::string& kernel) {
+            const std::vector<Index> n = indices(counts, "counts");
+            const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse);
+            const nb::gil_scoped_release others_run;
+            c.cache.attend(n, args, mask, kernel);
+          },
+          "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),
+          "kernel"_a);
+}
+
+}  // namespace weft::python

@@ -1,0 +1,334 @@
+// Packing, Mask, Problem, Layout, Plan.
+#include "problem.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+
+#include "convert.h"
+#include "module.h"
+#include "tensor.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/plan.h"
+#include "weft/rows.h"
+
+namespace weft::python {
+namespace {
+
+using namespace nb::literals;
+
+struct SideArrays {
+  std::string_view name;
+  nb::handle cu_seqlens, padded, used;
+  std::optional<Index> tokens;
+
+  bool given() const { return !cu_seqlens.is_none() || !padded.is_none() || !used.is_none(); }
+  std::string called(std::string_view what) const { return text(what, "_", name); }
+};
+
+Stream stream_of(const SideArrays& side, const Stream* other) {
+  const auto cu = optional_indices(side.cu_seqlens, side.called("cu_seqlens"));
+  const auto padded = optional_indices(side.padded, text("cu_seqlens_", side.name, "_padded"));
+  const auto used = optional_indices(side.used, side.called("seqused"));
+  if (used) {
+    if (cu && padded)
+      throw Error(text("cu_seqlens_", side.name, ", cu_seqlens_", side.name, "_padded and seqused_", side.name,
+                       " are all given"),
+                  "give where sequences begin once, and either cu_seqlens or seqused for how long they are");
+    if (!cu && !padded && other == nullptr)
+      throw Error(text("seqused_", side.name, " is given without offsets"),
+                  text("give cu_seqlens_", side.name, " or cu_seqlens_", side.name, "_padded too"));
+    const std::vector<Index> offsets = padded ? *padded : cu ? *cu : std::vector<Index>(other->offsets().begin(), other->offsets().end());
+    return Stream::from_used(offsets, *used, side.tokens);
+  }
+  const std::vector<Index>& lengths = cu ? *cu : padded.value();
+  return Stream::from_cu_seqlens({lengths, padded ? std::span<const Index>(*padded) : std::span<const Index>(), side.tokens});
+}
+
+Packing packing_of(nb::handle cu_q, nb::handle cu_k, nb::handle cu_q_padded, nb::handle cu_k_padded, nb::handle used_q,
+                   nb::handle used_k, std::optional<Index> tokens_q, std::optional<Index> tokens_k) {
+  const SideArrays q{"q", cu_q, cu_q_padded, used_q, tokens_q}, k{"k", cu_k, cu_k_padded, used_k, tokens_k};
+  if (cu_q.is_none() && cu_q_padded.is_none())
+    throw Error("cu_seqlens_q is not given", "give the prefix sums of the lengths: [0, len0, len0 + len1, ...]");
+  Stream streams = stream_of(q, nullptr);
+  if (!k.given() && (!tokens_k || tokens_k == tokens_q)) return {std::move(streams)};
+  if (!k.given()) {
+    // As the queries, in a buffer of another size.
+    Stream keys = Stream::from_used(streams.offsets(), streams.used_lengths(), tokens_k);
+    return {std::move(streams), std::move(keys)};
+  }
+  Stream keys = stream_of(k, &streams);
+  return {std::move(streams), std::move(keys)};
+}
+
+IndexArray prefix_sums(std::span<const Index> lengths) {
+  std::vector<Index> sums{0};
+  for (const Index n : lengths) sums.push_back(sums.back() + n);
+  return array_of(std::move(sums));
+}
+IndexArray array_from(std::span<const Index> values) { return array_of(std::vector<Index>(values.begin(), values.end())); }
+
+std::string lengths_text(const Stream& stream) {
+  std::string all = "[";
+  const Index shown = min_of(stream.sequences(), 8);
+  for (Index i = 0; i < shown; ++i) all += text(i == 0 ? "" : ", ", stream.used(i));
+  return all + (shown < stream.sequences() ? text(", ... ", stream.sequences(), " sequences]") : "]");
+}
+
+std::string packing_text(const Packing& p) {
+  std::string keys = p.self() ? "" : text(", k ", lengths_text(p.k()), " in ", p.k().tokens(), " tokens");
+  return text("Packing(", lengths_text(p.q()), " in ", p.q().tokens(), " tokens", keys, ")");
+}
+
+Mask mask_of(bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk, nb::handle slices) {
+  Mask mask{.causal = causal,
+            .align = bottom_right ? Align::bottom_right : Align::top_left,
+            .left = window.first,
+            .right = window.second,
+            .chunk = chunk};
+  if (slices.is_none()) return mask;
+  if (causal || bottom_right || window != std::pair<Index, Index>{-1, -1} || chunk)
+    throw Error("slices are given together with causal, bottom_right, window or chunk_size",
+                "slices are the whole mask: leave the others out");
+  mask.slices = slices_from(slices);
+  return mask;
+}
+
+std::string mask_text(const Mask& m) {
+  if (m.slices) return text("Mask(slices=", m.slices->size(), ")");
+  std::string all = text("Mask(causal=", m.causal ? "True" : "False");
+  if (m.align == Align::bottom_right) all += ", bottom_right=True";
+  if (m.left != -1 || m.right != -1) all += text(", window=(", m.left, ", ", m.right, ")");
+  if (m.chunk) all += text(", chunk_size=", *m.chunk);
+  return all + ")";
+}
+
+const Layout& side_of(const PlacedLayouts& placed, std::string_view side) {
+  if (side != "q" && side != "k") throw Error(text("there is no side '", side, "'"), "use 'q' or 'k'");
+  return side == "q" ? placed.layouts.q : placed.layouts.k;
+}
+
+void check_rank(const Layout& layout, Index rank) {
+  if (rank < 0 || rank >= layout.ranks())
+    throw Error(text("there is no rank ", rank, " of ", layout.ranks()), text("use 0 to ", layout.ranks() - 1));
+}
+
+RunList keys_of(const Layout& layout, nb::handle keys) {
+  std::string name;
+  if (nb::try_cast<std::string>(keys, name)) {
+    if (name == "sequence") return layout.sequence_order();
+    if (name == "rank") return layout.rank_order();
+  }
+  Index rank = 0;
+  if (!nb::try_cast<Index>(keys, rank))
+    throw Error(text("keys: ", nb::repr(keys).c_str()),
+                "use 'sequence', 'rank', or the number of the rank whose keys are meant");
+  check_rank(layout, rank);
+  return layout.runs(rank);
+}
+
+}  // namespace
+
+void bind_problem(nb::module_& m) {
+  nb::class_<Packing>(m, "Packing", R"(Which sequences lie where in the packed streams of query and key tokens.
+
+    >>> import weft
+    >>> weft.Packing([0, 7, 10, 16])
+    Packing([7, 3, 6] in 16 tokens)
+    >>> weft.Packing.from_lengths([7, 3, 6], multiple=8).cu_seqlens_q_padded.tolist()
+    [0, 8, 16, 24]
+)")
+      .def(
+          "__init__",
+          [](Packing* self, nb::object cu_q, nb::object cu_k, nb::object cu_q_padded, nb::object cu_k_padded,
+             nb::object used_q, nb::object used_k, std::optional<Index> tokens_q, std::optional<Index> tokens_k) {
+            new (self) Packing(packing_of(cu_q, cu_k, cu_q_padded, cu_k_padded, used_q, used_k, tokens_q, tokens_k));
+          },
+          "cu_seqlens_q"_a.none() = nb::none(), "cu_seqlens_k"_a.none() = nb::none(),
+          "cu_seqlens_q_padded"_a.none() = nb::none(), "cu_seqlens_k_padded"_a.none() = nb::none(),
+          "seqused_q"_a.none() = nb::none(), "seqused_k"_a.none() = nb::none(), "tokens_q"_a.none() = nb::none(),
+          "tokens_k"_a.none() = nb::none())
+      .def_static(
+          "from_lengths",
+          [](nb::object lengths, nb::object lengths_k, Index multiple) {
+            const Stream q = Stream::from_lengths(indices(lengths, "lengths"));
+            const Packing packing = lengths_k.is_none() ? Packing(q)
+                                                        : Packing(q, Stream::from_lengths(indices(lengths_k, "lengths_k")));
+            return multiple == 1 ? packing : packing.padded_to(multiple);
+          },
+          "lengths"_a, "lengths_k"_a.none() = nb::none(), "multiple"_a = 1)
+      .def_static(
+          "from_batch",
+          [](Index batch, Index length, std::optional<Index> length_k, nb::object used_q, nb::object used_k) {
+            const auto q_used = optional_indices(used_q, "seqused_q"), k_used = optional_indices(used_k, "seqused_k");
+            Stream q = Stream::from_batch(batch, length, q_used ? std::span<const Index>(*q_used) : std::span<const Index>());
+            if (!length_k && !k_used) return Packing(std::move(q));
+            Stream k = Stream::from_batch(batch, length_k.value_or(length),
+                                          k_used ? std::span<const Index>(*k_used) : std::span<const Index>());
+            return Packing(std::move(q), std::move(k));
+          },
+          "batch"_a, "length"_a, "length_k"_a.none() = nb::none(), "seqused_q"_a.none() = nb::none(),
+          "seqused_k"_a.none() = nb::none())
+      .def("padded_to", &Packing::padded_to, "multiple"_a,
+           "The same real lengths laid out anew, each padded to a multiple.")
+      .def_prop_ro("sequences", &Packing::sequences)
+      .def_prop_ro("tokens_q", [](const Packing& p) { return p.q().tokens(); })
+      .def_prop_ro("tokens_k", [](const Packing& p) { return p.k().tokens(); })
+      .def_prop_ro("self_attention", &Packing::self)
+      .def_prop_ro("cu_seqlens_q", [](const Packing& p) { return prefix_sums(p.q().used_lengths()); }, kNew)
+      .def_prop_ro("cu_seqlens_k", [](const Packing& p) { return prefix_sums(p.k().used_lengths()); }, kNew)
+      .def_prop_ro("cu_seqlens_q_padded", [](const Packing& p) { return array_from(p.q().offsets()); }, kNew)
+      .def_prop_ro("cu_seqlens_k_padded", [](const Packing& p) { return array_from(p.k().offsets()); }, kNew)
+      .def_prop_ro("lengths_q", [](const Packing& p) { return array_from(p.q().used_lengths()); }, kNew)
+      .def_prop_ro("lengths_k", [](const Packing& p) { return array_from(p.k().used_lengths()); }, kNew)
+      .def("__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); })
+      .def("__repr__", packing_text);
+
+  nb::class_<Mask>(m, "Mask", R"(Which keys a query may see.
+
+    >>> import weft
+    >>> weft.Mask(causal=True, window=(512, 0))
+    Mask(causal=True, window=(512, 0))
+)")
+      .def(
+          "__init__",
+          [](Mask* self, bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk,
+             nb::object slices) { new (self) Mask(mask_of(causal, bottom_right, window, chunk, slices)); },
+          "causal"_a = false, "bottom_right"_a = false, "window"_a = std::pair<Index, Index>{-1, -1},
+          "chunk_size"_a.none() = nb::none(), "slices"_a.none() = nb::none())
+      .def_ro("causal", &Mask::causal)
+      .def_prop_ro("bottom_right", [](const Mask& mask) { return mask.align == Align::bottom_right; })
+      .def_prop_ro("window", [](const Mask& mask) { return std::pair{mask.left, mask.right}; })
+      .def_ro("chunk_size", &Mask::chunk)
+      .def_prop_ro("slices", [](const Mask& mask) -> nb::object {
+        return mask.slices ? nb::cast(slices_array(*mask.slices)) : nb::none();
+      }, kNew)
+      .def("__repr__", mask_text);
+
+  nb::class_<Problem>(m, "Problem", "A checked question, the same on every rank: a Packing and a Mask.")
+      .def(nb::init<Packing, Mask>(), "packing"_a, "mask"_a)
+      .def_prop_ro("packing", &Problem::packing)
+      .def_prop_ro("mask", &Problem::mask)
+      .def_prop_ro("visible_pairs", &Problem::visible_pairs)
+      .def_prop_ro("slices", [](const Problem& p) { return slices_array(p.global_slices()); },
+                   "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
+
+  m.attr("UNLIMITED") = kUnlimited;
+
+  nb::class_<PlacedLayouts>(m, "Layout", R"(Who holds which tokens: a stream dealt out to ranks.
+
+    >>> import weft
+    >>> layout = weft.Layout("zigzag", weft.Packing([0, 7, 10, 16]), ranks=4)
+    >>> layout.rows, layout.tokens(0).tolist()
+    (4, [0, 1, 14, 15])
+)")
+      .def(
+          "__init__",
+          [](PlacedLayouts* self, std::string_view kind, const Packing& packing, Index ranks,
+             std::optional<Mask> mask) {
+            const Problem problem(packing, mask.value_or(Mask{}));
+            new (self) PlacedLayouts{packing, make_layouts(layout_kind(kind), problem, ranks)};
+          },
+          "kind"_a, "packing"_a, "ranks"_a, "mask"_a.none() = nb::none())
+      .def_static(
+          "explicit",
+          [](const Packing& packing, nb::object runs, nb::object runs_k) {
+            const Layout q = Layout::explicit_runs(packing.q(), runs_from(runs));
+            if (runs_k.is_none() && !packing.self())
+              throw Error("runs of the keys are not given, and keys are not where the queries are", "give runs_k too");
+            return PlacedLayouts{packing, {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))}};
+          },
+          "packing"_a, "runs"_a, "runs_k"_a.none() = nb::none(),
+          "Your own runs, a list for each rank of (row, token, count) or (row, token, count, stride).")
+      .def_ro("packing", &PlacedLayouts::packing)
+      .def_prop_ro("kind", [](const PlacedLayouts& p) { return std::string(name(p.layouts.q.kind())); })
+      .def_prop_ro("ranks", [](const PlacedLayouts& p) { return p.layouts.q.ranks(); })
+      .def_prop_ro("rows", [](const PlacedLayouts& p) { return p.layouts.q.rows(); }, "Query rows of each rank.")
+      .def_prop_ro("rows_k", [](const PlacedLayouts& p) { return p.layouts.k.rows(); }, "Key rows of each rank.")
+      .def(
+          "tokens",
+          [](const PlacedLayouts& p, Index rank, std::string_view side) {
+            check_rank(side_of(p, side), rank);
+            return array_of(side_of(p, side).tokens(rank));
+          },
+          "rank"_a, "side"_a = "q", "Token of each row; -1 where the row holds none.")
+      .def(
+          "position_ids",
+          [](const PlacedLayouts& p, Index rank, std::string_view side) {
+            check_rank(side_of(p, side), rank);
+            return array_of(side_of(p, side).positions(rank));
+          },
+          "rank"_a, "side"_a = "q", "Position of each row in its sequence; 0 where the row is padding.")
+      .def(
+          "valid",
+          [](const PlacedLayouts& p, Index rank, std::string_view side) {
+            check_rank(side_of(p, side), rank);
+            const std::vector<std::uint8_t> valid = valid_rows(side_of(p, side), rank);
+            const std::size_t n = valid.size();
+            return array_of(std::vector<std::uint8_t>(valid), {n});
+          },
+          "rank"_a, "side"_a = "q", "1 where the row holds a real token.")
+      .def(
+          "shard",
+          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& whole, Format whole_format, const Array& local,
+             Format local_format) {
+            const Layout& layout = side_of(p, side);
+            check_rank(layout, rank);
+            const RowTensor from = rows_view(whole, "the whole array", whole_format, false);
+            const RowTensor to = rows_view(local, "the rank's rows", local_format, true);
+            const nb::gil_scoped_release others_run;
+            layout.shard(rank, from, to);
+          },
+          "side"_a, "rank"_a, "whole"_a, "whole_format"_a, "local"_a, "local_format"_a)
+      .def(
+          "unshard",
+          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& local, Format local_format, const Array& whole,
+             Format whole_format) {
+            const Layout& layout = side_of(p, side);
+            check_rank(layout, rank);
+            const RowTensor from = rows_view(local, "the rank's rows", local_format, false);
+            const RowTensor to = rows_view(whole, "the whole array", whole_format, true);
+            const nb::gil_scoped_release others_run;
+            layout.unshard(rank, from, to);
+          },
+          "side"_a, "rank"_a, "local"_a, "local_format"_a, "whole"_a, "whole_format"_a)
+      .def("__repr__", [](const PlacedLayouts& p) {
+        return text("Layout(", name(p.layouts.q.kind()), ", ", p.layouts.q.ranks(), " ranks of ", p.layouts.q.rows(),
+                    " rows)");
+      });
+
+  nb::class_<Plan>(m, "Plan", "Slices of one rank: query rows x key rows of the two buffers at hand, cut by a band.")
+      .def_prop_ro("slices", [](const Plan& p) { return slices_array(p.slices); },
+                   "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi. Row q sees row k iff lo <= k - q <= hi.", kNew)
+      .def_ro("q_rows", &Plan::q_rows)
+      .def_ro("k_rows", &Plan::k_rows)
+      .def_prop_ro("visible_pairs", [](const Plan& p) { return visible_pairs(p); })
+      .def_prop_ro("touched_keys", [](const Plan& p) {
+        std::vector<Index> flat;
+        for (const Range& r : touched_keys(p)) flat.insert(flat.end(), {r.begin, r.end});
+        const std::size_t n = flat.size() / 2;
+        return array_of(std::move(flat), {n, 2});
+      }, "[n, 2]: key rows that some query sees, as ranges.", kNew)
+      .def("__repr__", [](const Plan& p) {
+        return text("Plan(", p.slices.size(), " slices, ", p.q_rows, " query rows, ", p.k_rows, " key rows)");
+      });
+  m.def("whole_plan", [](const Problem& p) {
+    const RunList q = RunList::sequence_order(p.packing().q().tokens()), k = RunList::sequence_order(p.packing().k().tokens());
+    return make_plan(p, q, k);
+  });
+  m.def("rank_plan", [](const Problem& p, const PlacedLayouts& placed, Index rank, nb::object keys) {
+    check_rank(placed.layouts.q, rank);
+    return make_plan(p, placed.layouts.q.runs(rank), keys_of(placed.layouts.k, keys));
+  });
+  m.def("pairs_by_rank", [](const Problem& p, const PlacedLayouts& placed) {
+    return array_of(pairs_by_rank(p, placed.layouts.q));
+  });
+}
+
+}  // namespace weft::python

@@ -1,0 +1,15 @@
+// The question and who holds what, as Python sees them.
+#pragma once
+
+#include "weft/layout.h"
+#include "weft/mask.h"
+
+namespace weft::python {
+
+// Layouts of both sides, with what they were made for.
+struct PlacedLayouts {
+  Packing packing;
+  Layouts layouts;
+};
+
+}  // namespace weft::python

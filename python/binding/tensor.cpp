@@ -1,0 +1,236 @@
+#include "tensor.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "module.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::python {
+namespace {
+
+std::string shape_text(const std::vector<Index>& shape) {
+  std::string all = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) all += text(i == 0 ? "" : ", ", shape[i]);
+  return all + "]";
+}
+
+void check_place(std::string_view what, int device_type) {
+  if (device_type == nb::device::cpu::value) return;
+  throw Error(text("an array lies on ", what, " (DLPack device type ", device_type, ")"),
+              "this build of Weft has kernels for CPUs: move it there first");
+}
+
+// From any object that speaks DLPack or the buffer protocol.
+Array from_object(nb::handle object) {
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array))
+    throw Error(text("an array was expected, not ", nb::type_name(object.type()).c_str()),
+                "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
+  check_place("a device", array.device_type());
+  Array out;
+  out.data = const_cast<void*>(array.data());
+  const nb::dlpack::dtype d = array.dtype();
+  out.item_bytes = d.bits / 8 * d.lanes;
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) { return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1; };
+  if (is(nb::dlpack::dtype_code::Float, 64)) out.dtype = DType::f64;
+  else if (is(nb::dlpack::dtype_code::Float, 32)) out.dtype = DType::f32;
+  else if (is(nb::dlpack::dtype_code::Float, 16)) out.dtype = DType::f16;
+  else if (is(nb::dlpack::dtype_code::Bfloat, 16)) out.dtype = DType::bf16;
+  else out.floating = false;
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    out.shape.push_back(static_cast<Index>(array.shape(i)));
+    out.strides.push_back(array.stride(i));
+  }
+  out.owner = nb::cast(array);
+  return out;
+}
+
+void need_floating(const Array& array, std::string_view name) {
+  if (!array.floating)
+    throw Error(text(name, ": its elements of ", array.item_bytes, " bytes are no floats Weft knows"),
+                "use f32, bf16, f16 or, on one rank with kernel reference, f64");
+}
+
+void need_writable(const Array& array, std::string_view name) {
+  if (!array.writable) throw Error(text(name, " is read-only"), "give an array that can be written");
+}
+
+void need_dimensions(const Array& array, std::string_view name, std::size_t thd, Format format, std::string_view what) {
+  const std::size_t wanted = format == Format::thd ? thd : thd + 1;
+  if (array.shape.size() == wanted) return;
+  constexpr std::string_view kFormats[] = {"thd", "bshd", "sbhd"};
+  throw Error(text(name, " has shape ", shape_text(array.shape), ", but format ",
+                   kFormats[static_cast<int>(format)], " has ", wanted, " dimensions", what),
+              "reshape it, or name its format: thd [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]");
+}
+
+// Sets rows and their strides from the leading dimensions; returns how many there are.
+template <class View>
+std::size_t set_rows(View& view, const Array& array, Format format) {
+  if (format == Format::thd) {
+    view.rows = array.shape[0];
+    view.row_stride = array.strides[0];
+    return 1;
+  }
+  const std::size_t batch = format == Format::bshd ? 0 : 1, length = 1 - batch;
+  view.rows = array.shape[0] * array.shape[1];
+  view.inner = std::max<Index>(array.shape[length], 1);
+  view.row_stride = array.strides[length];
+  view.outer_stride = array.strides[batch];
+  return 2;
+}
+
+TensorView any_view(const Array& array, std::string_view name, Format format) {
+  need_floating(array, name);
+  need_dimensions(array, name, 3, format, "");
+  TensorView out;
+  out.data = array.data;
+  out.dtype = array.dtype;
+  const std::size_t at = set_rows(out, array, format);
+  out.heads = array.shape[at];
+  out.head_stride = array.strides[at];
+  out.dim = array.shape[at + 1];
+  if (out.dim > 1 && array.strides[at + 1] != 1)
+    throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+                     ": the elements of a head do not lie side by side"),
+                text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
+  return out;
+}
+
+TensorView any_token_heads(const Array& array, std::string_view name, Format format) {
+  need_floating(array, name);
+  need_dimensions(array, name, 2, format, " less the head dim");
+  TensorView out;
+  out.data = array.data;
+  out.dtype = array.dtype;
+  const std::size_t at = set_rows(out, array, format);
+  out.heads = array.shape[at];
+  out.head_stride = array.strides[at];
+  out.dim = 1;
+  return out;
+}
+
+TensorView any_per_head(const Array& array, std::string_view name) {
+  need_floating(array, name);
+  if (array.shape.size() != 1)
+    throw Error(text(name, " has shape ", shape_text(array.shape)), "give one number a query head: [heads]");
+  TensorView out = per_head(array.data, array.dtype, array.shape[0]);
+  out.head_stride = array.strides[0];
+  return out;
+}
+
+}  // namespace
+
+ConstTensorView view(const Array& array, std::string_view name, Format format) { return any_view(array, name, format); }
+TensorView output(const Array& array, std::string_view name, Format format) {
+  need_writable(array, name);
+  return any_view(array, name, format);
+}
+ConstTensorView per_head_view(const Array& array, std::string_view name) { return any_per_head(array, name); }
+TensorView per_head_output(const Array& array, std::string_view name) {
+  need_writable(array, name);
+  return any_per_head(array, name);
+}
+ConstTensorView token_heads_view(const Array& array, std::string_view name, Format format) {
+  return any_token_heads(array, name, format);
+}
+TensorView token_heads_output(const Array& array, std::string_view name, Format format) {
+  need_writable(array, name);
+  return any_token_heads(array, name, format);
+}
+
+RowTensor rows_view(const Array& array, std::string_view name, Format format, bool written) {
+  if (written) need_writable(array, name);
+  const std::size_t leading = format == Format::thd ? 1 : 2;
+  if (array.shape.size() < leading)
+    throw Error(text(name, " has shape ", shape_text(array.shape)),
+                "its first dimension must be rows, or its first two batch and length");
+  Index side_by_side = 1;
+  for (std::size_t i = array.shape.size(); i-- > leading;) {
+    if (array.shape[i] > 1 && array.strides[i] != side_by_side)
+      throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+                       ": the elements of a row do not lie side by side"),
+                  "make its rows contiguous first");
+    side_by_side *= array.shape[i];
+  }
+  RowTensor rows;
+  rows.data = array.data;
+  set_rows(rows, array, format);
+  rows.row_bytes = side_by_side * array.item_bytes;
+  rows.row_stride *= array.item_bytes;
+  rows.outer_stride *= array.item_bytes;
+  if (rows.rows <= 1) rows.row_stride = 0;
+  return rows;
+}
+
+void bind_tensor(nb::module_& m) {
+  nb::enum_<DType>(m, "DType")
+      .value("f64", DType::f64)
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("f16", DType::f16);
+  nb::enum_<Format>(m, "Format").value("thd", Format::thd).value("bshd", Format::bshd).value("sbhd", Format::sbhd);
+
+  nb::class_<Array>(m, "Array", "An array of any framework as Weft sees it: its memory, not a copy.")
+      .def_ro("shape", &Array::shape)
+      .def_ro("strides", &Array::strides)
+      .def_ro("dtype", &Array::dtype)
+      .def_prop_ro("address", [](const Array& a) { return reinterpret_cast<std::uintptr_t>(a.data); });
+  m.def(
+      "array", [](nb::handle object, bool writable, std::optional<DType> dtype) {
+        Array out = from_object(object);
+        out.writable = writable;
+        if (dtype) {
+          out.dtype = *dtype;
+          out.floating = true;
+        }
+        return out;
+      },
+      nb::arg("object"), nb::arg("writable"), nb::arg("dtype").none() = nb::none(),
+      "Any object that speaks DLPack or the buffer protocol.");
+  // Python asks for the parts itself where that is faster than a capsule.
+  m.def(
+      "array_at",
+      [](std::uintptr_t address, std::optional<DType> dtype, Index item_bytes, std::vector<Index> shape,
+         std::vector<Index> strides, nb::object owner) {
+        Array out;
+        out.data = reinterpret_cast<void*>(address);
+        out.dtype = dtype.value_or(DType::f32);
+        out.floating = dtype.has_value();
+        out.item_bytes = item_bytes;
+        out.shape = std::move(shape);
+        out.strides = std::move(strides);
+        out.owner = std::move(owner);
+        return out;
+      },
+      nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides"),
+      nb::arg("owner"));
+  // Memory of Weft's own, which any framework takes over by DLPack.
+  m.def(
+      "empty",
+      [](const std::vector<Index>& shape, DType dtype) {
+        Index count = 1;
+        std::vector<std::size_t> sizes;
+        for (const Index n : shape) {
+          count *= n;
+          sizes.push_back(static_cast<std::size_t>(n));
+        }
+        void* data = ::operator new(static_cast<std::size_t>(max_of(count, 1) * size_of(dtype)), std::align_val_t{64});
+        nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); });
+        nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
+                                                                            : nb::dlpack::dtype_code::Float),
+                            static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
+        return nb::ndarray<>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value, 0);
+      },
+      nb::arg("shape"), nb::arg("dtype"));
+}
+
+}  // namespace weft::python

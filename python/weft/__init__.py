@@ -1,0 +1,46 @@
+"""Weft: exact attention, forward and backward, over packed sequences whose tokens are spread over many ranks.
+
+    >>> import numpy as np, weft
+    >>> q = k = v = np.ones((16, 2, 8), np.float32)                      # [tokens, heads, dim]
+    >>> r = weft.attention(q, k, v, cu_seqlens_q=[0, 7, 10, 16], causal=True)
+    >>> r.out.shape, r.lse.shape, float(r.out[3, 0, 0])
+    ((16, 2, 8), (16, 2), 1.0)
+    >>> dq, dk, dv, dsink = r.backward(np.ones_like(r.out))
+
+Arrays come from any framework that speaks DLPack, and results are arrays of the same one. `weft.torch` is the front for
+training with PyTorch, `weft.transformers` for models of that library.
+"""
+
+from . import prepare, rows
+from ._core import Communicator, Error, Layout, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
+from .attention import Attended, Gradients, attention, plan
+from .explain import Explanation, explain
+from .ranks import spawn
+from .sharding import position_ids, shard, unshard
+from .support import Support, support
+
+__all__ = [
+    "Attended",
+    "Communicator",
+    "Error",
+    "Explanation",
+    "Gradients",
+    "Layout",
+    "Mask",
+    "Packing",
+    "Plan",
+    "Problem",
+    "Support",
+    "UNLIMITED",
+    "attention",
+    "explain",
+    "plan",
+    "position_ids",
+    "prepare",
+    "rows",
+    "set_cpu_threads",
+    "shard",
+    "spawn",
+    "support",
+    "unshard",
+]

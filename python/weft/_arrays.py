@@ -1,0 +1,94 @@
+"""Arrays of any framework in, arrays of the same framework out; nothing is copied."""
+
+import sys
+
+import numpy as np
+
+from . import _core
+from ._core import DType, Error, Format
+
+FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
+
+_NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
+_torch_dtypes = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
+
+
+def format_of(name):
+    """The format, or an error that lists them."""
+    if name not in FORMATS:
+        raise error(f"there is no format {name!r}", "use thd [t, h, d], bshd [b, s, h, d] or sbhd [s, b, h, d]")
+    return FORMATS[name]
+
+
+def error(problem, remedy):
+    """An Error as the library makes them."""
+    e = Error(f"{problem}; {remedy}")
+    e.problem, e.remedy = problem, remedy
+    return e
+
+
+def _torch():
+    torch = sys.modules.get("torch")
+    if torch is not None and not _torch_dtypes:
+        for theirs, ours in (("float64", DType.f64), ("float32", DType.f32), ("bfloat16", DType.bf16), ("float16", DType.f16)):
+            _torch_dtypes[getattr(torch, theirs)] = ours
+            _torch_dtypes[ours] = getattr(torch, theirs)
+    return torch
+
+
+def is_torch(x):
+    torch = _torch()
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _is_numpy_bf16(x):
+    # Of ml_dtypes: numpy has none of its own, and no DLPack for it. (dtype.name alone costs microseconds.)
+    return x.dtype.kind == "V" and x.dtype.name == "bfloat16"
+
+
+def array(x, writable=False, name="an array"):
+    """How the library sees an array."""
+    if is_torch(x):
+        if x.device.type != "cpu":
+            raise error(f"{name} lies on {x.device}", "this build of Weft has kernels for CPUs: use .cpu() tensors")
+        # torch's own DLPack costs ten times as much as asking for the parts.
+        return _core.array_at(x.data_ptr(), _torch_dtypes.get(x.dtype), x.element_size(), x.shape, x.stride(), x)
+    if isinstance(x, np.ndarray):
+        flags = x.flags
+        may_write = writable and flags.writeable
+        if _is_numpy_bf16(x):
+            return _core.array(x.view(np.uint16), may_write, DType.bf16)
+        if not flags.aligned:
+            raise error(f"{name} is a misaligned numpy array", "copy it: numpy.array(x)")
+        return _core.array(x, may_write)
+    return _core.array(x, writable)
+
+
+def empty(like, shape, dtype):
+    """Memory for a result, to be handed out by give(): (value, how the library sees it)."""
+    if is_torch(like):
+        value = like.new_empty(shape, dtype=_torch_dtypes[dtype])
+        return value, array(value, True)
+    if isinstance(like, np.ndarray):
+        value = np.empty(shape, _NUMPY.get(dtype) or like.dtype)
+        return value, array(value, True)
+    value = _core.empty(list(shape), dtype)
+    return value, _core.array(value, True)
+
+
+def give(like, value):
+    """The result as an array of the framework that `like` is of."""
+    if isinstance(value, np.ndarray) or is_torch(value):
+        return value
+    if hasattr(like, "__array_namespace__"):
+        return like.__array_namespace__().from_dlpack(value)
+    return np.from_dlpack(value)
+
+
+def empty_rows(like, shape):
+    """An array of `like`'s own kind and dtype, zeros, that rows of any elements are copied into."""
+    if is_torch(like):
+        return sys.modules["torch"].zeros(shape, dtype=like.dtype, device=like.device)
+    if isinstance(like, np.ndarray):
+        return np.zeros(shape, like.dtype)
+    return None

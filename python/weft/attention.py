@@ -1,0 +1,181 @@
+"""Attention: one call on one rank, and the same call on each of many."""
+
+from typing import NamedTuple
+
+from . import _arrays, _core
+from ._arrays import error
+from ._core import DType, Mask, Packing, Problem
+from .sharding import _given, batch_shape, layout_of
+
+
+class Gradients(NamedTuple):
+    """What Attended.backward returns."""
+
+    dq: object
+    dk: object
+    dv: object
+    dsink: object  # None unless the sink is learnable
+
+
+def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
+    """The Mask that a caller means: an object, or its parts."""
+    if mask is None:
+        return Mask(causal, bottom_right, tuple(window), chunk_size, slices)
+    if causal or bottom_right or tuple(window) != (-1, -1) or chunk_size is not None or slices is not None:
+        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices", "a mask says it all: leave the others out")
+    return mask
+
+
+def settings_of(q_heads, scale, softcap, sink, head_map):
+    """What a model sets, checked as far as Python can tell."""
+    if sink is None or isinstance(sink, str):
+        if sink not in (None, "none", "off_by_one"):
+            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or an array of one logit a query head")
+        return _core.Settings(scale, softcap, None, sink == "off_by_one", head_map)
+    return _core.Settings(scale, softcap, _arrays.array(sink, name="sink"), False, head_map)
+
+
+def _rows(x, format):
+    return x.shape[0] if format == "thd" else x.shape[0] * x.shape[1]
+
+
+def _packing(q, k, format, ranks, packing, arrays):
+    """The packing of the whole problem; `arrays`: the six that a caller may give."""
+    given = {name: value for name, value in arrays.items() if value is not None}
+    if packing is not None:
+        if given:
+            raise error(f"packing is given together with {', '.join(given)}", "a packing says it all: leave the others out")
+        return packing
+    if format == "thd":
+        # On one rank rows past the last sequence are padding; on many only the global packing knows.
+        tokens = {"tokens_q": q.shape[0], "tokens_k": k.shape[0]} if ranks == 1 else {}
+        return Packing(**given, **tokens)
+    cu = [name for name in given if name.startswith("cu_")]
+    if cu:
+        raise error(f"{cu[0]} is given with format {format}", "a batch has none; say how long its sequences are with seqused_q and seqused_k")
+    batch, length = (0, 1) if format == "bshd" else (1, 0)
+    if q.shape[batch] != k.shape[batch]:
+        raise error(f"q has a batch of {q.shape[batch]} and k one of {k.shape[batch]}", "give as many sequences on both sides")
+    return Packing.from_batch(q.shape[batch], q.shape[length] * ranks, k.shape[length] * ranks, **given)
+
+
+class Attended:
+    """The result of attention: `out` as q, `lse` [rows, heads] in natural log and with the sink, `max_logit` [heads]."""
+
+    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run")
+
+    def backward(self, dout):
+        """Gradients (dq, dk, dv, dsink) of sum(out * dout), in the dtypes of q, k, v; dsink is f32, None without a sink.
+
+        May be called more than once. On many ranks every rank must call it; dsink is the sum over them.
+        """
+        q, k, v, settings, format, dtype = self._views
+        grads = [_arrays.empty(x, tuple(x.shape), dtype) for x in (self._q, self._k, self._v)]
+        dsink = (None, None)
+        if self._sink is not None and not isinstance(self._sink, str):
+            dsink = _arrays.empty(self._sink, tuple(self._sink.shape), DType.f64 if dtype == DType.f64 else DType.f32)
+        out, lse = _arrays.array(self.out), _arrays.array(self.lse)
+        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads), dsink[1])
+        given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
+        return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
+
+
+class _OneRank:
+    """A plan of the whole problem, run where the tensors are."""
+
+    def __init__(self, problem, kernel, deterministic):
+        self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
+
+    def forward(self, *args):
+        _core.attend(self.plan, *args, self.kernel)
+
+    def backward(self, *args):
+        _core.attend_backward(self.plan, *args, self.kernel, self.deterministic)
+
+
+def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_padded=None, cu_seqlens_k_padded=None,
+              seqused_q=None, seqused_k=None, packing=None, format="thd", causal=False, bottom_right=False,
+              window=(-1, -1), chunk_size=None, slices=None, mask=None, scale=None, softcap=0.0, sink=None,
+              head_map=None, deterministic=False, kernel=None, max_logit=True, comm=None, schedule="all_gather",
+              layout="zigzag", key_order="auto", head_groups=1, inside=2, across="ring", stages=4, checked=False):
+    """Exact attention over packed sequences.
+
+    q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
+    kernel "reference". Query head h uses K/V head h // (hq // hk), or head_map[h].
+
+    Which sequences: cu_seqlens_q (prefix sums of lengths), with cu_seqlens_q_padded if there is padding between them or
+    seqused_q for how much of each is real; the same for k if keys are not where the queries are. Or a Packing.
+    Which keys: causal (aligned to the first tokens, or to the last with bottom_right), window=(left, right) with -1 for
+    no limit, chunk_size, or your own slices. Or a Mask.
+    sink: None, "off_by_one", or an array of one logit a query head.
+
+    On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
+    and a schedule: all_gather, ring, all_to_all, hybrid or exact (docs/schedules.md has their options).
+
+    Returns Attended: out, lse, max_logit (all ranks' largest logit of each head; max_logit=False leaves it out), and
+    backward(dout). What cannot be computed raises weft.Error; there is no fallback.
+
+        >>> import numpy as np, weft
+        >>> rng = np.random.default_rng(0)
+        >>> q, k, v = (rng.standard_normal((16, 2, 8), np.float32) for _ in range(3))
+        >>> cu = [0, 7, 10, 16]
+        >>> one = weft.attention(q, k, v, cu_seqlens_q=cu, causal=True)
+        >>> def rank(comm):
+        ...     mine = [weft.shard(x, comm, cu_seqlens=cu) for x in (q, k, v)]
+        ...     return weft.attention(*mine, cu_seqlens_q=cu, causal=True, comm=comm, schedule="ring").out
+        >>> many = weft.unshard(weft.spawn(4, rank), cu_seqlens=cu)
+        >>> bool(np.abs(many - one.out).max() < 1e-6)
+        True
+    """
+    fmt = _arrays.format_of(format)
+    ranks = 1 if comm is None else comm.ranks
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    for x, name, view in ((q, "q", views[0]), (k, "k", views[1]), (v, "v", views[2])):
+        if len(view.shape) != (3 if format == "thd" else 4):
+            raise error(f"{name} has shape {view.shape} and format {format}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
+    packing = _packing(q, k, format, ranks, packing, dict(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, cu_seqlens_q_padded=cu_seqlens_q_padded,
+        cu_seqlens_k_padded=cu_seqlens_k_padded, seqused_q=seqused_q, seqused_k=seqused_k))
+    problem = Problem(packing, mask_of(mask, causal, bottom_right, window, chunk_size, slices))
+    heads_q, heads_k, dtype = q.shape[-2], k.shape[-2], views[0].dtype
+    settings = settings_of(heads_q, scale, softcap, sink, head_map)
+    if comm is None:
+        run = _OneRank(problem, kernel or "", deterministic)
+    else:
+        placed = layout_of(layout, packing, ranks, problem.mask)
+        if format != "thd":
+            whole = list(q.shape)
+            whole[1 if format == "bshd" else 0] *= ranks
+            batch_shape(placed, format, whole, ranks)
+        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, head_map, schedule, key_order, head_groups, inside, across, stages)
+        run = _core.Executor(comm, made, kernel or "", deterministic, checked)
+
+    statistics = DType.f64 if dtype == DType.f64 else DType.f32
+    out, out_view = _arrays.empty(q, (*q.shape[:-1], v.shape[-1]), dtype)
+    lse, lse_view = _arrays.empty(q, tuple(q.shape[:-1]), statistics)
+    largest, largest_view = _arrays.empty(q, (heads_q,), statistics) if max_logit else (None, None)
+    run.forward(*views, fmt, settings, out_view, lse_view, largest_view)
+
+    r = Attended()
+    r.out, r.lse = _arrays.give(q, out), _arrays.give(q, lse)
+    r.max_logit = None if largest is None else _arrays.give(q, largest)
+    r._q, r._k, r._v, r._sink = q, k, v, sink
+    r._views = (*views, settings, fmt, dtype)
+    r._run = run
+    return r
+
+
+def plan(packing, mask=None, *, layout=None, ranks=1, rank=0, keys="sequence"):
+    """The slices that one rank attends, in rows of its queries and of a key buffer.
+
+    keys: "sequence" (row = token), "rank" (all ranks' buffers one after another), or the number of the rank whose keys
+    are at hand. Without a layout: the whole problem on one rank.
+
+        >>> import weft
+        >>> weft.plan(weft.Packing([0, 5, 8]), weft.Mask(causal=True), layout="zigzag", ranks=2).slices.tolist()
+        [[0, 2, 0, 2, -1152921504606846976, 0], [2, 4, 5, 8, -1152921504606846976, 4]]
+    """
+    problem = Problem(packing, mask or Mask())
+    if layout is None:
+        return _core.whole_plan(problem)
+    return _core.rank_plan(problem, layout_of(layout, packing, ranks, problem.mask), rank, keys)

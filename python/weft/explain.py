@@ -1,0 +1,104 @@
+"""Who holds which tokens, who sees whom, what each rank does and what each schedule moves."""
+
+import numpy as np
+
+from . import _core
+from ._core import DType, Mask, Packing, Problem
+from .sharding import layout_of
+
+_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
+_PICTURE = 64  # tokens and ranks that fit a screen
+_LETTERS = 26
+
+
+class Explanation:
+    """A problem on ranks in numbers; print it to see them.
+
+    packing, mask, layout; pairs [ranks] visible pairs of each rank's queries, balance (the largest over the mean);
+    traffic {schedule: bytes that the busiest rank receives in (forward, backward), or the reason why not}.
+    """
+
+    def __init__(self, packing, mask, layout, heads, dims, dtype):
+        self.packing, self.mask, self.layout = packing, mask, layout
+        self.problem = Problem(packing, mask)
+        self.pairs = _core.pairs_by_rank(self.problem, layout)
+        mean = self.pairs.mean() if len(self.pairs) else 0
+        self.balance = float(self.pairs.max() / mean) if mean else 1.0
+        self.heads, self.dims, self.dtype = heads, dims, dtype
+        self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
+
+    def _traffic(self, kind):
+        busiest = [0, 0]
+        try:
+            for rank in range(self.layout.ranks):
+                made = _core.Schedule(self.problem, self.layout, rank, *self.heads, None, kind)
+                for at, backward in enumerate((False, True)):
+                    moved = made.traffic(_DTYPES[self.dtype], *self.dims, backward)
+                    busiest[at] = max(busiest[at], moved["bytes_received"])
+        except _core.Error as e:
+            return str(e)
+        return tuple(busiest)
+
+    def __str__(self):
+        ranks = self.layout.ranks
+        lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
+                 f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
+        most = max(int(self.pairs.max()), 1) if len(self.pairs) else 1
+        for rank in list(range(min(ranks, _LETTERS))):
+            bar = "█" * round(24 * int(self.pairs[rank]) / most)
+            lines.append(f"{_letter(rank)} rank {rank:<3} {bar:<24} {int(self.pairs[rank]):>12,} pairs")
+        if ranks > _LETTERS:
+            lines.append(f"… and {ranks - _LETTERS} more ranks")
+        if ranks <= _LETTERS and max(self.packing.tokens_q, self.packing.tokens_k) <= _PICTURE:
+            lines += ["", "A line a query, a column a key; a capital where the key is on the query's rank."] + self._picture()
+        lines += ["", f"Bytes into the busiest rank, heads {self.heads[0]}:{self.heads[1]}, dims {self.dims[0]}:{self.dims[1]}, {self.dtype}:"]
+        for kind, moved in self.traffic.items():
+            lines.append(f"  {kind:<12}" + (moved if isinstance(moved, str) else f"forward {moved[0]:>14,}   backward {moved[1]:>14,}"))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _picture(self):
+        owner_q, owner_k = self._owners("q"), self._owners("k")
+        seen = visible(self.problem)
+        lines = []
+        for i, row in enumerate(seen):
+            mine = owner_q[i]
+            cells = "".join(" " if not see else _letter(owner_k[j]) if owner_k[j] == mine else _letter(owner_k[j]).lower()
+                            for j, see in enumerate(row))
+            lines.append(f"{i:>6} {_letter(mine)}  {cells}".rstrip())
+        return lines
+
+    def _owners(self, side):
+        owner = np.full(self.packing.tokens_q if side == "q" else self.packing.tokens_k, -1)
+        for rank in range(self.layout.ranks):
+            tokens = self.layout.tokens(rank, side)
+            owner[tokens[tokens >= 0]] = rank
+        return owner
+
+
+def visible(problem):
+    """The whole mask as a matrix of bool [tokens_q, tokens_k]: for small problems."""
+    out = np.zeros((problem.packing.tokens_q, problem.packing.tokens_k), bool)
+    for q0, q1, k0, k1, lo, hi in problem.slices:
+        q, k = np.arange(q0, q1)[:, None], np.arange(k0, k1)[None, :]
+        out[q0:q1, k0:k1] |= (k - q >= lo) & (k - q <= hi)
+    return out
+
+
+def _letter(rank):
+    return "." if rank < 0 else chr(ord("A") + int(rank) % _LETTERS)
+
+
+def explain(packing, mask=None, *, layout="zigzag", ranks=1, heads=(8, 8), dims=(128, 128), dtype="bf16"):
+    """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
+
+        >>> import weft
+        >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
+        >>> e.pairs.tolist(), round(e.balance, 3)
+        ([14, 14, 14, 13], 1.018)
+    """
+    mask = mask or Mask()
+    if not isinstance(packing, Packing):
+        packing = Packing(packing)
+    return Explanation(packing, mask, layout_of(layout, packing, ranks, mask), tuple(heads), tuple(dims), dtype)

@@ -1,0 +1,125 @@
+"""Between a data loader and attention: packs, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
+
+from . import _arrays, _core
+from ._core import DType, Mask, MicroSequences, Packs, Window, pack_documents
+
+__all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
+
+_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16, "f64": DType.f64}
+
+
+def _maybe(x, name):
+    return None if x is None else _arrays.array(x, name=name)
+
+
+class KvBuffer:
+    """Keys and values of one attention layer while a pack goes through it in micro-sequences.
+
+    begin(micros, mask); forward(m, ...) for m = 0, 1, ...; backward(m, ...) in reverse. k, v and their gradients are
+    those of this rank's window; the buffer gathers them from all ranks into their rows and returns gradients summed over
+    all ranks and micro-sequences.
+
+        >>> import numpy as np, weft
+        >>> packing = weft.Packing([0, 5, 12])
+        >>> micros = weft.prepare.MicroSequences(packing, ranks=1, micros=3)
+        >>> x = np.ones((12, 2, 4), np.float32)
+        >>> def rank(comm):
+        ...     buffer = weft.prepare.KvBuffer(comm, rows=12, heads=2, dim=4)
+        ...     buffer.begin(micros, weft.Mask(causal=True))
+        ...     parts = [micros.rows(comm.rank, m) for m in range(3)]
+        ...     return [buffer.forward(m, x[b:e], x[b:e], x[b:e])[0].shape for m, (b, e) in enumerate(parts)]
+        >>> weft.spawn(1, rank)[0]
+        [(4, 2, 4), (4, 2, 4), (4, 2, 4)]
+    """
+
+    def __init__(self, comm, *, rows, heads, dim, dim_v=None, dtype="f32", drop=False, kernel=None):
+        self._core = _core.KvBuffer(comm, rows, heads, dim, dim if dim_v is None else dim_v, _DTYPES.get(dtype, dtype), drop, kernel or "")
+
+    def begin(self, micros, mask=None):
+        """A new sequence; what the buffer held is past."""
+        self._core.begin(micros, mask or Mask(causal=True))
+
+    def start_gather(self, micro, k, v):
+        """Starts to bring the next micro-sequence's keys; k and v must stay until forward(micro) returns."""
+        self._core.start_gather(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+
+    def forward(self, micro, q, k=None, v=None, *, scale=None, softcap=0.0, sink=None):
+        """(out, lse) of the window's queries; k and v are left out after start_gather."""
+        view = _arrays.array(q, name="q")
+        width = self._dim_v(v, q)
+        out, out_view = _arrays.empty(q, (*q.shape[:-1], width), view.dtype)
+        lse, lse_view = _arrays.empty(q, tuple(q.shape[:-1]), DType.f32)
+        self._core.forward(micro, view, _maybe(k, "k"), _maybe(v, "v"), scale, softcap, _maybe(sink, "sink"), out_view, lse_view)
+        return _arrays.give(q, out), _arrays.give(q, lse)
+
+    def _dim_v(self, v, q):
+        if v is not None:
+            self._width_v = v.shape[-1]
+        return getattr(self, "_width_v", q.shape[-1])
+
+    def backward(self, micro, q, out, lse, dout, *, scale=None, softcap=0.0, sink=None):
+        """(dq, dk, dv, dsink) of the window's rows: dk and dv from all ranks and all micro-sequences."""
+        view = _arrays.array(q, name="q")
+        heads_k, dim_qk, dim_v = self._core.heads, q.shape[-1], out.shape[-1]
+        dq = _arrays.empty(q, tuple(q.shape), view.dtype)
+        dk = _arrays.empty(q, (q.shape[0], heads_k, dim_qk), view.dtype)
+        dv = _arrays.empty(q, (q.shape[0], heads_k, dim_v), view.dtype)
+        dsink = (None, None) if sink is None else _arrays.empty(q, tuple(sink.shape), DType.f32)
+        self._core.backward(micro, view, _arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"), scale, softcap,
+                            _maybe(sink, "sink"), dq[1], dk[1], dv[1], dsink[1])
+        return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
+
+    def missing(self, micro):
+        """With drop: a micro-sequence whose keys backward(micro) needs once more; None: go on."""
+        return self._core.missing(micro)
+
+    def gather_again(self, micro, k, v):
+        """Brings the missing rows of that micro-sequence."""
+        self._core.gather_again(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+
+    @property
+    def bytes_held(self):
+        return self._core.bytes_held
+
+
+class KvCache:
+    """K and V of earlier tokens, in rows of your own arrays set aside for each sequence: decoding.
+
+        >>> import numpy as np, weft
+        >>> k, v = np.zeros((2, 32, 1, 8), np.float32)
+        >>> cache = weft.prepare.KvCache(k, v, offsets=[0, 16, 32])
+        >>> new = np.ones((5, 1, 8), np.float32)
+        >>> cache.append([3, 2], new, new)
+        >>> cache.attend([3, 2], np.ones((5, 1, 8), np.float32)).shape, cache.used(0), cache.room(1)
+        ((5, 1, 8), 3, 14)
+    """
+
+    def __init__(self, k, v, offsets, used=None):
+        self._arrays = (k, v)
+        self._core = _core.KvCache(_arrays.array(k, True, "k"), _arrays.array(v, True, "v"), offsets, used)
+
+    @property
+    def sequences(self):
+        return self._core.sequences
+
+    def used(self, sequence):
+        return self._core.used(sequence)
+
+    def room(self, sequence):
+        """Rows that are left."""
+        return self._core.room(sequence)
+
+    def keep(self, sequence, used):
+        """Forgets all rows but the first `used`."""
+        self._core.keep(sequence, used)
+
+    def append(self, counts, k, v):
+        """counts[i] new rows of sequence i, packed one after another."""
+        self._core.append(counts, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+
+    def attend(self, counts, q, *, mask=None, scale=None, softcap=0.0, sink=None, kernel=None):
+        """Output of counts[i] queries of sequence i: the last so many positions of what it holds."""
+        view = _arrays.array(q, name="q")
+        out, out_view = _arrays.empty(q, (*q.shape[:-1], self._arrays[1].shape[-1]), view.dtype)
+        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None, kernel or "")
+        return _arrays.give(q, out)

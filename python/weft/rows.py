@@ -1,0 +1,51 @@
+"""Pieces of sequence parallelism that frameworks already have, one by one (docs/rows.md)."""
+
+from . import _arrays, _core
+from ._core import Mask, Problem
+from .sharding import layout_of
+
+VarlenStep = _core.rows.VarlenStep
+rank_rows_of_sequence_order = _core.rows.rank_rows_of_sequence_order
+ring_tile = _core.rows.ring_tile
+sequence_rows_of_rank_order = _core.rows.sequence_rows_of_rank_order
+sequences_to_chunks = _core.rows.sequences_to_chunks
+valid_rows = _core.rows.valid_rows
+
+__all__ = [
+    "VarlenStep",
+    "all_gather_step",
+    "rank_rows_of_sequence_order",
+    "rank_to_sequence_order",
+    "ring_step",
+    "ring_tile",
+    "sequence_rows_of_rank_order",
+    "sequence_to_rank_order",
+    "sequences_to_chunks",
+    "valid_rows",
+]
+
+
+def sequence_to_rank_order(layout, sequence, ranks):
+    """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
+    _core.rows.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True))
+
+
+def rank_to_sequence_order(layout, ranks, sequence):
+    """The way back."""
+    _core.rows.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True))
+
+
+def all_gather_step(packing, mask, *, ranks, rank, step, layout="dual_chunk"):
+    """The varlen call of step 0 or 1 of all-gather attention over a dual_chunk layout.
+
+        >>> import weft
+        >>> step = weft.rows.all_gather_step(weft.Packing([0, 8, 16]), weft.Mask(causal=True), ranks=2, rank=0, step=1)
+        >>> step.seqused_q.tolist(), step.seqused_k.tolist()
+        ([2, 2], [8, 8])
+    """
+    return _core.rows.all_gather_step(Problem(packing, mask), layout_of(layout, packing, ranks), rank, step)
+
+
+def ring_step(packing, mask=None, *, ranks, rank, step, layout="dual_chunk"):
+    """The varlen call of a step of causal ring attention over a dual_chunk layout."""
+    return _core.rows.ring_step(Problem(packing, mask or Mask(causal=True)), layout_of(layout, packing, ranks), rank, step)

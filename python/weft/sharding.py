@@ -1,0 +1,145 @@
+"""From whole arrays to each rank's rows and back."""
+
+import numpy as np
+
+from . import _arrays, _core
+from ._arrays import error
+from ._core import Format, Layout, Mask, Packing
+
+
+def _given(**arguments):
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
+    """The packing that a caller means: an object, cu_seqlens, or the shape of a batch (`length_factor` times as long)."""
+    if packing is not None:
+        if cu_seqlens is not None or cu_seqlens_padded is not None or seqused is not None:
+            raise error("packing is given together with cu_seqlens or seqused", "a packing says it all: leave the others out")
+        return packing
+    if format != "thd":
+        if cu_seqlens is not None or cu_seqlens_padded is not None:
+            raise error(f"cu_seqlens are given with format {format}", "a batch has none; say how long its sequences are with seqused")
+        if len(x.shape) < 2:
+            raise error(f"format {format} and shape {list(x.shape)}", "the first two dimensions are batch and length")
+        batch, length = (x.shape[0], x.shape[1]) if format == "bshd" else (x.shape[1], x.shape[0])
+        return Packing.from_batch(batch, length * length_factor, seqused_q=seqused)
+    return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
+
+
+def layout_of(layout, packing, ranks, mask=None):
+    """The Layout that a caller means: by name, or as it is."""
+    if not isinstance(layout, Layout):
+        return Layout(layout, packing, ranks, **_given(mask=mask))
+    if layout.ranks != ranks:
+        raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
+    if not layout.packing == packing:
+        raise error(f"the layout was made for {layout.packing}, not for {packing}", "make it for the packing at hand")
+    return layout
+
+
+def batch_shape(layout, format, shape, ranks):
+    """Shape of a rank's rows of a batch. Only some layouts leave a batch a batch."""
+    length = 1 if format == "bshd" else 0
+    whole = shape[length]
+    if ranks > 1 and layout.kind != "dual_chunk" and not (layout.kind == "striped" and whole % ranks == 0):
+        raise error(
+            f"format {format} with layout {layout.kind} on {ranks} ranks: a rank's rows are no batch",
+            "use layout dual_chunk (or striped, with lengths that divide by the ranks), or format thd",
+        )
+    local = list(shape)
+    local[length] = whole // ranks
+    return local
+
+
+def _rank_of(comm, ranks):
+    if hasattr(comm, "ranks"):
+        return comm.rank, comm.ranks
+    if ranks is None:
+        raise error(f"rank {comm} of how many?", "give ranks=..., or a communicator")
+    return int(comm), int(ranks)
+
+
+def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag",
+          mask=None, side="q", format="thd"):
+    """This rank's rows of an array of all tokens: [t, ...], or a batch [b, s, ...] / [s, b, ...].
+
+    `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`
+    wants the `mask` too. Rows that hold no token are zero.
+
+        >>> import numpy as np, weft
+        >>> weft.shard(np.arange(16), 0, ranks=4, cu_seqlens=[0, 7, 10, 16], layout="zigzag").tolist()
+        [0, 1, 14, 15]
+    """
+    rank, ranks = _rank_of(comm, ranks)
+    fmt = _arrays.format_of(format)
+    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
+        packing = layout.packing
+    packing = packing_of(x, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    placed = layout_of(layout, packing, ranks, mask)
+    if format == "thd":
+        rows = placed.rows if side == "q" else placed.rows_k
+        shape = [rows, *x.shape[1:]]
+    else:
+        shape = batch_shape(placed, format, x.shape, ranks)
+    local = _arrays.empty_rows(x, shape)
+    source = x
+    if local is None:  # a framework whose arrays cannot be written: through numpy
+        source = np.from_dlpack(x)
+        local = np.zeros(shape, source.dtype)
+    placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt)
+    return local if source is x else x.__array_namespace__().from_dlpack(local)
+
+
+def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag", mask=None,
+            side="q", format="thd"):
+    """All ranks' rows, a list in the order of ranks, as one array of all tokens. Tokens that nobody holds are zero.
+
+        >>> import numpy as np, weft
+        >>> parts = [weft.shard(np.arange(16), r, ranks=4, cu_seqlens=[0, 7, 10, 16]) for r in range(4)]
+        >>> weft.unshard(parts, cu_seqlens=[0, 7, 10, 16]).tolist() == list(range(16))
+        True
+    """
+    parts = list(parts)
+    if not parts:
+        raise error("no parts to put together", "give the rows of every rank, in order")
+    first, ranks = parts[0], len(parts)
+    fmt = _arrays.format_of(format)
+    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
+        packing = layout.packing
+    packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
+                         seqused=seqused, length_factor=ranks)
+    placed = layout_of(layout, packing, ranks, mask)
+    if format == "thd":
+        shape = [packing.tokens_q if side == "q" else packing.tokens_k, *first.shape[1:]]
+    else:
+        shape = list(first.shape)
+        shape[1 if format == "bshd" else 0] *= ranks
+        batch_shape(placed, format, shape, ranks)
+    whole = _arrays.empty_rows(first, shape)
+    sources = parts
+    if whole is None:
+        sources = [np.from_dlpack(p) for p in parts]
+        whole = np.zeros(shape, sources[0].dtype)
+    to = _arrays.array(whole, True)
+    for rank, part in enumerate(sources):
+        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != sources[0].dtype:
+            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, part 0 {list(first.shape)} and {sources[0].dtype}",
+                        "give parts of one shape and dtype")
+        placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt)
+    return whole if sources is parts else first.__array_namespace__().from_dlpack(whole)
+
+
+def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None,
+                 layout="zigzag", mask=None, side="q"):
+    """Position in its sequence of each of this rank's rows, int64: what rotary embeddings want. 0 where a row is padding.
+
+        >>> import weft
+        >>> weft.position_ids(0, ranks=4, cu_seqlens=[0, 7, 10, 16]).tolist()
+        [0, 1, 4, 5]
+    """
+    rank, ranks = _rank_of(comm, ranks)
+    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
+        packing = layout.packing
+    packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    return layout_of(layout, packing, ranks, mask).position_ids(rank, side)

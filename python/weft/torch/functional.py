@@ -1,0 +1,59 @@
+"""Attention over a process group, as a function."""
+
+import torch
+
+from .._arrays import error
+from .._core import Mask
+from .group import name_of
+from .op import how_of
+from .packed import pack
+
+
+@torch.compiler.assume_constant_result
+def _how(mask, group, options):
+    if mask is not None:
+        clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
+        if clash:
+            raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
+        options = {**options, "causal": mask.causal, "bottom_right": mask.bottom_right, "window": mask.window, "chunk_size": mask.chunk_size}
+    return how_of(**options, group=name_of(group))
+
+
+def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=None, return_lse=False,
+                               return_max_logit=False, one_rank=False, **options):
+    """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
+
+    q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the
+    same on every rank: a weft.Packing, or its tensor (pack) inside torch.compile. mask is a weft.Mask, or say causal,
+    bottom_right, window, chunk_size. group is a process group or its name, None the default one; without any (or with
+    one_rank=True) the tensors are the whole pack.
+
+    Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
+    across, stages, deterministic, kernel, checked. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
+
+    Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
+    gradient.
+
+        >>> import torch, weft, weft.torch
+        >>> q = torch.randn(16, 2, 8, requires_grad=True)
+        >>> out = weft.torch.context_parallel_attention(q, q, q, weft.Packing([0, 7, 16]), weft.Mask(causal=True))
+        >>> out.sum().backward()
+        >>> q.grad.shape
+        torch.Size([16, 2, 8])
+    """
+    if mask is not None and mask.slices is not None:
+        if isinstance(packing, torch.Tensor):
+            raise error("a mask of slices with a packing that is a tensor", "put the slices into it: weft.torch.pack(packing, slices)")
+        packing, mask = pack(packing, mask.slices), Mask()
+    packing = pack(packing)
+    if isinstance(sink, str):
+        if sink != "off_by_one":
+            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
+        sink, options["off_by_one"] = None, True
+    if return_max_logit:
+        options["max_logit"] = True
+    how = _how(mask, "" if one_rank else group, options)
+    out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
+    if not return_lse and not return_max_logit:
+        return out
+    return (out, *([lse.detach()] if return_lse else []), *([max_logit.detach()] if return_max_logit else []))

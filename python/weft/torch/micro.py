@@ -1,0 +1,131 @@
+"""Micro-sequences: a pack goes through a layer in parts, whose keys stay in a K/V buffer (docs/prepare.md)."""
+
+import torch
+
+from .. import _arrays, _core
+from .._arrays import error
+from .._core import Mask
+from .group import communicator, resolve
+
+
+class _Alone:
+    """Runs as the one rank there is, where there is no process group."""
+
+    def exchange(self, sends, receives):
+        return self
+
+    def wait(self):
+        pass
+
+    abandon = wait
+
+
+class MicroSequenceAttention(torch.nn.Module):
+    """Attention of one layer over all micro-sequences of a pack, as one node of the autograd graph.
+
+    The tensors are this rank's windows one after another: [micros * local, heads, dim]. Each window's keys are gathered
+    from all ranks straight into their rows of the buffer, and each window's output is written to its place: nothing is
+    concatenated. The backward goes through the windows in reverse and returns gradients of all of them.
+
+    Buffers are used again: one for each call whose backward is still to come.
+
+        >>> import torch, weft, weft.torch
+        >>> micros = weft.prepare.MicroSequences(weft.Packing([0, 5, 12]), ranks=1, micros=3)
+        >>> layer = weft.torch.MicroSequenceAttention()
+        >>> q = torch.randn(12, 4, 8, requires_grad=True)
+        >>> kv = torch.randn(12, 2, 8)
+        >>> layer(q, kv, kv, micros).sum().backward()
+        >>> q.grad.shape
+        torch.Size([12, 4, 8])
+    """
+
+    def __init__(self, *, mask=None, scale=None, softcap=0.0, drop=False, kernel=None, group=None):
+        super().__init__()
+        self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
+        self.drop, self.kernel, self.group = drop, kernel or "", group
+        self._free = []  # (shape of the keys, buffer)
+        self._alone = None
+
+    def _communicator(self):
+        if resolve(self.group) is not None:
+            return communicator(self.group)
+        if self._alone is None:
+            self._alone = _core.python_communicator(0, 1, "alone", _Alone())
+        return self._alone
+
+    def _take(self, rows, k, v):
+        """A buffer for these keys: a free one that is large enough, or a new one."""
+        shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype)
+        for at, (have, size, buffer) in enumerate(self._free):
+            if have == shape and size >= rows:
+                return self._free.pop(at)
+        dtype = _arrays.array(k).dtype
+        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop, self.kernel)
+
+    def _give_back(self, taken):
+        self._free.append(taken)
+
+    def forward(self, q, k, v, micros, *, mask=None, sink=None):
+        """q, k, v: this rank's windows of all micro-sequences (MicroSequences); out alike. sink: a tensor [hq], f32."""
+        comm = self._communicator()
+        if micros.ranks != comm.ranks:
+            raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}", "make them with the ranks of the group")
+        rows = micros.micros * micros.local
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            if x.dim() != 3 or x.shape[0] != rows:
+                raise error(f"{name} has shape {list(x.shape)}", f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
+        return _Region.apply(q, k, v, sink, self, micros, mask or self.mask)
+
+
+def micro_sequence_attention(q, k, v, micros, mask=None, *, sink=None, **settings):
+    """MicroSequenceAttention for one call."""
+    return MicroSequenceAttention(mask=mask, **settings)(q, k, v, micros, sink=sink)
+
+
+class _Region(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, sink, layer, micros, mask):
+        taken = layer._take(micros.key_rows(mask, layer.drop), k, v)
+        buffer = taken[2]
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        logits = None if sink is None else _arrays.array(sink, name="sink")
+        buffer.begin(micros, mask)
+        for m in range(micros.micros):
+            here = slice(m * micros.local, (m + 1) * micros.local)
+            buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"), _arrays.array(v[here], name="v"),
+                           layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
+        if not any(ctx.needs_input_grad[:4]):
+            layer._give_back(taken)
+            return out
+        # Keys are in the buffer; those that it dropped are needed again.
+        ctx.save_for_backward(q, out, lse, sink, *((k, v) if layer.drop else ()))
+        ctx.shapes, ctx.region = (k.shape, v.shape), (layer, micros, taken)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        if ctx.region is None:
+            raise error("a second backward through micro-sequences", "the buffer's gradients are used up: run the forward again")
+        q, out, lse, sink, *dropped = ctx.saved_tensors
+        layer, micros, taken = ctx.region
+        ctx.region = None
+        buffer = taken[2]
+        dq, dk, dv = q.new_empty(q.shape), q.new_empty(ctx.shapes[0]), q.new_empty(ctx.shapes[1])
+        logits = None if sink is None else _arrays.array(sink, name="sink")
+        dsink = None if sink is None else torch.zeros(sink.shape)
+        part = None if sink is None else torch.empty(sink.shape)
+        if dout.stride(-1) != 1:
+            dout = dout.contiguous()
+        for m in reversed(range(micros.micros)):
+            here = slice(m * micros.local, (m + 1) * micros.local)
+            while layer.drop and (again := buffer.missing(m)) is not None:
+                rows = slice(again * micros.local, (again + 1) * micros.local)
+                buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
+            buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
+                            *(_arrays.array(x[here], True) for x in (dq, dk, dv)), None if part is None else _arrays.array(part, True))
+            if part is not None:
+                dsink += part
+        layer._give_back(taken)
+        # Over all ranks already; whoever sums parameters' gradients over the group counts it once so.
+        return dq, dk, dv, None if dsink is None else (dsink / micros.ranks).to(sink.dtype), None, None, None

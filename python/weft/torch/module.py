@@ -1,0 +1,54 @@
+"""Attention over a process group, as a layer."""
+
+import torch
+
+from .._arrays import error
+from .functional import context_parallel_attention
+
+
+class ContextParallelAttention(torch.nn.Module):
+    """context_parallel_attention with the settings of one layer; each can be overridden in a call.
+
+    sink: None, "off_by_one", or "learnable" (then heads=, and the parameter `sink` is one logit a query head).
+
+        >>> import torch, weft, weft.torch
+        >>> layer = weft.torch.ContextParallelAttention(window=(4, 0), softcap=30.0)
+        >>> q = torch.randn(16, 2, 8)
+        >>> layer(q, q, q, weft.Packing([0, 7, 16])).shape
+        torch.Size([16, 2, 8])
+        >>> layer(q, q, q, weft.Packing([0, 7, 16]), window=(-1, 0)).shape
+        torch.Size([16, 2, 8])
+    """
+
+    def __init__(self, *, causal=True, bottom_right=False, window=(-1, -1), chunk_size=None, softcap=0.0, sink=None, heads=None,
+                 scale=None, schedule="all_gather", layout="zigzag", deterministic=False, return_max_logit=False, group=None,
+                 one_rank=False, **options):
+        super().__init__()
+        self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size, softcap=softcap,
+                             scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
+                             return_max_logit=return_max_logit, one_rank=one_rank, **options)
+        self.group = group
+        self.sink_kind = sink
+        if sink == "learnable":
+            if heads is None:
+                raise error("a learnable sink of how many heads?", "give heads=, the number of query heads")
+            self.sink = torch.nn.Parameter(torch.zeros(heads))
+        elif sink not in (None, "off_by_one"):
+            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one' or 'learnable'")
+        else:
+            self.register_parameter("sink", None)
+
+    def forward(self, q, k, v, packing, mask=None, **overrides):
+        settings = {**self.settings, **overrides}
+        if mask is not None:
+            for name in ("causal", "bottom_right", "window", "chunk_size"):
+                if name in overrides:
+                    raise error(f"mask is given together with {name}", "a mask says it all: leave the others out")
+                settings.pop(name)
+        settings.setdefault("sink", self.sink if self.sink_kind == "learnable" else self.sink_kind)
+        settings.setdefault("group", self.group)
+        return context_parallel_attention(q, k, v, packing, mask, **settings)
+
+    def extra_repr(self):
+        said = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{said}, sink={self.sink_kind!r}"

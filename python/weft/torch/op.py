@@ -1,0 +1,176 @@
+"""The operators weft::attention and weft::attention_backward.
+
+They take tensors and two plain things: the packing as a tensor (packed.py) and everything else as one string, so that
+torch.compile sees constants. What is made of them, plan or executor, is kept: backward and the next layer find it.
+"""
+
+import collections
+import json
+import threading
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _arrays, _core
+from .._arrays import error
+from ..attention import _OneRank, batch_shape
+from .group import communicator
+from .packed import unpack
+
+_DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
+                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="", ranks=1,
+                 schedule="all_gather", layout="zigzag", key_order="auto", head_groups=1, inside=2, across="ring", stages=4,
+                 checked=False)
+
+
+def how_of(**options):
+    """All settings as a string: those that are not as always."""
+    unknown = [name for name in options if name not in _DEFAULTS]
+    if unknown:
+        raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
+    said = {}
+    for name, value in options.items():
+        value = list(value) if isinstance(value, tuple) else value
+        usual = _DEFAULTS[name]
+        if value != (list(usual) if isinstance(usual, tuple) else usual):
+            said[name] = value
+    return json.dumps(said, sort_keys=True)
+
+
+class _Run:
+    """A question with all that was made for it."""
+
+    def __init__(self, packing, how, heads_q, heads_k):
+        said = {**_DEFAULTS, **json.loads(how)}
+        self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
+        self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
+        whole, slices = unpack(packing)
+        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
+        problem = _core.Problem(whole, mask)
+        if not said["group"]:
+            self.run = _OneRank(problem, said["kernel"], said["deterministic"])
+            return
+        comm = communicator(said["group"])
+        self.ranks = comm.ranks
+        placed = _core.Layout(said["layout"], whole, comm.ranks, mask)
+        if self.format_name != "thd" and comm.ranks > 1:
+            batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
+        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
+                              said["head_groups"], said["inside"], said["across"], said["stages"])
+        self.run = _core.Executor(comm, made, said["kernel"], said["deterministic"], said["checked"])
+
+    def settings(self, sink):
+        said = self.said
+        return _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
+                              said["off_by_one"], said["head_map"])
+
+
+_KEPT = 16
+_runs = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+def clear_cache():
+    """Forgets all plans and executors, and gives back their workspaces."""
+    with _lock:
+        _runs.clear()
+
+
+def _run_of(packing, how, heads_q, heads_k):
+    if packing.device.type != "cpu":
+        raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
+    key = (packing.numpy().tobytes(), how, heads_q, heads_k)
+    with _lock:
+        run = _runs.get(key)
+        if run is not None:
+            _runs.move_to_end(key)
+            return key, run
+    run = _Run(packing, how, heads_q, heads_k)
+    with _lock:
+        _runs[key] = run
+        while len(_runs) > _KEPT:
+            _runs.popitem(last=False)
+    return key, run
+
+
+def _forget(key):
+    # What failed half-way may hold anything.
+    with _lock:
+        _runs.pop(key, None)
+
+
+def _statistics(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _usable(x):
+    """Gradients come as they like, expanded from one number for instance."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _max_logit_asked(how):
+    return '"max_logit": true' in how
+
+
+@torch.library.custom_op("weft::attention", mutates_args=())
+def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor]:
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
+    largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    try:
+        run.run.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
+                        _arrays.array(largest, True) if run.max_logit else None)
+    except BaseException:
+        _forget(key)
+        raise
+    return out, lse, largest
+
+
+@attention.register_fake
+def _(q, k, v, sink, packing, how):
+    return (q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype)),
+            q.new_empty((q.shape[-2] if _max_logit_asked(how) else 0,), dtype=_statistics(q.dtype)))
+
+
+@torch.library.custom_op("weft::attention_backward", mutates_args=())
+def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
+                       packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    results = [_arrays.array(x, True) for x in (dq, dk, dv)]
+    try:
+        run.run.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
+                         _arrays.array(_usable(dout), name="dout"), *results,
+                         None if sink is None else _arrays.array(dsink, True))
+    except BaseException:
+        _forget(key)
+        raise
+    # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
+    return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
+
+
+@attention_backward.register_fake
+def _(dout, q, k, v, sink, out, lse, packing, how):
+    return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape),
+            q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype)))
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, sink, packing, how = inputs
+    out, lse, _ = output
+    ctx.save_for_backward(q, k, v, sink, out, lse, packing)
+    ctx.how = how
+
+
+def _backward(ctx, dout, dlse, dmax_logit):
+    q, k, v, sink, out, lse, packing = ctx.saved_tensors
+    dq, dk, dv, dsink = torch.ops.weft.attention_backward(dout, q, k, v, sink, out, lse, packing, ctx.how)
+    return dq, dk, dv, None if sink is None else dsink.to(sink.dtype), None, None
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)

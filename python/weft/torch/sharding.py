@@ -1,0 +1,98 @@
+"""Rows of inputs, labels and positions between the whole pack and this rank."""
+
+import torch
+import torch.distributed as dist
+
+from .. import sharding as _sharding
+from .._arrays import error
+from .._core import Layout
+from .group import resolve
+
+
+def _place(packing, group, layout, mask):
+    """(rank, Layout) of this rank; without a group it has everything."""
+    group = resolve(group)
+    if group is None:
+        return 0, _sharding.layout_of("contiguous", packing, 1)
+    return group.rank(), _sharding.layout_of(layout, packing, group.size(), mask)
+
+
+def _rows_first(x, dim):
+    if dim == 0:
+        return x
+    if dim != 1 or x.dim() < 2 or x.shape[0] != 1:
+        raise error(f"dim {dim} of shape {list(x.shape)}", "tokens are in dimension 0, or in dimension 1 of a batch of one")
+    return x[0]
+
+
+def shard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0, fill=0):
+    """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
+
+    Rows that hold no token become `fill`: -100 for labels.
+
+        >>> import torch, weft, weft.torch
+        >>> weft.torch.shard(torch.arange(16), weft.Packing([0, 7, 16])).tolist() == list(range(16))
+        True
+    """
+    rank, placed = _place(packing, group, layout, mask)
+    if x.requires_grad:
+        raise error("shard of a tensor that requires a gradient", "shard inputs, not activations; detach it if that is meant")
+    local = _sharding.shard(_rows_first(x, dim).contiguous(), rank, ranks=placed.ranks, layout=placed)
+    if fill != 0:
+        local[torch.from_numpy(placed.tokens(rank)) < 0] = fill
+    return local if dim == 0 else local[None]
+
+
+def unshard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0):
+    """All ranks' rows as the whole pack, on every rank. Carries no gradient."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise error("unshard of a tensor that requires a gradient", "it carries none: detach it first, or compute the loss on the rank's rows")
+    group = resolve(group)
+    rank, placed = _place(packing, group, layout, mask)
+    mine = _rows_first(x, dim).detach().contiguous()
+    parts = [mine]
+    if placed.ranks > 1:
+        parts = [torch.empty_like(mine) for _ in range(placed.ranks)]
+        dist.all_gather(parts, mine, group=group)
+    whole = _sharding.unshard(parts, layout=placed)
+    return whole if dim == 0 else whole[None]
+
+
+def position_ids(packing, group=None, *, layout="zigzag", mask=None):
+    """Position of each of this rank's rows in its document, int64; 0 where a row is padding.
+
+        >>> import weft, weft.torch
+        >>> weft.torch.position_ids(weft.Packing([0, 3, 5])).tolist()
+        [0, 1, 2, 0, 1]
+    """
+    rank, placed = _place(packing, group, layout, mask)
+    return torch.from_numpy(placed.position_ids(rank))
+
+
+def valid_rows(packing, group=None, *, layout="zigzag", mask=None):
+    """True where this rank's row holds a real token."""
+    rank, placed = _place(packing, group, layout, mask)
+    return torch.from_numpy(placed.valid(rank)).bool()
+
+
+def next_token_labels(input_ids, packing, *, ignore_index=-100):
+    """Labels of all tokens [tokens]: the next token of the same document; ignore_index at its end and in padding.
+
+    Made before sharding, because a rank's next token may lie on another one.
+
+        >>> import torch, weft, weft.torch
+        >>> weft.torch.next_token_labels(torch.tensor([5, 6, 7, 8, 9]), weft.Packing([0, 3, 5])).tolist()
+        [6, 7, -100, 9, -100]
+    """
+    if input_ids.dim() != 1 or input_ids.shape[0] != packing.tokens_q:
+        raise error(f"input_ids has shape {list(input_ids.shape)} and the packing {packing.tokens_q} tokens", "give all tokens, in one dimension")
+    labels = torch.full_like(input_ids, ignore_index)
+    begins, lengths = torch.from_numpy(packing.cu_seqlens_q_padded)[:-1], torch.from_numpy(packing.lengths_q)
+    owners = torch.repeat_interleave(torch.arange(len(lengths)), (lengths - 1).clamp(min=0))
+    first = torch.cumsum((lengths - 1).clamp(min=0), 0) - (lengths - 1).clamp(min=0)
+    at = begins[owners] + torch.arange(len(owners)) - first[owners]
+    labels[at] = input_ids[at + 1]
+    return labels
+
+
+__all__ = ["Layout", "next_token_labels", "position_ids", "shard", "unshard", "valid_rows"]
