@@ -66,9 +66,9 @@ class _Transport:
 
 
 def resolve(group):
-    """The process group: given as one, by name, or None for the default one; None if there is none."""
+    """The process group: given as one, by name, or None for the default one. None if there is none, or for ""."""
     if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)
+        return None if group == "" else dist.distributed_c10d._resolve_process_group(group)
     if group is None and dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     return group
