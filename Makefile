@@ -65,9 +65,7 @@ endif
 bench:
 	tools/setup.sh build bench peer
 	$(call built,release)
-	set -e; peer=; for python in .venv/bin/python python3; do \
-	  if "$$python" -c 'import torch' 2>/dev/null; then peer="$$python bench/torch_peer.py"; break; fi; done; \
-	build/release/weft bench $${peer:+--peer "$$peer"} --json build/release/bench.json
+	build/release/weft bench --peer ".venv/bin/python bench/torch_peer.py" --json build/release/bench.json
 	set -e; for b in build/release/bench/*; do if [ -f "$$b" ] && [ -x "$$b" ]; then echo "== $$b"; "$$b"; fi; done
 	set -e; for b in build/release/bench/mpi/*; do if [ -x "$$b" ]; then echo "== $$b"; tools/mpirun.sh -np 2 "$$b"; fi; done
 

@@ -3,7 +3,7 @@
     python tests/readme_test.py --source .             check
     python tests/readme_test.py --source . --update    write what the command prints today into the pages
 
-- The C++ block of the README is examples/quickstart.cpp, which ctest compiles and runs.
+- The C++ and Python blocks of the README are examples/quickstart.cpp and .py, which ctest runs.
 - A ```console block that begins with `$ weft` is run, all of its commands in one empty folder; what they print must be
   what the block shows. A last line `...` ends a shortened output: what stands before it must be its beginning.
 - Relative links and their #anchors lead somewhere, and every page of docs/ can be reached from the README.
@@ -103,14 +103,14 @@ def check_links(path, text, report):
     return reached
 
 
-def check_example(source, text, report):
-    example = (source / "examples/quickstart.cpp").read_text(encoding="utf-8")
-    found = [m.group(2) for m in blocks(text, "cpp")]
+def check_example(source, text, language, name, report):
+    example = (source / name).read_text(encoding="utf-8")
+    found = [m.group(2) for m in blocks(text, language)]
     if len(found) != 1:
-        report(f"README.md has {len(found)} blocks of C++, not one")
+        report(f"README.md has {len(found)} blocks of {language}, not one")
     elif found[0] != example:
-        report("\n".join(difflib.unified_diff(found[0].splitlines(), example.splitlines(), "README.md",
-                                              "examples/quickstart.cpp", lineterm="")))
+        report("\n".join(difflib.unified_diff(found[0].splitlines(), example.splitlines(), "README.md", name,
+                                              lineterm="")))
 
 
 def check_order(text, report):
@@ -142,7 +142,8 @@ def main():
             print(f"{path}: written anew")
         reached |= check_links(path, text, faults.append)
     text = readme.read_text(encoding="utf-8")
-    check_example(args.source, text, faults.append)
+    check_example(args.source, text, "cpp", "examples/quickstart.cpp", faults.append)
+    check_example(args.source, text, "python", "examples/quickstart.py", faults.append)
     check_order(text, faults.append)
     faults += [f"{p}: no page links to it" for p in pages if p.resolve() not in reached]
     if run == 0:

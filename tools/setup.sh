@@ -2,7 +2,7 @@
 # Installs what is missing, and nothing when nothing is.
 #   tools/setup.sh build            what `make build` and `make demo` need
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
-#   tools/setup.sh build bench peer ... `make bench` (also puts torch into .venv, see below)
+#   tools/setup.sh build bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
 #   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
 set -euo pipefail
@@ -69,6 +69,9 @@ pip_install() {
   printf '%s\n' "$want" > ".venv/$1"
 }
 
+# .venv: what tests in Python need, and everything that the Python package is built, tested and compared with. torch is
+# the large one: PyPI's build for aarch64 is for CPUs alone (100 MB to fetch), the one for x86_64 brings gigabytes of CUDA
+# libraries.
 group=test
 if has "$@" || { group=peer; has "$@"; }; then
   if ! [ -x .venv/bin/python ] ||
@@ -76,15 +79,5 @@ if has "$@" || { group=peer; has "$@"; }; then
     python3 -m venv --clear .venv
   fi
   pip_install requirements.sha256 tools/requirements.txt
-fi
-
-# torch, for `make bench` to compare with. PyPI's build for aarch64 is for CPUs alone (100 MB to fetch); the one for
-# x86_64 brings gigabytes of CUDA libraries, so there it is compared with only if it is installed already.
-group=peer
-if has "$@"; then
-  case $(uname -m) in
-    aarch64 | arm64) pip_install requirements-bench.sha256 tools/requirements-bench.txt ;;
-    *) .venv/bin/python -c 'import torch' 2> /dev/null || python3 -c 'import torch' 2> /dev/null ||
-      echo "setup: no torch, so no peer in the table; pip install torch (CPU build) to have one" ;;
-  esac
+  pip_install requirements-python.sha256 tools/requirements-python.txt
 fi

@@ -21,8 +21,7 @@ nb::object bytes_array(std::vector<std::uint8_t> values) {
 
 }  // namespace
 
-void bind_rows(nb::module_& top) {
-  nb::module_ m = top.def_submodule("rows");
+void bind_rows(nb::module_& m) {
   m.def(
       "sequence_to_rank_order",
       [](const PlacedLayouts& p, const Array& sequence, const Array& ranks) {

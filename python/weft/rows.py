@@ -4,12 +4,12 @@ from . import _arrays, _core
 from ._core import Mask, Problem
 from .sharding import layout_of
 
-VarlenStep = _core.rows.VarlenStep
-rank_rows_of_sequence_order = _core.rows.rank_rows_of_sequence_order
-ring_tile = _core.rows.ring_tile
-sequence_rows_of_rank_order = _core.rows.sequence_rows_of_rank_order
-sequences_to_chunks = _core.rows.sequences_to_chunks
-valid_rows = _core.rows.valid_rows
+VarlenStep = _core.VarlenStep
+rank_rows_of_sequence_order = _core.rank_rows_of_sequence_order
+ring_tile = _core.ring_tile
+sequence_rows_of_rank_order = _core.sequence_rows_of_rank_order
+sequences_to_chunks = _core.sequences_to_chunks
+valid_rows = _core.valid_rows
 
 __all__ = [
     "VarlenStep",
@@ -27,12 +27,12 @@ __all__ = [
 
 def sequence_to_rank_order(layout, sequence, ranks):
     """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
-    _core.rows.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True))
+    _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True))
 
 
 def rank_to_sequence_order(layout, ranks, sequence):
     """The way back."""
-    _core.rows.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True))
+    _core.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True))
 
 
 def all_gather_step(packing, mask, *, ranks, rank, step, layout="dual_chunk"):
@@ -43,9 +43,9 @@ def all_gather_step(packing, mask, *, ranks, rank, step, layout="dual_chunk"):
         >>> step.seqused_q.tolist(), step.seqused_k.tolist()
         ([2, 2], [8, 8])
     """
-    return _core.rows.all_gather_step(Problem(packing, mask), layout_of(layout, packing, ranks), rank, step)
+    return _core.all_gather_step(Problem(packing, mask), layout_of(layout, packing, ranks), rank, step)
 
 
 def ring_step(packing, mask=None, *, ranks, rank, step, layout="dual_chunk"):
     """The varlen call of a step of causal ring attention over a dual_chunk layout."""
-    return _core.rows.ring_step(Problem(packing, mask or Mask(causal=True)), layout_of(layout, packing, ranks), rank, step)
+    return _core.ring_step(Problem(packing, mask or Mask(causal=True)), layout_of(layout, packing, ranks), rank, step)

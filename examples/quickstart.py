@@ -1,0 +1,25 @@
+# Two packed documents on four ranks, forward and backward, against one rank. Ranks are threads here; weft.torch runs the
+# same over processes.
+import numpy as np
+import weft
+
+cu_seqlens = [0, 700, 1000]  # documents of 700 and 300 tokens
+rng = np.random.default_rng(0)
+q, dout = rng.standard_normal((2, 1000, 8, 64), np.float32)  # [tokens, heads, dim]
+k, v = rng.standard_normal((2, 1000, 2, 64), np.float32)  # two K/V heads for eight query heads
+
+
+def rank(comm):
+    mine = dict(cu_seqlens=cu_seqlens, layout="zigzag")
+    r = weft.attention(weft.shard(q, comm, **mine), weft.shard(k, comm, **mine), weft.shard(v, comm, **mine),
+                       cu_seqlens_q=cu_seqlens, causal=True, window=(256, 0), comm=comm, schedule="ring", layout="zigzag")
+    return r.out, r.backward(weft.shard(dout, comm, **mine)).dk
+
+
+parts = weft.spawn(4, rank)
+out, dk = (weft.unshard(p, cu_seqlens=cu_seqlens, layout="zigzag") for p in zip(*parts))
+
+one = weft.attention(q, k, v, cu_seqlens_q=cu_seqlens, causal=True, window=(256, 0))
+print("out differs by", np.abs(out - one.out).max())
+print("dk differs by", np.abs(dk - one.backward(dout).dk).max())
+assert np.allclose(out, one.out, atol=1e-5) and np.allclose(dk, one.backward(dout).dk, atol=1e-4)
