@@ -47,13 +47,11 @@ _REASONS = {
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
 
-_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
 
 class _Rule:
     """Which keys a layer's query may see, apart from where sequences begin and end."""
-
-    __slots__ = ("causal", "window", "chunk", "documents")
 
     def __init__(self, causal, window=(-1, -1), chunk=None, documents=None):
         self.causal, self.window, self.chunk, self.documents = causal, window, chunk, documents
@@ -62,18 +60,27 @@ class _Rule:
 class _Batch:
     """What the rows of a batch are. The model takes it for its mask: so it is still there when a layer is computed again."""
 
-    __slots__ = ("packing", "flat", "rule", "bottom_right", "format", "shape", "options", "positions", "sharded", "checks", "checked",
-                 "placed_for")
-
-    def __init__(self, packing, rule, shape, *, format="thd", bottom_right=False, options=None, positions=None, sharded=False):
-        self.packing, self.flat, self.rule, self.shape = packing, _torch.pack(packing), rule, shape
-        self.format, self.bottom_right = format, bottom_right
-        self.options = options or {"one_rank": True}
+    def __init__(self, packing, rule, shape, *, format="thd", bottom_right=False, positions=None, padded=False, pack=None):
+        self.flat = _torch.pack(packing)
+        self.rule = rule
+        self.shape_of = shape         # batch, queries, keys
+        self.format = format
+        self.bottom_right = bottom_right
         self.positions = positions    # of the rows, where these are not their numbers
-        self.sharded = sharded        # made by packed()
-        self.checks = False           # whether the positions that the model has must be these
-        self.checked = None           # the last ones that were
-        self.placed_for = None        # the mask that a balanced layout was made for
+        self.padded = padded          # by an attention_mask
+        self.pack = pack              # the packed() that it was made in
+        self.checked = None           # positions that were found to be right
+
+    @classmethod
+    def __torch_function__(cls, function, *_):
+        raise error(f"the model computes its attention itself ({getattr(function, '__name__', function)} of the mask)",
+                    "use another attn_implementation for it")
+
+    def __getitem__(self, _):
+        self.__torch_function__("a part")
+
+    def __getattr__(self, name):
+        raise AttributeError(f"a mask of Weft has no {name}: a model that computes with its mask needs another attn_implementation")
 
 
 # Packed batches.
@@ -123,7 +130,7 @@ class packed:
         self.check_positions = check_positions
         self.options = {"group": name_of(group), "layout": layout, **options}
         self.placed_for = _mask_key(mask) if layout == "balanced" else None
-        self.tokens = []
+        self.used, self.tokens = False, []
 
     def __enter__(self):
         global _entered
@@ -132,16 +139,14 @@ class packed:
             _entered += 1
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         global _entered
         with _lock:
             _entered -= 1
         _current.reset(self.tokens.pop())
-
-    def batch(self, rule):
-        made = _Batch(self.packing, rule, (1, self.rows, self.rows), options=self.options, positions=self.positions, sharded=True)
-        made.checks, made.placed_for = self.check_positions, self.placed_for
-        return made
+        if kind is None and not self.used:
+            raise error("no layer of a model asked Weft for attention inside packed()",
+                        'make the model with attn_implementation="weft", and call it inside; not every model of transformers lets its attention be chosen')
 
 
 def _open():
@@ -242,16 +247,17 @@ def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
     if attention_mask is not None and not bool(attention_mask.all()):
         raise error("an attention_mask with zeros together with packed()", "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
     _only_attention(config)
-    return here.batch(rule)
+    return _Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
 
 
 def _only_attention(config):
     """Layers that mix rows in another way than by attention would take the rows of a rank for a sequence."""
-    types = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
-    others = sorted(str(x) for x in types if x not in (*_LAYERS, "attention"))
-    others += sorted(name for name in vars(config) if name.startswith(("mamba_", "linear_conv_", "conv_L_")) and not others)[:1] if config is not None else []
-    if others:
-        raise error(f"the model has layers of {others[0]}", "packed() is for models in which rows meet in attention only")
+    if getattr(config, "is_encoder_decoder", False) or hasattr(config, "decoder_layers"):  # whose decoders count rows themselves
+        raise error("the model has an encoder and a decoder", "packed() is for models of one stream")
+    types = [x for name in ("layer_types", "layers_block_type", "block_types") for x in getattr(config, name, None) or ()]
+    for name in types or (name for name in dir(config) if name.startswith(("mamba_", "ssm_"))):
+        if name not in _LAYERS:
+            raise error(f"the model has layers of {name}", "packed() is for models in which rows meet in attention only")
 
 
 def _runs(valid):
@@ -273,6 +279,8 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
         cu = torch.cat([new.flatten().nonzero()[:, 0], torch.tensor([ids.numel()])])
         packing = Packing(cu.numpy())
         return _Batch(packing, rule, shape, format="bshd", positions=_torch.position_ids(packing, ""))
+    if padding is not None and padding.shape[1] >= k_offset + k_length and bool(padding.all()):
+        padding = None
     q_end, k_end = q_offset + q_length, k_offset + k_length
     aligned = rule.causal or rule.window != (-1, -1) or rule.chunk is not None
     if aligned and q_end != k_end:
@@ -290,8 +298,8 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
         raise error("an attention_mask with zeros inside a sequence", "padding may be before and after it; use another attn_implementation")
     q_begins, q_lengths, k_begins, k_lengths = [], [], [], []
     for i, (begin, end) in enumerate(zip(*runs)):
-        # Keys of a whole batch may be other sequences than its queries (no cache): then all queries ask.
-        first, last = (max(begin, q_offset), max(begin, q_offset, end)) if aligned or k_length == q_length else (q_offset, q_end)
+        # Where all keys are seen from everywhere, they may be of other sequences than the queries.
+        first, last = (max(begin, q_offset), max(begin, q_offset, end)) if aligned else (q_offset, q_end)
         key = max(begin, k_offset)
         if rule.chunk is not None:
             chunk = begin + (first - begin) // rule.chunk * rule.chunk
@@ -305,12 +313,13 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
     q = dict(cu_seqlens_q_padded=[*q_begins, batch * q_length], seqused_q=q_lengths, tokens_q=batch * q_length)
     k = dict(cu_seqlens_k_padded=[*k_begins, batch * k_length], seqused_k=k_lengths, tokens_k=batch * k_length)
     same = q_length == k_length and (q_begins, q_lengths) == (k_begins, k_lengths)
-    return _Batch(Packing(**q) if same else Packing(**q, **k), rule, shape, format="bshd", bottom_right=aligned and not same)
+    return _Batch(Packing(**q) if same else Packing(**q, **k), rule, shape, format="bshd", bottom_right=aligned and not same,
+                  padded=padding is not None)
 
 
 def _unmasked(module, query, key, is_causal, sliding_window):
     """The batch of a model that says nothing about it."""
-    here = _open()
+    here = _current.get()
     (batch, _, q_length, _), k_length = query.shape, key.shape[2]
     if here is not None and batch == 1 and q_length == here.rows:
         raise error(f"{type(module).__name__} has no mask inside packed()", "Weft learns what the rows are from the masks of transformers.masking_utils, which this model does not make")
@@ -330,8 +339,10 @@ def _unmasked(module, query, key, is_causal, sliding_window):
 
 def _varlen(batch, cu_q, cu_k, query, key):
     """The batch, with sequences as cu_seq_lens say."""
-    if batch.sharded:
+    if batch.pack is not None:
         raise error("cu_seq_lens_q together with packed()", "the packing says it: leave cu_seq_lens out")
+    if batch.padded:
+        raise error("cu_seq_lens_q together with an attention_mask that has zeros", "give one of them")
     if query.shape[0] != 1 or cu_q is None:
         raise error(f"cu_seq_lens_k with a batch of {query.shape[0]}" if cu_q is None else f"cu_seq_lens_q with a batch of {query.shape[0]}",
                     "cu_seq_lens_q (and cu_seq_lens_k) are for a batch of one")
@@ -341,7 +352,7 @@ def _varlen(batch, cu_q, cu_k, query, key):
         raise error(f"cu_seq_lens_q with {query.shape[2]} queries and {key.shape[2]} keys", "give cu_seq_lens_k too")
     packing = Packing(**q) if own else Packing(**q, cu_seqlens_k=cu_k.cpu().numpy(), tokens_k=key.shape[2])
     rule = _Rule(batch.rule.causal, batch.rule.window, batch.rule.chunk)
-    return _Batch(packing, rule, batch.shape, bottom_right=not own, positions=_torch.position_ids(packing, "") if own else None)
+    return _Batch(packing, rule, batch.shape_of, bottom_right=not own, positions=_torch.position_ids(packing, "") if own else None)
 
 
 # Attention, of each layer.
@@ -357,9 +368,11 @@ def _documents(positions):
 
 def _check_positions(batch, given):
     """That the positions which the model has are those of the rows."""
-    if given is not None and given.dim() == 2:
-        if batch.checked is given:
-            return
+    known = given is not None and given.dim() == 2
+    which = given if known else batch
+    if batch.checked is which:
+        return
+    if known:
         right = given.shape == (1, len(batch.positions)) and torch.equal(given[0].cpu(), batch.positions)
     else:  # for some models only where they restart
         seen = batch.rule.documents
@@ -368,13 +381,11 @@ def _check_positions(batch, given):
     if not right:
         raise error("the model's position_ids are not those of this rank's rows",
                     "give position_ids of weft.transformers.inputs, with the same packing, group and layout, and use_cache=False")
-    batch.checked = given
+    batch.checked = which
 
 
 class _Probe(_Batch):
     """A batch that keeps the queries which come."""
-
-    __slots__ = ("query",)
 
     def __init__(self):
         self.query = None
@@ -387,18 +398,19 @@ def _goes_by_row(layer):
     """Whether this version of a layer takes a row's number for its position, found out on a small one."""
     kind = type(layer)
     if kind not in _by_row:
-        probe, rows = _Probe(), 5
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-            config = type(layer.config)(
-                hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, num_hidden_layers=1, no_rope_layers=[0],
-                attn_temperature_tuning=True, floor_scale=1, attn_scale=1.0, attention_bias=False, attn_implementation=NAME)
-            config._attn_implementation = NAME
-            small = kind(config, 0).eval()
-            torch.nn.init.ones_(small.q_proj.weight)
-            positions = torch.arange(rows, 0, -1)
-            small(torch.ones(1, rows, 2), position_embeddings=None, attention_mask=probe, position_ids=positions[None])
-        scales = probe.query[0, 0, :, 0].float()
-        _by_row[kind] = torch.allclose(scales / scales[0], _temperature(small, torch.arange(rows)) / _temperature(small, torch.zeros(1)))
+        probe, rows = _Probe(), torch.arange(5)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+                small = kind(type(layer.config)(
+                    hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, num_hidden_layers=1, no_rope_layers=[0],
+                    attn_temperature_tuning=True, floor_scale=1, attn_scale=1.0, attention_bias=False, attn_implementation=NAME), 0).eval()
+                torch.nn.init.ones_(small.q_proj.weight)
+                small(torch.ones(1, len(rows), 2), position_embeddings=None, attention_mask=probe, position_ids=rows.flip(0)[None])
+        except (AttributeError, TypeError, ValueError):  # another version than this was written for
+            _by_row[kind] = False
+        else:
+            scales, expected = probe.query[0, 0, :, 0].float(), _temperature(small, rows)
+            _by_row[kind] = torch.allclose(scales / scales[0], expected / expected[0])
     return _by_row[kind]
 
 
@@ -443,19 +455,22 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = _unmasked(module, query, key, is_causal, sliding_window) if attention_mask is None else attention_mask
-    if (query.shape[0], query.shape[2], key.shape[2]) != batch.shape:
-        raise error(f"{query.shape[0]} x {query.shape[2]} queries and {key.shape[2]} keys, and a mask of {batch.shape[0]} x {batch.shape[1]} and {batch.shape[2]}",
+    shape = query.shape[0], query.shape[2], key.shape[2]
+    if shape != batch.shape_of:
+        raise error("{} x {} queries and {} keys, and a mask for {} x {} and {}".format(*shape, *batch.shape_of),
                     "use another attn_implementation for this cache or model")
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         batch = _varlen(batch, cu_seq_lens_q, cu_seq_lens_k, query, key)
     rule = batch.rule
     if rule.causal and sliding_window is not None and rule.window != (sliding_window - 1, 0):
         raise error(f"the layer has sliding_window {sliding_window}, and its mask window {rule.window}", "use another attn_implementation")
-    if batch.checks:
-        _check_positions(batch, kwargs.get("position_ids"))
-    mask = Mask(rule.causal, batch.bottom_right, rule.window, rule.chunk)
-    if batch.placed_for is not None and _mask_key(mask) != batch.placed_for:
-        raise error(f"a layer has {mask}, and the layout balanced was made for another mask", "use another layout: this one needs all layers to have one mask")
+    mask, options = Mask(rule.causal, batch.bottom_right, rule.window, rule.chunk), {"one_rank": True}
+    if batch.pack is not None:
+        options, batch.pack.used = batch.pack.options, True
+        if batch.pack.check_positions:
+            _check_positions(batch, kwargs.get("position_ids"))
+        if batch.pack.placed_for not in (None, _mask_key(mask)):
+            raise error(f"a layer has {mask}, and the layout balanced was made for another mask", "use another layout: this one needs all layers to have one mask")
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 
@@ -464,7 +479,7 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
         x = x[0].transpose(0, 1) if batch.format == "thd" else x.transpose(1, 2)
         views.append(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
     out = _torch.context_parallel_attention(*views, batch.flat, mask, sink=s_aux, scale=scaling, softcap=softcap or 0.0,
-                                            format=batch.format, **batch.options)
+                                            format=batch.format, **options)
     return out[None] if batch.format == "thd" else out, None
 
 
