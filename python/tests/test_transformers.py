@@ -75,7 +75,7 @@ def alone(model, ids, packing):
     loss = loss / (following != -100).sum()
     model.zero_grad()
     loss.backward()
-    return logits, float(loss), {name: p.grad for name, p in model.named_parameters()}
+    return logits, float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
 
 
 def worst(got, want, least=0.0):
@@ -186,6 +186,364 @@ def test_two_ranks(on_two_ranks, case):
     for rank, results in enumerate(on_two_ranks):
         for what, value in results[case_name(case)].items():
             assert value < TOLERANCE, f"rank {rank}: {what}"
+
+
+# On one rank.
+
+NAMES = ["llama", "llama4", "mistral", "gemma2", "gpt_oss"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request):
+    return models(config_of(request.param))
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return models(config_of("llama"))
+
+
+@pytest.fixture(scope="module")
+def llama4():
+    return models(config_of("llama4"))
+
+
+def both(pair, *args, valid=None, **kwargs):
+    """The worst relative difference of logits and gradients at valid tokens."""
+    logits, grads = [], []
+    for model in pair:
+        of = model(*args, **kwargs).logits
+        of = of if valid is None else of[valid]
+        model.zero_grad()
+        of.square().sum().backward()
+        logits.append(of.detach())
+        grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    largest = max(float(g.abs().max()) for g in grads[0].values())
+    return max([worst(logits[1], logits[0]), *(worst(grads[1][name], grads[0][name], 1e-3 * largest) for name in grads[0])])
+
+
+def test_whole_pack_on_one_rank(pair):
+    for checkpointing in (None, False, True):
+        for what, value in difference(*pair, packing_of("zigzag"), None, "zigzag", "all_gather", checkpointing).items():
+            assert value < TOLERANCE, what
+
+
+def test_settings_matter():
+    """What is mapped changes the result by far more than the tolerance."""
+    ids = tokens(20)[None]
+    for name, changes in [
+        ("llama4", {"attention_chunk_size": 6}), ("llama4", {"attn_temperature_tuning": False}), ("llama4", {"floor_scale": 4}),
+        ("mistral", {"sliding_window": 7}), ("gemma2", {"sliding_window": 5}), ("gemma2", {"attn_logit_softcapping": 3.0}),
+        ("gemma2", {"query_pre_attn_scalar": 6}), ("gpt_oss", {"sliding_window": 5}),
+    ]:
+        config, changed = config_of(name), config_of(name)
+        for key, value in changes.items():
+            assert hasattr(changed, key)
+            setattr(changed, key, value)
+        assert worst(models(changed)[1](ids).logits, models(config)[1](ids).logits) > 1e-3, (name, changes)
+
+
+def test_plain_batch(pair):
+    assert both(pair, tokens(34).view(2, 17), use_cache=False) < TOLERANCE
+    assert both(pair, tokens(34).view(2, 17), attention_mask=torch.ones(2, 17)) < TOLERANCE
+
+
+def test_padding(pair):
+    mask = torch.ones(3, 14, dtype=torch.int64)
+    mask[0, :3] = mask[1, 9:] = mask[2, :5] = mask[2, 12:] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    assert both(pair, tokens(42).view(3, 14), attention_mask=mask, position_ids=positions, valid=mask.bool()) < TOLERANCE
+    with pytest.raises(weft.Error, match="zeros inside a sequence"):
+        mask[0, 7] = 0
+        pair[1](tokens(42).view(3, 14), attention_mask=mask)
+
+
+def test_positions_that_restart(llama, pair):
+    positions = torch.tensor([[*range(5), *range(4), *range(8)], [*range(1), *range(9), *range(7)]])
+    if pair[0].config.model_type != "llama4_text":  # whose own temperature goes by rows
+        assert both(pair, tokens(34).view(2, 17), position_ids=positions, use_cache=False) < TOLERANCE
+
+
+def test_positions_that_restart_and_temperature(llama4):
+    eager, ours = llama4
+    packing, ids = packing_of("zigzag"), tokens(47)
+    positions = weft.torch.position_ids(packing)[None]
+    want = alone(eager, ids, packing)[0]
+    assert worst(ours(ids[None], position_ids=positions, use_cache=False).logits[0], want) < TOLERANCE
+    assert worst(eager(ids[None], position_ids=positions, use_cache=False).logits[0], want) > 1e-3
+
+
+def test_cu_seq_lens(pair):
+    eager, ours = pair
+    packing, ids = packing_of("zigzag"), tokens(47)
+    cu = torch.from_numpy(packing.cu_seqlens_q_padded).int()
+    varlen = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=21, max_length_k=21)
+    got = ours(ids[None], position_ids=weft.torch.position_ids(packing)[None], use_cache=False, **varlen).logits[0]
+    assert worst(got, alone(eager, ids, packing)[0]) < TOLERANCE
+
+
+def test_cache(pair):
+    """Token by token, past windows and chunks, with and without padding before."""
+    eager, ours = (model.eval() for model in pair)
+    ids = tokens(22).view(2, 11)
+    for padded in (0, 3):
+        mask = torch.ones(2, 11, dtype=torch.int64)
+        mask[0, :padded] = 0
+        said = [model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, output_logits=True, return_dict_in_generate=True,
+                               eos_token_id=None, pad_token_id=0) for model in (eager, ours)]
+        assert torch.equal(said[0].sequences, said[1].sequences)
+        assert worst(torch.stack(said[1].logits), torch.stack(said[0].logits)) < TOLERANCE
+    with torch.no_grad():  # several at once
+        whole = eager(ids).logits
+        first = ours(ids[:, :6], use_cache=True)
+        if eager.config.model_type != "llama4_text":
+            assert worst(ours(ids[:, 6:], past_key_values=first.past_key_values).logits, whole[:, 6:]) < TOLERANCE
+    eager.train(), ours.train()
+
+
+def test_not_causal(llama):
+    assert both(llama, tokens(34).view(2, 17), is_causal=False, use_cache=False) < TOLERANCE
+    eager, ours = llama
+    packing, ids = weft.Packing([0, 9, 20]), tokens(20)
+    with weft.transformers.packed(packing):
+        got = ours(**weft.transformers.inputs(ids, packing, labels=False), is_causal=False, use_cache=False).logits[0]
+    want = torch.cat([eager(part[None], is_causal=False, use_cache=False).logits[0] for part in (ids[:9], ids[9:])])
+    assert worst(got, want) < TOLERANCE
+
+
+def test_half_precision(llama):
+    eager, ours = (copy.deepcopy(model).bfloat16() for model in llama)
+    packing, ids = packing_of("zigzag"), tokens(47)
+    exact = alone(llama[0], ids, packing)[0]
+    with weft.transformers.packed(packing):
+        got = ours(**weft.transformers.inputs(ids, packing), use_cache=False)
+    assert got.logits.dtype == torch.bfloat16
+    assert worst(got.logits[0].float(), exact) < 2 * worst(alone(eager, ids, packing)[0].float(), exact)
+
+
+def test_nothing_is_copied(llama, monkeypatch):
+    seen = []
+    whole = weft.torch.context_parallel_attention
+
+    def keep(q, k, v, *args, **kwargs):
+        seen.extend(x.untyped_storage().data_ptr() for x in (q, k, v))
+        return whole(q, k, v, *args, **kwargs)
+
+    monkeypatch.setattr(weft.torch, "context_parallel_attention", keep)
+    module = llama[1].model.layers[0].self_attn
+    q, k, v = (torch.randn(1, 12, heads, 8).transpose(1, 2) for heads in (4, 2, 2))
+    out, weights = weft.transformers._attention(module, q, k, v)
+    assert seen == [x.untyped_storage().data_ptr() for x in (q, k, v)]
+    assert out.shape == (1, 12, 4, 8) and weights is None
+
+
+def test_recomputed_elsewhere(llama4):
+    """A layer is computed again in another thread, when another pack is open."""
+    eager, ours = llama4
+    packing, ids = packing_of("zigzag"), tokens(47)
+    want = alone(eager, ids, packing)[2]
+    ours.gradient_checkpointing_enable({"use_reentrant": False})
+    with weft.transformers.packed(packing):
+        loss = ours(**weft.transformers.inputs(ids, packing), use_cache=False).loss
+    ours.zero_grad()
+    other = weft.Packing([0, 30, 47])
+    with weft.transformers.packed(other):
+        ours(**weft.transformers.inputs(ids, other), use_cache=False)
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    ours.gradient_checkpointing_disable()
+    largest = max(float(g.abs().max()) for g in want.values() if g is not None)
+    for name, parameter in ours.named_parameters():
+        if want[name] is not None:
+            assert worst(parameter.grad, want[name], 1e-3 * largest) < TOLERANCE, name
+
+
+def test_threads_have_their_own_pack(llama):
+    eager, ours = (model.eval() for model in llama)
+    ids, wrong = tokens(24), []
+
+    def run(cu):
+        packing = weft.Packing(cu)
+        with torch.no_grad():
+            want = torch.cat([eager(ids[None, a:b], use_cache=False).logits[0] for a, b in zip(cu, cu[1:])])
+            for _ in range(5):
+                with weft.transformers.packed(packing):
+                    got = ours(**weft.transformers.inputs(ids, packing), use_cache=False).logits[0]
+                if not worst(got, want) < TOLERANCE:
+                    wrong.append(cu)
+
+    threads = [threading.Thread(target=run, args=(cu,)) for cu in ([0, 7, 24], [0, 20, 24], [0, 3, 11, 24])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eager.train(), ours.train()
+    assert not wrong
+
+
+def test_labels():
+    packing, ids = weft.Packing([0, 4, 7]), torch.arange(10, 17)
+    batch = weft.transformers.inputs(ids, packing)
+    assert batch["shift_labels"].tolist() == [[11, 12, 13, -100, 15, 16, -100]] == batch["labels"].tolist()
+    assert int(batch["num_items_in_batch"]) == 5
+    some = ids.clone()
+    some[:2] = -100
+    batch = weft.transformers.inputs(ids[None], packing, labels=some[None])
+    assert batch["shift_labels"].tolist() == [[-100, 12, 13, -100, 15, 16, -100]]
+    assert int(batch["num_items_in_batch"]) == 4
+    assert set(weft.transformers.inputs(ids, packing, labels=False)) == {"input_ids", "position_ids"}
+    with pytest.raises(weft.Error, match=r"labels has shape \[3\]"):
+        weft.transformers.inputs(ids, packing, labels=ids[:3])
+
+
+def test_register_again():
+    weft.transformers.register()
+    assert transformers.AttentionInterface()["weft"] is weft.transformers._attention
+
+
+# Refusals.
+
+PACKING = weft.Packing([0, 7, 10])
+
+
+def run_packed(model, packing=PACKING, inputs_of=None, options=None, **kwargs):
+    batch = weft.transformers.inputs(tokens(10), inputs_of or packing, labels=False)
+    with weft.transformers.packed(packing, **(options or {})):
+        return model(**{**batch, "use_cache": False, **kwargs})
+
+
+@pytest.mark.parametrize("name, value", [
+    ("output_attentions", True), ("head_mask", torch.ones(2, 4)), ("position_bias", torch.zeros(1, 4, 10, 10)), ("indices", torch.zeros(1)),
+    ("something_new", 3), ("cache", object()),
+])
+def test_refused_arguments(llama, name, value):
+    q = torch.randn(1, 4, 10, 8)
+    with pytest.raises(weft.Error, match=f"given {name}"):
+        weft.transformers._attention(llama[1].model.layers[0].self_attn, q, q, q, None, **{name: value})
+
+
+def test_refused_attentions(llama):
+    with pytest.raises(weft.Error, match="output_attentions"):
+        llama[1](tokens(10)[None], output_attentions=True)
+
+
+def test_refused_dropout():
+    config = config_of("llama")
+    config.attention_dropout = 0.1
+    model = models(config)[1]
+    with pytest.raises(weft.Error, match="dropout 0.1"):
+        model(tokens(10)[None])
+    model.eval()(tokens(10)[None])
+
+
+def test_refused_masks(llama):
+    ours = llama[1]
+    with pytest.raises(weft.Error, match=r"mask that is a Tensor of shape \[1, 1, 10, 10\]"):
+        ours(tokens(10)[None], attention_mask=torch.zeros(1, 1, 10, 10))
+    mask = torch.ones(1, 10)
+    mask[0, :2] = 0
+    with pytest.raises(weft.Error, match="attention_mask with zeros together with packed"):
+        run_packed(ours, attention_mask=mask)
+    run_packed(ours, attention_mask=torch.ones(1, 10))
+    cu = torch.tensor([0, 4, 10])
+    with pytest.raises(weft.Error, match="cu_seq_lens_q together with packed"):
+        run_packed(ours, cu_seq_lens_q=cu)
+    with pytest.raises(weft.Error, match="cu_seq_lens_q together with an attention_mask"):
+        ours(tokens(10)[None], attention_mask=mask, cu_seq_lens_q=cu)
+    with pytest.raises(weft.Error, match="batch of 2"):
+        ours(tokens(20).view(2, 10), cu_seq_lens_q=cu)
+
+
+def test_refused_mask_functions():
+    utils = transformers.masking_utils
+    for function, name in [
+        (utils.or_masks(utils.causal_mask_function, utils.blockwise_overlay(torch.zeros(1, 4))), "or_masks"),
+        (utils.and_masks(utils.causal_mask_function, lambda b, h, q, k: q > 3), "lambda"),
+    ]:
+        with pytest.raises(weft.Error, match=name):
+            weft.transformers._mask(1, 4, 4, mask_function=function)
+
+
+def test_refused_rows(llama):
+    ours = llama[1]
+    with pytest.raises(weft.Error, match="batch of 1 with 9 queries and 9 keys, where this rank has 10 rows"):
+        run_packed(ours, input_ids=tokens(9)[None], position_ids=torch.arange(9)[None])
+    with pytest.raises(weft.Error, match="batch of 2"):
+        run_packed(ours, input_ids=tokens(20).view(2, 10), position_ids=torch.arange(10)[None])
+    past = ours(tokens(5)[None], use_cache=True).past_key_values
+    with pytest.raises(weft.Error, match="no past keys"):
+        run_packed(ours, past_key_values=past, use_cache=True)
+
+
+def test_refused_positions(llama, llama4):
+    for ours in (llama[1], llama4[1]):
+        with pytest.raises(weft.Error, match="position_ids are not those"):
+            run_packed(ours, position_ids=None)
+        with pytest.raises(weft.Error, match="position_ids are not those"):
+            run_packed(ours, inputs_of=weft.Packing([0, 6, 10]))
+        run_packed(ours, position_ids=None, options={"check_positions": False})
+
+
+def test_refused_static_cache(llama):
+    with pytest.raises((weft.Error, AttributeError), match="cache|mask"), torch.no_grad():
+        llama[1].eval().generate(tokens(10)[None], max_new_tokens=3, cache_implementation="static")
+    llama[1].train()
+
+
+def test_refused_models():
+    config = transformers.Qwen3NextConfig(**_SMALL)
+    with pytest.raises(weft.Error, match="layers of linear_attention"):
+        weft.transformers._only_attention(config)
+    with pytest.raises(weft.Error, match="encoder and a decoder"):
+        weft.transformers._only_attention(transformers.BartConfig())
+    eager = models(config_of("llama"))[0]
+    with pytest.raises(weft.Error, match="no layer of a model asked Weft"):
+        run_packed(eager)
+    small = {name: value for name, value in _SMALL.items() if name not in ("num_key_value_heads", "head_dim")}
+    own = AutoModelForCausalLM.from_config(transformers.BloomConfig(**small), attn_implementation="weft")
+    with pytest.raises(weft.Error, match="computes its attention itself"):
+        own(tokens(10)[None])
+
+
+def test_refused_layout():
+    model = models(config_of("gemma2"))[1]
+    with pytest.raises(weft.Error, match="balanced was made for another mask"):
+        run_packed(model, options={"layout": "balanced"})
+
+
+def test_refused_options():
+    with pytest.raises(weft.Error, match="no option 'causal'"):
+        weft.transformers.packed(PACKING, causal=True)
+    with pytest.raises(weft.Error, match="layout is a Layout"):
+        weft.transformers.packed(PACKING, layout=weft.Layout("zigzag", PACKING, 1))
+    with pytest.raises(weft.Error, match="other sequences for k"):
+        weft.transformers.packed(weft.Packing([0, 4], [0, 6]))
+
+
+def test_refused_thread(llama):
+    raised = []
+
+    def call():
+        try:
+            llama[1](tokens(10)[None])
+        except weft.Error as e:
+            raised.append(str(e))
+
+    with pytest.raises(weft.Error, match="no layer"), weft.transformers.packed(PACKING):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert raised and "another thread" in raised[0]
+
+
+def test_refused_temperature(llama4, monkeypatch):
+    """A version whose temperature goes by something else than rows."""
+    kind = type(llama4[1].model.layers[1].self_attn)
+    assert weft.transformers._goes_by_row(llama4[1].model.layers[1].self_attn)
+    monkeypatch.setitem(weft.transformers._by_row, kind, False)
+    with pytest.raises(weft.Error, match="attn_temperature_tuning"):
+        run_packed(llama4[1])
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ class packed:
         self.positions = torch.from_numpy(placed.position_ids(rank))
         self.check_positions = check_positions
         self.options = {"group": name_of(group), "layout": layout, **options}
-        self.placed_for = _mask_key(mask) if layout == "balanced" else None
+        self.placed_for = (mask.causal, mask.bottom_right, tuple(mask.window), mask.chunk_size) if layout == "balanced" else None
         self.used, self.tokens = False, []
 
     def __enter__(self):
@@ -357,10 +357,6 @@ def _varlen(batch, cu_q, cu_k, query, key):
 
 # Attention, of each layer.
 
-def _mask_key(mask):
-    return mask.causal, mask.bottom_right, tuple(mask.window), mask.chunk_size
-
-
 def _documents(positions):
     """Numbers of the runs of following positions, as transformers counts them."""
     return torch.cat([torch.zeros(1, dtype=torch.int64), (torch.diff(positions) != 1).cumsum(0)]) if len(positions) else positions
@@ -464,13 +460,13 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     rule = batch.rule
     if rule.causal and sliding_window is not None and rule.window != (sliding_window - 1, 0):
         raise error(f"the layer has sliding_window {sliding_window}, and its mask window {rule.window}", "use another attn_implementation")
-    mask, options = Mask(rule.causal, batch.bottom_right, rule.window, rule.chunk), {"one_rank": True}
+    mask, options = (rule.causal, batch.bottom_right, rule.window, rule.chunk), {"one_rank": True}
     if batch.pack is not None:
         options, batch.pack.used = batch.pack.options, True
         if batch.pack.check_positions:
             _check_positions(batch, kwargs.get("position_ids"))
-        if batch.pack.placed_for not in (None, _mask_key(mask)):
-            raise error(f"a layer has {mask}, and the layout balanced was made for another mask", "use another layout: this one needs all layers to have one mask")
+        if batch.pack.placed_for not in (None, mask):
+            raise error(f"a layer has {Mask(*mask)}, and the layout balanced was made for another mask", "use another layout: this one needs all layers to have one mask")
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 
@@ -478,8 +474,10 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     for x in (_tuned(module, query, batch), key, value):
         x = x[0].transpose(0, 1) if batch.format == "thd" else x.transpose(1, 2)
         views.append(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
-    out = _torch.context_parallel_attention(*views, batch.flat, mask, sink=s_aux, scale=scaling, softcap=softcap or 0.0,
-                                            format=batch.format, **options)
+    causal, bottom_right, window, chunk = mask
+    out = _torch.context_parallel_attention(
+        *views, batch.flat, causal=causal, bottom_right=bottom_right, window=window, chunk_size=chunk, sink=s_aux, scale=scaling,
+        softcap=softcap or 0.0, format=batch.format, **options)
     return out[None] if batch.format == "thd" else out, None
 
 
