@@ -79,6 +79,7 @@ def alone(model, ids, packing):
 
 
 def worst(got, want, least=0.0):
+    got, want = got.detach(), want.detach()
     return float((got - want).abs().max() / max(float(want.abs().max()), least))
 
 
