@@ -29,6 +29,8 @@ def how_of(**options):
     unknown = [name for name in options if name not in _DEFAULTS]
     if unknown:
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
+    if not isinstance(options.get("layout", ""), str):
+        raise error(f"layout is a {type(options['layout']).__name__}", "give its name: every layer makes it anew, for its mask")
     said = {}
     for name, value in options.items():
         value = list(value) if isinstance(value, tuple) else value
