@@ -5,7 +5,7 @@ from typing import NamedTuple
 from . import _arrays, _core
 from ._arrays import error
 from ._core import DType, Mask, Packing, Problem
-from .sharding import _given, batch_shape, layout_of
+from .sharding import batch_shape, layout_of
 
 
 class Gradients(NamedTuple):

@@ -7,10 +7,6 @@ from ._arrays import error
 from ._core import Format, Layout, Mask, Packing
 
 
-def _given(**arguments):
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
 def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
     """The packing that a caller means: an object, cu_seqlens, or the shape of a batch (`length_factor` times as long)."""
     if packing is not None:
@@ -30,7 +26,9 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
 def layout_of(layout, packing, ranks, mask=None):
     """The Layout that a caller means: by name, or as it is."""
     if not isinstance(layout, Layout):
-        return Layout(layout, packing, ranks, **_given(mask=mask))
+        if layout == "balanced" and mask is None:
+            raise error("layout balanced without a mask", "it deals out work, so it must know the mask: give the same one everywhere")
+        return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
     if not layout.packing == packing:

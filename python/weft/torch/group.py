@@ -98,11 +98,10 @@ def communicator(group=None, *, time_limit=300.0):
     if known is None or known[0] is not group:
         device = torch.device("cpu")
         try:
-            backend = group._get_backend(device).name()
+            group._get_backend(device)
         except RuntimeError:
             raise error(f"the process group {name} moves no tensors of CPUs ({dist.get_backend(group)})",
                         "make one with backend 'gloo', or 'cpu:gloo,cuda:nccl'") from None
-        del backend
         known = (group, _core.python_communicator(group.rank(), group.size(), "torch", _Transport(group, time_limit)))
         _communicators[name] = known
     return known[1]
