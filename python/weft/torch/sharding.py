@@ -10,10 +10,10 @@ from .group import resolve
 
 
 def _place(packing, group, layout, mask):
-    """(rank, Layout) of this rank; without a group it has everything."""
+    """(rank, Layout) of this rank; without a group it has everything, rows past the last sequence too."""
     group = resolve(group)
     if group is None:
-        return 0, _sharding.layout_of("contiguous", packing, 1)
+        return 0, Layout.explicit(packing, [[(0, 0, packing.tokens_q)]], [[(0, 0, packing.tokens_k)]])
     return group.rank(), _sharding.layout_of(layout, packing, group.size(), mask)
 
 
