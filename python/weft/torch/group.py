@@ -1,6 +1,7 @@
 """A communicator over an existing torch.distributed process group."""
 
 import datetime
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,37 +9,43 @@ import torch.distributed as dist
 from .. import _core
 from .._arrays import error
 
-# Weft's tags lie apart from those that people use.
-_FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 1
+# Weft's tags lie apart from those that people use; nobody sends the last one.
+_FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
+_UNUSED_TAG = _FIRST_TAG + _TAGS
+_CAUSE = "weft: first failure"  # in the store of the group
 
-_communicators = {}  # by name of the group
+_communicators = {}  # by name of the group: (group, transport, communicator)
 
 
 class _Handle:
-    """Sends and receives under way."""
+    """Sends and receives under way. Where connections are closed, nobody touches their memory."""
 
-    def __init__(self, transport, works, arrays):
-        self.transport, self.works, self.arrays = transport, works, arrays
+    def __init__(self, transport, works):
+        self.transport, self.works = transport, works
 
     def wait(self):
-        limit = datetime.timedelta(seconds=self.transport.time_limit)
-        for peer, work in self.works:
+        ends = time.monotonic() + self.transport.time_limit
+        while self.works:
+            peer, work = self.works[0]
             try:
-                work.wait(limit)
+                done = work.wait(datetime.timedelta(seconds=max(ends - time.monotonic(), 1e-3)))
+                text = "it was given up"
             except RuntimeError as e:
-                self.transport.broken = f"rank {self.transport.rank}: the exchange with rank {peer} failed: {e}"
-                raise error(self.transport.broken, "see what became of that rank; the process group cannot be used any more") from e
-        self.works = []
+                done, text = False, str(e)
+            del work  # else the traceback would keep it
+            if not done:
+                late = time.monotonic() >= ends
+                failure = self.transport.fail(f"waited {self.transport.time_limit:g} seconds for rank {peer}" if late else
+                                              f"lost rank {peer} ({text})")
+                self.works = []
+                raise failure
+            self.works.pop(0)
 
     def abandon(self):
-        """Whoever does not wait goes on without the answer: nobody may touch the memory afterwards, so the works end here."""
-        for _, work in self.works:
-            try:
-                work.wait(datetime.timedelta(seconds=1))
-            except RuntimeError:
-                pass
-        self.works = []
-        self.transport.broken = f"rank {self.transport.rank}: an exchange was given up after an error"
+        """Whoever does not wait goes on without the answer, and nobody may touch the memory afterwards."""
+        if self.works:
+            self.transport.fail("gave up an exchange after an error")
+            self.works = []
 
 
 class _Transport:
@@ -53,22 +60,53 @@ class _Transport:
     def exchange(self, sends, receives):
         if self.broken:
             raise error(self.broken, "make a new process group")
-        works, arrays = [], []
-        for peer, data in receives:
-            arrays.append(torch.from_numpy(data))
-            works.append((peer, self.group.recv([arrays[-1]], peer, _FIRST_TAG + self.received[peer] % _TAGS)))
-            self.received[peer] += 1
-        for peer, data in sends:
-            arrays.append(torch.from_numpy(data))
-            works.append((peer, self.group.send([arrays[-1]], peer, _FIRST_TAG + self.sent[peer] % _TAGS)))
-            self.sent[peer] += 1
-        return _Handle(self, works, arrays)
+        works = []
+        try:
+            for peer, data in receives:
+                works.append((peer, self.group.recv([torch.from_numpy(data)], peer, _FIRST_TAG + self.received[peer] % _TAGS)))
+                self.received[peer] += 1
+            for peer, data in sends:
+                works.append((peer, self.group.send([torch.from_numpy(data)], peer, _FIRST_TAG + self.sent[peer] % _TAGS)))
+                self.sent[peer] += 1
+        except RuntimeError as e:
+            failure = self.fail(f"lost rank {peer} ({e})")
+            works.clear()
+            raise failure from None
+        return _Handle(self, works)
+
+    def fail(self, text):
+        """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began."""
+        self.broken = f"rank {self.rank} {text}"
+        first = self._first_failure()
+        if first and first != self.broken:
+            self.broken += f"; before that, {first}"
+        # Gloo closes all connections of a group when one wait runs out, and has no other way to say it.
+        for peer in range(self.ranks):
+            if peer != self.rank:
+                try:
+                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(datetime.timedelta(milliseconds=1))
+                except RuntimeError:
+                    pass  # closed before, or now
+        return error(self.broken, "see what became of it; the process group cannot be used any more")
+
+    def _first_failure(self):
+        """What the first rank that failed said; it is this one's if nobody has."""
+        try:
+            store = dist.distributed_c10d._get_process_group_store(self.group)
+            return store.compare_set(_CAUSE, "", self.broken).decode()
+        except (AttributeError, RuntimeError):
+            return None  # the store may have been that rank's
 
 
 def resolve(group):
     """The process group: given as one, by name, or None for the default one. None if there is none, or for ""."""
     if isinstance(group, str):
-        return None if group == "" else dist.distributed_c10d._resolve_process_group(group)
+        if group == "":
+            return None
+        try:
+            return dist.distributed_c10d._resolve_process_group(group)
+        except (LookupError, RuntimeError, ValueError):
+            raise error(f"there is no process group named {group!r}", "it may have been destroyed: give one that is there") from None
     if group is None and dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     return group
@@ -84,11 +122,16 @@ def name_of(group):
     return group.group_name
 
 
-def communicator(group=None, *, time_limit=300.0):
+def kept(group):
+    """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
+    return group.group_name if dist.is_available() and isinstance(group, dist.ProcessGroup) else group
+
+
+def communicator(group=None, *, time_limit=None):
     """Weft's communicator over a process group (None: the default one), made once for each group.
 
-    A rank that waits longer than time_limit seconds for another raises weft.Error. Gloo moves the bytes; NCCL is for
-    tensors on GPUs, for which this build has no kernels.
+    A rank that waits longer than time_limit seconds (300 unless said here) for another raises weft.Error. Gloo moves the
+    bytes; NCCL is for tensors on GPUs, for which this build has no kernels.
     """
     group = resolve(group)
     if group is None:
@@ -96,13 +139,14 @@ def communicator(group=None, *, time_limit=300.0):
     name = name_of(group)
     known = _communicators.get(name)
     if known is None or known[0] is not group:
-        device = torch.device("cpu")
         try:
-            backend = group._get_backend(device).name()
+            group._get_backend(torch.device("cpu"))
         except RuntimeError:
             raise error(f"the process group {name} moves no tensors of CPUs ({dist.get_backend(group)})",
                         "make one with backend 'gloo', or 'cpu:gloo,cuda:nccl'") from None
-        del backend
-        known = (group, _core.python_communicator(group.rank(), group.size(), "torch", _Transport(group, time_limit)))
+        transport = _Transport(group, 300.0)
+        known = (group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport))
         _communicators[name] = known
-    return known[1]
+    if time_limit is not None:
+        known[1].time_limit = float(time_limit)
+    return known[2]

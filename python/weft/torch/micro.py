@@ -5,7 +5,7 @@ import torch
 from .. import _arrays, _core
 from .._arrays import error
 from .._core import Mask
-from .group import communicator, resolve
+from .group import communicator, kept, resolve
 
 
 class _Alone:
@@ -42,9 +42,12 @@ class MicroSequenceAttention(torch.nn.Module):
     def __init__(self, *, mask=None, scale=None, softcap=0.0, drop=False, kernel=None, group=None):
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
-        self.drop, self.kernel, self.group = drop, kernel or "", group
+        self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
         self._free = []  # (shape of the keys, buffer)
         self._alone = None
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_free": [], "_alone": None}  # a copy takes buffers of its own
 
     def _communicator(self):
         if resolve(self.group) is not None:
