@@ -107,19 +107,17 @@ def resolve(group):
             return dist.distributed_c10d._resolve_process_group(group)
         except (LookupError, RuntimeError, ValueError):
             raise error(f"there is no process group named {group!r}", "it may have been destroyed: give one that is there") from None
-    if group is None and dist.is_available() and dist.is_initialized():
-        return dist.group.WORLD
+    if group is None:
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
+        raise error(f"a group was expected, not {group!r}", "give a torch.distributed process group that this rank is in")
     return group
 
 
 def name_of(group):
     """The name that operators pass on; "" if there is no group."""
     group = resolve(group)
-    if group is None:
-        return ""
-    if not isinstance(group, dist.ProcessGroup):
-        raise error(f"a group was expected, not {type(group).__name__}", "give a torch.distributed process group that this rank is in")
-    return group.group_name
+    return "" if group is None else group.group_name
 
 
 def kept(group):
