@@ -1,6 +1,8 @@
 """A communicator over an existing torch.distributed process group."""
 
+import contextlib
 import datetime
+import re
 import time
 
 import torch
@@ -17,6 +19,11 @@ _CAUSE = "weft: first failure"  # in the store of the group
 _communicators = {}  # by name of the group: (group, transport, communicator)
 
 
+def _words(e):
+    """What gloo says, without the line of its source."""
+    return re.sub(r"^\[\S+:\d+\] ", "", str(e)).strip().rstrip(".")
+
+
 class _Handle:
     """Sends and receives under way. Where connections are closed, nobody touches their memory."""
 
@@ -31,7 +38,7 @@ class _Handle:
                 done = work.wait(datetime.timedelta(seconds=max(ends - time.monotonic(), 1e-3)))
                 text = "it was given up"
             except RuntimeError as e:
-                done, text = False, str(e)
+                done, text = False, _words(e)
             del work  # else the traceback would keep it
             if not done:
                 late = time.monotonic() >= ends
@@ -55,11 +62,13 @@ class _Transport:
         self.group, self.time_limit = group, time_limit
         self.rank, self.ranks = group.rank(), group.size()
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
+        self.exchanges = 0
         self.broken = None
 
     def exchange(self, sends, receives):
         if self.broken:
             raise error(self.broken, "make a new process group")
+        self.exchanges += 1
         works = []
         try:
             for peer, data in receives:
@@ -69,7 +78,7 @@ class _Transport:
                 works.append((peer, self.group.send([torch.from_numpy(data)], peer, _FIRST_TAG + self.sent[peer] % _TAGS)))
                 self.sent[peer] += 1
         except RuntimeError as e:
-            failure = self.fail(f"lost rank {peer} ({e})")
+            failure = self.fail(f"lost rank {peer} ({_words(e)})")
             works.clear()
             raise failure from None
         return _Handle(self, works)
@@ -123,6 +132,19 @@ def name_of(group):
 def kept(group):
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
     return group.group_name if dist.is_available() and isinstance(group, dist.ProcessGroup) else group
+
+
+@contextlib.contextmanager
+def all_or_nobody(group):
+    """Around what ranks do together: one that fails after it has begun leaves the others, and does not let them wait."""
+    transport = _communicators[group][1] if group else None
+    before = transport.exchanges if group else 0
+    try:
+        yield
+    except BaseException as e:
+        if group and transport.exchanges > before and not transport.broken:
+            transport.fail(f"failed ({type(e).__name__}: {e})")
+        raise
 
 
 def communicator(group=None, *, time_limit=None):

@@ -5,6 +5,7 @@ torch.compile sees constants. What is made of them, plan or executor, is kept: b
 """
 
 import collections
+import contextlib
 import functools
 import json
 import threading
@@ -16,7 +17,7 @@ from torch import Tensor
 from .. import _arrays, _core
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
-from .group import communicator
+from .group import all_or_nobody, communicator
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
@@ -109,10 +110,16 @@ def _run_of(packing, how, heads_q, heads_k):
     return key, run
 
 
-def _forget(key, run):
-    # What failed half-way may hold anything.
-    with _lock:
-        _runs.get(run.said["group"], {}).pop(key, None)
+@contextlib.contextmanager
+def _using(key, run):
+    try:
+        # Checked ranks have all failed, or none; they can go on.
+        with all_or_nobody("" if run.said["checked"] else run.said["group"]):
+            yield run.run()
+    except BaseException:
+        with _lock:
+            _runs.get(run.said["group"], {}).pop(key, None)  # what failed half-way may hold anything
+        raise
 
 
 def _statistics(dtype):
@@ -135,12 +142,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-    try:
-        run.run().forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
-                        _arrays.array(largest, True) if run.max_logit else None)
-    except BaseException:
-        _forget(key, run)
-        raise
+    with _using(key, run) as it:
+        it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
+                   _arrays.array(largest, True) if run.max_logit else None)
     return out, lse, largest
 
 
@@ -158,13 +162,9 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     results = [_arrays.array(x, True) for x in (dq, dk, dv)]
-    try:
-        run.run().backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
-                         _arrays.array(_usable(dout), name="dout"), *results,
-                         None if sink is None else _arrays.array(dsink, True))
-    except BaseException:
-        _forget(key, run)
-        raise
+    with _using(key, run) as it:
+        it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
+                    _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True))
     # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 
