@@ -25,15 +25,19 @@ def start(worker, folder, *arguments, seconds=300):
     return done.stdout
 
 
-def fork(ranks, fn, folder, *, seconds, limit=60.0):
-    """Runs fn(rank) in `ranks` processes; a list of (exit status, seconds it took), -9 for those that had to be ended."""
+def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):
+    """Runs fn(rank) in `ranks` processes; a list of (exit status, seconds it took), -9 for those that had to be ended.
+
+    full_exit: processes end as a user's do, with all that Python does then (seconds, with torch loaded).
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     begin, running, ended = time.monotonic(), {}, {}
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            os._exit(_rank(rank, ranks, fn, folder, limit))
+            status = _rank(rank, ranks, fn, folder, limit)
+            sys.exit(status) if full_exit else os._exit(status)
         running[pid] = rank
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
