@@ -41,9 +41,11 @@ class _Handle:
                 done, text = False, _words(e)
             del work  # else the traceback would keep it
             if not done:
-                late = time.monotonic() >= ends
-                failure = self.transport.fail(f"waited {self.transport.time_limit:g} seconds for rank {peer}" if late else
-                                              f"lost rank {peer} ({text})")
+                if time.monotonic() >= ends - 0.01:
+                    failure = self.transport.fail(f"waited {self.transport.time_limit:g} seconds for rank {peer}",
+                                                  "it is slow, has gone, or was given another problem (checked=True finds out)")
+                else:
+                    failure = self.transport.fail(f"lost rank {peer} ({text})")
                 self.works = []
                 raise failure
             self.works.pop(0)
@@ -53,6 +55,12 @@ class _Handle:
         if self.works:
             self.transport.fail("gave up an exchange after an error")
             self.works = []
+
+
+def _tag(number, size):
+    """Of the number-th message between two ranks. One of another size is not taken for it: gloo would end the process if it
+    were longer, and say nothing if it were shorter."""
+    return _FIRST_TAG + (number * 1000003 + size) % _TAGS
 
 
 class _Transport:
@@ -72,10 +80,10 @@ class _Transport:
         works = []
         try:
             for peer, data in receives:
-                works.append((peer, self.group.recv([torch.from_numpy(data)], peer, _FIRST_TAG + self.received[peer] % _TAGS)))
+                works.append((peer, self.group.recv([torch.from_numpy(data)], peer, _tag(self.received[peer], data.nbytes))))
                 self.received[peer] += 1
             for peer, data in sends:
-                works.append((peer, self.group.send([torch.from_numpy(data)], peer, _FIRST_TAG + self.sent[peer] % _TAGS)))
+                works.append((peer, self.group.send([torch.from_numpy(data)], peer, _tag(self.sent[peer], data.nbytes))))
                 self.sent[peer] += 1
         except RuntimeError as e:
             failure = self.fail(f"lost rank {peer} ({_words(e)})")
@@ -83,7 +91,7 @@ class _Transport:
             raise failure from None
         return _Handle(self, works)
 
-    def fail(self, text):
+    def fail(self, text, hint="see what became of it"):
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began."""
         self.broken = f"rank {self.rank} {text}"
         first = self._first_failure()
@@ -96,7 +104,7 @@ class _Transport:
                     self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(datetime.timedelta(milliseconds=1))
                 except RuntimeError:
                     pass  # closed before, or now
-        return error(self.broken, "see what became of it; the process group cannot be used any more")
+        return error(self.broken, f"{hint}; the process group cannot be used any more")
 
     def _first_failure(self):
         """What the first rank that failed said; it is this one's if nobody has."""
