@@ -303,6 +303,21 @@ def compiled_and_recomputed():
 
 
 @case
+def distributed_data_parallel():
+    """It averages gradients, and moves them while the backward still moves keys over the same group."""
+    whole = tensors(SELF)
+    rows = [weft.torch.shard(x, SELF) for x in whole]
+    one, many = _Layer(None, dict(one_rank=True)), _Layer(None, dict(schedule="ring"))
+    (one(*whole[:3], SELF) * whole[3]).sum().backward()
+    parallel = torch.nn.parallel.DistributedDataParallel(many, bucket_cap_mb=1e-4)
+    for _ in range(2):
+        many.zero_grad()
+        (RANKS * parallel(*rows[:3], SELF) * rows[3]).sum().backward()
+        for (name, p), q in zip(many.named_parameters(), one.parameters()):
+            close(p.grad, q.grad, name)
+
+
+@case
 def rows_there_and_back():
     for layout, packing in [*((name, SELF) for name in LAYOUTS[:4]), *((name, PADDED) for name in LAYOUTS)]:
         mask = MASKS["causal"]

@@ -13,6 +13,7 @@ import weft
 import weft.torch
 
 RANKS, LOST = 4, 2
+WAITED_FOR = ("late", "another problem")  # not lost: others learn of it by the time limit
 PACKING = weft.Packing([0, 7, 10, 33, 64])
 
 
@@ -34,8 +35,8 @@ def _fails_midway(after):
     group._Transport.exchange = exchange
 
 
-def attend(schedule, rows=None, backward=True):
-    q = torch.randn(rows or 16, 4, 8, requires_grad=True)
+def attend(schedule, rows=16, heads=4, backward=True):
+    q = torch.randn(rows, heads, 8, requires_grad=True)
     out = weft.torch.context_parallel_attention(q, q, q, PACKING, causal=True, schedule=schedule)
     if backward:
         out.sum().backward()
@@ -45,7 +46,7 @@ def way(name, schedule):
     def rank(me):
         attend(schedule)
         if me != LOST:
-            if name == "late":
+            if name in WAITED_FOR:
                 weft.torch.communicator(time_limit=1.5)
             attend(schedule)
             attend(schedule)
@@ -70,6 +71,9 @@ def way(name, schedule):
             except Unwell:
                 time.sleep(12)  # writes its memoirs
             raise Unwell
+        elif name == "another problem":
+            weft.torch.communicator(time_limit=1.5)
+            attend(schedule, heads=2)
         elif name == "late":
             time.sleep(4)
             attend(schedule)
@@ -95,6 +99,7 @@ WAYS = {f"{name}: {schedule}": way(name, schedule) for name, schedules in {
     "midway": ["all_gather", "ring", "hybrid"],
     "midway, and lives on": ["ring"],
     "late": ["ring", "all_gather"],
+    "another problem": ["ring", "exact"],
 }.items() for schedule in schedules}
 WAYS["killed: micro-sequences"] = micro
 

@@ -26,8 +26,8 @@ def test_others_end(results, way):
         assert status == 1, f"rank {rank} ended with {status} after {seconds:.1f} s:\n{said[rank]}"
         assert seconds < 10, said[rank]
         assert "weft.Error: rank " in said[rank] and "make a new process group" not in said[rank], said[rank]
-        if not way.startswith("late"):
+        if not way.startswith(failing_worker.WAITED_FOR):
             assert lost in said[rank].splitlines()[-1], said[rank]
-    if way.startswith("late"):  # then one waits for it, and others for the one that waits
+    if way.startswith(failing_worker.WAITED_FOR):  # then one waits for it, and others for the one that waits
         assert any(f"waited 1.5 seconds for {lost}" in said[rank] for rank in OTHERS), said
         assert ended[failing_worker.LOST][0] == 1
