@@ -21,6 +21,7 @@ import weft
 import weft.torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 
 
 @dataclass
@@ -153,7 +154,7 @@ def main():
     parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous", "striped"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", metavar="FILE.png", help="draw the loss")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--checkpoint", action="store_true", help="recompute activations in the backward")
     args = parser.parse_args()
     if "RANK" in os.environ:  # of torchrun; ranks share this machine's cores
@@ -167,25 +168,20 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = Text(model.config.vocab, args.seed)
 
-    bar = None
-    if first and sys.stderr.isatty():
-        from tqdm import tqdm
-        bar = tqdm(total=args.steps)
+    bar = tqdm(total=args.steps, disable=not (first and sys.stderr.isatty()))
     losses, tokens, begin = [], 0, time.perf_counter()
     for step, (input_ids, packing) in zip(range(args.steps), text.packs(args.tokens)):
         optimizer.zero_grad()
         losses.append(loss_and_gradients(model, input_ids, packing, layout=args.layout))
         optimizer.step()
         tokens += int(packing.lengths_q.sum())
-        if bar:
-            bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
-            bar.update()
-        elif first and step % 20 == 0:
+        bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
+        bar.update()
+        if first and bar.disable and step % 20 == 0:  # no terminal
             print(f"step {step:4}  loss {losses[-1]:.4f}", flush=True)
     seconds = time.perf_counter() - begin
+    bar.close()
     if first:
-        if bar:
-            bar.close()
         print(f"loss {losses[-1]:.4f} ({text.entropy:.4f} is the least possible), {tokens / seconds:.0f} tokens a second")
         if args.picture:
             draw(losses, text.entropy, args.picture)
