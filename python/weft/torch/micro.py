@@ -5,7 +5,7 @@ import torch
 from .. import _arrays, _core
 from .._arrays import error
 from .._core import Mask
-from .group import communicator, resolve
+from .group import all_or_nobody, communicator, kept, name_of, resolve
 
 
 class _Alone:
@@ -42,9 +42,12 @@ class MicroSequenceAttention(torch.nn.Module):
     def __init__(self, *, mask=None, scale=None, softcap=0.0, drop=False, kernel=None, group=None):
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
-        self.drop, self.kernel, self.group = drop, kernel or "", group
+        self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
         self._free = []  # (shape of the keys, buffer)
         self._alone = None
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_free": [], "_alone": None}  # a copy takes buffers of its own
 
     def _communicator(self):
         if resolve(self.group) is not None:
@@ -91,10 +94,11 @@ class _Region(torch.autograd.Function):
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         logits = None if sink is None else _arrays.array(sink, name="sink")
         buffer.begin(micros, mask)
-        for m in range(micros.micros):
-            here = slice(m * micros.local, (m + 1) * micros.local)
-            buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"), _arrays.array(v[here], name="v"),
-                           layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
+        with all_or_nobody(name_of(layer.group)):
+            for m in range(micros.micros):
+                here = slice(m * micros.local, (m + 1) * micros.local)
+                buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"), _arrays.array(v[here], name="v"),
+                               layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
@@ -117,15 +121,16 @@ class _Region(torch.autograd.Function):
         part = None if sink is None else torch.empty(sink.shape)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
-        for m in reversed(range(micros.micros)):
-            here = slice(m * micros.local, (m + 1) * micros.local)
-            while layer.drop and (again := buffer.missing(m)) is not None:
-                rows = slice(again * micros.local, (again + 1) * micros.local)
-                buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
-            buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
-                            *(_arrays.array(x[here], True) for x in (dq, dk, dv)), None if part is None else _arrays.array(part, True))
-            if part is not None:
-                dsink += part
+        with all_or_nobody(name_of(layer.group)):
+            for m in reversed(range(micros.micros)):
+                here = slice(m * micros.local, (m + 1) * micros.local)
+                while layer.drop and (again := buffer.missing(m)) is not None:
+                    rows = slice(again * micros.local, (again + 1) * micros.local)
+                    buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
+                buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
+                                *(_arrays.array(x[here], True) for x in (dq, dk, dv)), None if part is None else _arrays.array(part, True))
+                if part is not None:
+                    dsink += part
         layer._give_back(taken)
         # Over all ranks already; whoever sums parameters' gradients over the group counts it once so.
         return dq, dk, dv, None if dsink is None else (dsink / micros.ranks).to(sink.dtype), None, None, None

@@ -4,6 +4,7 @@ import torch
 
 from .._arrays import error
 from .functional import context_parallel_attention
+from .group import kept
 
 
 class ContextParallelAttention(torch.nn.Module):
@@ -27,7 +28,7 @@ class ContextParallelAttention(torch.nn.Module):
         self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size, softcap=softcap,
                              scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
                              return_max_logit=return_max_logit, one_rank=one_rank, **options)
-        self.group = group
+        self.group = kept(group)
         self.sink_kind = sink
         if sink == "learnable":
             if heads is None:

@@ -5,6 +5,8 @@ torch.compile sees constants. What is made of them, plan or executor, is kept: b
 """
 
 import collections
+import contextlib
+import functools
 import json
 import threading
 from typing import Optional, Tuple
@@ -15,7 +17,7 @@ from torch import Tensor
 from .. import _arrays, _core
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
-from .group import communicator
+from .group import all_or_nobody, communicator
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
@@ -40,27 +42,39 @@ def how_of(**options):
     return json.dumps(said, sort_keys=True)
 
 
+@functools.lru_cache(1024)
+def _read(how):
+    return {**_DEFAULTS, **json.loads(how)}
+
+
 class _Run:
     """A question with all that was made for it."""
 
-    def __init__(self, packing, how, heads_q, heads_k):
-        said = {**_DEFAULTS, **json.loads(how)}
+    def __init__(self, packing, said, heads_q, heads_k):
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
         self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
+        self.comm = None
         if not said["group"]:
-            self.run = _OneRank(problem, said["kernel"], said["deterministic"])
+            run = _OneRank(problem, said["kernel"], said["deterministic"])
+            self.run = lambda: run
             return
-        comm = communicator(said["group"])
+        self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
         placed = _core.Layout(said["layout"], whole, comm.ranks, mask)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
                               said["head_groups"], said["inside"], said["across"], said["stages"])
-        self.run = _core.Executor(comm, made, said["kernel"], said["deterministic"], said["checked"])
+        executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"])
+        if said["checked"]:
+            # A new one each time: then ranks compare problems when they begin, also a new problem with one that was kept.
+            self.run = executor
+        else:
+            run = executor()
+            self.run = lambda: run
 
     def settings(self, sink):
         said = self.said
@@ -69,7 +83,7 @@ class _Run:
 
 
 _KEPT = 16
-_runs = collections.OrderedDict()
+_runs = {}  # by name of the group, each in order of use. Not all in one: ranks of a group must forget the same ones.
 _lock = threading.Lock()
 
 
@@ -82,24 +96,32 @@ def clear_cache():
 def _run_of(packing, how, heads_q, heads_k):
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
+    said = _read(how)
     key = (packing.numpy().tobytes(), how, heads_q, heads_k)
     with _lock:
-        run = _runs.get(key)
-        if run is not None:
-            _runs.move_to_end(key)
-            return key, run
-    run = _Run(packing, how, heads_q, heads_k)
+        runs = _runs.setdefault(said["group"], collections.OrderedDict())
+        run = runs.get(key)
+    # A group may have ended, and another have its name.
+    if run is None or run.comm is not (communicator(said["group"]) if said["group"] else None):
+        run = _Run(packing, said, heads_q, heads_k)
     with _lock:
-        _runs[key] = run
-        while len(_runs) > _KEPT:
-            _runs.popitem(last=False)
+        runs[key] = run
+        runs.move_to_end(key)
+        while len(runs) > _KEPT:
+            runs.popitem(last=False)
     return key, run
 
 
-def _forget(key):
-    # What failed half-way may hold anything.
-    with _lock:
-        _runs.pop(key, None)
+@contextlib.contextmanager
+def _using(key, run):
+    try:
+        # Checked ranks have all failed, or none; they can go on.
+        with all_or_nobody("" if run.said["checked"] else run.said["group"]):
+            yield run.run()
+    except BaseException:
+        with _lock:
+            _runs.get(run.said["group"], {}).pop(key, None)  # what failed half-way may hold anything
+        raise
 
 
 def _statistics(dtype):
@@ -122,12 +144,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-    try:
-        run.run.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
-                        _arrays.array(largest, True) if run.max_logit else None)
-    except BaseException:
-        _forget(key)
-        raise
+    with _using(key, run) as it:
+        it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
+                   _arrays.array(largest, True) if run.max_logit else None)
     return out, lse, largest
 
 
@@ -145,13 +164,9 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     results = [_arrays.array(x, True) for x in (dq, dk, dv)]
-    try:
-        run.run.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
-                         _arrays.array(_usable(dout), name="dout"), *results,
-                         None if sink is None else _arrays.array(dsink, True))
-    except BaseException:
-        _forget(key)
-        raise
+    with _using(key, run) as it:
+        it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
+                    _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True))
     # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 

@@ -10,10 +10,10 @@ from .group import resolve
 
 
 def _place(packing, group, layout, mask):
-    """(rank, Layout) of this rank; without a group it has everything."""
+    """(rank, Layout) of this rank; without a group it has everything, rows past the last sequence too."""
     group = resolve(group)
     if group is None:
-        return 0, _sharding.layout_of("contiguous", packing, 1)
+        return 0, Layout.explicit(packing, [[(0, 0, packing.tokens_q)]], [[(0, 0, packing.tokens_k)]])
     return group.rank(), _sharding.layout_of(layout, packing, group.size(), mask)
 
 
@@ -25,10 +25,11 @@ def _rows_first(x, dim):
     return x[0]
 
 
-def shard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0, fill=0):
+def shard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0, fill=0):
     """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
 
-    Rows that hold no token become `fill`: -100 for labels.
+    Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; mask: for
+    layout "balanced", which goes by it.
 
         >>> import torch, weft, weft.torch
         >>> weft.torch.shard(torch.arange(16), weft.Packing([0, 7, 16])).tolist() == list(range(16))
@@ -37,13 +38,13 @@ def shard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0, fill=0):
     rank, placed = _place(packing, group, layout, mask)
     if x.requires_grad:
         raise error("shard of a tensor that requires a gradient", "shard inputs, not activations; detach it if that is meant")
-    local = _sharding.shard(_rows_first(x, dim).contiguous(), rank, ranks=placed.ranks, layout=placed)
+    local = _sharding.shard(_rows_first(x, dim).contiguous(), rank, ranks=placed.ranks, layout=placed, side=side)
     if fill != 0:
-        local[torch.from_numpy(placed.tokens(rank)) < 0] = fill
+        local[torch.from_numpy(placed.tokens(rank, side)) < 0] = fill
     return local if dim == 0 else local[None]
 
 
-def unshard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0):
+def unshard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0):
     """All ranks' rows as the whole pack, on every rank. Carries no gradient."""
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient", "it carries none: detach it first, or compute the loss on the rank's rows")
@@ -54,11 +55,11 @@ def unshard(x, packing, group=None, *, layout="zigzag", mask=None, dim=0):
     if placed.ranks > 1:
         parts = [torch.empty_like(mine) for _ in range(placed.ranks)]
         dist.all_gather(parts, mine, group=group)
-    whole = _sharding.unshard(parts, layout=placed)
+    whole = _sharding.unshard(parts, layout=placed, side=side)
     return whole if dim == 0 else whole[None]
 
 
-def position_ids(packing, group=None, *, layout="zigzag", mask=None):
+def position_ids(packing, group=None, *, layout="zigzag", mask=None, side="q"):
     """Position of each of this rank's rows in its document, int64; 0 where a row is padding.
 
         >>> import weft, weft.torch
@@ -66,13 +67,13 @@ def position_ids(packing, group=None, *, layout="zigzag", mask=None):
         [0, 1, 2, 0, 1]
     """
     rank, placed = _place(packing, group, layout, mask)
-    return torch.from_numpy(placed.position_ids(rank))
+    return torch.from_numpy(placed.position_ids(rank, side))
 
 
-def valid_rows(packing, group=None, *, layout="zigzag", mask=None):
+def valid_rows(packing, group=None, *, layout="zigzag", mask=None, side="q"):
     """True where this rank's row holds a real token."""
     rank, placed = _place(packing, group, layout, mask)
-    return torch.from_numpy(placed.valid(rank)).bool()
+    return torch.from_numpy(placed.valid(rank, side)).bool()
 
 
 def next_token_labels(input_ids, packing, *, ignore_index=-100):

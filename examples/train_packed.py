@@ -1,0 +1,193 @@
+"""A small decoder after Llama 4, trained on packed documents whose tokens are spread over ranks.
+
+    python examples/train_packed.py --picture loss.png
+    torchrun --nproc-per-node 4 examples/train_packed.py --schedule ring
+
+Every rank has the whole model and some rows of each pack. Only attention and the sum of gradients know of other ranks.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import weft
+import weft.torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+
+
+@dataclass
+class Config:
+    vocab: int = 16
+    dim: int = 64
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    hidden: int = 128
+    chunk_size: int = 32  # layers see no further than their chunk, and know positions by rotation;
+    full_every: int = 4  # but every 4th sees its whole document, and knows none
+
+
+def rotate(x, cos, sin):  # [rows, heads, dim] by angles [rows, 1, dim / 2]
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class Block(nn.Module):
+    def __init__(self, config, index, **attention):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.dim // config.heads
+        self.full = (index + 1) % config.full_every == 0
+        self.chunk_size = None if self.full else config.chunk_size
+        self.norm, self.norm_mlp = nn.RMSNorm(config.dim), nn.RMSNorm(config.dim)
+        self.qkv = nn.Linear(config.dim, (config.heads + 2 * config.kv_heads) * self.head_dim, bias=False)
+        self.attention = weft.torch.ContextParallelAttention(causal=True, **attention)
+        self.o = nn.Linear(config.heads * self.head_dim, config.dim, bias=False)
+        self.gate_up = nn.Linear(config.dim, 2 * config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x, packing, cos, sin):
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (-1, self.head_dim))
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)  # views: any strides will do
+        if not self.full:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        x = x + self.o(self.attention(q, k, v, packing, chunk_size=self.chunk_size).flatten(1))
+        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """Tokens and positions [rows] of this rank to logits [rows, vocab]. attention: what every layer's is to be like."""
+
+    def __init__(self, config, *, recompute=False, **attention):
+        super().__init__()
+        self.config, self.recompute = config, recompute
+        self.embed = nn.Embedding(config.vocab, config.dim)
+        self.blocks = nn.ModuleList(Block(config, i, **attention) for i in range(config.layers))
+        self.norm, self.head = nn.RMSNorm(config.dim), nn.Linear(config.dim, config.vocab, bias=False)
+
+    def forward(self, input_ids, positions, packing):
+        half = self.config.dim // self.config.heads // 2
+        angles = positions[:, None, None] * 1e4 ** (-torch.arange(half) / half)
+        cos, sin = angles.cos(), angles.sin()
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            # Recomputing attention moves keys again; every rank does it at the same place of its backward.
+            x = checkpoint(block, x, packing, cos, sin, use_reentrant=False) if self.recompute else block(x, packing, cos, sin)
+        return self.head(self.norm(x))
+
+
+class Text:
+    """Documents in which the last two tokens say the next one, nine times out of ten. Their lengths have a long tail."""
+
+    def __init__(self, vocab, seed):
+        self.vocab, self.random = vocab, np.random.default_rng(seed)
+        self.next = self.random.integers(0, vocab, (vocab, vocab))
+        rare = 0.1 / vocab
+        self.entropy = -(0.9 + rare) * math.log(0.9 + rare) - (vocab - 1) * rare * math.log(rare)
+
+    def document(self, length):
+        tokens = self.random.integers(0, self.vocab, length)
+        for i in 2 + np.flatnonzero(self.random.random(length - 2) < 0.9):
+            tokens[i] = self.next[tokens[i - 2], tokens[i - 1]]
+        return tokens
+
+    def packs(self, budget):
+        """(tokens [budget], packing) without end. From one seed they are the same on every rank."""
+        while True:
+            lengths = np.clip(self.random.lognormal(3.5, 1.0, 64).astype(int), 4, budget)
+            documents = [self.document(n) for n in lengths]
+            packed = weft.prepare.pack_documents(lengths, budget, keep_order=True)  # or best fit: fewer, but unlike, packs
+            for pack in range(len(packed)):
+                tokens = np.concatenate([documents[d] for d, _, _ in packed.pieces(pack)])
+                yield torch.from_numpy(np.pad(tokens, (0, budget - len(tokens)))), packed.packing(pack)
+
+
+def sum_over_ranks(tensors, group):
+    flat = torch.cat([t.flatten() for t in tensors])  # one message: each costs a round trip
+    dist.all_reduce(flat, group=group)
+    for t, summed in zip(tensors, flat.split([t.numel() for t in tensors])):
+        t.copy_(summed.view_as(t))
+
+
+def loss_and_gradients(model, input_ids, packing, *, group=None, layout="zigzag"):
+    """The mean loss of all tokens on all ranks, and its gradients in model.parameters(): the same on every rank."""
+    labels = weft.torch.next_token_labels(input_ids, packing)  # before sharding: the next token may lie on another rank,
+    targets = (labels >= 0).sum()  # and every rank knows how many there are
+    rows = weft.torch.shard(input_ids, packing, group, layout=layout)
+    positions = weft.torch.position_ids(packing, group, layout=layout)
+    logits = model(rows, positions, weft.torch.pack(packing))  # a packing as a tensor is what torch.compile takes
+    labels = weft.torch.shard(labels, packing, group, layout=layout, fill=-100)
+    loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / targets
+    loss.backward()
+    loss = loss.detach()
+    if dist.is_initialized():
+        sum_over_ranks([loss, *(p.grad for p in model.parameters())], group)
+    return loss.item()
+
+
+def draw(losses, entropy, file):
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    _, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(losses, label="loss")
+    axes.axhline(entropy, color="gray", linestyle="dashed", label="entropy of the text")
+    axes.set(xlabel="step", ylabel="nats a token", ylim=(0, None))
+    axes.legend()
+    pyplot.savefig(file, dpi=150)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=1024, help="of a pack, over all ranks")
+    parser.add_argument("--schedule", default="all_gather", choices=["all_gather", "ring", "all_to_all", "hybrid", "exact"])
+    parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous", "striped"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the loss")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    parser.add_argument("--checkpoint", action="store_true", help="recompute activations in the backward")
+    args = parser.parse_args()
+    if "RANK" in os.environ:  # of torchrun; ranks share this machine's cores
+        dist.init_process_group("gloo")
+        weft.set_cpu_threads(1)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    torch.manual_seed(args.seed)  # equal weights on every rank
+    model = Decoder(Config(), recompute=args.checkpoint, schedule=args.schedule, layout=args.layout)
+    if args.compile:
+        model.compile(dynamic=True)  # packs differ in length
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    text = Text(model.config.vocab, args.seed)
+
+    bar = tqdm(total=args.steps, disable=not (first and sys.stderr.isatty()))
+    losses, tokens, begin = [], 0, time.perf_counter()
+    for step, (input_ids, packing) in zip(range(args.steps), text.packs(args.tokens)):
+        optimizer.zero_grad()
+        losses.append(loss_and_gradients(model, input_ids, packing, layout=args.layout))
+        optimizer.step()
+        tokens += int(packing.lengths_q.sum())
+        bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
+        bar.update()
+        if first and bar.disable and step % 20 == 0:  # no terminal
+            print(f"step {step:4}  loss {losses[-1]:.4f}", flush=True)
+    seconds = time.perf_counter() - begin
+    bar.close()
+    if first:
+        print(f"loss {losses[-1]:.4f} ({text.entropy:.4f} is the least possible), {tokens / seconds:.0f} tokens a second")
+        if args.picture:
+            draw(losses, text.entropy, args.picture)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

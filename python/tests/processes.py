@@ -1,0 +1,77 @@
+"""Ranks that are processes: gloo, over a rendezvous file.
+
+A test starts `python worker.py FOLDER ...`; the worker imports what it needs once and forks the ranks. What a rank prints
+or raises ends in FOLDER/rank<r>.txt. No rank outlives the time limit.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def start(worker, folder, *arguments, seconds=300):
+    """Runs a worker of this folder; its stdout. An AssertionError with what the ranks said if it fails."""
+    done = subprocess.run([sys.executable, HERE / worker, folder, *map(str, arguments)], capture_output=True, text=True, timeout=seconds,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode != 0:
+        said = "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(Path(folder).glob("rank*.txt")))
+        raise AssertionError(f"{worker} ended with {done.returncode}\n{done.stdout}{done.stderr}\n{said}")
+    return done.stdout
+
+
+def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):
+    """Runs fn(rank) in `ranks` processes; a list of (exit status, seconds it took), -9 for those that had to be ended.
+
+    full_exit: processes end as a user's do, with all that Python does then (seconds, with torch loaded).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    begin, running, ended = time.monotonic(), {}, {}
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            status = _rank(rank, ranks, fn, folder, limit)
+            sys.exit(status) if full_exit else os._exit(status)
+        running[pid] = rank
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            ended[running.pop(pid)] = (os.waitstatus_to_exitcode(status), time.monotonic() - begin)
+        elif time.monotonic() - begin > seconds:
+            for late in running:
+                os.kill(late, signal.SIGKILL)
+        else:
+            time.sleep(0.01)
+    return [ended[rank] for rank in range(ranks)]
+
+
+def _rank(rank, ranks, fn, folder, limit):
+    """limit: seconds that a rank of Weft waits for another."""
+    import torch
+    import torch.distributed as dist
+    import weft
+    import weft.torch
+
+    out = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    try:
+        torch.set_num_threads(1)
+        weft.set_cpu_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+        weft.torch.communicator(time_limit=limit)
+        fn(rank)
+        dist.destroy_process_group()
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
