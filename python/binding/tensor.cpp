@@ -22,6 +22,16 @@ std::string shape_text(const std::vector<Index>& shape) {
   return all + "]";
 }
 
+std::vector<Index> side_by_side(const std::vector<Index>& shape) {
+  std::vector<Index> strides(shape.size());
+  Index count = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= shape[i];
+  }
+  return strides;
+}
+
 void check_place(std::string_view what, int device_type) {
   if (device_type == nb::device::cpu::value) return;
   throw Error(text("an array lies on ", what, " (DLPack device type ", device_type, ")"),
@@ -196,22 +206,22 @@ void bind_tensor(nb::module_& m) {
       },
       nb::arg("object"), nb::arg("writable"), nb::arg("dtype").none() = nb::none(),
       "Any object that speaks DLPack or the buffer protocol.");
-  // Python asks for the parts itself where that is faster than a capsule.
+  // Python asks for the parts itself where that is faster than a capsule. Without strides: elements lie side by side.
   m.def(
       "array_at",
       [](std::uintptr_t address, std::optional<DType> dtype, Index item_bytes, std::vector<Index> shape,
-         std::vector<Index> strides, nb::object owner) {
+         std::optional<std::vector<Index>> strides, nb::object owner) {
         Array out;
         out.data = reinterpret_cast<void*>(address);
         out.dtype = dtype.value_or(DType::f32);
         out.floating = dtype.has_value();
         out.item_bytes = item_bytes;
+        out.strides = strides ? std::move(*strides) : side_by_side(shape);
         out.shape = std::move(shape);
-        out.strides = std::move(strides);
         out.owner = std::move(owner);
         return out;
       },
-      nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides"),
+      nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides").none(),
       nb::arg("owner"));
   // Memory of Weft's own, which any framework takes over by DLPack.
   m.def(

@@ -27,18 +27,16 @@ def error(problem, remedy):
     return e
 
 
-def _torch():
-    torch = sys.modules.get("torch")
-    if torch is not None and not _torch_dtypes:
-        for theirs, ours in (("float64", DType.f64), ("float32", DType.f32), ("bfloat16", DType.bf16), ("float16", DType.f16)):
-            _torch_dtypes[getattr(torch, theirs)] = ours
-            _torch_dtypes[ours] = getattr(torch, theirs)
-    return torch
-
-
 def is_torch(x):
-    torch = _torch()
-    return torch is not None and isinstance(x, torch.Tensor)
+    """Whether x is a tensor of torch, which Weft itself does not import."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, getattr(torch, "Tensor", ())):
+        return False
+    if not _torch_dtypes:
+        pairs = ((torch.float64, DType.f64), (torch.float32, DType.f32), (torch.bfloat16, DType.bf16), (torch.float16, DType.f16))
+        # At once: another thread finds all of them or none.
+        _torch_dtypes.update({**dict(pairs), **{ours: theirs for theirs, ours in pairs}})
+    return True
 
 
 def _is_numpy_bf16(x):
@@ -49,10 +47,10 @@ def _is_numpy_bf16(x):
 def array(x, writable=False, name="an array"):
     """How the library sees an array."""
     if is_torch(x):
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise error(f"{name} lies on {x.device}", "this build of Weft has kernels for CPUs: use .cpu() tensors")
         # torch's own DLPack costs ten times as much as asking for the parts.
-        return _core.array_at(x.data_ptr(), _torch_dtypes.get(x.dtype), x.element_size(), x.shape, x.stride(), x)
+        return _core.array_at(x.data_ptr(), _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x)
     if isinstance(x, np.ndarray):
         flags = x.flags
         may_write = writable and flags.writeable
@@ -67,8 +65,9 @@ def array(x, writable=False, name="an array"):
 def empty(like, shape, dtype):
     """Memory for a result, to be handed out by give(): (value, how the library sees it)."""
     if is_torch(like):
-        value = like.new_empty(shape, dtype=_torch_dtypes[dtype])
-        return value, array(value, True)
+        theirs = _torch_dtypes[dtype]
+        value = like.new_empty(shape) if like.dtype is theirs else like.new_empty(shape, dtype=theirs)
+        return value, _core.array_at(value.data_ptr(), dtype, value.element_size(), shape, None, value)
     if isinstance(like, np.ndarray):
         value = np.empty(shape, _NUMPY.get(dtype) or like.dtype)
         return value, array(value, True)
