@@ -37,7 +37,10 @@ void append(const nb::ndarray<nb::ro>& array, std::vector<Index>& out) {
 // A one-dimensional array of whole numbers on the CPU.
 bool from_array(nb::handle object, std::string_view name, std::vector<Index>& out) {
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) return false;
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
+    PyErr_Clear();  // what the object itself said of it
+    return false;
+  }
   const nb::dlpack::dtype d = array.dtype();
   const bool is_signed = d.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
   if (array.ndim() != 1 || !is_signed || d.lanes != 1 || (d.bits != 32 && d.bits != 64))

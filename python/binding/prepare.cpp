@@ -46,7 +46,7 @@ void check_pack(const Packs& packs, Index pack) {
 struct HeldKvBuffer {
   HeldKvBuffer(Comm& comm, KvBufferOptions options)
       : comm(comm), heads(options.heads), buffer(comm.get(), std::move(options)) {}
-  Comm& comm;
+  Comm& comm;  // kept alive by Python
   Index heads;
   KvBuffer buffer;
 };
@@ -184,7 +184,11 @@ void bind_prepare(nb::module_& m) {
           "comm"_a, "rows"_a, "heads"_a, "dim_qk"_a, "dim_v"_a, "dtype"_a, "drop"_a = false, "kernel"_a = "",
           nb::keep_alive<1, 2>())
       .def(
-          "begin", [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) { b.buffer.begin(s, mask); },
+          "begin",
+          [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) {
+            b.comm.get();
+            b.buffer.begin(s, mask);
+          },
           "sequence"_a, "mask"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "start_gather",
@@ -223,7 +227,12 @@ void bind_prepare(nb::module_& m) {
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
           "dv"_a, "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "missing", [](const HeldKvBuffer& b, Index micro) { return b.buffer.missing(micro); }, "micro"_a)
+          "missing",
+          [](const HeldKvBuffer& b, Index micro) {
+            b.comm.get();
+            return b.buffer.missing(micro);
+          },
+          "micro"_a)
       .def(
           "gather_again",
           [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {

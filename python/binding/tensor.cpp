@@ -1,8 +1,8 @@
 #include "tensor.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -32,19 +32,30 @@ std::vector<Index> side_by_side(const std::vector<Index>& shape) {
   return strides;
 }
 
-void check_place(std::string_view what, int device_type) {
+void check_place(std::string_view name, int device_type) {
   if (device_type == nb::device::cpu::value) return;
-  throw Error(text("an array lies on ", what, " (DLPack device type ", device_type, ")"),
+  throw Error(text(name, " lies on a device (DLPack type ", device_type, ")"),
               "this build of Weft has kernels for CPUs: move it there first");
 }
 
+// numpy and others say anything of an array without elements.
+void set_shape(Array& array, std::vector<Index> shape, std::vector<Index> strides) {
+  const bool none = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  array.strides = none ? side_by_side(shape) : std::move(strides);
+  array.shape = std::move(shape);
+}
+
 // From any object that speaks DLPack or the buffer protocol.
-Array from_object(nb::handle object) {
+Array from_object(nb::handle object, std::string_view name) {
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array))
-    throw Error(text("an array was expected, not ", nb::type_name(object.type()).c_str()),
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
+    PyErr_Clear();  // what the object itself said of it
+    std::string given = nb::type_name(object.type()).c_str();
+    if (nb::hasattr(object, "dtype")) given += text(" of dtype ", nb::str(object.attr("dtype")).c_str());
+    throw Error(text(name, ": an array of numbers was expected, not ", given),
                 "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
-  check_place("a device", array.device_type());
+  }
+  check_place(name, array.device_type());
   Array out;
   out.data = const_cast<void*>(array.data());
   const nb::dlpack::dtype d = array.dtype();
@@ -55,11 +66,13 @@ Array from_object(nb::handle object) {
   else if (is(nb::dlpack::dtype_code::Float, 16)) out.dtype = DType::f16;
   else if (is(nb::dlpack::dtype_code::Bfloat, 16)) out.dtype = DType::bf16;
   else out.floating = false;
+  std::vector<Index> shape, strides;
   for (std::size_t i = 0; i < array.ndim(); ++i) {
-    out.shape.push_back(static_cast<Index>(array.shape(i)));
-    out.strides.push_back(array.stride(i));
+    shape.push_back(static_cast<Index>(array.shape(i)));
+    strides.push_back(array.stride(i));
   }
-  out.owner = nb::cast(array);
+  set_shape(out, std::move(shape), std::move(strides));
+  out.imported = std::move(array);
   return out;
 }
 
@@ -195,8 +208,8 @@ void bind_tensor(nb::module_& m) {
       .def_ro("dtype", &Array::dtype)
       .def_prop_ro("address", [](const Array& a) { return reinterpret_cast<std::uintptr_t>(a.data); });
   m.def(
-      "array", [](nb::handle object, bool writable, std::optional<DType> dtype) {
-        Array out = from_object(object);
+      "array", [](nb::handle object, bool writable, std::string_view name, std::optional<DType> dtype) {
+        Array out = from_object(object, name);
         out.writable = writable;
         if (dtype) {
           out.dtype = *dtype;
@@ -204,7 +217,7 @@ void bind_tensor(nb::module_& m) {
         }
         return out;
       },
-      nb::arg("object"), nb::arg("writable"), nb::arg("dtype").none() = nb::none(),
+      nb::arg("object").none(), nb::arg("writable"), nb::arg("name"), nb::arg("dtype").none() = nb::none(),
       "Any object that speaks DLPack or the buffer protocol.");
   // Python asks for the parts itself where that is faster than a capsule. Without strides: elements lie side by side.
   m.def(
@@ -216,8 +229,8 @@ void bind_tensor(nb::module_& m) {
         out.dtype = dtype.value_or(DType::f32);
         out.floating = dtype.has_value();
         out.item_bytes = item_bytes;
-        out.strides = strides ? std::move(*strides) : side_by_side(shape);
-        out.shape = std::move(shape);
+        std::vector<Index> given = strides ? std::move(*strides) : side_by_side(shape);
+        set_shape(out, std::move(shape), std::move(given));
         out.owner = std::move(owner);
         return out;
       },
@@ -238,7 +251,7 @@ void bind_tensor(nb::module_& m) {
         nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
                                                                             : nb::dlpack::dtype_code::Float),
                             static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
-        return nb::ndarray<>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value, 0);
+        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value, 0);
       },
       nb::arg("shape"), nb::arg("dtype"));
 }

@@ -9,6 +9,7 @@ from ._core import DType, Error, Format
 
 FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
 
+_CPU = 1  # DLPack's number
 _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
 _torch_dtypes = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
 
@@ -49,17 +50,25 @@ def array(x, writable=False, name="an array"):
     if is_torch(x):
         if not x.is_cpu:
             raise error(f"{name} lies on {x.device}", "this build of Weft has kernels for CPUs: use .cpu() tensors")
+        try:
+            address = x.data_ptr()
+        except RuntimeError as e:
+            raise error(f"{name} has no memory of its own: {e}", "give a dense tensor") from None
         # torch's own DLPack costs ten times as much as asking for the parts.
-        return _core.array_at(x.data_ptr(), _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x)
+        return _core.array_at(address, _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x)
     if isinstance(x, np.ndarray):
         flags = x.flags
         may_write = writable and flags.writeable
         if _is_numpy_bf16(x):
-            return _core.array(x.view(np.uint16), may_write, DType.bf16)
+            return _core.array(x.view(np.uint16), may_write, name, DType.bf16)
         if not flags.aligned:
             raise error(f"{name} is a misaligned numpy array", "copy it: numpy.array(x)")
-        return _core.array(x, may_write)
-    return _core.array(x, writable)
+        return _core.array(x, may_write, name)
+    if hasattr(x, "__dlpack_device__"):
+        device, number = x.__dlpack_device__()
+        if device != _CPU:
+            raise error(f"{name} lies on device {number} of DLPack type {int(device)}", "this build of Weft has kernels for CPUs: move it there")
+    return _core.array(x, writable, name)
 
 
 def empty(like, shape, dtype):
@@ -72,22 +81,35 @@ def empty(like, shape, dtype):
         value = np.empty(shape, _NUMPY.get(dtype) or like.dtype)
         return value, array(value, True)
     value = _core.empty(list(shape), dtype)
-    return value, _core.array(value, True)
+    return value, _core.array(value, True, "a result")
 
 
 def give(like, value):
-    """The result as an array of the framework that `like` is of."""
+    """The result as an array of the framework that `like` is of: numpy's where that has none of its own."""
     if isinstance(value, np.ndarray) or is_torch(value):
         return value
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack(value)
-    return np.from_dlpack(value)
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError):  # bf16, which numpy has not: as it is, an object that speaks DLPack
+        return value
+
+
+def writable_kind(x):
+    """x or, if arrays of its framework cannot be written, the same memory as an array of numpy."""
+    if isinstance(x, np.ndarray) or is_torch(x):
+        return x
+    return np.asarray(x) if hasattr(x, "__array_namespace__") else np.from_dlpack(x)
+
+
+def from_numpy(like, value):
+    """An array of numpy as one of the framework that `like` is of, if that has a name."""
+    return like.__array_namespace__().asarray(value) if hasattr(like, "__array_namespace__") else value
 
 
 def empty_rows(like, shape):
     """An array of `like`'s own kind and dtype, zeros, that rows of any elements are copied into."""
     if is_torch(like):
-        return sys.modules["torch"].zeros(shape, dtype=like.dtype, device=like.device)
-    if isinstance(like, np.ndarray):
-        return np.zeros(shape, like.dtype)
-    return None
+        return like.new_zeros(shape)
+    return np.zeros(shape, like.dtype)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from . import _arrays, _core
 from ._arrays import error
-from ._core import DType, Mask, Packing, Problem
+from ._core import Communicator, DType, Mask, Packing, Problem
 from .sharding import batch_shape, layout_of
 
 
@@ -19,6 +19,8 @@ class Gradients(NamedTuple):
 
 def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     """The Mask that a caller means: an object, or its parts."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise error(f"window is {window!r}", "give (left, right), with -1 for no limit")
     if mask is None:
         return Mask(causal, bottom_right, tuple(window), chunk_size, slices)
     if causal or bottom_right or tuple(window) != (-1, -1) or chunk_size is not None or slices is not None:
@@ -129,6 +131,8 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
         True
     """
     fmt = _arrays.format_of(format)
+    if comm is not None and not isinstance(comm, Communicator):
+        raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
     q_view, k_view, v_view = _arrays.array(q, name="q"), _arrays.array(k, name="k"), _arrays.array(v, name="v")
     q_shape, k_shape, v_shape = q_view.shape, k_view.shape, v_view.shape

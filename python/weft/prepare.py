@@ -34,14 +34,16 @@ class KvBuffer:
 
     def __init__(self, comm, *, rows, heads, dim, dim_v=None, dtype="f32", drop=False, kernel=None):
         self._core = _core.KvBuffer(comm, rows, heads, dim, dim if dim_v is None else dim_v, _DTYPES.get(dtype, dtype), drop, kernel or "")
+        self._coming = {}  # keys under way: their memory must stay
 
     def begin(self, micros, mask=None):
         """A new sequence; what the buffer held is past."""
         self._core.begin(micros, mask or Mask(causal=True))
 
     def start_gather(self, micro, k, v):
-        """Starts to bring the next micro-sequence's keys; k and v must stay until forward(micro) returns."""
+        """Starts to bring the next micro-sequence's keys; k and v must not change until forward(micro) returns."""
         self._core.start_gather(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+        self._coming[micro] = k, v
 
     def forward(self, micro, q, k=None, v=None, *, scale=None, softcap=0.0, sink=None):
         """(out, lse) of the window's queries; k and v are left out after start_gather."""
@@ -50,6 +52,7 @@ class KvBuffer:
         out, out_view = _arrays.empty(q, (*q.shape[:-1], width), view.dtype)
         lse, lse_view = _arrays.empty(q, tuple(q.shape[:-1]), DType.f32)
         self._core.forward(micro, view, _maybe(k, "k"), _maybe(v, "v"), scale, softcap, _maybe(sink, "sink"), out_view, lse_view)
+        self._coming.pop(micro, None)
         return _arrays.give(q, out), _arrays.give(q, lse)
 
     def _dim_v(self, v, q):

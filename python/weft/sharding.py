@@ -1,10 +1,8 @@
 """From whole arrays to each rank's rows and back."""
 
-import numpy as np
-
-from . import _arrays, _core
+from . import _arrays
 from ._arrays import error
-from ._core import Format, Layout, Mask, Packing
+from ._core import Layout, Packing
 
 
 def _given(**arguments):
@@ -75,20 +73,17 @@ def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, sequs
     fmt = _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
-    packing = packing_of(x, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    source = _arrays.writable_kind(x)
+    packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
     placed = layout_of(layout, packing, ranks, mask)
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
-        shape = [rows, *x.shape[1:]]
+        shape = [rows, *source.shape[1:]]
     else:
-        shape = batch_shape(placed, format, x.shape, ranks)
-    local = _arrays.empty_rows(x, shape)
-    source = x
-    if local is None:  # a framework whose arrays cannot be written: through numpy
-        source = np.from_dlpack(x)
-        local = np.zeros(shape, source.dtype)
+        shape = batch_shape(placed, format, source.shape, ranks)
+    local = _arrays.empty_rows(source, shape)
     placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt)
-    return local if source is x else x.__array_namespace__().from_dlpack(local)
+    return local if source is x else _arrays.from_numpy(x, local)
 
 
 def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag", mask=None,
@@ -103,7 +98,8 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
     parts = list(parts)
     if not parts:
         raise error("no parts to put together", "give the rows of every rank, in order")
-    first, ranks = parts[0], len(parts)
+    sources = [_arrays.writable_kind(p) for p in parts]
+    first, ranks = sources[0], len(sources)
     fmt = _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
@@ -117,17 +113,13 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
         shape[1 if format == "bshd" else 0] *= ranks
         batch_shape(placed, format, shape, ranks)
     whole = _arrays.empty_rows(first, shape)
-    sources = parts
-    if whole is None:
-        sources = [np.from_dlpack(p) for p in parts]
-        whole = np.zeros(shape, sources[0].dtype)
     to = _arrays.array(whole, True)
     for rank, part in enumerate(sources):
-        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != sources[0].dtype:
-            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, part 0 {list(first.shape)} and {sources[0].dtype}",
+        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
+            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
         placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt)
-    return whole if sources is parts else first.__array_namespace__().from_dlpack(whole)
+    return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 
 def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None,
