@@ -51,7 +51,7 @@ Array from_object(nb::handle object, std::string_view name) {
   if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
     PyErr_Clear();  // what the object itself said of it
     std::string given = nb::type_name(object.type()).c_str();
-    if (nb::hasattr(object, "dtype")) given += text(" of dtype ", nb::str(object.attr("dtype")).c_str());
+    if (nb::hasattr(object, "dtype")) given += text(" of ", nb::repr(object.attr("dtype")).c_str());
     throw Error(text(name, ": an array of numbers was expected, not ", given),
                 "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
   }
