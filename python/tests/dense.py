@@ -89,7 +89,7 @@ class Dense:
 
 # What rounding may do to each term, by dtype: one unit of f16 and bf16, which the result is rounded to in the end, and a
 # few of f32 and f64, which sums are made in. f16 has no numbers between 0 and 2^-24.
-UNITS = {"f64": 2.0**-48, "f32": 2.0**-22, "f16": 2.0**-11, "bf16": 2.0**-8}
+UNITS = {"f64": 2.0**-48, "f32": 2.0**-21, "f16": 2.0**-11, "bf16": 2.0**-8}
 LEAST = {"f64": 0.0, "f32": 0.0, "f16": 2.0**-24, "bf16": 0.0}
 
 
