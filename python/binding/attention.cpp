@@ -157,7 +157,7 @@ void bind_attention(nb::module_& m) {
             new (self) Schedule(make_schedule(problem, placed.layouts, rank, {heads_q, heads_k, map},
                                               options_of(kind, key_order_name, head_groups, inside, across, stages)));
           },
-          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none() = nb::none(), "kind"_a,
+          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none(), "kind"_a,
           "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2, "across"_a = "ring", "stages"_a = 4)
       .def_prop_ro("kind", [](const Schedule& s) { return std::string(name(s.options.kind)); })
       .def_prop_ro("steps", [](const Schedule& s) { return s.steps.size(); })

@@ -45,9 +45,8 @@ void check_pack(const Packs& packs, Index pack) {
 // A K/V buffer with the communicator it needs.
 struct HeldKvBuffer {
   HeldKvBuffer(Comm& comm, KvBufferOptions options)
-      : comm(comm), heads(options.heads), buffer(comm.get(), std::move(options)) {}
+      : comm(comm), buffer(comm.get(), std::move(options)) {}
   Comm& comm;  // kept alive by Python
-  Index heads;
   KvBuffer buffer;
 };
 
@@ -140,7 +139,7 @@ void bind_prepare(nb::module_& m) {
                                                                      : MicroSplit::Remainder::refuse,
                                                     .first_document_begin = first_document_begin});
           },
-          "packing"_a, "ranks"_a = 1, "micros"_a, "pad"_a = false, "first_document_begin"_a.none() = nb::none())
+          "packing"_a, nb::kw_only(), "ranks"_a = 1, "micros"_a, "pad"_a = false, "first_document_begin"_a.none() = nb::none())
       .def_prop_ro("ranks", &MicroSequences::ranks)
       .def_prop_ro("micros", &MicroSequences::micros)
       .def_prop_ro("local", &MicroSequences::local, "Rows of a window.")
@@ -240,7 +239,6 @@ void bind_prepare(nb::module_& m) {
             b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
           "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_ro("heads", &HeldKvBuffer::heads)
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
 
