@@ -32,7 +32,7 @@ def reference(question, tensors):
     return dense.Dense(q, k, v, question.see(), sink=sink, **question.model), dout
 
 
-@examples(800)
+@examples(500)
 @given(questions())
 def test_against_dense(question):
     tensors, r = run(question)

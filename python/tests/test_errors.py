@@ -230,6 +230,11 @@ def test_an_error_of_weft_names_the_rank(refused):
 
     with refused("rank 1: a problem of mine; a remedy"):
         weft.spawn(2, rank)
+    try:
+        weft.spawn(2, rank)
+    except weft.Error as e:
+        assert str(e.__cause__) == "a problem of mine; a remedy"
+        assert e.__cause__.__traceback__.tb_frame.f_code.co_name == "rank"
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()])
@@ -367,10 +372,10 @@ def _grown(call, count):
 
 def _assert_nothing_left(call, count=1000):
     objects, traced, heap, resident = _grown(call, count)
-    # One array of a call would be 32 KiB times `count`, one small object of C++ 32 bytes or more.
+    # One array of a call would be 32 KiB times `count`, one small object of C++ 32 bytes or more; the rest is for others' caches.
     assert objects < count // 10, f"{objects} objects"
     assert traced < 20 * count, f"{traced} bytes of Python"
-    assert heap < 24 * count, f"{heap} bytes of malloc"
+    assert heap < 24 * count + 20_000, f"{heap} bytes of malloc"
     assert resident < 4000 * count, f"{resident} bytes resident"
 
 

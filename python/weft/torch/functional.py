@@ -19,6 +19,13 @@ def _how(mask, group, options):
     return how_of(**options, group=name_of(group))
 
 
+def _constant(value):
+    """A setting as it is. torch.compile makes symbols of numbers that change; as a key a symbol becomes its number again."""
+    if isinstance(value, (tuple, list)):
+        return [_constant(x) for x in value]
+    return list({value: None})[0] if isinstance(value, (int, float)) else value
+
+
 def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=None, return_lse=False,
                                return_max_logit=False, one_rank=False, **options):
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
@@ -52,7 +59,7 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
         sink, options["off_by_one"] = None, True
     if return_max_logit:
         options["max_logit"] = True
-    how = _how(mask, "" if one_rank else group, options)
+    how = _how(mask, "" if one_rank else group, {name: _constant(value) for name, value in options.items()})
     out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
     if not return_lse and not return_max_logit:
         return out

@@ -17,8 +17,14 @@ _communicators = {}  # by name of the group
 class _Handle:
     """Sends and receives under way."""
 
-    def __init__(self, transport, works, arrays):
-        self.transport, self.works, self.arrays = transport, works, arrays
+    def __init__(self, transport):
+        self.transport, self.works, self.arrays = transport, [], []
+
+    def add(self, peer, start, data, numbers):
+        array = torch.from_numpy(data)
+        self.arrays.append(array)
+        self.works.append((peer, start([array], peer, _FIRST_TAG + numbers[peer] % _TAGS)))
+        numbers[peer] += 1
 
     def wait(self):
         limit = datetime.timedelta(seconds=self.transport.time_limit)
@@ -53,16 +59,16 @@ class _Transport:
     def exchange(self, sends, receives):
         if self.broken:
             raise error(self.broken, "make a new process group")
-        works, arrays = [], []
-        for peer, data in receives:
-            arrays.append(torch.from_numpy(data))
-            works.append((peer, self.group.recv([arrays[-1]], peer, _FIRST_TAG + self.received[peer] % _TAGS)))
-            self.received[peer] += 1
-        for peer, data in sends:
-            arrays.append(torch.from_numpy(data))
-            works.append((peer, self.group.send([arrays[-1]], peer, _FIRST_TAG + self.sent[peer] % _TAGS)))
-            self.sent[peer] += 1
-        return _Handle(self, works, arrays)
+        started = _Handle(self)
+        try:
+            for peer, data in receives:
+                started.add(peer, self.group.recv, data, self.received)
+            for peer, data in sends:
+                started.add(peer, self.group.send, data, self.sent)
+        except BaseException:
+            started.abandon()
+            raise
+        return started
 
 
 def resolve(group):
@@ -96,13 +102,11 @@ def communicator(group=None, *, time_limit=300.0):
     name = name_of(group)
     known = _communicators.get(name)
     if known is None or known[0] is not group:
-        device = torch.device("cpu")
         try:
-            backend = group._get_backend(device).name()
+            group._get_backend(torch.device("cpu"))
         except RuntimeError:
             raise error(f"the process group {name} moves no tensors of CPUs ({dist.get_backend(group)})",
                         "make one with backend 'gloo', or 'cpu:gloo,cuda:nccl'") from None
-        del backend
         known = (group, _core.python_communicator(group.rank(), group.size(), "torch", _Transport(group, time_limit)))
         _communicators[name] = known
     return known[1]

@@ -19,23 +19,30 @@ from .group import communicator
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
-                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="", ranks=1,
+                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
                  schedule="all_gather", layout="zigzag", key_order="auto", head_groups=1, inside=2, across="ring", stages=4,
                  checked=False)
 
 
+def _plain(value):
+    """Numbers and arrays of numpy as Python's own."""
+    if not hasattr(value, "tolist"):
+        raise error(f"an option is of type {type(value).__name__}", "give numbers, names and lists; a layout by its name")
+    return value.tolist()
+
+
 def how_of(**options):
-    """All settings as a string: those that are not as always."""
+    """The settings that are not as usual, as a string."""
     unknown = [name for name in options if name not in _DEFAULTS]
     if unknown:
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
     said = {}
     for name, value in options.items():
-        value = list(value) if isinstance(value, tuple) else value
+        value = _plain(value) if hasattr(value, "tolist") else list(value) if isinstance(value, tuple) else value
         usual = _DEFAULTS[name]
         if value != (list(usual) if isinstance(usual, tuple) else usual):
             said[name] = value
-    return json.dumps(said, sort_keys=True)
+    return json.dumps(said, sort_keys=True, default=_plain)
 
 
 class _Run:
@@ -44,14 +51,14 @@ class _Run:
     def __init__(self, packing, how, heads_q, heads_k):
         said = {**_DEFAULTS, **json.loads(how)}
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
-        self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
+        self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
             self.run = _OneRank(problem, said["kernel"], said["deterministic"])
             return
-        comm = communicator(said["group"])
+        self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
         placed = _core.Layout(said["layout"], whole, comm.ranks, mask)
         if self.format_name != "thd" and comm.ranks > 1:
@@ -59,6 +66,10 @@ class _Run:
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
                               said["head_groups"], said["inside"], said["across"], said["stages"])
         self.run = _core.Executor(comm, made, said["kernel"], said["deterministic"], said["checked"])
+
+    def is_of_the_past(self):
+        """Whether its process group was destroyed, and another one has its name."""
+        return self.comm is not None and self.comm is not communicator(self.said["group"])
 
     def settings(self, sink):
         said = self.said
@@ -83,7 +94,7 @@ def _run_of(packing, how, heads_q, heads_k):
     key = (packing.numpy().tobytes(), how, heads_q, heads_k)
     with _lock:
         run = _runs.get(key)
-        if run is not None:
+        if run is not None and not run.is_of_the_past():
             _runs.move_to_end(key)
             return key, run
     run = _Run(packing, how, heads_q, heads_k)
