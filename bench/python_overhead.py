@@ -68,8 +68,9 @@ def main():
     worst = 0.0
     for name, make in makers.items():
         python, library = medians(calls(make), options.count)
-        worst = max(worst, python - library)
-        print(f"{name}: weft.attention {python:.1f} us, the library alone {library:.1f} us, Python adds {python - library:.1f} us")
+        added = python - library
+        worst = max(worst, added)
+        print(f"{name}: weft.attention {python:.1f} us, the library alone {library:.1f} us, Python adds {added:.1f} us")
     return 1 if options.check and worst > LIMIT else 0
 
 

@@ -46,18 +46,20 @@ class Dense:
         # Padding may hold anything, and nobody reads it.
         rows, keys = see.any(1), see.any(0)
         self.q, self.k, self.v = (np.where(seen[:, None, None], x, 0.0) for x, seen in ((q, rows), (k, keys), (v, keys)))
-        self.see, self.softcap, self.sink, self.heads_k = see, softcap, sink, heads_k
+        self.see, self.heads_k = see, heads_k
         self.scale = q.shape[2] ** -0.5 if scale is None else scale
         raw = self.scale * np.einsum("qhd,khd->hqk", self.q, self.k[:, self.map])
         self.steepness = 1.0 + abs(self.scale) * np.einsum("qhd,khd->hqk", abs(self.q), abs(self.k[:, self.map])).max(initial=0.0)
         self.slope = 1 - np.tanh(raw / softcap) ** 2 if softcap else np.ones_like(raw)
         logits = np.where(see, softcap * np.tanh(raw / softcap) if softcap else raw, -np.inf)
         self.max_logit = logits.max((1, 2), initial=-np.inf)
-        beside = np.full((heads_q, len(q), 1), -np.inf) if sink is None else np.broadcast_to(sink[:, None, None], (heads_q, len(q), 1))
+        sink = np.full(heads_q, -np.inf) if sink is None else sink
+        beside = np.broadcast_to(sink[:, None, None], (heads_q, len(q), 1))
         every = np.concatenate([logits, beside], 2)
         top = every.max(2, initial=-np.inf)
         with np.errstate(divide="ignore"):
-            lse = np.where(np.isinf(top), -np.inf, np.log(np.exp(every - np.where(np.isinf(top), 0, top)[..., None]).sum(2)) + top)
+            lse = np.where(np.isinf(top), -np.inf,
+                           np.log(np.exp(every - np.where(np.isinf(top), 0, top)[..., None]).sum(2)) + top)
         shift = np.where(np.isinf(lse), 0, lse)
         self.p = np.where(see, np.exp(logits - shift[..., None]), 0.0)
         self.p_sink = np.where(rows, np.exp(beside[..., 0] - shift), 0.0)
@@ -80,9 +82,12 @@ class Dense:
         ds = self.p * (dp - d) * self.slope * self.scale
         ds_terms = self.p * (dp_terms + d_terms) * abs(self.scale)
         return {
-            "dq": (np.einsum("hqk,khd->qhd", ds, self.k[:, self.map]), np.einsum("hqk,khd->qhd", ds_terms, abs(self.k[:, self.map]))),
-            "dk": (self._to_keys(np.einsum("hqk,qhd->khd", ds, self.q)), self._to_keys(np.einsum("hqk,qhd->khd", ds_terms, abs(self.q)))),
-            "dv": (self._to_keys(np.einsum("hqk,qhd->khd", self.p, dout)), self._to_keys(np.einsum("hqk,qhd->khd", self.p, abs(dout)))),
+            "dq": (np.einsum("hqk,khd->qhd", ds, self.k[:, self.map]),
+                   np.einsum("hqk,khd->qhd", ds_terms, abs(self.k[:, self.map]))),
+            "dk": (self._to_keys(np.einsum("hqk,qhd->khd", ds, self.q)),
+                   self._to_keys(np.einsum("hqk,qhd->khd", ds_terms, abs(self.q)))),
+            "dv": (self._to_keys(np.einsum("hqk,qhd->khd", self.p, dout)),
+                   self._to_keys(np.einsum("hqk,qhd->khd", self.p, abs(dout)))),
             "dsink": (-(self.p_sink * d[..., 0]).sum(1), (self.p_sink * d_terms[..., 0]).sum(1)),
         }
 
@@ -102,5 +107,7 @@ def assert_close(name, got, wanted, terms, steepness, dtype):
     error = np.where(same, 0.0, abs(np.where(same, 0.0, got) - np.where(same, 0.0, wanted)))
     bad = ~(error <= allowed)
     if bad.any():
-        at = np.unravel_index(np.argmax(np.where(bad, np.nan_to_num(error / np.maximum(allowed, 1e-300), nan=np.inf), 0)), error.shape)
-        raise AssertionError(f"{name}{list(map(int, at))} is {got[at]}, not {wanted[at]}; allowed {allowed[at]:.3g}, {bad.sum()} are off")
+        at = np.unravel_index(np.argmax(np.where(bad, np.nan_to_num(error / np.maximum(allowed, 1e-300), nan=np.inf), 0)),
+                              error.shape)
+        raise AssertionError(f"{name}{list(map(int, at))} is {got[at]}, not {wanted[at]}; "
+                             f"allowed {allowed[at]:.3g}, {bad.sum()} are off")

@@ -126,7 +126,8 @@ def questions(draw, kinds=KINDS, formats=("thd", "thd", "thd", "bshd", "sbhd")):
         q, k = sides
     heads = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (4, 2), (3, 3)]))
     head_map = draw(st.one_of(st.none(), st.just([draw(st.integers(0, heads[1] - 1)) for _ in range(heads[0])])))
-    model = dict(scale=draw(st.sampled_from([None, None, 0.3])), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])), head_map=head_map)
+    model = dict(scale=draw(st.sampled_from([None, None, 0.3])), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])),
+                 head_map=head_map)
     dims = draw(st.sampled_from([(8, 8), (16, 16), (1, 1), (5, 3), (64, 64), (24, 40), (128, 64)]))
     return Question(q, k, arrays, draw(masks), heads, dims, model, draw(st.sampled_from([None, None, "off_by_one", "learnable"])),
                     format, draw(st.sampled_from(kinds)), draw(st.integers(0, 2**31)))

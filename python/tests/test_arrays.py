@@ -124,7 +124,8 @@ def test_an_expanded_head():
     torch = pytest.importorskip("torch")
     one = torch.randn(12, 1, 8)
     many = one.expand(12, 4, 8)  # stride 0
-    assert torch.equal(weft.attention(many, many, many, cu_seqlens_q=CU).out, weft.attention(*[many.contiguous()] * 3, cu_seqlens_q=CU).out)
+    assert torch.equal(weft.attention(many, many, many, cu_seqlens_q=CU).out,
+                       weft.attention(*[many.contiguous()] * 3, cu_seqlens_q=CU).out)
 
 
 def test_read_only_inputs():
@@ -155,7 +156,8 @@ def test_read_only_outputs_are_refused(refused):
         weft.prepare.KvCache(fixed, x, offsets=[0, 12])
     view = _arrays.array(x)
     with refused("out is read-only"):
-        _core.attend(weft.plan(weft.Packing(CU)), view, view, view, _core.Format.thd, _core.Settings(), _arrays.array(fixed, True), None, None, "")
+        _core.attend(weft.plan(weft.Packing(CU)), view, view, view, _core.Format.thd, _core.Settings(),
+                     _arrays.array(fixed, True), None, None, "")
 
 
 def test_arrays_without_elements():
@@ -228,11 +230,14 @@ def test_other_threads_run_meanwhile(what):
     x = np.random.default_rng(0).standard_normal((600, 4, 32), np.float32)
     cu = [0, 600]
     r = weft.attention(x, x, x, cu_seqlens_q=cu, kernel="reference")
+
+    def rank(comm):
+        weft.attention(*[weft.shard(x, comm, cu_seqlens=cu)] * 3, cu_seqlens_q=cu, comm=comm, kernel="cpu.scalar")
+
     calls = {
         "forward": lambda: weft.attention(x, x, x, cu_seqlens_q=cu, kernel="reference"),
         "backward": lambda: r.backward(x),
-        "ranks": lambda: weft.spawn(2, lambda comm: weft.attention(*[weft.shard(x, comm, cu_seqlens=cu)] * 3, cu_seqlens_q=cu, comm=comm,
-                                                                   kernel="cpu.scalar")),
+        "ranks": lambda: weft.spawn(2, rank),
     }
     seconds, ticks = _ticks(calls[what])
     assert ticks >= 3 and seconds > 0.01, f"{ticks} in {seconds:.3f} s"

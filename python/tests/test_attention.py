@@ -185,7 +185,8 @@ def test_batches_on_ranks(format, layout):
 
     def rank(comm):
         mine = [weft.shard(x, comm, seqused=used, layout=layout, format=format) for x in (q, k, v, dout)]
-        r = weft.attention(*mine[:3], seqused_q=used, seqused_k=used, causal=True, layout=layout, format=format, comm=comm, schedule=schedule)
+        r = weft.attention(*mine[:3], seqused_q=used, seqused_k=used, causal=True, layout=layout, format=format, comm=comm,
+                           schedule=schedule)
         return r.out, *r.backward(mine[3])[:3]
 
     parts = zip(*weft.spawn(4, rank))

@@ -37,7 +37,8 @@ def pairs(slices, rows_q, rows_k):
 
 
 @examples(100)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=5), st.integers(0, 2), st.sampled_from([list, np.array, tuple]))
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=5), st.integers(0, 2),
+       st.sampled_from([list, np.array, tuple]))
 def test_packing(parts, after, kind):
     lengths, pads = [n for n, _ in parts], [p for _, p in parts]
     cu = [0, *np.cumsum(lengths).tolist()]
@@ -69,7 +70,8 @@ def test_packing_of_two_sides_and_of_a_batch():
     assert (crossed.tokens_q, crossed.tokens_k) == (8, 12)
     # Keys where the queries are, but fewer of them real.
     fewer = weft.Packing([0, 4, 8], seqused_k=[2, 4])
-    assert fewer.lengths_q.tolist() == [4, 4] and fewer.lengths_k.tolist() == [2, 4] and fewer.cu_seqlens_k_padded.tolist() == [0, 4, 8]
+    assert fewer.lengths_q.tolist() == [4, 4] and fewer.lengths_k.tolist() == [2, 4]
+    assert fewer.cu_seqlens_k_padded.tolist() == [0, 4, 8]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -212,7 +214,8 @@ def test_plans_cover_every_pair_once(parts, mask, layout, ranks):
         np.testing.assert_array_equal(met, see)
     met[:] = 0
     for rank, other in itertools.product(range(ranks), repeat=2):
-        meet(weft.plan(problem.packing, problem.mask, layout=placed, ranks=ranks, rank=rank, keys=other), tokens[rank], tokens[other])
+        meet(weft.plan(problem.packing, problem.mask, layout=placed, ranks=ranks, rank=rank, keys=other), tokens[rank],
+             tokens[other])
     np.testing.assert_array_equal(met, see)
 
 
@@ -284,7 +287,8 @@ def test_windows(ranks, micros, pad):
         order = list(dict.fromkeys(here.tolist()))
         assert window.documents.tolist() == order and window.lengths.tolist() == [int((here == s).sum()) for s in order]
         first = window.first_document_begin
-        np.testing.assert_array_equal(pairs(made.slices(weft.Mask(causal=True), rank, micro), end - begin, end - first), see[begin:end, first:end])
+        np.testing.assert_array_equal(pairs(made.slices(weft.Mask(causal=True), rank, micro), end - begin, end - first),
+                                      see[begin:end, first:end])
         assert not see[begin:end, :first].any() and not see[begin:end, end:].any()
         np.testing.assert_array_equal(np.array(order)[window.document_index_q - 1], here)
     assert (covered == 1).all()
@@ -330,7 +334,8 @@ def test_kv_buffer(ranks, micros, mask, drop):
             if number == 0:  # over all ranks already
                 dsink += grad[3]
     parts = [0, 5, 14, 20, 24], [5, 9, 6, 4], 24
-    want = dense.Dense(*(x.astype(float) for x in (q, k, v)), dense.visible(parts, parts, **mask), softcap=3.0, sink=sink.astype(float))
+    want = dense.Dense(*(x.astype(float) for x in (q, k, v)), dense.visible(parts, parts, **mask), softcap=3.0,
+                       sink=sink.astype(float))
     wanted = want.backward(dout.astype(float))
     dense.assert_close("out", out, want.out, want.out_terms, want.steepness, "f32")
     dense.assert_close("lse", lse, want.lse, 1 + abs(want.lse), want.steepness, "f32")
@@ -426,7 +431,8 @@ def test_valid_rows_and_chunks():
     packing = weft.Packing(cu_seqlens_q_padded=[0, 6, 14], seqused_q=[5, 8], tokens_q=16)
     np.testing.assert_array_equal(weft.rows.valid_rows(packing), [1] * 5 + [0] + [1] * 8 + [0] * 2)
     cu, padded, sequence = weft.rows.sequences_to_chunks(packing, 3)
-    assert np.diff(cu).tolist() == [3, 2, 3, 3, 2] and padded.tolist() == [0, 3, 6, 9, 12, 14] and sequence.tolist() == [0, 0, 1, 1, 1]
+    assert np.diff(cu).tolist() == [3, 2, 3, 3, 2] and padded.tolist() == [0, 3, 6, 9, 12, 14]
+    assert sequence.tolist() == [0, 0, 1, 1, 1]
 
 
 def _met_by_steps(see, steps):
@@ -438,7 +444,8 @@ def _met_by_steps(see, steps):
     return met
 
 
-@pytest.mark.parametrize("mask", [dict(causal=True), dict(causal=True, window=(5, 0)), dict(), dict(causal=True, chunk_size=5)], ids=str)
+@pytest.mark.parametrize("mask", [dict(causal=True), dict(causal=True, window=(5, 0)), dict(), dict(causal=True, chunk_size=5)],
+                         ids=str)
 def test_steps_cover_every_pair_once(mask):
     ranks = 2
     packing = weft.Packing.from_lengths([11, 4, 0, 6], multiple=4)
@@ -584,12 +591,14 @@ def test_every_public_name_has_a_docstring(name):
 def test_types_come_with_the_package(tmp_path):
     assert (pathlib.Path(weft.__file__).parent / "py.typed").exists()
     pytest.importorskip("nanobind")
-    subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-m", "weft._core", "-r", "-O", str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-m", "weft._core", "-r", "-O", str(tmp_path)], check=True,
+                   timeout=120)
     stubs = sorted(tmp_path.rglob("*.pyi"))
     assert stubs
     names = set()
     for stub in stubs:
-        names |= {node.name for node in ast.walk(ast.parse(stub.read_text())) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        nodes = ast.walk(ast.parse(stub.read_text()))
+        names |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     assert {"Packing", "Mask", "Layout", "Problem", "Plan", "Communicator", "attend", "spawn"} <= names
 
 

@@ -43,7 +43,8 @@ def assert_same(a, b):
         assert torch.equal(x, y)
 
 
-MASKS = [weft.Mask(causal=True), weft.Mask(window=(2, 1)), weft.Mask(causal=True, chunk_size=3), weft.Mask(causal=True, bottom_right=True),
+MASKS = [weft.Mask(causal=True), weft.Mask(window=(2, 1)), weft.Mask(causal=True, chunk_size=3),
+         weft.Mask(causal=True, bottom_right=True),
          weft.Mask(slices=[(0, 4, 0, 10, None, None), (4, 10, 2, 7, -3, 3)])]
 
 
@@ -140,7 +141,8 @@ def test_compile(backend):
 def test_compile_with_a_changed_mask():
     q, k, v = tensors(grad=False)
     packing = weft.torch.pack(weft.Packing(CU))
-    compiled = torch.compile(lambda q, k, v, packing, window: attend(q, k, v, packing, causal=True, window=window), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda q, k, v, packing, window: attend(q, k, v, packing, causal=True, window=window),
+                             fullgraph=True, backend="eager")
     for window in ((-1, 0), (1, 0), (0, 0), (-1, 0)):
         assert torch.equal(compiled(q, k, v, packing, window), attend(q, k, v, packing, causal=True, window=window))
 
@@ -151,7 +153,8 @@ def test_compile_with_options_of_the_call():
     sink = torch.randn(4)
 
     def call(q, k, v, packing, sink, softcap):
-        out, lse, largest = attend(q, k, v, packing, sink=sink, softcap=softcap, causal=True, return_lse=True, return_max_logit=True)
+        out, lse, largest = attend(q, k, v, packing, sink=sink, softcap=softcap, causal=True, return_lse=True,
+                                   return_max_logit=True)
         return out + 1, lse, largest
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
@@ -186,9 +189,11 @@ def test_module_overrides():
     packing = weft.Packing(CU)
     layer = weft.torch.ContextParallelAttention(window=(1, 0), softcap=5.0, one_rank=True)
     assert torch.equal(layer(q, k, v, packing), attend(q, k, v, packing, causal=True, window=(1, 0), softcap=5.0))
-    assert torch.equal(layer(q, k, v, packing, window=(-1, 0), softcap=0.0), attend(q, k, v, packing, causal=True, window=(-1, 0)))
+    assert torch.equal(layer(q, k, v, packing, window=(-1, 0), softcap=0.0),
+                       attend(q, k, v, packing, causal=True, window=(-1, 0)))
     assert torch.equal(layer(q, k, v, packing, weft.Mask(), softcap=0.0), attend(q, k, v, packing))
-    assert torch.equal(layer(q, k, v, packing, sink="off_by_one"), attend(q, k, v, packing, causal=True, window=(1, 0), softcap=5.0, sink="off_by_one"))
+    assert torch.equal(layer(q, k, v, packing, sink="off_by_one"),
+                       attend(q, k, v, packing, causal=True, window=(1, 0), softcap=5.0, sink="off_by_one"))
     out, lse = layer(q, k, v, packing, return_lse=True)
     assert lse.shape == (10, 4) and not lse.requires_grad
     assert "window=(1, 0)" in repr(layer)
@@ -334,7 +339,8 @@ def test_autocast():
 
 
 def test_packing_as_a_tensor():
-    for packing in (weft.Packing(CU), weft.Packing([0]), weft.Packing([0, 4], [0, 9]), weft.Packing(cu_seqlens_q_padded=[0, 6], seqused_q=[2], tokens_q=8)):
+    for packing in (weft.Packing(CU), weft.Packing([0]), weft.Packing([0, 4], [0, 9]),
+                    weft.Packing(cu_seqlens_q_padded=[0, 6], seqused_q=[2], tokens_q=8)):
         again, slices = weft.torch.packed.unpack(weft.torch.pack(packing))
         assert again == packing and slices is None
     own = np.array([[0, 2, 0, 2, -3, 0]])
@@ -382,7 +388,8 @@ def test_micro_sequences_two_at_once(refused):
     b.sum().backward()
     assert len(layer._free) == 2
     want = [x.grad.clone() for x in (q, k, v)]
-    both = results(lambda *x: attend(*x, weft.Packing(CU), causal=True) + attend(2 * x[0], *x[1:], weft.Packing(CU), causal=True), (q, k, v))
+    both = results(lambda *x: attend(*x, weft.Packing(CU), causal=True) + attend(2 * x[0], *x[1:], weft.Packing(CU), causal=True),
+                   (q, k, v))
     for x, y in zip(want, both[1:]):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
     with refused("a second backward"):

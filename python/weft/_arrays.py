@@ -67,7 +67,8 @@ def array(x, writable=False, name="an array"):
     if hasattr(x, "__dlpack_device__"):
         device, number = x.__dlpack_device__()
         if device != _CPU:
-            raise error(f"{name} lies on device {number} of DLPack type {int(device)}", "this build of Weft has kernels for CPUs: move it there")
+            raise error(f"{name} lies on device {number} of DLPack type {int(device)}",
+                        "this build of Weft has kernels for CPUs: move it there")
     return _core.array(x, writable, name)
 
 

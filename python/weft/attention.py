@@ -24,7 +24,8 @@ def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     if mask is None:
         return Mask(causal, bottom_right, tuple(window), chunk_size, slices)
     if causal or bottom_right or tuple(window) != (-1, -1) or chunk_size is not None or slices is not None:
-        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices", "a mask says it all: leave the others out")
+        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
+                    "a mask says it all: leave the others out")
     return mask
 
 
@@ -51,7 +52,8 @@ def _packing(q, k, format, ranks, packing, six):
             raise error(f"packing is given together with {', '.join(given)}", "a packing says it all: leave the others out")
         return packing
     if any(name.startswith("cu_") for name in given):
-        raise error(f"{given[0]} is given with format {format}", "a batch has none; say how long its sequences are with seqused_q and seqused_k")
+        raise error(f"{given[0]} is given with format {format}",
+                    "a batch has none; say how long its sequences are with seqused_q and seqused_k")
     batch, length = (0, 1) if format == "bshd" else (1, 0)
     if q[batch] != k[batch]:
         raise error(f"q has a batch of {q[batch]} and k one of {k[batch]}", "give as many sequences on both sides")
@@ -74,7 +76,8 @@ class Attended:
         if self._sink is not None and not isinstance(self._sink, str):
             dsink = _arrays.empty(self._sink, _arrays.array(self._sink).shape, _statistics(dtype))
         out, lse = _arrays.array(self.out), _arrays.array(self.lse)
-        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads), dsink[1])
+        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads),
+                           dsink[1])
         given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
         return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
 
@@ -153,7 +156,8 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, schedule, key_order, head_groups, inside, across, stages)
+        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, schedule, key_order, head_groups, inside,
+                              across, stages)
         run = _core.Executor(comm, made, kernel or "", deterministic, checked)
 
     dtype = q_view.dtype

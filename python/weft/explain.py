@@ -44,16 +44,18 @@ class Explanation:
         lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
                  f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
         most = max(int(self.pairs.max()), 1) if len(self.pairs) else 1
-        for rank in list(range(min(ranks, _LETTERS))):
+        for rank in range(min(ranks, _LETTERS)):
             bar = "█" * round(24 * int(self.pairs[rank]) / most)
             lines.append(f"{_letter(rank)} rank {rank:<3} {bar:<24} {int(self.pairs[rank]):>12,} pairs")
         if ranks > _LETTERS:
             lines.append(f"… and {ranks - _LETTERS} more ranks")
         if ranks <= _LETTERS and max(self.packing.tokens_q, self.packing.tokens_k) <= _PICTURE:
             lines += ["", "A line a query, a column a key; a capital where the key is on the query's rank."] + self._picture()
-        lines += ["", f"Bytes into the busiest rank, heads {self.heads[0]}:{self.heads[1]}, dims {self.dims[0]}:{self.dims[1]}, {self.dtype}:"]
+        heads, dims = (f"{a}:{b}" for a, b in (self.heads, self.dims))
+        lines += ["", f"Bytes into the busiest rank, heads {heads}, dims {dims}, {self.dtype}:"]
         for kind, moved in self.traffic.items():
-            lines.append(f"  {kind:<12}" + (moved if isinstance(moved, str) else f"forward {moved[0]:>14,}   backward {moved[1]:>14,}"))
+            said = moved if isinstance(moved, str) else f"forward {moved[0]:>14,}   backward {moved[1]:>14,}"
+            lines.append(f"  {kind:<12}{said}")
         return "\n".join(lines)
 
     __repr__ = __str__

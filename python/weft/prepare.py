@@ -62,8 +62,8 @@ class KvBuffer:
         dq = _arrays.empty(q, view.shape, view.dtype)
         dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype) for dim in self._dims)
         dsink = (None, None) if sink is None else _arrays.empty(q, logits.shape, DType.f32)
-        self._core.backward(micro, view, _arrays.array(out, name="out"), _arrays.array(lse, name="lse"), _arrays.array(dout, name="dout"),
-                            scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1])
+        self._core.backward(micro, view, _arrays.array(out, name="out"), _arrays.array(lse, name="lse"),
+                            _arrays.array(dout, name="dout"), scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1])
         return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
 
     def missing(self, micro):
@@ -122,5 +122,6 @@ class KvCache:
         """Output of counts[i] queries of sequence i: the last so many positions of what it holds."""
         view = _arrays.array(q, name="q")
         out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype)
-        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None, kernel or "")
+        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None,
+                          kernel or "")
         return _arrays.give(q, out)

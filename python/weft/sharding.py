@@ -17,7 +17,8 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
         return packing
     if format != "thd":
         if cu_seqlens is not None or cu_seqlens_padded is not None:
-            raise error(f"cu_seqlens are given with format {format}", "a batch has none; say how long its sequences are with seqused")
+            raise error(f"cu_seqlens are given with format {format}",
+                        "a batch has none; say how long its sequences are with seqused")
         if len(x.shape) < 2:
             raise error(f"format {format} and shape {list(x.shape)}", "the first two dimensions are batch and length")
         batch, length = (x.shape[0], x.shape[1]) if format == "bshd" else (x.shape[1], x.shape[0])
@@ -74,7 +75,8 @@ def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, sequs
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
     source = _arrays.writable_kind(x)
-    packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
+                         seqused=seqused)
     placed = layout_of(layout, packing, ranks, mask)
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
@@ -116,7 +118,8 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
     to = _arrays.array(whole, True)
     for rank, part in enumerate(sources):
         if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
-            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, part 0 {list(first.shape)} and {first.dtype}",
+            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
+                        f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
         placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt)
     return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
@@ -133,5 +136,6 @@ def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, s
     rank, ranks = _rank_of(comm, ranks)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
-    packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
+                         seqused=seqused)
     return layout_of(layout, packing, ranks, mask).position_ids(rank, side)

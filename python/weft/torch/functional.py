@@ -15,7 +15,8 @@ def _how(mask, group, options):
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
         if clash:
             raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
-        options = {**options, "causal": mask.causal, "bottom_right": mask.bottom_right, "window": mask.window, "chunk_size": mask.chunk_size}
+        options = {**options, "causal": mask.causal, "bottom_right": mask.bottom_right, "window": mask.window,
+                   "chunk_size": mask.chunk_size}
     return how_of(**options, group=name_of(group))
 
 
@@ -50,7 +51,8 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
     """
     if mask is not None and mask.slices is not None:
         if isinstance(packing, torch.Tensor):
-            raise error("a mask of slices with a packing that is a tensor", "put the slices into it: weft.torch.pack(packing, slices)")
+            raise error("a mask of slices with a packing that is a tensor",
+                        "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
     packing = pack(packing)
     if isinstance(sink, str):

@@ -33,7 +33,8 @@ class _Handle:
                 work.wait(limit)
             except RuntimeError as e:
                 self.transport.broken = f"rank {self.transport.rank}: the exchange with rank {peer} failed: {e}"
-                raise error(self.transport.broken, "see what became of that rank; the process group cannot be used any more") from e
+                raise error(self.transport.broken,
+                            "see what became of that rank; the process group cannot be used any more") from e
         self.works = []
 
     def abandon(self):
@@ -86,7 +87,8 @@ def name_of(group):
     if group is None:
         return ""
     if not isinstance(group, dist.ProcessGroup):
-        raise error(f"a group was expected, not {type(group).__name__}", "give a torch.distributed process group that this rank is in")
+        raise error(f"a group was expected, not {type(group).__name__}",
+                    "give a torch.distributed process group that this rank is in")
     return group.group_name
 
 

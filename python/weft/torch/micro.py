@@ -60,7 +60,8 @@ class MicroSequenceAttention(torch.nn.Module):
             if have == shape and size >= rows:
                 return self._free.pop(at)
         dtype = _arrays.array(k).dtype
-        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop, self.kernel)
+        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop,
+                                           self.kernel)
 
     def _give_back(self, taken):
         self._free.append(taken)
@@ -69,11 +70,13 @@ class MicroSequenceAttention(torch.nn.Module):
         """q, k, v: this rank's windows of all micro-sequences (MicroSequences); out alike. sink: a tensor [hq], f32."""
         comm = self._communicator()
         if micros.ranks != comm.ranks:
-            raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}", "make them with the ranks of the group")
+            raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}",
+                        "make them with the ranks of the group")
         rows = micros.micros * micros.local
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
             if x.dim() != 3 or x.shape[0] != rows:
-                raise error(f"{name} has shape {list(x.shape)}", f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
+                raise error(f"{name} has shape {list(x.shape)}",
+                            f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
         return _Region.apply(q, k, v, sink, self, micros, mask or self.mask)
 
 
@@ -93,7 +96,8 @@ class _Region(torch.autograd.Function):
         buffer.begin(micros, mask)
         for m in range(micros.micros):
             here = slice(m * micros.local, (m + 1) * micros.local)
-            buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"), _arrays.array(v[here], name="v"),
+            buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"),
+                           _arrays.array(v[here], name="v"),
                            layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
@@ -123,7 +127,8 @@ class _Region(torch.autograd.Function):
                 rows = slice(again * micros.local, (again + 1) * micros.local)
                 buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
             buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
-                            *(_arrays.array(x[here], True) for x in (dq, dk, dv)), None if part is None else _arrays.array(part, True))
+                            *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
+                            None if part is None else _arrays.array(part, True))
             if part is not None:
                 dsink += part
         layer._give_back(taken)

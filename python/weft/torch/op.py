@@ -125,7 +125,8 @@ def _max_logit_asked(how):
 
 
 @torch.library.custom_op("weft::attention", mutates_args=())
-def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor]:
+def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor,
+              how: str) -> Tuple[Tensor, Tensor, Tensor]:
     key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))

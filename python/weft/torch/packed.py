@@ -34,7 +34,8 @@ def unpack(flat):
     """(packing, slices) of a tensor that pack made."""
     values = flat.numpy()
     if values.ndim != 1 or values.dtype != np.int64 or len(values) < 6 or values[0] != _VERSION:
-        raise error(f"a packing as a tensor was expected, not shape {list(flat.shape)} of {flat.dtype}", "make it with weft.torch.pack")
+        raise error(f"a packing as a tensor was expected, not shape {list(flat.shape)} of {flat.dtype}",
+                    "make it with weft.torch.pack")
     _, n, tokens_q, tokens_k, same, slices = (int(x) for x in values[:6])
     at = 6
 
