@@ -1,13 +1,18 @@
 // Packing, Mask, Problem, Layout, Plan.
 #include "problem.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "convert.h"
@@ -109,6 +114,44 @@ std::string mask_text(const Mask& m) {
   return all + ")";
 }
 
+// What pickle and copy keep: data loaders make packings in processes of their own, and modules hold masks.
+using StreamState = std::tuple<std::vector<Index>, std::vector<Index>, Index>;  // offsets, used lengths, tokens
+using PackingState = std::pair<StreamState, StreamState>;
+using MaskState = std::tuple<bool, bool, Index, Index, std::optional<Index>, std::optional<std::vector<std::array<Index, 6>>>>;
+
+StreamState stream_state(const Stream& s) {
+  return {{s.offsets().begin(), s.offsets().end()}, {s.used_lengths().begin(), s.used_lengths().end()}, s.tokens()};
+}
+PackingState packing_state(const Packing& p) { return {stream_state(p.q()), stream_state(p.k())}; }
+
+Packing packing_from(const PackingState& state) {
+  const auto stream = [](const StreamState& s) { return Stream::from_used(std::get<0>(s), std::get<1>(s), std::get<2>(s)); };
+  return {stream(state.first), stream(state.second)};
+}
+
+MaskState mask_state(const Mask& m) {
+  std::optional<std::vector<std::array<Index, 6>>> slices;
+  if (m.slices) {
+    slices.emplace();
+    for (const Slice& s : *m.slices) slices->push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
+  }
+  return {m.causal, m.align == Align::bottom_right, m.left, m.right, m.chunk, slices};
+}
+
+Mask mask_from(const MaskState& state) {
+  const auto& [causal, bottom_right, left, right, chunk, slices] = state;
+  Mask mask{.causal = causal,
+            .align = bottom_right ? Align::bottom_right : Align::top_left,
+            .left = left,
+            .right = right,
+            .chunk = chunk};
+  if (slices) {
+    mask.slices.emplace();
+    for (const auto& s : *slices) mask.slices->push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+  }
+  return mask;
+}
+
 const Layout& side_of(const PlacedLayouts& placed, std::string_view side) {
   if (side != "q" && side != "k") throw Error(text("there is no side '", side, "'"), "use 'q' or 'k'");
   return side == "q" ? placed.layouts.q : placed.layouts.k;
@@ -187,7 +230,10 @@ void bind_problem(nb::module_& m) {
       .def_prop_ro("cu_seqlens_k_padded", [](const Packing& p) { return array_from(p.k().offsets()); }, kNew)
       .def_prop_ro("lengths_q", [](const Packing& p) { return array_from(p.q().used_lengths()); }, kNew)
       .def_prop_ro("lengths_k", [](const Packing& p) { return array_from(p.k().used_lengths()); }, kNew)
-      .def("__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); })
+      .def("__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); }, nb::is_operator())
+      .def("__hash__", [](const Packing& p) { return std::hash<std::string>{}(packing_text(p)); })
+      .def("__getstate__", packing_state)
+      .def("__setstate__", [](Packing& self, const PackingState& state) { new (&self) Packing(packing_from(state)); })
       .def("__repr__", packing_text);
 
   nb::class_<Mask>(m, "Mask", R"(Which keys a query may see.
@@ -209,6 +255,10 @@ void bind_problem(nb::module_& m) {
       .def_prop_ro("slices", [](const Mask& mask) -> nb::object {
         return mask.slices ? nb::cast(slices_array(*mask.slices)) : nb::none();
       }, kNew)
+      .def("__eq__", [](const Mask& a, const Mask& b) { return mask_state(a) == mask_state(b); }, nb::is_operator())
+      .def("__hash__", [](const Mask& mask) { return std::hash<std::string>{}(mask_text(mask)); })
+      .def("__getstate__", mask_state)
+      .def("__setstate__", [](Mask& self, const MaskState& state) { new (&self) Mask(mask_from(state)); })
       .def("__repr__", mask_text);
 
   nb::class_<Problem>(m, "Problem", "A checked question, the same on every rank: a Packing and a Mask.")

@@ -1,11 +1,13 @@
 """Packing, Mask, Layout, plans, shards, preparation, rows, explain and support: each against numpy or brute force."""
 
 import ast
+import copy
 import doctest
 import importlib
 import inspect
 import itertools
 import pathlib
+import pickle
 import pkgutil
 import subprocess
 import sys
@@ -96,6 +98,29 @@ def test_mask():
     assert own.slices.tolist() == [[0, 2, 0, 2, -UNLIMITED, 0], [2, 4, 0, 4, -1, UNLIMITED]]
     assert weft.Mask(slices=own.slices).slices.tolist() == own.slices.tolist()
     assert weft.Mask(slices=np.zeros((0, 6), int)).slices.shape == (0, 6)
+
+
+SAID = [weft.Packing(CU), weft.Packing([0]), weft.Packing([0, 3, 5], [0, 4, 10]),
+        weft.Packing(cu_seqlens_q_padded=[2, 6], seqused_q=[3], tokens_q=9),
+        weft.Mask(), weft.Mask(True, True, (5, 0), 4), weft.Mask(slices=[(0, 2, 0, 2, None, 0)]), weft.Mask(slices=[])]
+
+
+@pytest.mark.parametrize("at", range(len(SAID)))
+def test_values(at):
+    """Packings and masks are equal if they say the same, and go through pickle and copies."""
+    value = SAID[at]
+    for again in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
+        assert again == value and hash(again) == hash(value) and repr(again) == repr(value)
+    for i, other in enumerate(SAID):
+        assert (value == other) == (i == at)
+    assert value != None and value != 5 and not value == "x"  # noqa: E711
+
+
+def test_errors_go_through_pickle():
+    with pytest.raises(weft.Error) as caught:
+        weft.Packing([1, 0])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problem, again.remedy) == (str(caught.value), caught.value.problem, caught.value.remedy)
 
 
 # --- Problem, Layout, plan ---

@@ -1,5 +1,6 @@
 """The operators of weft.torch in one process: gradients, compiling, checkpoints."""
 
+import copy
 import shutil
 
 import numpy as np
@@ -147,6 +148,25 @@ def test_compile_with_a_changed_mask():
         assert torch.equal(compiled(q, k, v, packing, window), attend(q, k, v, packing, causal=True, window=window))
 
 
+def test_compile_with_objects_breaks_the_graph_and_nothing_else():
+    q, k, v = tensors(grad=False)
+    compiled = torch.compile(lambda q, k, v, packing, mask: attend(2 * q, k, v, packing, mask) + 1, backend="eager")
+    for packing in (weft.Packing(CU), weft.Packing([0, 10])):
+        for mask in (weft.Mask(causal=True), weft.Mask(), weft.Mask(window=(1, 0))):
+            assert torch.equal(compiled(q, k, v, packing, mask), attend(2 * q, k, v, packing, mask) + 1)
+
+
+def test_modules_can_be_copied():
+    q, k, v = tensors(grad=False)
+    layer = weft.torch.ContextParallelAttention(sink="learnable", heads=4, one_rank=True)
+    assert torch.equal(copy.deepcopy(layer)(q, k, v, weft.Packing(CU)), layer(q, k, v, weft.Packing(CU)))
+    cut = weft.prepare.MicroSequences(weft.Packing(CU), micros=2)
+    micro = weft.torch.MicroSequenceAttention(mask=weft.Mask(causal=True, window=(2, 0)))
+    want = micro(q, k, v, cut)  # it has a buffer now
+    again = copy.deepcopy(micro)
+    assert len(micro._free) == 1 and not again._free and torch.equal(again(q, k, v, cut), want)
+
+
 def test_compile_with_options_of_the_call():
     q, k, v = tensors(grad=False)
     packing = weft.torch.pack(weft.Packing(CU))
@@ -242,6 +262,10 @@ def test_refusals(refused):
         weft.torch.ContextParallelAttention(sink="kitchen")
     with refused("how many heads"):
         weft.torch.ContextParallelAttention(sink="learnable")
+    with refused("a packing was expected, not list"):
+        attend(q, k, v, CU)
+    with refused("mask is of type str"):
+        attend(q, k, v, packing, "causal")
     with refused("slices"):
         attend(q, k, v, weft.torch.pack(packing), weft.Mask(slices=[(0, 2, 0, 2, None, None)]))
     with refused("10 tokens"):

@@ -14,6 +14,16 @@ _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
 _torch_dtypes = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
 
 
+_DTYPES = {"f64": DType.f64, "f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
+
+
+def dtype_of(name):
+    """The dtype, or an error that lists them."""
+    if name not in _DTYPES:
+        raise error(f"there is no dtype {name!r}", f"use {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
 def format_of(name):
     """The format, or an error that lists them."""
     if name not in FORMATS:

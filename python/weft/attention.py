@@ -26,6 +26,8 @@ def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     if causal or bottom_right or tuple(window) != (-1, -1) or chunk_size is not None or slices is not None:
         raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
                     "a mask says it all: leave the others out")
+    if not isinstance(mask, Mask):
+        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     return mask
 
 
@@ -50,6 +52,8 @@ def _packing(q, k, format, ranks, packing, six):
     if packing is not None:
         if given:
             raise error(f"packing is given together with {', '.join(given)}", "a packing says it all: leave the others out")
+        if not isinstance(packing, Packing):
+            raise error(f"packing is of type {type(packing).__name__}", "give a weft.Packing, or cu_seqlens_q and the like")
         return packing
     if any(name.startswith("cu_") for name in given):
         raise error(f"{given[0]} is given with format {format}",

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from . import _core
-from ._core import DType, Mask, Packing, Problem
+from . import _arrays, _core
+from ._core import Mask, Packing, Problem
 from .sharding import layout_of
 
-_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
 
@@ -25,6 +24,7 @@ class Explanation:
         mean = self.pairs.mean() if len(self.pairs) else 0
         self.balance = float(self.pairs.max() / mean) if mean else 1.0
         self.heads, self.dims, self.dtype = heads, dims, dtype
+        self._dtype = _arrays.dtype_of(dtype)
         self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
 
     def _traffic(self, kind):
@@ -33,7 +33,7 @@ class Explanation:
             for rank in range(self.layout.ranks):
                 made = _core.Schedule(self.problem, self.layout, rank, *self.heads, None, kind)
                 for at, backward in enumerate((False, True)):
-                    moved = made.traffic(_DTYPES[self.dtype], *self.dims, backward)
+                    moved = made.traffic(self._dtype, *self.dims, backward)
                     busiest[at] = max(busiest[at], moved["bytes_received"])
         except _core.Error as e:
             return str(e)

@@ -5,8 +5,6 @@ from ._core import DType, Mask, MicroSequences, Packs, Window, pack_documents
 
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 
-_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16, "f64": DType.f64}
-
 
 def _maybe(x, name):
     return None if x is None else _arrays.array(x, name=name)
@@ -34,7 +32,7 @@ class KvBuffer:
 
     def __init__(self, comm, *, rows, heads, dim, dim_v=None, dtype="f32", drop=False, kernel=None):
         self._heads, self._dims = heads, (dim, dim if dim_v is None else dim_v)
-        self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _DTYPES.get(dtype, dtype), drop, kernel or "")
+        self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "")
         self._coming = {}  # keys under way: their memory must stay
 
     def begin(self, micros, mask=None):

@@ -32,7 +32,7 @@ def layout_of(layout, packing, ranks, mask=None):
         return Layout(layout, packing, ranks, **_given(mask=mask))
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
-    if not layout.packing == packing:
+    if layout.packing != packing:
         raise error(f"the layout was made for {layout.packing}, not for {packing}", "make it for the packing at hand")
     return layout
 

@@ -32,9 +32,10 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
     q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the
-    same on every rank: a weft.Packing, or its tensor (pack) inside torch.compile. mask is a weft.Mask, or say causal,
-    bottom_right, window, chunk_size. group is a process group or its name, None the default one; without any (or with
-    one_rank=True) the tensors are the whole pack.
+    same on every rank: a weft.Packing or its tensor (pack). mask is a weft.Mask, or say causal, bottom_right, window,
+    chunk_size. group is a process group or its name, None the default one; without any (or with one_rank=True) the tensors
+    are the whole pack. Inside torch.compile give the packing as its tensor and the mask by its parts: objects of the
+    library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
     across, stages, deterministic, kernel, checked. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
@@ -49,6 +50,8 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
+    if mask is not None and not isinstance(mask, Mask):
+        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     if mask is not None and mask.slices is not None:
         if isinstance(packing, torch.Tensor):
             raise error("a mask of slices with a packing that is a tensor",

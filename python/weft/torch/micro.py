@@ -46,6 +46,10 @@ class MicroSequenceAttention(torch.nn.Module):
         self._free = []  # (shape of the keys, buffer)
         self._alone = None
 
+    def __getstate__(self):
+        """A copy has the settings, and makes buffers of its own."""
+        return {**self.__dict__, "_free": [], "_alone": None}
+
     def _communicator(self):
         if resolve(self.group) is not None:
             return communicator(self.group)

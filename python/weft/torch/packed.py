@@ -20,6 +20,8 @@ def pack(packing, slices=None):
     """
     if isinstance(packing, torch.Tensor):
         return packing
+    if not isinstance(packing, _core.Packing):
+        raise error(f"a packing was expected, not {type(packing).__name__}", "give a weft.Packing, or weft.torch.pack of one")
     head = [_VERSION, packing.sequences, packing.tokens_q, packing.tokens_k, int(packing.self_attention), 0]
     parts = [packing.cu_seqlens_q_padded, packing.lengths_q]
     if not packing.self_attention:
