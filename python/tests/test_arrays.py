@@ -241,3 +241,19 @@ def test_other_threads_run_meanwhile(what):
     }
     seconds, ticks = _ticks(calls[what])
     assert ticks >= 3 and seconds > 0.01, f"{ticks} in {seconds:.3f} s"
+
+
+def test_arrays_of_jax_that_are_still_computed():
+    """JAX computes behind one's back; whoever reads an array waits."""
+    jnp = pytest.importorskip("jax.numpy")
+    import jax
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ y.T @ y / 100), x)
+
+    start = jnp.asarray(np.random.default_rng(0).standard_normal((192, 64), np.float32))
+    want = slow(start).block_until_ready().reshape(192, 2, 32)
+    got = slow(start).reshape(192, 2, 32)
+    np.testing.assert_array_equal(weft.attention(got, got, got, cu_seqlens_q=[0, 192]).out,
+                                  weft.attention(want, want, want, cu_seqlens_q=[0, 192]).out)
