@@ -1,11 +1,11 @@
 // Attention on one rank and by schedules.
+#include <memory>
+#include <optional>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
-
-#include <memory>
-#include <optional>
 
 #include "communicator.h"
 #include "convert.h"
@@ -234,7 +234,8 @@ void bind_support(nb::module_& m) {
       nb::dict cells;
       cells["one rank"] = why(row.one_rank);
       std::size_t i = 0;
-      for (const ScheduleKind kind : schedule_kinds()) cells[nb::cast(std::string(name(kind)))] = why(row.schedules[i++]);
+      for (const ScheduleKind kind : schedule_kinds())
+        cells[nb::cast(std::string(name(kind)))] = why(row.schedules[i++]);
       rows.append(nb::make_tuple(row.group, row.name, cells));
     }
     return rows;

@@ -1,14 +1,14 @@
 #include "communicator.h"
 
+#include <algorithm>
+#include <deque>
+#include <vector>
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-
-#include <algorithm>
-#include <deque>
-#include <vector>
 
 #include "comm/blocks.h"
 #include "module.h"
@@ -161,7 +161,8 @@ class PythonCommunicator final : public Communicator {
     for (Entry& e : all) places.push_back({&e, 1, 1, kSize, kSize, kSize});
     all_gather({&mine, 1, 1, kSize, kSize, kSize}, places).wait();
     std::erase_if(all, [&](const Entry& e) { return e.color != color; });
-    std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
+    std::sort(all.begin(), all.end(),
+              [](const Entry& a, const Entry& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
     std::vector<Index> members;
     Index me = 0;
     for (const Entry& e : all) {
@@ -208,7 +209,8 @@ void call_on_rank(const nb::callable& fn, Communicator& communicator, OneRank& m
       mine.problem = text("rank ", communicator.rank(), ": ", nb::cast<std::string>(e.value().attr("problem")));
       throw Error(nb::cast<std::string>(e.value().attr("problem")), nb::cast<std::string>(e.value().attr("remedy")));
     }
-    if (nb::hasattr(e.value(), "add_note")) e.value().attr("add_note")(text("on rank ", communicator.rank(), " of weft.spawn"));
+    if (nb::hasattr(e.value(), "add_note"))
+      e.value().attr("add_note")(text("on rank ", communicator.rank(), " of weft.spawn"));
     throw;
   }
 }
@@ -219,13 +221,12 @@ nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth
   std::vector<OneRank> all(static_cast<std::size_t>(max_of(ranks, 0)));
   try {
     const nb::gil_scoped_release others_run;
-    run_ranks(
-        ranks,
-        [&](Communicator& communicator) {
-          const nb::gil_scoped_acquire gil;
-          call_on_rank(fn, communicator, all[slot(communicator.rank())]);
-        },
-        {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
+    run_ranks(ranks,
+              [&](Communicator& communicator) {
+                const nb::gil_scoped_acquire gil;
+                call_on_rank(fn, communicator, all[slot(communicator.rank())]);
+              },
+              {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
   } catch (const Error& e) {
     const nb::object error = error_object(e);
     for (const OneRank& rank : all)
@@ -242,7 +243,8 @@ nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth
 
 Communicator& Comm::get() const {
   if (ended_or_not == nullptr)
-    throw Error("the ranks of this communicator have ended", "use it, and call backward, inside the function given to weft.spawn");
+    throw Error("the ranks of this communicator have ended",
+                "use it, and call backward, inside the function given to weft.spawn");
   return *ended_or_not;
 }
 

@@ -31,7 +31,8 @@ Index whole(nb::handle object, std::string_view name, std::string_view wanted) {
 template <class T>
 void append(const nb::ndarray<nb::ro>& array, std::vector<Index>& out) {
   const T* data = static_cast<const T*>(array.data());
-  for (std::size_t i = 0; i < array.shape(0); ++i) out.push_back(static_cast<Index>(data[static_cast<Index>(i) * array.stride(0)]));
+  for (std::size_t i = 0; i < array.shape(0); ++i)
+    out.push_back(static_cast<Index>(data[static_cast<Index>(i) * array.stride(0)]));
 }
 
 // A one-dimensional array of whole numbers on the CPU.
@@ -96,7 +97,8 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices) {
 }
 
 std::vector<std::vector<Run>> runs_from(nb::handle object) {
-  constexpr std::string_view kWanted = "a list of runs for each rank: (row, token, count) or (row, token, count, stride)";
+  constexpr std::string_view kWanted =
+      "a list of runs for each rank: (row, token, count) or (row, token, count, stride)";
   std::vector<std::vector<Run>> out;
   if (!PySequence_Check(object.ptr())) refuse("runs", object, kWanted);
   for (nb::handle rank : nb::borrow<nb::iterable>(object)) {

@@ -1,4 +1,5 @@
-// weft._core: the nouns of Weft for Python. Thin: what a call means is said in C++ once, how it is spelt in python/weft.
+// weft._core: the nouns of Weft for Python. Thin: what a call means is said in C++ once, how it is spelt in
+// python/weft.
 #include "module.h"
 
 #include "weft/error.h"
@@ -24,8 +25,9 @@ NB_MODULE(_core, m) {
   m.doc() = "Weft's library; use it through the package weft.";
   m.attr("__version__") = weft::version();
 
-  error_type = PyErr_NewExceptionWithDoc(
-      "weft.Error", "What was wrong, with the values (`problem`), and the way out (`remedy`).", PyExc_ValueError, nullptr);
+  error_type = PyErr_NewExceptionWithDoc("weft.Error",
+                                         "What was wrong, with the values (`problem`), and the way out (`remedy`).",
+                                         PyExc_ValueError, nullptr);
   m.attr("Error") = nb::handle(error_type);
   nb::register_exception_translator([](const std::exception_ptr& caught, void*) {
     try {

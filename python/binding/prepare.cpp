@@ -1,11 +1,13 @@
 // Packs, micro-sequences, the K/V buffer, decoding on a cache.
+#include "weft/prepare.h"
+
+#include <optional>
+#include <utility>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
-
-#include <optional>
-#include <utility>
 
 #include "communicator.h"
 #include "convert.h"
@@ -16,7 +18,6 @@
 #include "weft/error.h"
 #include "weft/kv_buffer.h"
 #include "weft/kv_cache.h"
-#include "weft/prepare.h"
 
 namespace weft::python {
 namespace {
@@ -44,8 +45,7 @@ void check_pack(const Packs& packs, Index pack) {
 
 // A K/V buffer with the communicator it needs.
 struct HeldKvBuffer {
-  HeldKvBuffer(Comm& comm, KvBufferOptions options)
-      : comm(comm), buffer(comm.get(), std::move(options)) {}
+  HeldKvBuffer(Comm& comm, KvBufferOptions options) : comm(comm), buffer(comm.get(), std::move(options)) {}
   Comm& comm;  // kept alive by Python
   KvBuffer buffer;
 };
@@ -111,12 +111,18 @@ void bind_prepare(nb::module_& m) {
       .def_ro("begin", &Window::begin)
       .def_ro("end", &Window::end)
       .def_ro("first_document_begin", &Window::first_document_begin)
-      .def_prop_ro("documents", [](const Window& w) { return array_of(w.documents); }, kNew)
-      .def_prop_ro("lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
-      .def_prop_ro("cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
-      .def_prop_ro("cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
-      .def_prop_ro("position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
-      .def_prop_ro("document_index_q", [](const Window& w) { return array_of(w.document_index_q()); }, kNew)
+      .def_prop_ro(
+          "documents", [](const Window& w) { return array_of(w.documents); }, kNew)
+      .def_prop_ro(
+          "lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
+      .def_prop_ro(
+          "position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
+      .def_prop_ro(
+          "document_index_q", [](const Window& w) { return array_of(w.document_index_q()); }, kNew)
       .def_prop_ro("document_index_k", [](const Window& w) { return array_of(w.document_index_k()); }, kNew);
 
   nb::class_<MicroSequences>(m, "MicroSequences", R"(A pack processed in M micro-sequences by ranks that gather K and V.
@@ -133,13 +139,14 @@ void bind_prepare(nb::module_& m) {
             if (!packing.self())
               throw Error("micro-sequences of a packing whose keys are not where its queries are",
                           "micro-sequences are for self-attention");
-            new (self) MicroSequences(packing.q(), {.ranks = ranks,
-                                                    .micros = micros,
-                                                    .remainder = pad ? MicroSplit::Remainder::pad
-                                                                     : MicroSplit::Remainder::refuse,
-                                                    .first_document_begin = first_document_begin});
+            new (self) MicroSequences(packing.q(),
+                                      {.ranks = ranks,
+                                       .micros = micros,
+                                       .remainder = pad ? MicroSplit::Remainder::pad : MicroSplit::Remainder::refuse,
+                                       .first_document_begin = first_document_begin});
           },
-          "packing"_a, nb::kw_only(), "ranks"_a = 1, "micros"_a, "pad"_a = false, "first_document_begin"_a.none() = nb::none())
+          "packing"_a, nb::kw_only(), "ranks"_a = 1, "micros"_a, "pad"_a = false,
+          "first_document_begin"_a.none() = nb::none())
       .def_prop_ro("ranks", &MicroSequences::ranks)
       .def_prop_ro("micros", &MicroSequences::micros)
       .def_prop_ro("local", &MicroSequences::local, "Rows of a window.")
@@ -252,15 +259,18 @@ void bind_prepare(nb::module_& m) {
           "__init__",
           [](HeldCache* self, const Array& k, const Array& v, nb::object offsets, nb::object used) {
             const auto filled = optional_indices(used, "used").value_or(std::vector<Index>{});
-            new (self) HeldCache{k, v,
-                                 KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd),
-                                         indices(offsets, "offsets"), filled)};
+            new (self) HeldCache{
+                k, v,
+                KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd), indices(offsets, "offsets"), filled)};
           },
           "k"_a, "v"_a, "offsets"_a, "used"_a.none())
       .def_prop_ro("sequences", [](const HeldCache& c) { return c.cache.sequences(); })
-      .def("used", [](const HeldCache& c, Index i) { return c.cache.used(i); }, "sequence"_a)
-      .def("room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
-      .def("keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
+      .def(
+          "used", [](const HeldCache& c, Index i) { return c.cache.used(i); }, "sequence"_a)
+      .def(
+          "room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
+      .def(
+          "keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
       .def(
           "append",
           [](HeldCache& c, nb::object counts, const Array& k, const Array& v) {

@@ -1,13 +1,13 @@
 #include "tensor.h"
 
+#include <algorithm>
+#include <optional>
+#include <string>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
-
-#include <algorithm>
-#include <optional>
-#include <string>
 
 #include "module.h"
 #include "text.h"
@@ -60,12 +60,19 @@ Array from_object(nb::handle object, std::string_view name) {
   out.data = const_cast<void*>(array.data());
   const nb::dlpack::dtype d = array.dtype();
   out.item_bytes = d.bits / 8 * d.lanes;
-  const auto is = [&](nb::dlpack::dtype_code code, int bits) { return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1; };
-  if (is(nb::dlpack::dtype_code::Float, 64)) out.dtype = DType::f64;
-  else if (is(nb::dlpack::dtype_code::Float, 32)) out.dtype = DType::f32;
-  else if (is(nb::dlpack::dtype_code::Float, 16)) out.dtype = DType::f16;
-  else if (is(nb::dlpack::dtype_code::Bfloat, 16)) out.dtype = DType::bf16;
-  else out.floating = false;
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 64))
+    out.dtype = DType::f64;
+  else if (is(nb::dlpack::dtype_code::Float, 32))
+    out.dtype = DType::f32;
+  else if (is(nb::dlpack::dtype_code::Float, 16))
+    out.dtype = DType::f16;
+  else if (is(nb::dlpack::dtype_code::Bfloat, 16))
+    out.dtype = DType::bf16;
+  else
+    out.floating = false;
   std::vector<Index> shape, strides;
   for (std::size_t i = 0; i < array.ndim(); ++i) {
     shape.push_back(static_cast<Index>(array.shape(i)));
@@ -90,8 +97,8 @@ void need_dimensions(const Array& array, std::string_view name, std::size_t thd,
   const std::size_t wanted = format == Format::thd ? thd : thd + 1;
   if (array.shape.size() == wanted) return;
   constexpr std::string_view kFormats[] = {"thd", "bshd", "sbhd"};
-  throw Error(text(name, " has shape ", shape_text(array.shape), ", but format ",
-                   kFormats[static_cast<int>(format)], " has ", wanted, " dimensions", what),
+  throw Error(text(name, " has shape ", shape_text(array.shape), ", but format ", kFormats[static_cast<int>(format)],
+                   " has ", wanted, " dimensions", what),
               "reshape it, or name its format: thd [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]");
 }
 
@@ -122,9 +129,10 @@ TensorView any_view(const Array& array, std::string_view name, Format format) {
   out.head_stride = array.strides[at];
   out.dim = array.shape[at + 1];
   if (out.dim > 1 && array.strides[at + 1] != 1)
-    throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-                     ": the elements of a head do not lie side by side"),
-                text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
+    throw Error(
+        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+             ": the elements of a head do not lie side by side"),
+        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
   return out;
 }
 
@@ -208,7 +216,8 @@ void bind_tensor(nb::module_& m) {
       .def_ro("dtype", &Array::dtype)
       .def_prop_ro("address", [](const Array& a) { return reinterpret_cast<std::uintptr_t>(a.data); });
   m.def(
-      "array", [](nb::handle object, bool writable, std::string_view name, std::optional<DType> dtype) {
+      "array",
+      [](nb::handle object, bool writable, std::string_view name, std::optional<DType> dtype) {
         Array out = from_object(object, name);
         out.writable = writable;
         if (dtype) {
@@ -249,9 +258,10 @@ void bind_tensor(nb::module_& m) {
         void* data = ::operator new(static_cast<std::size_t>(max_of(count, 1) * size_of(dtype)), std::align_val_t{64});
         nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); });
         nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
-                                                                            : nb::dlpack::dtype_code::Float),
+                                                                           : nb::dlpack::dtype_code::Float),
                             static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
-        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value, 0);
+        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value,
+                                          0);
       },
       nb::arg("shape"), nb::arg("dtype"));
 }

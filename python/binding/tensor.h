@@ -1,11 +1,11 @@
 // Arrays of any framework, seen as Weft sees tensors: no element is copied.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
 #include <string_view>
 #include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include "weft/layout.h"
 #include "weft/tensor.h"
@@ -28,8 +28,8 @@ struct Array {
   nb::ndarray<nb::ro> imported;
 };
 
-// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number of
-// dimensions or a last dimension that is not contiguous.
+// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number
+// of dimensions or a last dimension that is not contiguous.
 ConstTensorView view(const Array& array, std::string_view name, Format format);
 // The same for what is written.
 TensorView output(const Array& array, std::string_view name, Format format);
