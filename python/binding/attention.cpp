@@ -1,11 +1,11 @@
 // Attention on one rank and by schedules.
+#include <memory>
+#include <optional>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
-
-#include <memory>
-#include <optional>
 
 #include "communicator.h"
 #include "convert.h"
@@ -157,7 +157,7 @@ void bind_attention(nb::module_& m) {
             new (self) Schedule(make_schedule(problem, placed.layouts, rank, {heads_q, heads_k, map},
                                               options_of(kind, key_order_name, head_groups, inside, across, stages)));
           },
-          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none() = nb::none(), "kind"_a,
+          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none(), "kind"_a,
           "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2, "across"_a = "ring", "stages"_a = 4)
       .def_prop_ro("kind", [](const Schedule& s) { return std::string(name(s.options.kind)); })
       .def_prop_ro("steps", [](const Schedule& s) { return s.steps.size(); })
@@ -234,7 +234,8 @@ void bind_support(nb::module_& m) {
       nb::dict cells;
       cells["one rank"] = why(row.one_rank);
       std::size_t i = 0;
-      for (const ScheduleKind kind : schedule_kinds()) cells[nb::cast(std::string(name(kind)))] = why(row.schedules[i++]);
+      for (const ScheduleKind kind : schedule_kinds())
+        cells[nb::cast(std::string(name(kind)))] = why(row.schedules[i++]);
       rows.append(nb::make_tuple(row.group, row.name, cells));
     }
     return rows;

@@ -1,14 +1,14 @@
 #include "communicator.h"
 
+#include <algorithm>
+#include <deque>
+#include <vector>
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-
-#include <algorithm>
-#include <deque>
-#include <vector>
 
 #include "comm/blocks.h"
 #include "module.h"
@@ -161,7 +161,8 @@ class PythonCommunicator final : public Communicator {
     for (Entry& e : all) places.push_back({&e, 1, 1, kSize, kSize, kSize});
     all_gather({&mine, 1, 1, kSize, kSize, kSize}, places).wait();
     std::erase_if(all, [&](const Entry& e) { return e.color != color; });
-    std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
+    std::sort(all.begin(), all.end(),
+              [](const Entry& a, const Entry& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
     std::vector<Index> members;
     Index me = 0;
     for (const Entry& e : all) {
@@ -184,38 +185,57 @@ std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
   return comm;
 }
 
-// Results of fn(communicator) on each rank, in their order. An exception of fn is raised here as it was.
+struct OneRank {
+  nb::object result;
+  nb::object raised;  // an Error of Weft's, with its traceback
+  std::string problem;
+};
+
+// An Error of Weft's goes through C++ as one, so that run_ranks can say which rank it was; others go as they are.
+void call_on_rank(const nb::callable& fn, Communicator& communicator, OneRank& mine) {
+  auto lent = std::make_unique<Comm>();
+  Comm& held = *lent;
+  held.ended_or_not = &communicator;
+  const nb::object comm = nb::cast(std::move(lent));
+  const struct End {
+    Comm& comm;
+    ~End() { comm.ended_or_not = nullptr; }
+  } end{held};
+  try {
+    mine.result = fn(comm);
+  } catch (nb::python_error& e) {
+    if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem")) {
+      mine.raised = nb::borrow(e.value());
+      mine.problem = text("rank ", communicator.rank(), ": ", nb::cast<std::string>(e.value().attr("problem")));
+      throw Error(nb::cast<std::string>(e.value().attr("problem")), nb::cast<std::string>(e.value().attr("remedy")));
+    }
+    if (nb::hasattr(e.value(), "add_note"))
+      e.value().attr("add_note")(text("on rank ", communicator.rank(), " of weft.spawn"));
+    throw;
+  }
+}
+
+// Results of fn(communicator) on each rank, in their order. An exception of fn is raised here as it was; an Error of
+// Weft's names the rank, and has the one that was raised there as its cause.
 nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth, double latency) {
-  std::vector<nb::object> results(static_cast<std::size_t>(max_of(ranks, 0)));
-  {
+  std::vector<OneRank> all(static_cast<std::size_t>(max_of(ranks, 0)));
+  try {
     const nb::gil_scoped_release others_run;
-    run_ranks(
-        ranks,
-        [&](Communicator& communicator) {
-          const nb::gil_scoped_acquire gil;
-          const std::string where = text("rank ", communicator.rank());
-          auto lent = std::make_unique<Comm>();
-          lent->ended_or_not = &communicator;
-          Comm& mine = *lent;
-          const nb::object comm = nb::cast(std::move(lent));
-          const struct End {
-            Comm& comm;
-            ~End() { comm.ended_or_not = nullptr; }
-          } end{mine};
-          try {
-            results[static_cast<std::size_t>(communicator.rank())] = fn(comm);
-          } catch (nb::python_error& e) {
-            // An Error of Weft's is one again, so that ranks that only wait for this one do not hide it.
-            if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem"))
-              throw Error(nb::cast<std::string>(e.value().attr("problem")), nb::cast<std::string>(e.value().attr("remedy")));
-            if (nb::hasattr(e.value(), "add_note")) e.value().attr("add_note")(text("on ", where, " of weft.spawn"));
-            throw;
-          }
-        },
-        {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
+    run_ranks(ranks,
+              [&](Communicator& communicator) {
+                const nb::gil_scoped_acquire gil;
+                call_on_rank(fn, communicator, all[slot(communicator.rank())]);
+              },
+              {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
+  } catch (const Error& e) {
+    const nb::object error = error_object(e);
+    for (const OneRank& rank : all)
+      if (rank.raised.is_valid() && rank.problem == e.problem()) nb::setattr(error, "__cause__", rank.raised);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    throw nb::python_error();
   }
   nb::list out;
-  for (nb::object& r : results) out.append(std::move(r));
+  for (OneRank& rank : all) out.append(std::move(rank.result));
   return out;
 }
 
@@ -223,7 +243,8 @@ nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth
 
 Communicator& Comm::get() const {
   if (ended_or_not == nullptr)
-    throw Error("the ranks of this communicator have ended", "use it, and call backward, inside the function given to weft.spawn");
+    throw Error("the ranks of this communicator have ended",
+                "use it, and call backward, inside the function given to weft.spawn");
   return *ended_or_not;
 }
 

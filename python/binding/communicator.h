@@ -1,10 +1,10 @@
 // Communicators whose bytes are moved by Python code.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <memory>
 #include <string>
+
+#include <nanobind/nanobind.h>
 
 #include "weft/communicator.h"
 

@@ -31,13 +31,17 @@ Index whole(nb::handle object, std::string_view name, std::string_view wanted) {
 template <class T>
 void append(const nb::ndarray<nb::ro>& array, std::vector<Index>& out) {
   const T* data = static_cast<const T*>(array.data());
-  for (std::size_t i = 0; i < array.shape(0); ++i) out.push_back(static_cast<Index>(data[static_cast<Index>(i) * array.stride(0)]));
+  for (std::size_t i = 0; i < array.shape(0); ++i)
+    out.push_back(static_cast<Index>(data[static_cast<Index>(i) * array.stride(0)]));
 }
 
 // A one-dimensional array of whole numbers on the CPU.
 bool from_array(nb::handle object, std::string_view name, std::vector<Index>& out) {
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) return false;
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
+    PyErr_Clear();  // what the object itself said of it
+    return false;
+  }
   const nb::dlpack::dtype d = array.dtype();
   const bool is_signed = d.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int);
   if (array.ndim() != 1 || !is_signed || d.lanes != 1 || (d.bits != 32 && d.bits != 64))
@@ -93,7 +97,8 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices) {
 }
 
 std::vector<std::vector<Run>> runs_from(nb::handle object) {
-  constexpr std::string_view kWanted = "a list of runs for each rank: (row, token, count) or (row, token, count, stride)";
+  constexpr std::string_view kWanted =
+      "a list of runs for each rank: (row, token, count) or (row, token, count, stride)";
   std::vector<std::vector<Run>> out;
   if (!PySequence_Check(object.ptr())) refuse("runs", object, kWanted);
   for (nb::handle rank : nb::borrow<nb::iterable>(object)) {

@@ -1,12 +1,12 @@
 // Lists of numbers between Python and Weft.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include "weft/layout.h"
 #include "weft/slice.h"

@@ -1,4 +1,5 @@
-// weft._core: the nouns of Weft for Python. Thin: what a call means is said in C++ once, how it is spelt in python/weft.
+// weft._core: the nouns of Weft for Python. Thin: what a call means is said in C++ once, how it is spelt in
+// python/weft.
 #include "module.h"
 
 #include "weft/error.h"
@@ -6,24 +7,33 @@
 
 namespace nb = nanobind;
 
+namespace {
+PyObject* error_type = nullptr;
+}
+
+// The same text, and its two parts.
+nb::object weft::python::error_object(const Error& e) {
+  nb::object instance = nb::handle(error_type)(nb::str(e.what()));
+  nb::setattr(instance, "problem", nb::str(e.problem().c_str()));
+  nb::setattr(instance, "remedy", nb::str(e.remedy().c_str()));
+  return instance;
+}
+
 NB_MODULE(_core, m) {
   // torch keeps operators, and with them what they refer to, until the process is gone; that is no leak of ours.
   nb::set_leak_warnings(false);
   m.doc() = "Weft's library; use it through the package weft.";
   m.attr("__version__") = weft::version();
 
-  // weft.Error has the same text, and its two parts.
-  static PyObject* error = PyErr_NewExceptionWithDoc(
-      "weft.Error", "What was wrong, with the values (`problem`), and the way out (`remedy`).", PyExc_ValueError, nullptr);
-  m.attr("Error") = nb::handle(error);
+  error_type = PyErr_NewExceptionWithDoc("weft.Error",
+                                         "What was wrong, with the values (`problem`), and the way out (`remedy`).",
+                                         PyExc_ValueError, nullptr);
+  m.attr("Error") = nb::handle(error_type);
   nb::register_exception_translator([](const std::exception_ptr& caught, void*) {
     try {
       std::rethrow_exception(caught);
     } catch (const weft::Error& e) {
-      nb::object instance = nb::handle(error)(nb::str(e.what()));
-      nb::setattr(instance, "problem", nb::str(e.problem().c_str()));
-      nb::setattr(instance, "remedy", nb::str(e.remedy().c_str()));
-      PyErr_SetObject(error, instance.ptr());
+      PyErr_SetObject(error_type, weft::python::error_object(e).ptr());
     }
   });
 

@@ -3,7 +3,14 @@
 
 #include <nanobind/nanobind.h>
 
+namespace weft {
+class Error;
+}
+
 namespace weft::python {
+
+// weft.Error as Python raises it.
+nanobind::object error_object(const Error& e);
 
 void bind_tensor(nanobind::module_& m);
 void bind_problem(nanobind::module_& m);

@@ -1,11 +1,13 @@
 // Packs, micro-sequences, the K/V buffer, decoding on a cache.
+#include "weft/prepare.h"
+
+#include <optional>
+#include <utility>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
-
-#include <optional>
-#include <utility>
 
 #include "communicator.h"
 #include "convert.h"
@@ -16,7 +18,6 @@
 #include "weft/error.h"
 #include "weft/kv_buffer.h"
 #include "weft/kv_cache.h"
-#include "weft/prepare.h"
 
 namespace weft::python {
 namespace {
@@ -44,10 +45,8 @@ void check_pack(const Packs& packs, Index pack) {
 
 // A K/V buffer with the communicator it needs.
 struct HeldKvBuffer {
-  HeldKvBuffer(Comm& comm, KvBufferOptions options)
-      : comm(comm), heads(options.heads), buffer(comm.get(), std::move(options)) {}
-  Comm& comm;
-  Index heads;
+  HeldKvBuffer(Comm& comm, KvBufferOptions options) : comm(comm), buffer(comm.get(), std::move(options)) {}
+  Comm& comm;  // kept alive by Python
   KvBuffer buffer;
 };
 
@@ -112,12 +111,18 @@ void bind_prepare(nb::module_& m) {
       .def_ro("begin", &Window::begin)
       .def_ro("end", &Window::end)
       .def_ro("first_document_begin", &Window::first_document_begin)
-      .def_prop_ro("documents", [](const Window& w) { return array_of(w.documents); }, kNew)
-      .def_prop_ro("lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
-      .def_prop_ro("cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
-      .def_prop_ro("cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
-      .def_prop_ro("position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
-      .def_prop_ro("document_index_q", [](const Window& w) { return array_of(w.document_index_q()); }, kNew)
+      .def_prop_ro(
+          "documents", [](const Window& w) { return array_of(w.documents); }, kNew)
+      .def_prop_ro(
+          "lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
+      .def_prop_ro(
+          "position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
+      .def_prop_ro(
+          "document_index_q", [](const Window& w) { return array_of(w.document_index_q()); }, kNew)
       .def_prop_ro("document_index_k", [](const Window& w) { return array_of(w.document_index_k()); }, kNew);
 
   nb::class_<MicroSequences>(m, "MicroSequences", R"(A pack processed in M micro-sequences by ranks that gather K and V.
@@ -134,13 +139,14 @@ void bind_prepare(nb::module_& m) {
             if (!packing.self())
               throw Error("micro-sequences of a packing whose keys are not where its queries are",
                           "micro-sequences are for self-attention");
-            new (self) MicroSequences(packing.q(), {.ranks = ranks,
-                                                    .micros = micros,
-                                                    .remainder = pad ? MicroSplit::Remainder::pad
-                                                                     : MicroSplit::Remainder::refuse,
-                                                    .first_document_begin = first_document_begin});
+            new (self) MicroSequences(packing.q(),
+                                      {.ranks = ranks,
+                                       .micros = micros,
+                                       .remainder = pad ? MicroSplit::Remainder::pad : MicroSplit::Remainder::refuse,
+                                       .first_document_begin = first_document_begin});
           },
-          "packing"_a, "ranks"_a = 1, "micros"_a, "pad"_a = false, "first_document_begin"_a.none() = nb::none())
+          "packing"_a, nb::kw_only(), "ranks"_a = 1, "micros"_a, "pad"_a = false,
+          "first_document_begin"_a.none() = nb::none())
       .def_prop_ro("ranks", &MicroSequences::ranks)
       .def_prop_ro("micros", &MicroSequences::micros)
       .def_prop_ro("local", &MicroSequences::local, "Rows of a window.")
@@ -184,7 +190,11 @@ void bind_prepare(nb::module_& m) {
           "comm"_a, "rows"_a, "heads"_a, "dim_qk"_a, "dim_v"_a, "dtype"_a, "drop"_a = false, "kernel"_a = "",
           nb::keep_alive<1, 2>())
       .def(
-          "begin", [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) { b.buffer.begin(s, mask); },
+          "begin",
+          [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) {
+            b.comm.get();
+            b.buffer.begin(s, mask);
+          },
           "sequence"_a, "mask"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "start_gather",
@@ -223,7 +233,12 @@ void bind_prepare(nb::module_& m) {
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
           "dv"_a, "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "missing", [](const HeldKvBuffer& b, Index micro) { return b.buffer.missing(micro); }, "micro"_a)
+          "missing",
+          [](const HeldKvBuffer& b, Index micro) {
+            b.comm.get();
+            return b.buffer.missing(micro);
+          },
+          "micro"_a)
       .def(
           "gather_again",
           [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {
@@ -231,7 +246,6 @@ void bind_prepare(nb::module_& m) {
             b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
           "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_ro("heads", &HeldKvBuffer::heads)
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
 
@@ -245,15 +259,18 @@ void bind_prepare(nb::module_& m) {
           "__init__",
           [](HeldCache* self, const Array& k, const Array& v, nb::object offsets, nb::object used) {
             const auto filled = optional_indices(used, "used").value_or(std::vector<Index>{});
-            new (self) HeldCache{k, v,
-                                 KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd),
-                                         indices(offsets, "offsets"), filled)};
+            new (self) HeldCache{
+                k, v,
+                KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd), indices(offsets, "offsets"), filled)};
           },
           "k"_a, "v"_a, "offsets"_a, "used"_a.none())
       .def_prop_ro("sequences", [](const HeldCache& c) { return c.cache.sequences(); })
-      .def("used", [](const HeldCache& c, Index i) { return c.cache.used(i); }, "sequence"_a)
-      .def("room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
-      .def("keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
+      .def(
+          "used", [](const HeldCache& c, Index i) { return c.cache.used(i); }, "sequence"_a)
+      .def(
+          "room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
+      .def(
+          "keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
       .def(
           "append",
           [](HeldCache& c, nb::object counts, const Array& k, const Array& v) {

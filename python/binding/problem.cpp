@@ -1,14 +1,19 @@
 // Packing, Mask, Problem, Layout, Plan.
 #include "problem.h"
 
+#include <array>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <string>
-#include <utility>
 
 #include "convert.h"
 #include "module.h"
@@ -44,11 +49,14 @@ Stream stream_of(const SideArrays& side, const Stream* other) {
     if (!cu && !padded && other == nullptr)
       throw Error(text("seqused_", side.name, " is given without offsets"),
                   text("give cu_seqlens_", side.name, " or cu_seqlens_", side.name, "_padded too"));
-    const std::vector<Index> offsets = padded ? *padded : cu ? *cu : std::vector<Index>(other->offsets().begin(), other->offsets().end());
+    const std::vector<Index> offsets = padded ? *padded
+                                       : cu   ? *cu
+                                              : std::vector<Index>(other->offsets().begin(), other->offsets().end());
     return Stream::from_used(offsets, *used, side.tokens);
   }
   const std::vector<Index>& lengths = cu ? *cu : padded.value();
-  return Stream::from_cu_seqlens({lengths, padded ? std::span<const Index>(*padded) : std::span<const Index>(), side.tokens});
+  return Stream::from_cu_seqlens(
+      {lengths, padded ? std::span<const Index>(*padded) : std::span<const Index>(), side.tokens});
 }
 
 Packing packing_of(nb::handle cu_q, nb::handle cu_k, nb::handle cu_q_padded, nb::handle cu_k_padded, nb::handle used_q,
@@ -72,7 +80,9 @@ IndexArray prefix_sums(std::span<const Index> lengths) {
   for (const Index n : lengths) sums.push_back(sums.back() + n);
   return array_of(std::move(sums));
 }
-IndexArray array_from(std::span<const Index> values) { return array_of(std::vector<Index>(values.begin(), values.end())); }
+IndexArray array_from(std::span<const Index> values) {
+  return array_of(std::vector<Index>(values.begin(), values.end()));
+}
 
 std::string lengths_text(const Stream& stream) {
   std::string all = "[";
@@ -86,7 +96,8 @@ std::string packing_text(const Packing& p) {
   return text("Packing(", lengths_text(p.q()), " in ", p.q().tokens(), " tokens", keys, ")");
 }
 
-Mask mask_of(bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk, nb::handle slices) {
+Mask mask_of(bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk,
+             nb::handle slices) {
   Mask mask{.causal = causal,
             .align = bottom_right ? Align::bottom_right : Align::top_left,
             .left = window.first,
@@ -107,6 +118,47 @@ std::string mask_text(const Mask& m) {
   if (m.left != -1 || m.right != -1) all += text(", window=(", m.left, ", ", m.right, ")");
   if (m.chunk) all += text(", chunk_size=", *m.chunk);
   return all + ")";
+}
+
+// What pickle and copy keep: data loaders make packings in processes of their own, and modules hold masks.
+using StreamState = std::tuple<std::vector<Index>, std::vector<Index>, Index>;  // offsets, used lengths, tokens
+using PackingState = std::pair<StreamState, StreamState>;
+using MaskState =
+    std::tuple<bool, bool, Index, Index, std::optional<Index>, std::optional<std::vector<std::array<Index, 6>>>>;
+
+StreamState stream_state(const Stream& s) {
+  return {{s.offsets().begin(), s.offsets().end()}, {s.used_lengths().begin(), s.used_lengths().end()}, s.tokens()};
+}
+PackingState packing_state(const Packing& p) { return {stream_state(p.q()), stream_state(p.k())}; }
+
+Packing packing_from(const PackingState& state) {
+  const auto stream = [](const StreamState& s) {
+    return Stream::from_used(std::get<0>(s), std::get<1>(s), std::get<2>(s));
+  };
+  return {stream(state.first), stream(state.second)};
+}
+
+MaskState mask_state(const Mask& m) {
+  std::optional<std::vector<std::array<Index, 6>>> slices;
+  if (m.slices) {
+    slices.emplace();
+    for (const Slice& s : *m.slices) slices->push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
+  }
+  return {m.causal, m.align == Align::bottom_right, m.left, m.right, m.chunk, slices};
+}
+
+Mask mask_from(const MaskState& state) {
+  const auto& [causal, bottom_right, left, right, chunk, slices] = state;
+  Mask mask{.causal = causal,
+            .align = bottom_right ? Align::bottom_right : Align::top_left,
+            .left = left,
+            .right = right,
+            .chunk = chunk};
+  if (slices) {
+    mask.slices.emplace();
+    for (const auto& s : *slices) mask.slices->push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+  }
+  return mask;
 }
 
 const Layout& side_of(const PlacedLayouts& placed, std::string_view side) {
@@ -158,8 +210,8 @@ void bind_problem(nb::module_& m) {
           "from_lengths",
           [](nb::object lengths, nb::object lengths_k, Index multiple) {
             const Stream q = Stream::from_lengths(indices(lengths, "lengths"));
-            const Packing packing = lengths_k.is_none() ? Packing(q)
-                                                        : Packing(q, Stream::from_lengths(indices(lengths_k, "lengths_k")));
+            const Packing packing =
+                lengths_k.is_none() ? Packing(q) : Packing(q, Stream::from_lengths(indices(lengths_k, "lengths_k")));
             return multiple == 1 ? packing : packing.padded_to(multiple);
           },
           "lengths"_a, "lengths_k"_a.none() = nb::none(), "multiple"_a = 1)
@@ -167,7 +219,8 @@ void bind_problem(nb::module_& m) {
           "from_batch",
           [](Index batch, Index length, std::optional<Index> length_k, nb::object used_q, nb::object used_k) {
             const auto q_used = optional_indices(used_q, "seqused_q"), k_used = optional_indices(used_k, "seqused_k");
-            Stream q = Stream::from_batch(batch, length, q_used ? std::span<const Index>(*q_used) : std::span<const Index>());
+            Stream q =
+                Stream::from_batch(batch, length, q_used ? std::span<const Index>(*q_used) : std::span<const Index>());
             if (!length_k && !k_used) return Packing(std::move(q));
             Stream k = Stream::from_batch(batch, length_k.value_or(length),
                                           k_used ? std::span<const Index>(*k_used) : std::span<const Index>());
@@ -181,13 +234,24 @@ void bind_problem(nb::module_& m) {
       .def_prop_ro("tokens_q", [](const Packing& p) { return p.q().tokens(); })
       .def_prop_ro("tokens_k", [](const Packing& p) { return p.k().tokens(); })
       .def_prop_ro("self_attention", &Packing::self)
-      .def_prop_ro("cu_seqlens_q", [](const Packing& p) { return prefix_sums(p.q().used_lengths()); }, kNew)
-      .def_prop_ro("cu_seqlens_k", [](const Packing& p) { return prefix_sums(p.k().used_lengths()); }, kNew)
-      .def_prop_ro("cu_seqlens_q_padded", [](const Packing& p) { return array_from(p.q().offsets()); }, kNew)
-      .def_prop_ro("cu_seqlens_k_padded", [](const Packing& p) { return array_from(p.k().offsets()); }, kNew)
-      .def_prop_ro("lengths_q", [](const Packing& p) { return array_from(p.q().used_lengths()); }, kNew)
-      .def_prop_ro("lengths_k", [](const Packing& p) { return array_from(p.k().used_lengths()); }, kNew)
-      .def("__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); })
+      .def_prop_ro(
+          "cu_seqlens_q", [](const Packing& p) { return prefix_sums(p.q().used_lengths()); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k", [](const Packing& p) { return prefix_sums(p.k().used_lengths()); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_q_padded", [](const Packing& p) { return array_from(p.q().offsets()); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k_padded", [](const Packing& p) { return array_from(p.k().offsets()); }, kNew)
+      .def_prop_ro(
+          "lengths_q", [](const Packing& p) { return array_from(p.q().used_lengths()); }, kNew)
+      .def_prop_ro(
+          "lengths_k", [](const Packing& p) { return array_from(p.k().used_lengths()); }, kNew)
+      .def(
+          "__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); },
+          nb::is_operator())
+      .def("__hash__", [](const Packing& p) { return std::hash<std::string>{}(packing_text(p)); })
+      .def("__getstate__", packing_state)
+      .def("__setstate__", [](Packing& self, const PackingState& state) { new (&self) Packing(packing_from(state)); })
       .def("__repr__", packing_text);
 
   nb::class_<Mask>(m, "Mask", R"(Which keys a query may see.
@@ -206,9 +270,17 @@ void bind_problem(nb::module_& m) {
       .def_prop_ro("bottom_right", [](const Mask& mask) { return mask.align == Align::bottom_right; })
       .def_prop_ro("window", [](const Mask& mask) { return std::pair{mask.left, mask.right}; })
       .def_ro("chunk_size", &Mask::chunk)
-      .def_prop_ro("slices", [](const Mask& mask) -> nb::object {
-        return mask.slices ? nb::cast(slices_array(*mask.slices)) : nb::none();
-      }, kNew)
+      .def_prop_ro(
+          "slices",
+          [](const Mask& mask) -> nb::object {
+            return mask.slices ? nb::cast(slices_array(*mask.slices)) : nb::none();
+          },
+          kNew)
+      .def(
+          "__eq__", [](const Mask& a, const Mask& b) { return mask_state(a) == mask_state(b); }, nb::is_operator())
+      .def("__hash__", [](const Mask& mask) { return std::hash<std::string>{}(mask_text(mask)); })
+      .def("__getstate__", mask_state)
+      .def("__setstate__", [](Mask& self, const MaskState& state) { new (&self) Mask(mask_from(state)); })
       .def("__repr__", mask_text);
 
   nb::class_<Problem>(m, "Problem", "A checked question, the same on every rank: a Packing and a Mask.")
@@ -216,8 +288,9 @@ void bind_problem(nb::module_& m) {
       .def_prop_ro("packing", &Problem::packing)
       .def_prop_ro("mask", &Problem::mask)
       .def_prop_ro("visible_pairs", &Problem::visible_pairs)
-      .def_prop_ro("slices", [](const Problem& p) { return slices_array(p.global_slices()); },
-                   "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
+      .def_prop_ro(
+          "slices", [](const Problem& p) { return slices_array(p.global_slices()); },
+          "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
 
   m.attr("UNLIMITED") = kUnlimited;
 
@@ -242,15 +315,18 @@ void bind_problem(nb::module_& m) {
             const Layout q = Layout::explicit_runs(packing.q(), runs_from(runs));
             if (runs_k.is_none() && !packing.self())
               throw Error("runs of the keys are not given, and keys are not where the queries are", "give runs_k too");
-            return PlacedLayouts{packing, {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))}};
+            return PlacedLayouts{packing,
+                                 {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))}};
           },
           "packing"_a, "runs"_a, "runs_k"_a.none() = nb::none(),
           "Your own runs, a list for each rank of (row, token, count) or (row, token, count, stride).")
       .def_ro("packing", &PlacedLayouts::packing)
       .def_prop_ro("kind", [](const PlacedLayouts& p) { return std::string(name(p.layouts.q.kind())); })
       .def_prop_ro("ranks", [](const PlacedLayouts& p) { return p.layouts.q.ranks(); })
-      .def_prop_ro("rows", [](const PlacedLayouts& p) { return p.layouts.q.rows(); }, "Query rows of each rank.")
-      .def_prop_ro("rows_k", [](const PlacedLayouts& p) { return p.layouts.k.rows(); }, "Key rows of each rank.")
+      .def_prop_ro(
+          "rows", [](const PlacedLayouts& p) { return p.layouts.q.rows(); }, "Query rows of each rank.")
+      .def_prop_ro(
+          "rows_k", [](const PlacedLayouts& p) { return p.layouts.k.rows(); }, "Key rows of each rank.")
       .def(
           "tokens",
           [](const PlacedLayouts& p, Index rank, std::string_view side) {
@@ -276,8 +352,8 @@ void bind_problem(nb::module_& m) {
           "rank"_a, "side"_a = "q", "1 where the row holds a real token.")
       .def(
           "shard",
-          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& whole, Format whole_format, const Array& local,
-             Format local_format) {
+          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& whole, Format whole_format,
+             const Array& local, Format local_format) {
             const Layout& layout = side_of(p, side);
             check_rank(layout, rank);
             const RowTensor from = rows_view(whole, "the whole array", whole_format, false);
@@ -288,8 +364,8 @@ void bind_problem(nb::module_& m) {
           "side"_a, "rank"_a, "whole"_a, "whole_format"_a, "local"_a, "local_format"_a)
       .def(
           "unshard",
-          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& local, Format local_format, const Array& whole,
-             Format whole_format) {
+          [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& local, Format local_format,
+             const Array& whole, Format whole_format) {
             const Layout& layout = side_of(p, side);
             check_rank(layout, rank);
             const RowTensor from = rows_view(local, "the rank's rows", local_format, false);
@@ -304,31 +380,35 @@ void bind_problem(nb::module_& m) {
       });
 
   nb::class_<Plan>(m, "Plan", "Slices of one rank: query rows x key rows of the two buffers at hand, cut by a band.")
-      .def_prop_ro("slices", [](const Plan& p) { return slices_array(p.slices); },
-                   "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi. Row q sees row k iff lo <= k - q <= hi.", kNew)
+      .def_prop_ro(
+          "slices", [](const Plan& p) { return slices_array(p.slices); },
+          "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi. Row q sees row k iff lo <= k - q <= hi.", kNew)
       .def_ro("q_rows", &Plan::q_rows)
       .def_ro("k_rows", &Plan::k_rows)
       .def_prop_ro("visible_pairs", [](const Plan& p) { return visible_pairs(p); })
-      .def_prop_ro("touched_keys", [](const Plan& p) {
-        std::vector<Index> flat;
-        for (const Range& r : touched_keys(p)) flat.insert(flat.end(), {r.begin, r.end});
-        const std::size_t n = flat.size() / 2;
-        return array_of(std::move(flat), {n, 2});
-      }, "[n, 2]: key rows that some query sees, as ranges.", kNew)
+      .def_prop_ro(
+          "touched_keys",
+          [](const Plan& p) {
+            std::vector<Index> flat;
+            for (const Range& r : touched_keys(p)) flat.insert(flat.end(), {r.begin, r.end});
+            const std::size_t n = flat.size() / 2;
+            return array_of(std::move(flat), {n, 2});
+          },
+          "[n, 2]: key rows that some query sees, as ranges.", kNew)
       .def("__repr__", [](const Plan& p) {
         return text("Plan(", p.slices.size(), " slices, ", p.q_rows, " query rows, ", p.k_rows, " key rows)");
       });
   m.def("whole_plan", [](const Problem& p) {
-    const RunList q = RunList::sequence_order(p.packing().q().tokens()), k = RunList::sequence_order(p.packing().k().tokens());
+    const RunList q = RunList::sequence_order(p.packing().q().tokens()),
+                  k = RunList::sequence_order(p.packing().k().tokens());
     return make_plan(p, q, k);
   });
   m.def("rank_plan", [](const Problem& p, const PlacedLayouts& placed, Index rank, nb::object keys) {
     check_rank(placed.layouts.q, rank);
     return make_plan(p, placed.layouts.q.runs(rank), keys_of(placed.layouts.k, keys));
   });
-  m.def("pairs_by_rank", [](const Problem& p, const PlacedLayouts& placed) {
-    return array_of(pairs_by_rank(p, placed.layouts.q));
-  });
+  m.def("pairs_by_rank",
+        [](const Problem& p, const PlacedLayouts& placed) { return array_of(pairs_by_rank(p, placed.layouts.q)); });
 }
 
 }  // namespace weft::python

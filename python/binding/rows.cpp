@@ -1,13 +1,14 @@
 // The helpers of docs/rows.md.
-#include <nanobind/stl/string.h>
+#include "weft/rows.h"
 
 #include <utility>
+
+#include <nanobind/stl/string.h>
 
 #include "convert.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
-#include "weft/rows.h"
 
 namespace weft::python {
 namespace {
@@ -36,43 +37,73 @@ void bind_rows(nb::module_& m) {
                                rows_view(sequence, "sequence", Format::thd, true));
       },
       "layout"_a, "ranks"_a, "sequence"_a, nb::call_guard<nb::gil_scoped_release>());
-  m.def("sequence_rows_of_rank_order", [](const PlacedLayouts& p) { return array_of(sequence_rows_of_rank_order(p.layouts.q)); },
-        "layout"_a, "[ranks * rows] token of each row, -1 where it holds none.");
-  m.def("rank_rows_of_sequence_order", [](const PlacedLayouts& p) { return array_of(rank_rows_of_sequence_order(p.layouts.q)); },
-        "layout"_a, "[tokens] row in rank order of each token, -1 where no rank holds it.");
-  m.def("valid_rows", [](const Packing& p) { return bytes_array(valid_rows(p.q())); }, "packing"_a,
-        "[tokens] 1 where the token is real.");
-  m.def("sequences_to_chunks", [](const Packing& p, Index chunk) {
-    Chunks c = sequences_to_chunks(p.q(), chunk);
-    return nb::make_tuple(array_of(std::move(c.cu_seqlens)), array_of(std::move(c.cu_seqlens_padded)), array_of(std::move(c.sequence)));
-  }, "packing"_a, "chunk_size"_a, "(cu_seqlens, cu_seqlens_padded, sequence) of sequences cut at multiples of a size.");
+  m.def(
+      "sequence_rows_of_rank_order",
+      [](const PlacedLayouts& p) { return array_of(sequence_rows_of_rank_order(p.layouts.q)); }, "layout"_a,
+      "[ranks * rows] token of each row, -1 where it holds none.");
+  m.def(
+      "rank_rows_of_sequence_order",
+      [](const PlacedLayouts& p) { return array_of(rank_rows_of_sequence_order(p.layouts.q)); }, "layout"_a,
+      "[tokens] row in rank order of each token, -1 where no rank holds it.");
+  m.def(
+      "valid_rows", [](const Packing& p) { return bytes_array(valid_rows(p.q())); }, "packing"_a,
+      "[tokens] 1 where the token is real.");
+  m.def(
+      "sequences_to_chunks",
+      [](const Packing& p, Index chunk) {
+        Chunks c = sequences_to_chunks(p.q(), chunk);
+        return nb::make_tuple(array_of(std::move(c.cu_seqlens)), array_of(std::move(c.cu_seqlens_padded)),
+                              array_of(std::move(c.sequence)));
+      },
+      "packing"_a, "chunk_size"_a,
+      "(cu_seqlens, cu_seqlens_padded, sequence) of sequences cut at multiples of a size.");
 
   nb::class_<VarlenStep>(m, "VarlenStep", "One call of a varlen kernel: n entries of query rows x key rows.")
-      .def_prop_ro("cu_seqlens_q", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q); }, kNew)
-      .def_prop_ro("cu_seqlens_k", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k); }, kNew)
-      .def_prop_ro("cu_seqlens_q_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q_padded); }, kNew)
-      .def_prop_ro("cu_seqlens_k_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k_padded); }, kNew)
-      .def_prop_ro("seqused_q", [](const VarlenStep& s) { return array_of(s.seqused_q); }, kNew)
-      .def_prop_ro("seqused_k", [](const VarlenStep& s) { return array_of(s.seqused_k); }, kNew)
-      .def_prop_ro("lo", [](const VarlenStep& s) { return array_of(s.lo); }, kNew)
-      .def_prop_ro("hi", [](const VarlenStep& s) { return array_of(s.hi); }, kNew)
-      .def_prop_ro("sequence", [](const VarlenStep& s) { return array_of(s.sequence); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_q", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_q_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q_padded); }, kNew)
+      .def_prop_ro(
+          "cu_seqlens_k_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k_padded); }, kNew)
+      .def_prop_ro(
+          "seqused_q", [](const VarlenStep& s) { return array_of(s.seqused_q); }, kNew)
+      .def_prop_ro(
+          "seqused_k", [](const VarlenStep& s) { return array_of(s.seqused_k); }, kNew)
+      .def_prop_ro(
+          "lo", [](const VarlenStep& s) { return array_of(s.lo); }, kNew)
+      .def_prop_ro(
+          "hi", [](const VarlenStep& s) { return array_of(s.hi); }, kNew)
+      .def_prop_ro(
+          "sequence", [](const VarlenStep& s) { return array_of(s.sequence); }, kNew)
       .def_ro("max_seqlen_q", &VarlenStep::max_seqlen_q)
       .def_ro("max_seqlen_k", &VarlenStep::max_seqlen_k)
-      .def_prop_ro("slices", [](const VarlenStep& s) { return slices_array(slices(s)); }, kNew)
-      .def_prop_ro("rank_rows", [](const VarlenStep& s) { return array_of(rank_rows_of_packed_step(s)); },
-                   "Row of the rank's buffer of each row of the packed step.", kNew);
-  m.def("all_gather_step", [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
-    return all_gather_step(p, placed.layouts.q, rank, step);
-  }, "problem"_a, "layout"_a, "rank"_a, "step"_a);
-  m.def("ring_step", [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
-    return ring_step(p, placed.layouts.q, rank, step);
-  }, "problem"_a, "layout"_a, "rank"_a, "step"_a);
-  m.def("ring_tile", [](Index ranks, Index rank, Index step) {
-    constexpr const char* kNames[] = {"diagonal", "below", "above"};
-    const RingTile tile = ring_tile(ranks, rank, step);
-    return nb::make_tuple(kNames[tile.kind], tile.keys_rank);
-  }, "ranks"_a, "rank"_a, "step"_a);
+      .def_prop_ro(
+          "slices", [](const VarlenStep& s) { return slices_array(slices(s)); }, kNew)
+      .def_prop_ro(
+          "rank_rows", [](const VarlenStep& s) { return array_of(rank_rows_of_packed_step(s)); },
+          "Row of the rank's buffer of each row of the packed step.", kNew);
+  m.def(
+      "all_gather_step",
+      [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
+        return all_gather_step(p, placed.layouts.q, rank, step);
+      },
+      "problem"_a, "layout"_a, "rank"_a, "step"_a);
+  m.def(
+      "ring_step",
+      [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
+        return ring_step(p, placed.layouts.q, rank, step);
+      },
+      "problem"_a, "layout"_a, "rank"_a, "step"_a);
+  m.def(
+      "ring_tile",
+      [](Index ranks, Index rank, Index step) {
+        constexpr const char* kNames[] = {"diagonal", "below", "above"};
+        const RingTile tile = ring_tile(ranks, rank, step);
+        return nb::make_tuple(kNames[tile.kind], tile.keys_rank);
+      },
+      "ranks"_a, "rank"_a, "step"_a);
 }
 
 }  // namespace weft::python

@@ -1,13 +1,13 @@
 #include "tensor.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <optional>
 #include <string>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include "module.h"
 #include "text.h"
@@ -22,34 +22,64 @@ std::string shape_text(const std::vector<Index>& shape) {
   return all + "]";
 }
 
-void check_place(std::string_view what, int device_type) {
+std::vector<Index> side_by_side(const std::vector<Index>& shape) {
+  std::vector<Index> strides(shape.size());
+  Index count = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= shape[i];
+  }
+  return strides;
+}
+
+void check_place(std::string_view name, int device_type) {
   if (device_type == nb::device::cpu::value) return;
-  throw Error(text("an array lies on ", what, " (DLPack device type ", device_type, ")"),
+  throw Error(text(name, " lies on a device (DLPack type ", device_type, ")"),
               "this build of Weft has kernels for CPUs: move it there first");
 }
 
+// numpy and others say anything of an array without elements.
+void set_shape(Array& array, std::vector<Index> shape, std::vector<Index> strides) {
+  const bool none = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  array.strides = none ? side_by_side(shape) : std::move(strides);
+  array.shape = std::move(shape);
+}
+
 // From any object that speaks DLPack or the buffer protocol.
-Array from_object(nb::handle object) {
+Array from_object(nb::handle object, std::string_view name) {
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array))
-    throw Error(text("an array was expected, not ", nb::type_name(object.type()).c_str()),
+  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
+    PyErr_Clear();  // what the object itself said of it
+    std::string given = nb::type_name(object.type()).c_str();
+    if (nb::hasattr(object, "dtype")) given += text(" of ", nb::repr(object.attr("dtype")).c_str());
+    throw Error(text(name, ": an array of numbers was expected, not ", given),
                 "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
-  check_place("a device", array.device_type());
+  }
+  check_place(name, array.device_type());
   Array out;
   out.data = const_cast<void*>(array.data());
   const nb::dlpack::dtype d = array.dtype();
   out.item_bytes = d.bits / 8 * d.lanes;
-  const auto is = [&](nb::dlpack::dtype_code code, int bits) { return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1; };
-  if (is(nb::dlpack::dtype_code::Float, 64)) out.dtype = DType::f64;
-  else if (is(nb::dlpack::dtype_code::Float, 32)) out.dtype = DType::f32;
-  else if (is(nb::dlpack::dtype_code::Float, 16)) out.dtype = DType::f16;
-  else if (is(nb::dlpack::dtype_code::Bfloat, 16)) out.dtype = DType::bf16;
-  else out.floating = false;
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 64))
+    out.dtype = DType::f64;
+  else if (is(nb::dlpack::dtype_code::Float, 32))
+    out.dtype = DType::f32;
+  else if (is(nb::dlpack::dtype_code::Float, 16))
+    out.dtype = DType::f16;
+  else if (is(nb::dlpack::dtype_code::Bfloat, 16))
+    out.dtype = DType::bf16;
+  else
+    out.floating = false;
+  std::vector<Index> shape, strides;
   for (std::size_t i = 0; i < array.ndim(); ++i) {
-    out.shape.push_back(static_cast<Index>(array.shape(i)));
-    out.strides.push_back(array.stride(i));
+    shape.push_back(static_cast<Index>(array.shape(i)));
+    strides.push_back(array.stride(i));
   }
-  out.owner = nb::cast(array);
+  set_shape(out, std::move(shape), std::move(strides));
+  out.imported = std::move(array);
   return out;
 }
 
@@ -67,8 +97,8 @@ void need_dimensions(const Array& array, std::string_view name, std::size_t thd,
   const std::size_t wanted = format == Format::thd ? thd : thd + 1;
   if (array.shape.size() == wanted) return;
   constexpr std::string_view kFormats[] = {"thd", "bshd", "sbhd"};
-  throw Error(text(name, " has shape ", shape_text(array.shape), ", but format ",
-                   kFormats[static_cast<int>(format)], " has ", wanted, " dimensions", what),
+  throw Error(text(name, " has shape ", shape_text(array.shape), ", but format ", kFormats[static_cast<int>(format)],
+                   " has ", wanted, " dimensions", what),
               "reshape it, or name its format: thd [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]");
 }
 
@@ -99,9 +129,10 @@ TensorView any_view(const Array& array, std::string_view name, Format format) {
   out.head_stride = array.strides[at];
   out.dim = array.shape[at + 1];
   if (out.dim > 1 && array.strides[at + 1] != 1)
-    throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-                     ": the elements of a head do not lie side by side"),
-                text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
+    throw Error(
+        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+             ": the elements of a head do not lie side by side"),
+        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
   return out;
 }
 
@@ -185,8 +216,9 @@ void bind_tensor(nb::module_& m) {
       .def_ro("dtype", &Array::dtype)
       .def_prop_ro("address", [](const Array& a) { return reinterpret_cast<std::uintptr_t>(a.data); });
   m.def(
-      "array", [](nb::handle object, bool writable, std::optional<DType> dtype) {
-        Array out = from_object(object);
+      "array",
+      [](nb::handle object, bool writable, std::string_view name, std::optional<DType> dtype) {
+        Array out = from_object(object, name);
         out.writable = writable;
         if (dtype) {
           out.dtype = *dtype;
@@ -194,24 +226,24 @@ void bind_tensor(nb::module_& m) {
         }
         return out;
       },
-      nb::arg("object"), nb::arg("writable"), nb::arg("dtype").none() = nb::none(),
+      nb::arg("object").none(), nb::arg("writable"), nb::arg("name"), nb::arg("dtype").none() = nb::none(),
       "Any object that speaks DLPack or the buffer protocol.");
-  // Python asks for the parts itself where that is faster than a capsule.
+  // Python asks for the parts itself where that is faster than a capsule. Without strides: elements lie side by side.
   m.def(
       "array_at",
       [](std::uintptr_t address, std::optional<DType> dtype, Index item_bytes, std::vector<Index> shape,
-         std::vector<Index> strides, nb::object owner) {
+         std::optional<std::vector<Index>> strides, nb::object owner) {
         Array out;
         out.data = reinterpret_cast<void*>(address);
         out.dtype = dtype.value_or(DType::f32);
         out.floating = dtype.has_value();
         out.item_bytes = item_bytes;
-        out.shape = std::move(shape);
-        out.strides = std::move(strides);
+        std::vector<Index> given = strides ? std::move(*strides) : side_by_side(shape);
+        set_shape(out, std::move(shape), std::move(given));
         out.owner = std::move(owner);
         return out;
       },
-      nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides"),
+      nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides").none(),
       nb::arg("owner"));
   // Memory of Weft's own, which any framework takes over by DLPack.
   m.def(
@@ -226,9 +258,10 @@ void bind_tensor(nb::module_& m) {
         void* data = ::operator new(static_cast<std::size_t>(max_of(count, 1) * size_of(dtype)), std::align_val_t{64});
         nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); });
         nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
-                                                                            : nb::dlpack::dtype_code::Float),
+                                                                           : nb::dlpack::dtype_code::Float),
                             static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
-        return nb::ndarray<>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value, 0);
+        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value,
+                                          0);
       },
       nb::arg("shape"), nb::arg("dtype"));
 }

@@ -1,10 +1,11 @@
 // Arrays of any framework, seen as Weft sees tensors: no element is copied.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <string_view>
 #include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include "weft/layout.h"
 #include "weft/tensor.h"
@@ -15,7 +16,7 @@ namespace nb = nanobind;
 
 enum class Format { thd, bshd, sbhd };
 
-// An array: where it lies and what shape it has. `owner` keeps the memory alive.
+// An array: where it lies and what shape it has. `owner` or `imported` keeps the memory alive.
 struct Array {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -24,10 +25,11 @@ struct Array {
   std::vector<Index> shape, strides;  // in elements
   bool writable = true;
   nb::object owner;
+  nb::ndarray<nb::ro> imported;
 };
 
-// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number of
-// dimensions or a last dimension that is not contiguous.
+// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number
+// of dimensions or a last dimension that is not contiguous.
 ConstTensorView view(const Array& array, std::string_view name, Format format);
 // The same for what is written.
 TensorView output(const Array& array, std::string_view name, Format format);

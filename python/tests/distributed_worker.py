@@ -76,7 +76,8 @@ def compare(packing, mask, how, *, group=None, layout="zigzag", sink=None, toler
     whole = tensors(packing, **more)
     expected = run(*whole, packing, mask, one_rank=True, sink=sink)
     rows = [weft.torch.shard(x, packing, group, layout=layout, mask=mask, side=side) for x, side in zip(whole, "qkkq")]
-    got = run(*rows, packing, mask, group=group, layout=layout, sink=sink, **how)
+    dealt = dict(layout_mask=mask) if layout == "balanced" else {}
+    got = run(*rows, packing, mask, group=group, layout=layout, sink=sink, **dealt, **how)
     real = [weft.torch.valid_rows(packing, group, layout=layout, mask=mask, side=side) for side in "qk"]
     for g, e, side, name in zip(got, expected, "qqkk", ("out", "dq", "dk", "dv")):
         e = weft.torch.shard(e, packing, group, layout=layout, mask=mask, side=side)
@@ -194,8 +195,21 @@ def all_gather_has_the_bits_of_one_rank():
     out = run(*whole, SELF, causal=True, one_rank=True)[0]
     for layout in ("zigzag", "contiguous", "balanced"):
         rows = [weft.torch.shard(x, SELF, layout=layout, mask=MASKS["causal"]) for x in whole]
-        got = run(*rows, SELF, causal=True, layout=layout)[0]
+        got = run(*rows, SELF, causal=True, layout=layout, layout_mask=MASKS["causal"])[0]
         assert torch.equal(got, weft.torch.shard(out, SELF, layout=layout, mask=MASKS["causal"])), layout
+
+
+@case
+def layers_of_other_masks_on_a_balanced_layout():
+    """Rows are dealt out once, by one mask; every layer may have its own."""
+    whole, causal = tensors(SELF), MASKS["causal"]
+    rows = [weft.torch.shard(x, SELF, layout="balanced", mask=causal) for x in whole]
+    for window in ((-1, 0), (5, 0), (3, 4)):
+        mask = weft.Mask(window=window)
+        for g, e in zip(run(*rows, SELF, mask, layout="balanced", layout_mask=causal), run(*whole, SELF, mask, one_rank=True)):
+            close(g, weft.torch.shard(e, SELF, layout="balanced", mask=causal), f"window {window}")
+    with raises("layout balanced without layout_mask"):
+        run(*rows, SELF, causal, layout="balanced")
 
 
 @case

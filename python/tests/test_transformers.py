@@ -119,6 +119,7 @@ CASES = [
     ("llama", "contiguous", "all_to_all", {}),
     ("llama", "striped", "ring", {}),
     ("llama", "balanced", "exact", {}),
+    ("gemma2", "balanced", "ring", {}),
     ("llama", "dual_chunk", "all_gather", {"head_groups": 2}),
     ("llama", "zigzag", "hybrid", {}),
     ("llama4", "zigzag", "all_gather", {}),
@@ -503,12 +504,6 @@ def test_refused_models():
     own = AutoModelForCausalLM.from_config(transformers.BloomConfig(**small), attn_implementation="weft")
     with pytest.raises(weft.Error, match="computes its attention itself"):
         own(tokens(10)[None])
-
-
-def test_refused_layout():
-    model = models(config_of("gemma2"))[1]
-    with pytest.raises(weft.Error, match="balanced was made for another mask"):
-        run_packed(model, options={"layout": "balanced"})
 
 
 def test_refused_options():

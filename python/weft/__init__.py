@@ -11,7 +11,7 @@ Arrays come from any framework that speaks DLPack, and results are arrays of the
 training with PyTorch, `weft.transformers` for models of that library.
 """
 
-from . import _copies, prepare, rows
+from . import prepare, rows
 from ._core import Communicator, Error, Layout, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
 from .attention import Attended, Gradients, attention, plan
 from .explain import Explanation, explain

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from . import _arrays, _core
 from ._arrays import error
-from ._core import DType, Mask, Packing, Problem
+from ._core import Communicator, DType, Mask, Packing, Problem
 from .sharding import batch_shape, layout_of
 
 
@@ -19,14 +19,19 @@ class Gradients(NamedTuple):
 
 def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     """The Mask that a caller means: an object, or its parts."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise error(f"window is {window!r}", "give (left, right), with -1 for no limit")
     if mask is None:
         return Mask(causal, bottom_right, tuple(window), chunk_size, slices)
     if causal or bottom_right or tuple(window) != (-1, -1) or chunk_size is not None or slices is not None:
-        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices", "a mask says it all: leave the others out")
+        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
+                    "a mask says it all: leave the others out")
+    if not isinstance(mask, Mask):
+        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     return mask
 
 
-def settings_of(q_heads, scale, softcap, sink, head_map):
+def settings_of(scale, softcap, sink, head_map):
     """What a model sets, checked as far as Python can tell."""
     if sink is None or isinstance(sink, str):
         if sink not in (None, "none", "off_by_one"):
@@ -35,28 +40,28 @@ def settings_of(q_heads, scale, softcap, sink, head_map):
     return _core.Settings(scale, softcap, _arrays.array(sink, name="sink"), False, head_map)
 
 
-def _rows(x, format):
-    return x.shape[0] if format == "thd" else x.shape[0] * x.shape[1]
+_SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
 
 
-def _packing(q, k, format, ranks, packing, arrays):
-    """The packing of the whole problem; `arrays`: the six that a caller may give."""
-    given = {name: value for name, value in arrays.items() if value is not None}
+def _packing(q, k, format, ranks, packing, six):
+    """The packing of the whole problem, from the shapes of q and k and the six arrays that a caller may give."""
+    if packing is None and format == "thd":
+        # On one rank rows past the last sequence are padding; on many only the global packing knows.
+        return Packing(*six, q[0], k[0]) if ranks == 1 else Packing(*six)
+    given = [name for name, value in zip(_SIX, six) if value is not None]
     if packing is not None:
         if given:
             raise error(f"packing is given together with {', '.join(given)}", "a packing says it all: leave the others out")
+        if not isinstance(packing, Packing):
+            raise error(f"packing is of type {type(packing).__name__}", "give a weft.Packing, or cu_seqlens_q and the like")
         return packing
-    if format == "thd":
-        # On one rank rows past the last sequence are padding; on many only the global packing knows.
-        tokens = {"tokens_q": q.shape[0], "tokens_k": k.shape[0]} if ranks == 1 else {}
-        return Packing(**given, **tokens)
-    cu = [name for name in given if name.startswith("cu_")]
-    if cu:
-        raise error(f"{cu[0]} is given with format {format}", "a batch has none; say how long its sequences are with seqused_q and seqused_k")
+    if any(name.startswith("cu_") for name in given):
+        raise error(f"{given[0]} is given with format {format}",
+                    "a batch has none; say how long its sequences are with seqused_q and seqused_k")
     batch, length = (0, 1) if format == "bshd" else (1, 0)
-    if q.shape[batch] != k.shape[batch]:
-        raise error(f"q has a batch of {q.shape[batch]} and k one of {k.shape[batch]}", "give as many sequences on both sides")
-    return Packing.from_batch(q.shape[batch], q.shape[length] * ranks, k.shape[length] * ranks, **given)
+    if q[batch] != k[batch]:
+        raise error(f"q has a batch of {q[batch]} and k one of {k[batch]}", "give as many sequences on both sides")
+    return Packing.from_batch(q[batch], q[length] * ranks, k[length] * ranks, *six[4:])
 
 
 class Attended:
@@ -70,14 +75,19 @@ class Attended:
         May be called more than once. On many ranks every rank must call it; dsink is the sum over them.
         """
         q, k, v, settings, format, dtype = self._views
-        grads = [_arrays.empty(x, tuple(x.shape), dtype) for x in (self._q, self._k, self._v)]
+        grads = [_arrays.empty(x, view.shape, dtype) for x, view in zip((self._q, self._k, self._v), (q, k, v))]
         dsink = (None, None)
         if self._sink is not None and not isinstance(self._sink, str):
-            dsink = _arrays.empty(self._sink, tuple(self._sink.shape), DType.f64 if dtype == DType.f64 else DType.f32)
+            dsink = _arrays.empty(self._sink, _arrays.array(self._sink).shape, _statistics(dtype))
         out, lse = _arrays.array(self.out), _arrays.array(self.lse)
-        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads), dsink[1])
+        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads),
+                           dsink[1])
         given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
         return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
+
+
+def _statistics(dtype):
+    return DType.f64 if dtype is DType.f64 else DType.f32
 
 
 class _OneRank:
@@ -128,39 +138,45 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
         True
     """
     fmt = _arrays.format_of(format)
+    if comm is not None and not isinstance(comm, Communicator):
+        raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
-    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-    for x, name, view in ((q, "q", views[0]), (k, "k", views[1]), (v, "v", views[2])):
-        if len(view.shape) != (3 if format == "thd" else 4):
-            raise error(f"{name} has shape {view.shape} and format {format}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
-    packing = _packing(q, k, format, ranks, packing, dict(
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, cu_seqlens_q_padded=cu_seqlens_q_padded,
-        cu_seqlens_k_padded=cu_seqlens_k_padded, seqused_q=seqused_q, seqused_k=seqused_k))
+    q_view, k_view, v_view = _arrays.array(q, name="q"), _arrays.array(k, name="k"), _arrays.array(v, name="v")
+    q_shape, k_shape, v_shape = q_view.shape, k_view.shape, v_view.shape
+    dimensions = 3 if format == "thd" else 4
+    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+        if len(shape) != dimensions:
+            raise error(f"{name} has shape {shape} and format {format}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
+    packing = _packing(q_shape, k_shape, format, ranks, packing,
+                       (cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, seqused_q, seqused_k))
     problem = Problem(packing, mask_of(mask, causal, bottom_right, window, chunk_size, slices))
-    heads_q, heads_k, dtype = q.shape[-2], k.shape[-2], views[0].dtype
-    settings = settings_of(heads_q, scale, softcap, sink, head_map)
+    settings = settings_of(scale, softcap, sink, head_map)
+    heads = q_shape[-2]
     if comm is None:
         run = _OneRank(problem, kernel or "", deterministic)
     else:
         placed = layout_of(layout, packing, ranks, problem.mask)
         if format != "thd":
-            whole = list(q.shape)
+            whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, head_map, schedule, key_order, head_groups, inside, across, stages)
+        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, schedule, key_order, head_groups, inside,
+                              across, stages)
         run = _core.Executor(comm, made, kernel or "", deterministic, checked)
 
-    statistics = DType.f64 if dtype == DType.f64 else DType.f32
-    out, out_view = _arrays.empty(q, (*q.shape[:-1], v.shape[-1]), dtype)
-    lse, lse_view = _arrays.empty(q, tuple(q.shape[:-1]), statistics)
-    largest, largest_view = _arrays.empty(q, (heads_q,), statistics) if max_logit else (None, None)
-    run.forward(*views, fmt, settings, out_view, lse_view, largest_view)
+    dtype = q_view.dtype
+    statistics = _statistics(dtype)
+    rows = q_shape[:-1]
+    out, out_view = _arrays.empty(q, [*rows, v_shape[-1]], dtype)
+    lse, lse_view = _arrays.empty(q, rows, statistics)
+    largest, largest_view = _arrays.empty(q, [heads], statistics) if max_logit else (None, None)
+    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view)
 
     r = Attended()
     r.out, r.lse = _arrays.give(q, out), _arrays.give(q, lse)
     r.max_logit = None if largest is None else _arrays.give(q, largest)
     r._q, r._k, r._v, r._sink = q, k, v, sink
-    r._views = (*views, settings, fmt, dtype)
+    r._views = (q_view, k_view, v_view, settings, fmt, dtype)
     r._run = run
     return r
 

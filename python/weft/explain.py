@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from . import _core
-from ._core import DType, Mask, Packing, Problem
+from . import _arrays, _core
+from ._core import Mask, Packing, Problem
 from .sharding import layout_of
 
-_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
 
@@ -25,6 +24,7 @@ class Explanation:
         mean = self.pairs.mean() if len(self.pairs) else 0
         self.balance = float(self.pairs.max() / mean) if mean else 1.0
         self.heads, self.dims, self.dtype = heads, dims, dtype
+        self._dtype = _arrays.dtype_of(dtype)
         self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
 
     def _traffic(self, kind):
@@ -33,7 +33,7 @@ class Explanation:
             for rank in range(self.layout.ranks):
                 made = _core.Schedule(self.problem, self.layout, rank, *self.heads, None, kind)
                 for at, backward in enumerate((False, True)):
-                    moved = made.traffic(_DTYPES[self.dtype], *self.dims, backward)
+                    moved = made.traffic(self._dtype, *self.dims, backward)
                     busiest[at] = max(busiest[at], moved["bytes_received"])
         except _core.Error as e:
             return str(e)
@@ -44,16 +44,18 @@ class Explanation:
         lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
                  f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
         most = max(int(self.pairs.max()), 1) if len(self.pairs) else 1
-        for rank in list(range(min(ranks, _LETTERS))):
+        for rank in range(min(ranks, _LETTERS)):
             bar = "█" * round(24 * int(self.pairs[rank]) / most)
             lines.append(f"{_letter(rank)} rank {rank:<3} {bar:<24} {int(self.pairs[rank]):>12,} pairs")
         if ranks > _LETTERS:
             lines.append(f"… and {ranks - _LETTERS} more ranks")
         if ranks <= _LETTERS and max(self.packing.tokens_q, self.packing.tokens_k) <= _PICTURE:
             lines += ["", "A line a query, a column a key; a capital where the key is on the query's rank."] + self._picture()
-        lines += ["", f"Bytes into the busiest rank, heads {self.heads[0]}:{self.heads[1]}, dims {self.dims[0]}:{self.dims[1]}, {self.dtype}:"]
+        heads, dims = (f"{a}:{b}" for a, b in (self.heads, self.dims))
+        lines += ["", f"Bytes into the busiest rank, heads {heads}, dims {dims}, {self.dtype}:"]
         for kind, moved in self.traffic.items():
-            lines.append(f"  {kind:<12}" + (moved if isinstance(moved, str) else f"forward {moved[0]:>14,}   backward {moved[1]:>14,}"))
+            said = moved if isinstance(moved, str) else f"forward {moved[0]:>14,}   backward {moved[1]:>14,}"
+            lines.append(f"  {kind:<12}{said}")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -5,8 +5,6 @@ from ._core import DType, Mask, MicroSequences, Packs, Window, pack_documents
 
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 
-_DTYPES = {"f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16, "f64": DType.f64}
-
 
 def _maybe(x, name):
     return None if x is None else _arrays.array(x, name=name)
@@ -33,40 +31,37 @@ class KvBuffer:
     """
 
     def __init__(self, comm, *, rows, heads, dim, dim_v=None, dtype="f32", drop=False, kernel=None):
-        self._core = _core.KvBuffer(comm, rows, heads, dim, dim if dim_v is None else dim_v, _DTYPES.get(dtype, dtype), drop, kernel or "")
+        self._heads, self._dims = heads, (dim, dim if dim_v is None else dim_v)
+        self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "")
+        self._coming = {}  # keys under way: their memory must stay
 
     def begin(self, micros, mask=None):
         """A new sequence; what the buffer held is past."""
         self._core.begin(micros, mask or Mask(causal=True))
 
     def start_gather(self, micro, k, v):
-        """Starts to bring the next micro-sequence's keys; k and v must stay until forward(micro) returns."""
+        """Starts to bring the next micro-sequence's keys; k and v must not change until forward(micro) returns."""
         self._core.start_gather(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+        self._coming[micro] = k, v
 
     def forward(self, micro, q, k=None, v=None, *, scale=None, softcap=0.0, sink=None):
         """(out, lse) of the window's queries; k and v are left out after start_gather."""
         view = _arrays.array(q, name="q")
-        width = self._dim_v(v, q)
-        out, out_view = _arrays.empty(q, (*q.shape[:-1], width), view.dtype)
-        lse, lse_view = _arrays.empty(q, tuple(q.shape[:-1]), DType.f32)
+        rows = view.shape[:-1]
+        out, out_view = _arrays.empty(q, [*rows, self._dims[1]], view.dtype)
+        lse, lse_view = _arrays.empty(q, rows, DType.f32)
         self._core.forward(micro, view, _maybe(k, "k"), _maybe(v, "v"), scale, softcap, _maybe(sink, "sink"), out_view, lse_view)
+        self._coming.pop(micro, None)
         return _arrays.give(q, out), _arrays.give(q, lse)
-
-    def _dim_v(self, v, q):
-        if v is not None:
-            self._width_v = v.shape[-1]
-        return getattr(self, "_width_v", q.shape[-1])
 
     def backward(self, micro, q, out, lse, dout, *, scale=None, softcap=0.0, sink=None):
         """(dq, dk, dv, dsink) of the window's rows: dk and dv from all ranks and all micro-sequences."""
-        view = _arrays.array(q, name="q")
-        heads_k, dim_qk, dim_v = self._core.heads, q.shape[-1], out.shape[-1]
-        dq = _arrays.empty(q, tuple(q.shape), view.dtype)
-        dk = _arrays.empty(q, (q.shape[0], heads_k, dim_qk), view.dtype)
-        dv = _arrays.empty(q, (q.shape[0], heads_k, dim_v), view.dtype)
-        dsink = (None, None) if sink is None else _arrays.empty(q, tuple(sink.shape), DType.f32)
-        self._core.backward(micro, view, _arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"), scale, softcap,
-                            _maybe(sink, "sink"), dq[1], dk[1], dv[1], dsink[1])
+        view, logits = _arrays.array(q, name="q"), _maybe(sink, "sink")
+        dq = _arrays.empty(q, view.shape, view.dtype)
+        dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype) for dim in self._dims)
+        dsink = (None, None) if sink is None else _arrays.empty(q, logits.shape, DType.f32)
+        self._core.backward(micro, view, _arrays.array(out, name="out"), _arrays.array(lse, name="lse"),
+                            _arrays.array(dout, name="dout"), scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1])
         return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
 
     def missing(self, micro):
@@ -79,6 +74,7 @@ class KvBuffer:
 
     @property
     def bytes_held(self):
+        """All memory of the buffer."""
         return self._core.bytes_held
 
 
@@ -95,14 +91,17 @@ class KvCache:
     """
 
     def __init__(self, k, v, offsets, used=None):
-        self._arrays = (k, v)
-        self._core = _core.KvCache(_arrays.array(k, True, "k"), _arrays.array(v, True, "v"), offsets, used)
+        values = _arrays.array(v, True, "v")
+        self._width = values.shape[-1]
+        self._core = _core.KvCache(_arrays.array(k, True, "k"), values, offsets, used)
 
     @property
     def sequences(self):
+        """How many there are."""
         return self._core.sequences
 
     def used(self, sequence):
+        """Rows that are filled."""
         return self._core.used(sequence)
 
     def room(self, sequence):
@@ -120,6 +119,7 @@ class KvCache:
     def attend(self, counts, q, *, mask=None, scale=None, softcap=0.0, sink=None, kernel=None):
         """Output of counts[i] queries of sequence i: the last so many positions of what it holds."""
         view = _arrays.array(q, name="q")
-        out, out_view = _arrays.empty(q, (*q.shape[:-1], self._arrays[1].shape[-1]), view.dtype)
-        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None, kernel or "")
+        out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype)
+        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None,
+                          kernel or "")
         return _arrays.give(q, out)

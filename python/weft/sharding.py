@@ -1,10 +1,8 @@
 """From whole arrays to each rank's rows and back."""
 
-import numpy as np
-
-from . import _arrays, _core
+from . import _arrays
 from ._arrays import error
-from ._core import Format, Layout, Mask, Packing
+from ._core import Layout, Packing
 
 
 def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
@@ -15,7 +13,8 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
         return packing
     if format != "thd":
         if cu_seqlens is not None or cu_seqlens_padded is not None:
-            raise error(f"cu_seqlens are given with format {format}", "a batch has none; say how long its sequences are with seqused")
+            raise error(f"cu_seqlens are given with format {format}",
+                        "a batch has none; say how long its sequences are with seqused")
         if len(x.shape) < 2:
             raise error(f"format {format} and shape {list(x.shape)}", "the first two dimensions are batch and length")
         batch, length = (x.shape[0], x.shape[1]) if format == "bshd" else (x.shape[1], x.shape[0])
@@ -31,7 +30,7 @@ def layout_of(layout, packing, ranks, mask=None):
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
-    if not layout.packing == packing:
+    if layout.packing != packing:
         raise error(f"the layout was made for {layout.packing}, not for {packing}", "make it for the packing at hand")
     return layout
 
@@ -73,20 +72,18 @@ def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, sequs
     fmt = _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
-    packing = packing_of(x, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    source = _arrays.writable_kind(x)
+    packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
+                         seqused=seqused)
     placed = layout_of(layout, packing, ranks, mask)
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
-        shape = [rows, *x.shape[1:]]
+        shape = [rows, *source.shape[1:]]
     else:
-        shape = batch_shape(placed, format, x.shape, ranks)
-    local = _arrays.empty_rows(x, shape)
-    source = x
-    if local is None:  # a framework whose arrays cannot be written: through numpy
-        source = np.from_dlpack(x)
-        local = np.zeros(shape, source.dtype)
+        shape = batch_shape(placed, format, source.shape, ranks)
+    local = _arrays.empty_rows(source, shape)
     placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt)
-    return local if source is x else x.__array_namespace__().from_dlpack(local)
+    return local if source is x else _arrays.from_numpy(x, local)
 
 
 def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag", mask=None,
@@ -101,7 +98,8 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
     parts = list(parts)
     if not parts:
         raise error("no parts to put together", "give the rows of every rank, in order")
-    first, ranks = parts[0], len(parts)
+    sources = [_arrays.writable_kind(p) for p in parts]
+    first, ranks = sources[0], len(sources)
     fmt = _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
@@ -115,17 +113,14 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
         shape[1 if format == "bshd" else 0] *= ranks
         batch_shape(placed, format, shape, ranks)
     whole = _arrays.empty_rows(first, shape)
-    sources = parts
-    if whole is None:
-        sources = [np.from_dlpack(p) for p in parts]
-        whole = np.zeros(shape, sources[0].dtype)
     to = _arrays.array(whole, True)
     for rank, part in enumerate(sources):
-        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != sources[0].dtype:
-            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, part 0 {list(first.shape)} and {sources[0].dtype}",
+        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
+            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
+                        f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
         placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt)
-    return whole if sources is parts else first.__array_namespace__().from_dlpack(whole)
+    return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 
 def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None,
@@ -139,5 +134,6 @@ def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, s
     rank, ranks = _rank_of(comm, ranks)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
-    packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded, seqused=seqused)
+    packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
+                         seqused=seqused)
     return layout_of(layout, packing, ranks, mask).position_ids(rank, side)

@@ -93,8 +93,8 @@ class packed:
     """While it is open, models with attn_implementation="weft" take their rows for this rank's rows of a pack.
 
     packing is that of the whole pack, the same on every rank. group is a process group or its name, None the default one;
-    without any the rows are the whole pack. layout must be that of the inputs; `balanced` goes by `mask` (causal, unless
-    said otherwise), so all layers must have that mask. Other options as in weft.torch: schedule, key_order, head_groups,
+    without any the rows are the whole pack. layout and mask must be those of the inputs; `balanced` goes by the mask
+    (causal, unless said otherwise). Other options as in weft.torch: schedule, key_order, head_groups,
     inside, across, stages, deterministic, kernel, checked.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
@@ -128,8 +128,7 @@ class packed:
         self.rows = placed.rows
         self.positions = torch.from_numpy(placed.position_ids(rank))
         self.check_positions = check_positions
-        self.options = {"group": name_of(group), "layout": layout, **options}
-        self.placed_for = (mask.causal, mask.bottom_right, tuple(mask.window), mask.chunk_size) if layout == "balanced" else None
+        self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask, **options}
         self.used, self.tokens = False, []
 
     def __enter__(self):
@@ -465,8 +464,6 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
         options, batch.pack.used = batch.pack.options, True
         if batch.pack.check_positions:
             _check_positions(batch, kwargs.get("position_ids"))
-        if batch.pack.placed_for not in (None, mask):
-            raise error(f"a layer has {Mask(*mask)}, and the layout balanced was made for another mask", "use another layout: this one needs all layers to have one mask")
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 

@@ -33,8 +33,20 @@ def _how(mask, group, options):
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
         if clash:
             raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
-        options = {**options, "causal": mask.causal, "bottom_right": mask.bottom_right, "window": mask.window, "chunk_size": mask.chunk_size}
+        options = {**options, "causal": mask.causal, "bottom_right": mask.bottom_right, "window": mask.window,
+                   "chunk_size": mask.chunk_size}
     return how_of(**options, group=name_of(group))
+
+
+def _layout_mask(layout_mask, mask):
+    """The mask that layout balanced goes by, as an operator can take it."""
+    if not isinstance(layout_mask, Mask):
+        raise error(f"layout_mask is of type {type(layout_mask).__name__}", "give the weft.Mask that shard was given")
+    if layout_mask.slices is None:
+        return [layout_mask.causal, layout_mask.bottom_right, list(layout_mask.window), layout_mask.chunk_size]
+    if mask != layout_mask:
+        raise error("layout_mask is one of slices, and not the layer's mask", "use another layout")
+    return "own"
 
 
 def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=None, return_lse=False,
@@ -42,12 +54,14 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
     q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the
-    same on every rank: a weft.Packing, or its tensor (pack) inside torch.compile. mask is a weft.Mask, or say causal,
-    bottom_right, window, chunk_size. group is a process group or its name, None the default one; without any (or with
-    one_rank=True) the tensors are the whole pack.
+    same on every rank: a weft.Packing or its tensor (pack). mask is a weft.Mask, or say causal, bottom_right, window,
+    chunk_size. group is a process group or its name, None the default one; without any (or with one_rank=True) the tensors
+    are the whole pack. Inside torch.compile give the packing as its tensor and the mask by its parts: objects of the
+    library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, deterministic, kernel, checked. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
+    across, stages, deterministic, kernel, checked. Layout "balanced" goes by a mask, that of shard, which need not be the
+    layer's: give it as layout_mask. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -59,9 +73,14 @@ def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
+    if mask is not None and not isinstance(mask, Mask):
+        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
+    if "layout_mask" in options:
+        options["layout_mask"] = _layout_mask(options["layout_mask"], mask)
     if mask is not None and mask.slices is not None:
         if isinstance(packing, torch.Tensor):
-            raise error("a mask of slices with a packing that is a tensor", "put the slices into it: weft.torch.pack(packing, slices)")
+            raise error("a mask of slices with a packing that is a tensor",
+                        "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
     packing = pack(packing)
     if isinstance(sink, str):

@@ -63,7 +63,8 @@ class MicroSequenceAttention(torch.nn.Module):
             if have == shape and size >= rows:
                 return self._free.pop(at)
         dtype = _arrays.array(k).dtype
-        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop, self.kernel)
+        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop,
+                                           self.kernel)
 
     def _give_back(self, taken):
         self._free.append(taken)
@@ -72,11 +73,13 @@ class MicroSequenceAttention(torch.nn.Module):
         """q, k, v: this rank's windows of all micro-sequences (MicroSequences); out alike. sink: a tensor [hq], f32."""
         comm = self._communicator()
         if micros.ranks != comm.ranks:
-            raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}", "make them with the ranks of the group")
+            raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}",
+                        "make them with the ranks of the group")
         rows = micros.micros * micros.local
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
             if x.dim() != 3 or x.shape[0] != rows:
-                raise error(f"{name} has shape {list(x.shape)}", f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
+                raise error(f"{name} has shape {list(x.shape)}",
+                            f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
         return _Region.apply(q, k, v, sink, self, micros, mask or self.mask)
 
 

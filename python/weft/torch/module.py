@@ -25,8 +25,8 @@ class ContextParallelAttention(torch.nn.Module):
                  scale=None, schedule="all_gather", layout="zigzag", deterministic=False, return_max_logit=False, group=None,
                  one_rank=False, **options):
         super().__init__()
-        self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size, softcap=softcap,
-                             scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
+        self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size,
+                             softcap=softcap, scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
                              return_max_logit=return_max_logit, one_rank=one_rank, **options)
         self.group = kept(group)
         self.sink_kind = sink

@@ -21,13 +21,20 @@ from .group import all_or_nobody, communicator
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
-                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="", ranks=1,
-                 schedule="all_gather", layout="zigzag", key_order="auto", head_groups=1, inside=2, across="ring", stages=4,
-                 checked=False)
+                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
+                 schedule="all_gather", layout="zigzag", layout_mask=None, key_order="auto", head_groups=1, inside=2,
+                 across="ring", stages=4, checked=False)
+
+
+def _plain(value):
+    """Numbers and arrays of numpy as Python's own."""
+    if not hasattr(value, "tolist"):
+        raise error(f"an option is of type {type(value).__name__}", "give numbers, names and lists; a layout by its name")
+    return value.tolist()
 
 
 def how_of(**options):
-    """All settings as a string: those that are not as always."""
+    """The settings that are not as usual, as a string."""
     unknown = [name for name in options if name not in _DEFAULTS]
     if unknown:
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
@@ -35,11 +42,11 @@ def how_of(**options):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: every layer makes it anew, for its mask")
     said = {}
     for name, value in options.items():
-        value = list(value) if isinstance(value, tuple) else value
+        value = _plain(value) if hasattr(value, "tolist") else list(value) if isinstance(value, tuple) else value
         usual = _DEFAULTS[name]
         if value != (list(usual) if isinstance(usual, tuple) else usual):
             said[name] = value
-    return json.dumps(said, sort_keys=True)
+    return json.dumps(said, sort_keys=True, default=_plain)
 
 
 @functools.lru_cache(1024)
@@ -47,23 +54,34 @@ def _read(how):
     return {**_DEFAULTS, **json.loads(how)}
 
 
+def _dealt_by(said, mask):
+    """The mask that layout balanced goes by: that of shard, which is not always the layer's."""
+    if said["layout"] != "balanced":
+        return None
+    if said["layout_mask"] is None:
+        raise error("layout balanced without layout_mask", "give the mask that shard was given: layers may have others")
+    if said["layout_mask"] == "own":
+        return mask
+    causal, bottom_right, window, chunk_size = said["layout_mask"]
+    return _core.Mask(causal, bottom_right, tuple(window), chunk_size)
+
+
 class _Run:
     """A question with all that was made for it."""
 
     def __init__(self, packing, said, heads_q, heads_k):
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
-        self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
+        self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
-        self.comm = None
         if not said["group"]:
             run = _OneRank(problem, said["kernel"], said["deterministic"])
             self.run = lambda: run
             return
         self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
-        placed = _core.Layout(said["layout"], whole, comm.ranks, mask)
+        placed = _core.Layout(said["layout"], whole, comm.ranks, _dealt_by(said, mask))
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
@@ -138,7 +156,8 @@ def _max_logit_asked(how):
 
 
 @torch.library.custom_op("weft::attention", mutates_args=())
-def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor]:
+def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor,
+              how: str) -> Tuple[Tensor, Tensor, Tensor]:
     key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))

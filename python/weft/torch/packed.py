@@ -20,6 +20,8 @@ def pack(packing, slices=None):
     """
     if isinstance(packing, torch.Tensor):
         return packing
+    if not isinstance(packing, _core.Packing):
+        raise error(f"a packing was expected, not {type(packing).__name__}", "give a weft.Packing, or weft.torch.pack of one")
     head = [_VERSION, packing.sequences, packing.tokens_q, packing.tokens_k, int(packing.self_attention), 0]
     parts = [packing.cu_seqlens_q_padded, packing.lengths_q]
     if not packing.self_attention:
@@ -34,7 +36,8 @@ def unpack(flat):
     """(packing, slices) of a tensor that pack made."""
     values = flat.numpy()
     if values.ndim != 1 or values.dtype != np.int64 or len(values) < 6 or values[0] != _VERSION:
-        raise error(f"a packing as a tensor was expected, not shape {list(flat.shape)} of {flat.dtype}", "make it with weft.torch.pack")
+        raise error(f"a packing as a tensor was expected, not shape {list(flat.shape)} of {flat.dtype}",
+                    "make it with weft.torch.pack")
     _, n, tokens_q, tokens_k, same, slices = (int(x) for x in values[:6])
     at = 6
 

@@ -47,7 +47,8 @@ def shard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0
 def unshard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0):
     """All ranks' rows as the whole pack, on every rank. Carries no gradient."""
     if x.requires_grad and torch.is_grad_enabled():
-        raise error("unshard of a tensor that requires a gradient", "it carries none: detach it first, or compute the loss on the rank's rows")
+        raise error("unshard of a tensor that requires a gradient",
+                    "it carries none: detach it first, or compute the loss on the rank's rows")
     group = resolve(group)
     rank, placed = _place(packing, group, layout, mask)
     mine = _rows_first(x, dim).detach().contiguous()
@@ -86,7 +87,8 @@ def next_token_labels(input_ids, packing, *, ignore_index=-100):
         [6, 7, -100, 9, -100]
     """
     if input_ids.dim() != 1 or input_ids.shape[0] != packing.tokens_q:
-        raise error(f"input_ids has shape {list(input_ids.shape)} and the packing {packing.tokens_q} tokens", "give all tokens, in one dimension")
+        raise error(f"input_ids has shape {list(input_ids.shape)} and the packing {packing.tokens_q} tokens",
+                    "give all tokens, in one dimension")
     labels = torch.full_like(input_ids, ignore_index)
     begins, lengths = torch.from_numpy(packing.cu_seqlens_q_padded)[:-1], torch.from_numpy(packing.lengths_q)
     owners = torch.repeat_interleave(torch.arange(len(lengths)), (lengths - 1).clamp(min=0))

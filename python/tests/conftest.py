@@ -1,0 +1,31 @@
+import os
+
+import hypothesis
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# The same problems on every run; with WEFT_RANDOM=10 new ones, ten times as many.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("random", deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("random" if "WEFT_RANDOM" in os.environ else "same")
+
+
+@pytest.fixture
+def refused():
+    """with refused("part of the message", ...): what is inside raises weft.Error that says all of them."""
+    import contextlib
+
+    import weft
+
+    @contextlib.contextmanager
+    def check(*parts):
+        with pytest.raises(weft.Error) as caught:
+            yield
+        e = caught.value
+        assert e.problem and e.remedy
+        assert str(e) == f"{e.problem}; {e.remedy}"
+        for part in parts:
+            assert part in str(e), str(e)
+
+    return check
