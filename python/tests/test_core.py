@@ -589,7 +589,7 @@ def test_examples_in_docstrings(name):
 def test_examples_in_the_library():
     """doctest finds only what is written in Python, so docstrings are looked up here."""
     runner, tried = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), 0
-    named = {name: value for module in (_core, _core.rows) for name, value in vars(module).items()}
+    named = dict(vars(_core))
     for name, value in list(named.items()):
         if inspect.isclass(value):
             named.update({f"{name}.{k}": v for k, v in vars(value).items()})

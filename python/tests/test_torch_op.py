@@ -241,7 +241,7 @@ def test_a_process_group_that_comes_again():
             got = results(lambda *x: attend(*x, weft.Packing(CU), causal=True, schedule="ring"), inputs)
             torch.testing.assert_close(got[0], want)
             used.append(weft.torch.communicator())
-            assert all(run.comm in (None, used[-1]) for run in weft.torch.op._runs.values())
+            assert all(run.comm in (None, used[-1]) for runs in weft.torch.op._runs.values() for run in runs.values())
         finally:
             dist.destroy_process_group()
     assert used[0] is not used[1]
@@ -276,7 +276,7 @@ def test_refusals(refused):
         attend(q, k, v, packing, format="bshd")
     with refused("q is f32, k is bf16"):
         attend(q, k.bfloat16(), v, packing)
-    with refused("an option is of type Layout"):
+    with refused("layout is a Layout", "give its name"):
         attend(q, k, v, packing, layout=weft.Layout("zigzag", packing, 1))
     with refused("there is no option 'ranks'"):
         attend(q, k, v, packing, ranks=2)

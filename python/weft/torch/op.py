@@ -39,7 +39,7 @@ def how_of(**options):
     if unknown:
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
     if not isinstance(options.get("layout", ""), str):
-        raise error(f"layout is a {type(options['layout']).__name__}", "give its name: every layer makes it anew, for its mask")
+        raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     said = {}
     for name, value in options.items():
         value = _plain(value) if hasattr(value, "tolist") else list(value) if isinstance(value, tuple) else value
