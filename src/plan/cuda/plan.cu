@@ -1,0 +1,243 @@
+// Slices of one rank from offsets in device memory: the host's planner, several threads a sequence.
+#include <algorithm>
+#include <cstring>
+
+#include "plan/cuda/side.h"
+#include "plan/cut.h"
+#include "plan/part.h"
+#include "text.h"
+
+namespace weft {
+namespace {
+
+constexpr int kMaxParts = 8;
+
+struct PlanJob {
+  static constexpr int kSums = 1;
+  struct Shared {
+    SharedSide<kScanThreads> q, k;
+    bool ok[kScanThreads];
+  };
+  using Part = PartOf<RegularRuns>;
+  using Planner = SequencePlanner<Part, Part>;
+
+  OffsetsView q, k;
+  MaskView mask;
+  RunsSpec q_runs, k_runs;
+  Index stride;
+  bool keep_k_begin;
+  int q_parts, k_parts;               // threads a sequence: q_parts·k_parts
+  Index runs_a_q_part, runs_a_k_part;
+  DeviceSlice* slices;
+  std::int32_t* written;
+  Index capacity;
+  Reporter reporter;
+
+  WEFT_HD int sequences() const { return static_cast<int>(q.sequences); }
+  WEFT_HD int per_tile() const { return kScanThreads / (q_parts * k_parts); }
+
+  __device__ void load(Shared& shared, int first, int count) const {
+    if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
+    load_side(shared.q, shared.ok, q, q_runs.multiple(), 0, reporter.state, first, count);
+    load_side(shared.k, shared.ok, k, k_runs.multiple(), 1, reporter.state, first, count);
+  }
+
+  template <class F>
+  __device__ void for_each(const Shared& shared, int count, F&& f) const {
+    const int parts = q_parts * k_parts, i = static_cast<int>(threadIdx.x) / parts;
+    if (i >= count || !shared.ok[i]) return;
+    const int part = static_cast<int>(threadIdx.x) % parts, q_part = part / k_parts, k_part = part % k_parts;
+    const auto last = [](Index at, Index size, bool end) { return end ? kUnlimited : at + size; };
+    const Index q_first = q_part * runs_a_q_part, k_first = k_part * runs_a_k_part;
+    const Planner planner{
+        {shared.q.offsets, shared.q.used},
+        {shared.k.offsets, shared.k.used},
+        mask,
+        {q_runs.at(shared.q.extent(), shared.q.offsets), q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)},
+        {k_runs.at(shared.k.extent(), shared.k.offsets), k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)},
+        stride,
+        keep_k_begin};
+    planner.for_each(i, f);
+  }
+
+  __device__ Sums<1> count(const Shared& shared, int, int n) const {
+    Sums<1> own;
+    for_each(shared, n, [&](const Slice&) { ++own.v[0]; });
+    return own;
+  }
+
+  __device__ void emit(const Shared& shared, int, int n, Sums<1> before) const {
+    // Unsigned: where offsets are wrong, sums may be anything.
+    unsigned at = static_cast<unsigned>(before.v[0]);
+    for_each(shared, n, [&](const Slice& s) {
+      if (at < capacity) slices[at] = device_slice(s);
+      ++at;
+    });
+  }
+
+  __device__ void finish(ScanState& state) const {
+    if (threadIdx.x != 0) return;
+    const Index total = static_cast<Index>(state.total[0]);
+    Fault fault;
+    if (state.worst != 0) {
+      const unsigned long long key = ~state.worst;
+      const int keys = static_cast<int>(key & 1);
+      fault = find_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), (keys != 0 ? k_runs : q_runs).multiple());
+      fault.keys = keys;
+    } else {
+      const Index q_needed = q_runs.rows_needed(q.extent().size()), k_needed = k_runs.rows_needed(k.extent().size());
+      if (total > capacity) fault = {Fault::few_slices, 0, 0, total, capacity};
+      if (k_needed > k_runs.rows) fault = {Fault::few_rows, 1, 0, k_needed, k_runs.rows};
+      if (q_needed > q_runs.rows) fault = {Fault::few_rows, 0, 0, q_needed, q_runs.rows};
+    }
+    *written = fault.code == Fault::none ? static_cast<std::int32_t>(total) : 0;
+    if (fault.code != Fault::none) reporter.report(fault);
+  }
+};
+
+Index runs_of(const RunsSpec& s) {
+  if (s.sequence_order) return 1;
+  const bool folded = s.cut == RegularRuns::folded || s.cut == RegularRuns::folded_per_sequence;
+  return folded ? 2 * s.members.count : s.members.count;
+}
+
+// Enough threads that none has more than a few runs, in an order that puts slices where the host puts them.
+void share_out(PlanJob& job) {
+  const Index q = runs_of(job.q_runs), k = runs_of(job.k_runs);
+  job.q_parts = static_cast<int>(min_of(q, 2));
+  job.runs_a_q_part = ceil_div(q, job.q_parts);
+  // The chunks of a run lie between its query part and its key parts, so their keys go together.
+  job.k_parts = job.mask.chunk > 0 ? 1 : static_cast<int>(min_of(ceil_div(k, 4), kMaxParts / job.q_parts));
+  while (kScanThreads % (job.q_parts * job.k_parts) != 0) --job.k_parts;
+  job.runs_a_k_part = ceil_div(k, job.k_parts);
+}
+
+void check_arrays(std::string_view side, const DeviceStream& s) {
+  if (s.cu_seqlens == nullptr)
+    throw Error(text("the ", side, " stream has no cu_seqlens"), "give a device pointer to sequences + 1 offsets");
+}
+
+}  // namespace
+
+namespace detail {
+
+struct DevicePlanParts {
+  ContextParts* context;
+  Index capacity;
+  cuda::StreamArray<DeviceSlice> slices;
+  cuda::StreamArray<std::int32_t> count;
+  Index q_rows = 0, k_rows = 0;
+  DeviceSlice* aside = nullptr;  // [capacity + 1] pinned: the count, then an upload's slices on their way
+  cudaEvent_t uploaded = nullptr;
+
+  DevicePlanParts(ContextParts& of, Index size)
+      : context(&of),
+        capacity(size),
+        slices(static_cast<std::size_t>(max_of(1, size)), of.stream()),
+        count(1, of.stream()) {
+    WEFT_CUDA(cudaMemsetAsync(count.get(), 0, sizeof(std::int32_t), of.stream()));
+  }
+  ~DevicePlanParts() {
+    if (uploaded != nullptr) cudaEventDestroy(uploaded);
+    if (aside != nullptr) cudaFreeHost(aside);
+  }
+  DevicePlanParts(const DevicePlanParts&) = delete;
+};
+
+}  // namespace detail
+
+DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
+  context.check();
+  if (capacity < 0 || capacity > kMaxTokens)
+    throw Error(text("a plan with room for ", capacity, " slices"), text("give a number from 0 to ", kMaxTokens));
+  parts_ = std::make_unique<detail::DevicePlanParts>(context.parts(), capacity);
+}
+DevicePlan::~DevicePlan() = default;
+DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
+DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
+
+void DevicePlan::plan(const DevicePlanArgs& args) {
+  parts_->context->enter();
+  device_plan_capacity(args);  // refuses what cannot be planned here
+  const bool self = args.k == DeviceStream{};
+  const DeviceStream& k = self ? args.q : args.k;
+  check_arrays("query", args.q);
+  check_arrays("key", k);
+  const RunsSpec q_runs = runs_spec("query", args.q_runs, args.q.tokens), k_runs = runs_spec("key", args.k_runs, k.tokens);
+  PlanJob job{.q = offsets_view(args.q),
+              .k = offsets_view(k),
+              .mask = view(args.mask),
+              .q_runs = q_runs,
+              .k_runs = k_runs,
+              .stride = q_runs.stride(),
+              .keep_k_begin = k_runs.sequence_order,
+              .q_parts = 1,
+              .k_parts = 1,
+              .runs_a_q_part = 1,
+              .runs_a_k_part = 1,
+              .slices = parts_->slices.get(),
+              .written = parts_->count.get(),
+              .capacity = parts_->capacity,
+              .reporter = parts_->context->reporter()};
+  share_out(job);
+  launch_scan(job, *parts_->context);
+  parts_->q_rows = q_runs.buffer_rows();
+  parts_->k_rows = k_runs.buffer_rows();
+}
+
+void DevicePlan::upload(const Plan& plan) {
+  detail::DevicePlanParts& p = *parts_;
+  p.context->enter();
+  const Index n = static_cast<Index>(plan.slices.size());
+  if (n > p.capacity)
+    throw Error(text("a plan of ", n, " slices does not fit the room for ", p.capacity), "make a larger DevicePlan");
+  const cudaStream_t stream = p.context->stream();
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  WEFT_CUDA(cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone)
+    throw Error("a plan cannot be uploaded while a graph is captured: replays would copy what is aside then",
+                "upload before the capture, or plan on the device");
+  if (p.aside == nullptr) {
+    const std::size_t bytes = static_cast<std::size_t>(p.capacity + 1) * sizeof(DeviceSlice);
+    WEFT_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&p.aside), bytes, cudaHostAllocPortable));
+    WEFT_CUDA(cudaEventCreateWithFlags(&p.uploaded, cudaEventDisableTiming));
+  } else {
+    WEFT_CUDA(cudaEventSynchronize(p.uploaded));  // the last upload still reads what is about to be written
+  }
+  const auto count = static_cast<std::int32_t>(n);
+  std::memcpy(p.aside, &count, sizeof(count));
+  std::transform(plan.slices.begin(), plan.slices.end(), p.aside + 1, device_slice);
+  WEFT_CUDA(cudaMemcpyAsync(p.count.get(), p.aside, sizeof(count), cudaMemcpyHostToDevice, stream));
+  if (n > 0)
+    WEFT_CUDA(cudaMemcpyAsync(p.slices.get(), p.aside + 1, plan.slices.size() * sizeof(DeviceSlice),
+                              cudaMemcpyHostToDevice, stream));
+  WEFT_CUDA(cudaEventRecord(p.uploaded, stream));
+  p.q_rows = plan.q_rows;
+  p.k_rows = plan.k_rows;
+}
+
+DeviceSlices DevicePlan::slices() const {
+  const detail::DevicePlanParts& p = *parts_;
+  return {p.slices.get(), p.count.get(), p.capacity, p.q_rows, p.k_rows};
+}
+
+std::vector<Slice> DevicePlan::download() const {
+  const detail::DevicePlanParts& p = *parts_;
+  const cudaStream_t stream = p.context->stream();
+  std::int32_t count = 0;
+  WEFT_CUDA(cudaMemcpyAsync(&count, p.count.get(), sizeof(count), cudaMemcpyDeviceToHost, stream));
+  WEFT_CUDA(cudaStreamSynchronize(stream));
+  std::vector<DeviceSlice> narrow(static_cast<std::size_t>(count));
+  WEFT_CUDA(cudaMemcpyAsync(narrow.data(), p.slices.get(), narrow.size() * sizeof(DeviceSlice), cudaMemcpyDeviceToHost,
+                            stream));
+  WEFT_CUDA(cudaStreamSynchronize(stream));
+  std::vector<Slice> wide;
+  const auto bound = [](std::int32_t b) {
+    return b == kDeviceUnlimited ? kUnlimited : b == -kDeviceUnlimited ? -kUnlimited : Index{b};
+  };
+  for (const DeviceSlice& s : narrow)
+    wide.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, bound(s.lo), bound(s.hi)});
+  return wide;
+}
+
+}  // namespace weft
