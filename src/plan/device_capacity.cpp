@@ -47,12 +47,6 @@ Question question(const DevicePlanArgs& args) {
   return {min_of(args.q.sequences, args.q.tokens), args.q.tokens, view(args.mask), q_spec, k_spec};
 }
 
-// Runs of a buffer: of the whole stream, or of each sequence if the layout cuts each.
-Index runs_of(const RunsSpec& s) {
-  if (s.sequence_order) return 1;
-  const bool folded = s.cut == RegularRuns::folded || s.cut == RegularRuns::folded_per_sequence;
-  return folded ? 2 * s.members.count : s.members.count;
-}
 // Contiguous pieces of the whole stream: sequences are cut only where a piece ends.
 bool cuts_stream(const RunsSpec& s) {
   return s.sequence_order || s.cut == RegularRuns::pieces || s.cut == RegularRuns::folded;
@@ -70,7 +64,7 @@ struct Pieces {
 };
 
 Pieces query_pieces(const Question& a) {
-  const Index held = min_of(a.tokens, a.q.buffer_rows()), runs = runs_of(a.q);
+  const Index held = min_of(a.tokens, a.q.buffer_rows()), runs = a.q.runs();
   if (a.sequences == 0 || held == 0) return {0, 0};
   // Two families of disjoint intervals, x and y of them, meet in at most x + y - 1 pairs.
   const Index met = cuts_stream(a.q) ? a.sequences + runs - 1 : a.sequences * runs;
@@ -125,20 +119,20 @@ Index device_slices_per_row(const DevicePlanArgs& args) {
   const Question a = question(args);
   const bool strided = !a.k.sequence_order && a.k.cut == RegularRuns::strided;
   // A query looks at one chunk, through all key runs; a band of w diagonals meets no more than w residues, or runs.
-  return a.k.sequence_order ? 1 : min_of(runs_of(a.k), strided ? band(a.mask) : kUnlimited);
+  return a.k.sequence_order ? 1 : min_of(a.k.runs(), strided ? band(a.mask) : kUnlimited);
 }
 
 Index device_plan_capacity(const DevicePlanArgs& args) {
   const Question a = question(args);
   const Pieces q = query_pieces(a);
-  const Index keys = runs_of(a.k);
+  const Index keys = a.k.runs();
   Index most = q.parts;
   if (!a.k.sequence_order && q.parts > 0) {
     if (a.k.cut == RegularRuns::strided) {
       most = q.parts * min_of(keys, band(a.mask));
     } else if (cuts_stream(a.k)) {
       // A slice more for each place where a key run ends, and each query run that looks there: one chunk a run.
-      most = q.parts + runs_of(a.q) * (keys - 1);
+      most = q.parts + a.q.runs() * (keys - 1);
     } else {
       // Chunks of one query run in one sequence look at different keys, so each end of a key run counts once.
       most = q.parts + q.runs * (keys - 1);

@@ -1,6 +1,8 @@
 // What is known of a RegularRuns before the offsets are: the rest is filled in where they lie.
 #pragma once
 
+#include <string_view>
+
 #include "plan/runs.h"
 #include "weft/config.h"
 #include "weft/device_plan.h"
@@ -36,6 +38,13 @@ struct RunsSpec {
     return !sequence_order && cut == RegularRuns::folded_per_sequence ? 2 * ranks : 1;
   }
   Index stride() const { return !sequence_order && cut == RegularRuns::strided ? ranks : 1; }
+  // Of the whole stream, or of each sequence if the layout cuts each. The last rank's two pieces are one run.
+  Index runs() const {
+    if (sequence_order) return 1;
+    if (cut != RegularRuns::folded && cut != RegularRuns::folded_per_sequence) return members.count;
+    const bool last = members.first + (members.count - 1) * members.step == ranks - 1;
+    return 2 * members.count - (last ? 1 : 0);
+  }
   Index buffer_rows() const { return sequence_order ? tokens : members.count * rows; }
 };
 

@@ -95,15 +95,9 @@ struct PlanJob {
   }
 };
 
-Index runs_of(const RunsSpec& s) {
-  if (s.sequence_order) return 1;
-  const bool folded = s.cut == RegularRuns::folded || s.cut == RegularRuns::folded_per_sequence;
-  return folded ? 2 * s.members.count : s.members.count;
-}
-
 // Enough threads that none has more than a few runs, in an order that puts slices where the host puts them.
 void share_out(PlanJob& job) {
-  const Index q = runs_of(job.q_runs), k = runs_of(job.k_runs);
+  const Index q = job.q_runs.runs(), k = job.k_runs.runs();
   job.q_parts = static_cast<int>(min_of(q, 2));
   job.runs_a_q_part = ceil_div(q, job.q_parts);
   // The chunks of a run lie between its query part and its key parts, so their keys go together.

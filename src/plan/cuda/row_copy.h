@@ -1,0 +1,171 @@
+// Rows from one tensor to another by a map, at the speed of a plain copy.
+//
+// A warp takes K neighbouring rows of the launch, about 8 KiB together. Its lanes find K pairs of rows, leave their byte
+// offsets in shared memory, and then all lanes move units of up to 16 bytes, 8 of them on their way at a time: enough to
+// keep memory busy with few warps, and no barrier between warps.
+#pragma once
+
+#include "cuda/launch.h"
+#include "plan/cuda/row_map.h"
+#include "plan/row_tensor.h"
+
+namespace weft {
+
+// Division by a number that the host knows: q = n / d for n < 2^31 (round-up method of Granlund and Montgomery).
+struct FastDivisor {
+  unsigned multiplier, shift, divisor;
+
+  explicit FastDivisor(unsigned d) : shift(0), divisor(d) {
+    while ((1ull << shift) < d) ++shift;
+    multiplier = static_cast<unsigned>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
+  }
+  __device__ unsigned divide(unsigned n) const { return (__umulhi(n, multiplier) + n) >> shift; }
+};
+
+// A RowTensor with its zeros filled in.
+struct RowsView {
+  char* data;
+  Index rows, row_stride, inner, outer_stride;
+
+  explicit RowsView(const RowTensor& t)
+      : data(static_cast<char*>(t.data)),
+        rows(t.rows),
+        row_stride(t.row_stride == 0 ? t.row_bytes : t.row_stride),
+        inner(t.inner),
+        outer_stride(t.outer_stride) {}
+  __device__ Index offset(int row) const {
+    if (inner == 0) return row * row_stride;
+    const int i = static_cast<int>(inner);
+    return row / i * outer_stride + row % i * row_stride;
+  }
+};
+
+struct RowCopy {
+  static constexpr int kThreads = 256, kBatch = 8;
+  static constexpr Index kBytesAWarp = 8192, kUnitsAPart = 512;
+
+  RowsView from, to;
+  int rows;         // of the launch
+  int rows_a_warp;  // K, at most 32
+  int units;        // of a row
+  int parts;        // into which rows are cut, if they are long
+  FastDivisor width;  // units in a part
+  Reporter reporter;
+};
+
+struct Replace {
+  template <class Unit>
+  __device__ static Unit apply(Unit from, const Unit*) {
+    return from;
+  }
+};
+
+struct AddF32 {
+  __device__ static float add(float a, unsigned b) { return a + __uint_as_float(b); }
+  __device__ static unsigned apply(unsigned from, const unsigned* to) {
+    return __float_as_uint(add(__uint_as_float(from), *to));
+  }
+  __device__ static uint2 apply(uint2 from, const uint2* to) { return {apply(from.x, &to->x), apply(from.y, &to->y)}; }
+  __device__ static uint4 apply(uint4 from, const uint4* to) {
+    const uint4 old = *to;
+    return {apply(from.x, &old.x), apply(from.y, &old.y), apply(from.z, &old.z), apply(from.w, &old.w)};
+  }
+};
+
+template <class Unit, class Op, class Map>
+__global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_constant__ RowCopy copy,
+                                                                  const __grid_constant__ Map map) {
+  constexpr int kWarps = RowCopy::kThreads / 32;
+  constexpr Index kNothing = -1, kZeros = -2;
+  struct Offsets {
+    long long from, to;
+  };
+  __shared__ alignas(16) Offsets shared[kWarps][32];
+  Offsets* const offsets = shared[threadIdx.x / 32];
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned task = blockIdx.x * kWarps + threadIdx.x / 32;
+  const unsigned group = copy.parts == 1 ? task : task / static_cast<unsigned>(copy.parts);
+  const unsigned part = task - group * static_cast<unsigned>(copy.parts);
+  const Index first = static_cast<Index>(group) * copy.rows_a_warp;
+  if (first < copy.rows) {
+    const int count = static_cast<int>(min_of(copy.rows_a_warp, copy.rows - first));
+    // Lanes without a row ask for the last one: all must come along.
+    const RowPair pair = map.at(static_cast<int>(first) + min(static_cast<int>(lane), count - 1));
+    const bool inside = pair.to >= 0 && pair.to < copy.to.rows && pair.from < copy.from.rows;
+    const bool copied = inside && pair.from >= 0;
+    offsets[lane] = {copied                                     ? copy.from.offset(pair.from)
+                     : inside && pair.from == RowPair::kZeros ? kZeros
+                                                              : kNothing,
+                     inside ? copy.to.offset(pair.to) : 0};
+    __syncwarp();
+    const unsigned width = copy.width.divisor, total = static_cast<unsigned>(count) * width;
+    const unsigned shift = part * width, units = static_cast<unsigned>(copy.units);
+    for (unsigned base = lane; base < total; base += 32 * RowCopy::kBatch) {
+      Unit values[RowCopy::kBatch];
+      Unit* to[RowCopy::kBatch];
+#pragma unroll
+      for (int j = 0; j < RowCopy::kBatch; ++j) {
+        const unsigned x = base + 32 * j;
+        to[j] = nullptr;
+        if (x >= total) continue;
+        const unsigned row = copy.width.divide(x), unit = shift + x - row * width;
+        const Offsets at = offsets[row];
+        if (at.from == kNothing || unit >= units) continue;
+        to[j] = reinterpret_cast<Unit*>(copy.to.data + at.to) + unit;
+        values[j] = at.from == kZeros ? Unit{} : *(reinterpret_cast<const Unit*>(copy.from.data + at.from) + unit);
+      }
+#pragma unroll
+      for (int j = 0; j < RowCopy::kBatch; ++j) {
+        if (to[j] != nullptr) *to[j] = Op::apply(values[j], to[j]);
+      }
+    }
+  }
+  map.check(copy.reporter);
+}
+
+// The widest unit that all addresses are multiples of.
+inline int unit_of(const RowTensor& a, const RowTensor& b) {
+  unsigned long long bits = 16;
+  for (const RowTensor* t : {&a, &b})
+    bits |= reinterpret_cast<std::uintptr_t>(t->data) | static_cast<unsigned long long>(t->row_bytes) |
+            static_cast<unsigned long long>(t->row_stride) | static_cast<unsigned long long>(t->outer_stride);
+  return static_cast<int>(bits & ~(bits - 1));
+}
+
+// `rows` of the launch. Tensors are checked.
+template <class Op, class Map>
+void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
+                 const RowTensor& to) {
+  if (rows == 0) return;
+  const int unit = unit_of(from, to);
+  const Index units = to.row_bytes / unit, width = min_of(units, RowCopy::kUnitsAPart);
+  RowCopy copy{.from = RowsView(from),
+               .to = RowsView(to),
+               .rows = static_cast<int>(rows),
+               .rows_a_warp = static_cast<int>(max_of(1, min_of(32, RowCopy::kBytesAWarp / to.row_bytes))),
+               .units = static_cast<int>(units),
+               .parts = static_cast<int>(ceil_div(units, width)),
+               .width = FastDivisor(static_cast<unsigned>(width)),
+               .reporter = context.reporter()};
+  const Index tasks = ceil_div(rows, copy.rows_a_warp) * copy.parts;
+  const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(tasks, RowCopy::kThreads / 32))),
+                          .threads = dim3(RowCopy::kThreads)};
+  const auto go = [&]<class Unit>(Unit) {
+    if constexpr (requires(Unit u) { Op::apply(u, &u); })
+      cuda::launch(copy_rows_by<Unit, Op, Map>, shape, context.stream(), copy, map);
+  };
+  switch (unit) {
+    case 16:
+      return go(uint4{});
+    case 8:
+      return go(uint2{});
+    case 4:
+      return go(0u);
+    case 2:
+      return go(static_cast<unsigned short>(0));
+    default:
+      return go(static_cast<unsigned char>(0));
+  }
+}
+
+}  // namespace weft

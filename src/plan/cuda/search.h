@@ -1,0 +1,60 @@
+// Which sequence holds a token: a warp looks for 32 tokens at once.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime.h>
+
+namespace weft {
+
+// Offsets as 32-bit numbers. Wider ones that do not fit are wrong anyway; they stay wrong.
+struct Offsets32 {
+  const void* data;
+  bool wide;
+
+  __device__ int operator[](int i) const {
+    if (!wide) return static_cast<const std::int32_t*>(data)[i];
+    const long long v = static_cast<const long long*>(data)[i];
+    return v > 0x7fffffff ? 0x7fffffff : v < 0 ? -1 : static_cast<int>(v);
+  }
+};
+
+// For each lane the last i of [0, n) with offsets[i] <= value: of sequences that begin there the one that is not empty.
+// 0 if there is none. Lanes' values rise, and are often near each other: the warp narrows down on the first in steps of
+// 32, then each lane looks among 32 offsets that all hold together.
+__device__ inline int last_at_or_before(const Offsets32& offsets, int n, int value) {
+  constexpr unsigned kAll = ~0u;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int least = __shfl_sync(kAll, value, 0);
+  int low = 0, high = n;  // the answer for the first lane lies in [low, high)
+  while (high - low > 16) {
+    const int step = (high - low + 31) / 32, probe = low + lane * step;
+    const unsigned before = __ballot_sync(kAll, probe < high && offsets[probe] <= least);
+    const int steps = max(1, __popc(before)) - 1;
+    low = min(low + steps * step, high - 1);
+    high = min(high, low + step);
+  }
+  const int at = low + 1 + lane;
+  const int next = at < n ? offsets[at] : 0x7fffffff;
+  int count = 0;  // of the 32 offsets after `low` that are not past the value
+  for (int d = 16; d > 0; d /= 2) {
+    const int other = __shfl_sync(kAll, next, count + d - 1);
+    if (other <= value) count += d;
+  }
+  const int last = __shfl_sync(kAll, next, 31);
+  if (count == 31 && last <= value) count = 32;
+  int i = low + count;
+  if (count == 32) {  // far from the first: alone from here
+    int end = n;
+    while (end - i > 1) {
+      const int middle = i + (end - i) / 2;
+      if (offsets[middle] <= value)
+        i = middle;
+      else
+        end = middle;
+    }
+  }
+  return min(i, n - 1);
+}
+
+}  // namespace weft
