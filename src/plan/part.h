@@ -5,6 +5,19 @@
 
 namespace weft {
 
+// A lookup whose kind of cut is known when the code is compiled: the other kinds fall away, and the rest is inlined.
+template <RegularRuns::Cut kCut>
+struct FixedRuns {
+  RegularRuns runs;
+
+  template <class F>
+  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, F&& f) const {
+    RegularRuns fixed = runs;
+    fixed.cut = kCut;
+    fixed.for_each(sequence, a, b, residues, f);
+  }
+};
+
 // Runs [first, last) of those that a lookup names, in its order.
 template <class Runs>
 struct PartOf {

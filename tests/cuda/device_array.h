@@ -29,6 +29,7 @@ class DeviceArray {
   std::size_t size() const { return size_; }
   void set(std::span<const T> from) {
     expect_ok(cudaMemcpy(data_, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
+    expect_ok(cudaDeviceSynchronize());  // other streams do not wait for the default one
   }
   std::vector<T> host() const {
     std::vector<T> out(size_);

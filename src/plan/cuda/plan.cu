@@ -12,26 +12,28 @@ namespace {
 
 constexpr int kMaxParts = 8;
 
-struct PlanJob {
-  static constexpr int kSums = 1;
-  struct Shared {
-    SharedSide<kScanThreads> q, k;
-    bool ok[kScanThreads];
-  };
-  using Part = PartOf<RegularRuns>;
-  using Planner = SequencePlanner<Part, Part>;
-
+struct PlanArgs {
   OffsetsView q, k;
   MaskView mask;
   RunsSpec q_runs, k_runs;
   Index stride;
   bool keep_k_begin;
-  int q_parts, k_parts;               // threads a sequence: q_parts·k_parts
+  int q_parts, k_parts;  // threads a sequence: q_parts·k_parts
   Index runs_a_q_part, runs_a_k_part;
   DeviceSlice* slices;
   std::int32_t* written;
   Index capacity;
   Reporter reporter;
+};
+
+template <class Queries, class Keys>
+struct PlanJob : PlanArgs {
+  static constexpr int kSums = 1;
+  struct Shared {
+    SharedSide<kScanThreads> q, k;
+    bool ok[kScanThreads];
+  };
+  using Planner = SequencePlanner<PartOf<Queries>, PartOf<Keys>>;
 
   WEFT_HD int sequences() const { return static_cast<int>(q.sequences); }
   WEFT_HD int per_tile() const { return kScanThreads / (q_parts * k_parts); }
@@ -53,26 +55,21 @@ struct PlanJob {
         {shared.q.offsets, shared.q.used},
         {shared.k.offsets, shared.k.used},
         mask,
-        {q_runs.at(shared.q.extent(), shared.q.offsets), q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)},
-        {k_runs.at(shared.k.extent(), shared.k.offsets), k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)},
+        {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)},
+        {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)},
         stride,
         keep_k_begin};
     planner.for_each(i, f);
   }
 
-  __device__ Sums<1> count(const Shared& shared, int, int n) const {
+  __device__ Sums<1> visit(const Shared& shared, int, int n, bool emitting, Sums<1> before) const {
     Sums<1> own;
-    for_each(shared, n, [&](const Slice&) { ++own.v[0]; });
-    return own;
-  }
-
-  __device__ void emit(const Shared& shared, int, int n, Sums<1> before) const {
-    // Unsigned: where offsets are wrong, sums may be anything.
-    unsigned at = static_cast<unsigned>(before.v[0]);
     for_each(shared, n, [&](const Slice& s) {
-      if (at < capacity) slices[at] = device_slice(s);
-      ++at;
+      // Unsigned: where offsets are wrong, sums may be anything.
+      const unsigned at = static_cast<unsigned>(before.v[0]) + static_cast<unsigned>(own.v[0]++);
+      if (emitting && at < capacity) slices[at] = device_slice(s);
     });
+    return own;
   }
 
   __device__ void finish(ScanState& state) const {
@@ -96,7 +93,7 @@ struct PlanJob {
 };
 
 // Enough threads that none has more than a few runs, in an order that puts slices where the host puts them.
-void share_out(PlanJob& job) {
+void share_out(PlanArgs& job) {
   const Index q = job.q_runs.runs(), k = job.k_runs.runs();
   job.q_parts = static_cast<int>(min_of(q, 2));
   job.runs_a_q_part = ceil_div(q, job.q_parts);
@@ -104,6 +101,22 @@ void share_out(PlanJob& job) {
   job.k_parts = job.mask.chunk > 0 ? 1 : static_cast<int>(min_of(ceil_div(k, 4), kMaxParts / job.q_parts));
   while (kScanThreads % (job.q_parts * job.k_parts) != 0) --job.k_parts;
   job.runs_a_k_part = ceil_div(k, job.k_parts);
+}
+
+// Both sides of one kind, or keys in sequence order: what schedules ask for has code of its own.
+void launch_plan(const PlanArgs& args, const detail::ContextParts& context) {
+  using enum RegularRuns::Cut;
+  const RegularRuns::Cut q = args.q_runs.cut, k = args.k_runs.cut;
+  const auto go = [&]<class Queries, class Keys>(PlanJob<Queries, Keys> job) { launch_scan(job, context); };
+  if (q == pieces && k == pieces) return go(PlanJob<FixedRuns<pieces>, FixedRuns<pieces>>{args});
+  if (q == folded && k == folded) return go(PlanJob<FixedRuns<folded>, FixedRuns<folded>>{args});
+  if (q == folded && k == pieces) return go(PlanJob<FixedRuns<folded>, FixedRuns<pieces>>{args});
+  if (q == strided && k == strided) return go(PlanJob<FixedRuns<strided>, FixedRuns<strided>>{args});
+  if (q == folded_per_sequence && k == folded_per_sequence)
+    return go(PlanJob<FixedRuns<folded_per_sequence>, FixedRuns<folded_per_sequence>>{args});
+  if (q == folded_per_sequence && k == pieces)
+    return go(PlanJob<FixedRuns<folded_per_sequence>, FixedRuns<pieces>>{args});
+  go(PlanJob<RegularRuns, RegularRuns>{args});
 }
 
 void check_arrays(std::string_view side, const DeviceStream& s) {
@@ -158,7 +171,7 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
   check_arrays("query", args.q);
   check_arrays("key", k);
   const RunsSpec q_runs = runs_spec("query", args.q_runs, args.q.tokens), k_runs = runs_spec("key", args.k_runs, k.tokens);
-  PlanJob job{.q = offsets_view(args.q),
+  PlanArgs job{.q = offsets_view(args.q),
               .k = offsets_view(k),
               .mask = view(args.mask),
               .q_runs = q_runs,
@@ -174,7 +187,7 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
               .capacity = parts_->capacity,
               .reporter = parts_->context->reporter()};
   share_out(job);
-  launch_scan(job, *parts_->context);
+  launch_plan(job, *parts_->context);
   parts_->q_rows = q_runs.buffer_rows();
   parts_->k_rows = k_runs.buffer_rows();
 }

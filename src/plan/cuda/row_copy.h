@@ -53,26 +53,30 @@ struct RowCopy {
   Reporter reporter;
 };
 
+// What becomes of a unit.
 struct Replace {
   template <class Unit>
-  __device__ static Unit apply(Unit from, const Unit*) {
-    return from;
+  __device__ static void store(Unit* to, Unit from) {
+    *to = from;
   }
 };
 
 struct AddF32 {
-  __device__ static float add(float a, unsigned b) { return a + __uint_as_float(b); }
-  __device__ static unsigned apply(unsigned from, const unsigned* to) {
-    return __float_as_uint(add(__uint_as_float(from), *to));
+  __device__ static unsigned add(unsigned a, unsigned b) {
+    return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
   }
-  __device__ static uint2 apply(uint2 from, const uint2* to) { return {apply(from.x, &to->x), apply(from.y, &to->y)}; }
-  __device__ static uint4 apply(uint4 from, const uint4* to) {
+  __device__ static void store(unsigned* to, unsigned from) { *to = add(*to, from); }
+  __device__ static void store(uint2* to, uint2 from) {
+    const uint2 old = *to;
+    *to = {add(old.x, from.x), add(old.y, from.y)};
+  }
+  __device__ static void store(uint4* to, uint4 from) {
     const uint4 old = *to;
-    return {apply(from.x, &old.x), apply(from.y, &old.y), apply(from.z, &old.z), apply(from.w, &old.w)};
+    *to = {add(old.x, from.x), add(old.y, from.y), add(old.z, from.z), add(old.w, from.w)};
   }
 };
 
-template <class Unit, class Op, class Map>
+template <class Unit, class Op, int kBatch, class Map>
 __global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_constant__ RowCopy copy,
                                                                   const __grid_constant__ Map map) {
   constexpr int kWarps = RowCopy::kThreads / 32;
@@ -100,11 +104,11 @@ __global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_c
     __syncwarp();
     const unsigned width = copy.width.divisor, total = static_cast<unsigned>(count) * width;
     const unsigned shift = part * width, units = static_cast<unsigned>(copy.units);
-    for (unsigned base = lane; base < total; base += 32 * RowCopy::kBatch) {
-      Unit values[RowCopy::kBatch];
-      Unit* to[RowCopy::kBatch];
+    for (unsigned base = lane; base < total; base += 32 * kBatch) {
+      Unit values[kBatch];
+      Unit* to[kBatch];
 #pragma unroll
-      for (int j = 0; j < RowCopy::kBatch; ++j) {
+      for (int j = 0; j < kBatch; ++j) {
         const unsigned x = base + 32 * j;
         to[j] = nullptr;
         if (x >= total) continue;
@@ -115,8 +119,8 @@ __global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_c
         values[j] = at.from == kZeros ? Unit{} : *(reinterpret_cast<const Unit*>(copy.from.data + at.from) + unit);
       }
 #pragma unroll
-      for (int j = 0; j < RowCopy::kBatch; ++j) {
-        if (to[j] != nullptr) *to[j] = Op::apply(values[j], to[j]);
+      for (int j = 0; j < kBatch; ++j) {
+        if (to[j] != nullptr) Op::store(to[j], values[j]);
       }
     }
   }
@@ -133,16 +137,16 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
 }
 
 // `rows` of the launch. Tensors are checked.
-template <class Op, class Map>
+template <class Op, int kBatch = RowCopy::kBatch, class Map>
 void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
-                 const RowTensor& to) {
+                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);
   const Index units = to.row_bytes / unit, width = min_of(units, RowCopy::kUnitsAPart);
   RowCopy copy{.from = RowsView(from),
                .to = RowsView(to),
                .rows = static_cast<int>(rows),
-               .rows_a_warp = static_cast<int>(max_of(1, min_of(32, RowCopy::kBytesAWarp / to.row_bytes))),
+               .rows_a_warp = static_cast<int>(max_of(1, min_of(32, bytes_a_warp / to.row_bytes))),
                .units = static_cast<int>(units),
                .parts = static_cast<int>(ceil_div(units, width)),
                .width = FastDivisor(static_cast<unsigned>(width)),
@@ -151,8 +155,8 @@ void launch_copy(const detail::ContextParts& context, const Map& map, Index rows
   const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(tasks, RowCopy::kThreads / 32))),
                           .threads = dim3(RowCopy::kThreads)};
   const auto go = [&]<class Unit>(Unit) {
-    if constexpr (requires(Unit u) { Op::apply(u, &u); })
-      cuda::launch(copy_rows_by<Unit, Op, Map>, shape, context.stream(), copy, map);
+    if constexpr (requires(Unit u) { Op::store(&u, u); })
+      cuda::launch(copy_rows_by<Unit, Op, kBatch, Map>, shape, context.stream(), copy, map);
   };
   switch (unit) {
     case 16:

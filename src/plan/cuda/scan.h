@@ -66,8 +66,10 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
   return all;
 }
 
-// Job: kSums; Shared; sequences(), per_tile(); load(shared, first, count): all threads, ends before a barrier;
-//      count(shared, first, count) -> Sums; emit(shared, first, count, before); finish(total, state).
+// Job: kSums; Shared; sequences(), per_tile();
+//      load(shared, first, count): offsets of some sequences, by all threads;
+//      visit(shared, first, count, emitting, before) -> Sums: what this thread has there, and writes if emitting;
+//      finish(state): in one block, after all have written.
 template <class Job>
 __global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_constant__ Job job, ScanState* state,
                                                                 int tiles_a_block) {
@@ -79,34 +81,38 @@ __global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_cons
   }
   __syncthreads();
   using Total = Sums<Job::kSums>;
-  const int tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
-  const int first = static_cast<int>(ticket) * tiles_a_block, last = min(tiles, first + tiles_a_block);
-  Total own, mine, tile_total;
-  const auto count = [&](int tile) {
-    const int from = tile * job.per_tile(), n = min(job.per_tile(), job.sequences() - from);
-    job.load(shared, from, n);
-    __syncthreads();
-    mine = job.count(shared, from, n);
-    const Total before = block_scan(mine, tile_total);  // ends in a barrier: `shared` may be loaded anew
-    return before;
-  };
-  Total before_in_tile;
-  for (int tile = first; tile < last; ++tile) {
-    before_in_tile = count(tile);
-    own += tile_total;
-  }
-  Total before = exchange(state, ticket, launch, own);
-  if (ticket == gridDim.x - 1 && threadIdx.x < Job::kSums)
-    state->total[threadIdx.x] = static_cast<unsigned>(before.v[threadIdx.x]) + static_cast<unsigned>(own.v[threadIdx.x]);
-  for (int tile = first; tile < last; ++tile) {
-    if (last - first > 1) before_in_tile = count(tile);
+  const int all_tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
+  const int first = static_cast<int>(ticket) * tiles_a_block;
+  const int tiles = max(0, min(all_tiles, first + tiles_a_block) - first);
+  // Count every tile; then, knowing what lies before, count and emit one after the other. A single tile is still loaded
+  // and counted when it is emitted. One place for all of it, because a planner is much code.
+  const int steps = tiles == 1 ? 2 : 3 * tiles;
+  Total own, before, in_tile, tile_total;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const bool counted = step >= tiles;
+    const int tile = !counted ? step : tiles == 1 ? 0 : (step - tiles) / 2;
+    const bool emitting = counted && (tiles == 1 || (step - tiles) % 2 == 1);
+    if (step == tiles) before = exchange(state, ticket, launch, own);
+    const int from = (first + tile) * job.per_tile(), n = min(job.per_tile(), job.sequences() - from);
+    if (!emitting) {
+      job.load(shared, from, n);
+      __syncthreads();
+    }
     Total at = before;
-    at += before_in_tile;
-    const int from = tile * job.per_tile();
-    job.emit(shared, from, min(job.per_tile(), job.sequences() - from), at);
-    before += tile_total;
-    __syncthreads();
+    at += in_tile;
+    const Total mine = job.visit(shared, from, n, emitting, at);
+    if (emitting) {
+      before += tile_total;
+    } else {
+      in_tile = block_scan(mine, tile_total);
+      if (!counted) own += tile_total;
+    }
+    __syncthreads();  // `shared` may be loaded anew
   }
+  if (tiles == 0) before = exchange(state, ticket, launch, own);
+  if (ticket == gridDim.x - 1 && threadIdx.x < Job::kSums)
+    state->total[threadIdx.x] = static_cast<unsigned>(before.v[threadIdx.x]);  // by now with the block's own
   // What this block wrote is seen by the last one, which finishes and puts the counters back.
   __threadfence();
   __syncthreads();

@@ -59,26 +59,18 @@ struct StepJob {
       RingSteps{folded, mask.chunk, rank, tile}.for_each(i, f);
   }
 
-  __device__ Sums<3> count(const Shared& shared, int, int n) const {
+  __device__ Sums<3> visit(const Shared& shared, int first, int n, bool emitting, Sums<3> before) const {
     Sums<3> own;
-    for_each(shared, n, [&](const StepEntry& e) {
-      ++own.v[0];
-      own.v[1] += static_cast<int>(e.q.size());
-      own.v[2] += static_cast<int>(e.keys());
-    });
-    return own;
-  }
-
-  __device__ void emit(const Shared& shared, int first, int n, Sums<3> before) const {
-    unsigned at = static_cast<unsigned>(before.v[0]);
     int longest_q = 0, longest_k = 0;
     for_each(shared, n, [&](const StepEntry& e) {
       const int queries = static_cast<int>(e.q.size()), keys = static_cast<int>(e.keys());
       longest_q = max(longest_q, queries);
       longest_k = max(longest_k, keys);
-      if (at < out.capacity) {
-        out.cu_seqlens_q[at] = before.v[1];
-        out.cu_seqlens_k[at] = before.v[2];
+      // Unsigned: where offsets are wrong, sums may be anything.
+      const unsigned at = static_cast<unsigned>(before.v[0]) + static_cast<unsigned>(own.v[0]);
+      if (emitting && at < out.capacity) {
+        out.cu_seqlens_q[at] = before.v[1] + own.v[1];
+        out.cu_seqlens_k[at] = before.v[2] + own.v[2];
         out.cu_seqlens_q_padded[at] = static_cast<std::int32_t>(e.q.begin);
         out.cu_seqlens_k_padded[at] = static_cast<std::int32_t>(e.k.begin);
         out.seqused_q[at] = queries;
@@ -87,12 +79,13 @@ struct StepJob {
         out.hi[at] = device_bound(e.hi);
         out.sequence[at] = first + static_cast<int>(threadIdx.x);
       }
-      ++at;
-      before.v[1] += queries;
-      before.v[2] += keys;
+      ++own.v[0];
+      own.v[1] += queries;
+      own.v[2] += keys;
     });
-    if (longest_q > 0) atomicMax(&reporter.state->longest[0], longest_q);
-    if (longest_k > 0) atomicMax(&reporter.state->longest[1], longest_k);
+    if (emitting && longest_q > 0) atomicMax(&reporter.state->longest[0], longest_q);
+    if (emitting && longest_k > 0) atomicMax(&reporter.state->longest[1], longest_k);
+    return own;
   }
 
   // Past the last entry: nothing, at the end.
@@ -177,10 +170,12 @@ struct ChunkJob {
     if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
     load_side(shared.side, shared.ok, stream, 1, 0, reporter.state, first, count);
   }
-  __device__ Sums<1> count(const Shared& shared, int, int n) const {
+  __device__ Sums<1> visit(const Shared& shared, int first, int n, bool emitting, Sums<1> before) const {
     Sums<1> own;
-    const int i = static_cast<int>(threadIdx.x);
-    if (i < n && shared.ok[i]) own.v[0] = static_cast<int>(max_of(1, ceil_div(shared.side.used[i], chunk)));
+    const int own_sequence = static_cast<int>(threadIdx.x);
+    const bool sound = own_sequence < n && shared.ok[own_sequence];
+    if (sound) own.v[0] = static_cast<int>(max_of(1, ceil_div(shared.side.used[own_sequence], chunk)));
+    if (emitting) emit(shared, first, n, before);
     return own;
   }
   // Chunks of all the block's sequences in turn, so that a long one does not keep one thread busy.
