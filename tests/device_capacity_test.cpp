@@ -105,7 +105,7 @@ TEST(DeviceCapacity, Refuses) {
   const DeviceLayout good{LayoutKind::zigzag, 2}, balanced{LayoutKind::balanced, 2}, striped{LayoutKind::striped, 2};
   const DeviceRuns runs = good.runs(0);
   expect_refusal([&] { device_plan_capacity({s, {}, {}, balanced.runs(0), runs}); }, {"balanced", "make_plan"});
-  expect_refusal([&] { device_plan_capacity({s, {}, {.slices = {{}}}, runs, runs}); }, {"slices of its own"});
+  expect_refusal([&] { device_plan_capacity({s, {}, {.slices = std::vector<Slice>{}}, runs, runs}); }, {"slices of its own"});
   expect_refusal([&] { device_plan_capacity({s, {}, {.left = -2}, runs, runs}); }, {"window left = -2"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, striped.runs(0), runs}); }, {"stride 2", "stride 1"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, good.runs(2), runs}); }, {"rank 2"});

@@ -234,7 +234,7 @@ TEST(DevicePlan, Refusals) {
   const DeviceLayout layout{LayoutKind::balanced, 2}, good{LayoutKind::zigzag, 2}, striped{LayoutKind::striped, 2};
   const DeviceStream s = offsets.stream();
   expect_refusal([&] { plan.plan({s, {}, {}, layout.runs(0), layout.runs(0)}); }, {"balanced", "upload"});
-  expect_refusal([&] { plan.plan({s, {}, {.slices = {{}}}, good.runs(0), good.runs(0)}); }, {"slices", "upload"});
+  expect_refusal([&] { plan.plan({s, {}, {.slices = std::vector<Slice>{}}, good.runs(0), good.runs(0)}); }, {"slices", "upload"});
   expect_refusal([&] { plan.plan({s, {}, {}, striped.runs(0), DeviceLayout::sequence_order()}); }, {"stride"});
   expect_refusal([&] { plan.plan({{}, {}, {}, good.runs(0), good.runs(0)}); }, {"cu_seqlens"});
   expect_refusal([&] { DeviceContext cpu{Place{}}; }, {"CPU"});

@@ -1,96 +1,14 @@
-// Slices of one rank from offsets in device memory: the host's planner, several threads a sequence.
+// Plans in device memory: made there, or uploaded.
 #include <algorithm>
 #include <cstring>
 
-#include "plan/cuda/side.h"
-#include "plan/cut.h"
-#include "plan/part.h"
+#include "plan/cuda/plan_job.h"
 #include "text.h"
 
 namespace weft {
 namespace {
 
 constexpr int kMaxParts = 8;
-
-struct PlanArgs {
-  OffsetsView q, k;
-  MaskView mask;
-  RunsSpec q_runs, k_runs;
-  Index stride;
-  bool keep_k_begin;
-  int q_parts, k_parts;  // threads a sequence: q_parts·k_parts
-  Index runs_a_q_part, runs_a_k_part;
-  DeviceSlice* slices;
-  std::int32_t* written;
-  Index capacity;
-  Reporter reporter;
-};
-
-template <class Queries, class Keys>
-struct PlanJob : PlanArgs {
-  static constexpr int kSums = 1;
-  struct Shared {
-    SharedSide<kScanThreads> q, k;
-    bool ok[kScanThreads];
-  };
-  using Planner = SequencePlanner<PartOf<Queries>, PartOf<Keys>>;
-
-  WEFT_HD int sequences() const { return static_cast<int>(q.sequences); }
-  WEFT_HD int per_tile() const { return kScanThreads / (q_parts * k_parts); }
-
-  __device__ void load(Shared& shared, int first, int count) const {
-    if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
-    load_side(shared.q, shared.ok, q, q_runs.multiple(), 0, reporter.state, first, count);
-    load_side(shared.k, shared.ok, k, k_runs.multiple(), 1, reporter.state, first, count);
-  }
-
-  template <class F>
-  __device__ void for_each(const Shared& shared, int count, F&& f) const {
-    const int parts = q_parts * k_parts, i = static_cast<int>(threadIdx.x) / parts;
-    if (i >= count || !shared.ok[i]) return;
-    const int part = static_cast<int>(threadIdx.x) % parts, q_part = part / k_parts, k_part = part % k_parts;
-    const auto last = [](Index at, Index size, bool end) { return end ? kUnlimited : at + size; };
-    const Index q_first = q_part * runs_a_q_part, k_first = k_part * runs_a_k_part;
-    const Planner planner{
-        {shared.q.offsets, shared.q.used},
-        {shared.k.offsets, shared.k.used},
-        mask,
-        {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)},
-        {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)},
-        stride,
-        keep_k_begin};
-    planner.for_each(i, f);
-  }
-
-  __device__ Sums<1> visit(const Shared& shared, int, int n, bool emitting, Sums<1> before) const {
-    Sums<1> own;
-    for_each(shared, n, [&](const Slice& s) {
-      // Unsigned: where offsets are wrong, sums may be anything.
-      const unsigned at = static_cast<unsigned>(before.v[0]) + static_cast<unsigned>(own.v[0]++);
-      if (emitting && at < capacity) slices[at] = device_slice(s);
-    });
-    return own;
-  }
-
-  __device__ void finish(ScanState& state) const {
-    if (threadIdx.x != 0) return;
-    const Index total = static_cast<Index>(state.total[0]);
-    Fault fault;
-    if (state.worst != 0) {
-      const unsigned long long key = ~state.worst;
-      const int keys = static_cast<int>(key & 1);
-      fault = find_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), (keys != 0 ? k_runs : q_runs).multiple());
-      fault.keys = keys;
-    } else {
-      const Index q_needed = q_runs.rows_needed(q.extent().size()), k_needed = k_runs.rows_needed(k.extent().size());
-      if (total > capacity) fault = {Fault::few_slices, 0, 0, total, capacity};
-      if (k_needed > k_runs.rows) fault = {Fault::few_rows, 1, 0, k_needed, k_runs.rows};
-      if (q_needed > q_runs.rows) fault = {Fault::few_rows, 0, 0, q_needed, q_runs.rows};
-    }
-    *written = fault.code == Fault::none ? static_cast<std::int32_t>(total) : 0;
-    if (fault.code != Fault::none) reporter.report(fault);
-  }
-};
 
 // Enough threads that none has more than a few runs, in an order that puts slices where the host puts them.
 void share_out(PlanArgs& job) {
@@ -104,19 +22,16 @@ void share_out(PlanArgs& job) {
 }
 
 // Both sides of one kind, or keys in sequence order: what schedules ask for has code of its own.
-void launch_plan(const PlanArgs& args, const detail::ContextParts& context) {
+void launch(const PlanArgs& args, const detail::ContextParts& context) {
   using enum RegularRuns::Cut;
   const RegularRuns::Cut q = args.q_runs.cut, k = args.k_runs.cut;
-  const auto go = [&]<class Queries, class Keys>(PlanJob<Queries, Keys> job) { launch_scan(job, context); };
-  if (q == pieces && k == pieces) return go(PlanJob<FixedRuns<pieces>, FixedRuns<pieces>>{args});
-  if (q == folded && k == folded) return go(PlanJob<FixedRuns<folded>, FixedRuns<folded>>{args});
-  if (q == folded && k == pieces) return go(PlanJob<FixedRuns<folded>, FixedRuns<pieces>>{args});
-  if (q == strided && k == strided) return go(PlanJob<FixedRuns<strided>, FixedRuns<strided>>{args});
-  if (q == folded_per_sequence && k == folded_per_sequence)
-    return go(PlanJob<FixedRuns<folded_per_sequence>, FixedRuns<folded_per_sequence>>{args});
-  if (q == folded_per_sequence && k == pieces)
-    return go(PlanJob<FixedRuns<folded_per_sequence>, FixedRuns<pieces>>{args});
-  go(PlanJob<RegularRuns, RegularRuns>{args});
+  if (q == pieces && k == pieces) return launch_plan<PieceRuns, PieceRuns>(args, context);
+  if (q == folded && k == folded) return launch_plan<FoldedRuns, FoldedRuns>(args, context);
+  if (q == folded && k == pieces) return launch_plan<FoldedRuns, PieceRuns>(args, context);
+  if (q == strided && k == strided) return launch_plan<StridedRuns, StridedRuns>(args, context);
+  if (q == folded_per_sequence && k == folded_per_sequence) return launch_plan<DualRuns, DualRuns>(args, context);
+  if (q == folded_per_sequence && k == pieces) return launch_plan<DualRuns, PieceRuns>(args, context);
+  launch_plan<RegularRuns, RegularRuns>(args, context);
 }
 
 void check_arrays(std::string_view side, const DeviceStream& s) {
@@ -187,7 +102,7 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
               .capacity = parts_->capacity,
               .reporter = parts_->context->reporter()};
   share_out(job);
-  launch_plan(job, *parts_->context);
+  launch(job, *parts_->context);
   parts_->q_rows = q_runs.buffer_rows();
   parts_->k_rows = k_runs.buffer_rows();
 }
