@@ -103,16 +103,18 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
   if (!tune) return;
   const TokenMap tokens_map{offsets_view(s), RegularRuns::folded_per_sequence, false, 8, 0, static_cast<int>(tokens / 8), 16, false};
   const OrderMap map{tokens_map, OrderMap::to_rows, false};
-  for (const Index kib : {2, 4, 8, 16, 32}) {
-    const auto time = [&]<int kBatch>(std::integral_constant<int, kBatch>) {
-      const double us = microseconds(b.stream, [&](int i) {
-        launch_copy<Replace, kBatch>(context.parts(), map, tokens, in(i), out(i), kib * 1024);
-      });
-      line("tune", std::to_string(kib) + " KiB a warp, batch " + std::to_string(kBatch), us, moved, copy);
-    };
-    time(std::integral_constant<int, 2>{});
-    time(std::integral_constant<int, 4>{});
-    time(std::integral_constant<int, 8>{});
+  for (const Index kib : {2, 4, 8}) {
+    for (const int waves : {1, 2, 4, 1 << 20}) {
+      const auto time = [&]<int kBatch>(std::integral_constant<int, kBatch>) {
+        const double us = microseconds(b.stream, [&](int i) {
+          launch_copy<Replace, kBatch>(context.parts(), map, tokens, in(i), out(i), kib * 1024, waves);
+        });
+        line("tune", std::to_string(kib) + " KiB a warp, batch " + std::to_string(kBatch) + ", waves " + std::to_string(waves),
+             us, moved, copy);
+      };
+      time(std::integral_constant<int, 4>{});
+      time(std::integral_constant<int, 8>{});
+    }
   }
 }
 

@@ -8,17 +8,22 @@
 namespace weft {
 namespace {
 
-constexpr int kMaxParts = 8;
-
-// Enough threads that none has more than a few runs, in an order that puts slices where the host puts them.
+// Enough threads a sequence that none has more than a few runs, in an order that puts slices where the host puts them;
+// but no more than can run at once (3 blocks on each of 132 processors): many sequences keep them busy by themselves.
 void share_out(PlanArgs& job) {
+  constexpr Index kMaxParts = 8, kTiles = 384;
   const Index q = job.q_runs.runs(), k = job.k_runs.runs();
-  job.q_parts = static_cast<int>(min_of(q, 2));
-  job.runs_a_q_part = ceil_div(q, job.q_parts);
-  // The chunks of a run lie between its query part and its key parts, so their keys go together.
-  job.k_parts = job.mask.chunk > 0 ? 1 : static_cast<int>(min_of(ceil_div(k, 4), kMaxParts / job.q_parts));
-  while (kScanThreads % (job.q_parts * job.k_parts) != 0) --job.k_parts;
-  job.runs_a_k_part = ceil_div(k, job.k_parts);
+  Index q_parts = min_of(q, 2), k_parts = 1;
+  // Keys are shared out only where nothing comes between: the chunks of a run, or another run of the same thread.
+  const bool keys_too = q <= 2 && job.mask.chunk == 0;
+  while (keys_too && 2 * k_parts <= ceil_div(k, 2) && 2 * k_parts * q_parts <= kMaxParts) k_parts *= 2;
+  const auto tiles = [&] { return ceil_div(job.q.sequences * q_parts * k_parts, kScanThreads); };
+  while (k_parts > 1 && tiles() > kTiles) k_parts /= 2;
+  if (k_parts == 1 && tiles() > kTiles) q_parts = 1;
+  job.q_parts = static_cast<int>(q_parts);
+  job.k_parts = static_cast<int>(k_parts);
+  job.runs_a_q_part = ceil_div(q, q_parts);
+  job.runs_a_k_part = ceil_div(k, k_parts);
 }
 
 // Both sides of one kind, or keys in sequence order: what schedules ask for has code of its own.

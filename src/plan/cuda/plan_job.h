@@ -24,6 +24,13 @@ struct PlanArgs {
 template <class Queries, class Keys>
 struct PlanJob : PlanArgs {
   static constexpr int kSums = 1;
+  // Slices are dear to find: the first few are kept, so that most threads look once.
+  struct Kept {
+    static constexpr int kSlices = 8;
+
+    int count;
+    DeviceSlice slices[kSlices];
+  };
   struct Shared {
     SharedSide<kScanThreads> q, k;
     bool ok[kScanThreads];
@@ -57,14 +64,22 @@ struct PlanJob : PlanArgs {
     planner.for_each(i, f);
   }
 
-  __device__ Sums<1> visit(const Shared& shared, int, int n, bool emitting, Sums<1> before) const {
-    Sums<1> own;
+  __device__ Sums<1> visit(const Shared& shared, Kept& kept, int, int n, bool emitting, Sums<1> before) const {
+    // Unsigned: where offsets are wrong, sums may be anything.
+    const unsigned first = static_cast<unsigned>(before.v[0]);
+    if (emitting && kept.count <= Kept::kSlices) {
+      for (int i = 0; i < kept.count; ++i)
+        if (first + i < capacity) slices[first + i] = kept.slices[i];
+      return {};
+    }
+    int count = 0;
     for_each(shared, n, [&](const Slice& s) {
-      // Unsigned: where offsets are wrong, sums may be anything.
-      const unsigned at = static_cast<unsigned>(before.v[0]) + static_cast<unsigned>(own.v[0]++);
-      if (emitting && at < capacity) slices[at] = device_slice(s);
+      if (!emitting && count < Kept::kSlices) kept.slices[count] = device_slice(s);
+      if (emitting && first + count < capacity) slices[first + count] = device_slice(s);
+      ++count;
     });
-    return own;
+    kept.count = count;
+    return {{count}};
   }
 
   __device__ void finish(ScanState& state) const {

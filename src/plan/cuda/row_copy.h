@@ -1,8 +1,8 @@
 // Rows from one tensor to another by a map, at the speed of a plain copy.
 //
-// A warp takes K neighbouring rows of the launch, about 8 KiB together. Its lanes find K pairs of rows, leave their byte
-// offsets in shared memory, and then all lanes move units of up to 16 bytes, 8 of them on their way at a time: enough to
-// keep memory busy with few warps, and no barrier between warps.
+// A warp takes K neighbouring rows of the launch, about 4 KiB together, and then the next K rows that no other warp has.
+// Lanes find K pairs of rows and leave their byte offsets in shared memory; then all lanes move units of up to 16 bytes,
+// 8 of them on their way at a time. While they are, the warp looks for its next rows. There is no barrier between warps.
 #pragma once
 
 #include "cuda/launch.h"
@@ -42,13 +42,15 @@ struct RowsView {
 
 struct RowCopy {
   static constexpr int kThreads = 256, kBatch = 8;
-  static constexpr Index kBytesAWarp = 8192, kUnitsAPart = 512;
+  static constexpr Index kBytesAWarp = 4096, kUnitsAPart = 256;
+  static constexpr int kWaves = 1;  // blocks for each that fits on the GPU at once
 
   RowsView from, to;
   int rows;         // of the launch
   int rows_a_warp;  // K, at most 32
   int units;        // of a row
   int parts;        // into which rows are cut, if they are long
+  unsigned tasks;   // groups of rows, or parts of them
   FastDivisor width;  // units in a part
   Reporter reporter;
 };
@@ -76,55 +78,77 @@ struct AddF32 {
   }
 };
 
+// Where a row's bytes are.
+struct RowOffsets {
+  static constexpr long long kNothing = -1, kZeros = -2;  // as `from`
+
+  long long from, to;
+};
+
+template <class Map>
+__device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typename Map::Known& known, unsigned task,
+                               unsigned lane) {
+  const unsigned group = copy.parts == 1 ? task : task / static_cast<unsigned>(copy.parts);
+  const Index row = static_cast<Index>(group) * copy.rows_a_warp + lane;
+  // Lanes without a row ask for the last one: all must come along.
+  const RowPair pair = map.at(known, static_cast<int>(min_of(row, copy.rows - 1)));
+  const bool mine = static_cast<int>(lane) < copy.rows_a_warp && row < copy.rows;
+  if (!mine || pair.to < 0 || pair.to >= copy.to.rows || pair.from >= copy.from.rows) return {RowOffsets::kNothing, 0};
+  const long long to = copy.to.offset(pair.to);
+  if (pair.from == RowPair::kZeros) return {RowOffsets::kZeros, to};
+  return {pair.from < 0 ? RowOffsets::kNothing : copy.from.offset(pair.from), to};
+}
+
 template <class Unit, class Op, int kBatch, class Map>
 __global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_constant__ RowCopy copy,
                                                                   const __grid_constant__ Map map) {
-  constexpr int kWarps = RowCopy::kThreads / 32;
-  constexpr Index kNothing = -1, kZeros = -2;
-  struct Offsets {
-    long long from, to;
-  };
-  __shared__ alignas(16) Offsets shared[kWarps][32];
-  Offsets* const offsets = shared[threadIdx.x / 32];
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned task = blockIdx.x * kWarps + threadIdx.x / 32;
-  const unsigned group = copy.parts == 1 ? task : task / static_cast<unsigned>(copy.parts);
-  const unsigned part = task - group * static_cast<unsigned>(copy.parts);
-  const Index first = static_cast<Index>(group) * copy.rows_a_warp;
-  if (first < copy.rows) {
-    const int count = static_cast<int>(min_of(copy.rows_a_warp, copy.rows - first));
-    // Lanes without a row ask for the last one: all must come along.
-    const RowPair pair = map.at(static_cast<int>(first) + min(static_cast<int>(lane), count - 1));
-    const bool inside = pair.to >= 0 && pair.to < copy.to.rows && pair.from < copy.from.rows;
-    const bool copied = inside && pair.from >= 0;
-    offsets[lane] = {copied                                     ? copy.from.offset(pair.from)
-                     : inside && pair.from == RowPair::kZeros ? kZeros
-                                                              : kNothing,
-                     inside ? copy.to.offset(pair.to) : 0};
+  constexpr unsigned kWarps = RowCopy::kThreads / 32;
+  __shared__ alignas(16) RowOffsets shared[kWarps][2][32];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned width = copy.width.divisor, units = static_cast<unsigned>(copy.units);
+  const unsigned total = static_cast<unsigned>(copy.rows_a_warp) * width, step = gridDim.x * kWarps;
+  unsigned task = blockIdx.x * kWarps + warp, stage = 0;
+  const typename Map::Known known = map.known();
+  if (task < copy.tasks) shared[warp][0][lane] = find_row(copy, map, known, task, lane);
+  for (; task < copy.tasks; task += step, stage ^= 1) {
     __syncwarp();
-    const unsigned width = copy.width.divisor, total = static_cast<unsigned>(count) * width;
-    const unsigned shift = part * width, units = static_cast<unsigned>(copy.units);
-    for (unsigned base = lane; base < total; base += 32 * kBatch) {
+    const RowOffsets* const offsets = shared[warp][stage];
+    const unsigned shift = copy.parts == 1 ? 0 : task % static_cast<unsigned>(copy.parts) * width;
+    for (unsigned base = lane; base - lane < total; base += 32 * kBatch) {
       Unit values[kBatch];
-      Unit* to[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const unsigned x = base + 32 * j;
-        to[j] = nullptr;
         if (x >= total) continue;
         const unsigned row = copy.width.divide(x), unit = shift + x - row * width;
-        const Offsets at = offsets[row];
-        if (at.from == kNothing || unit >= units) continue;
-        to[j] = reinterpret_cast<Unit*>(copy.to.data + at.to) + unit;
-        values[j] = at.from == kZeros ? Unit{} : *(reinterpret_cast<const Unit*>(copy.from.data + at.from) + unit);
+        const long long from = offsets[row].from;
+        if (from == RowOffsets::kNothing || unit >= units) continue;
+        values[j] = from == RowOffsets::kZeros ? Unit{} : reinterpret_cast<const Unit*>(copy.from.data + from)[unit];
       }
+      if (base == lane && task + step < copy.tasks)
+        shared[warp][stage ^ 1][lane] = find_row(copy, map, known, task + step, lane);
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        if (to[j] != nullptr) Op::store(to[j], values[j]);
+        const unsigned x = base + 32 * j;
+        if (x >= total) continue;
+        const unsigned row = copy.width.divide(x), unit = shift + x - row * width;
+        const RowOffsets at = offsets[row];
+        if (at.from == RowOffsets::kNothing || unit >= units) continue;
+        Op::store(reinterpret_cast<Unit*>(copy.to.data + at.to) + unit, values[j]);
       }
     }
   }
   map.check(copy.reporter);
+}
+
+// Blocks of a kernel that the GPU at hand holds at once.
+template <class Kernel>
+int resident_blocks(Kernel kernel, int threads) {
+  int device = 0, processors = 0, blocks = 0;
+  WEFT_CUDA(cudaGetDevice(&device));
+  WEFT_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  WEFT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
+  return processors * blocks;
 }
 
 // The widest unit that all addresses are multiples of.
@@ -139,7 +163,8 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
 // `rows` of the launch. Tensors are checked.
 template <class Op, int kBatch = RowCopy::kBatch, class Map>
 void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
-                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp) {
+                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp,
+                 int waves = RowCopy::kWaves) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);
   const Index units = to.row_bytes / unit, width = min_of(units, RowCopy::kUnitsAPart);
@@ -149,14 +174,21 @@ void launch_copy(const detail::ContextParts& context, const Map& map, Index rows
                .rows_a_warp = static_cast<int>(max_of(1, min_of(32, bytes_a_warp / to.row_bytes))),
                .units = static_cast<int>(units),
                .parts = static_cast<int>(ceil_div(units, width)),
+               .tasks = 0,
                .width = FastDivisor(static_cast<unsigned>(width)),
                .reporter = context.reporter()};
   const Index tasks = ceil_div(rows, copy.rows_a_warp) * copy.parts;
-  const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(tasks, RowCopy::kThreads / 32))),
-                          .threads = dim3(RowCopy::kThreads)};
+  if (tasks >= kMaxTokens)
+    throw Error(text(rows, " rows of ", to.row_bytes, " bytes are too many for one launch"), "copy them in parts");
+  copy.tasks = static_cast<unsigned>(tasks);
   const auto go = [&]<class Unit>(Unit) {
-    if constexpr (requires(Unit u) { Op::store(&u, u); })
-      cuda::launch(copy_rows_by<Unit, Op, kBatch, Map>, shape, context.stream(), copy, map);
+    if constexpr (requires(Unit u) { Op::store(&u, u); }) {
+      const auto kernel = copy_rows_by<Unit, Op, kBatch, Map>;
+      static const Index resident = resident_blocks(kernel, RowCopy::kThreads);  // GPUs of one host are alike
+      const Index blocks = min_of(ceil_div(tasks, RowCopy::kThreads / 32), resident * waves);
+      cuda::launch(kernel, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(RowCopy::kThreads)},
+                   context.stream(), copy, map);
+    }
   };
   switch (unit) {
     case 16:

@@ -14,7 +14,9 @@ struct RowPair {
   int from, to;
 };
 
-// Rows of one or more ranks' buffers, or of the whole stream, as tokens. All lanes of a warp ask together, rows rising.
+// A map is asked by all lanes of a warp together. `Known` is what it reads once, for all rows.
+
+// Rows of one or more ranks' buffers, or of the whole stream, as tokens.
 struct TokenMap {
   OffsetsView stream;
   RegularRuns::Cut cut;
@@ -23,10 +25,17 @@ struct TokenMap {
   Index multiple;
   bool real_only;  // padding counts as no token
 
-  // kNoToken where the row holds none.
-  __device__ int token(int row) const {
+  struct Known {
+    int begin, dealt;
+  };
+  __device__ Known known() const {
     const Range extent = sane(stream.extent(), stream.tokens);
-    const int begin = static_cast<int>(extent.begin), dealt = static_cast<int>(extent.size());
+    return {static_cast<int>(extent.begin), static_cast<int>(extent.size())};
+  }
+
+  // kNoToken where the row holds none.
+  __device__ int token(const Known& extent, int row) const {
+    const int begin = extent.begin, dealt = extent.dealt;
     const int n = static_cast<int>(stream.sequences);
     if (n == 0) return -1;
     const Offsets32 offsets{stream.padded, stream.wide};
@@ -84,8 +93,10 @@ struct OrderMap {
   Kind kind;
   bool zero;  // destination rows without a token become zeros; not for to_tokens
 
-  __device__ RowPair at(int row) const {
-    const int token = tokens.token(row);
+  using Known = TokenMap::Known;
+  __device__ Known known() const { return tokens.known(); }
+  __device__ RowPair at(const Known& extent, int row) const {
+    const int token = tokens.token(extent, row);
     if (token < 0) return {zero ? RowPair::kZeros : RowPair::kNothing, row};
     return {kind == to_rows ? token : row, kind == to_tokens ? token : row};
   }
@@ -97,8 +108,10 @@ struct RangeMap {
   const std::int32_t *cu, *from, *to;
   int ranges;
 
-  __device__ RowPair at(int row) const {
-    const int total = cu[ranges], i = last_at_or_before({cu, false}, ranges, min(row, total - 1));
+  using Known = int;
+  __device__ Known known() const { return cu[ranges]; }
+  __device__ RowPair at(Known total, int row) const {
+    const int i = last_at_or_before({cu, false}, ranges, min(row, total - 1));
     if (row >= total || i < 0) return {RowPair::kNothing, 0};
     const int within = row - cu[i];
     if (within < 0) return {RowPair::kNothing, 0};

@@ -70,7 +70,7 @@ struct ValidMask {
 __global__ void mark_valid(const __grid_constant__ ValidMask mask) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   // A warp asks together, also where the rows end inside it.
-  const int token = mask.tokens.token(min(row, mask.rows - 1));
+  const int token = mask.tokens.token(mask.tokens.known(), min(row, mask.rows - 1));
   if (row < mask.rows) mask.valid[row] = token >= 0 ? 1 : 0;
   mask.tokens.check(mask.reporter);
 }

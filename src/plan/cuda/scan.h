@@ -58,7 +58,10 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
     for (int n = 0; n < N; ++n) {
       const volatile unsigned long long* from = &state->sums[n][b];
       unsigned long long word = *from;
-      while (static_cast<unsigned>(word >> 32) != launch) word = *from;
+      while (static_cast<unsigned>(word >> 32) != launch) {
+        __nanosleep(32);  // do not take the memory's time from those that are waited for
+        word = *from;
+      }
       read.v[n] += static_cast<int>(word);
     }
   }
@@ -66,9 +69,9 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
   return all;
 }
 
-// Job: kSums; Shared; sequences(), per_tile();
+// Job: kSums; Shared; Kept: a thread's own, from counting to emitting; sequences(), per_tile();
 //      load(shared, first, count): offsets of some sequences, by all threads;
-//      visit(shared, first, count, emitting, before) -> Sums: what this thread has there, and writes if emitting;
+//      visit(shared, kept, first, count, emitting, before) -> Sums: what this thread has there; writes if emitting;
 //      finish(state): in one block, after all have written.
 template <class Job>
 __global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_constant__ Job job, ScanState* state,
@@ -88,6 +91,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_cons
   // and counted when it is emitted. One place for all of it, because a planner is much code.
   const int steps = tiles == 1 ? 2 : 3 * tiles;
   Total own, before, in_tile, tile_total;
+  typename Job::Kept kept;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const bool counted = step >= tiles;
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_cons
     }
     Total at = before;
     at += in_tile;
-    const Total mine = job.visit(shared, from, n, emitting, at);
+    const Total mine = job.visit(shared, kept, from, n, emitting, at);
     if (emitting) {
       before += tile_total;
     } else {

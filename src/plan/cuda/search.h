@@ -20,13 +20,13 @@ struct Offsets32 {
 };
 
 // For each lane the last i of [0, n) with offsets[i] <= value: of sequences that begin there the one that is not empty.
-// 0 if there is none. Lanes' values rise, and are often near each other: the warp narrows down on the first in steps of
-// 32, then each lane looks among 32 offsets that all hold together.
+// 0 if there is none. Lanes' values are often near each other: the warp narrows down on the least in steps of 32, then
+// each lane looks among 32 offsets that all hold together.
 __device__ inline int last_at_or_before(const Offsets32& offsets, int n, int value) {
   constexpr unsigned kAll = ~0u;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int least = __shfl_sync(kAll, value, 0);
-  int low = 0, high = n;  // the answer for the first lane lies in [low, high)
+  const int least = __reduce_min_sync(kAll, value);
+  int low = 0, high = n;  // the least value's answer lies in [low, high)
   while (high - low > 16) {
     const int step = (high - low + 31) / 32, probe = low + lane * step;
     const unsigned before = __ballot_sync(kAll, probe < high && offsets[probe] <= least);
@@ -44,7 +44,7 @@ __device__ inline int last_at_or_before(const Offsets32& offsets, int n, int val
   const int last = __shfl_sync(kAll, next, 31);
   if (count == 31 && last <= value) count = 32;
   int i = low + count;
-  if (count == 32) {  // far from the first: alone from here
+  if (count == 32) {  // far from the least: alone from here
     int end = n;
     while (end - i > 1) {
       const int middle = i + (end - i) / 2;

@@ -26,6 +26,7 @@ enum class StepKind { gather, ring };
 template <StepKind kKind>
 struct StepJob {
   static constexpr int kSums = 3;  // entries, queries, keys
+  struct Kept {};
   struct Shared {
     SharedSide<kScanThreads> q, k;
     bool ok[kScanThreads];
@@ -59,7 +60,7 @@ struct StepJob {
       RingSteps{folded, mask.chunk, rank, tile}.for_each(i, f);
   }
 
-  __device__ Sums<3> visit(const Shared& shared, int first, int n, bool emitting, Sums<3> before) const {
+  __device__ Sums<3> visit(const Shared& shared, Kept&, int first, int n, bool emitting, Sums<3> before) const {
     Sums<3> own;
     int longest_q = 0, longest_k = 0;
     for_each(shared, n, [&](const StepEntry& e) {
@@ -153,6 +154,7 @@ void launch_step(DeviceContext& context, const DeviceStepArgs& args, const Devic
 
 struct ChunkJob {
   static constexpr int kSums = 1;
+  struct Kept {};
   struct Shared {
     SharedSide<kScanThreads> side;
     bool ok[kScanThreads];
@@ -170,7 +172,7 @@ struct ChunkJob {
     if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
     load_side(shared.side, shared.ok, stream, 1, 0, reporter.state, first, count);
   }
-  __device__ Sums<1> visit(const Shared& shared, int first, int n, bool emitting, Sums<1> before) const {
+  __device__ Sums<1> visit(const Shared& shared, Kept&, int first, int n, bool emitting, Sums<1> before) const {
     Sums<1> own;
     const int own_sequence = static_cast<int>(threadIdx.x);
     const bool sound = own_sequence < n && shared.ok[own_sequence];

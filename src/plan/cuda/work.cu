@@ -71,12 +71,21 @@ __device__ void sort_tiles(const WorkArrays& w) {
   __syncthreads();
   for (int t = threadIdx.x; t < w.tiles; t += kThreads) atomicAdd(&at[*static_cast<volatile std::uint8_t*>(&w.cost[t])], 1);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    int sum = 0;
-    for (int c = kCosts - 1; c >= 0; --c) {
-      if (c == 0) *w.count = sum;
-      const int n = at[c];
-      at[c] = sum;
+  if (threadIdx.x < 32) {  // a warp adds up, from the dearest on, 8 costs a lane
+    constexpr int kEach = kCosts / 32;
+    const int top = kCosts - 1 - static_cast<int>(threadIdx.x) * kEach;
+    int own = 0;
+    for (int c = 0; c < kEach; ++c) own += at[top - c];
+    int sum = own;
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, d);
+      if (static_cast<int>(threadIdx.x) >= d) sum += other;
+    }
+    sum -= own;
+    for (int c = 0; c < kEach; ++c) {
+      const int n = at[top - c];
+      at[top - c] = sum;
+      if (top - c == 0) *w.count = sum;
       sum += n;
     }
   }
