@@ -57,9 +57,9 @@ WEFT_API Index rows_for(LayoutKind kind, Index tokens, Index ranks);
 
 // As make_plan(problem, q_runs, k_runs).
 struct DevicePlanArgs {
-  DeviceStream q, k;  // k left as it is: self-attention
-  Mask mask;          // not the caller's own slices
-  DeviceRuns q_runs, k_runs;
+  DeviceStream q = {}, k = {};  // k left as it is: self-attention
+  Mask mask = {};               // not the caller's own slices
+  DeviceRuns q_runs = {}, k_runs = {};
 };
 
 // Slices that no offsets can exceed. Error for what is planned on the host alone (balanced, explicit, own slices), for

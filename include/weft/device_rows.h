@@ -91,9 +91,9 @@ struct DeviceStep {
   std::int32_t* count = nullptr;  // [3] entries, max_seqlen_q, max_seqlen_k
 };
 struct DeviceStepArgs {
-  DeviceStream q, k;  // k left as it is: self-attention
-  Mask mask;
-  DeviceLayout layout;  // dual_chunk
+  DeviceStream q = {}, k = {};  // k left as it is: self-attention
+  Mask mask = {};
+  DeviceLayout layout = {};  // dual_chunk
   Index rank = 0, step = 0;
 };
 // Entries of a step of either kind that no offsets can exceed: `sequences` without chunks.
