@@ -29,8 +29,9 @@ void expect_room(const Problem& p, const Layouts& l, LayoutKind kind, Index rank
     DeviceRuns device;
   };
   for (Index rank = 0; rank < ranks; ++rank) {
-    for (const Keys& keys : {Keys{l.k.rank_order(), device.rank_order()}, Keys{l.k.runs(ranks - 1), device.runs(ranks - 1)},
-                             Keys{l.k.sequence_order(), DeviceLayout::sequence_order()}}) {
+    for (const Keys& keys :
+         {Keys{l.k.rank_order(), device.rank_order()}, Keys{l.k.runs(ranks - 1), device.runs(ranks - 1)},
+          Keys{l.k.sequence_order(), DeviceLayout::sequence_order()}}) {
       const RunList own = l.q.runs(rank);
       if (own.stride() != keys.host.stride()) continue;
       const std::vector<Slice> slices = make_plan(p, own, keys.host).slices;
@@ -40,8 +41,7 @@ void expect_room(const Problem& p, const Layouts& l, LayoutKind kind, Index rank
     }
   }
   const std::size_t all = make_plan(p, l.q.rank_order(), l.k.rank_order()).slices.size();
-  ASSERT_LE(static_cast<Index>(all),
-            device_plan_capacity({q, k, p.mask(), device.rank_order(), device.rank_order()}))
+  ASSERT_LE(static_cast<Index>(all), device_plan_capacity({q, k, p.mask(), device.rank_order(), device.rank_order()}))
       << what;
 }
 
@@ -65,7 +65,8 @@ TEST(DeviceCapacity, HoldsTheWorst) {
           for (const Index left : {-1, 0, 1, 5}) {
             for (const auto kind :
                  {LayoutKind::contiguous, LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::striped}) {
-              const Stream plain = Stream::from_lengths(std::vector<Index>(static_cast<std::size_t>(sequences), length));
+              const Stream plain =
+                  Stream::from_lengths(std::vector<Index>(static_cast<std::size_t>(sequences), length));
               const Stream stream = kind == LayoutKind::dual_chunk ? plain.padded_to(2 * ranks) : plain;
               Mask mask{.left = left, .right = left};
               if (chunk > 0) mask.chunk = chunk;
@@ -105,7 +106,8 @@ TEST(DeviceCapacity, Refuses) {
   const DeviceLayout good{LayoutKind::zigzag, 2}, balanced{LayoutKind::balanced, 2}, striped{LayoutKind::striped, 2};
   const DeviceRuns runs = good.runs(0);
   expect_refusal([&] { device_plan_capacity({s, {}, {}, balanced.runs(0), runs}); }, {"balanced", "make_plan"});
-  expect_refusal([&] { device_plan_capacity({s, {}, {.slices = std::vector<Slice>{}}, runs, runs}); }, {"slices of its own"});
+  expect_refusal([&] { device_plan_capacity({s, {}, {.slices = std::vector<Slice>{}}, runs, runs}); },
+                 {"slices of its own"});
   expect_refusal([&] { device_plan_capacity({s, {}, {.left = -2}, runs, runs}); }, {"window left = -2"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, striped.runs(0), runs}); }, {"stride 2", "stride 1"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, good.runs(2), runs}); }, {"rank 2"});
@@ -115,6 +117,16 @@ TEST(DeviceCapacity, Refuses) {
   const DeviceStream many{.sequences = 1 << 20, .tokens = kMaxTokens};
   expect_refusal([&] { device_plan_capacity({many, {}, {}, wide.runs(0), wide.rank_order()}); }, {"past the limit"});
   expect_refusal([&] { device_step_capacity({.q = s, .layout = good}); }, {"zigzag", "dual_chunk"});
+}
+
+// Where the library has no CUDA it says so; where it has, this is no test of it.
+TEST(DeviceContext, SaysWhatIsMissing) {
+  try {
+    const DeviceContext context({DeviceKind::cuda, 0, nullptr});
+  } catch (const Error& e) {
+    if (e.problem().starts_with("CUDA:")) GTEST_SKIP() << e.what();
+    EXPECT_NE(std::string(e.what()).find("without CUDA; configure it with -DWEFT_CUDA=ON"), std::string::npos);
+  }
 }
 
 TEST(DeviceCapacity, HoldsStepsAndChunks) {

@@ -61,13 +61,14 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
   const Offsets offsets(equal_documents(sequences, length));
   const Index tokens = offsets.tokens;
   const auto bytes = static_cast<std::size_t>(tokens * kRowBytes);
-  Memory from[kBuffers]{Memory(bytes), Memory(bytes), Memory(bytes)}, to[kBuffers]{Memory(bytes), Memory(bytes), Memory(bytes)};
+  Memory from[kBuffers]{Memory(bytes), Memory(bytes), Memory(bytes)},
+      to[kBuffers]{Memory(bytes), Memory(bytes), Memory(bytes)};
   const double moved = 2.0 * static_cast<double>(bytes);
   const auto in = [&](int i) { return RowTensor{from[i % kBuffers].data, tokens, kRowBytes}; };
   const auto out = [&](int i) { return RowTensor{to[i % kBuffers].data, tokens, kRowBytes}; };
-  std::printf("\n%lld sequences of %lld tokens, %lld heads, width %lld, bf16: %.0f MiB\n\n", static_cast<long long>(sequences),
-              static_cast<long long>(length), static_cast<long long>(kHeads), static_cast<long long>(kDim),
-              static_cast<double>(bytes) / 1048576);
+  std::printf("\n%lld sequences of %lld tokens, %lld heads, width %lld, bf16: %.0f MiB\n\n",
+              static_cast<long long>(sequences), static_cast<long long>(length), static_cast<long long>(kHeads),
+              static_cast<long long>(kDim), static_cast<double>(bytes) / 1048576);
   std::printf("| rows | | us | GB/s | %% of copy |\n|---|---|---:|---:|---:|\n");
   const auto copy_time = [&] {
     return microseconds(b.stream, [&](int i) {
@@ -82,26 +83,29 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
       const DeviceLayout layout{kind, ranks};
       const std::string detail = std::string(name(kind)) + ", " + std::to_string(ranks) + " ranks";
       line("sequence_to_rank_order", detail,
-           microseconds(b.stream, [&](int i) { sequence_to_rank_order(context, s, layout, in(i), out(i)); }), moved, copy);
+           microseconds(b.stream, [&](int i) { sequence_to_rank_order(context, s, layout, in(i), out(i)); }), moved,
+           copy);
       line("rank_to_sequence_order", detail,
-           microseconds(b.stream, [&](int i) { rank_to_sequence_order(context, s, layout, in(i), out(i)); }), moved, copy);
+           microseconds(b.stream, [&](int i) { rank_to_sequence_order(context, s, layout, in(i), out(i)); }), moved,
+           copy);
     }
   }
   line("copy_valid_rows", "", microseconds(b.stream, [&](int i) { copy_valid_rows(context, s, in(i), out(i)); }), moved,
        copy);
   const DeviceRanges ranges{offsets.data, offsets.data, nullptr, sequences, tokens};
-  line("copy_row_ranges", "gather", microseconds(b.stream, [&](int i) { copy_row_ranges(context, ranges, in(i), out(i)); }),
-       moved, copy);
+  line("copy_row_ranges", "gather",
+       microseconds(b.stream, [&](int i) { copy_row_ranges(context, ranges, in(i), out(i)); }), moved, copy);
   const Index half = tokens / 2;
   const auto f32 = [&](int i) { return thd(static_cast<float*>(in(i).data), DType::f32, half, kHeads, kDim); };
   const auto bf = [&](int i) { return thd(static_cast<bf16*>(out(i).data), DType::bf16, half, kHeads, kDim); };
   line("round_rows", "f32 to bf16", microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i)); }),
        0.75 * moved, copy);
-  line("round_rows", "f32 added to bf16", microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i), true); }),
-       moved, copy);
+  line("round_rows", "f32 added to bf16",
+       microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i), true); }), moved, copy);
   line("cudaMemcpyAsync", "again", copy_time(), moved, copy);
   if (!tune) return;
-  const TokenMap tokens_map{offsets_view(s), RegularRuns::folded_per_sequence, false, 8, 0, static_cast<int>(tokens / 8), 16, false};
+  const TokenMap tokens_map{
+      offsets_view(s), RegularRuns::folded_per_sequence, false, 8, 0, static_cast<int>(tokens / 8), 16, false};
   const OrderMap map{tokens_map, OrderMap::to_rows, false};
   for (const Index kib : {2, 4, 8}) {
     for (const int waves : {1, 2, 4, 1 << 20}) {
@@ -109,7 +113,8 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
         const double us = microseconds(b.stream, [&](int i) {
           launch_copy<Replace, kBatch>(context.parts(), map, tokens, in(i), out(i), kib * 1024, waves);
         });
-        line("tune", std::to_string(kib) + " KiB a warp, batch " + std::to_string(kBatch) + ", waves " + std::to_string(waves),
+        line("tune",
+             std::to_string(kib) + " KiB a warp, batch " + std::to_string(kBatch) + ", waves " + std::to_string(waves),
              us, moved, copy);
       };
       time(std::integral_constant<int, 4>{});
@@ -119,8 +124,9 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
 }
 
 void planning(Bench& b, DeviceContext& context) {
-  std::printf("\n| sequences | plan of rank 3 of 8, causal | capacity | slices | us | with the work of tiles of 128, us |\n"
-              "|---:|---|---:|---:|---:|---:|\n");
+  std::printf(
+      "\n| sequences | plan of rank 3 of 8, causal | capacity | slices | us | with the work of tiles of 128, us |\n"
+      "|---:|---|---:|---:|---:|---:|\n");
   for (const Index count : {Index{16}, Index{4096}, Index{100000}}) {
     std::vector<std::int32_t> cu{0};
     for (Index i = 0; i < count; ++i) cu.push_back(cu.back() + static_cast<std::int32_t>(16 * (1 + i * 7919 % 61)));
@@ -140,7 +146,10 @@ void planning(Bench& b, DeviceContext& context) {
       const DeviceLayout layout{c.kind, 8};
       Mask mask{.causal = true};
       if (c.chunk > 0) mask.chunk = c.chunk;
-      const DevicePlanArgs args{offsets.stream(), {}, mask, layout.runs(3),
+      const DevicePlanArgs args{offsets.stream(),
+                                {},
+                                mask,
+                                layout.runs(3),
                                 c.sequence_order ? DeviceLayout::sequence_order() : layout.rank_order()};
       const Index capacity = device_plan_capacity(args);
       DevicePlan plan(context, capacity);

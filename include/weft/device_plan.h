@@ -86,8 +86,12 @@ WEFT_HD constexpr std::int32_t device_bound(Index bound) {
   return static_cast<std::int32_t>(max_of(-kTop, min_of(kTop, bound)));
 }
 WEFT_HD constexpr DeviceSlice device_slice(const Slice& s) {
-  return {static_cast<std::int32_t>(s.q_begin), static_cast<std::int32_t>(s.q_end), static_cast<std::int32_t>(s.k_begin),
-          static_cast<std::int32_t>(s.k_end),   device_bound(s.lo),                 device_bound(s.hi)};
+  return {static_cast<std::int32_t>(s.q_begin),
+          static_cast<std::int32_t>(s.q_end),
+          static_cast<std::int32_t>(s.k_begin),
+          static_cast<std::int32_t>(s.k_end),
+          device_bound(s.lo),
+          device_bound(s.hi)};
 }
 
 // What kernels take. All pointers are the device's; the number of slices is known there alone.

@@ -82,12 +82,12 @@ WEFT_API void sequences_to_chunks(DeviceContext& context, const DeviceStream& st
 
 // As VarlenStep. Bands without limit are ±kDeviceUnlimited.
 struct DeviceStep {
-  Index capacity = 0;                                                         // device_step_capacity
-  std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;              // [capacity + 1]
+  Index capacity = 0;                                                           // device_step_capacity
+  std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;                // [capacity + 1]
   std::int32_t *cu_seqlens_q_padded = nullptr, *cu_seqlens_k_padded = nullptr;  // [capacity + 1]
-  std::int32_t *seqused_q = nullptr, *seqused_k = nullptr;                    // [capacity]
-  std::int32_t *lo = nullptr, *hi = nullptr;                                  // [capacity]
-  std::int32_t* sequence = nullptr;                                           // [capacity]; past the last: -1
+  std::int32_t *seqused_q = nullptr, *seqused_k = nullptr;                      // [capacity]
+  std::int32_t *lo = nullptr, *hi = nullptr;                                    // [capacity]
+  std::int32_t* sequence = nullptr;                                             // [capacity]; past the last: -1
   std::int32_t* count = nullptr;  // [3] entries, max_seqlen_q, max_seqlen_k
 };
 struct DeviceStepArgs {

@@ -22,7 +22,7 @@ struct RunsSpec {
     return {cut, ranks, dealt.begin, dealt.end, rows, piece(dealt.size()), offsets, members};
   }
   WEFT_HD Index piece(Index dealt) const {
-    return cut == RegularRuns::pieces ? ceil_div(dealt, ranks)
+    return cut == RegularRuns::pieces   ? ceil_div(dealt, ranks)
            : cut == RegularRuns::folded ? ceil_div(dealt, 2 * ranks)
                                         : 0;
   }
@@ -34,9 +34,7 @@ struct RunsSpec {
                                                      : ceil_div(dealt, ranks);
   }
   // Padded lengths are multiples of this.
-  WEFT_HD Index multiple() const {
-    return !sequence_order && cut == RegularRuns::folded_per_sequence ? 2 * ranks : 1;
-  }
+  WEFT_HD Index multiple() const { return !sequence_order && cut == RegularRuns::folded_per_sequence ? 2 * ranks : 1; }
   Index stride() const { return !sequence_order && cut == RegularRuns::strided ? ranks : 1; }
   // Of the whole stream, or of each sequence if the layout cuts each. The last rank's two pieces are one run.
   Index runs() const {

@@ -44,8 +44,8 @@ struct OffsetsView {
 };
 
 inline OffsetsView offsets_view(const DeviceStream& s) {
-  return {s.cu_seqlens, s.cu_seqlens_padded == nullptr ? s.cu_seqlens : s.cu_seqlens_padded,
-          s.type == OffsetType::i64, s.sequences, s.tokens};
+  return {s.cu_seqlens, s.cu_seqlens_padded == nullptr ? s.cu_seqlens : s.cu_seqlens_padded, s.type == OffsetType::i64,
+          s.sequences, s.tokens};
 }
 
 // Extents that sequences which pass the check cannot have are no extents: nothing is dealt out.

@@ -17,9 +17,7 @@ struct StepEntry {
   Index lo = -kUnlimited, hi = kUnlimited;
 
   // The last query sees none past this one.
-  WEFT_HD Index keys() const {
-    return q.size() == 0 ? 0 : max_of(0, min_of(k.size(), shift_bound(hi, q.size())));
-  }
+  WEFT_HD Index keys() const { return q.size() == 0 ? 0 : max_of(0, min_of(k.size(), shift_bound(hi, q.size()))); }
 };
 
 // One rank's rows of one sequence, counted from its first row there: piece `rank`, then piece 2·ranks-1-rank. Valid

@@ -46,8 +46,12 @@ class DeviceArray {
 class DeviceOffsets {
  public:
   DeviceOffsets(std::vector<Index> cu, std::vector<Index> padded, Index tokens, bool wide, Index spare = 0)
-      : sequences_(static_cast<Index>(cu.size()) - 1 + spare), tokens_(tokens), wide_(wide), padded_(!padded.empty()),
-        cu_(bytes(std::move(cu), wide, spare)), cu_padded_(bytes(std::move(padded), wide, padded_ ? spare : 0)) {}
+      : sequences_(static_cast<Index>(cu.size()) - 1 + spare),
+        tokens_(tokens),
+        wide_(wide),
+        padded_(!padded.empty()),
+        cu_(bytes(std::move(cu), wide, spare)),
+        cu_padded_(bytes(std::move(padded), wide, padded_ ? spare : 0)) {}
   DeviceOffsets(const check::Side& side, const Stream& stream, bool wide, Index spare = 0)
       : DeviceOffsets(side.cu_seqlens, side.cu_seqlens_padded, stream.tokens(), wide, spare) {}
 
@@ -62,7 +66,8 @@ class DeviceOffsets {
     std::vector<std::uint8_t> out;
     for (const Index v : values) {
       const auto narrow = static_cast<std::int32_t>(v);
-      const auto* from = wide ? reinterpret_cast<const std::uint8_t*>(&v) : reinterpret_cast<const std::uint8_t*>(&narrow);
+      const auto* from =
+          wide ? reinterpret_cast<const std::uint8_t*>(&v) : reinterpret_cast<const std::uint8_t*>(&narrow);
       out.insert(out.end(), from, from + (wide ? 8 : 4));
     }
     return out;

@@ -1,7 +1,5 @@
 // Plans from offsets in device memory: entry by entry what make_plan gives, on thousands of random problems; wrong
 // offsets; graphs; the work of each tile.
-#include "weft/device_plan.h"
-
 #include <algorithm>
 #include <variant>
 
@@ -11,6 +9,7 @@
 #include "plan/cut.h"
 #include "plan/pairs.h"
 #include "plan/parts.h"
+#include "weft/device_plan.h"
 #include "weft/plan.h"
 
 namespace weft {
@@ -34,8 +33,13 @@ std::vector<Slice> saturated(std::vector<Slice> slices) {
 std::vector<Slice> host_plan(const Problem& p, const RunList& q, const RunList& k, Index k_rows) {
   RegularRuns k_runs = std::get<RegularRuns>(k.source().runs);
   if (!k.in_sequence_order()) k_runs.rows = k_rows;
-  const SequencePlanner planner{view(p.packing().q()), view(p.packing().k()), view(p.mask()),
-                                std::get<RegularRuns>(q.source().runs), k_runs, q.stride(), k.in_sequence_order()};
+  const SequencePlanner planner{view(p.packing().q()),
+                                view(p.packing().k()),
+                                view(p.mask()),
+                                std::get<RegularRuns>(q.source().runs),
+                                k_runs,
+                                q.stride(),
+                                k.in_sequence_order()};
   std::vector<Slice> out;
   for (Index i = 0; i < p.packing().sequences(); ++i) {
     out.resize(out.size() + static_cast<std::size_t>(planner.count(i)));
@@ -204,8 +208,11 @@ TEST(DevicePlan, HostileOffsetsTouchNothing) {
     }
     const DeviceOffsets offsets(cu, c.one_in(2) ? padded : Indices{}, 64, c.one_in(2));
     const DeviceLayout layout{static_cast<LayoutKind>(seed % 4), 4};
-    const DevicePlanArgs args{offsets.stream(), {}, {.causal = c.one_in(2), .chunk = c.one_in(2) ? std::optional<Index>(3) : std::nullopt},
-                              layout.runs(1), layout.rank_order()};
+    const DevicePlanArgs args{offsets.stream(),
+                              {},
+                              {.causal = c.one_in(2), .chunk = c.one_in(2) ? std::optional<Index>(3) : std::nullopt},
+                              layout.runs(1),
+                              layout.rank_order()};
     DevicePlan plan(context, device_plan_capacity(args));
     plan.plan(args);
     EXPECT_TRUE(plan.download().empty()) << seed;
@@ -234,7 +241,8 @@ TEST(DevicePlan, Refusals) {
   const DeviceLayout layout{LayoutKind::balanced, 2}, good{LayoutKind::zigzag, 2}, striped{LayoutKind::striped, 2};
   const DeviceStream s = offsets.stream();
   expect_refusal([&] { plan.plan({s, {}, {}, layout.runs(0), layout.runs(0)}); }, {"balanced", "upload"});
-  expect_refusal([&] { plan.plan({s, {}, {.slices = std::vector<Slice>{}}, good.runs(0), good.runs(0)}); }, {"slices", "upload"});
+  expect_refusal([&] { plan.plan({s, {}, {.slices = std::vector<Slice>{}}, good.runs(0), good.runs(0)}); },
+                 {"slices", "upload"});
   expect_refusal([&] { plan.plan({s, {}, {}, striped.runs(0), DeviceLayout::sequence_order()}); }, {"stride"});
   expect_refusal([&] { plan.plan({{}, {}, {}, good.runs(0), good.runs(0)}); }, {"cu_seqlens"});
   expect_refusal([&] { DeviceContext cpu{Place{}}; }, {"CPU"});

@@ -1,6 +1,4 @@
 // Row kernels against the host's functions, byte by byte, rows that must be left included.
-#include "weft/device_rows.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,6 +6,7 @@
 
 #include "../refusal.h"
 #include "device_array.h"
+#include "weft/device_rows.h"
 
 namespace weft {
 namespace {
@@ -27,7 +26,10 @@ Bytes random_bytes(check::Choices& c, Index n) {
 class Tensor {
  public:
   Tensor(check::Choices& c, Index rows, Index row_bytes, Index align)
-      : shape_{nullptr, rows, row_bytes}, shift_(align * c.pick(0, 2)), bytes_(bytes_for(c, align)), host_(bytes_),
+      : shape_{nullptr, rows, row_bytes},
+        shift_(align * c.pick(0, 2)),
+        bytes_(bytes_for(c, align)),
+        host_(bytes_),
         device_(bytes_) {}
 
   RowTensor host() { return placed(host_.data()); }
@@ -78,8 +80,11 @@ struct Drawn {
   DeviceLayout layout;
 
   explicit Drawn(unsigned long long seed)
-      : choices(seed), c(random_case(choices, static_cast<LayoutKind>(seed % 4))), p(problem_of(without_slices(c))),
-        l(layouts_of(c, p)), offsets(c.q, p.packing().q(), seed / 4 % 2 == 0, seed / 8 % 3 == 0 ? 40 : 0),
+      : choices(seed),
+        c(random_case(choices, static_cast<LayoutKind>(seed % 4))),
+        p(problem_of(without_slices(c))),
+        l(layouts_of(c, p)),
+        offsets(c.q, p.packing().q(), seed / 4 % 2 == 0, seed / 8 % 3 == 0 ? 40 : 0),
         layout{c.layout, c.ranks, 0} {}
   static check::Case without_slices(check::Case c) {
     c.mask.slices.reset();
@@ -131,8 +136,10 @@ TEST(DeviceRows, ValidRowsEqualTheHosts) {
                (t.inner == 0 ? r * stride : r / t.inner * t.outer_stride + r % t.inner * stride);
       };
       for (Index r = 0; r < b.rows; ++r) {
-        if (valid[at(r)] != 0) std::copy_n(row(a, r), b.row_bytes, row(b, r));
-        else if (zero) std::fill_n(row(b, r), b.row_bytes, 0);
+        if (valid[at(r)] != 0)
+          std::copy_n(row(a, r), b.row_bytes, row(b, r));
+        else if (zero)
+          std::fill_n(row(b, r), b.row_bytes, 0);
       }
     };
     const OtherRows others = zero ? OtherRows::zero : OtherRows::leave;
@@ -246,10 +253,12 @@ TEST(DeviceRows, RangesGatherScatterAndAdd) {
       }
     }
     const Index spare = c.pick(0, 40);
-    copy_row_ranges(context, {dcu.get(), dfrom.get(), nullptr, ranges, total + spare}, source.device(), packed.device());
+    copy_row_ranges(context, {dcu.get(), dfrom.get(), nullptr, ranges, total + spare}, source.device(),
+                    packed.device());
     packed.expect_equal("gather");
     if (seed % 2 == 0)
-      copy_row_ranges(context, {dcu.get(), nullptr, dto.get(), ranges, total + spare}, packed.device(), target.device());
+      copy_row_ranges(context, {dcu.get(), nullptr, dto.get(), ranges, total + spare}, packed.device(),
+                      target.device());
     else
       copy_row_ranges(context, {dcu.get(), dfrom.get(), dto.get(), ranges, total}, source.device(), target.device());
     target.expect_equal("scatter");
@@ -323,8 +332,17 @@ struct StepArrays {
   Array cu_q, cu_k, cu_qp, cu_kp, used_q, used_k, lo, hi, sequence, count;
 
   explicit StepArrays(Index n)
-      : capacity(n), cu_q(at(n + 1)), cu_k(at(n + 1)), cu_qp(at(n + 1)), cu_kp(at(n + 1)), used_q(at(n)), used_k(at(n)),
-        lo(at(n)), hi(at(n)), sequence(at(n)), count(3) {}
+      : capacity(n),
+        cu_q(at(n + 1)),
+        cu_k(at(n + 1)),
+        cu_qp(at(n + 1)),
+        cu_kp(at(n + 1)),
+        used_q(at(n)),
+        used_k(at(n)),
+        lo(at(n)),
+        hi(at(n)),
+        sequence(at(n)),
+        count(3) {}
   DeviceStep out() const {
     return {capacity,     cu_q.get(), cu_k.get(), cu_qp.get(),    cu_kp.get(), used_q.get(),
             used_k.get(), lo.get(),   hi.get(),   sequence.get(), count.get()};
@@ -403,8 +421,9 @@ TEST(DeviceSteps, ManySequences) {
   ring_step(context, args, step.out());
   expect_step(step, ring_step(p, l, 1, 1), "many");
   const StepArrays chunks(device_chunks_capacity(offsets.stream(), 7));
-  sequences_to_chunks(context, offsets.stream(), 7, {chunks.capacity, chunks.cu_q.get(), chunks.cu_qp.get(),
-                                                     chunks.sequence.get(), chunks.count.get()});
+  sequences_to_chunks(
+      context, offsets.stream(), 7,
+      {chunks.capacity, chunks.cu_q.get(), chunks.cu_qp.get(), chunks.sequence.get(), chunks.count.get()});
   expect_array(chunks.cu_q, sequences_to_chunks(s, 7).cu_seqlens, true, 0, "many");
   ASSERT_NO_THROW(context.check());
 }

@@ -1,7 +1,6 @@
-#include "plan/cuda/context.h"
-
 #include <atomic>
 
+#include "plan/cuda/context.h"
 #include "text.h"
 
 namespace weft {

@@ -90,22 +90,23 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
   const DeviceStream& k = self ? args.q : args.k;
   check_arrays("query", args.q);
   check_arrays("key", k);
-  const RunsSpec q_runs = runs_spec("query", args.q_runs, args.q.tokens), k_runs = runs_spec("key", args.k_runs, k.tokens);
+  const RunsSpec q_runs = runs_spec("query", args.q_runs, args.q.tokens),
+                 k_runs = runs_spec("key", args.k_runs, k.tokens);
   PlanArgs job{.q = offsets_view(args.q),
-              .k = offsets_view(k),
-              .mask = view(args.mask),
-              .q_runs = q_runs,
-              .k_runs = k_runs,
-              .stride = q_runs.stride(),
-              .keep_k_begin = k_runs.sequence_order,
-              .q_parts = 1,
-              .k_parts = 1,
-              .runs_a_q_part = 1,
-              .runs_a_k_part = 1,
-              .slices = parts_->slices.get(),
-              .written = parts_->count.get(),
-              .capacity = parts_->capacity,
-              .reporter = parts_->context->reporter()};
+               .k = offsets_view(k),
+               .mask = view(args.mask),
+               .q_runs = q_runs,
+               .k_runs = k_runs,
+               .stride = q_runs.stride(),
+               .keep_k_begin = k_runs.sequence_order,
+               .q_parts = 1,
+               .k_parts = 1,
+               .runs_a_q_part = 1,
+               .runs_a_k_part = 1,
+               .slices = parts_->slices.get(),
+               .written = parts_->count.get(),
+               .capacity = parts_->capacity,
+               .reporter = parts_->context->reporter()};
   share_out(job);
   launch(job, *parts_->context);
   parts_->q_rows = q_runs.buffer_rows();

@@ -53,14 +53,15 @@ struct PlanJob : PlanArgs {
     const int part = static_cast<int>(threadIdx.x) % parts, q_part = part / k_parts, k_part = part % k_parts;
     const auto last = [](Index at, Index size, bool end) { return end ? kUnlimited : at + size; };
     const Index q_first = q_part * runs_a_q_part, k_first = k_part * runs_a_k_part;
-    const Planner planner{
-        {shared.q.offsets, shared.q.used},
-        {shared.k.offsets, shared.k.used},
-        mask,
-        {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)},
-        {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)},
-        stride,
-        keep_k_begin};
+    const Planner planner{{shared.q.offsets, shared.q.used},
+                          {shared.k.offsets, shared.k.used},
+                          mask,
+                          {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first,
+                           last(q_first, runs_a_q_part, q_part == q_parts - 1)},
+                          {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first,
+                           last(k_first, runs_a_k_part, k_part == k_parts - 1)},
+                          stride,
+                          keep_k_begin};
     planner.for_each(i, f);
   }
 
@@ -126,10 +127,10 @@ void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::C
 template <>
 void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextParts& context);
 
-#define WEFT_PLAN_JOB(Queries, Keys)                                                          \
-  template <>                                                                                 \
+#define WEFT_PLAN_JOB(Queries, Keys)                                                           \
+  template <>                                                                                  \
   void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextParts& context) { \
-    launch_scan(PlanJob<Queries, Keys>{args}, context);                                       \
+    launch_scan(PlanJob<Queries, Keys>{args}, context);                                        \
   }
 
 }  // namespace weft

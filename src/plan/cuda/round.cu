@@ -94,12 +94,9 @@ int width_of(const ConstTensorView& from, const TensorView& to) {
 template <class T, int kWidth>
 void launch_round(const ConstTensorView& from, const TensorView& to, bool accumulate, cudaStream_t stream) {
   const Index per_head = from.dim / kWidth, per_row = per_head * from.heads, vectors = per_row * from.rows;
-  const Round round{from,
-                    to,
-                    FastDivisor(static_cast<unsigned>(per_row)),
-                    FastDivisor(static_cast<unsigned>(per_head)),
-                    vectors,
-                    accumulate};
+  const Round round{
+      from,    to,        FastDivisor(static_cast<unsigned>(per_row)), FastDivisor(static_cast<unsigned>(per_head)),
+      vectors, accumulate};
   cuda::launch(round_vectors<T, kWidth>,
                {.blocks = dim3(static_cast<unsigned>(ceil_div(vectors, 1024))), .threads = dim3(256)}, stream, round);
 }
@@ -126,7 +123,8 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
   constexpr std::array<DType, 1> kFrom{DType::f32};
   constexpr std::array<DType, 3> kTo{DType::f32, DType::bf16, DType::f16};
   check_tensor(from, {.name = "from", .dtypes = kFrom});
-  check_tensor(to, {.name = "to", .rows = from.rows, .heads = from.heads, .dim = from.dim, .dtypes = kTo, .output = true});
+  check_tensor(to,
+               {.name = "to", .rows = from.rows, .heads = from.heads, .dim = from.dim, .dtypes = kTo, .output = true});
   if (from.heads > kMaxTokens / from.dim)
     throw Error(text("rows of ", from.heads, " heads of ", from.dim, " are too long"), "give shorter rows");
   if (from.rows == 0) return;

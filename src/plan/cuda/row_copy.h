@@ -1,8 +1,9 @@
 // Rows from one tensor to another by a map, at the speed of a plain copy.
 //
-// A warp takes K neighbouring rows of the launch, about 4 KiB together, and then the next K rows that no other warp has.
-// Lanes find K pairs of rows and leave their byte offsets in shared memory; then all lanes move units of up to 16 bytes,
-// 8 of them on their way at a time. While they are, the warp looks for its next rows. There is no barrier between warps.
+// A warp takes K neighbouring rows of the launch, about 4 KiB together, and then the next K rows that no other warp
+// has. Lanes find K pairs of rows and leave their byte offsets in shared memory; then all lanes move units of up to 16
+// bytes, 8 of them on their way at a time. While they are, the warp looks for its next rows. There is no barrier
+// between warps.
 #pragma once
 
 #include "cuda/launch.h"
@@ -46,11 +47,11 @@ struct RowCopy {
   static constexpr int kWaves = 1;  // blocks for each that fits on the GPU at once
 
   RowsView from, to;
-  int rows;         // of the launch
-  int rows_a_warp;  // K, at most 32
-  int units;        // of a row
-  int parts;        // into which rows are cut, if they are long
-  unsigned tasks;   // groups of rows, or parts of them
+  int rows;           // of the launch
+  int rows_a_warp;    // K, at most 32
+  int units;          // of a row
+  int parts;          // into which rows are cut, if they are long
+  unsigned tasks;     // groups of rows, or parts of them
   FastDivisor width;  // units in a part
   Reporter reporter;
 };
@@ -100,8 +101,8 @@ __device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typena
 }
 
 template <class Unit, class Op, int kBatch, class Map>
-__global__ void __launch_bounds__(RowCopy::kThreads) copy_rows_by(const __grid_constant__ RowCopy copy,
-                                                                  const __grid_constant__ Map map) {
+__global__ void __launch_bounds__(RowCopy::kThreads)
+    copy_rows_by(const __grid_constant__ RowCopy copy, const __grid_constant__ Map map) {
   constexpr unsigned kWarps = RowCopy::kThreads / 32;
   __shared__ alignas(16) RowOffsets shared[kWarps][2][32];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -163,8 +164,7 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
 // `rows` of the launch. Tensors are checked.
 template <class Op, int kBatch = RowCopy::kBatch, class Map>
 void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
-                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp,
-                 int waves = RowCopy::kWaves) {
+                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp, int waves = RowCopy::kWaves) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);
   const Index units = to.row_bytes / unit, width = min_of(units, RowCopy::kUnitsAPart);

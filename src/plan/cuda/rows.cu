@@ -50,7 +50,8 @@ void check_rank_rows(const DeviceLayout& layout, Index rows) {
 
 Index rows_of_each(const DeviceLayout& layout, const RowTensor& ranks) {
   if (layout.ranks < 1 || ranks.rows % layout.ranks != 0)
-    throw Error(text("ranks has ", ranks.rows, " rows for ", layout.ranks, " ranks"), "give every rank the same number");
+    throw Error(text("ranks has ", ranks.rows, " rows for ", layout.ranks, " ranks"),
+                "give every rank the same number");
   check_rank_rows(layout, ranks.rows / layout.ranks);
   return ranks.rows / layout.ranks;
 }
@@ -80,8 +81,7 @@ void launch_mask(const detail::ContextParts& context, TokenMap tokens, Index row
   if (valid == nullptr) throw Error("the mask has no data", text("give a device pointer to ", rows, " bytes"));
   tokens.real_only = true;
   constexpr Index kThreads = 256;
-  cuda::launch(mark_valid,
-               {.blocks = dim3(static_cast<unsigned>(ceil_div(rows, kThreads))), .threads = dim3(kThreads)},
+  cuda::launch(mark_valid, {.blocks = dim3(static_cast<unsigned>(ceil_div(rows, kThreads))), .threads = dim3(kThreads)},
                context.stream(), ValidMask{tokens, valid, static_cast<int>(rows), context.reporter()});
 }
 
@@ -113,10 +113,10 @@ void sequence_to_rank_order(DeviceContext& context, const DeviceStream& stream, 
   check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
   check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
   check_two(sequence, ranks, "sequence and ranks");
-  launch_copy<Replace>(context.parts(),
-                       order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_rows,
-                                 false),
-                       ranks.rows, sequence, ranks);
+  launch_copy<Replace>(
+      context.parts(),
+      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_rows, false),
+      ranks.rows, sequence, ranks);
 }
 
 void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
@@ -126,10 +126,10 @@ void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, 
   check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
   check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
   check_two(sequence, ranks, "sequence and ranks");
-  launch_copy<Replace>(context.parts(),
-                       order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks),
-                                 OrderMap::to_tokens, false),
-                       ranks.rows, ranks, sequence);
+  launch_copy<Replace>(
+      context.parts(),
+      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_tokens, false),
+      ranks.rows, ranks, sequence);
 }
 
 void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
@@ -140,9 +140,8 @@ void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayou
   check_row_tensor("local", local, local.rows, whole.row_bytes);
   check_two(whole, local, "whole and local");
   check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(),
-                       order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_rows, true), local.rows, whole,
-                       local);
+  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_rows, true),
+                       local.rows, whole, local);
 }
 
 void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
@@ -153,9 +152,8 @@ void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLay
   check_row_tensor("local", local, local.rows, whole.row_bytes);
   check_two(whole, local, "whole and local");
   check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(),
-                       order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_tokens, false), local.rows,
-                       local, whole);
+  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_tokens, false),
+                       local.rows, local, whole);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const RowTensor& from, const RowTensor& to,

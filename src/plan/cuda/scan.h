@@ -1,8 +1,8 @@
 // Count, add up, emit: for each sequence, in one launch, in the order of the sequences.
 //
-// Blocks take tickets, so that a block waits only for blocks that have begun. Each publishes what its own sequences come
-// to, then adds up what all before it published. There are few blocks, so every block reads all of them at once, which
-// costs one trip to the L2 cache instead of a chain of them.
+// Blocks take tickets, so that a block waits only for blocks that have begun. Each publishes what its own sequences
+// come to, then adds up what all before it published. There are few blocks, so every block reads all of them at once,
+// which costs one trip to the L2 cache instead of a chain of them.
 #pragma once
 
 #include "cuda/launch.h"
@@ -74,8 +74,8 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
 //      visit(shared, kept, first, count, emitting, before) -> Sums: what this thread has there; writes if emitting;
 //      finish(state): in one block, after all have written.
 template <class Job>
-__global__ void __launch_bounds__(kScanThreads) scan_sequences(const __grid_constant__ Job job, ScanState* state,
-                                                                int tiles_a_block) {
+__global__ void __launch_bounds__(kScanThreads)
+    scan_sequences(const __grid_constant__ Job job, ScanState* state, int tiles_a_block) {
   __shared__ typename Job::Shared shared;
   __shared__ unsigned ticket, launch, arrived;
   if (threadIdx.x == 0) {

@@ -96,7 +96,8 @@ struct StepJob {
     if (fault.code == Fault::none && rows != 0 && held > rows) fault = {Fault::few_rows, 0, 0, held, rows};
     const bool sound = fault.code == Fault::none;
     const int entries = sound ? static_cast<int>(state.total[0]) : 0;
-    const int q_sum = sound ? static_cast<int>(state.total[1]) : 0, k_sum = sound ? static_cast<int>(state.total[2]) : 0;
+    const int q_sum = sound ? static_cast<int>(state.total[1]) : 0,
+              k_sum = sound ? static_cast<int>(state.total[2]) : 0;
     const Index q_end = rows != 0 ? rows : held;
     const Index k_end = kKind == StepKind::ring ? q_end : sane(k.extent(), k.tokens).end;
     for (Index e = entries + threadIdx.x; e <= out.capacity; e += kScanThreads) {

@@ -1,6 +1,5 @@
-#include "plan/cuda/work.h"
-
 #include "cuda/launch.h"
+#include "plan/cuda/work.h"
 #include "plan/pairs.h"
 #include "text.h"
 
@@ -69,7 +68,8 @@ __device__ void sort_tiles(const WorkArrays& w) {
   __shared__ int at[kCosts];
   for (int c = threadIdx.x; c < kCosts; c += kThreads) at[c] = 0;
   __syncthreads();
-  for (int t = threadIdx.x; t < w.tiles; t += kThreads) atomicAdd(&at[*static_cast<volatile std::uint8_t*>(&w.cost[t])], 1);
+  for (int t = threadIdx.x; t < w.tiles; t += kThreads)
+    atomicAdd(&at[*static_cast<volatile std::uint8_t*>(&w.cost[t])], 1);
   __syncthreads();
   if (threadIdx.x < 32) {  // a warp adds up, from the dearest on, 8 costs a lane
     constexpr int kEach = kCosts / 32;

@@ -19,10 +19,12 @@ struct TileRange {
   std::int32_t begin, end;
 };
 
-// Tile t is rows [t·tile_rows, (t+1)·tile_rows) of the query buffer, or of the key buffer. All pointers are the device's.
+// Tile t is rows [t·tile_rows, (t+1)·tile_rows) of the query buffer, or of the key buffer. All pointers are the
+// device's.
 struct DeviceWork {
   int tile_rows, tiles;
-  const std::int32_t* order;   // [tiles] tiles with slices first, the dearest first within about a quarter; then the rest
+  const std::int32_t*
+      order;  // [tiles] tiles with slices first, the dearest first within about a quarter; then the rest
   const std::int32_t* count;   // [1] tiles that have slices
   const TileRange* ranges;     // [tiles] where in `slices` a tile's begin and end, in no order between tiles
   const std::int32_t* slices;  // numbers of slices, rising within a tile: sums run in the same order every time
