@@ -15,6 +15,24 @@ namespace {
 constexpr Index kHeads = 16, kDim = 64, kRowBytes = kHeads * kDim * 2;  // bf16
 constexpr int kBuffers = 3;  // in turn, so that no call finds its input in the L2 cache
 
+// What is neither read again nor kept for the next kernel.
+struct Streaming {
+  template <class Unit>
+  __device__ static Unit load(const Unit* from) {
+    return __ldcs(from);
+  }
+  template <class Unit>
+  __device__ static void store(Unit* to, Unit from) {
+    __stcs(to, from);
+  }
+};
+struct StreamingStores : Replace {
+  template <class Unit>
+  __device__ static void store(Unit* to, Unit from) {
+    __stcs(to, from);
+  }
+};
+
 struct Memory {
   char* data = nullptr;
   explicit Memory(std::size_t bytes) {
@@ -107,20 +125,30 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
   const TokenMap tokens_map{
       offsets_view(s), RegularRuns::folded_per_sequence, false, 8, 0, static_cast<int>(tokens / 8), 16, false};
   const OrderMap map{tokens_map, OrderMap::to_rows, false};
-  for (const Index kib : {2, 4, 8}) {
-    for (const int waves : {1, 2, 4, 1 << 20}) {
-      const auto time = [&]<int kBatch>(std::integral_constant<int, kBatch>) {
-        const double us = microseconds(b.stream, [&](int i) {
-          launch_copy<Replace, kBatch>(context.parts(), map, tokens, in(i), out(i), kib * 1024, waves);
-        });
-        line("tune",
-             std::to_string(kib) + " KiB a warp, batch " + std::to_string(kBatch) + ", waves " + std::to_string(waves),
-             us, moved, copy);
-      };
-      time(std::integral_constant<int, 4>{});
-      time(std::integral_constant<int, 8>{});
-    }
-  }
+  const auto time = [&]<class Op, int kBatch, int kBlocks>(Op, std::integral_constant<int, kBatch>,
+                                                           std::integral_constant<int, kBlocks>, Index bytes, const char* op) {
+    const double us = microseconds(b.stream, [&](int i) {
+      launch_copy<Op, kBatch, kBlocks>(context.parts(), map, tokens, in(i), out(i), bytes);
+    });
+    line("tune", std::string(op) + ", " + std::to_string(bytes) + " bytes a warp, batch " + std::to_string(kBatch) +
+                     ", blocks " + std::to_string(kBlocks), us, moved, copy);
+  };
+  const auto both = [&](auto batch, auto blocks, Index bytes) {
+    time(Replace{}, batch, blocks, bytes, "plain");
+    time(Streaming{}, batch, blocks, bytes, "streaming");
+    time(StreamingStores{}, batch, blocks, bytes, "streaming stores");
+  };
+  using std::integral_constant;
+  both(integral_constant<int, 2>{}, integral_constant<int, 8>{}, 1024);
+  both(integral_constant<int, 4>{}, integral_constant<int, 5>{}, 2048);
+  both(integral_constant<int, 4>{}, integral_constant<int, 6>{}, 2048);
+  both(integral_constant<int, 4>{}, integral_constant<int, 6>{}, 4096);
+  both(integral_constant<int, 8>{}, integral_constant<int, 3>{}, 4096);
+  both(integral_constant<int, 8>{}, integral_constant<int, 4>{}, 4096);
+  line("f32 to f32", "", microseconds(b.stream, [&](int i) {
+         round_rows(context, thd(static_cast<float*>(in(i).data), DType::f32, half, kHeads, kDim),
+                    thd(static_cast<float*>(out(i).data), DType::f32, half, kHeads, kDim));
+       }), moved, copy);
 }
 
 void planning(Bench& b, DeviceContext& context) {

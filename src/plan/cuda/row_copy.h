@@ -1,9 +1,8 @@
 // Rows from one tensor to another by a map, at the speed of a plain copy.
 //
-// A warp takes K neighbouring rows of the launch, about 4 KiB together, and then the next K rows that no other warp
-// has. Lanes find K pairs of rows and leave their byte offsets in shared memory; then all lanes move units of up to 16
-// bytes, 8 of them on their way at a time. While they are, the warp looks for its next rows. There is no barrier
-// between warps.
+// A warp takes K neighbouring rows of the launch, or a part of a long one. Its lanes find K pairs of rows, leave their
+// byte offsets in shared memory, and then all lanes move units of up to 16 bytes, several of them on their way at a time.
+// There is no barrier between warps. Few bytes a warp and many warps: the copy ends everywhere at about the same time.
 #pragma once
 
 #include "cuda/launch.h"
@@ -42,9 +41,9 @@ struct RowsView {
 };
 
 struct RowCopy {
-  static constexpr int kThreads = 256, kBatch = 8;
-  static constexpr Index kBytesAWarp = 4096, kUnitsAPart = 256;
-  static constexpr int kWaves = 1;  // blocks for each that fits on the GPU at once
+  static constexpr int kThreads = 256;
+  static constexpr int kBatch = 4, kBlocks = 6;  // units on their way a lane; blocks on a processor at least
+  static constexpr Index kBytesAWarp = 2048;     // 32 lanes x kBatch x 16
 
   RowsView from, to;
   int rows;           // of the launch
@@ -59,12 +58,20 @@ struct RowCopy {
 // What becomes of a unit.
 struct Replace {
   template <class Unit>
+  __device__ static Unit load(const Unit* from) {
+    return *from;
+  }
+  template <class Unit>
   __device__ static void store(Unit* to, Unit from) {
     *to = from;
   }
 };
 
 struct AddF32 {
+  template <class Unit>
+  __device__ static Unit load(const Unit* from) {
+    return *from;
+  }
   __device__ static unsigned add(unsigned a, unsigned b) {
     return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
   }
@@ -100,56 +107,41 @@ __device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typena
   return {pair.from < 0 ? RowOffsets::kNothing : copy.from.offset(pair.from), to};
 }
 
-template <class Unit, class Op, int kBatch, class Map>
-__global__ void __launch_bounds__(RowCopy::kThreads)
-    copy_rows_by(const __grid_constant__ RowCopy copy, const __grid_constant__ Map map) {
+template <class Unit, class Op, int kBatch, int kBlocks, class Map>
+__global__ void __launch_bounds__(RowCopy::kThreads, kBlocks) copy_rows_by(const __grid_constant__ RowCopy copy,
+                                                                           const __grid_constant__ Map map) {
   constexpr unsigned kWarps = RowCopy::kThreads / 32;
-  __shared__ alignas(16) RowOffsets shared[kWarps][2][32];
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned width = copy.width.divisor, units = static_cast<unsigned>(copy.units);
-  const unsigned total = static_cast<unsigned>(copy.rows_a_warp) * width, step = gridDim.x * kWarps;
-  unsigned task = blockIdx.x * kWarps + warp, stage = 0;
-  const typename Map::Known known = map.known();
-  if (task < copy.tasks) shared[warp][0][lane] = find_row(copy, map, known, task, lane);
-  for (; task < copy.tasks; task += step, stage ^= 1) {
+  __shared__ alignas(16) RowOffsets shared[kWarps][32];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, task = blockIdx.x * kWarps + warp;
+  if (task < copy.tasks) {
+    shared[warp][lane] = find_row(copy, map, map.known(), task, lane);
     __syncwarp();
-    const RowOffsets* const offsets = shared[warp][stage];
+    const RowOffsets* const offsets = shared[warp];
+    const unsigned width = copy.width.divisor, units = static_cast<unsigned>(copy.units);
+    const unsigned total = static_cast<unsigned>(copy.rows_a_warp) * width;
     const unsigned shift = copy.parts == 1 ? 0 : task % static_cast<unsigned>(copy.parts) * width;
-    for (unsigned base = lane; base - lane < total; base += 32 * kBatch) {
+    for (unsigned base = lane; base < total; base += 32 * kBatch) {
       Unit values[kBatch];
+      Unit* to[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const unsigned x = base + 32 * j;
-        if (x >= total) continue;
-        const unsigned row = copy.width.divide(x), unit = shift + x - row * width;
-        const long long from = offsets[row].from;
-        if (from == RowOffsets::kNothing || unit >= units) continue;
-        values[j] = from == RowOffsets::kZeros ? Unit{} : reinterpret_cast<const Unit*>(copy.from.data + from)[unit];
-      }
-      if (base == lane && task + step < copy.tasks)
-        shared[warp][stage ^ 1][lane] = find_row(copy, map, known, task + step, lane);
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const unsigned x = base + 32 * j;
+        to[j] = nullptr;
         if (x >= total) continue;
         const unsigned row = copy.width.divide(x), unit = shift + x - row * width;
         const RowOffsets at = offsets[row];
         if (at.from == RowOffsets::kNothing || unit >= units) continue;
-        Op::store(reinterpret_cast<Unit*>(copy.to.data + at.to) + unit, values[j]);
+        to[j] = reinterpret_cast<Unit*>(copy.to.data + at.to) + unit;
+        values[j] = at.from == RowOffsets::kZeros
+                        ? Unit{}
+                        : Op::load(reinterpret_cast<const Unit*>(copy.from.data + at.from) + unit);
       }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (to[j] != nullptr) Op::store(to[j], values[j]);
     }
   }
   map.check(copy.reporter);
-}
-
-// Blocks of a kernel that the GPU at hand holds at once.
-template <class Kernel>
-int resident_blocks(Kernel kernel, int threads) {
-  int device = 0, processors = 0, blocks = 0;
-  WEFT_CUDA(cudaGetDevice(&device));
-  WEFT_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  WEFT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
-  return processors * blocks;
 }
 
 // The widest unit that all addresses are multiples of.
@@ -162,12 +154,12 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
 }
 
 // `rows` of the launch. Tensors are checked.
-template <class Op, int kBatch = RowCopy::kBatch, class Map>
+template <class Op, int kBatch = RowCopy::kBatch, int kBlocks = RowCopy::kBlocks, class Map>
 void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
-                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp, int waves = RowCopy::kWaves) {
+                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);
-  const Index units = to.row_bytes / unit, width = min_of(units, RowCopy::kUnitsAPart);
+  const Index units = to.row_bytes / unit, width = min_of(units, max_of(1, bytes_a_warp / unit));
   RowCopy copy{.from = RowsView(from),
                .to = RowsView(to),
                .rows = static_cast<int>(rows),
@@ -181,14 +173,11 @@ void launch_copy(const detail::ContextParts& context, const Map& map, Index rows
   if (tasks >= kMaxTokens)
     throw Error(text(rows, " rows of ", to.row_bytes, " bytes are too many for one launch"), "copy them in parts");
   copy.tasks = static_cast<unsigned>(tasks);
+  const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(tasks, RowCopy::kThreads / 32))),
+                          .threads = dim3(RowCopy::kThreads)};
   const auto go = [&]<class Unit>(Unit) {
-    if constexpr (requires(Unit u) { Op::store(&u, u); }) {
-      const auto kernel = copy_rows_by<Unit, Op, kBatch, Map>;
-      static const Index resident = resident_blocks(kernel, RowCopy::kThreads);  // GPUs of one host are alike
-      const Index blocks = min_of(ceil_div(tasks, RowCopy::kThreads / 32), resident * waves);
-      cuda::launch(kernel, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(RowCopy::kThreads)},
-                   context.stream(), copy, map);
-    }
+    if constexpr (requires(Unit u) { Op::store(&u, u); })
+      cuda::launch(copy_rows_by<Unit, Op, kBatch, kBlocks, Map>, shape, context.stream(), copy, map);
   };
   switch (unit) {
     case 16:

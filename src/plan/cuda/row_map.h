@@ -57,15 +57,16 @@ struct TokenMap {
     } else {
       // Sequences keep their order within a rank, and each has a rank's share of its rows.
       const int held = dealt / ranks;
-      sequence = last_at_or_before(offsets, n, begin + (r < held ? r : max(0, held - 1)) * ranks);
-      const int from = offsets[sequence], to = offsets[sequence + 1];
-      const int piece = (to - from) / (2 * ranks), at = r - (from - begin) / ranks;
+      const Found found = last_at_or_before(offsets, n, begin + (r < held ? r : max(0, held - 1)) * ranks);
+      sequence = found.index;
+      const int from = found.begin;
+      const int piece = (found.end - from) / (2 * ranks), at = r - (from - begin) / ranks;
       if (r < held && at >= 0 && at < 2 * piece)
         token = from + (at < piece ? rank64 * piece + at : opposite * piece + at - piece);
     }
     if (token < begin || token >= Index{begin} + dealt) token = -1;
     if (!real_only) return static_cast<int>(token);
-    if (sequence < 0) sequence = last_at_or_before(offsets, n, token < 0 ? begin : static_cast<int>(token));
+    if (sequence < 0) sequence = last_at_or_before(offsets, n, token < 0 ? begin : static_cast<int>(token)).index;
     const Index used = stream.at(stream.cu, sequence + 1) - stream.at(stream.cu, sequence);
     return token - offsets[sequence] < used ? static_cast<int>(token) : -1;
   }
@@ -111,7 +112,7 @@ struct RangeMap {
   using Known = int;
   __device__ Known known() const { return cu[ranges]; }
   __device__ RowPair at(Known total, int row) const {
-    const int i = last_at_or_before({cu, false}, ranges, min(row, total - 1));
+    const int i = last_at_or_before({cu, false}, ranges, min(row, total - 1)).index;
     if (row >= total || i < 0) return {RowPair::kNothing, 0};
     const int within = row - cu[i];
     if (within < 0) return {RowPair::kNothing, 0};

@@ -19,42 +19,44 @@ struct Offsets32 {
   }
 };
 
+struct Found {
+  int index, begin, end;  // offsets[index], offsets[index + 1]
+};
+
 // For each lane the last i of [0, n) with offsets[i] <= value: of sequences that begin there the one that is not empty.
 // 0 if there is none. Lanes' values are often near each other: the warp narrows down on the least in steps of 32, then
-// each lane looks among 32 offsets that all hold together.
-__device__ inline int last_at_or_before(const Offsets32& offsets, int n, int value) {
+// each lane looks among 32 offsets that all hold together. n is at least 1, and offsets has n + 1 entries.
+__device__ inline Found last_at_or_before(const Offsets32& offsets, int n, int value) {
   constexpr unsigned kAll = ~0u;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int least = __reduce_min_sync(kAll, value);
   int low = 0, high = n;  // the least value's answer lies in [low, high)
-  while (high - low > 16) {
-    const int step = (high - low + 31) / 32, probe = low + lane * step;
-    const unsigned before = __ballot_sync(kAll, probe < high && offsets[probe] <= least);
-    const int steps = max(1, __popc(before)) - 1;
-    low = min(low + steps * step, high - 1);
-    high = min(high, low + step);
-  }
-  const int at = low + 1 + lane;
-  const int next = at < n ? offsets[at] : 0x7fffffff;
-  int count = 0;  // of the 32 offsets after `low` that are not past the value
-  for (int d = 16; d > 0; d /= 2) {
-    const int other = __shfl_sync(kAll, next, count + d - 1);
-    if (other <= value) count += d;
-  }
-  const int last = __shfl_sync(kAll, next, 31);
-  if (count == 31 && last <= value) count = 32;
-  int i = low + count;
-  if (count == 32) {  // far from the least: alone from here
-    int end = n;
-    while (end - i > 1) {
-      const int middle = i + (end - i) / 2;
-      if (offsets[middle] <= value)
-        i = middle;
-      else
-        end = middle;
+  if (n > 16) {
+    const int least = __reduce_min_sync(kAll, value);
+    while (high - low > 16) {
+      const int step = (high - low + 31) / 32, probe = low + lane * step;
+      const unsigned before = __ballot_sync(kAll, probe < high && offsets[probe] <= least);
+      const int steps = max(1, __popc(before)) - 1;
+      low = min(low + steps * step, high - 1);
+      high = min(high, low + step);
     }
   }
-  return min(i, n - 1);
+  const int own = offsets[min(low + lane, n)];  // lane j holds offsets[low + j]
+  int count = 0;                                // of the 31 after `low` that may be the answer and are not past the value
+  for (int d = 16; d > 0; d /= 2) {
+    const int other = __shfl_sync(kAll, own, count + d);
+    if (low + count + d < n && other <= value) count += d;
+  }
+  const int begin = __shfl_sync(kAll, own, count), end = __shfl_sync(kAll, own, min(count + 1, 31));
+  if (count < 31) return {low + count, begin, end};
+  int i = low + count, stop = n;  // far from the least: alone from here
+  while (stop - i > 1) {
+    const int middle = i + (stop - i) / 2;
+    if (offsets[middle] <= value)
+      i = middle;
+    else
+      stop = middle;
+  }
+  return {i, offsets[i], offsets[i + 1]};
 }
 
 }  // namespace weft
