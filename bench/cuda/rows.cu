@@ -1,10 +1,8 @@
 // Row kernels beside a plain copy of as many bytes, and the time to plan. Prints tables; see docs/performance.md.
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "plan/cuda/row_copy.h"
 #include "plan/cuda/work.h"
 #include "timing.h"
 #include "weft/device_rows.h"
@@ -14,24 +12,6 @@ namespace {
 
 constexpr Index kHeads = 16, kDim = 64, kRowBytes = kHeads * kDim * 2;  // bf16
 constexpr int kBuffers = 3;  // in turn, so that no call finds its input in the L2 cache
-
-// What is neither read again nor kept for the next kernel.
-struct Streaming {
-  template <class Unit>
-  __device__ static Unit load(const Unit* from) {
-    return __ldcs(from);
-  }
-  template <class Unit>
-  __device__ static void store(Unit* to, Unit from) {
-    __stcs(to, from);
-  }
-};
-struct StreamingStores : Replace {
-  template <class Unit>
-  __device__ static void store(Unit* to, Unit from) {
-    __stcs(to, from);
-  }
-};
 
 struct Memory {
   char* data = nullptr;
@@ -75,7 +55,7 @@ void line(const char* what, const std::string& detail, double us, double bytes, 
   std::printf("| %s | %s | %.1f | %.0f | %.1f |\n", what, detail.c_str(), us, rate, 100 * rate / copy);
 }
 
-void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool tune) {
+void rows(Bench& b, DeviceContext& context, Index sequences, Index length) {
   const Offsets offsets(equal_documents(sequences, length));
   const Index tokens = offsets.tokens;
   const auto bytes = static_cast<std::size_t>(tokens * kRowBytes);
@@ -120,35 +100,10 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length, bool 
        0.75 * moved, copy);
   line("round_rows", "f32 added to bf16",
        microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i), true); }), moved, copy);
+  const auto f32_out = [&](int i) { return thd(static_cast<float*>(out(i).data), DType::f32, half, kHeads, kDim); };
+  line("round_rows", "f32 to f32, a plain copy",
+       microseconds(b.stream, [&](int i) { round_rows(context, f32(i), f32_out(i)); }), moved, copy);
   line("cudaMemcpyAsync", "again", copy_time(), moved, copy);
-  if (!tune) return;
-  const TokenMap tokens_map{
-      offsets_view(s), RegularRuns::folded_per_sequence, false, 8, 0, static_cast<int>(tokens / 8), 16, false};
-  const OrderMap map{tokens_map, OrderMap::to_rows, false};
-  const auto time = [&]<class Op, int kBatch, int kBlocks>(Op, std::integral_constant<int, kBatch>,
-                                                           std::integral_constant<int, kBlocks>, Index bytes, const char* op) {
-    const double us = microseconds(b.stream, [&](int i) {
-      launch_copy<Op, kBatch, kBlocks>(context.parts(), map, tokens, in(i), out(i), bytes);
-    });
-    line("tune", std::string(op) + ", " + std::to_string(bytes) + " bytes a warp, batch " + std::to_string(kBatch) +
-                     ", blocks " + std::to_string(kBlocks), us, moved, copy);
-  };
-  const auto both = [&](auto batch, auto blocks, Index bytes) {
-    time(Replace{}, batch, blocks, bytes, "plain");
-    time(Streaming{}, batch, blocks, bytes, "streaming");
-    time(StreamingStores{}, batch, blocks, bytes, "streaming stores");
-  };
-  using std::integral_constant;
-  both(integral_constant<int, 2>{}, integral_constant<int, 8>{}, 1024);
-  both(integral_constant<int, 4>{}, integral_constant<int, 5>{}, 2048);
-  both(integral_constant<int, 4>{}, integral_constant<int, 6>{}, 2048);
-  both(integral_constant<int, 4>{}, integral_constant<int, 6>{}, 4096);
-  both(integral_constant<int, 8>{}, integral_constant<int, 3>{}, 4096);
-  both(integral_constant<int, 8>{}, integral_constant<int, 4>{}, 4096);
-  line("f32 to f32", "", microseconds(b.stream, [&](int i) {
-         round_rows(context, thd(static_cast<float*>(in(i).data), DType::f32, half, kHeads, kDim),
-                    thd(static_cast<float*>(out(i).data), DType::f32, half, kHeads, kDim));
-       }), moved, copy);
 }
 
 void planning(Bench& b, DeviceContext& context) {
@@ -198,14 +153,13 @@ void planning(Bench& b, DeviceContext& context) {
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) {
+int main() {
   using namespace weft;
-  const bool tune = argc > 1 && std::strcmp(argv[1], "tune") == 0;
   bench::Bench b;
   DeviceContext context({DeviceKind::cuda, 0, b.stream});
   bench::planning(b, context);
-  bench::rows(b, context, 16, 4096, tune);
-  bench::rows(b, context, 4096, 16, tune);
+  bench::rows(b, context, 16, 4096);
+  bench::rows(b, context, 4096, 16);
   WEFT_CUDA(cudaStreamSynchronize(b.stream));
   context.check();
   return 0;

@@ -1,8 +1,9 @@
 // Rows from one tensor to another by a map, at the speed of a plain copy.
 //
 // A warp takes K neighbouring rows of the launch, or a part of a long one. Its lanes find K pairs of rows, leave their
-// byte offsets in shared memory, and then all lanes move units of up to 16 bytes, several of them on their way at a time.
-// There is no barrier between warps. Few bytes a warp and many warps: the copy ends everywhere at about the same time.
+// byte offsets in shared memory, and then all lanes move units of up to 16 bytes, several of them on their way at a
+// time. There is no barrier between warps. Few bytes a warp and many warps: the copy ends everywhere at about the same
+// time.
 #pragma once
 
 #include "cuda/launch.h"
@@ -42,7 +43,7 @@ struct RowsView {
 
 struct RowCopy {
   static constexpr int kThreads = 256;
-  static constexpr int kBatch = 4, kBlocks = 6;  // units on their way a lane; blocks on a processor at least
+  static constexpr int kBatch = 4, kBlocks = 5;  // units on their way a lane; blocks on a processor at least
   static constexpr Index kBytesAWarp = 2048;     // 32 lanes x kBatch x 16
 
   RowsView from, to;
@@ -108,8 +109,8 @@ __device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typena
 }
 
 template <class Unit, class Op, int kBatch, int kBlocks, class Map>
-__global__ void __launch_bounds__(RowCopy::kThreads, kBlocks) copy_rows_by(const __grid_constant__ RowCopy copy,
-                                                                           const __grid_constant__ Map map) {
+__global__ void __launch_bounds__(RowCopy::kThreads, kBlocks)
+    copy_rows_by(const __grid_constant__ RowCopy copy, const __grid_constant__ Map map) {
   constexpr unsigned kWarps = RowCopy::kThreads / 32;
   __shared__ alignas(16) RowOffsets shared[kWarps][32];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, task = blockIdx.x * kWarps + warp;

@@ -41,7 +41,7 @@ __device__ inline Found last_at_or_before(const Offsets32& offsets, int n, int v
     }
   }
   const int own = offsets[min(low + lane, n)];  // lane j holds offsets[low + j]
-  int count = 0;                                // of the 31 after `low` that may be the answer and are not past the value
+  int count = 0;  // of the 31 after `low` that may be the answer and are not past the value
   for (int d = 16; d > 0; d /= 2) {
     const int other = __shfl_sync(kAll, own, count + d);
     if (low + count + d < n && other <= value) count += d;
