@@ -28,9 +28,9 @@ struct Range {
 WEFT_HD constexpr Index min_of(Index a, Index b) { return a < b ? a : b; }
 WEFT_HD constexpr Index max_of(Index a, Index b) { return a < b ? b : a; }
 
-// Division toward minus and plus infinity; the divisor is positive.
-WEFT_HD constexpr Index floor_div(Index a, Index b) { return a / b - (a % b < 0 ? 1 : 0); }
-WEFT_HD constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b > 0 ? 1 : 0); }
+// Division toward minus and plus infinity; the divisor is positive. Most strides are 1, and devices divide slowly.
+WEFT_HD constexpr Index floor_div(Index a, Index b) { return b == 1 ? a : a / b - (a % b < 0 ? 1 : 0); }
+WEFT_HD constexpr Index ceil_div(Index a, Index b) { return b == 1 ? a : a / b + (a % b > 0 ? 1 : 0); }
 WEFT_HD constexpr Index floor_mod(Index a, Index b) { return a - floor_div(a, b) * b; }
 
 WEFT_HD constexpr bool is_unlimited(Index bound) { return bound >= kUnlimited || bound <= -kUnlimited; }

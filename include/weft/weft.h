@@ -5,6 +5,8 @@
 #include "weft/communicator.h"
 #include "weft/config.h"
 #include "weft/device.h"
+#include "weft/device_plan.h"
+#include "weft/device_rows.h"
 #include "weft/dtype.h"
 #include "weft/error.h"
 #include "weft/executor.h"

@@ -1,0 +1,53 @@
+#include <atomic>
+
+#include "plan/cuda/context.h"
+#include "text.h"
+
+namespace weft {
+namespace detail {
+namespace {
+
+void* page_memory() {
+  void* memory = nullptr;
+  WEFT_CUDA(cudaHostAlloc(&memory, sizeof(FaultPage), cudaHostAllocMapped | cudaHostAllocPortable));
+  return memory;
+}
+
+const Place& on_gpu(const Place& place) {
+  if (place.kind != DeviceKind::cuda)
+    throw Error("a device context was asked for on the CPU", "give a Place with kind = DeviceKind::cuda");
+  WEFT_CUDA(cudaSetDevice(place.device));
+  return place;
+}
+
+}  // namespace
+
+ContextParts::ContextParts(const Place& where) : place(on_gpu(where)), state(1, stream()) {
+  WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
+  page = new (page_memory()) FaultPage{};
+  WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page, 0));
+}
+
+ContextParts::~ContextParts() { cudaFreeHost(page); }  // waits for the work that may write to it
+
+void ContextParts::enter() {
+  WEFT_CUDA(cudaSetDevice(place.device));
+  const std::atomic_ref<int> code(page->fault.code);
+  if (code.load(std::memory_order_acquire) == Fault::none) return;
+  const Fault fault = page->fault;
+  page->fault = Fault{};
+  WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+  throw error_of(fault);
+}
+
+}  // namespace detail
+
+DeviceContext::DeviceContext(const Place& place) : parts_(std::make_unique<detail::ContextParts>(place)) {}
+DeviceContext::~DeviceContext() = default;
+DeviceContext::DeviceContext(DeviceContext&&) noexcept = default;
+DeviceContext& DeviceContext::operator=(DeviceContext&&) noexcept = default;
+
+const Place& DeviceContext::place() const { return parts_->place; }
+void DeviceContext::check() { parts_->enter(); }
+
+}  // namespace weft

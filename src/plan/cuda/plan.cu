@@ -1,0 +1,171 @@
+// Plans in device memory: made there, or uploaded.
+#include <algorithm>
+#include <cstring>
+
+#include "plan/cuda/plan_job.h"
+#include "text.h"
+
+namespace weft {
+namespace {
+
+// Enough threads a sequence that none has more than a few runs, in an order that puts slices where the host puts them;
+// but no more than can run at once (3 blocks on each of 132 processors): many sequences keep them busy by themselves.
+void share_out(PlanArgs& job) {
+  constexpr Index kMaxParts = 8, kTiles = 384;
+  const Index q = job.q_runs.runs(), k = job.k_runs.runs();
+  Index q_parts = min_of(q, 2), k_parts = 1;
+  // Keys are shared out only where nothing comes between: the chunks of a run, or another run of the same thread.
+  const bool keys_too = q <= 2 && job.mask.chunk == 0;
+  while (keys_too && 2 * k_parts <= ceil_div(k, 2) && 2 * k_parts * q_parts <= kMaxParts) k_parts *= 2;
+  const auto tiles = [&] { return ceil_div(job.q.sequences * q_parts * k_parts, kScanThreads); };
+  while (k_parts > 1 && tiles() > kTiles) k_parts /= 2;
+  if (k_parts == 1 && tiles() > kTiles) q_parts = 1;
+  job.q_parts = static_cast<int>(q_parts);
+  job.k_parts = static_cast<int>(k_parts);
+  job.runs_a_q_part = ceil_div(q, q_parts);
+  job.runs_a_k_part = ceil_div(k, k_parts);
+}
+
+// Both sides of one kind, or keys in sequence order: what schedules ask for has code of its own.
+void launch(const PlanArgs& args, const detail::ContextParts& context) {
+  using enum RegularRuns::Cut;
+  const RegularRuns::Cut q = args.q_runs.cut, k = args.k_runs.cut;
+  if (q == pieces && k == pieces) return launch_plan<PieceRuns, PieceRuns>(args, context);
+  if (q == folded && k == folded) return launch_plan<FoldedRuns, FoldedRuns>(args, context);
+  if (q == folded && k == pieces) return launch_plan<FoldedRuns, PieceRuns>(args, context);
+  if (q == strided && k == strided) return launch_plan<StridedRuns, StridedRuns>(args, context);
+  if (q == folded_per_sequence && k == folded_per_sequence) return launch_plan<DualRuns, DualRuns>(args, context);
+  if (q == folded_per_sequence && k == pieces) return launch_plan<DualRuns, PieceRuns>(args, context);
+  launch_plan<RegularRuns, RegularRuns>(args, context);
+}
+
+void check_arrays(std::string_view side, const DeviceStream& s) {
+  if (s.cu_seqlens == nullptr)
+    throw Error(text("the ", side, " stream has no cu_seqlens"), "give a device pointer to sequences + 1 offsets");
+}
+
+}  // namespace
+
+namespace detail {
+
+struct DevicePlanParts {
+  ContextParts* context;
+  Index capacity;
+  cuda::StreamArray<DeviceSlice> slices;
+  cuda::StreamArray<std::int32_t> count;
+  Index q_rows = 0, k_rows = 0;
+  DeviceSlice* aside = nullptr;  // [capacity + 1] pinned: the count, then an upload's slices on their way
+  cudaEvent_t uploaded = nullptr;
+
+  DevicePlanParts(ContextParts& of, Index size)
+      : context(&of),
+        capacity(size),
+        slices(static_cast<std::size_t>(max_of(1, size)), of.stream()),
+        count(1, of.stream()) {
+    WEFT_CUDA(cudaMemsetAsync(count.get(), 0, sizeof(std::int32_t), of.stream()));
+  }
+  ~DevicePlanParts() {
+    if (uploaded != nullptr) cudaEventDestroy(uploaded);
+    if (aside != nullptr) cudaFreeHost(aside);
+  }
+  DevicePlanParts(const DevicePlanParts&) = delete;
+};
+
+}  // namespace detail
+
+DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
+  context.check();
+  if (capacity < 0 || capacity > kMaxTokens)
+    throw Error(text("a plan with room for ", capacity, " slices"), text("give a number from 0 to ", kMaxTokens));
+  parts_ = std::make_unique<detail::DevicePlanParts>(context.parts(), capacity);
+}
+DevicePlan::~DevicePlan() = default;
+DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
+DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
+
+void DevicePlan::plan(const DevicePlanArgs& args) {
+  parts_->context->enter();
+  device_plan_capacity(args);  // refuses what cannot be planned here
+  const bool self = args.k == DeviceStream{};
+  const DeviceStream& k = self ? args.q : args.k;
+  check_arrays("query", args.q);
+  check_arrays("key", k);
+  const RunsSpec q_runs = runs_spec("query", args.q_runs, args.q.tokens),
+                 k_runs = runs_spec("key", args.k_runs, k.tokens);
+  PlanArgs job{.q = offsets_view(args.q),
+               .k = offsets_view(k),
+               .mask = view(args.mask),
+               .q_runs = q_runs,
+               .k_runs = k_runs,
+               .stride = q_runs.stride(),
+               .keep_k_begin = k_runs.sequence_order,
+               .q_parts = 1,
+               .k_parts = 1,
+               .runs_a_q_part = 1,
+               .runs_a_k_part = 1,
+               .slices = parts_->slices.get(),
+               .written = parts_->count.get(),
+               .capacity = parts_->capacity,
+               .reporter = parts_->context->reporter()};
+  share_out(job);
+  launch(job, *parts_->context);
+  parts_->q_rows = q_runs.buffer_rows();
+  parts_->k_rows = k_runs.buffer_rows();
+}
+
+void DevicePlan::upload(const Plan& plan) {
+  detail::DevicePlanParts& p = *parts_;
+  p.context->enter();
+  const Index n = static_cast<Index>(plan.slices.size());
+  if (n > p.capacity)
+    throw Error(text("a plan of ", n, " slices does not fit the room for ", p.capacity), "make a larger DevicePlan");
+  const cudaStream_t stream = p.context->stream();
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  WEFT_CUDA(cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone)
+    throw Error("a plan cannot be uploaded while a graph is captured: replays would copy what is aside then",
+                "upload before the capture, or plan on the device");
+  if (p.aside == nullptr) {
+    const std::size_t bytes = static_cast<std::size_t>(p.capacity + 1) * sizeof(DeviceSlice);
+    WEFT_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&p.aside), bytes, cudaHostAllocPortable));
+    WEFT_CUDA(cudaEventCreateWithFlags(&p.uploaded, cudaEventDisableTiming));
+  } else {
+    WEFT_CUDA(cudaEventSynchronize(p.uploaded));  // the last upload still reads what is about to be written
+  }
+  const auto count = static_cast<std::int32_t>(n);
+  std::memcpy(p.aside, &count, sizeof(count));
+  std::transform(plan.slices.begin(), plan.slices.end(), p.aside + 1, device_slice);
+  WEFT_CUDA(cudaMemcpyAsync(p.count.get(), p.aside, sizeof(count), cudaMemcpyHostToDevice, stream));
+  if (n > 0)
+    WEFT_CUDA(cudaMemcpyAsync(p.slices.get(), p.aside + 1, plan.slices.size() * sizeof(DeviceSlice),
+                              cudaMemcpyHostToDevice, stream));
+  WEFT_CUDA(cudaEventRecord(p.uploaded, stream));
+  p.q_rows = plan.q_rows;
+  p.k_rows = plan.k_rows;
+}
+
+DeviceSlices DevicePlan::slices() const {
+  const detail::DevicePlanParts& p = *parts_;
+  return {p.slices.get(), p.count.get(), p.capacity, p.q_rows, p.k_rows};
+}
+
+std::vector<Slice> DevicePlan::download() const {
+  const detail::DevicePlanParts& p = *parts_;
+  const cudaStream_t stream = p.context->stream();
+  std::int32_t count = 0;
+  WEFT_CUDA(cudaMemcpyAsync(&count, p.count.get(), sizeof(count), cudaMemcpyDeviceToHost, stream));
+  WEFT_CUDA(cudaStreamSynchronize(stream));
+  std::vector<DeviceSlice> narrow(static_cast<std::size_t>(count));
+  WEFT_CUDA(cudaMemcpyAsync(narrow.data(), p.slices.get(), narrow.size() * sizeof(DeviceSlice), cudaMemcpyDeviceToHost,
+                            stream));
+  WEFT_CUDA(cudaStreamSynchronize(stream));
+  std::vector<Slice> wide;
+  const auto bound = [](std::int32_t b) {
+    return b == kDeviceUnlimited ? kUnlimited : b == -kDeviceUnlimited ? -kUnlimited : Index{b};
+  };
+  for (const DeviceSlice& s : narrow)
+    wide.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, bound(s.lo), bound(s.hi)});
+  return wide;
+}
+
+}  // namespace weft

@@ -1,0 +1,136 @@
+// Slices of one rank from offsets in device memory: the host's planner, several threads a sequence.
+#pragma once
+
+#include "plan/cuda/side.h"
+#include "plan/cut.h"
+#include "plan/part.h"
+
+namespace weft {
+
+struct PlanArgs {
+  OffsetsView q, k;
+  MaskView mask;
+  RunsSpec q_runs, k_runs;
+  Index stride;
+  bool keep_k_begin;
+  int q_parts, k_parts;  // threads a sequence: q_parts·k_parts
+  Index runs_a_q_part, runs_a_k_part;
+  DeviceSlice* slices;
+  std::int32_t* written;
+  Index capacity;
+  Reporter reporter;
+};
+
+template <class Queries, class Keys>
+struct PlanJob : PlanArgs {
+  static constexpr int kSums = 1;
+  // Slices are dear to find: the first few are kept, so that most threads look once.
+  struct Kept {
+    static constexpr int kSlices = 8;
+
+    int count;
+    DeviceSlice slices[kSlices];
+  };
+  struct Shared {
+    SharedSide<kScanThreads> q, k;
+    bool ok[kScanThreads];
+  };
+  using Planner = SequencePlanner<PartOf<Queries>, PartOf<Keys>>;
+
+  WEFT_HD int sequences() const { return static_cast<int>(q.sequences); }
+  WEFT_HD int per_tile() const { return kScanThreads / (q_parts * k_parts); }
+
+  __device__ void load(Shared& shared, int first, int count) const {
+    if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
+    load_side(shared.q, shared.ok, q, q_runs.multiple(), 0, reporter.state, first, count);
+    load_side(shared.k, shared.ok, k, k_runs.multiple(), 1, reporter.state, first, count);
+  }
+
+  template <class F>
+  __device__ void for_each(const Shared& shared, int count, F&& f) const {
+    const int parts = q_parts * k_parts, i = static_cast<int>(threadIdx.x) / parts;
+    if (i >= count || !shared.ok[i]) return;
+    const int part = static_cast<int>(threadIdx.x) % parts, q_part = part / k_parts, k_part = part % k_parts;
+    const auto last = [](Index at, Index size, bool end) { return end ? kUnlimited : at + size; };
+    const Index q_first = q_part * runs_a_q_part, k_first = k_part * runs_a_k_part;
+    const Planner planner{{shared.q.offsets, shared.q.used},
+                          {shared.k.offsets, shared.k.used},
+                          mask,
+                          {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first,
+                           last(q_first, runs_a_q_part, q_part == q_parts - 1)},
+                          {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first,
+                           last(k_first, runs_a_k_part, k_part == k_parts - 1)},
+                          stride,
+                          keep_k_begin};
+    planner.for_each(i, f);
+  }
+
+  __device__ Sums<1> visit(const Shared& shared, Kept& kept, int, int n, bool emitting, Sums<1> before) const {
+    // Unsigned: where offsets are wrong, sums may be anything.
+    const unsigned first = static_cast<unsigned>(before.v[0]);
+    if (emitting && kept.count <= Kept::kSlices) {
+      for (int i = 0; i < kept.count; ++i)
+        if (first + i < capacity) slices[first + i] = kept.slices[i];
+      return {};
+    }
+    int count = 0;
+    for_each(shared, n, [&](const Slice& s) {
+      if (!emitting && count < Kept::kSlices) kept.slices[count] = device_slice(s);
+      if (emitting && first + count < capacity) slices[first + count] = device_slice(s);
+      ++count;
+    });
+    kept.count = count;
+    return {{count}};
+  }
+
+  __device__ void finish(ScanState& state) const {
+    if (threadIdx.x != 0) return;
+    const Index total = static_cast<Index>(state.total[0]);
+    Fault fault;
+    if (state.worst != 0) {
+      const unsigned long long key = ~state.worst;
+      const int keys = static_cast<int>(key & 1);
+      fault = find_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), (keys != 0 ? k_runs : q_runs).multiple());
+      fault.keys = keys;
+    } else {
+      const Index q_needed = q_runs.rows_needed(q.extent().size()), k_needed = k_runs.rows_needed(k.extent().size());
+      if (total > capacity) fault = {Fault::few_slices, 0, 0, total, capacity};
+      if (k_needed > k_runs.rows) fault = {Fault::few_rows, 1, 0, k_needed, k_runs.rows};
+      if (q_needed > q_runs.rows) fault = {Fault::few_rows, 0, 0, q_needed, q_runs.rows};
+    }
+    *written = fault.code == Fault::none ? static_cast<std::int32_t>(total) : 0;
+    if (fault.code != Fault::none) reporter.report(fault);
+  }
+};
+
+// One file for each pair of lookups that has code of its own: they compile side by side.
+template <class Queries, class Keys>
+void launch_plan(const PlanArgs& args, const detail::ContextParts& context);
+
+using PieceRuns = FixedRuns<RegularRuns::pieces>;
+using FoldedRuns = FixedRuns<RegularRuns::folded>;
+using DualRuns = FixedRuns<RegularRuns::folded_per_sequence>;
+using StridedRuns = FixedRuns<RegularRuns::strided>;
+
+template <>
+void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+template <>
+void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextParts& context);
+
+#define WEFT_PLAN_JOB(Queries, Keys)                                                           \
+  template <>                                                                                  \
+  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextParts& context) { \
+    launch_scan(PlanJob<Queries, Keys>{args}, context);                                        \
+  }
+
+}  // namespace weft

@@ -1,0 +1,140 @@
+// f32 to a narrower type, rounded once.
+#include <array>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "plan/cuda/row_copy.h"
+#include "text.h"
+#include "weft/device_rows.h"
+
+namespace weft {
+namespace {
+
+__device__ float widen(float x) { return x; }
+__device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ float widen(__half x) { return __half2float(x); }
+template <class T>
+__device__ T narrow(float x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
+  if constexpr (std::is_same_v<T, float>) return x;
+}
+
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Vector {
+  T v[kWidth];
+};
+
+struct Round {
+  ConstTensorView from;
+  TensorView to;
+  FastDivisor per_row, per_head;  // vectors
+  Index vectors;                  // in all
+  bool accumulate;
+};
+
+// Four vectors a thread, a block's width apart. Rows are counted in 64 bits: a tensor may have more vectors than 2^31.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Round r) {
+  constexpr int kBatch = 4, kQuad = kWidth < 4 ? kWidth : 4;
+  using Quad = Vector<float, kQuad>;  // no load is wider than 16 bytes
+  struct Floats {
+    Quad q[kWidth / kQuad];
+  };
+  const Index first = static_cast<Index>(blockIdx.x) * 256 * kBatch;
+  const Index first_row = first / r.per_row.divisor;
+  const unsigned skipped = static_cast<unsigned>(first - first_row * r.per_row.divisor);
+  Floats in[kBatch];
+  Vector<T, kWidth>* to[kBatch];
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const unsigned x = skipped + threadIdx.x + 256 * j;
+    to[j] = nullptr;
+    if (first + threadIdx.x + 256 * j >= r.vectors) continue;
+    const unsigned rows = r.per_row.divide(x), in_row = x - rows * r.per_row.divisor;
+    const unsigned head = r.per_head.divide(in_row), at = (in_row - head * r.per_head.divisor) * kWidth;
+    const Index row = first_row + rows;
+    in[j] = *reinterpret_cast<const Floats*>(r.from.at<float>(row, head) + at);
+    to[j] = reinterpret_cast<Vector<T, kWidth>*>(r.to.at<T>(row, head) + at);
+  }
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    if (to[j] == nullptr) continue;
+    Vector<T, kWidth> out;
+    if (r.accumulate) out = *to[j];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float x = in[j].q[i / kQuad].v[i % kQuad];
+      out.v[i] = narrow<T>(r.accumulate ? widen(out.v[i]) + x : x);
+    }
+    *to[j] = out;
+  }
+}
+
+// Heads that lie side by side in both tensors are one long head.
+void join_heads(ConstTensorView& from, TensorView& to) {
+  if (from.head_stride != from.dim || to.head_stride != to.dim) return;
+  from.dim = to.dim = from.dim * from.heads;
+  from.heads = to.heads = 1;
+}
+
+// The most elements that a vector may have so that all of them are aligned.
+int width_of(const ConstTensorView& from, const TensorView& to) {
+  unsigned long long bits = 8;
+  bits |= static_cast<unsigned long long>(from.dim);
+  for (const ConstTensorView& t : {from, ConstTensorView(to)})
+    bits |= static_cast<unsigned long long>(t.row_stride) | static_cast<unsigned long long>(t.head_stride) |
+            static_cast<unsigned long long>(t.outer_stride) |
+            reinterpret_cast<std::uintptr_t>(t.data) / static_cast<std::uintptr_t>(size_of(t.dtype));
+  const int width = static_cast<int>(bits & ~(bits - 1));
+  return to.dtype == DType::f32 && width > 4 ? 4 : width;
+}
+
+template <class T, int kWidth>
+void launch_round(const ConstTensorView& from, const TensorView& to, bool accumulate, cudaStream_t stream) {
+  const Index per_head = from.dim / kWidth, per_row = per_head * from.heads, vectors = per_row * from.rows;
+  const Round round{
+      from,    to,        FastDivisor(static_cast<unsigned>(per_row)), FastDivisor(static_cast<unsigned>(per_head)),
+      vectors, accumulate};
+  cuda::launch(round_vectors<T, kWidth>,
+               {.blocks = dim3(static_cast<unsigned>(ceil_div(vectors, 1024))), .threads = dim3(256)}, stream, round);
+}
+
+template <class T>
+void launch_type(const ConstTensorView& from, const TensorView& to, bool accumulate, cudaStream_t stream) {
+  switch (width_of(from, to)) {
+    case 8:
+      if constexpr (sizeof(T) == 2) return launch_round<T, 8>(from, to, accumulate, stream);
+      [[fallthrough]];
+    case 4:
+      return launch_round<T, 4>(from, to, accumulate, stream);
+    case 2:
+      return launch_round<T, 2>(from, to, accumulate, stream);
+    default:
+      return launch_round<T, 1>(from, to, accumulate, stream);
+  }
+}
+
+}  // namespace
+
+void round_rows(DeviceContext& context, const ConstTensorView& from, const TensorView& to, bool accumulate) {
+  context.parts().enter();
+  constexpr std::array<DType, 1> kFrom{DType::f32};
+  constexpr std::array<DType, 3> kTo{DType::f32, DType::bf16, DType::f16};
+  check_tensor(from, {.name = "from", .dtypes = kFrom});
+  check_tensor(to,
+               {.name = "to", .rows = from.rows, .heads = from.heads, .dim = from.dim, .dtypes = kTo, .output = true});
+  if (from.heads > kMaxTokens / from.dim)
+    throw Error(text("rows of ", from.heads, " heads of ", from.dim, " are too long"), "give shorter rows");
+  if (from.rows == 0) return;
+  ConstTensorView a = from;
+  TensorView b = to;
+  join_heads(a, b);
+  const cudaStream_t stream = context.parts().stream();
+  if (to.dtype == DType::bf16) return launch_type<__nv_bfloat16>(a, b, accumulate, stream);
+  if (to.dtype == DType::f16) return launch_type<__half>(a, b, accumulate, stream);
+  launch_type<float>(a, b, accumulate, stream);
+}
+
+}  // namespace weft

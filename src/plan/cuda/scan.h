@@ -1,0 +1,155 @@
+// Count, add up, emit: for each sequence, in one launch, in the order of the sequences.
+//
+// Blocks take tickets, so that a block waits only for blocks that have begun. Each publishes what its own sequences
+// come to, then adds up what all before it published. There are few blocks, so every block reads all of them at once,
+// which costs one trip to the L2 cache instead of a chain of them.
+#pragma once
+
+#include "cuda/launch.h"
+#include "plan/cuda/context.h"
+
+namespace weft {
+
+inline constexpr int kScanThreads = 128;
+
+template <int N>
+struct Sums {
+  int v[N] = {};
+
+  __device__ void operator+=(const Sums& other) {
+    for (int n = 0; n < N; ++n) v[n] += other.v[n];
+  }
+};
+
+// Sums of all threads before this one, and of all threads. Everybody must come here.
+template <int N>
+__device__ Sums<N> block_scan(const Sums<N>& own, Sums<N>& all) {
+  __shared__ int warps[N][kScanThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Sums<N> scan = own;
+  for (int n = 0; n < N; ++n) {
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, scan.v[n], d);
+      if (lane >= d) scan.v[n] += other;
+    }
+    if (lane == 31) warps[n][warp] = scan.v[n];
+  }
+  __syncthreads();
+  Sums<N> before;
+  for (int n = 0; n < N; ++n) {
+    before.v[n] = scan.v[n] - own.v[n];
+    all.v[n] = 0;
+    for (int w = 0; w < kScanThreads / 32; ++w) {
+      if (w < warp) before.v[n] += warps[n][w];
+      all.v[n] += warps[n][w];
+    }
+  }
+  __syncthreads();
+  return before;
+}
+
+template <int N>
+__device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, const Sums<N>& own) {
+  if (threadIdx.x < N)
+    atomicExch(&state->sums[threadIdx.x][block],
+               static_cast<unsigned long long>(launch) << 32 | static_cast<unsigned>(own.v[threadIdx.x]));
+  Sums<N> read, all;
+  for (unsigned b = threadIdx.x; b < block; b += kScanThreads) {
+    for (int n = 0; n < N; ++n) {
+      const volatile unsigned long long* from = &state->sums[n][b];
+      unsigned long long word = *from;
+      while (static_cast<unsigned>(word >> 32) != launch) {
+        __nanosleep(32);  // do not take the memory's time from those that are waited for
+        word = *from;
+      }
+      read.v[n] += static_cast<int>(word);
+    }
+  }
+  block_scan(read, all);
+  return all;
+}
+
+// Job: kSums; Shared; Kept: a thread's own, from counting to emitting; sequences(), per_tile();
+//      load(shared, first, count): offsets of some sequences, by all threads;
+//      visit(shared, kept, first, count, emitting, before) -> Sums: what this thread has there; writes if emitting;
+//      finish(state): in one block, after all have written.
+template <class Job>
+__global__ void __launch_bounds__(kScanThreads)
+    scan_sequences(const __grid_constant__ Job job, ScanState* state, int tiles_a_block) {
+  __shared__ typename Job::Shared shared;
+  __shared__ unsigned ticket, launch, arrived;
+  if (threadIdx.x == 0) {
+    launch = *static_cast<volatile unsigned*>(&state->launches) + 1;
+    ticket = atomicAdd(&state->ticket, 1u);
+  }
+  __syncthreads();
+  using Total = Sums<Job::kSums>;
+  const int all_tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
+  const int first = static_cast<int>(ticket) * tiles_a_block;
+  const int tiles = max(0, min(all_tiles, first + tiles_a_block) - first);
+  // Count every tile; then, knowing what lies before, count and emit one after the other. A single tile is still loaded
+  // and counted when it is emitted. One place for all of it, because a planner is much code.
+  const int steps = tiles == 1 ? 2 : 3 * tiles;
+  Total own, before, in_tile, tile_total;
+  typename Job::Kept kept;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const bool counted = step >= tiles;
+    const int tile = !counted ? step : tiles == 1 ? 0 : (step - tiles) / 2;
+    const bool emitting = counted && (tiles == 1 || (step - tiles) % 2 == 1);
+    if (step == tiles) before = exchange(state, ticket, launch, own);
+    const int from = (first + tile) * job.per_tile(), n = min(job.per_tile(), job.sequences() - from);
+    if (!emitting) {
+      job.load(shared, from, n);
+      __syncthreads();
+    }
+    Total at = before;
+    at += in_tile;
+    const Total mine = job.visit(shared, kept, from, n, emitting, at);
+    if (emitting) {
+      before += tile_total;
+    } else {
+      in_tile = block_scan(mine, tile_total);
+      if (!counted) own += tile_total;
+    }
+    __syncthreads();  // `shared` may be loaded anew
+  }
+  if (tiles == 0) before = exchange(state, ticket, launch, own);
+  if (ticket == gridDim.x - 1 && threadIdx.x < Job::kSums)
+    state->total[threadIdx.x] = static_cast<unsigned>(before.v[threadIdx.x]);  // by now with the block's own
+  // What this block wrote is seen by the last one, which finishes and puts the counters back.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) arrived = atomicAdd(&state->done, 1u);
+  __syncthreads();
+  if (arrived != gridDim.x - 1) return;
+  __threadfence();
+  job.finish(*state);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    state->ticket = state->done = 0;
+    state->worst = 0;
+    state->longest[0] = state->longest[1] = 0;
+    state->launches = launch;
+  }
+}
+
+template <class Job>
+void launch_scan(const Job& job, const detail::ContextParts& context) {
+  const int tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
+  const int tiles_a_block = (tiles + ScanState::kBlocks - 1) / ScanState::kBlocks;
+  // No sequences: one block, which writes that there is nothing.
+  const int blocks = tiles == 0 ? 1 : (tiles + tiles_a_block - 1) / tiles_a_block;
+  cuda::launch(scan_sequences<Job>, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kScanThreads)},
+               context.stream(), job, context.state.get(), tiles_a_block);
+}
+
+// --- The worst fault: of the first sequence, so that the same offsets give the same message ---
+
+__device__ inline void note_fault(ScanState* state, const Fault& fault) {
+  // Inverted, so that the largest is the first and zero is none.
+  const unsigned long long key = static_cast<unsigned long long>(fault.sequence) << 8 | fault.code << 1 | fault.keys;
+  atomicMax(&state->worst, ~key);
+}
+
+}  // namespace weft

@@ -1,0 +1,41 @@
+// One side's offsets in shared memory, as the planner takes them, for a tile of sequences.
+#pragma once
+
+#include "plan/cuda/scan.h"
+#include "plan/device_runs.h"
+#include "plan/faults.h"
+
+namespace weft {
+
+template <int kSequences>
+struct SharedSide {
+  Index offsets[kSequences + 1];
+  Index used[kSequences];
+  Index begin, end;  // of all sequences
+
+  __device__ Range extent() const { return {begin, end}; }
+};
+
+// Threads load a sequence each and look at it; `ok` becomes false for those that cannot be planned.
+template <int kSequences>
+__device__ void load_side(SharedSide<kSequences>& to, bool* ok, const OffsetsView& from, Index multiple, int keys,
+                          ScanState* state, int first, int count) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t < count) {
+    Fault fault = find_fault(from, first + t, multiple);
+    fault.keys = keys;
+    if (fault.code != Fault::none) note_fault(state, fault);
+    if (fault.code != Fault::none) ok[t] = false;
+    to.offsets[t] = from.offset(first + t);
+    to.used[t] = from.at(from.cu, first + t + 1) - from.at(from.cu, first + t);
+    // The end of each is the beginning of the next; only the last needs its own.
+    if (t == count - 1) to.offsets[count] = from.offset(first + count);
+  }
+  if (t == kScanThreads - 1) {
+    const Range extent = sane(from.extent(), from.tokens);
+    to.begin = extent.begin;
+    to.end = extent.end;
+  }
+}
+
+}  // namespace weft

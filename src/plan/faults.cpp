@@ -1,0 +1,39 @@
+#include "plan/faults.h"
+
+#include "text.h"
+
+namespace weft {
+
+Error error_of(const Fault& f) {
+  const std::string where = text(f.keys != 0 ? "keys" : "queries", " on the device: sequence ", f.sequence, ": ");
+  const Index i = f.sequence;
+  switch (f.code) {
+    case Fault::negative:
+      return {text(where, "cu_seqlens[", i, "] = ", f.a, " is negative"), "start at row 0 or later"};
+    case Fault::falling:
+      return {text(where, "cu_seqlens[", i + 1, "] = ", f.a, " is less than cu_seqlens[", i, "] = ", f.b),
+              "give prefix sums, which never fall"};
+    case Fault::padded_negative:
+      return {text(where, "cu_seqlens_padded[", i, "] = ", f.a, " is negative"), "start at row 0 or later"};
+    case Fault::padded_falling:
+      return {text(where, "cu_seqlens_padded[", i + 1, "] = ", f.a, " is less than cu_seqlens_padded[", i, "] = ", f.b),
+              "give prefix sums, which never fall"};
+    case Fault::too_long:
+      return {text(where, f.a, " used tokens do not fit the ", f.b, " rows between padded offsets"),
+              text("pad it to at least ", f.a, " rows")};
+    case Fault::past_tokens:
+      return {text(where, "it ends at row ", f.a, " of a buffer of ", f.b, " rows"),
+              "keep offsets within the tokens that the call was given"};
+    case Fault::not_multiple:
+      return {text(where, "padded length ", f.a, " is not a multiple of 2*ranks = ", f.b),
+              text("pad to ", ceil_div(f.a, f.b) * f.b, ", or use layout zigzag, which takes any length")};
+    case Fault::few_rows:
+      return {text(f.keys != 0 ? "keys" : "queries", " on the device: each rank needs ", f.a, " rows and has ", f.b),
+              "give as many rows as rows_for(kind, tokens, ranks) says"};
+    default:
+      return {text("on the device: ", f.a, " slices or entries do not fit the room for ", f.b),
+              "give the capacity that the capacity function says"};
+  }
+}
+
+}  // namespace weft
