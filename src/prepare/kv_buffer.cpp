@@ -263,14 +263,16 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   }
   p.wait_for(micro);
   const std::vector<Slice> slices = p.slices(micro);
-  run::HeadNumbers largest(args.place, p.workspace, args.q.heads, p.communicator.ranks(), kMinusInfinity<double>);
+  std::optional<run::HeadNumbers> largest;
+  if (args.max_logit.given())
+    largest.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), kMinusInfinity<double>);
   ForwardArgs whole = args;
   whole.k = p.kv.k;
   whole.v = p.kv.v;
   whole.slices = slices;
-  if (args.max_logit.given()) whole.max_logit = largest.view();
+  if (args.max_logit.given()) whole.max_logit = largest->view();
   attend(whole, p.options.kernel);
-  if (args.max_logit.given()) largest.reduce_into(p.communicator, Reduce::max, args.max_logit);
+  if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
   // The last one's keys stay: its backward comes first.
   if (p.options.drop && micro + 1 < p.now().micros.micros())
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
@@ -329,7 +331,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   p.back = micro;
 
   const std::vector<Slice> slices = p.slices(micro);
-  run::HeadNumbers dsink(args.place, p.workspace, args.q.heads, p.communicator.ranks(), 0);
+  std::optional<run::HeadNumbers> dsink;
+  if (args.dsink.given()) dsink.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), 0);
   BackwardArgs whole = args;
   whole.k = p.kv.k;
   whole.v = p.kv.v;
@@ -337,10 +340,10 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   whole.dk = p.gradients.k;
   whole.dv = p.gradients.v;
   whole.add_keys = true;
-  if (args.dsink.given()) whole.dsink = dsink.view();
+  if (args.dsink.given()) whole.dsink = dsink->view();
   attend_backward(whole, p.options.kernel);
   p.give_back(micro, args);
-  if (args.dsink.given()) dsink.reduce_into(p.communicator, Reduce::sum, args.dsink);
+  if (args.dsink.given()) dsink->reduce_into(p.communicator, Reduce::sum, args.dsink);
 }
 
 Index KvBuffer::buffer_begin() const { return parts_->held.begin; }

@@ -84,19 +84,21 @@ void Executor::forward(const ForwardArgs& args) {
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
-  run::HeadNumbers largest(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
+  std::optional<run::HeadNumbers> largest;
+  if (args.max_logit.given())
+    largest.emplace(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
   ForwardArgs inner = args;
   if (parts_->schedule.swap) {
     run::HeadSwap swap(parts_->schedule, communicator, parts_->workspace);
     inner = swap.bring(args);
-    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest.view(), swap.heads_q());
+    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest->view(), swap.heads_q());
     parts_->attend_steps(inner);
     swap.give_back(inner, args);
   } else {
-    if (args.max_logit.given()) inner.max_logit = largest.view();
+    if (args.max_logit.given()) inner.max_logit = largest->view();
     parts_->attend_steps(inner);
   }
-  if (args.max_logit.given()) largest.reduce_into(communicator, Reduce::max, args.max_logit);
+  if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
   if (parts_->options.checked) run::meet(communicator);
 }
