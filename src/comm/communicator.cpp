@@ -5,6 +5,9 @@
 #include <string>
 
 #include "comm/blocks.h"
+#ifdef WEFT_WITH_NCCL
+#include "comm/nccl/nccl.h"
+#endif
 #include "text.h"
 #include "weft/error.h"
 
@@ -222,9 +225,13 @@ std::unique_ptr<DeviceCommunicator> Communicator::on(const Place& place) {
   return make_on(place);
 }
 
-std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place&) {
+std::unique_ptr<DeviceCommunicator> Communicator::make_on([[maybe_unused]] const Place& place) {
+#ifdef WEFT_WITH_NCCL
+  return make_nccl(*this, place);
+#else
   throw Error(text("communicator ", name(), " moves memory of CPUs, and the tensors lie on a GPU"),
-              "use ranks that are threads (run_ranks), in a build with CUDA, or move the tensors to the CPU");
+              "use ranks that are threads (run_ranks), a build with CUDA and NCCL, or tensors on the CPU");
+#endif
 }
 
 }  // namespace weft
