@@ -1,0 +1,144 @@
+// A block's way through its work: while (more) { ... more = next(); }. All threads of a block walk alike.
+#pragma once
+
+#include "kernel/cuda/work.h"
+
+namespace weft::cuda {
+
+enum class Sight { none, some, all };
+
+// What query rows a .. b see of keys c .. d (both ends included) in a slice.
+__device__ inline Sight sight_of(const WorkSlice& s, int a, int b, int c, int d) {
+  if (a >= s.q_begin && b < s.q_end && c >= s.k_begin && d < s.k_end && c - b >= s.lo && d - a <= s.hi)
+    return Sight::all;
+  a = max(a, s.q_begin), b = min(b, s.q_end - 1), c = max(c, s.k_begin), d = min(d, s.k_end - 1);
+  return a <= b && c <= d && d - a >= s.lo && c - b <= s.hi ? Sight::some : Sight::none;
+}
+
+// Keys that row q sees, both ends included, counted from `base`; rows outside see none.
+struct Seen {
+  int first, last;
+};
+__device__ inline int within_int(long long x) {
+  return static_cast<int>(x < -0x7fffffffLL ? -0x7fffffffLL : x > 0x7fffffffLL ? 0x7fffffffLL : x);
+}
+__device__ inline Seen keys_seen(const WorkSlice& s, int q, int base) {
+  if (q < s.q_begin || q >= s.q_end) return {1, 0};
+  const long long wide = q;
+  return {within_int(max(static_cast<long long>(s.k_begin), wide + s.lo) - base),
+          within_int(min(static_cast<long long>(s.k_end) - 1, wide + s.hi) - base)};
+}
+// Query rows that see key k, the other way round.
+__device__ inline Seen rows_seeing(const WorkSlice& s, int k, int base) {
+  if (k < s.k_begin || k >= s.k_end) return {1, 0};
+  const long long wide = k;
+  return {within_int(max(static_cast<long long>(s.q_begin), wide - s.hi) - base),
+          within_int(min(static_cast<long long>(s.q_end) - 1, wide - s.lo) - base)};
+}
+
+// The tiles of kKeys keys that query rows [row, row + rows) see, slice by slice.
+template <int kKeys>
+class KeyTiles {
+ public:
+  __device__ KeyTiles(const WorkList& list, int tile, int row, int rows)
+      : list_(list), member_(list.begin[tile]), end_(list.begin[tile + 1]), row_(row), rows_(rows) {}
+
+  __device__ bool start() { return enter(); }
+  __device__ bool next() {
+    base_ += kKeys;
+    if (base_ < stop_) return true;
+    ++member_;
+    return enter();
+  }
+  __device__ const WorkSlice& slice() const { return slice_; }
+  __device__ int base() const { return base_; }
+  // Keys of the tile that may be read: those that some row of the slice sees.
+  __device__ bool valid(int r) const { return base_ + r >= slice_.k_begin && base_ + r < slice_.k_end; }
+
+ private:
+  __device__ bool enter() {
+    for (; member_ < end_; ++member_) {
+      slice_ = list_.slices[list_.members[member_]];
+      const long long first = max(slice_.q_begin, row_), last = min(slice_.q_end, row_ + rows_) - 1;
+      const int begin = within_int(max(static_cast<long long>(slice_.k_begin), first + slice_.lo));
+      stop_ = within_int(min(static_cast<long long>(slice_.k_end), last + slice_.hi + 1));
+      base_ = slice_.k_first + (begin - slice_.k_first) / kKeys * kKeys;
+      if (first <= last && begin < stop_) return true;
+    }
+    return false;
+  }
+
+  const WorkList& list_;
+  int member_, end_, row_, rows_;
+  WorkSlice slice_;
+  int base_, stop_;
+};
+
+// The tiles of kRows query rows that see keys [key, key + keys), for each query head of the K/V head.
+template <int kRows>
+class RowTiles {
+ public:
+  __device__ RowTiles(const WorkList& list, const WorkHeads& heads, int tile, int kv_head, int key, int keys)
+      : list_(list),
+        heads_(heads),
+        tile_(tile),
+        head_(heads.begin[kv_head]),
+        last_head_(heads.begin[kv_head + 1]),
+        key_(key),
+        keys_(keys) {}
+
+  __device__ bool start() {
+    member_ = list_.begin[tile_];
+    return head_ < last_head_ && enter();
+  }
+  __device__ bool next() {
+    base_ += kRows;
+    if (base_ < stop_) return true;
+    ++member_;
+    return enter();
+  }
+  __device__ const WorkSlice& slice() const { return slice_; }
+  __device__ int base() const { return base_; }
+  __device__ int head() const { return heads_.heads[head_]; }
+  __device__ bool valid(int r) const { return base_ + r >= slice_.q_begin && base_ + r < slice_.q_end; }
+
+ private:
+  __device__ bool enter() {
+    while (true) {
+      for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
+        slice_ = list_.slices[list_.members[member_]];
+        const long long first = max(slice_.k_begin, key_), last = min(slice_.k_end, key_ + keys_) - 1;
+        const int begin = within_int(max(static_cast<long long>(slice_.q_begin), first - slice_.hi));
+        stop_ = within_int(min(static_cast<long long>(slice_.q_end), last - slice_.lo + 1));
+        base_ = begin / kRows * kRows;
+        if (first <= last && begin < stop_) return true;
+      }
+      if (++head_ >= last_head_) return false;
+      member_ = list_.begin[tile_];
+    }
+  }
+
+  const WorkList& list_;
+  const WorkHeads& heads_;
+  int tile_, head_, last_head_, key_, keys_, member_;
+  WorkSlice slice_;
+  int base_, stop_;
+};
+
+// Does a row lie in a slice of the tile (there it sees a key, or is seen)?
+__device__ inline bool row_is_live(const WorkList& list, int tile, int row) {
+  for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
+    const WorkSlice& s = list.slices[list.members[m]];
+    if (row >= s.q_begin && row < s.q_end) return true;
+  }
+  return false;
+}
+__device__ inline bool key_is_live(const WorkList& list, int tile, int key) {
+  for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
+    const WorkSlice& s = list.slices[list.members[m]];
+    if (key >= s.k_begin && key < s.k_end) return true;
+  }
+  return false;
+}
+
+}  // namespace weft::cuda
