@@ -30,7 +30,8 @@ class Stream_ {
 // Just the bytes that a view spans, so that a memory checker sees one too many.
 class DeviceBytes {
  public:
-  DeviceBytes(const void* host, std::size_t bytes) : bytes_(bytes) {
+  DeviceBytes(const void* host, std::size_t bytes)
+      : before_(static_cast<const char*>(host), static_cast<const char*>(host) + bytes), bytes_(bytes) {
     if (bytes == 0) return;
     WEFT_CUDA(cudaMalloc(&data_, bytes));
     WEFT_CUDA(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice));
@@ -39,6 +40,7 @@ class DeviceBytes {
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
   void* data() const { return data_; }
+  const std::vector<char>& before() const { return before_; }
   std::vector<char> read() const {
     std::vector<char> result(bytes_);
     if (bytes_ > 0) WEFT_CUDA(cudaMemcpy(result.data(), data_, bytes_, cudaMemcpyDeviceToHost));
@@ -46,6 +48,7 @@ class DeviceBytes {
   }
 
  private:
+  std::vector<char> before_;
   void* data_ = nullptr;
   std::size_t bytes_;
 };
@@ -83,7 +86,7 @@ class OnGpu {
       const std::vector<char> now = o.device->read();
       char* host = static_cast<char*>(o.host.data);
       const Index size = size_of(o.host.dtype);
-      std::vector<char> between(host, host + now.size());
+      std::vector<char> between = o.device->before();
       for (Index row = 0; row < o.host.rows; ++row)
         for (Index head = 0; head < o.host.heads; ++head) {
           const std::size_t at = static_cast<std::size_t>(o.host.offset(row, head) * size);

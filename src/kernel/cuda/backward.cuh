@@ -65,7 +65,7 @@ struct BackwardTile {
   }
 
   __device__ void load_rows(const RowTiles<kRows>& rows) {
-    const auto valid = [&](int r) { return rows.valid(r); };
+    const auto valid = rows.valid();
     const int base = rows.base(), head = rows.head();
     load_tile<N, kRows, kK, kThreads>(q, call.q, base, head, valid);
     load_tile<N, kRows, kV, kThreads>(dout, call.dout, base, head, valid);
@@ -95,10 +95,12 @@ struct BackwardTile {
       multiply<N, kV / 16>(d, LeftRows<Blocks<kKeys, kV>>{Blocks<kKeys, kV>(v, warp_key)},
                            RightRows<RowBlocksV>{RowBlocksV(dout, 0)});
     }
-    if (sight == Sight::all)
-      gradients<false>(p, d, rows);
+    if (call.scores.bend != 0)
+      gradients<true, true>(p, d, rows);
+    else if (sight == Sight::some)
+      gradients<true, false>(p, d, rows);
     else
-      gradients<true>(p, d, rows);
+      gradients<false, false>(p, d, rows);
     if constexpr (kDv) multiply_sums<N>(dv_sums, p, RightColumns<RowBlocksV>{RowBlocksV(dout, 0)});
     if constexpr (kDk) {
       if (call.dq_sums != nullptr) keep_ds(d);
@@ -106,8 +108,9 @@ struct BackwardTile {
     }
   }
 
-  // Scores become P, and dP becomes dS: row i of two keys, columns are query rows.
-  template <bool kSome>
+  // Scores become P, and dP becomes dS: row i of two keys, columns are query rows. dS has the scale before it is rounded,
+  // so that f16 holds what it can.
+  template <bool kSome, bool kBend>
   __device__ void gradients(float (&p)[1][kRows / 8][4], float (&d)[1][kRows / 8][4], const RowTiles<kRows>& rows) {
     Seen seen[2];
     if constexpr (kSome)
@@ -125,10 +128,16 @@ struct BackwardTile {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int r = n * 8 + column + j;
-          const Share share =
-              share_of(call.scores, p[0][n][2 * i + j], lse[j], !kSome || (r >= seen[i].first && r <= seen[i].last));
-          p[0][n][2 * i + j] = share.p;
-          if constexpr (kDk) d[0][n][2 * i + j] = share.p * share.slope * (d[0][n][2 * i + j] - delta[j]);
+          float& score = p[0][n][2 * i + j];
+          float slope = 1;
+          if constexpr (kBend) score = bent(call.scores.bend, score, slope);
+          const bool sees = !kSome || (r >= seen[i].first && r <= seen[i].last);
+          score = sees ? share_of(call.scores, score, lse[j]) : 0.0f;
+          if constexpr (kDk) {
+            float& ds = d[0][n][2 * i + j];
+            ds = score * (ds * call.scale - call.scale * delta[j]);
+            if constexpr (kBend) ds *= slope;
+          }
         }
     }
   }
@@ -171,7 +180,7 @@ struct BackwardTile {
   }
 
   template <int kColumns8>
-  __device__ void store(const TensorView& to, const float (&sums)[1][kColumns8][4], float factor) const {
+  __device__ void store(const TensorView& to, const float (&sums)[1][kColumns8][4]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -182,7 +191,7 @@ struct BackwardTile {
       const RowOut out(to, key + r, kv_head);
 #pragma unroll
       for (int n = 0; n < kColumns8; ++n) {
-        const float x = seen ? sums[0][n][2 * i] * factor : 0.0f, y = seen ? sums[0][n][2 * i + 1] * factor : 0.0f;
+        const float x = seen ? sums[0][n][2 * i] : 0.0f, y = seen ? sums[0][n][2 * i + 1] : 0.0f;
         if (call.add_keys)
           out.add(n * 8 + 2 * (lane % 4), x, y);
         else
@@ -191,8 +200,8 @@ struct BackwardTile {
     }
   }
   __device__ void end() const {
-    if constexpr (kDk) store(call.dk, dk_sums, call.scale);
-    if constexpr (kDv) store(call.dv, dv_sums, 1.0f);
+    if constexpr (kDk) store(call.dk, dk_sums);
+    if constexpr (kDv) store(call.dv, dv_sums);
   }
 };
 

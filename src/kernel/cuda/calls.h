@@ -44,7 +44,7 @@ struct BackwardCall {
   WorkList rows, keys;  // of query tiles and of key tiles
   WorkHeads heads;
   Scores scores;
-  float scale;  // of dQ and dK
+  float scale;  // d logit / d q·k, but for softcap
   const float2* statistics;  // [hq, padded rows]: lse·log2(e), +inf for rows without keys, and dout·out
   int padded_rows;
   float* dq_sums;  // [hq, padded rows / kRows] tiles in the order of registers, or null

@@ -39,7 +39,7 @@ struct DqTile {
     using KBlocks = Blocks<kKeys, kK>;
     using VBlocks = Blocks<kKeys, kV>;
     for (; more; more = keys.next()) {
-      const auto valid = [&](int r) { return keys.valid(r); };
+      const auto valid = keys.valid();
       load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, valid);
       load_tile<N, kKeys, kV, kThreads>(v, call.v, keys.base(), kv_head, valid);
       copies_done();
@@ -62,8 +62,11 @@ struct DqTile {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               const int c = n * 8 + column + j;
-              const Share share = share_of(call.scores, p[0][n][2 * i + j], statistics[i].x, c >= seen.first && c <= seen.last);
-              d[0][n][2 * i + j] = share.p * share.slope * (d[0][n][2 * i + j] - statistics[i].y);
+              float slope = call.scale;
+              if (call.scores.bend != 0) p[0][n][2 * i + j] = bent(call.scores.bend, p[0][n][2 * i + j], slope);
+              const bool sees = c >= seen.first && c <= seen.last;
+              const float share = sees ? share_of(call.scores, p[0][n][2 * i + j], statistics[i].x) : 0.0f;
+              d[0][n][2 * i + j] = share * slope * (d[0][n][2 * i + j] - statistics[i].y);
             }
         }
         multiply_sums<N>(sums, d, RightColumns<KBlocks>{KBlocks(k, 0)});
@@ -79,8 +82,8 @@ struct DqTile {
       const RowOut out(call.dq, r, head);
 #pragma unroll
       for (int n = 0; n < kK / 8; ++n)
-        out.store(n * 8 + 2 * static_cast<int>(threadIdx.x % 4), live ? sums[0][n][2 * i] * call.scale : 0.0f,
-                  live ? sums[0][n][2 * i + 1] * call.scale : 0.0f);
+        out.store(n * 8 + 2 * static_cast<int>(threadIdx.x % 4), live ? sums[0][n][2 * i] : 0.0f,
+                  live ? sums[0][n][2 * i + 1] : 0.0f);
     }
   }
 };

@@ -45,7 +45,7 @@ struct ForwardTile {
     if (more) {
       const int rows = static_cast<int>(call.q.view.rows);
       load_tile<N, kRows, kK, kThreads>(q, call.q, row, head, [&](int r) { return row + r < rows; });
-      load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, [&](int r) { return keys.valid(r); });
+      load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
       if (call.sign != 1.0f) turn_queries();
     }
     const LeftRows<QBlocks> left{QBlocks(q, warp_row - row)};
@@ -54,7 +54,7 @@ struct ForwardTile {
     while (more) {
       copies_done();
       __syncthreads();
-      load_tile<N, kKeys, kV, kThreads>(v, call.v, keys.base(), kv_head, [&](int r) { return keys.valid(r); });
+      load_tile<N, kKeys, kV, kThreads>(v, call.v, keys.base(), kv_head, keys.valid());
       const Sight sight =
           sight_of(keys.slice(), warp_row, warp_row + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1);
       float scores[kM][kKeys / 8][4];
@@ -67,7 +67,7 @@ struct ForwardTile {
       copies_done();
       __syncthreads();
       more = keys.next();
-      if (more) load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, [&](int r) { return keys.valid(r); });
+      if (more) load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
       if (sight != Sight::none) {
         softmax(scores);
         multiply_sums<N>(sums, scores, right_v);
@@ -238,7 +238,7 @@ struct ForwardTile {
 };
 
 template <class N, Width kWidth>
-__global__ void __launch_bounds__(forward_shape(N::kF32, kWidth).threads())
+__global__ void __launch_bounds__(forward_shape(N::kF32, kWidth).threads(), WEFT_TRY_F == 1 ? 2 : 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int item = static_cast<int>(blockIdx.x) / call.heads_q, head = static_cast<int>(blockIdx.x) % call.heads_q;

@@ -80,7 +80,6 @@ struct DqCall {
   const float2* statistics;
   TensorView dq;
   int rows, columns, own, padded_rows;
-  float scale;
   Index fours;  // of all heads
 };
 __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constant__ DqCall call) {
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constan
     if (r >= call.dq.rows) continue;
     const bool seeing = !isinf(call.statistics[static_cast<Index>(head) * call.padded_rows + r].x);
     const float x = half == 0 ? sum.x : sum.z, y = half == 0 ? sum.y : sum.w;
-    RowOut(call.dq, r, head).store(column, seeing ? x * call.scale : 0.0f, seeing ? y * call.scale : 0.0f);
+    RowOut(call.dq, r, head).store(column, seeing ? x : 0.0f, seeing ? y : 0.0f);
   }
 }
 
@@ -148,7 +147,7 @@ void store_dq(const BackwardCall& call, bool f32, Width width, cudaStream_t stre
   const Index fours = static_cast<Index>(call.heads_q) * call.padded_rows * columns / 4;
   launch(&dq_store_kernel, {dim3(blocks_for(fours)), dim3(kThreads), 0}, stream,
          DqCall{call.dq_sums, call.statistics, call.dq, backward_rows(f32, width), columns,
-                columns / backward_shape(f32, width).warps, call.padded_rows, call.scale, fours});
+                columns / backward_shape(f32, width).warps, call.padded_rows, fours});
 }
 
 void store_max_logit(const unsigned* from, const TensorView& to, cudaStream_t stream) {

@@ -79,7 +79,20 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
   static_assert(kAll % kThreads == 0 || kAll < kThreads);
   const int dim = static_cast<int>(from.view.dim);
   if (!N::kF32 && from.direct && from.same) {
-#pragma unroll 8
+    if constexpr (kThreads % kPieces == 0 && kAll % kThreads == 0) {
+      if (from.view.inner == 0) {  // a thread's rows lie the same distance apart
+        constexpr int kStep = kThreads / kPieces;
+        const int r = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
+        const bool inside = piece * 8 < dim;
+        const char* at = static_cast<const char*>(from.view.data) + 2 * (offset_of(from.view, first + r, head) + piece * 8);
+        const Index apart = 2 * kStep * from.view.row_stride;
+#pragma unroll
+        for (int i = 0; i < kRows / kStep; ++i, at += apart)
+          copy_16(to + piece_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
+        return;
+      }
+    }
+#pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kAll; i += kThreads) {
       const int r = i / kPieces, piece = i % kPieces;
       const bool zero = !valid(r) || piece * 8 >= dim;

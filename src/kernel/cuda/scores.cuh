@@ -6,18 +6,15 @@
 
 namespace weft::cuda {
 
-// P of a pair, and what of dS does not depend on dP.
-struct Share {
-  float p, slope;  // d logit / d score without the scale: 1, or 1 - tanh^2
-};
-__device__ inline Share share_of(const Scores& by, float score, float lse_log2, bool seen) {
-  Share share{0, 1};
-  if (by.bend != 0) {
-    score = tanhf(score * by.bend);
-    share.slope = (1 - score) * (1 + score);
-  }
-  if (seen) share.p = exp2_fast(score * by.factor - lse_log2);
-  return share;
+__device__ inline float share_of(const Scores& by, float score, float lse_log2) {
+  return exp2_fast(score * by.factor - lse_log2);
+}
+
+// tanh(bend·score); the slope shrinks by its derivative.
+__device__ inline float bent(float bend, float score, float& slope) {
+  score = tanhf(score * bend);
+  slope *= (1 - score) * (1 + score);
+  return score;
 }
 
 // dQ's f32 sums lie in tiles of kRows x kColumns, in the order of the registers that hold them: four numbers a lane, 16 x

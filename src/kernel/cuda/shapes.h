@@ -28,6 +28,9 @@ struct TileShape {
 // Forward: a warp owns 16·row_blocks query rows; the sums of 32 rows x 128 columns take 128 registers a thread.
 constexpr TileShape forward_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 32};
+#if WEFT_TRY_F == 1
+  if (w == Width::w128) return TileShape{8, 1, 64};
+#endif
   return w == Width::w256 ? TileShape{4, 1, 64} : TileShape{4, 2, 64};
 }
 constexpr int forward_rows(bool f32, Width w) {
@@ -37,6 +40,9 @@ constexpr int forward_rows(bool f32, Width w) {
 // Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by.
 constexpr TileShape backward_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 32} : TileShape{4, 1, 64};
+#if WEFT_TRY_B == 1
+  if (w == Width::w128) return TileShape{8, 4, 128};
+#endif
   return w == Width::w256 ? TileShape{4, 2, 64} : TileShape{4, 4, 64};
 }
 constexpr int backward_rows(bool f32, Width w) { return 16 * backward_shape(f32, w).row_blocks; }

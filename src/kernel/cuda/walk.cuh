@@ -50,19 +50,24 @@ class KeyTiles {
     ++member_;
     return enter();
   }
-  __device__ const WorkSlice& slice() const { return slice_; }
+  // In device memory: read again where it is needed, since registers are dearer.
+  __device__ const WorkSlice& slice() const { return *slice_; }
   __device__ int base() const { return base_; }
   // Keys of the tile that may be read: those that some row of the slice sees.
-  __device__ bool valid(int r) const { return base_ + r >= slice_.k_begin && base_ + r < slice_.k_end; }
+  __device__ auto valid() const {
+    const int first = slice_->k_begin - base_, end = slice_->k_end - base_;
+    return [=](int r) { return r >= first && r < end; };
+  }
 
  private:
   __device__ bool enter() {
     for (; member_ < end_; ++member_) {
-      slice_ = list_.slices[list_.members[member_]];
-      const long long first = max(slice_.q_begin, row_), last = min(slice_.q_end, row_ + rows_) - 1;
-      const int begin = within_int(max(static_cast<long long>(slice_.k_begin), first + slice_.lo));
-      stop_ = within_int(min(static_cast<long long>(slice_.k_end), last + slice_.hi + 1));
-      base_ = slice_.k_first + (begin - slice_.k_first) / kKeys * kKeys;
+      slice_ = list_.slices + list_.members[member_];
+      const WorkSlice& s = *slice_;
+      const long long first = max(s.q_begin, row_), last = min(s.q_end, row_ + rows_) - 1;
+      const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
+      stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
+      base_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
       if (first <= last && begin < stop_) return true;
     }
     return false;
@@ -70,7 +75,7 @@ class KeyTiles {
 
   const WorkList& list_;
   int member_, end_, row_, rows_;
-  WorkSlice slice_;
+  const WorkSlice* slice_;
   int base_, stop_;
 };
 
@@ -97,19 +102,23 @@ class RowTiles {
     ++member_;
     return enter();
   }
-  __device__ const WorkSlice& slice() const { return slice_; }
+  __device__ const WorkSlice& slice() const { return *slice_; }
   __device__ int base() const { return base_; }
   __device__ int head() const { return heads_.heads[head_]; }
-  __device__ bool valid(int r) const { return base_ + r >= slice_.q_begin && base_ + r < slice_.q_end; }
+  __device__ auto valid() const {
+    const int first = slice_->q_begin - base_, end = slice_->q_end - base_;
+    return [=](int r) { return r >= first && r < end; };
+  }
 
  private:
   __device__ bool enter() {
     while (true) {
       for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
-        slice_ = list_.slices[list_.members[member_]];
-        const long long first = max(slice_.k_begin, key_), last = min(slice_.k_end, key_ + keys_) - 1;
-        const int begin = within_int(max(static_cast<long long>(slice_.q_begin), first - slice_.hi));
-        stop_ = within_int(min(static_cast<long long>(slice_.q_end), last - slice_.lo + 1));
+        slice_ = list_.slices + list_.members[member_];
+        const WorkSlice& s = *slice_;
+        const long long first = max(s.k_begin, key_), last = min(s.k_end, key_ + keys_) - 1;
+        const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
+        stop_ = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
         base_ = begin / kRows * kRows;
         if (first <= last && begin < stop_) return true;
       }
@@ -121,7 +130,7 @@ class RowTiles {
   const WorkList& list_;
   const WorkHeads& heads_;
   int tile_, head_, last_head_, key_, keys_, member_;
-  WorkSlice slice_;
+  const WorkSlice* slice_;
   int base_, stop_;
 };
 
