@@ -50,6 +50,7 @@ struct BackwardCall {
   float* dq_sums;  // [hq, padded rows / kRows] tiles in the order of registers, or null
   TensorView dq, dk, dv;
   bool add_keys;
+  bool roomy;  // as in backward_shape
   int row_tiles, key_tiles, heads_q, heads_k;  // at most
 };
 

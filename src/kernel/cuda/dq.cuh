@@ -24,7 +24,7 @@ struct DqTile {
     const int lane_row = warp_row + static_cast<int>(threadIdx.x % 32) / 4, kv_head = call.heads.kv_head[head];
     float sums[1][kK / 8][4];
     clear(sums);
-    KeyTiles<kKeys> keys(call.rows, tile, row, kRows);
+    KeyTiles<kKeys, kRows> keys(call.rows, tile);
     bool more = keys.start();
     float2 statistics[2];
     if (more) {

@@ -39,7 +39,7 @@ struct ForwardTile {
   }
 
   __device__ void run() {
-    KeyTiles<kKeys> keys(call.list, tile, row, kRows);
+    KeyTiles<kKeys, kRows> keys(call.list, tile);
     begin();
     bool more = keys.start();
     if (more) {
@@ -48,9 +48,6 @@ struct ForwardTile {
       load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
       if (call.sign != 1.0f) turn_queries();
     }
-    const LeftRows<QBlocks> left{QBlocks(q, warp_row - row)};
-    const RightRows<KBlocks> right_k{KBlocks(k, 0)};
-    const RightColumns<VBlocks> right_v{VBlocks(v, 0)};
     while (more) {
       copies_done();
       __syncthreads();
@@ -60,7 +57,7 @@ struct ForwardTile {
       float scores[kM][kKeys / 8][4];
       if (sight != Sight::none) {
         clear(scores);
-        multiply<N, kK / 16>(scores, left, right_k);
+        multiply<N, kK / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row - row)}, RightRows<KBlocks>{KBlocks(k, 0)});
         if (call.scores.bend != 0) bend(scores);
         if (sight == Sight::some) hide(scores, keys.slice(), keys.base());
       }
@@ -70,7 +67,7 @@ struct ForwardTile {
       if (more) load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
       if (sight != Sight::none) {
         softmax(scores);
-        multiply_sums<N>(sums, scores, right_v);
+        multiply_sums<N>(sums, scores, RightColumns<VBlocks>{VBlocks(v, 0)});
       }
     }
     end();
@@ -238,7 +235,7 @@ struct ForwardTile {
 };
 
 template <class N, Width kWidth>
-__global__ void __launch_bounds__(forward_shape(N::kF32, kWidth).threads(), WEFT_TRY_F == 1 ? 2 : 1)
+__global__ void __launch_bounds__(forward_shape(N::kF32, kWidth).threads(), forward_blocks(N::kF32, kWidth))
     forward_kernel(const __grid_constant__ ForwardCall call) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int item = static_cast<int>(blockIdx.x) / call.heads_q, head = static_cast<int>(blockIdx.x) % call.heads_q;

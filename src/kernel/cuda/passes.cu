@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const double* from, int
     static_cast<float*>(to.data)[at] = static_cast<float>(sums[0]);
 }
 
-// A thread four sums, as scores.cuh orders them.
+// A thread four sums, in the order of BackwardTile::add_dq.
 struct DqCall {
   const float* sums;
   const float2* statistics;
   TensorView dq;
-  int rows, columns, own, padded_rows;
+  int rows, columns, own_rows, own, padded_rows;  // of a tile, of a warp
   Index fours;  // of all heads
 };
 __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constant__ DqCall call) {
@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constan
   int block = static_cast<int>(i % in_tile) / 32;  // of 16 rows and 8 columns
   const int n = block % (call.own / 8);
   block /= call.own / 8;
-  const int m = block % (call.rows / 16), warp = block / (call.rows / 16);
-  const int column = warp * call.own + n * 8 + lane % 4 * 2;
-  const int row = static_cast<int>(tile % tiles) * call.rows + m * 16 + lane / 4;
+  const int m = block % (call.own_rows / 16), warp = block / (call.own_rows / 16), beside = call.columns / call.own;
+  const int column = warp % beside * call.own + n * 8 + lane % 4 * 2;
+  const int row = static_cast<int>(tile % tiles) * call.rows + warp / beside * call.own_rows + m * 16 + lane / 4;
   const float4 sum = reinterpret_cast<const float4*>(call.sums)[i];
   for (int half = 0; half < 2; ++half) {
     const int r = row + 8 * half;
@@ -143,11 +143,11 @@ void sum_dsink(const double* shares, int tiles, const TensorView& dsink, cudaStr
 }
 
 void store_dq(const BackwardCall& call, bool f32, Width width, cudaStream_t stream) {
-  const int columns = columns_k(width);
+  const int columns = columns_k(width), warps = backward_shape(f32, width, call.roomy).warps;
   const Index fours = static_cast<Index>(call.heads_q) * call.padded_rows * columns / 4;
   launch(&dq_store_kernel, {dim3(blocks_for(fours)), dim3(kThreads), 0}, stream,
          DqCall{call.dq_sums, call.statistics, call.dq, backward_rows(f32, width), columns,
-                columns / backward_shape(f32, width).warps, call.padded_rows, fours});
+                dq_rows_of_warp(warps, backward_rows(f32, width)), dq_columns(warps, width), call.padded_rows, fours});
 }
 
 void store_max_logit(const unsigned* from, const TensorView& to, cudaStream_t stream) {

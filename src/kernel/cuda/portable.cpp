@@ -162,7 +162,8 @@ void portable_backward(const BackwardArgs& given) {
   const int rows = dq_rows(f32, dq_width(width));
   HostLists lists(args.slices);
   const int row_tiles = lists.add_tiles(Side::query, args.q.rows, rows);
-  const int key_tiles = lists.add_tiles(Side::key, args.k.rows, backward_shape(f32, width).keys);
+  const bool roomy = gpu_properties().shared_bytes >= backward_shared(f32, width, true);
+  const int key_tiles = lists.add_tiles(Side::key, args.k.rows, backward_shape(f32, width, roomy).keys);
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   const StreamArray<int> numbers = upload(lists.numbers(), stream);
 
@@ -209,6 +210,7 @@ void portable_backward(const BackwardArgs& given) {
                           .dk = args.dk,
                           .dv = args.dv,
                           .add_keys = args.add_keys,
+                          .roomy = roomy,
                           .row_tiles = row_tiles,
                           .key_tiles = key_tiles,
                           .heads_q = static_cast<int>(args.q.heads),

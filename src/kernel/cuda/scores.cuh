@@ -17,18 +17,6 @@ __device__ inline float bent(float bend, float score, float& slope) {
   return score;
 }
 
-// dQ's f32 sums lie in tiles of kRows x kColumns, in the order of the registers that hold them: four numbers a lane, 16 x
-// 8 numbers one after another. Warps own columns.
-template <int kRows, int kColumns, int kWarps>
-struct DqOrder {
-  static constexpr int kOwn = kColumns / kWarps;  // columns of a warp
-  __device__ static int at(int row, int column) {
-    const int warp = column / kOwn, m = row / 16, n = column % kOwn / 8;
-    const int lane = row % 8 * 4 + column % 8 / 2, i = row % 16 / 8 * 2 + column % 2;
-    return ((warp * (kRows / 16) + m) * (kOwn / 8) + n) * 128 + lane * 4 + i;
-  }
-};
-
 __device__ inline void add_four(float* to, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])

@@ -28,24 +28,32 @@ struct TileShape {
 // Forward: a warp owns 16·row_blocks query rows; the sums of 32 rows x 128 columns take 128 registers a thread.
 constexpr TileShape forward_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 32};
-#if WEFT_TRY_F == 1
+#ifdef WEFT_TRY_F
   if (w == Width::w128) return TileShape{8, 1, 64};
 #endif
   return w == Width::w256 ? TileShape{4, 1, 64} : TileShape{4, 2, 64};
+}
+// Blocks that an SM should hold at once: what their registers are cut to.
+constexpr int forward_blocks(bool f32, Width w) {
+  if (f32 || w == Width::w256) return 1;
+  return w == Width::w64 ? 3 : 2;
 }
 constexpr int forward_rows(bool f32, Width w) {
   return 16 * forward_shape(f32, w).row_blocks * forward_shape(f32, w).warps;
 }
 
-// Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by.
-constexpr TileShape backward_shape(bool f32, Width w) {
+// Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by. With `roomy` shared memory a block has
+// twice the keys: rows are read, and dQ is added to, half as often.
+constexpr TileShape backward_shape(bool f32, Width w, bool roomy) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 32} : TileShape{4, 1, 64};
-#if WEFT_TRY_B == 1
-  if (w == Width::w128) return TileShape{8, 4, 128};
-#endif
+  if (w == Width::w128 && roomy) return TileShape{8, 4, 128};
   return w == Width::w256 ? TileShape{4, 2, 64} : TileShape{4, 4, 64};
 }
-constexpr int backward_rows(bool f32, Width w) { return 16 * backward_shape(f32, w).row_blocks; }
+constexpr int backward_blocks(bool f32, Width w) { return !f32 && w == Width::w64 ? 3 : 1; }
+constexpr int backward_rows(bool f32, Width w) { return 16 * backward_shape(f32, w, false).row_blocks; }
+// dQ of a tile is made by all its warps: four side by side, or as many as there are, each with all rows or with half.
+constexpr int dq_columns(int warps, Width w) { return columns_k(w) / (warps < 4 ? warps : 4); }
+constexpr int dq_rows_of_warp(int warps, int rows) { return warps > 4 ? rows / 2 : rows; }
 // Sums of dK and dV together fit the registers up to 128 columns; wider ones take a pass each.
 constexpr bool two_passes(Width w) { return columns_k(w) > 128; }
 
@@ -69,8 +77,8 @@ constexpr int dq_shared(bool f32, Width w) {
   return 2 * parts_of(f32) * (rows + keys) * (columns_k(w) + columns_v(w));
 }
 constexpr int kLeastPitch = 64;  // columns of a tile in shared memory: a swizzle is over 128 bytes
-constexpr int backward_shared(bool f32, Width w) {
-  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w).keys;
+constexpr int backward_shared(bool f32, Width w, bool roomy) {
+  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, roomy).keys;
   const int pitch = rows < kLeastPitch ? kLeastPitch : rows;
   return 2 * parts_of(f32) * ((rows + keys) * (columns_k(w) + columns_v(w)) + keys * pitch) + 8 * rows + keys;
 }

@@ -29,6 +29,15 @@ __device__ inline void load_matrices_transposed(unsigned (&to)[4], unsigned addr
                : "r"(address));
 }
 
+__device__ inline void store_byte(unsigned to, bool x) {
+  asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(to), "r"(x ? 1 : 0) : "memory");
+}
+__device__ inline bool load_byte(unsigned from) {
+  unsigned x;
+  asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(x) : "r"(from));
+  return x != 0;
+}
+
 __device__ inline void copy_16(unsigned to, const void* from, bool zero) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(zero ? 0 : 16) : "memory");
 }
@@ -61,9 +70,10 @@ struct LeftRows {  // stored as [m][k]
 template <class B>
 struct LeftColumns {  // stored as [k][m]
   B at;
+  int first = 0;  // block of columns
   __device__ void load(unsigned (&to)[4], int part, int m, int k) const {
     unsigned r[4];
-    load_matrices_transposed(r, at.address(part, k, m));
+    load_matrices_transposed(r, at.address(part, k, first + m));
     to[0] = r[0];
     to[1] = r[2];
     to[2] = r[1];

@@ -36,12 +36,13 @@ __device__ inline Seen rows_seeing(const WorkSlice& s, int k, int base) {
           within_int(min(static_cast<long long>(s.q_end) - 1, wide - s.lo) - base)};
 }
 
-// The tiles of kKeys keys that query rows [row, row + rows) see, slice by slice.
-template <int kKeys>
+// Walks keep little and read slices again where they need them: registers are dearer than loads that hit L1.
+
+// The tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
+template <int kKeys, int kRows>
 class KeyTiles {
  public:
-  __device__ KeyTiles(const WorkList& list, int tile, int row, int rows)
-      : list_(list), member_(list.begin[tile]), end_(list.begin[tile + 1]), row_(row), rows_(rows) {}
+  __device__ KeyTiles(const WorkList& list, int tile) : list_(list), tile_(tile), member_(list.begin[tile]) {}
 
   __device__ bool start() { return enter(); }
   __device__ bool next() {
@@ -50,21 +51,21 @@ class KeyTiles {
     ++member_;
     return enter();
   }
-  // In device memory: read again where it is needed, since registers are dearer.
-  __device__ const WorkSlice& slice() const { return *slice_; }
+  __device__ const WorkSlice& slice() const { return list_.slices[list_.members[member_]]; }
   __device__ int base() const { return base_; }
   // Keys of the tile that may be read: those that some row of the slice sees.
   __device__ auto valid() const {
-    const int first = slice_->k_begin - base_, end = slice_->k_end - base_;
+    const WorkSlice& s = slice();
+    const int first = s.k_begin - base_, end = s.k_end - base_;
     return [=](int r) { return r >= first && r < end; };
   }
 
  private:
   __device__ bool enter() {
-    for (; member_ < end_; ++member_) {
-      slice_ = list_.slices + list_.members[member_];
-      const WorkSlice& s = *slice_;
-      const long long first = max(s.q_begin, row_), last = min(s.q_end, row_ + rows_) - 1;
+    const int row = tile_ * kRows;
+    for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
+      const WorkSlice& s = slice();
+      const long long first = max(s.q_begin, row), last = min(s.q_end, row + kRows) - 1;
       const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
       stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
       base_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
@@ -74,27 +75,19 @@ class KeyTiles {
   }
 
   const WorkList& list_;
-  int member_, end_, row_, rows_;
-  const WorkSlice* slice_;
-  int base_, stop_;
+  int tile_, member_, base_, stop_;
 };
 
-// The tiles of kRows query rows that see keys [key, key + keys), for each query head of the K/V head.
-template <int kRows>
+// The tiles of kRows query rows that see keys [key, key + kKeys), for each query head of the K/V head.
+template <int kRows, int kKeys>
 class RowTiles {
  public:
-  __device__ RowTiles(const WorkList& list, const WorkHeads& heads, int tile, int kv_head, int key, int keys)
-      : list_(list),
-        heads_(heads),
-        tile_(tile),
-        head_(heads.begin[kv_head]),
-        last_head_(heads.begin[kv_head + 1]),
-        key_(key),
-        keys_(keys) {}
+  __device__ RowTiles(const WorkList& list, const WorkHeads& heads, int tile, int kv_head)
+      : list_(list), heads_(heads), tile_(tile), head_(heads.begin[kv_head]), kv_head_(kv_head) {}
 
   __device__ bool start() {
     member_ = list_.begin[tile_];
-    return head_ < last_head_ && enter();
+    return head_ < heads_.begin[kv_head_ + 1] && enter();
   }
   __device__ bool next() {
     base_ += kRows;
@@ -102,36 +95,35 @@ class RowTiles {
     ++member_;
     return enter();
   }
-  __device__ const WorkSlice& slice() const { return *slice_; }
+  __device__ const WorkSlice& slice() const { return list_.slices[list_.members[member_]]; }
   __device__ int base() const { return base_; }
   __device__ int head() const { return heads_.heads[head_]; }
   __device__ auto valid() const {
-    const int first = slice_->q_begin - base_, end = slice_->q_end - base_;
+    const WorkSlice& s = slice();
+    const int first = s.q_begin - base_, end = s.q_end - base_;
     return [=](int r) { return r >= first && r < end; };
   }
 
  private:
   __device__ bool enter() {
+    const int key = tile_ * kKeys;
     while (true) {
       for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
-        slice_ = list_.slices + list_.members[member_];
-        const WorkSlice& s = *slice_;
-        const long long first = max(s.k_begin, key_), last = min(s.k_end, key_ + keys_) - 1;
+        const WorkSlice& s = slice();
+        const long long first = max(s.k_begin, key), last = min(s.k_end, key + kKeys) - 1;
         const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
         stop_ = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
         base_ = begin / kRows * kRows;
         if (first <= last && begin < stop_) return true;
       }
-      if (++head_ >= last_head_) return false;
+      if (++head_ >= heads_.begin[kv_head_ + 1]) return false;
       member_ = list_.begin[tile_];
     }
   }
 
   const WorkList& list_;
   const WorkHeads& heads_;
-  int tile_, head_, last_head_, key_, keys_, member_;
-  const WorkSlice* slice_;
-  int base_, stop_;
+  int tile_, head_, kv_head_, member_, base_, stop_;
 };
 
 // Does a row lie in a slice of the tile (there it sees a key, or is seen)?
