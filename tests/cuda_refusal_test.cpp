@@ -1,7 +1,7 @@
 // What kernel cuda.portable refuses, asked of GPUs that are not there.
-#include <gtest/gtest.h>
-
 #include "kernel/cuda_refusal.h"
+
+#include <gtest/gtest.h>
 
 namespace weft::test {
 namespace {

@@ -1,5 +1,5 @@
-// Times the GPU kernel on packed documents, whole and as one rank of eight sees them. Useful TFLOP/s count visible pairs:
-// 4·d forward and 10·d backward, per query head.
+// Times the GPU kernel on packed documents, whole and as one rank of eight sees them. Useful TFLOP/s count visible
+// pairs: 4·d forward and 10·d backward, per query head.
 //   attention                 all cases
 //   attention CASE...         some, by name
 //   attention --list          the names
@@ -35,7 +35,7 @@ std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> count
 }
 
 std::vector<BenchCase> all_cases() {
-  const std::vector<Index> packed = {1456, 1952, 704,  4320,  2624, 1280, 4560, 1008, 16384,
+  const std::vector<Index> packed = {1456, 1952, 704,  4320, 2624,  1280, 4560, 1008, 16384,
                                      4176, 2432, 2288, 2704, 12384, 2464, 3248, 1040, 512};
   const std::vector<Index> short_ones = repeated({{64, 512}, {16, 1024}, {8, 2048}});
   return {{"packed", packed, 32, 8, 128},
@@ -130,10 +130,23 @@ void run(const BenchCase& c) {
   const Tensor dq(type, plan.q_rows, c.heads_q, c.dim), dk(type, plan.k_rows, c.heads_k, c.dim),
       dv(type, plan.k_rows, c.heads_k, c.dim);
   const Place place{.kind = DeviceKind::cuda};
-  const ForwardArgs forward{.q = q.view(), .k = k.view(), .v = v.view(), .slices = plan.slices, .out = out.view(),
-                            .lse = lse.view(), .place = place};
-  BackwardArgs backward{.q = q.view(), .k = k.view(), .v = v.view(), .slices = plan.slices, .dout = dout.view(),
-                        .out = out.view(), .lse = lse.view(), .dq = dq.view(), .dk = dk.view(), .dv = dv.view(),
+  const ForwardArgs forward{.q = q.view(),
+                            .k = k.view(),
+                            .v = v.view(),
+                            .slices = plan.slices,
+                            .out = out.view(),
+                            .lse = lse.view(),
+                            .place = place};
+  BackwardArgs backward{.q = q.view(),
+                        .k = k.view(),
+                        .v = v.view(),
+                        .slices = plan.slices,
+                        .dout = dout.view(),
+                        .out = out.view(),
+                        .lse = lse.view(),
+                        .dq = dq.view(),
+                        .dk = dk.view(),
+                        .dv = dv.view(),
                         .place = place};
   const float forward_ms = median_ms([&] { attend(forward); });
   const float backward_ms = median_ms([&] { attend_backward(backward); });
@@ -162,7 +175,8 @@ int main(int count, char** arguments) {
     return 2;
   }
   if (asked.size() != 1)
-    std::printf("%-16s %9s %8s %9s %8s %9s %8s\n", "case", "fwd ms", "TFLOP/s", "bwd ms", "TFLOP/s", "same bits", "TFLOP/s");
+    std::printf("%-16s %9s %8s %9s %8s %9s %8s\n", "case", "fwd ms", "TFLOP/s", "bwd ms", "TFLOP/s", "same bits",
+                "TFLOP/s");
   try {
     // Workspaces stay with the process, as they do under any framework's allocator.
     cudaMemPool_t pool;

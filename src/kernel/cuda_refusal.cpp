@@ -20,9 +20,9 @@ std::optional<std::string> portable_refusal(const GpuProperties& gpu, const Kern
   if (widest > kMaxDim) return text("its tiles are made for head dims up to ", kMaxDim, ", not ", widest);
   const bool f32 = request.dtype == DType::f32;
   const cuda::Width width = cuda::width_of(request.dtype, request.dim_qk, request.dim_v);
-  const int needed = request.pass == Pass::forward
-                         ? cuda::forward_shared(f32, width)
-                         : std::max(cuda::backward_shared(f32, width, false), cuda::dq_shared(f32, cuda::dq_width(width)));
+  const int needed = request.pass == Pass::forward ? cuda::forward_shared(f32, width)
+                                                   : std::max(cuda::backward_shared(f32, width, false),
+                                                              cuda::dq_shared(f32, cuda::dq_width(width)));
   if (needed > gpu.shared_bytes)
     return text("head dims ", request.dim_qk, " and ", request.dim_v, " need ", needed,
                 " bytes of shared memory a block, and this GPU has ", gpu.shared_bytes);

@@ -76,14 +76,16 @@ void reference_kernel_forward(const ForwardArgs& args) {
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef WEFT_WITH_CUDA
-  all.push_back({.name = "cuda.portable",
-                 .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
-                 .refusal = [](const KernelRequest& request) {
-                   return portable_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{},
-                                           request);
-                 },
-                 .forward = cuda::portable_forward,
-                 .backward = cuda::portable_backward});
+  all.push_back(
+      {.name = "cuda.portable",
+       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
+       .refusal =
+           [](const KernelRequest& request) {
+             return portable_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{},
+                                     request);
+           },
+       .forward = cuda::portable_forward,
+       .backward = cuda::portable_backward});
 #endif
 #ifdef __aarch64__
   all.push_back(cpu_kernel<cpu::neon_bf16_target>("cpu.neon_bf16"));

@@ -105,7 +105,8 @@ TEST_P(GpuBackward, PartsOfTheKeysAddUp) {
 
 // Keys that nobody sees keep what they have, bit for bit, and so do K/V heads that nobody uses.
 TEST_P(GpuBackward, AddingLeavesOtherKeysAlone) {
-  KernelProblem problem{"", {.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype(), .slices = {{0, 40, 10, 30}}}, {1, 1}};
+  KernelProblem problem{
+      "", {.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype(), .slices = {{0, 40, 10, 30}}}, {1, 1}};
   AttentionProblem& p = problem.p;
   Random random(27);
   p.fill(random);

@@ -13,7 +13,8 @@ WEFT_FOR_EACH_DTYPE(GpuBits);
 // Several tiles, grouped heads, padding everywhere, a learnable sink.
 KernelProblem packed(DType dtype, const Mask& mask, Index dim = 40) {
   const Stream stream = padded({5, 155, 165, 405}, {141, 1, 233}, 415);
-  const AttentionProblem base{.hq = 4, .hk = 2, .dqk = dim, .dv = dim - 16, .dtype = dtype, .sink = Sink::Kind::learnable};
+  const AttentionProblem base{
+      .hq = 4, .hk = 2, .dqk = dim, .dv = dim - 16, .dtype = dtype, .sink = Sink::Kind::learnable};
   KernelProblem problem{"", masked(base, stream, mask)};
   Random random(31);
   problem.p.fill(random);
@@ -201,12 +202,14 @@ TEST_P(GpuBits, DoNotDependOnViews) {
 class FarRows {
  public:
   static constexpr Index kApart = Index{1} << 29;
-  explicit FarRows(const ConstTensorView& near) : near_(near), view_{nullptr, near.dtype, near.rows, near.heads, near.dim} {
+  explicit FarRows(const ConstTensorView& near)
+      : near_(near), view_{nullptr, near.dtype, near.rows, near.heads, near.dim} {
     WEFT_CUDA(cudaMalloc(&view_.data, static_cast<std::size_t>(((near.rows - 1) * kApart + near.heads * near.dim) *
-                                                              size_of(near.dtype))));
+                                                               size_of(near.dtype))));
     view_.row_stride = kApart;
     view_.head_stride = near.dim;
     copy(cudaMemcpyHostToDevice, const_cast<void*>(near.data));
+    WEFT_CUDA(cudaDeviceSynchronize());
   }
   ~FarRows() { cudaFree(view_.data); }
   FarRows(const FarRows&) = delete;
@@ -220,7 +223,8 @@ class FarRows {
     for (Index row = 0; row < near_.rows; ++row) {
       char* far = static_cast<char*>(view_.data) + row * kApart * size_of(near_.dtype);
       char* here = static_cast<char*>(host) + at(row) * bytes;
-      WEFT_CUDA(kind == cudaMemcpyHostToDevice ? cudaMemcpy(far, here, bytes, kind) : cudaMemcpy(here, far, bytes, kind));
+      WEFT_CUDA(kind == cudaMemcpyHostToDevice ? cudaMemcpy(far, here, bytes, kind)
+                                               : cudaMemcpy(here, far, bytes, kind));
     }
   }
   ConstTensorView near_;
@@ -230,8 +234,14 @@ class FarRows {
 TEST_P(GpuBits, OffsetsPass32Bits) {
   if (dtype() == DType::f32) GTEST_SKIP() << "twice the memory";
   const Index rows = 10;  // 10 GiB a tensor
-  KernelProblem problem{
-      "", {.tq = rows, .tk = rows, .hq = 2, .dqk = 8, .dv = 8, .dtype = dtype(), .slices = {{0, rows - 1, 0, rows, -kUnlimited, 1}}}};
+  KernelProblem problem{"",
+                        {.tq = rows,
+                         .tk = rows,
+                         .hq = 2,
+                         .dqk = 8,
+                         .dv = 8,
+                         .dtype = dtype(),
+                         .slices = {{0, rows - 1, 0, rows, -kUnlimited, 1}}}};
   const AttentionProblem& p = problem.p;
   Random random(42);
   problem.p.fill(random);

@@ -197,7 +197,8 @@ TEST(GpuForwardF32, LargeAndSmallValues) {
   for (const double size : {3.4e38, 1e36, 1e30, 1e-30, 1e-36}) {
     KernelProblem problem{"", {.tq = 20, .tk = 40, .dqk = 8, .dv = 8, .dtype = DType::f32, .slices = {{0, 20, 0, 40}}}};
     AttentionProblem& p = problem.p;
-    if (size > 1e38) p.slices[0].lo = p.slices[0].hi = 3;  // one key each: a sum of several would pass the largest float
+    if (size > 1e38)
+      p.slices[0].lo = p.slices[0].hi = 3;  // one key each: a sum of several would pass the largest float
     Random random(17);
     p.fill(random);
     std::vector<double> v = p.v.values();

@@ -35,6 +35,7 @@ class DeviceBytes {
     if (bytes == 0) return;
     WEFT_CUDA(cudaMalloc(&data_, bytes));
     WEFT_CUDA(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice));
+    WEFT_CUDA(cudaDeviceSynchronize());  // a small copy may return early, and the call's stream does not wait for it
   }
   ~DeviceBytes() { cudaFree(data_); }
   DeviceBytes(const DeviceBytes&) = delete;
@@ -55,8 +56,7 @@ class DeviceBytes {
 
 inline std::size_t spanned_bytes(const ConstTensorView& view) {
   Index last = 0;
-  for (Index row = 0; row < view.rows; ++row)
-    last = max_of(last, view.offset(row, view.heads - 1) + view.dim);
+  for (Index row = 0; row < view.rows; ++row) last = max_of(last, view.offset(row, view.heads - 1) + view.dim);
   return static_cast<std::size_t>(last * size_of(view.dtype));
 }
 

@@ -1,7 +1,7 @@
-// The backward: a block owns a tile of keys of one K/V head, and the query rows that see them pass by, slice by slice and
-// head by head of the group. A warp has 16 keys: S^T and dP^T are its sums, and so P^T and dS^T its operands for dV and
-// dK, whose sums stay in registers until all rows have passed: rounded once, the same on every run. Only dS goes through
-// shared memory, for dQ = dS·K, which is added to f32 sums in device memory.
+// The backward: a block owns a tile of keys of one K/V head, and the query rows that see them pass by, slice by slice
+// and head by head of the group. A warp has 16 keys: S^T and dP^T are its sums, and so P^T and dS^T its operands for dV
+// and dK, whose sums stay in registers until all rows have passed: rounded once, the same on every run. Only dS goes
+// through shared memory, for dQ = dS·K, which is added to f32 sums in device memory.
 #pragma once
 
 #include "cuda/launch.h"
@@ -110,14 +110,15 @@ struct BackwardTile {
     }
   }
 
-  // Scores become P, and dP becomes dS: row i of two keys, columns are query rows. dS has the scale before it is rounded,
-  // so that f16 holds what it can.
+  // Scores become P, and dP becomes dS: row i of two keys, columns are query rows. dS has the scale before it is
+  // rounded, so that f16 holds what it can.
   template <bool kSome, bool kBend>
   __device__ void gradients(float (&p)[1][kRows / 8][4], float (&d)[1][kRows / 8][4], const Walk& rows) {
     Seen seen[2];
     if constexpr (kSome)
       for (int i = 0; i < 2; ++i)
-        seen[i] = rows_seeing(rows.slice(), key() + warp_key() + static_cast<int>(threadIdx.x % 32) / 4 + 8 * i, rows.base());
+        seen[i] =
+            rows_seeing(rows.slice(), key() + warp_key() + static_cast<int>(threadIdx.x % 32) / 4 + 8 * i, rows.base());
     const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
@@ -212,7 +213,8 @@ __global__ void __launch_bounds__(backward_shape(N::kF32, kWidth, kRoomy).thread
     backward_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ __align__(128) unsigned char shared[];
   // Head by head: the dQ that is being added to stays in L2.
-  const int item = static_cast<int>(blockIdx.x) % call.key_tiles, kv_head = static_cast<int>(blockIdx.x) / call.key_tiles;
+  const int item = static_cast<int>(blockIdx.x) % call.key_tiles,
+            kv_head = static_cast<int>(blockIdx.x) / call.key_tiles;
   if (item >= *call.keys.tiles) return;
   BackwardTile<N, kWidth, kRoomy, kDk, kDv>(call, shared_address(shared), call.keys.order[item], kv_head).run();
 }

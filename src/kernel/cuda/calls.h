@@ -30,8 +30,8 @@ struct ForwardCall {
   Source q, k, v;
   WorkList list;  // of query tiles
   WorkHeads heads;
-  Scores scores;       // factor > 0, so that the largest score is the largest logit
-  float sign;          // q is multiplied by it: 1, or -1 or 0 where the scale is
+  Scores scores;  // factor > 0, so that the largest score is the largest logit
+  float sign;     // q is multiplied by it: 1, or -1 or 0 where the scale is
   SinkLogits sink;
   TensorView out, lse;
   PartialView partial;
@@ -44,13 +44,13 @@ struct BackwardCall {
   WorkList rows, keys;  // of query tiles and of key tiles
   WorkHeads heads;
   Scores scores;
-  float scale;  // d logit / d q·k, but for softcap
+  float scale;               // d logit / d q·k, but for softcap
   const float2* statistics;  // [hq, padded rows]: lse·log2(e), +inf for rows without keys, and dout·out
   int padded_rows;
   float* dq_sums;  // [hq, padded rows / kRows] tiles in the order of registers, or null
   TensorView dq, dk, dv;
   bool add_keys;
-  bool roomy;  // as in backward_shape
+  bool roomy;                                  // as in backward_shape
   int row_tiles, key_tiles, heads_q, heads_k;  // at most
 };
 

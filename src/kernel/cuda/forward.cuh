@@ -160,8 +160,7 @@ struct ForwardTile {
       for (int i = 0; i < 2; ++i) {
         float most = max_nan(scores[m][0][2 * i], scores[m][0][2 * i + 1]);
 #pragma unroll
-        for (int n = 1; n < kKeys / 8; ++n)
-          most = max_nan(most, max_nan(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
+        for (int n = 1; n < kKeys / 8; ++n) most = max_nan(most, max_nan(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
         most = max_nan(top[m][i], most * factor);

@@ -71,9 +71,8 @@ int HostLists::add_tiles(Side side, Index rows, int size) {
   each([&](std::size_t n, std::size_t t) { members[static_cast<std::size_t>(next[t]++)] = static_cast<int>(n); });
   std::vector<int> order(tiles);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return cost[static_cast<std::size_t>(a)] > cost[static_cast<std::size_t>(b)];
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return cost[static_cast<std::size_t>(a)] > cost[static_cast<std::size_t>(b)]; });
   const int count[] = {static_cast<int>(tiles)};
   lists_.push_back({append(order), append(begin), append(members), append(count)});
   return count[0];

@@ -2,22 +2,20 @@
 // products of parts make one of f32, what is left out lies below 2^-24 of it.
 #pragma once
 
+#include <cstdint>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#include <cstdint>
 
 namespace weft::cuda {
 
 __device__ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ inline void mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -73,8 +71,8 @@ struct F32 {
     Bf16::pack(one, x1 - __uint_as_float(one[0] << 16), y1 - __uint_as_float(one[0] & 0xffff0000u));
     to[2] = one[0];
   }
-  // The small products first, and the sum of 16 on its own: the tensor cores cut off what does not fit, and a long chain
-  // of that would lean to one side; the addition here rounds.
+  // The small products first, and the sum of 16 on its own: the tensor cores cut off what does not fit, and a long
+  // chain of that would lean to one side; the addition here rounds.
   __device__ static void mma(float (&c)[4], const unsigned (&a)[3][4], const unsigned (&b)[3][2]) {
     float sum[4] = {0, 0, 0, 0};
     mma_bf16(sum, a[2], b[0][0], b[0][1]);

@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const double* from, int
   __shared__ double sums[kThreads];
   const int head = static_cast<int>(blockIdx.x);
   double sum = 0;
-  for (int t = static_cast<int>(threadIdx.x); t < tiles; t += kThreads) sum += from[static_cast<Index>(head) * tiles + t];
+  for (int t = static_cast<int>(threadIdx.x); t < tiles; t += kThreads)
+    sum += from[static_cast<Index>(head) * tiles + t];
   sums[threadIdx.x] = sum;
   for (int half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -80,7 +81,7 @@ struct DqCall {
   const float2* statistics;
   TensorView dq;
   int rows, columns, own_rows, own, padded_rows;  // of a tile, of a warp
-  Index fours;  // of all heads
+  Index fours;                                    // of all heads
 };
 __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constant__ DqCall call) {
   const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
@@ -109,7 +110,9 @@ __global__ void max_logit_kernel(const unsigned* from, TensorView to) {
   if (head >= to.heads) return;
   const unsigned bits = from[head];  // 0: no row has a key
   const float x = bits == 0 ? kMinusInfinity<float>
-                            : __uint_as_float(bits == 0xffffffffu ? 0x7fffffffu : bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
+                            : __uint_as_float(bits == 0xffffffffu  ? 0x7fffffffu
+                                              : bits & 0x80000000u ? bits ^ 0x80000000u
+                                                                   : ~bits);
   store_element(to.data, to.dtype, head * to.head_stride, x);
 }
 

@@ -108,7 +108,9 @@ void portable_forward(const ForwardArgs& args) {
                    .heads = lists.heads(numbers.get()),
                    .scores = {static_cast<float>((softcap > 0 ? softcap : size) * double{kLog2E}),
                               softcap > 0 ? static_cast<float>(size / softcap) : 0.0f},
-                   .sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f,
+                   .sign = scale > 0   ? 1.0f
+                           : scale < 0 ? -1.0f
+                                       : 0.0f,
                    .sink = sink_of(args.attention.sink),
                    .out = args.out,
                    .lse = args.lse,
@@ -117,9 +119,14 @@ void portable_forward(const ForwardArgs& args) {
                    .tiles = tiles,
                    .heads_q = static_cast<int>(args.q.heads)};
   switch (dtype) {
-    case DType::bf16: forward_bf16(width, call, stream); break;
-    case DType::f16: forward_f16(width, call, stream); break;
-    default: forward_f32(width, call, stream);
+    case DType::bf16:
+      forward_bf16(width, call, stream);
+      break;
+    case DType::f16:
+      forward_f16(width, call, stream);
+      break;
+    default:
+      forward_f32(width, call, stream);
   }
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }

@@ -13,23 +13,35 @@ __device__ inline Index offset_of(const BasicTensorView<Void>& view, int row, in
   const Index from_head = head * view.head_stride;
   if (view.inner == 0) return from_head + row * view.row_stride;
   const unsigned inner = static_cast<unsigned>(view.inner), r = static_cast<unsigned>(row);
-  return from_head + static_cast<Index>(r / inner) * view.outer_stride + static_cast<Index>(r % inner) * view.row_stride;
+  return from_head + static_cast<Index>(r / inner) * view.outer_stride +
+         static_cast<Index>(r % inner) * view.row_stride;
 }
 
 __device__ inline float load_element(const void* data, DType dtype, Index at) {
   switch (dtype) {
-    case DType::f32: return static_cast<const float*>(data)[at];
-    case DType::bf16: return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
-    case DType::f16: return __half2float(static_cast<const __half*>(data)[at]);
-    default: return static_cast<float>(static_cast<const double*>(data)[at]);
+    case DType::f32:
+      return static_cast<const float*>(data)[at];
+    case DType::bf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
+    case DType::f16:
+      return __half2float(static_cast<const __half*>(data)[at]);
+    default:
+      return static_cast<float>(static_cast<const double*>(data)[at]);
   }
 }
 __device__ inline void store_element(void* data, DType dtype, Index at, float x) {
   switch (dtype) {
-    case DType::f32: static_cast<float*>(data)[at] = x; break;
-    case DType::bf16: static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(x); break;
-    case DType::f16: static_cast<__half*>(data)[at] = __float2half_rn(x); break;
-    default: static_cast<double*>(data)[at] = static_cast<double>(x);
+    case DType::f32:
+      static_cast<float*>(data)[at] = x;
+      break;
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(x);
+      break;
+    case DType::f16:
+      static_cast<__half*>(data)[at] = __float2half_rn(x);
+      break;
+    default:
+      static_cast<double*>(data)[at] = static_cast<double>(x);
   }
 }
 
@@ -84,7 +96,8 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
         constexpr int kStep = kThreads / kPieces;
         const int r = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
         const bool inside = piece * 8 < dim;
-        const char* at = static_cast<const char*>(from.view.data) + 2 * (offset_of(from.view, first + r, head) + piece * 8);
+        const char* at =
+            static_cast<const char*>(from.view.data) + 2 * (offset_of(from.view, first + r, head) + piece * 8);
         const Index apart = 2 * kStep * from.view.row_stride;
 #pragma unroll
         for (int i = 0; i < kRows / kStep; ++i, at += apart)
@@ -125,12 +138,16 @@ struct RowOut {
   bool pairs;  // two elements are aligned as one
   __device__ RowOut(const TensorView& view, int row, int head)
       : data(view.data), dtype(view.dtype), at(offset_of(view, row, head)), dim(static_cast<int>(view.dim)) {
-    pairs = (reinterpret_cast<std::uintptr_t>(data) / static_cast<unsigned>(size_of(dtype)) + static_cast<unsigned long long>(at)) % 2 == 0;
+    pairs = (reinterpret_cast<std::uintptr_t>(data) / static_cast<unsigned>(size_of(dtype)) +
+             static_cast<unsigned long long>(at)) %
+                2 ==
+            0;
   }
   __device__ void store(int column, float x, float y) const {
     if (column + 1 < dim && pairs) {
       if (dtype == DType::bf16) {
-        *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(data) + at + column) = __floats2bfloat162_rn(x, y);
+        *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(data) + at + column) =
+            __floats2bfloat162_rn(x, y);
         return;
       }
       if (dtype == DType::f16) {

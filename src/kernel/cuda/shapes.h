@@ -7,7 +7,9 @@ namespace weft::cuda {
 
 enum class Width { w64, w128, w192_128, w256 };
 
-constexpr int columns_k(Width w) { return w == Width::w64 ? 64 : w == Width::w128 ? 128 : w == Width::w256 ? 256 : 192; }
+constexpr int columns_k(Width w) {
+  return w == Width::w64 ? 64 : w == Width::w128 ? 128 : w == Width::w256 ? 256 : 192;
+}
 constexpr int columns_v(Width w) { return w == Width::w64 ? 64 : w == Width::w256 ? 256 : 128; }
 
 constexpr Width width_of(DType dtype, Index dim_qk, Index dim_v) {
@@ -28,9 +30,6 @@ struct TileShape {
 // Forward: a warp owns 16·row_blocks query rows; the sums of 32 rows x 128 columns take 128 registers a thread.
 constexpr TileShape forward_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 32};
-#ifdef WEFT_TRY_F
-  if (w == Width::w128) return TileShape{8, 1, 64};
-#endif
   return w == Width::w256 ? TileShape{4, 1, 64} : TileShape{4, 2, 64};
 }
 // Blocks that an SM should hold at once: what their registers are cut to.

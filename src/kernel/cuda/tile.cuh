@@ -1,8 +1,8 @@
 // Tiles in shared memory and products of them by the tensor cores.
 //
 // A tile is [rows][kColumns] of 16-bit numbers, kColumns a multiple of 64, one such plane for each part of a number.
-// Eight rows of the same 16 bytes are what an ldmatrix reads: the 16-byte pieces of each 128 are permuted by row % 8, so
-// that they lie in different banks. Bases are aligned to 128 bytes.
+// Eight rows of the same 16 bytes are what an ldmatrix reads: the 16-byte pieces of each 128 are permuted by row % 8,
+// so that they lie in different banks. Bases are aligned to 128 bytes.
 #pragma once
 
 #include "kernel/cuda/numbers.cuh"
@@ -46,8 +46,8 @@ __device__ inline void copy_8(unsigned to, const void* from) {
 }
 __device__ inline void copies_done() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
-// Any 16 x 16 block of a tile by its lane's address: rows lane % 16, pieces lane / 16. block(row, piece) are in steps of
-// 16 rows and of two pieces; the permutation is an exclusive or, so that moving by two pieces is one too.
+// Any 16 x 16 block of a tile by its lane's address: rows lane % 16, pieces lane / 16. block(row, piece) are in steps
+// of 16 rows and of two pieces; the permutation is an exclusive or, so that moving by two pieces is one too.
 template <int kRows, int kColumns>
 struct Blocks {
   static constexpr unsigned kPlane = kRows * kColumns * 2;

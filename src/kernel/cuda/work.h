@@ -1,6 +1,6 @@
-// What the device reads of a call's work: slices, and which of them touch which tile. Plain arrays in device memory with
-// their counts beside them, so that a list made on the device can be passed without asking the host: grids are then as
-// large as the list can be, and blocks past the count do nothing.
+// What the device reads of a call's work: slices, and which of them touch which tile. Plain arrays in device memory
+// with their counts beside them, so that a list made on the device can be passed without asking the host: grids are
+// then as large as the list can be, and blocks past the count do nothing.
 #pragma once
 
 namespace weft::cuda {
