@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "weft/config.h"
+#include "weft/device.h"
 #include "weft/dtype.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
@@ -79,6 +80,8 @@ class WEFT_API Request {
   std::unique_ptr<Pending> pending_;
 };
 
+class DeviceCommunicator;
+
 class WEFT_API Communicator {
  public:
   virtual ~Communicator();
@@ -105,20 +108,37 @@ class WEFT_API Communicator {
   Request all_reduce(void* data, DType dtype, Index count, Reduce how);
   // Ranks of one color, ordered by (key, rank), become a communicator of their own. Counts its own traffic.
   std::unique_ptr<Communicator> split(Index color, Index key);
+  // The same ranks for memory of a GPU. Collective; must not outlive this one, which counts its traffic. Error if this
+  // communicator moves memory of CPUs alone.
+  std::unique_ptr<DeviceCommunicator> on(const Place& place);
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
 
  protected:
   Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
+  // Calls are counted by another one.
+  Communicator(Index rank, Index ranks, Communicator& counts) : rank_(rank), ranks_(ranks), counts_(&counts) {}
 
  private:
   // Messages are checked: peers exist, blocks are not null where they have bytes.
   virtual std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) = 0;
   virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
+  virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
 
   Index rank_, ranks_;
+  Communicator* counts_ = this;
   Traffic traffic_;
+};
+
+// Moves memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there when the stream
+// comes to the call, and wait() returns when the stream will wait for what was received, not when that has come.
+class WEFT_API DeviceCommunicator : public Communicator {
+ public:
+  virtual void use(void* stream) = 0;  // a cudaStream_t, for the calls that follow
+
+ protected:
+  using Communicator::Communicator;
 };
 
 // Ranks that are threads of this process: the embedded default.

@@ -1,6 +1,8 @@
 // Where tensors lie, and the order in which work on them is done.
 #pragma once
 
+#include <string>
+
 #include "weft/config.h"
 
 namespace weft {
@@ -15,5 +17,6 @@ struct Place {
 
   friend bool operator==(const Place&, const Place&) = default;
 };
+WEFT_API std::string name(const Place& place);  // "the CPU", "GPU 0"
 
 }  // namespace weft

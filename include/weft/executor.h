@@ -9,6 +9,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/config.h"
+#include "weft/device.h"
 #include "weft/kernel.h"
 #include "weft/schedule.h"
 
@@ -16,7 +17,11 @@ namespace weft {
 
 // One thing that happened on this rank.
 struct StepEvent {
-  enum class Kind { wait, compute, give_back };  // waited for keys; attended slices; waited for gradients to be returned
+  enum class Kind {
+    wait,
+    compute,
+    give_back
+  };  // waited for keys; attended slices; waited for gradients to be returned
   Kind kind = Kind::compute;
   Pass pass = Pass::forward;
   Index step = 0, steps = 0;
@@ -33,7 +38,10 @@ struct ExecutorOptions {
   // Error names the ranks that differ. Makes the constructor collective.
   bool checked = false;
   std::function<void(const StepEvent&)> observer = {};
-  std::pmr::memory_resource* memory = nullptr;  // for workspaces; new and delete if not given
+  std::pmr::memory_resource* memory = nullptr;  // for workspaces; new and delete, or the GPU's pool, if not given
+  // Where the tensors of all calls lie. On a GPU the constructor is collective, a call returns when its work is in its
+  // place's stream, and there is no checked mode.
+  Place place = {};
 };
 
 // Belongs to one thread at a time. All ranks make the same calls in the same order. Workspaces are kept for the next

@@ -9,6 +9,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/config.h"
+#include "weft/device.h"
 #include "weft/prepare.h"
 
 namespace weft {
@@ -21,7 +22,8 @@ struct KvBufferOptions {
   // backward then asks for them again (missing).
   bool drop = false;
   std::string kernel = {};                      // as for attend
-  std::pmr::memory_resource* memory = nullptr;  // new and delete if not given
+  std::pmr::memory_resource* memory = nullptr;  // new and delete, or the GPU's pool, if not given
+  Place place = {};  // where the tensors of all calls lie; on a GPU the constructor is collective
 };
 
 // Rows that a buffer needs; `ahead`: the keys of the next micro-sequence come while one is computed.

@@ -187,6 +187,7 @@ std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
   if (kernel == kReference) return {};
   KernelRequest request{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
   const Kernel& asked = find_kernel(kernel);
+  if (kernel.starts_with("cuda")) request.device = DeviceKind::cuda;
   for (const auto& [pass, partial] :
        {std::pair{Pass::forward, false}, {Pass::forward, true}, {Pass::backward, false}}) {
     request.pass = pass;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "check/attend.h"
+#include "check/twins.h"
 #include "text.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
@@ -93,7 +94,7 @@ class Ranks {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
-                      {.kernel = way_.kernel, .checked = way_.checked});
+                      {.kernel = way_.kernel, .checked = way_.checked, .place = place_of(way_.kernel)});
     const Forward forward = run_forward(executor, communicator, q, k);
     run_backward(executor, communicator, q, k, forward);
   }
@@ -103,14 +104,18 @@ class Ranks {
               Local(case_, q.layout, case_.dtype, case_.heads_q, case_.dim_v),
               Local(case_, q.layout, DType::f32, case_.heads_q, 1)};
     const Tensor max_logit(DType::f32, 1, case_.heads_q, 1);
+    const weft::Place place = place_of(way_.kernel);
+    Twins twins(place);
     communicator.reset_traffic();
-    executor.forward({.q = f.q.view,
-                      .k = f.k.view,
-                      .v = f.v.view,
-                      .attention = oracle_.attention(),
-                      .out = f.out.view,
-                      .lse = f.lse.view,
-                      .max_logit = max_logit.view});
+    executor.forward({.q = twins.in(f.q.view),
+                      .k = twins.in(f.k.view),
+                      .v = twins.in(f.v.view),
+                      .attention = twins.in(oracle_.attention()),
+                      .out = twins.out(f.out.view),
+                      .lse = twins.out(f.lse.view),
+                      .max_logit = twins.out(max_logit.view),
+                      .place = place});
+    twins.fetch();
     check_traffic(executor, communicator, Pass::forward);
     unshard(q, "out", f.out, results_.out);
     unshard(q, "lse", f.lse, results_.lse);
@@ -125,18 +130,22 @@ class Ranks {
     };
     Local dq = like(q, f.q), dk = like(k, f.k), dv = like(k, f.v);
     const Tensor dsink(DType::f32, 1, case_.heads_q, 1);
+    const weft::Place place = place_of(way_.kernel);
+    Twins twins(place);
     communicator.reset_traffic();
-    executor.backward({.q = f.q.view,
-                       .k = f.k.view,
-                       .v = f.v.view,
-                       .attention = oracle_.attention(),
-                       .dout = dout.view,
-                       .out = f.out.view,
-                       .lse = f.lse.view,
-                       .dq = dq.view,
-                       .dk = dk.view,
-                       .dv = dv.view,
-                       .dsink = oracle_.learnable() ? dsink.view : TensorView{}});
+    executor.backward({.q = twins.in(f.q.view),
+                       .k = twins.in(f.k.view),
+                       .v = twins.in(f.v.view),
+                       .attention = twins.in(oracle_.attention()),
+                       .dout = twins.in(dout.view),
+                       .out = twins.in(f.out.view),
+                       .lse = twins.in(f.lse.view),
+                       .dq = twins.out(dq.view),
+                       .dk = twins.out(dk.view),
+                       .dv = twins.out(dv.view),
+                       .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
+                       .place = place});
+    twins.fetch();
     check_traffic(executor, communicator, Pass::backward);
     unshard(q, "dq", dq, results_.dq);
     unshard(k, "dk", dk, results_.dk);

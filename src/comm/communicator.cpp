@@ -5,6 +5,9 @@
 #include <string>
 
 #include "comm/blocks.h"
+#ifdef WEFT_WITH_NCCL
+#include "comm/nccl/nccl.h"
+#endif
 #include "text.h"
 #include "weft/error.h"
 
@@ -167,7 +170,7 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
   count(sends, rank_, traffic.messages_sent, traffic.bytes_sent);
   count(receives, rank_, traffic.messages_received, traffic.bytes_received);
   Request request(start(std::move(sends), std::move(receives)));
-  traffic_ += traffic;
+  counts_->traffic_ += traffic;
   return request;
 }
 
@@ -216,5 +219,19 @@ Request Communicator::all_reduce(void* data, DType dtype, Index count, Reduce ho
 }
 
 std::unique_ptr<Communicator> Communicator::split(Index color, Index key) { return make_split(color, key); }
+
+std::unique_ptr<DeviceCommunicator> Communicator::on(const Place& place) {
+  if (place.kind == DeviceKind::cpu) throw Error("a communicator on a GPU was asked for the CPU", "use this one");
+  return make_on(place);
+}
+
+std::unique_ptr<DeviceCommunicator> Communicator::make_on([[maybe_unused]] const Place& place) {
+#ifdef WEFT_WITH_NCCL
+  return make_nccl(*this, place);
+#else
+  throw Error(text("communicator ", name(), " moves memory of CPUs, and the tensors lie on a GPU"),
+              "use ranks that are threads (run_ranks), a build with CUDA and NCCL, or tensors on the CPU");
+#endif
+}
 
 }  // namespace weft

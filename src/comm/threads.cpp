@@ -19,6 +19,9 @@
 #include <tuple>
 
 #include "comm/blocks.h"
+#ifdef WEFT_WITH_CUDA
+#include "comm/cuda/device_threads.h"
+#endif
 #include "text.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
@@ -73,6 +76,13 @@ struct Group {
   std::vector<Index> members;                        // ranks of the world
   std::map<Index, std::shared_ptr<Call>> calls;      // that not all members have posted
   std::map<std::tuple<Index, Index>, Split> splits;  // by call and color
+#ifdef WEFT_WITH_CUDA
+  struct Boards {
+    std::shared_ptr<cuda::Board> board;
+    Index missing = 0;
+  };
+  std::map<Index, Boards> boards;  // by call
+#endif
 };
 
 class Exchange;
@@ -112,7 +122,7 @@ struct World {
 };
 
 // Where a communicator stands.
-struct Place {
+struct Standing {
   std::shared_ptr<World> world;
   std::shared_ptr<Group> group;
   Index rank = 0;  // in the group
@@ -130,7 +140,7 @@ Block whole(std::vector<float>& memory, Index bytes) { return {.data = memory.da
 // One call of one rank.
 class Exchange final : public Request::Pending {
  public:
-  Exchange(Place place, Index number, std::vector<Message> sends, std::vector<Message> receives);
+  Exchange(Standing place, Index number, std::vector<Message> sends, std::vector<Message> receives);
   ~Exchange() override;
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -162,7 +172,7 @@ class Exchange final : public Request::Pending {
   [[noreturn]] void give_up() const;
   void wait_for_link(Lock& lock);
 
-  Place place_;
+  Standing place_;
   Index number_;
   std::shared_ptr<Call> call_;
   std::shared_ptr<Post> mine_;
@@ -180,7 +190,7 @@ class Exchange final : public Request::Pending {
   bool from_others_ = false;
 };
 
-Exchange::Exchange(Place place, Index number, std::vector<Message> sends, std::vector<Message> receives)
+Exchange::Exchange(Standing place, Index number, std::vector<Message> sends, std::vector<Message> receives)
     : place_(std::move(place)),
       number_(number),
       mine_(std::make_shared<Post>()),
@@ -457,7 +467,7 @@ void Exchange::wait_for_link(Lock& lock) {
 
 class ThreadCommunicator final : public Communicator {
  public:
-  explicit ThreadCommunicator(Place place)
+  explicit ThreadCommunicator(Standing place)
       : Communicator(place.rank, static_cast<Index>(place.group->members.size())), place_(std::move(place)) {}
 
   std::string_view name() const override { return "threads"; }
@@ -467,8 +477,11 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<Exchange>(place_, calls_++, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
+#ifdef WEFT_WITH_CUDA
+  std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override;
+#endif
 
-  Place place_;
+  Standing place_;
   Index calls_ = 0;
 };
 
@@ -499,10 +512,29 @@ std::unique_ptr<Communicator> ThreadCommunicator::make_split(Index color, Index 
     for (const Choice& choice : all) split.group->members.push_back(place_.world_rank(choice.rank));
     split.missing = static_cast<Index>(all.size());
   }
-  Place place{place_.world, split.group, me - all.begin()};
+  Standing place{place_.world, split.group, me - all.begin()};
   if (--split.missing == 0) place_.group->splits.erase({number, color});
   return std::make_unique<ThreadCommunicator>(std::move(place));
 }
+
+#ifdef WEFT_WITH_CUDA
+std::unique_ptr<DeviceCommunicator> ThreadCommunicator::make_on(const Place& place) {
+  // A number of their own for boards: calls_ is the same on all ranks here, and is not used twice.
+  const Index number = calls_++;
+  std::shared_ptr<cuda::Board> board;
+  {
+    const Lock lock(place_.world->mutex);
+    Group::Boards& shared = place_.group->boards[number];
+    if (shared.board == nullptr) shared = {cuda::make_board(ranks()), ranks()};  // the first to come makes it for all
+    board = shared.board;
+    if (--shared.missing == 0) place_.group->boards.erase(number);
+  }
+  return cuda::make_device_threads(*this, std::move(board), place,
+                                   [this](std::vector<Message> sends, std::vector<Message> receives) {
+                                     return start(std::move(sends), std::move(receives));
+                                   });
+}
+#endif
 
 void check_options(Index ranks, const ThreadRanks& how) {
   if (ranks < 1) throw Error(text(ranks, " ranks"), "ask for at least one");
@@ -539,7 +571,7 @@ void move_gate(World& world, World::Gate gate) {
   world.gate_moved.notify_all();
 }
 
-void run_rank(Place place, const std::function<void(Communicator&)>& body) {
+void run_rank(Standing place, const std::function<void(Communicator&)>& body) {
   World& world = *place.world;
   const Index rank = place.rank;
   if (!pass_gate(world)) return;
@@ -573,7 +605,7 @@ void run_all(const std::shared_ptr<World>& world, const std::function<void(Commu
   threads.all.reserve(ranks);
   try {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      threads.all.emplace_back(run_rank, Place{world, group, static_cast<Index>(rank)}, std::cref(body));
+      threads.all.emplace_back(run_rank, Standing{world, group, static_cast<Index>(rank)}, std::cref(body));
     }
   } catch (const std::system_error& e) {
     move_gate(*world, World::Gate::cancelled);

@@ -7,6 +7,10 @@
 #include "weft/error.h"
 #include "weft/kernel.h"
 
+#ifdef WEFT_WITH_CUDA
+#include "kernel/cuda/portable.h"
+#endif
+
 namespace weft {
 namespace {
 
@@ -33,6 +37,14 @@ void finish_partial(const ForwardArgs& args) {
   ForwardArgs bare = args;
   bare.partial = {};
   reference::check_outputs(bare, sums.rows, sums.heads, sums.dim);
+  if (args.place.kind == DeviceKind::cuda) {
+#ifdef WEFT_WITH_CUDA
+    cuda::finish_partial(args);
+    return;
+#else
+    throw Error("finish_partial of states on a GPU in a build without CUDA", "build with WEFT_CUDA=ON");
+#endif
+  }
   std::vector<float> sinks, nothing(static_cast<std::size_t>(sums.dim), 0.0F);
   for (Index h = 0; h < sums.heads; ++h)
     sinks.push_back(static_cast<float>(reference::sink_logit(args.attention.sink, h)));

@@ -10,6 +10,10 @@
 #include "weft/error.h"
 #include "weft/kernel.h"
 
+#ifdef WEFT_WITH_CUDA
+#include "kernel/cuda/portable.h"
+#endif
+
 namespace weft {
 namespace {
 
@@ -71,6 +75,18 @@ void reference_kernel_forward(const ForwardArgs& args) {
 
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
+#ifdef WEFT_WITH_CUDA
+  all.push_back(
+      {.name = "cuda.portable",
+       .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
+       .refusal =
+           [](const KernelRequest& request) {
+             return portable_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{},
+                                     request);
+           },
+       .forward = cuda::portable_forward,
+       .backward = cuda::portable_backward});
+#endif
 #ifdef __aarch64__
   all.push_back(cpu_kernel<cpu::neon_bf16_target>("cpu.neon_bf16"));
   all.push_back(cpu_kernel<cpu::neon_target>("cpu.neon"));
@@ -143,7 +159,9 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
   if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
   throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype),
                    ", head dims ", request.dim_qk, " and ", request.dim_v, ": ", reasons),
-              "use kernel reference, which can do all, or none to take the best that can");
+              request.device == DeviceKind::cuda
+                  ? "bring the tensors to the CPU, where kernel reference can do all"
+                  : "use kernel reference, which can do all, or none to take the best that can");
 }
 
 void attend(const ForwardArgs& args, std::string_view kernel) {

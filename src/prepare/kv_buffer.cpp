@@ -4,9 +4,10 @@
 #include <deque>
 
 #include "prepare/reach.h"
+#include "run/head_numbers.h"
 #include "run/messages.h"
-#include "run/parts.h"
 #include "run/rows.h"
+#include "run/seat.h"
 #include "run/workspace.h"
 #include "text.h"
 #include "weft/error.h"
@@ -46,7 +47,10 @@ struct KvBuffer::Parts {
   };
 
   Parts(Communicator& comm, KvBufferOptions how)
-      : communicator(comm), options(std::move(how)), workspace(options.memory) {
+      : options(std::move(how)),
+        seat(comm, options.place, options.memory),
+        communicator(seat.communicator()),
+        workspace(seat.memory()) {
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
@@ -76,8 +80,9 @@ struct KvBuffer::Parts {
   void need_gradients(Index micro);
   void give_back(Index micro, const BackwardArgs& args);
 
-  Communicator& communicator;
   KvBufferOptions options;
+  run::Seat seat;
+  Communicator& communicator;
   run::Workspace workspace;
   Kv kv, gradients;  // gradients f32
   std::optional<Sequence> sequence;
@@ -166,7 +171,7 @@ void KvBuffer::Parts::need_gradients(Index micro) {
     for (TensorView view : {gradients.k, gradients.v}) {
       view.data = view.at<float>(rows.begin, 0);
       view.rows = rows.size();
-      run::clear(view);
+      run::clear(options.place, view);
     }
   }
   gradients_begin = begin;
@@ -189,8 +194,8 @@ void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   std::vector<Message> receives = run::messages(own, run::constant(mine), Message::Combine::add);
   if (!receives.empty()) receives.front().combine = Message::Combine::replace;
   communicator.exchange(run::messages(sends, run::constant(gradients)), std::move(receives)).wait();
-  if (!f32_k) run::round_to(args.dk, mine.k);
-  if (!f32_v) run::round_to(args.dv, mine.v);
+  if (!f32_k) run::round_to(args.place, args.dk, mine.k);
+  if (!f32_v) run::round_to(args.place, args.dv, mine.v);
 }
 
 KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
@@ -244,6 +249,7 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
 
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   Parts& p = *parts_;
+  p.seat.use(args.place, "K/V buffer");
   if (!args.slices.empty() || args.partial.given())
     throw Error("slices or partial are given to a K/V buffer", "leave them out: they are the sequence's business");
   if (args.q.rows != p.now().micros.local())
@@ -257,14 +263,16 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   }
   p.wait_for(micro);
   const std::vector<Slice> slices = p.slices(micro);
-  std::vector<double> largest(at(args.q.heads), kMinusInfinity<double>);
+  std::optional<run::HeadNumbers> largest;
+  if (args.max_logit.given())
+    largest.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), kMinusInfinity<double>);
   ForwardArgs whole = args;
   whole.k = p.kv.k;
   whole.v = p.kv.v;
   whole.slices = slices;
-  if (args.max_logit.given()) whole.max_logit = per_head(largest.data(), DType::f64, args.q.heads);
+  if (args.max_logit.given()) whole.max_logit = largest->view();
   attend(whole, p.options.kernel);
-  if (args.max_logit.given()) run::reduce_into(p.communicator, largest, Reduce::max, args.max_logit);
+  if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
   // The last one's keys stay: its backward comes first.
   if (p.options.drop && micro + 1 < p.now().micros.micros())
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
@@ -299,6 +307,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
 
 void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   Parts& p = *parts_;
+  p.seat.use(args.place, "K/V buffer");
   const MicroSequences& micros = p.now().micros;
   const Index next = p.next_backward();
   if (micro != next || micro < 0)
@@ -322,7 +331,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   p.back = micro;
 
   const std::vector<Slice> slices = p.slices(micro);
-  std::vector<double> dsink(at(args.q.heads), 0.0);
+  std::optional<run::HeadNumbers> dsink;
+  if (args.dsink.given()) dsink.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), 0);
   BackwardArgs whole = args;
   whole.k = p.kv.k;
   whole.v = p.kv.v;
@@ -330,10 +340,10 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   whole.dk = p.gradients.k;
   whole.dv = p.gradients.v;
   whole.add_keys = true;
-  if (args.dsink.given()) whole.dsink = per_head(dsink.data(), DType::f64, args.q.heads);
+  if (args.dsink.given()) whole.dsink = dsink->view();
   attend_backward(whole, p.options.kernel);
   p.give_back(micro, args);
-  if (args.dsink.given()) run::reduce_into(p.communicator, dsink, Reduce::sum, args.dsink);
+  if (args.dsink.given()) dsink->reduce_into(p.communicator, Reduce::sum, args.dsink);
 }
 
 Index KvBuffer::buffer_begin() const { return parts_->held.begin; }

@@ -6,6 +6,7 @@
 #include "run/check.h"
 #include "run/fingerprint.h"
 #include "run/gradient_return.h"
+#include "run/head_numbers.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
 #include "run/rows.h"
@@ -28,8 +29,7 @@ std::vector<bool> rows_with_keys(const Schedule& schedule) {
 }
 
 // The sink takes a share of each whole row, so its gradient comes from finished rows, once, not from steps.
-std::vector<double> sink_gradient(const Schedule& schedule, const BackwardArgs& args) {
-  std::vector<double> gradient(static_cast<std::size_t>(args.q.heads), 0.0);
+void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* gradient) {
   std::vector<double> out(static_cast<std::size_t>(args.v.dim)), dout(out);
   const std::vector<bool> seen = rows_with_keys(schedule);
   for (Index row = 0; row < args.q.rows; ++row) {
@@ -38,17 +38,16 @@ std::vector<double> sink_gradient(const Schedule& schedule, const BackwardArgs& 
       load_row(args.out, row, head, out.data());
       load_row(args.dout, row, head, dout.data());
       const double share = std::exp(reference::sink_logit(args.attention.sink, head) - load_one(args.lse, row, head));
-      gradient[static_cast<std::size_t>(head)] -= share * reference::dot(out.data(), dout.data(), args.v.dim);
+      gradient[head] -= share * reference::dot(out.data(), dout.data(), args.v.dim);
     }
   }
-  return gradient;
 }
 
 // dQ over the steps: written by the kernel where a head is in one step, summed in f32 otherwise.
 class QueryGradient {
  public:
-  QueryGradient(const run::Computed& computed, run::Workspace& workspace, const TensorView& dq)
-      : computed_(computed), workspace_(workspace), dq_(dq), sum_(dq) {
+  QueryGradient(const run::Computed& computed, run::Workspace& workspace, const Place& place, const TensorView& dq)
+      : computed_(computed), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
     if (!computed.once() && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
   }
 
@@ -58,12 +57,12 @@ class QueryGradient {
     return part_;
   }
   void end() {
-    if (!computed_.once() && !first_) run::add(sum_, part_);
+    if (!computed_.once() && !first_) run::add(place_, sum_, part_);
     first_ = false;
   }
   void finish() {
-    for (const Step& step : computed_.blind()) run::clear(run::some_heads(dq_, step.heads_q));
-    if (!computed_.once() && sum_.data != dq_.data) run::round_to(dq_, sum_);
+    for (const Step& step : computed_.blind()) run::clear(place_, run::some_heads(dq_, step.heads_q));
+    if (!computed_.once() && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
   }
 
  private:
@@ -75,6 +74,7 @@ class QueryGradient {
   const run::Computed& computed_;
   bool first_ = true;
   run::Workspace& workspace_;
+  Place place_;
   TensorView dq_, sum_, part_;
 };
 
@@ -94,11 +94,15 @@ Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
 // All steps, on tensors whose heads are the steps' heads; dK and dV end as f32 sums in `own`.
 void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& own) {
   const run::Computed computed(schedule);
-  const Kernel kernel = select_kernel(options.kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false});
+  const Kernel kernel = select_kernel(options.kernel, {.pass = Pass::backward,
+                                                       .dtype = args.q.dtype,
+                                                       .dim_qk = args.q.dim,
+                                                       .dim_v = args.v.dim,
+                                                       .device = args.place.kind});
   run::Log log(options, Pass::backward, schedule);
-  QueryGradient dq(computed, workspace, args.dq);
+  QueryGradient dq(computed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(schedule, *communicator, workspace, own);
+  run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
     const Step& step = schedule.steps[static_cast<std::size_t>(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
@@ -116,7 +120,9 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                               .lse = mine(args.lse),
                               .dq = dq.begin(step),
                               .dk = to.k,
-                              .dv = to.v};
+                              .dv = to.v,
+                              .place = args.place,
+                              .deterministic = options.deterministic};
       log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
       dq.end();
     }
@@ -129,6 +135,7 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
 void Executor::backward(const BackwardArgs& args) {
   const Schedule& schedule = parts_->schedule;
   run::check_backward(schedule, args);
+  parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
   const Kv own = own_sums(parts_->workspace, args);
@@ -140,11 +147,15 @@ void Executor::backward(const BackwardArgs& args) {
   } else {
     parts_->attend_steps_backward(args, own);
   }
-  if (own.k.data != args.dk.data) run::round_to(args.dk, own.k);
-  if (own.v.data != args.dv.data) run::round_to(args.dv, own.v);
+  if (own.k.data != args.dk.data) run::round_to(args.place, args.dk, own.k);
+  if (own.v.data != args.dv.data) run::round_to(args.place, args.dv, own.v);
   if (args.dsink.given()) {
-    std::vector<double> dsink = sink_gradient(schedule, args);
-    run::reduce_into(communicator, dsink, Reduce::sum, args.dsink);
+    run::HeadNumbers dsink(args.place, parts_->workspace, args.q.heads, communicator.ranks(), 0);
+    if (args.place.kind == DeviceKind::cpu)
+      sink_gradient(schedule, args, dsink.view().at<double>(0, 0));
+    else
+      device::sink_gradient(args.place, args, dsink.view().at<double>(0, 0));
+    dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }
   // Nobody is done before everybody is: an error anywhere is one everywhere.
   if (parts_->options.checked) run::meet(communicator);

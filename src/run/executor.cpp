@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "comm/checked.h"
-#include "kernel/convert.h"
 #include "run/fingerprint.h"
 #include "run/parts.h"
 #include "text.h"
@@ -46,11 +45,6 @@ Computed::Computed(const Schedule& schedule) {
   }
 }
 
-void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to) {
-  communicator.all_reduce(values.data(), DType::f64, static_cast<Index>(values.size()), how).wait();
-  for (Index h = 0; h < to.heads; ++h) store_row(to, 0, h, &values[static_cast<std::size_t>(h)]);
-}
-
 }  // namespace run
 
 Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options) {
@@ -59,6 +53,9 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                      " and the communicator that of rank ", communicator.rank(), " of ", communicator.ranks()),
                 "make the schedule with communicator.rank() and a layout of communicator.ranks()");
   find_kernel(options.kernel);  // Error here rather than in the first call
+  if (options.place.kind != DeviceKind::cpu && options.checked)
+    throw Error("checked mode with tensors on a GPU",
+                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
   if (!parts_->options.checked) return;
   parts_->checked = make_checked(communicator);

@@ -1,7 +1,7 @@
-#include "kernel/convert.h"
 #include "kernel/registry.h"
 #include "run/check.h"
 #include "run/fingerprint.h"
+#include "run/head_numbers.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
 #include "run/swap.h"
@@ -18,7 +18,10 @@ PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
   auto* sums = workspace.bytes(Slot::sums, rows * heads * dim * size_of(DType::f32));
   auto* states = static_cast<RowState<float>*>(
       workspace.bytes(Slot::states, rows * heads * static_cast<Index>(sizeof(RowState<float>))));
-  std::uninitialized_fill_n(states, rows * heads, RowState<float>{});
+  if (args.place.kind == DeviceKind::cpu)
+    std::uninitialized_fill_n(states, rows * heads, RowState<float>{});
+  else
+    device::fill(args.place, states, rows * heads);
   return {thd(sums, DType::f32, rows, heads, dim), states};
 }
 
@@ -30,7 +33,8 @@ ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
           .v = args.v,
           .out = mine(args.out),
           .lse = mine(args.lse),
-          .max_logit = mine(args.max_logit)};
+          .max_logit = mine(args.max_logit),
+          .place = args.place};
 }
 
 }  // namespace
@@ -39,7 +43,12 @@ ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
 void Executor::Parts::attend_steps(const ForwardArgs& args) {
   const run::Computed computed(schedule);
   const bool once = computed.once();
-  const Kernel kernel = select_kernel(options.kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, !once});
+  const Kernel kernel = select_kernel(options.kernel, {.pass = Pass::forward,
+                                                       .dtype = args.q.dtype,
+                                                       .dim_qk = args.q.dim,
+                                                       .dim_v = args.v.dim,
+                                                       .partial = !once,
+                                                       .device = args.place.kind});
   ForwardArgs whole = args;
   if (!once) whole.partial = empty_states(workspace, args);
 
@@ -50,7 +59,8 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    ForwardArgs part = once ? of_heads(args, step.heads_q) : ForwardArgs{.q = args.q, .partial = whole.partial};
+    ForwardArgs part =
+        once ? of_heads(args, step.heads_q) : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
     part.k = kv.k;
     part.v = kv.v;
     part.slices = run::slices_of(schedule, step);
@@ -71,22 +81,24 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
 
 void Executor::forward(const ForwardArgs& args) {
   run::check_forward(parts_->schedule, args);
+  parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
-  std::vector<double> max_logit(static_cast<std::size_t>(args.q.heads), kMinusInfinity<double>);
-  const TensorView largest = per_head(max_logit.data(), DType::f64, args.q.heads);
+  std::optional<run::HeadNumbers> largest;
+  if (args.max_logit.given())
+    largest.emplace(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
   ForwardArgs inner = args;
   if (parts_->schedule.swap) {
     run::HeadSwap swap(parts_->schedule, communicator, parts_->workspace);
     inner = swap.bring(args);
-    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest, swap.heads_q());
+    if (args.max_logit.given()) inner.max_logit = run::some_heads(largest->view(), swap.heads_q());
     parts_->attend_steps(inner);
     swap.give_back(inner, args);
   } else {
-    if (args.max_logit.given()) inner.max_logit = largest;
+    if (args.max_logit.given()) inner.max_logit = largest->view();
     parts_->attend_steps(inner);
   }
-  if (args.max_logit.given()) run::reduce_into(communicator, max_logit, Reduce::max, args.max_logit);
+  if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
   if (parts_->options.checked) run::meet(communicator);
 }

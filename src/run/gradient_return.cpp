@@ -8,13 +8,13 @@ std::size_t odd(Index n) { return static_cast<std::size_t>(n % 2); }
 }  // namespace
 
 GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
-                               const Kv& own)
-    : schedule_(schedule), communicator_(communicator), workspace_(workspace), own_(own) {
+                               const Place& place, const Kv& own)
+    : schedule_(schedule), communicator_(communicator), workspace_(workspace), place_(place), own_(own) {
   // A first step on the own keys writes them whole; otherwise all that comes is added.
   const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
   if (!written) {
-    clear(own.k);
-    clear(own.v);
+    clear(place_, own.k);
+    clear(place_, own.v);
   }
 }
 
@@ -45,8 +45,8 @@ Kv GradientReturn::begin(Index n, bool nothing) {
     under_way_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
-    clear(to.k);
-    clear(to.v);
+    clear(place_, to.k);
+    clear(place_, to.v);
   }
   return to;
 }

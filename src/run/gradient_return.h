@@ -14,7 +14,8 @@ namespace weft::run {
 class GradientReturn {
  public:
   // `own`: f32 sums of the rank's own keys; every element is written by the end of finish().
-  GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Kv& own);
+  GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place,
+                 const Kv& own);
 
   // Where step n writes dK and dV: every element, unless `nothing` (no slices), which then means zeros.
   Kv begin(Index n, bool nothing);
@@ -29,6 +30,7 @@ class GradientReturn {
   const Schedule& schedule_;
   Communicator& communicator_;
   Workspace& workspace_;
+  Place place_;
   Kv own_;
   std::array<Request, 2> under_way_;  // of even and odd steps
 };

@@ -3,22 +3,27 @@
 
 #include <chrono>
 
+#include "run/seat.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
 
 namespace weft {
-
 struct Executor::Parts {
   Parts(Communicator& world, Schedule what, ExecutorOptions how)
-      : communicator(&world), schedule(std::move(what)), options(std::move(how)), workspace(options.memory) {}
+      : schedule(std::move(what)),
+        options(std::move(how)),
+        seat(world, options.place, options.memory),
+        communicator(&seat.communicator()),
+        workspace(seat.memory()) {}
 
   void attend_steps(const ForwardArgs& args);
   void attend_steps_backward(const BackwardArgs& args, const run::Kv& own);
 
-  Communicator* communicator;
-  std::unique_ptr<Communicator> checked;  // around `communicator`, if asked for
   Schedule schedule;
   ExecutorOptions options;
+  run::Seat seat;
+  Communicator* communicator;
+  std::unique_ptr<Communicator> checked;  // around `communicator`, if asked for
   run::Workspace workspace;
 };
 
@@ -92,9 +97,6 @@ class Computed {
   bool once_ = true;
   std::vector<Step> blind_;
 };
-
-// A number a head, over all ranks, into a tensor [hq].
-void reduce_into(Communicator& communicator, std::vector<double>& values, Reduce how, const TensorView& to);
 
 }  // namespace run
 }  // namespace weft

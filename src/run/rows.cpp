@@ -2,11 +2,13 @@
 
 #include <cstring>
 
+#include "device/device.h"
 #include "kernel/each_row.h"
 
 namespace weft::run {
 
-void clear(const TensorView& view) {
+void clear(const Place& place, const TensorView& view) {
+  if (place.kind != DeviceKind::cpu) return device::clear(place, view);
   const auto bytes = static_cast<std::size_t>(view.dim * size_of(view.dtype));
   each_row(view, [&](Index row) {
     for (Index head = 0; head < view.heads; ++head)
@@ -14,7 +16,8 @@ void clear(const TensorView& view) {
   });
 }
 
-void add(const TensorView& to, const ConstTensorView& from) {
+void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
+  if (place.kind != DeviceKind::cpu) return device::add(place, to, from);
   each_row(to, [&](Index row) {
     for (Index head = 0; head < to.heads; ++head) {
       float* a = to.at<float>(row, head);
@@ -24,7 +27,8 @@ void add(const TensorView& to, const ConstTensorView& from) {
   });
 }
 
-void round_to(const TensorView& to, const ConstTensorView& from) {
+void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
+  if (place.kind != DeviceKind::cpu) return device::round_to(place, to, from);
   each_row(to, [&](Index row) {
     for (Index head = 0; head < to.heads; ++head) store_f32(to, row, head, from.at<float>(row, head), 1);
   });

@@ -1,12 +1,13 @@
 // Passes over rows that are no kernel's: clear, add, round. Few, because each touches memory once more.
 #pragma once
 
+#include "weft/device.h"
 #include "weft/tensor.h"
 
 namespace weft::run {
 
-void clear(const TensorView& view);                                // zeros
-void add(const TensorView& to, const ConstTensorView& from);       // f32 += f32, same shape
-void round_to(const TensorView& to, const ConstTensorView& from);  // from f32, rounded once
+void clear(const Place& place, const TensorView& view);                                // zeros
+void add(const Place& place, const TensorView& to, const ConstTensorView& from);       // f32 += f32, same shape
+void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32, rounded once
 
 }  // namespace weft::run

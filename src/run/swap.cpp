@@ -78,7 +78,8 @@ ForwardArgs HeadSwap::bring(const ForwardArgs& args) {
                       .k = kv.k,
                       .v = kv.v,
                       .attention = attention(args.attention),
-                      .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q))};
+                      .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q)),
+                      .place = args.place};
   if (args.lse.given()) swapped.lse = writable(buffer(Slot::swap_lse, args.lse, swap_.heads_q));
   to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});
   return swapped;
@@ -109,7 +110,8 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
                              .lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q),
                              .dq = writable(buffer(Slot::swap_dq, args.dq, swap_.heads_q)),
                              .dk = gradients.k,
-                             .dv = gradients.v};
+                             .dv = gradients.v,
+                             .place = args.place};
   to_swapped({{args.q, swapped.q, &swap_.heads_q},
               {args.k, kv.k, &swap_.heads_k},
               {args.v, kv.v, &swap_.heads_k},
@@ -121,8 +123,9 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
 
 void HeadSwap::give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own) {
   to_own({{args.dq, swapped.dq, &swap_.heads_q}}, Message::Combine::replace);
-  clear(own.k);  // K/V heads come home from every rank that had them: summed in f32, in the order of the group
-  clear(own.v);
+  clear(args.place,
+        own.k);  // K/V heads come home from every rank that had them: summed in f32, in the order of the group
+  clear(args.place, own.v);
   to_own({{own.k, swapped.dk, &swap_.heads_k}, {own.v, swapped.dv, &swap_.heads_k}}, Message::Combine::add);
 }
 

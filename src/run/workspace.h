@@ -18,6 +18,7 @@ enum class Slot {
   sums,               // f32 partial sums, or dQ
   states,
   step_dq,
+  numbers,  // one a head
   swap_kv,  // tensors once heads have been swapped for sequence
   swap_key_gradients,
   swap_q,

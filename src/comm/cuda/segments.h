@@ -1,0 +1,27 @@
+// Bytes between lists of blocks on a GPU, in few launches and without anything to upload.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "weft/communicator.h"
+
+namespace weft::cuda {
+
+// rows x bytes from one place to another.
+struct Segment {
+  const char* from = nullptr;
+  char* to = nullptr;
+  Index rows = 0, bytes = 0;
+  Index from_stride = 0, to_stride = 0;
+};
+
+// Both lists hold as many bytes.
+std::vector<Segment> segments(std::span<const Block> from, std::span<const Block> to);
+
+void copy(std::span<const Segment> all, cudaStream_t stream);
+void add_f32(std::span<const Segment> all, cudaStream_t stream);  // to += from
+
+}  // namespace weft::cuda

@@ -1,0 +1,180 @@
+// A call packs what does not lie side by side, sends and receives all of it as one group of NCCL's in a stream of its
+// own, and unpacks. All of it is ordered by events; the CPU waits for nothing.
+#include "comm/nccl/nccl.h"
+
+#include <vector>
+
+#include <nccl.h>
+
+#include "comm/blocks.h"
+#include "comm/cuda/segments.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+void check(ncclResult_t result, const char* call) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  throw Error(text("NCCL: ", call, ": ", ncclGetErrorString(result)),
+              "see that every rank has a GPU of its own and that all make the same calls; NCCL_DEBUG=INFO says more");
+}
+#define WEFT_NCCL(call) check((call), #call)
+
+// What all calls of a communicator share.
+struct Link {
+  Link() {
+    WEFT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    WEFT_CUDA(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
+  }
+  ~Link() {
+    if (comm != nullptr) ncclCommDestroy(comm);
+    cudaEventDestroy(ready);
+    cudaStreamDestroy(stream);
+  }
+  Link(const Link&) = delete;
+
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t ready = nullptr;  // where the caller's stream has come to
+};
+
+// A message in one piece.
+struct Packed {
+  Message message;
+  cuda::StreamArray<char> own;  // none: it lies so already
+  void* data = nullptr;
+
+  Block block() const { return {data, 1, 1, message.size(), message.size(), message.size()}; }
+};
+
+Packed packed(Message message, bool in_place, cudaStream_t stream) {
+  Packed out{std::move(message), {}, nullptr};
+  if (in_place && out.message.blocks.size() == 1) {
+    const Block one = merged(out.message.blocks.front());
+    if (one.rows == 1 && one.parts == 1) out.data = one.data;
+  }
+  if (out.data == nullptr) {
+    out.own = cuda::StreamArray<char>(static_cast<std::size_t>(out.message.size()), stream);
+    out.data = out.own.get();
+  }
+  return out;
+}
+
+class NcclExchange final : public Request::Pending {
+ public:
+  NcclExchange(std::shared_ptr<Link> link, Index rank, cudaStream_t caller, std::vector<Message> sends,
+               std::vector<Message> receives)
+      : link_(std::move(link)), caller_(caller) {
+    const cudaStream_t stream = link_->stream;
+    WEFT_CUDA(cudaEventRecord(link_->ready, caller));
+    WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready));
+    for (Message& m : sends) {
+      if (m.size() == 0) continue;
+      sends_.push_back(packed(std::move(m), true, stream));
+      const Packed& p = sends_.back();
+      const Block whole = p.block();
+      if (p.own.get() != nullptr) cuda::copy(cuda::segments(p.message.blocks, {&whole, 1}), stream);
+    }
+    for (Message& m : receives) {
+      const bool add = m.combine == Message::Combine::add;
+      if (m.size() > 0) receives_.push_back(packed(std::move(m), !add, stream));
+    }
+    WEFT_NCCL(ncclGroupStart());
+    for (const Packed& p : sends_)
+      if (p.message.peer != rank)
+        WEFT_NCCL(ncclSend(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
+    for (const Packed& p : receives_)
+      if (p.message.peer != rank)
+        WEFT_NCCL(ncclRecv(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
+    WEFT_NCCL(ncclGroupEnd());
+    copy_to_self(rank, stream);
+    WEFT_CUDA(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
+    WEFT_CUDA(cudaEventRecord(done_, stream));
+  }
+
+  ~NcclExchange() override {
+    if (done_ == nullptr) return;
+    if (!waited_) cudaEventSynchronize(done_);
+    cudaEventDestroy(done_);
+  }
+
+  void wait() override {
+    WEFT_CUDA(cudaStreamWaitEvent(caller_, done_));
+    waited_ = true;
+    for (const Packed& p : receives_) {
+      if (p.own.get() == nullptr) continue;
+      const Block whole = p.block();
+      const std::vector<cuda::Segment> all = cuda::segments({&whole, 1}, p.message.blocks);
+      p.message.combine == Message::Combine::add ? cuda::add_f32(all, caller_) : cuda::copy(all, caller_);
+    }
+    // The stream of the exchange gives the memory back, after what the caller's does with it.
+    WEFT_CUDA(cudaEventRecord(done_, caller_));
+    WEFT_CUDA(cudaStreamWaitEvent(link_->stream, done_));
+  }
+
+ private:
+  static std::size_t size(const Packed& p) { return static_cast<std::size_t>(p.message.size()); }
+
+  void copy_to_self(Index rank, cudaStream_t stream) {
+    std::size_t next = 0;
+    for (const Packed& to : receives_) {
+      if (to.message.peer != rank) continue;
+      while (next < sends_.size() && sends_[next].message.peer != rank) ++next;
+      if (next == sends_.size() || sends_[next].message.size() != to.message.size())
+        throw Error(text("rank ", rank, " receives ", to.message.size(), " bytes from itself that it does not send"),
+                    "let both sides name the same messages");
+      const Block from = sends_[next++].block(), whole = to.block();
+      cuda::copy(cuda::segments({&from, 1}, {&whole, 1}), stream);
+    }
+  }
+
+  std::shared_ptr<Link> link_;
+  cudaStream_t caller_;
+  std::vector<Packed> sends_, receives_;
+  cudaEvent_t done_ = nullptr;
+  bool waited_ = false;
+};
+
+class NcclCommunicator final : public DeviceCommunicator {
+ public:
+  NcclCommunicator(Communicator& ranks, const Place& place)
+      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), caller_(static_cast<cudaStream_t>(place.stream)) {
+    WEFT_CUDA(cudaSetDevice(place.device));
+    link_ = std::make_shared<Link>();
+    ncclUniqueId id{};
+    if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
+    // Everybody gets rank 0's.
+    std::vector<Message> to, from;
+    const auto block = [](void* data) { return Block{.data = data, .rows = 1, .bytes = sizeof(ncclUniqueId)}; };
+    ncclUniqueId got{};
+    for (Index peer = 0; ranks.rank() == 0 && peer < ranks.ranks(); ++peer) to.push_back({peer, {block(&id)}});
+    from.push_back({0, {block(&got)}});
+    ranks.exchange(std::move(to), std::move(from)).wait();
+    WEFT_NCCL(ncclCommInitRank(&link_->comm, static_cast<int>(ranks.ranks()), got, static_cast<int>(ranks.rank())));
+  }
+
+  std::string_view name() const override { return "nccl"; }
+  void use(void* stream) override { caller_ = static_cast<cudaStream_t>(stream); }
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return std::make_unique<NcclExchange>(link_, rank(), caller_, std::move(sends), std::move(receives));
+  }
+  std::unique_ptr<Communicator> make_split(Index, Index) override {
+    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+  }
+
+  std::shared_ptr<Link> link_;
+  cudaStream_t caller_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place) {
+  return std::make_unique<NcclCommunicator>(ranks, place);
+}
+
+}  // namespace weft

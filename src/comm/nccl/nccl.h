@@ -1,0 +1,14 @@
+// Ranks that have a GPU each, over NCCL. The communicator it is made of brings them together and says how many there
+// are.
+#pragma once
+
+#include <memory>
+
+#include "weft/communicator.h"
+
+namespace weft {
+
+// Collective. The place's device is this rank's.
+std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place);
+
+}  // namespace weft

@@ -1,0 +1,220 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/launch.h"
+#include "device/device.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::device {
+namespace {
+
+constexpr int kThreads = 256;
+
+cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
+
+// The current device of this thread, as long as it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    WEFT_CUDA(cudaGetDevice(&before_));
+    if (device != before_) WEFT_CUDA(cudaSetDevice(device));
+    changed_ = device != before_;
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+class CudaMemory final : public Memory {
+ public:
+  explicit CudaMemory(const Place& place) : device_(place.device), stream_(stream_of(place)) {}
+  void use(void* stream) override { stream_ = static_cast<cudaStream_t>(stream); }
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t) override {
+    const OnDevice here(device_);
+    void* data = nullptr;
+    WEFT_CUDA(cudaMallocAsync(&data, bytes > 0 ? bytes : 1, stream_));
+    return data;
+  }
+  void do_deallocate(void* data, std::size_t, std::size_t) override { cudaFreeAsync(data, stream_); }
+  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+  int device_;
+  cudaStream_t stream_;
+};
+
+template <class T>
+__device__ T* element(const TensorView& view, Index row, Index head) {
+  return static_cast<T*>(view.data) + view.offset(row, head);
+}
+template <class T>
+__device__ const T* element(const ConstTensorView& view, Index row, Index head) {
+  return static_cast<const T*>(view.data) + view.offset(row, head);
+}
+
+__device__ void store(const TensorView& view, Index row, Index head, Index i, float value) {
+  switch (view.dtype) {
+    case DType::f64:
+      element<double>(view, row, head)[i] = value;
+      break;
+    case DType::f32:
+      element<float>(view, row, head)[i] = value;
+      break;
+    case DType::bf16:
+      element<__nv_bfloat16>(view, row, head)[i] = __float2bfloat16_rn(value);
+      break;
+    case DType::f16:
+      element<__half>(view, row, head)[i] = __float2half_rn(value);
+      break;
+    default:
+      break;
+  }
+}
+__device__ double load(const ConstTensorView& view, Index row, Index head, Index i) {
+  switch (view.dtype) {
+    case DType::f64:
+      return element<double>(view, row, head)[i];
+    case DType::f32:
+      return element<float>(view, row, head)[i];
+    case DType::bf16:
+      return __bfloat162float(element<__nv_bfloat16>(view, row, head)[i]);
+    case DType::f16:
+      return __half2float(element<__half>(view, row, head)[i]);
+    default:
+      return 0;
+  }
+}
+
+// do(row, head, i) for every element, neighbours by neighbouring threads.
+template <class Do>
+__device__ void each_element(Index rows, Index heads, Index dim, Do what) {
+  const Index count = rows * heads * dim, step = static_cast<Index>(gridDim.x) * kThreads;
+  for (Index at = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; at < count; at += step)
+    what(at / (heads * dim), at / dim % heads, at % dim);
+}
+
+__global__ void clear_elements(TensorView view) {
+  each_element(view.rows, view.heads, view.dim, [&](Index row, Index head, Index i) { store(view, row, head, i, 0); });
+}
+__global__ void add_elements(TensorView to, ConstTensorView from) {
+  each_element(to.rows, to.heads, to.dim, [&](Index row, Index head, Index i) {
+    element<float>(to, row, head)[i] += element<float>(from, row, head)[i];
+  });
+}
+__global__ void round_elements(TensorView to, ConstTensorView from) {
+  each_element(to.rows, to.heads, to.dim,
+               [&](Index row, Index head, Index i) { store(to, row, head, i, element<float>(from, row, head)[i]); });
+}
+
+template <class T>
+__global__ void fill_numbers(T* to, Index count, T value) {
+  each_element(count, 1, 1, [&](Index at, Index, Index) { to[at] = value; });
+}
+
+cuda::Shape shape_of(Index elements) {
+  constexpr Index kMost = 132 * 16;  // some blocks for every processor; the rest is the loop's
+  const Index blocks = min_of((elements + kThreads - 1) / kThreads, kMost);
+  return {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
+}
+cuda::Shape shape_of(const TensorView& view) { return shape_of(view.rows * view.heads * view.dim); }
+
+// A block a head: each thread its rows in order, then a tree, so that a sum has one order.
+__global__ void sum_sink_gradient(ConstTensorView sink, bool learnable, ConstTensorView lse, ConstTensorView out,
+                                  ConstTensorView dout, double* gradient) {
+  __shared__ double sums[kThreads];
+  const Index head = blockIdx.x;
+  const double logit = learnable ? load(sink, 0, head, 0) : 0;
+  double sum = 0;
+  for (Index row = threadIdx.x; row < out.rows; row += kThreads) {
+    double dot = 0;
+    for (Index i = 0; i < out.dim; ++i) {
+      const double o = load(out, row, head, i);
+      if (o != 0) dot += o * load(dout, row, head, i);
+    }
+    if (dot != 0) sum -= exp(logit - load(lse, row, head, 0)) * dot;
+  }
+  sums[threadIdx.x] = sum;
+  for (int width = kThreads / 2; width > 0; width /= 2) {
+    __syncthreads();
+    if (threadIdx.x < width) sums[threadIdx.x] += sums[threadIdx.x + width];
+  }
+  if (threadIdx.x == 0) gradient[head] = sums[0];
+}
+
+__global__ void reduce_ranks(const double* numbers, Index ranks, bool sum, TensorView to) {
+  each_element(1, to.heads, 1, [&](Index, Index head, Index) {
+    double value = numbers[head];
+    for (Index rank = 1; rank < ranks; ++rank) {
+      const double next = numbers[rank * to.heads + head];
+      if (sum)
+        value += next;
+      else if (next > value || isnan(next))
+        value = next;
+    }
+    if (to.dtype == DType::f64)
+      *element<double>(to, 0, head) = value;
+    else
+      *element<float>(to, 0, head) = static_cast<float>(value);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Memory> make_memory(const Place& place) { return std::make_unique<CudaMemory>(place); }
+
+void clear(const Place& place, const TensorView& view) {
+  cuda::launch(clear_elements, shape_of(view), stream_of(place), view);
+}
+void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
+  cuda::launch(add_elements, shape_of(to), stream_of(place), to, from);
+}
+void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
+  cuda::launch(round_elements, shape_of(to), stream_of(place), to, from);
+}
+void fill(const Place& place, RowState<float>* states, Index count) {
+  cuda::launch(fill_numbers<RowState<float>>, shape_of(count), stream_of(place), states, count, RowState<float>{});
+}
+void fill(const Place& place, double* numbers, Index count, double value) {
+  cuda::launch(fill_numbers<double>, shape_of(count), stream_of(place), numbers, count, value);
+}
+
+void sink_gradient(const Place& place, const BackwardArgs& args, double* gradient) {
+  const Sink& sink = args.attention.sink;
+  cuda::launch(sum_sink_gradient, {.blocks = dim3(static_cast<unsigned>(args.q.heads)), .threads = dim3(kThreads)},
+               stream_of(place), sink.logits, sink.kind == Sink::Kind::learnable, args.lse, args.out, args.dout,
+               gradient);
+}
+
+void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to) {
+  cuda::launch(reduce_ranks, shape_of(to.heads), stream_of(place), numbers, ranks, how == Reduce::sum, to);
+}
+
+void to_device(const Place& place, void* to, const void* from, Index bytes) {
+  WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+}
+void to_host(const Place& place, void* to, const void* from, Index bytes) {
+  WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_of(place)));
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+}
+void synchronize(const Place& place) { WEFT_CUDA(cudaStreamSynchronize(stream_of(place))); }
+
+void* thread_stream() { return cudaStreamPerThread; }
+
+int count() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess) {
+    cudaGetLastError();  // none is no error
+    return 0;
+  }
+  return devices;
+}
+
+}  // namespace weft::device

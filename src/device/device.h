@@ -1,0 +1,43 @@
+// What the executor and the checks need of a GPU beside kernels and communicators. Without CUDA every call throws.
+// Calls return when their work is in the place's stream, unless they say otherwise.
+#pragma once
+
+#include <memory>
+#include <memory_resource>
+
+#include "weft/attention.h"
+#include "weft/communicator.h"
+#include "weft/device.h"
+#include "weft/tensor.h"
+
+namespace weft::device {
+
+// Memory of a GPU, in the order of a stream that can be changed: what was given back is not used before the stream has
+// come to that point.
+class Memory : public std::pmr::memory_resource {
+ public:
+  virtual void use(void* stream) = 0;
+};
+std::unique_ptr<Memory> make_memory(const Place& place);
+
+void clear(const Place& place, const TensorView& view);                                // zeros
+void add(const Place& place, const TensorView& to, const ConstTensorView& from);       // f32 += f32, same shape
+void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32, rounded once
+void fill(const Place& place, RowState<float>* states, Index count);                   // no keys
+void fill(const Place& place, double* numbers, Index count, double value);
+
+// -sum over rows of exp(sink - lse)·(out·dout), a number a head. Rows that see no key have out = 0, and their dout is
+// not looked at.
+void sink_gradient(const Place& place, const BackwardArgs& args, double* gradient);
+// numbers [ranks, heads] to one a head, in the order of ranks, rounded into `to` [heads].
+void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to);
+
+// For checks and tools; these wait until all is done.
+void to_device(const Place& place, void* to, const void* from, Index bytes);
+void to_host(const Place& place, void* to, const void* from, Index bytes);
+void synchronize(const Place& place);
+void* thread_stream();  // a stream that each thread has for itself
+// GPUs of this machine that the library can use.
+int count();
+
+}  // namespace weft::device

@@ -1,0 +1,28 @@
+// A build without CUDA.
+#include "device/device.h"
+#include "weft/error.h"
+
+namespace weft::device {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error("tensors on a GPU, and a build of Weft without CUDA", "build it with -DWEFT_CUDA=ON, or use the CPU");
+}
+
+}  // namespace
+
+std::unique_ptr<Memory> make_memory(const Place&) { refuse(); }
+void clear(const Place&, const TensorView&) { refuse(); }
+void add(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
+void round_to(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
+void fill(const Place&, RowState<float>*, Index) { refuse(); }
+void fill(const Place&, double*, Index, double) { refuse(); }
+void sink_gradient(const Place&, const BackwardArgs&, double*) { refuse(); }
+void reduce(const Place&, const double*, Index, Reduce, const TensorView&) { refuse(); }
+void to_device(const Place&, void*, const void*, Index) { refuse(); }
+void to_host(const Place&, void*, const void*, Index) { refuse(); }
+void synchronize(const Place&) { refuse(); }
+void* thread_stream() { refuse(); }
+int count() { return 0; }
+
+}  // namespace weft::device

@@ -1,0 +1,115 @@
+#include "kernel/cuda/list.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "weft/error.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr Index kFar = (Index{1} << 31) - 1;
+
+int to_int(Index x) { return static_cast<int>(std::clamp(x, -kFar, kFar)); }
+
+WorkSlice work_slice(const Slice& s, Index k_first) {
+  return {to_int(s.q_begin), to_int(s.q_end), to_int(s.k_begin), to_int(s.k_end),
+          to_int(k_first),   to_int(s.lo),    to_int(s.hi)};
+}
+constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
+
+Range rows_of(const Slice& s, Side side) {
+  return side == Side::query ? Range{s.q_begin, s.q_end} : Range{s.k_begin, s.k_end};
+}
+
+Slice cut(Slice s, Side side, Index first, Index end) {
+  Index& begin = side == Side::query ? s.q_begin : s.k_begin;
+  Index& last = side == Side::query ? s.q_end : s.k_end;
+  begin = max_of(begin, first);
+  last = min_of(last, end);
+  return s;
+}
+
+}  // namespace
+
+HostLists::HostLists(std::span<const Slice> slices) {
+  for (const Slice& s : slices) {
+    const Slice t = trimmed(s, true);
+    if (t.q_begin >= t.q_end) continue;
+    useful_.push_back(t);
+    const WorkSlice w = work_slice(t, s.k_begin);
+    int ints[kSliceInts];
+    std::memcpy(ints, &w, sizeof w);
+    append(ints);
+  }
+}
+
+std::size_t HostLists::append(std::span<const int> more) {
+  const std::size_t at = numbers_.size();
+  numbers_.insert(numbers_.end(), more.begin(), more.end());
+  return at;
+}
+
+int HostLists::add_tiles(Side side, Index rows, int size) {
+  const std::size_t tiles = static_cast<std::size_t>(ceil_div(rows, size));
+  std::vector<int> begin(tiles + 1, 0);
+  std::vector<Index> cost(tiles, 0);
+  const auto each = [&](auto&& visit) {
+    for (std::size_t n = 0; n < useful_.size(); ++n) {
+      const Range r = rows_of(useful_[n], side);
+      for (Index t = r.begin / size; t * size < r.end; ++t) visit(n, static_cast<std::size_t>(t));
+    }
+  };
+  each([&](std::size_t n, std::size_t t) {
+    ++begin[t + 1];
+    const Index first = static_cast<Index>(t) * size;
+    cost[t] += visible_pairs(cut(useful_[n], side, first, first + size));
+  });
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::vector<int> members(static_cast<std::size_t>(begin.back())), next(begin.begin(), begin.end() - 1);
+  each([&](std::size_t n, std::size_t t) { members[static_cast<std::size_t>(next[t]++)] = static_cast<int>(n); });
+  std::vector<int> order(tiles);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return cost[static_cast<std::size_t>(a)] > cost[static_cast<std::size_t>(b)]; });
+  const int count[] = {static_cast<int>(tiles)};
+  lists_.push_back({append(order), append(begin), append(members), append(count)});
+  return count[0];
+}
+
+void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map) {
+  std::vector<int> kv(static_cast<std::size_t>(heads_q)), begin(static_cast<std::size_t>(heads_k) + 1, 0);
+  for (std::size_t h = 0; h < kv.size(); ++h) {
+    kv[h] = static_cast<int>(head_map.empty() ? static_cast<Index>(h) / (heads_q / heads_k) : head_map[h]);
+    ++begin[static_cast<std::size_t>(kv[h]) + 1];
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::vector<int> heads(kv.size()), next(begin.begin(), begin.end() - 1);
+  for (std::size_t h = 0; h < kv.size(); ++h)
+    heads[static_cast<std::size_t>(next[static_cast<std::size_t>(kv[h])]++)] = static_cast<int>(h);
+  kv_head_ = append(kv);
+  head_begin_ = append(begin);
+  heads_ = append(heads);
+}
+
+WorkList HostLists::list(const int* base, std::size_t n) const {
+  const Places& at = lists_[n];
+  return {reinterpret_cast<const WorkSlice*>(base), base + at.order, base + at.begin, base + at.members,
+          base + at.tiles};
+}
+
+WorkHeads HostLists::heads(const int* base) const { return {base + kv_head_, base + head_begin_, base + heads_}; }
+
+StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  WEFT_CUDA(cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone)
+    throw Error("slices on the host while a CUDA graph is captured", "call outside the capture");
+  StreamArray<int> to(numbers.size(), stream);
+  // From pageable memory: it is read before the call returns.
+  WEFT_CUDA(cudaMemcpyAsync(to.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream));
+  return to;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,244 @@
+#include "kernel/cuda/portable.h"
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "kernel/cuda/calls.h"
+#include "kernel/cuda/list.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
+
+// The call's device, for as long as this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    WEFT_CUDA(cudaGetDevice(&before_));
+    if (device != before_) WEFT_CUDA(cudaSetDevice(device));
+    changed_ = device != before_;
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);  // nobody to tell
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
+
+Source source(const ConstTensorView& view, DType compute) {
+  const Index size = size_of(view.dtype);
+  const auto aligned = [&](Index elements) { return elements * size % 16 == 0; };
+  const bool direct = size <= 4 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.dim % 8 == 0 &&
+                      (aligned(view.row_stride) || view.rows == 1) && (aligned(view.head_stride) || view.heads == 1) &&
+                      (view.inner == 0 || aligned(view.outer_stride));
+  return {view, direct, view.dtype == compute};
+}
+
+SinkLogits sink_of(const Sink& sink) { return {sink.kind != Sink::Kind::none, sink.logits}; }
+
+double scale_of(const Attention& attention, Index dim) {
+  return attention.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
+}
+
+// Tiles count rows past the last one, in 32 bits.
+void check_rows(Index rows) {
+  constexpr Index kMost = kMaxTokens - 4096;
+  if (rows > kMost)
+    throw Error(text("a tensor of ", rows, " rows on a GPU"), text("give it at most ", kMost, " at a time"));
+}
+
+unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream) {
+  if (!max_logit.given()) return nullptr;
+  to = StreamArray<unsigned>(static_cast<std::size_t>(max_logit.heads), stream);
+  WEFT_CUDA(cudaMemsetAsync(to.get(), 0, to.size() * sizeof(unsigned), stream));
+  return to.get();
+}
+
+}  // namespace
+
+GpuProperties gpu_properties() {
+  int device = 0;
+  const auto ask = [&](int& to, cudaDeviceAttr what) { return cudaDeviceGetAttribute(&to, what, device); };
+  GpuProperties gpu;
+  int shared = 0;
+  cudaError_t result = cudaGetDevice(&device);
+  if (result == cudaSuccess) result = ask(gpu.major, cudaDevAttrComputeCapabilityMajor);
+  if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
+  if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (result != cudaSuccess) {
+    gpu.missing = cudaGetErrorString(result);
+    cudaGetLastError();  // it was asked, not met
+  }
+  gpu.shared_bytes = shared;
+  return gpu;
+}
+
+void portable_forward(const ForwardArgs& args) {
+  const OnDevice on(args.place.device);
+  const cudaStream_t stream = stream_of(args.place);
+  check_rows(max_of(args.q.rows, args.k.rows));
+  const DType dtype = args.q.dtype;
+  const Width width = width_of(dtype, args.q.dim, args.v.dim);
+  HostLists lists(args.slices);
+  const int tiles = lists.add_tiles(Side::query, args.q.rows, forward_rows(dtype == DType::f32, width));
+  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
+  const StreamArray<int> numbers = upload(lists.numbers(), stream);
+
+  // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
+  const double scale = scale_of(args.attention, args.q.dim), softcap = args.attention.softcap;
+  const double size = scale == 0 ? 1 : std::abs(scale);
+  StreamArray<unsigned> orders;
+  ForwardCall call{.q = source(args.q, dtype),
+                   .k = source(args.k, dtype),
+                   .v = source(args.v, dtype),
+                   .list = lists.list(numbers.get(), 0),
+                   .heads = lists.heads(numbers.get()),
+                   .scores = {static_cast<float>((softcap > 0 ? softcap : size) * double{kLog2E}),
+                              softcap > 0 ? static_cast<float>(size / softcap) : 0.0f},
+                   .sign = scale > 0   ? 1.0f
+                           : scale < 0 ? -1.0f
+                                       : 0.0f,
+                   .sink = sink_of(args.attention.sink),
+                   .out = args.out,
+                   .lse = args.lse,
+                   .partial = args.partial,
+                   .max_logit = zeroed_orders(orders, args.max_logit, stream),
+                   .tiles = tiles,
+                   .heads_q = static_cast<int>(args.q.heads)};
+  switch (dtype) {
+    case DType::bf16:
+      forward_bf16(width, call, stream);
+      break;
+    case DType::f16:
+      forward_f16(width, call, stream);
+      break;
+    default:
+      forward_f32(width, call, stream);
+  }
+  if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
+}
+
+namespace {
+
+// out and lse where the caller did not keep them.
+struct Kept {
+  Kept(BackwardArgs& args, cudaStream_t stream) {
+    if (args.out.given()) return;
+    out = StreamArray<float>(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim), stream);
+    lse = StreamArray<float>(static_cast<std::size_t>(args.q.rows * args.q.heads), stream);
+    const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
+    const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
+    portable_forward({.q = args.q,
+                      .k = args.k,
+                      .v = args.v,
+                      .slices = args.slices,
+                      .attention = args.attention,
+                      .out = out_view,
+                      .lse = lse_view,
+                      .place = args.place});
+    args.out = out_view;
+    args.lse = lse_view;
+  }
+  StreamArray<float> out, lse;
+};
+
+}  // namespace
+
+void portable_backward(const BackwardArgs& given) {
+  const OnDevice on(given.place.device);
+  const cudaStream_t stream = stream_of(given.place);
+  BackwardArgs args = given;
+  check_rows(max_of(args.q.rows, args.k.rows));
+  const Kept kept(args, stream);
+  const DType dtype = args.q.dtype;
+  const bool f32 = dtype == DType::f32;
+  const Width width = width_of(dtype, args.q.dim, args.v.dim);
+  const int rows = dq_rows(f32, dq_width(width));
+  HostLists lists(args.slices);
+  const int row_tiles = lists.add_tiles(Side::query, args.q.rows, rows);
+  const bool roomy = gpu_properties().shared_bytes >= backward_shared(f32, width, true);
+  const int key_tiles = lists.add_tiles(Side::key, args.k.rows, backward_shape(f32, width, roomy).keys);
+  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
+  const StreamArray<int> numbers = upload(lists.numbers(), stream);
+
+  const Index padded = ceil_div(args.q.rows, kRowMultiple) * kRowMultiple;
+  const std::size_t heads_q = static_cast<std::size_t>(args.q.heads);
+  const StreamArray<float2> statistics(static_cast<std::size_t>(padded) * heads_q, stream);
+  const StreamArray<double> dsink(args.dsink.given() ? static_cast<std::size_t>(row_tiles) * heads_q : 0, stream);
+  // Tiles of fewer rows than kRowMultiple may end before the padding does.
+  if (padded > 0) WEFT_CUDA(cudaMemsetAsync(statistics.get(), 0, statistics.size() * sizeof(float2), stream));
+  row_statistics({.out = source(args.out, dtype),
+                  .dout = source(args.dout, dtype),
+                  .lse = args.lse,
+                  .list = lists.list(numbers.get(), 0),
+                  .sink = sink_of(args.attention.sink),
+                  .statistics = statistics.get(),
+                  .dsink = dsink.get(),
+                  .rows = rows,
+                  .padded_rows = static_cast<int>(padded),
+                  .tiles = row_tiles,
+                  .heads_q = static_cast<int>(args.q.heads)},
+                 stream);
+  if (args.dsink.given()) sum_dsink(dsink.get(), row_tiles, args.dsink, stream);
+
+  StreamArray<float> dq_sums;
+  if (!args.deterministic) {
+    dq_sums = StreamArray<float>(statistics.size() * static_cast<std::size_t>(columns_k(width)), stream);
+    if (dq_sums.size() > 0) WEFT_CUDA(cudaMemsetAsync(dq_sums.get(), 0, dq_sums.size() * sizeof(float), stream));
+  }
+  const double scale = scale_of(args.attention, args.q.dim), softcap = args.attention.softcap;
+  const BackwardCall call{.q = source(args.q, dtype),
+                          .k = source(args.k, dtype),
+                          .v = source(args.v, dtype),
+                          .dout = source(args.dout, dtype),
+                          .rows = lists.list(numbers.get(), 0),
+                          .keys = lists.list(numbers.get(), 1),
+                          .heads = lists.heads(numbers.get()),
+                          .scores = {static_cast<float>((softcap > 0 ? softcap : scale) * double{kLog2E}),
+                                     softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f},
+                          .scale = static_cast<float>(scale),
+                          .statistics = statistics.get(),
+                          .padded_rows = static_cast<int>(padded),
+                          .dq_sums = dq_sums.get(),
+                          .dq = args.dq,
+                          .dk = args.dk,
+                          .dv = args.dv,
+                          .add_keys = args.add_keys,
+                          .roomy = roomy,
+                          .row_tiles = row_tiles,
+                          .key_tiles = key_tiles,
+                          .heads_q = static_cast<int>(args.q.heads),
+                          .heads_k = static_cast<int>(args.k.heads)};
+  const auto run = [&](auto bf16, auto f16, auto f32_) {
+    (dtype == DType::bf16 ? bf16 : dtype == DType::f16 ? f16 : f32_)(width, call, stream);
+  };
+  run(&backward_bf16, &backward_f16, &backward_f32);
+  if (args.deterministic)
+    run(&dq_bf16, &dq_f16, &dq_f32);
+  else
+    store_dq(call, f32, width, stream);
+}
+
+void finish_partial(const ForwardArgs& args) {
+  const OnDevice on(args.place.device);
+  const cudaStream_t stream = stream_of(args.place);
+  StreamArray<unsigned> orders;
+  unsigned* const max_logit = zeroed_orders(orders, args.max_logit, stream);
+  finish_rows({args.partial, sink_of(args.attention.sink), args.out, args.lse, max_logit}, stream);
+  if (max_logit != nullptr) store_max_logit(max_logit, args.max_logit, stream);
+}
+
+}  // namespace weft::cuda

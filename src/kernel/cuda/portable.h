@@ -1,0 +1,14 @@
+// Kernel cuda.portable: tensor cores by mma.sync, for every GPU since compute capability 8.0.
+#pragma once
+
+#include "kernel/cuda_refusal.h"
+#include "weft/attention.h"
+
+namespace weft::cuda {
+
+GpuProperties gpu_properties();  // of the current device
+void portable_forward(const ForwardArgs& args);
+void portable_backward(const BackwardArgs& args);
+void finish_partial(const ForwardArgs& args);
+
+}  // namespace weft::cuda

@@ -1,0 +1,85 @@
+// Sizes of tiles, for host and device. Head widths are padded to one of four.
+#pragma once
+
+#include "weft/dtype.h"
+
+namespace weft::cuda {
+
+enum class Width { w64, w128, w192_128, w256 };
+
+constexpr int columns_k(Width w) {
+  return w == Width::w64 ? 64 : w == Width::w128 ? 128 : w == Width::w256 ? 256 : 192;
+}
+constexpr int columns_v(Width w) { return w == Width::w64 ? 64 : w == Width::w256 ? 256 : 128; }
+
+constexpr Width width_of(DType dtype, Index dim_qk, Index dim_v) {
+  const Index widest = dim_qk > dim_v ? dim_qk : dim_v;
+  if (widest <= 64 && dtype != DType::f32) return Width::w64;
+  if (widest <= 128) return Width::w128;
+  return dim_qk <= 192 && dim_v <= 128 && dtype != DType::f32 ? Width::w192_128 : Width::w256;
+}
+
+// A number of f32 is three of bf16 (numbers.cuh): three times the memory of a 16-bit one.
+struct TileShape {
+  int warps;
+  int row_blocks;  // of 16 rows a warp (forward) or in the tile (backward)
+  int keys;
+  constexpr int threads() const { return 32 * warps; }
+};
+
+// Forward: a warp owns 16·row_blocks query rows; the sums of 32 rows x 128 columns take 128 registers a thread.
+constexpr TileShape forward_shape(bool f32, Width w) {
+  if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 32};
+  return w == Width::w256 ? TileShape{4, 1, 64} : TileShape{4, 2, 64};
+}
+// Blocks that an SM should hold at once: what their registers are cut to.
+constexpr int forward_blocks(bool f32, Width w) {
+  if (f32 || w == Width::w256) return 1;
+  return w == Width::w64 ? 3 : 2;
+}
+constexpr int forward_rows(bool f32, Width w) {
+  return 16 * forward_shape(f32, w).row_blocks * forward_shape(f32, w).warps;
+}
+
+// Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by. With `roomy` shared memory a block has
+// twice the keys: rows are read, and dQ is added to, half as often.
+constexpr TileShape backward_shape(bool f32, Width w, bool roomy) {
+  if (f32) return w == Width::w256 ? TileShape{2, 1, 32} : TileShape{4, 1, 64};
+  if (w == Width::w128 && roomy) return TileShape{8, 4, 128};
+  return w == Width::w256 ? TileShape{4, 2, 64} : TileShape{4, 4, 64};
+}
+constexpr int backward_blocks(bool f32, Width w) { return !f32 && w == Width::w64 ? 3 : 1; }
+constexpr int backward_rows(bool f32, Width w) { return 16 * backward_shape(f32, w, false).row_blocks; }
+// dQ of a tile is made by all its warps: four side by side, or as many as there are, each with all rows or with half.
+constexpr int dq_columns(int warps, Width w) { return columns_k(w) / (warps < 4 ? warps : 4); }
+constexpr int dq_rows_of_warp(int warps, int rows) { return warps > 4 ? rows / 2 : rows; }
+// Sums of dK and dV together fit the registers up to 128 columns; wider ones take a pass each.
+constexpr bool two_passes(Width w) { return columns_k(w) > 128; }
+
+// dQ alone, by the owner of its rows: as the forward with two products more.
+constexpr TileShape dq_shape(bool f32, Width w) {
+  if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 16};
+  return w == Width::w256 ? TileShape{4, 1, 32} : TileShape{4, 1, 64};
+}
+// Fewer widths: this path is for those who ask for the same bits, not for speed.
+constexpr Width dq_width(Width w) { return columns_k(w) <= 128 ? Width::w128 : Width::w256; }
+constexpr int dq_rows(bool f32, Width w) { return 16 * dq_shape(f32, w).warps; }
+
+// Bytes of shared memory.
+constexpr int parts_of(bool f32) { return f32 ? 3 : 1; }
+constexpr int forward_shared(bool f32, Width w) {
+  const int rows = forward_rows(f32, w), keys = forward_shape(f32, w).keys;
+  return 2 * parts_of(f32) * (rows * columns_k(w) + keys * (columns_k(w) + columns_v(w)));
+}
+constexpr int dq_shared(bool f32, Width w) {
+  const int rows = dq_rows(f32, w), keys = dq_shape(f32, w).keys;
+  return 2 * parts_of(f32) * (rows + keys) * (columns_k(w) + columns_v(w));
+}
+constexpr int kLeastPitch = 64;  // columns of a tile in shared memory: a swizzle is over 128 bytes
+constexpr int backward_shared(bool f32, Width w, bool roomy) {
+  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, roomy).keys;
+  const int pitch = rows < kLeastPitch ? kLeastPitch : rows;
+  return 2 * parts_of(f32) * ((rows + keys) * (columns_k(w) + columns_v(w)) + keys * pitch) + 8 * rows + keys;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,33 @@
+// What the device reads of a call's work: slices, and which of them touch which tile. Plain arrays in device memory
+// with their counts beside them, so that a list made on the device can be passed without asking the host: grids are
+// then as large as the list can be, and blocks past the count do nothing.
+#pragma once
+
+namespace weft::cuda {
+
+// Rows fit 32 bits (weft::kMaxTokens). Cut to the rows that see a key and to the keys that a row sees; a band without
+// limit saturates at +-(2^31 - 1), which no difference of rows passes.
+struct WorkSlice {
+  int q_begin, q_end;
+  int k_begin, k_end;
+  int k_first;  // key tiles of the forward count from here: the slice's own k_begin, whoever computes
+  int lo, hi;
+};
+
+// Tiles of a fixed number of rows (of Q or of K) from row 0 on.
+struct WorkList {
+  const WorkSlice* slices;
+  const int* order;    // [tiles] tiles, the most expensive first
+  const int* begin;    // [tiles + 1] where a tile's members begin
+  const int* members;  // slices that touch a tile, by index, in the order they were given
+  const int* tiles;    // how many there are
+};
+
+// Query heads of each K/V head.
+struct WorkHeads {
+  const int* kv_head;  // [hq]
+  const int* begin;    // [hk + 1]
+  const int* heads;    // [hq], grouped by K/V head
+};
+
+}  // namespace weft::cuda

@@ -1,0 +1,69 @@
+// The GPU kernel's tests: its dtypes, its problems, and runs of both passes.
+#pragma once
+
+#include "cuda/on_gpu.h"
+#include "kernel_features.h"
+
+namespace weft::test {
+
+class GpuTest : public testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .device = DeviceKind::cuda};
+    if (const auto reason = find_kernel(kPortable).refusal(request)) GTEST_SKIP() << *reason;
+  }
+  static DType dtype() { return GetParam(); }
+};
+inline std::string dtype_name(const testing::TestParamInfo<DType>& info) { return std::string(name(info.param)); }
+#define WEFT_FOR_EACH_DTYPE(Suite) \
+  INSTANTIATE_TEST_SUITE_P(DTypes, Suite, testing::Values(DType::f32, DType::bf16, DType::f16), dtype_name)
+
+inline void gpu_run(const Outputs& outputs, const KernelProblem& problem, Pass last, bool deterministic = false) {
+  gpu_attend(outputs.forward_args(problem));
+  if (last == Pass::forward) return;
+  BackwardArgs args = outputs.backward_args(problem);
+  args.deterministic = deterministic;
+  gpu_attend_backward(args);
+}
+
+// Every class of widths with several tiles of rows and keys.
+inline std::vector<KernelProblem> wide_problems(DType dtype) {
+  constexpr std::pair<Index, Index> kDims[] = {{40, 40},   {64, 64},   {80, 96},   {128, 128}, {192, 128},
+                                               {129, 128}, {128, 192}, {200, 136}, {256, 256}, {8, 256}};
+  std::vector<KernelProblem> problems;
+  Random random(91);
+  for (const auto& [dqk, dv] : kDims) {
+    AttentionProblem p{.tq = 200, .tk = 290, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype};
+    p.slices = {{3, 90, 5, 170, -kUnlimited, 60}, {90, 190, 100, 280, -70, 120}};
+    p.sink = random.chance(0.5) ? Sink::Kind::learnable : Sink::Kind::none;
+    p.fill(random);
+    problems.push_back({"wide " + std::to_string(dqk) + ":" + std::to_string(dv), std::move(p)});
+  }
+  return problems;
+}
+
+// Anything at all.
+inline KernelProblem random_problem(Random& random, DType dtype) {
+  constexpr Index kWidths[] = {1, 3, 8, 16, 31, 40, 64, 72, 80, 96, 128, 136, 192, 200, 256};
+  const auto width = [&] { return kWidths[random.index(0, 14)]; };
+  AttentionProblem p;
+  p.dtype = dtype;
+  p.tq = random.index(1, random.chance(0.3) ? 300 : 90);
+  p.tk = random.index(1, random.chance(0.3) ? 300 : 90);
+  p.hk = random.index(1, 3);
+  p.hq = p.hk * random.index(1, 3);
+  p.dqk = width();
+  p.dv = random.chance(0.5) ? p.dqk : width();
+  p.view = static_cast<ViewKind>(random.index(0, 3));
+  if (random.chance(0.3)) p.scale = random.value();
+  if (random.chance(0.2)) p.softcap = 0.5 + 10 * random.unit();
+  p.sink = static_cast<Sink::Kind>(random.index(0, 2));
+  p.slices = random_slices(random, p.tq, p.tk);
+  p.fill(random);
+  KernelProblem problem{"", std::move(p)};
+  if (random.chance(0.2))
+    for (Index h = 0; h < problem.p.hq; ++h) problem.head_map.push_back(random.index(0, problem.p.hk - 1));
+  return problem;
+}
+
+}  // namespace weft::test

@@ -1,0 +1,58 @@
+// What kernel cuda.portable refuses, asked of GPUs that are not there.
+#include "kernel/cuda_refusal.h"
+
+#include <gtest/gtest.h>
+
+namespace weft::test {
+namespace {
+
+constexpr GpuProperties gpu(int major, int minor, Index kib) { return {{}, major, minor, kib * 1024}; }
+
+KernelRequest on_gpu(DType dtype = DType::bf16, Index dim_qk = 128, Index dim_v = 128, Pass pass = Pass::forward) {
+  return {.pass = pass, .dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v, .device = DeviceKind::cuda};
+}
+
+void expect_refused(const GpuProperties& on, const KernelRequest& request, const std::string& part) {
+  const auto reason = portable_refusal(on, request);
+  ASSERT_TRUE(reason.has_value()) << part;
+  EXPECT_NE(reason->find(part), std::string::npos) << *reason;
+}
+
+TEST(CudaRefusal, TensorsOfTheCpu) {
+  KernelRequest request = on_gpu();
+  request.device = DeviceKind::cpu;
+  expect_refused(gpu(9, 0, 227), request, "must lie on a GPU");
+}
+
+TEST(CudaRefusal, NoGpuOrAnOldOne) {
+  expect_refused({.missing = "no CUDA-capable device is detected"}, on_gpu(), "no CUDA-capable device");
+  expect_refused(gpu(7, 5, 64), on_gpu(), "7.5");
+}
+
+TEST(CudaRefusal, DTypesAndWidths) {
+  expect_refused(gpu(9, 0, 227), on_gpu(DType::f64), "f64");
+  expect_refused(gpu(9, 0, 227), on_gpu(DType::bf16, 257, 16), "257");
+  expect_refused(gpu(9, 0, 227), on_gpu(DType::f32, 16, 300, Pass::backward), "300");
+}
+
+// On data-center GPUs everything up to 256; with the shared memory of others the widest are refused, and say so.
+TEST(CudaRefusal, SharedMemory) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      for (const Index dim : {1, 64, 128, 192, 256}) {
+        EXPECT_EQ(portable_refusal(gpu(9, 0, 227), on_gpu(dtype, dim, dim, pass)), std::nullopt) << dim;
+        EXPECT_EQ(portable_refusal(gpu(8, 0, 163), on_gpu(dtype, dim, dim, pass)), std::nullopt) << dim;
+        const auto reason = portable_refusal(gpu(8, 6, 99), on_gpu(dtype, dim, dim, pass));
+        if (reason) {
+          EXPECT_NE(reason->find("shared memory"), std::string::npos) << *reason;
+        }
+        if (pass == Pass::forward || (dtype != DType::f32 && dim <= 128)) {
+          EXPECT_EQ(reason, std::nullopt) << dim;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::test
