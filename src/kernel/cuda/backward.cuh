@@ -115,10 +115,11 @@ struct BackwardTile {
   template <bool kSome, bool kBend>
   __device__ void gradients(float (&p)[1][kRows / 8][4], float (&d)[1][kRows / 8][4], const Walk& rows) {
     Seen seen[2];
-    if constexpr (kSome)
-      for (int i = 0; i < 2; ++i)
-        seen[i] =
-            rows_seeing(rows.slice(), key() + warp_key() + static_cast<int>(threadIdx.x % 32) / 4 + 8 * i, rows.base());
+    if constexpr (kSome) {
+      const WorkSlice slice = rows.slice();
+      const int first = key() + warp_key() + static_cast<int>(threadIdx.x % 32) / 4;
+      for (int i = 0; i < 2; ++i) seen[i] = rows_seeing(slice, first + 8 * i, rows.base());
+    }
     const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {

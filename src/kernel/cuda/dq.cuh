@@ -44,7 +44,7 @@ struct DqTile {
       load_tile<N, kKeys, kV, kThreads>(v, call.v, keys.base(), kv_head, valid);
       copies_done();
       __syncthreads();
-      const WorkSlice& slice = keys.slice();
+      const WorkSlice slice = keys.slice();
       if (sight_of(slice, warp_row, warp_row + 15, keys.base(), keys.base() + kKeys - 1) != Sight::none) {
         float p[1][kKeys / 8][4], d[1][kKeys / 8][4];
         clear(p);

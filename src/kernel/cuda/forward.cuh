@@ -25,17 +25,22 @@ struct ForwardTile {
   using VBlocks = Blocks<kKeys, kV>;
 
   const ForwardCall& call;
-  unsigned q, k, v;
-  int tile, head, kv_head, row, warp_row, lane_row;  // row of the tile, of the warp, of the lane
+  unsigned q;  // address of the shared memory: Q, then a tile of K and one of V
+  int tile, head;
   float sums[kM][kV / 8][4];
   float top[kM][2], total[kM][2];  // largest logit·log2(e); this lane's share of the sum
 
   __device__ ForwardTile(const ForwardCall& c, unsigned shared, int tile_, int head_)
-      : call(c), q(shared), k(q + kQBytes), v(k + kKBytes), tile(tile_), head(head_) {
-    kv_head = call.heads.kv_head[head];
-    row = tile * kRows;
-    warp_row = row + static_cast<int>(threadIdx.x / 32) * 16 * kM;
-    lane_row = warp_row + static_cast<int>(threadIdx.x % 32) / 4;
+      : call(c), q(shared), tile(tile_), head(head_) {}
+
+  __device__ unsigned k() const { return q + kQBytes; }
+  __device__ unsigned v() const { return q + kQBytes + kKBytes; }
+  __device__ int kv_head() const { return call.heads.kv_head[head]; }
+  // First row of the tile, of the warp in it, and of the lane.
+  __device__ int row() const { return tile * kRows; }
+  __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32) * 16 * kM; }
+  __device__ int row_of(int m, int i) const {
+    return row() + warp_row() + static_cast<int>(threadIdx.x % 32) / 4 + 16 * m + 8 * i;
   }
 
   __device__ void run() {
@@ -43,37 +48,36 @@ struct ForwardTile {
     begin();
     bool more = keys.start();
     if (more) {
-      const int rows = static_cast<int>(call.q.view.rows);
-      load_tile<N, kRows, kK, kThreads>(q, call.q, row, head, [&](int r) { return row + r < rows; });
-      load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
+      const int rows = static_cast<int>(call.q.view.rows) - row();
+      load_tile<N, kRows, kK, kThreads>(q, call.q, row(), head, [=](int r) { return r < rows; });
+      load_tile<N, kKeys, kK, kThreads>(k(), call.k, keys.base(), kv_head(), keys.valid());
       if (call.sign != 1.0f) turn_queries();
     }
     while (more) {
       copies_done();
       __syncthreads();
-      load_tile<N, kKeys, kV, kThreads>(v, call.v, keys.base(), kv_head, keys.valid());
-      const Sight sight =
-          sight_of(keys.slice(), warp_row, warp_row + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1);
+      load_tile<N, kKeys, kV, kThreads>(v(), call.v, keys.base(), kv_head(), keys.valid());
+      const int first = row() + warp_row();
+      const Sight sight = sight_of(keys.slice(), first, first + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1);
       float scores[kM][kKeys / 8][4];
       if (sight != Sight::none) {
         clear(scores);
-        multiply<N, kK / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row - row)}, RightRows<KBlocks>{KBlocks(k, 0)});
+        multiply<N, kK / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row())}, RightRows<KBlocks>{KBlocks(k(), 0)});
         if (call.scores.bend != 0) bend(scores);
         if (sight == Sight::some) hide(scores, keys.slice(), keys.base());
       }
       copies_done();
       __syncthreads();
       more = keys.next();
-      if (more) load_tile<N, kKeys, kK, kThreads>(k, call.k, keys.base(), kv_head, keys.valid());
+      if (more) load_tile<N, kKeys, kK, kThreads>(k(), call.k, keys.base(), kv_head(), keys.valid());
       if (sight != Sight::none) {
         softmax(scores);
-        multiply_sums<N>(sums, scores, RightColumns<VBlocks>{VBlocks(v, 0)});
+        multiply_sums<N>(sums, scores, RightColumns<VBlocks>{VBlocks(v(), 0)});
       }
     }
     end();
   }
 
-  __device__ int row_of(int m, int i) const { return lane_row + 16 * m + 8 * i; }
   __device__ bool resumes(int r) const {
     return call.partial.states != nullptr && r < call.q.view.rows && row_is_live(call.list, tile, r);
   }

@@ -15,7 +15,7 @@ int to_int(Index x) { return static_cast<int>(std::clamp(x, -kFar, kFar)); }
 
 WorkSlice work_slice(const Slice& s, Index k_first) {
   return {to_int(s.q_begin), to_int(s.q_end), to_int(s.k_begin), to_int(s.k_end),
-          to_int(k_first),   to_int(s.lo),    to_int(s.hi)};
+          to_int(k_first),   to_int(s.lo),    to_int(s.hi),      0};
 }
 constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
 
@@ -38,14 +38,12 @@ HostLists::HostLists(std::span<const Slice> slices) {
     const Slice t = trimmed(s, true);
     if (t.q_begin >= t.q_end) continue;
     useful_.push_back(t);
-    const WorkSlice w = work_slice(t, s.k_begin);
-    int ints[kSliceInts];
-    std::memcpy(ints, &w, sizeof w);
-    append(ints);
+    slices_.push_back(work_slice(t, s.k_begin));
   }
 }
 
 std::size_t HostLists::append(std::span<const int> more) {
+  numbers_.resize((numbers_.size() + 3) / 4 * 4);  // aligned as WorkSlice asks
   const std::size_t at = numbers_.size();
   numbers_.insert(numbers_.end(), more.begin(), more.end());
   return at;
@@ -67,14 +65,16 @@ int HostLists::add_tiles(Side side, Index rows, int size) {
     cost[t] += visible_pairs(cut(useful_[n], side, first, first + size));
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  std::vector<int> members(static_cast<std::size_t>(begin.back())), next(begin.begin(), begin.end() - 1);
-  each([&](std::size_t n, std::size_t t) { members[static_cast<std::size_t>(next[t]++)] = static_cast<int>(n); });
+  std::vector<int> members(static_cast<std::size_t>(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
+  each([&](std::size_t n, std::size_t t) {
+    std::memcpy(members.data() + static_cast<std::size_t>(next[t]++) * kSliceInts, &slices_[n], sizeof(WorkSlice));
+  });
   std::vector<int> order(tiles);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return cost[static_cast<std::size_t>(a)] > cost[static_cast<std::size_t>(b)]; });
   const int count[] = {static_cast<int>(tiles)};
-  lists_.push_back({append(order), append(begin), append(members), append(count)});
+  lists_.push_back({append(members), append(begin), append(order), append(count)});
   return count[0];
 }
 
@@ -95,8 +95,7 @@ void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> h
 
 WorkList HostLists::list(const int* base, std::size_t n) const {
   const Places& at = lists_[n];
-  return {reinterpret_cast<const WorkSlice*>(base), base + at.order, base + at.begin, base + at.members,
-          base + at.tiles};
+  return {reinterpret_cast<const WorkSlice*>(base + at.slices), base + at.begin, base + at.order, base + at.tiles};
 }
 
 WorkHeads HostLists::heads(const int* base) const { return {base + kv_head_, base + head_begin_, base + heads_}; }

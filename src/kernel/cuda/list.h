@@ -28,11 +28,12 @@ class HostLists {
 
  private:
   struct Places {
-    std::size_t order, begin, members, tiles;
+    std::size_t slices, begin, order, tiles;
   };
   std::size_t append(std::span<const int> more);
 
-  std::vector<Slice> useful_;  // as given, without rows that see nothing and keys that nobody sees
+  std::vector<Slice> useful_;      // as given, without rows that see nothing and keys that nobody sees
+  std::vector<WorkSlice> slices_;  // the same for the device
   std::vector<int> numbers_;
   std::vector<Places> lists_;
   std::size_t kv_head_ = 0, head_begin_ = 0, heads_ = 0;

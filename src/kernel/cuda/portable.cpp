@@ -53,6 +53,12 @@ double scale_of(const Attention& attention, Index dim) {
   return attention.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
 }
 
+// A grid of tiles x heads is numbered in 32 bits.
+void check_grid(Index tiles, Index heads) {
+  if (tiles * heads > kMaxTokens)
+    throw Error(text(tiles, " tiles of ", heads, " heads on a GPU"), "give it fewer rows or heads at a time");
+}
+
 // Tiles count rows past the last one, in 32 bits.
 void check_rows(Index rows) {
   constexpr Index kMost = kMaxTokens - 4096;
@@ -94,6 +100,7 @@ void portable_forward(const ForwardArgs& args) {
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   HostLists lists(args.slices);
   const int tiles = lists.add_tiles(Side::query, args.q.rows, forward_rows(dtype == DType::f32, width));
+  check_grid(tiles, args.q.heads);
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   const StreamArray<int> numbers = upload(lists.numbers(), stream);
 
@@ -171,6 +178,7 @@ void portable_backward(const BackwardArgs& given) {
   const int row_tiles = lists.add_tiles(Side::query, args.q.rows, rows);
   const bool roomy = gpu_properties().shared_bytes >= backward_shared(f32, width, true);
   const int key_tiles = lists.add_tiles(Side::key, args.k.rows, backward_shape(f32, width, roomy).keys);
+  check_grid(max_of(row_tiles, key_tiles), max_of(args.q.heads, args.k.heads));
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   const StreamArray<int> numbers = upload(lists.numbers(), stream);
 

@@ -38,6 +38,18 @@ __device__ inline Seen rows_seeing(const WorkSlice& s, int k, int base) {
 
 // Walks keep little and read slices again where they need them: registers are dearer than loads that hit L1.
 
+// Volatile, so that the compiler keeps neither what it read nor the address.
+__device__ inline WorkSlice read(const WorkSlice* slices, int n) {
+  WorkSlice s;
+  asm volatile(
+      "{\n.reg .u64 at;\nmad.wide.s32 at, %8, 32, %9;\n"
+      "ld.global.v4.s32 {%0,%1,%2,%3}, [at];\nld.global.v4.s32 {%4,%5,%6,%7}, [at + 16];\n}\n"
+      : "=r"(s.q_begin), "=r"(s.q_end), "=r"(s.k_begin), "=r"(s.k_end), "=r"(s.k_first), "=r"(s.lo), "=r"(s.hi),
+        "=r"(s.unused)
+      : "r"(n), "l"(slices));
+  return s;
+}
+
 // The tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
 template <int kKeys, int kRows>
 class KeyTiles {
@@ -51,11 +63,11 @@ class KeyTiles {
     ++member_;
     return enter();
   }
-  __device__ const WorkSlice& slice() const { return list_.slices[list_.members[member_]]; }
+  __device__ WorkSlice slice() const { return read(list_.slices, member_); }
   __device__ int base() const { return base_; }
   // Keys of the tile that may be read: those that some row of the slice sees.
   __device__ auto valid() const {
-    const WorkSlice& s = slice();
+    const WorkSlice s = slice();
     const int first = s.k_begin - base_, end = s.k_end - base_;
     return [=](int r) { return r >= first && r < end; };
   }
@@ -64,7 +76,7 @@ class KeyTiles {
   __device__ bool enter() {
     const int row = tile_ * kRows;
     for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
-      const WorkSlice& s = slice();
+      const WorkSlice s = slice();
       const long long first = max(s.q_begin, row), last = min(s.q_end, row + kRows) - 1;
       const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
       stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
@@ -95,11 +107,11 @@ class RowTiles {
     ++member_;
     return enter();
   }
-  __device__ const WorkSlice& slice() const { return list_.slices[list_.members[member_]]; }
+  __device__ WorkSlice slice() const { return read(list_.slices, member_); }
   __device__ int base() const { return base_; }
   __device__ int head() const { return heads_.heads[head_]; }
   __device__ auto valid() const {
-    const WorkSlice& s = slice();
+    const WorkSlice s = slice();
     const int first = s.q_begin - base_, end = s.q_end - base_;
     return [=](int r) { return r >= first && r < end; };
   }
@@ -109,7 +121,7 @@ class RowTiles {
     const int key = tile_ * kKeys;
     while (true) {
       for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
-        const WorkSlice& s = slice();
+        const WorkSlice s = slice();
         const long long first = max(s.k_begin, key), last = min(s.k_end, key + kKeys) - 1;
         const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
         stop_ = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
@@ -129,14 +141,14 @@ class RowTiles {
 // Does a row lie in a slice of the tile (there it sees a key, or is seen)?
 __device__ inline bool row_is_live(const WorkList& list, int tile, int row) {
   for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
-    const WorkSlice& s = list.slices[list.members[m]];
+    const WorkSlice& s = list.slices[m];
     if (row >= s.q_begin && row < s.q_end) return true;
   }
   return false;
 }
 __device__ inline bool key_is_live(const WorkList& list, int tile, int key) {
   for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
-    const WorkSlice& s = list.slices[list.members[m]];
+    const WorkSlice& s = list.slices[m];
     if (key >= s.k_begin && key < s.k_end) return true;
   }
   return false;

@@ -7,20 +7,21 @@ namespace weft::cuda {
 
 // Rows fit 32 bits (weft::kMaxTokens). Cut to the rows that see a key and to the keys that a row sees; a band without
 // limit saturates at +-(2^31 - 1), which no difference of rows passes.
-struct WorkSlice {
+struct alignas(16) WorkSlice {  // two loads of 16 bytes
   int q_begin, q_end;
   int k_begin, k_end;
   int k_first;  // key tiles of the forward count from here: the slice's own k_begin, whoever computes
   int lo, hi;
+  int unused = 0;
 };
 
-// Tiles of a fixed number of rows (of Q or of K) from row 0 on.
+// Tiles of a fixed number of rows (of Q or of K) from row 0 on, and the slices that touch each. A slice stands once for
+// every tile: threads read it often, and one load is better than two that wait for each other.
 struct WorkList {
-  const WorkSlice* slices;
-  const int* order;    // [tiles] tiles, the most expensive first
-  const int* begin;    // [tiles + 1] where a tile's members begin
-  const int* members;  // slices that touch a tile, by index, in the order they were given
-  const int* tiles;    // how many there are
+  const WorkSlice* slices;  // tile by tile, in the order they were given
+  const int* begin;         // [tiles + 1] where a tile's slices begin
+  const int* order;         // [tiles] tiles, the most expensive first
+  const int* tiles;         // how many there are
 };
 
 // Query heads of each K/V head.
