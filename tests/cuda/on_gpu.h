@@ -15,12 +15,12 @@ namespace weft::test {
 
 inline constexpr const char* kPortable = "cuda.portable";
 
-class Stream_ {
+class CudaStream {
  public:
-  Stream_() { WEFT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream_() { cudaStreamDestroy(stream_); }
-  Stream_(const Stream_&) = delete;
-  Stream_& operator=(const Stream_&) = delete;
+  CudaStream() { WEFT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~CudaStream() { cudaStreamDestroy(stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
   cudaStream_t get() const { return stream_; }
 
  private:
@@ -103,7 +103,7 @@ class OnGpu {
     TensorView host;
     const DeviceBytes* device;
   };
-  Stream_ stream_;
+  CudaStream stream_;
   std::list<DeviceBytes> copies_;
   std::vector<Output> outputs_;
 };

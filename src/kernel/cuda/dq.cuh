@@ -89,7 +89,7 @@ struct DqTile {
 };
 
 template <class N, Width kWidth>
-__global__ void __launch_bounds__(dq_shape(N::kF32, kWidth).threads())
+__global__ void __launch_bounds__(dq_shape(N::kF32, kWidth).threads(), dq_blocks(N::kF32, kWidth))
     dq_kernel(const __grid_constant__ BackwardCall call) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int item = static_cast<int>(blockIdx.x) / call.heads_q, head = static_cast<int>(blockIdx.x) % call.heads_q;

@@ -59,6 +59,13 @@ void check_grid(Index tiles, Index heads) {
     throw Error(text(tiles, " tiles of ", heads, " heads on a GPU"), "give it fewer rows or heads at a time");
 }
 
+// A logit in base 2 is factor·score, or factor·tanh(bend·score). No bend: there is no cap, or the scale is so small
+// that it caps nothing.
+Scores scores_of(double scale, double softcap) {
+  const float bend = softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f;
+  return {static_cast<float>((bend != 0 ? softcap : scale) * double{kLog2E}), bend};
+}
+
 // Tiles count rows past the last one, in 32 bits.
 void check_rows(Index rows) {
   constexpr Index kMost = kMaxTokens - 4096;
@@ -105,7 +112,7 @@ void portable_forward(const ForwardArgs& args) {
   const StreamArray<int> numbers = upload(lists.numbers(), stream);
 
   // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
-  const double scale = scale_of(args.attention, args.q.dim), softcap = args.attention.softcap;
+  const double scale = scale_of(args.attention, args.q.dim);
   const double size = scale == 0 ? 1 : std::abs(scale);
   StreamArray<unsigned> orders;
   ForwardCall call{.q = source(args.q, dtype),
@@ -113,8 +120,7 @@ void portable_forward(const ForwardArgs& args) {
                    .v = source(args.v, dtype),
                    .list = lists.list(numbers.get(), 0),
                    .heads = lists.heads(numbers.get()),
-                   .scores = {static_cast<float>((softcap > 0 ? softcap : size) * double{kLog2E}),
-                              softcap > 0 ? static_cast<float>(size / softcap) : 0.0f},
+                   .scores = scores_of(size, args.attention.softcap),
                    .sign = scale > 0   ? 1.0f
                            : scale < 0 ? -1.0f
                                        : 0.0f,
@@ -207,7 +213,7 @@ void portable_backward(const BackwardArgs& given) {
     dq_sums = StreamArray<float>(statistics.size() * static_cast<std::size_t>(columns_k(width)), stream);
     if (dq_sums.size() > 0) WEFT_CUDA(cudaMemsetAsync(dq_sums.get(), 0, dq_sums.size() * sizeof(float), stream));
   }
-  const double scale = scale_of(args.attention, args.q.dim), softcap = args.attention.softcap;
+  const double scale = scale_of(args.attention, args.q.dim);
   const BackwardCall call{.q = source(args.q, dtype),
                           .k = source(args.k, dtype),
                           .v = source(args.v, dtype),
@@ -215,8 +221,7 @@ void portable_backward(const BackwardArgs& given) {
                           .rows = lists.list(numbers.get(), 0),
                           .keys = lists.list(numbers.get(), 1),
                           .heads = lists.heads(numbers.get()),
-                          .scores = {static_cast<float>((softcap > 0 ? softcap : scale) * double{kLog2E}),
-                                     softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f},
+                          .scores = scores_of(scale, args.attention.softcap),
                           .scale = static_cast<float>(scale),
                           .statistics = statistics.get(),
                           .padded_rows = static_cast<int>(padded),

@@ -61,6 +61,8 @@ constexpr TileShape dq_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 16};
   return w == Width::w256 ? TileShape{4, 1, 32} : TileShape{4, 1, 64};
 }
+// Loads are not overlapped in a block, so that others have to fill the time.
+constexpr int dq_blocks(bool f32, Width w) { return !f32 && w == Width::w128 ? 3 : 1; }
 // Fewer widths: this path is for those who ask for the same bits, not for speed.
 constexpr Width dq_width(Width w) { return columns_k(w) <= 128 ? Width::w128 : Width::w256; }
 constexpr int dq_rows(bool f32, Width w) { return 16 * dq_shape(f32, w).warps; }
