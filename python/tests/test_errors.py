@@ -176,6 +176,21 @@ def test_unknown_names_on_ranks(option, value, names, refused):
         weft.spawn(2, rank)
 
 
+@pytest.mark.parametrize("option", ["schedule", "layout"])
+def test_unknown_names_on_one_rank(option, refused):
+    q = np.ones((4, 1, 8), np.float32)
+    with refused(f"there is no {option} 'tartan'", "ring" if option == "schedule" else "zigzag"):
+        weft.attention(q, q, q, cu_seqlens_q=[0, 4], **{option: "tartan"})
+
+
+def test_gradients_that_would_be_lost(refused):
+    q = torch.ones((4, 1, 8), requires_grad=True)
+    with refused("requires a gradient", "weft.torch.context_parallel_attention"):
+        weft.attention(q, q, q, cu_seqlens_q=[0, 4])
+    with torch.no_grad():
+        assert weft.attention(q, q, q, cu_seqlens_q=[0, 4]).out.shape == (4, 1, 8)
+
+
 def test_rows_that_are_not_the_ranks(refused):
     with refused("rank ", "8", "4"):
         weft.spawn(2, lambda comm: attend(comm=comm))

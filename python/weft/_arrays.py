@@ -38,6 +38,16 @@ def error(problem, remedy):
     return e
 
 
+def refuse_autograd(*tensors):
+    """Gradients of torch's own do not pass through calls of the core."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensors[0], torch.Tensor) or not torch.is_grad_enabled():
+        return
+    if any(getattr(x, "requires_grad", False) for x in tensors):
+        raise error("a tensor requires a gradient, and weft.attention is no operation of autograd",
+                    "use weft.torch.context_parallel_attention, or detach it and call backward of the result")
+
+
 def is_torch(x):
     """Whether x is a tensor of torch, which Weft itself does not import."""
     torch = sys.modules.get("torch")

@@ -1,10 +1,11 @@
 """Attention: one call on one rank, and the same call on each of many."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 from . import _arrays, _core
 from ._arrays import error
-from ._core import Communicator, DType, Mask, Packing, Problem
+from ._core import Communicator, DType, Mask, Packing, Plan, Problem
+from ._types import AnyLayout, Array, Numbers
 from .sharding import batch_shape, layout_of
 
 
@@ -69,7 +70,7 @@ class Attended:
 
     __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run")
 
-    def backward(self, dout):
+    def backward(self, dout: Array) -> Gradients:
         """Gradients (dq, dk, dv, dsink) of sum(out * dout), in the dtypes of q, k, v; dsink is f32, None without a sink.
 
         May be called more than once. On many ranks every rank must call it; dsink is the sum over them.
@@ -103,11 +104,27 @@ class _OneRank:
         _core.attend_backward(self.plan, *args, self.kernel, self.deterministic)
 
 
-def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_padded=None, cu_seqlens_k_padded=None,
-              seqused_q=None, seqused_k=None, packing=None, format="thd", causal=False, bottom_right=False,
-              window=(-1, -1), chunk_size=None, slices=None, mask=None, scale=None, softcap=0.0, sink=None,
-              head_map=None, deterministic=False, kernel=None, max_logit=True, comm=None, schedule="all_gather",
-              layout="zigzag", key_order="auto", head_groups=1, inside=2, across="ring", stages=4, checked=False):
+_NAMES = {"schedule": frozenset(_core.schedules()),
+          "layout": frozenset(("contiguous", "dual_chunk", "zigzag", "striped", "balanced"))}
+
+
+def _check_names(**given):
+    """On one rank these say nothing, but a name that there is not is a mistake."""
+    for what, name in given.items():
+        if isinstance(name, str) and name not in _NAMES[what]:
+            raise error(f"there is no {what} {name!r}", f"use {', '.join(sorted(_NAMES[what]))}")
+
+
+def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] = None, cu_seqlens_k: Optional[Numbers] = None,
+              cu_seqlens_q_padded: Optional[Numbers] = None, cu_seqlens_k_padded: Optional[Numbers] = None,
+              seqused_q: Optional[Numbers] = None, seqused_k: Optional[Numbers] = None, packing: Optional[Packing] = None,
+              format: str = "thd", causal: bool = False, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
+              chunk_size: Optional[int] = None, slices: Any = None, mask: Optional[Mask] = None,
+              scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
+              head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,
+              max_logit: bool = True, comm: Optional[Communicator] = None, schedule: str = "all_gather",
+              layout: AnyLayout = "zigzag", key_order: str = "auto", head_groups: int = 1, inside: int = 2,
+              across: str = "ring", stages: int = 4, checked: bool = False) -> Attended:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
@@ -141,6 +158,7 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
     if comm is not None and not isinstance(comm, Communicator):
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
+    _arrays.refuse_autograd(q, k, v, sink)
     q_view, k_view, v_view = _arrays.array(q, name="q"), _arrays.array(k, name="k"), _arrays.array(v, name="v")
     q_shape, k_shape, v_shape = q_view.shape, k_view.shape, v_view.shape
     dimensions = 3 if format == "thd" else 4
@@ -153,6 +171,7 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
     settings = settings_of(scale, softcap, sink, head_map)
     heads = q_shape[-2]
     if comm is None:
+        _check_names(schedule=schedule, layout=layout)
         run = _OneRank(problem, kernel or "", deterministic)
     else:
         placed = layout_of(layout, packing, ranks, problem.mask)
@@ -181,7 +200,8 @@ def attention(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_q_pad
     return r
 
 
-def plan(packing, mask=None, *, layout=None, ranks=1, rank=0, keys="sequence"):
+def plan(packing: Packing, mask: Optional[Mask] = None, *, layout: AnyLayout = None, ranks: int = 1, rank: int = 0,
+         keys: Union[str, int] = "sequence") -> Plan:
     """The slices that one rank attends, in rows of its queries and of a key buffer.
 
     keys: "sequence" (row = token), "rank" (all ranks' buffers one after another), or the number of the rank whose keys

@@ -1,9 +1,13 @@
 """Who holds which tokens, who sees whom, what each rank does and what each schedule moves."""
 
+from typing import Optional, Tuple, Union
+
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Mask, Packing, Problem
+from ._types import AnyLayout, Numbers
 from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
@@ -79,7 +83,7 @@ class Explanation:
         return owner
 
 
-def visible(problem):
+def visible(problem: Problem) -> NDArray[np.bool_]:
     """The whole mask as a matrix of bool [tokens_q, tokens_k]: for small problems."""
     out = np.zeros((problem.packing.tokens_q, problem.packing.tokens_k), bool)
     for q0, q1, k0, k1, lo, hi in problem.slices:
@@ -92,7 +96,8 @@ def _letter(rank):
     return "." if rank < 0 else chr(ord("A") + int(rank) % _LETTERS)
 
 
-def explain(packing, mask=None, *, layout="zigzag", ranks=1, heads=(8, 8), dims=(128, 128), dtype="bf16"):
+def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *, layout: AnyLayout = "zigzag", ranks: int = 1,
+            heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16") -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft

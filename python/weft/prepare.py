@@ -1,7 +1,10 @@
 """Between a data loader and attention: packs, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
 
+from typing import Optional, Tuple
+
 from . import _arrays, _core
-from ._core import DType, Mask, MicroSequences, Packs, Window, pack_documents
+from ._core import Communicator, DType, Mask, MicroSequences, Packs, Window, pack_documents
+from ._types import Array, Numbers
 
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 
@@ -30,21 +33,23 @@ class KvBuffer:
         [(4, 2, 4), (4, 2, 4), (4, 2, 4)]
     """
 
-    def __init__(self, comm, *, rows, heads, dim, dim_v=None, dtype="f32", drop=False, kernel=None):
+    def __init__(self, comm: Communicator, *, rows: int, heads: int, dim: int, dim_v: Optional[int] = None,
+                 dtype: str = "f32", drop: bool = False, kernel: Optional[str] = None) -> None:
         self._heads, self._dims = heads, (dim, dim if dim_v is None else dim_v)
         self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "")
         self._coming = {}  # keys under way: their memory must stay
 
-    def begin(self, micros, mask=None):
+    def begin(self, micros: MicroSequences, mask: Optional[Mask] = None) -> None:
         """A new sequence; what the buffer held is past."""
         self._core.begin(micros, mask or Mask(causal=True))
 
-    def start_gather(self, micro, k, v):
+    def start_gather(self, micro: int, k: Array, v: Array) -> None:
         """Starts to bring the next micro-sequence's keys; k and v must not change until forward(micro) returns."""
         self._core.start_gather(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
         self._coming[micro] = k, v
 
-    def forward(self, micro, q, k=None, v=None, *, scale=None, softcap=0.0, sink=None):
+    def forward(self, micro: int, q: Array, k: Optional[Array] = None, v: Optional[Array] = None, *,
+                scale: Optional[float] = None, softcap: float = 0.0, sink: Optional[Array] = None) -> Tuple[Array, Array]:
         """(out, lse) of the window's queries; k and v are left out after start_gather."""
         view = _arrays.array(q, name="q")
         rows = view.shape[:-1]
@@ -54,7 +59,8 @@ class KvBuffer:
         self._coming.pop(micro, None)
         return _arrays.give(q, out), _arrays.give(q, lse)
 
-    def backward(self, micro, q, out, lse, dout, *, scale=None, softcap=0.0, sink=None):
+    def backward(self, micro: int, q: Array, out: Array, lse: Array, dout: Array, *, scale: Optional[float] = None,
+                 softcap: float = 0.0, sink: Optional[Array] = None) -> Tuple[Array, Array, Array, Optional[Array]]:
         """(dq, dk, dv, dsink) of the window's rows: dk and dv from all ranks and all micro-sequences."""
         view, logits = _arrays.array(q, name="q"), _maybe(sink, "sink")
         dq = _arrays.empty(q, view.shape, view.dtype)
@@ -64,16 +70,16 @@ class KvBuffer:
                             _arrays.array(dout, name="dout"), scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1])
         return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
 
-    def missing(self, micro):
+    def missing(self, micro: int) -> Optional[int]:
         """With drop: a micro-sequence whose keys backward(micro) needs once more; None: go on."""
         return self._core.missing(micro)
 
-    def gather_again(self, micro, k, v):
+    def gather_again(self, micro: int, k: Array, v: Array) -> None:
         """Brings the missing rows of that micro-sequence."""
         self._core.gather_again(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
 
     @property
-    def bytes_held(self):
+    def bytes_held(self) -> int:
         """All memory of the buffer."""
         return self._core.bytes_held
 
@@ -90,33 +96,34 @@ class KvCache:
         ((5, 1, 8), 3, 14)
     """
 
-    def __init__(self, k, v, offsets, used=None):
+    def __init__(self, k: Array, v: Array, offsets: Numbers, used: Optional[int] = None) -> None:
         values = _arrays.array(v, True, "v")
         self._width = values.shape[-1]
         self._core = _core.KvCache(_arrays.array(k, True, "k"), values, offsets, used)
 
     @property
-    def sequences(self):
+    def sequences(self) -> int:
         """How many there are."""
         return self._core.sequences
 
-    def used(self, sequence):
+    def used(self, sequence: int) -> int:
         """Rows that are filled."""
         return self._core.used(sequence)
 
-    def room(self, sequence):
+    def room(self, sequence: int) -> int:
         """Rows that are left."""
         return self._core.room(sequence)
 
-    def keep(self, sequence, used):
+    def keep(self, sequence: int, used: int) -> None:
         """Forgets all rows but the first `used`."""
         self._core.keep(sequence, used)
 
-    def append(self, counts, k, v):
+    def append(self, counts: Numbers, k: Array, v: Array) -> None:
         """counts[i] new rows of sequence i, packed one after another."""
         self._core.append(counts, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
 
-    def attend(self, counts, q, *, mask=None, scale=None, softcap=0.0, sink=None, kernel=None):
+    def attend(self, counts: Numbers, q: Array, *, mask: Optional[Mask] = None, scale: Optional[float] = None,
+               softcap: float = 0.0, sink: Optional[Array] = None, kernel: Optional[str] = None) -> Array:
         """Output of counts[i] queries of sequence i: the last so many positions of what it holds."""
         view = _arrays.array(q, name="q")
         out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype)

@@ -1,9 +1,13 @@
 """Ranks that are threads of this process."""
 
+from typing import Any, Callable, List
+
 from . import _core
+from ._core import Communicator
 
 
-def spawn(ranks, fn, *, time_limit=300.0, bandwidth=0.0, latency=0.0):
+def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
+          latency: float = 0.0) -> List[Any]:
     """Runs fn(comm) on `ranks` threads and returns the list of what they return: for tests and notebooks.
 
     An exception of fn is raised here, and ranks that wait for the one that failed end too. A communicator ends with

@@ -1,7 +1,10 @@
 """Pieces of sequence parallelism that frameworks already have, one by one (docs/rows.md)."""
 
+from typing import Optional
+
 from . import _arrays, _core
-from ._core import Mask, Problem
+from ._core import Mask, Packing, Problem
+from ._types import AnyLayout, Array
 from .sharding import layout_of
 
 VarlenStep = _core.VarlenStep
@@ -25,17 +28,18 @@ __all__ = [
 ]
 
 
-def sequence_to_rank_order(layout, sequence, ranks):
+def sequence_to_rank_order(layout: AnyLayout, sequence: Array, ranks: int) -> None:
     """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
     _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True))
 
 
-def rank_to_sequence_order(layout, ranks, sequence):
+def rank_to_sequence_order(layout: AnyLayout, ranks: int, sequence: Array) -> None:
     """The way back."""
     _core.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True))
 
 
-def all_gather_step(packing, mask, *, ranks, rank, step, layout="dual_chunk"):
+def all_gather_step(packing: Packing, mask: Mask, *, ranks: int, rank: int, step: int,
+                    layout: AnyLayout = "dual_chunk") -> VarlenStep:
     """The varlen call of step 0 or 1 of all-gather attention over a dual_chunk layout.
 
         >>> import weft
@@ -46,6 +50,7 @@ def all_gather_step(packing, mask, *, ranks, rank, step, layout="dual_chunk"):
     return _core.all_gather_step(Problem(packing, mask), layout_of(layout, packing, ranks), rank, step)
 
 
-def ring_step(packing, mask=None, *, ranks, rank, step, layout="dual_chunk"):
+def ring_step(packing: Packing, mask: Optional[Mask] = None, *, ranks: int, rank: int, step: int,
+              layout: AnyLayout = "dual_chunk") -> VarlenStep:
     """The varlen call of a step of causal ring attention over a dual_chunk layout."""
     return _core.ring_step(Problem(packing, mask or Mask(causal=True)), layout_of(layout, packing, ranks), rank, step)

@@ -1,8 +1,14 @@
 """From whole arrays to each rank's rows and back."""
 
+from typing import Optional, Sequence, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
 from . import _arrays
 from ._arrays import error
-from ._core import Layout, Packing
+from ._core import Communicator, Layout, Mask, Packing
+from ._types import AnyLayout, Array, Numbers
 
 
 def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
@@ -57,8 +63,9 @@ def _rank_of(comm, ranks):
     return int(comm), int(ranks)
 
 
-def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag",
-          mask=None, side="q", format="thd"):
+def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
+          cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None, packing: Optional[Packing] = None,
+          layout: AnyLayout = "zigzag", mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
     """This rank's rows of an array of all tokens: [t, ...], or a batch [b, s, ...] / [s, b, ...].
 
     `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`
@@ -86,8 +93,9 @@ def shard(x, comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, sequs
     return local if source is x else _arrays.from_numpy(x, local)
 
 
-def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None, layout="zigzag", mask=None,
-            side="q", format="thd"):
+def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_seqlens_padded: Optional[Numbers] = None,
+            seqused: Optional[Numbers] = None, packing: Optional[Packing] = None, layout: AnyLayout = "zigzag",
+            mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
     """All ranks' rows, a list in the order of ranks, as one array of all tokens. Tokens that nobody holds are zero.
 
         >>> import numpy as np, weft
@@ -123,8 +131,10 @@ def unshard(parts, *, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, pac
     return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 
-def position_ids(comm, *, ranks=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, packing=None,
-                 layout="zigzag", mask=None, side="q"):
+def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
+                 cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
+                 packing: Optional[Packing] = None, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+                 side: str = "q") -> NDArray[np.int64]:
     """Position in its sequence of each of this rank's rows, int64: what rotary embeddings want. 0 where a row is padding.
 
         >>> import weft

@@ -1,5 +1,7 @@
 """The capability table: what works with what and, if not, why."""
 
+from typing import Optional
+
 from . import _core
 
 
@@ -9,7 +11,7 @@ class Support:
     def __init__(self, rows, kernels):
         self.rows, self.kernels = rows, kernels
 
-    def why_not(self, name, column):
+    def why_not(self, name: str, column: str) -> Optional[str]:
         """The reason why `name` does not go with `column` (a schedule, or "one rank"); None if it does."""
         for _, row, cells in self.rows:
             if row == name:
@@ -37,7 +39,7 @@ class Support:
     __repr__ = __str__
 
 
-def support():
+def support() -> Support:
     """What works with what, by schedule, and why not where it does not.
 
         >>> import weft

@@ -1,11 +1,13 @@
 """Attention over a process group, as a function."""
 
 import json
+from typing import Any, Optional, Tuple, Union
 
 import torch
+from torch import Tensor
 
 from .._arrays import error
-from .._core import Mask
+from .._core import Mask, Packing
 from .group import name_of
 from .op import how_of
 from .packed import pack
@@ -49,8 +51,10 @@ def _layout_mask(layout_mask, mask):
     return "own"
 
 
-def context_parallel_attention(q, k, v, packing, mask=None, *, group=None, sink=None, return_lse=False,
-                               return_max_logit=False, one_rank=False, **options):
+def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[Packing, Tensor], mask: Optional[Mask] = None,
+                               *, group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
+                               return_max_logit: bool = False, one_rank: bool = False,
+                               **options: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
     q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the

@@ -4,12 +4,14 @@ import contextlib
 import datetime
 import re
 import time
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
 from .. import _core
 from .._arrays import error
+from .._core import Communicator
 
 # Weft's tags lie apart from those that people use; nobody sends the last one.
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
@@ -155,7 +157,7 @@ def all_or_nobody(group):
         raise
 
 
-def communicator(group=None, *, time_limit=None):
+def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Communicator:
     """Weft's communicator over a process group (None: the default one), made once for each group.
 
     A rank that waits longer than time_limit seconds (300 unless said here) for another raises weft.Error. Gloo moves the

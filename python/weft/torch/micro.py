@@ -1,10 +1,13 @@
 """Micro-sequences: a pack goes through a layer in parts, whose keys stay in a K/V buffer (docs/prepare.md)."""
 
+from typing import Any, Optional
+
 import torch
+from torch import Tensor
 
 from .. import _arrays, _core
 from .._arrays import error
-from .._core import Mask
+from .._core import Mask, MicroSequences
 from .group import all_or_nobody, communicator, kept, name_of, resolve
 
 
@@ -39,7 +42,8 @@ class MicroSequenceAttention(torch.nn.Module):
         torch.Size([12, 4, 8])
     """
 
-    def __init__(self, *, mask=None, scale=None, softcap=0.0, drop=False, kernel=None, group=None):
+    def __init__(self, *, mask: Optional[Mask] = None, scale: Optional[float] = None, softcap: float = 0.0,
+                 drop: bool = False, kernel: Optional[str] = None, group: Any = None) -> None:
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
         self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
@@ -69,7 +73,8 @@ class MicroSequenceAttention(torch.nn.Module):
     def _give_back(self, taken):
         self._free.append(taken)
 
-    def forward(self, q, k, v, micros, *, mask=None, sink=None):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, *, mask: Optional[Mask] = None,
+                sink: Optional[Tensor] = None) -> Tensor:
         """q, k, v: this rank's windows of all micro-sequences (MicroSequences); out alike. sink: a tensor [hq], f32."""
         comm = self._communicator()
         if micros.ranks != comm.ranks:
@@ -83,7 +88,8 @@ class MicroSequenceAttention(torch.nn.Module):
         return _Region.apply(q, k, v, sink, self, micros, mask or self.mask)
 
 
-def micro_sequence_attention(q, k, v, micros, mask=None, *, sink=None, **settings):
+def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, mask: Optional[Mask] = None, *,
+                             sink: Optional[Tensor] = None, **settings: Any) -> Tensor:
     """MicroSequenceAttention for one call."""
     return MicroSequenceAttention(mask=mask, **settings)(q, k, v, micros, sink=sink)
 

@@ -1,8 +1,12 @@
 """Attention over a process group, as a layer."""
 
+from typing import Any, Optional, Tuple, Union
+
 import torch
+from torch import Tensor
 
 from .._arrays import error
+from .._core import Mask, Packing
 from .functional import context_parallel_attention
 from .group import kept
 
@@ -21,9 +25,11 @@ class ContextParallelAttention(torch.nn.Module):
         torch.Size([16, 2, 8])
     """
 
-    def __init__(self, *, causal=True, bottom_right=False, window=(-1, -1), chunk_size=None, softcap=0.0, sink=None, heads=None,
-                 scale=None, schedule="all_gather", layout="zigzag", deterministic=False, return_max_logit=False, group=None,
-                 one_rank=False, **options):
+    def __init__(self, *, causal: bool = True, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
+                 chunk_size: Optional[int] = None, softcap: float = 0.0, sink: Optional[str] = None,
+                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: str = "all_gather",
+                 layout: str = "zigzag", deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
+                 one_rank: bool = False, **options: Any) -> None:
         super().__init__()
         self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size,
                              softcap=softcap, scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
@@ -39,7 +45,8 @@ class ContextParallelAttention(torch.nn.Module):
         else:
             self.register_parameter("sink", None)
 
-    def forward(self, q, k, v, packing, mask=None, **overrides):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: Union[Packing, Tensor], mask: Optional[Mask] = None,
+                **overrides: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
         settings = {**self.settings, **overrides}
         if mask is not None:
             for name in ("causal", "bottom_right", "window", "chunk_size"):
@@ -50,6 +57,6 @@ class ContextParallelAttention(torch.nn.Module):
         settings.setdefault("group", self.group)
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"{said}, sink={self.sink_kind!r}"

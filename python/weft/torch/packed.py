@@ -1,15 +1,19 @@
 """A packing as one tensor: what an operator can take, and what torch.compile can see through."""
 
+from typing import Any, Union
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import _core
 from .._arrays import error
+from .._core import Packing
 
 _VERSION = 1
 
 
-def pack(packing, slices=None):
+def pack(packing: Union[Packing, Tensor], slices: Any = None) -> Tensor:
     """The packing (and user slices, if the mask is made of them) as an int64 tensor.
 
     context_parallel_attention takes a Packing as well; inside torch.compile give it this instead, made outside.

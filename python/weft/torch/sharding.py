@@ -1,11 +1,15 @@
 """Rows of inputs, labels and positions between the whole pack and this rank."""
 
+from typing import Any, Optional
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .. import sharding as _sharding
 from .._arrays import error
-from .._core import Layout
+from .._core import Layout, Mask, Packing
+from .._types import AnyLayout
 from .group import resolve
 
 
@@ -25,7 +29,8 @@ def _rows_first(x, dim):
     return x[0]
 
 
-def shard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0, fill=0):
+def shard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+          side: str = "q", dim: int = 0, fill: float = 0) -> Tensor:
     """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
 
     Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; mask: for
@@ -44,7 +49,8 @@ def shard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0
     return local if dim == 0 else local[None]
 
 
-def unshard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim=0):
+def unshard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+            side: str = "q", dim: int = 0) -> Tensor:
     """All ranks' rows as the whole pack, on every rank. Carries no gradient."""
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
@@ -60,7 +66,8 @@ def unshard(x, packing, group=None, *, layout="zigzag", mask=None, side="q", dim
     return whole if dim == 0 else whole[None]
 
 
-def position_ids(packing, group=None, *, layout="zigzag", mask=None, side="q"):
+def position_ids(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+                 side: str = "q") -> Tensor:
     """Position of each of this rank's rows in its document, int64; 0 where a row is padding.
 
         >>> import weft, weft.torch
@@ -71,13 +78,14 @@ def position_ids(packing, group=None, *, layout="zigzag", mask=None, side="q"):
     return torch.from_numpy(placed.position_ids(rank, side))
 
 
-def valid_rows(packing, group=None, *, layout="zigzag", mask=None, side="q"):
+def valid_rows(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+               side: str = "q") -> Tensor:
     """True where this rank's row holds a real token."""
     rank, placed = _place(packing, group, layout, mask)
     return torch.from_numpy(placed.valid(rank, side)).bool()
 
 
-def next_token_labels(input_ids, packing, *, ignore_index=-100):
+def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int = -100) -> Tensor:
     """Labels of all tokens [tokens]: the next token of the same document; ignore_index at its end and in padding.
 
     Made before sharding, because a rank's next token may lie on another one.
