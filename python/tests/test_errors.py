@@ -184,6 +184,7 @@ def test_unknown_names_on_one_rank(option, refused):
 
 
 def test_gradients_that_would_be_lost(refused):
+    torch = pytest.importorskip("torch")
     q = torch.ones((4, 1, 8), requires_grad=True)
     with refused("requires a gradient", "weft.torch.context_parallel_attention"):
         weft.attention(q, q, q, cu_seqlens_q=[0, 4])
