@@ -32,7 +32,8 @@ def layout_of(layout, packing, ranks, mask=None):
     """The Layout that a caller means: by name, or as it is."""
     if not isinstance(layout, Layout):
         if layout == "balanced" and mask is None:
-            raise error("layout balanced without a mask", "it deals out work, so it must know the mask: give the same one everywhere")
+            raise error("layout balanced without a mask",
+                        "it deals out work, so it must know the mask: give the same one everywhere")
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")

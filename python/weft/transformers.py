@@ -15,6 +15,7 @@ what is mapped and what is refused.
 import contextvars
 import inspect
 import threading
+from typing import Any, Dict, Optional
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
@@ -43,7 +44,8 @@ _HARMLESS = frozenset((
 _REASONS = {
     "cache": ("a paged cache", "generate with another attn_implementation"),
     "head_mask": ("weights of heads", "leave it out"),
-    "output_attentions": ("the weights of attention, which are never all at hand", 'use attn_implementation="eager" to look at them'),
+    "output_attentions": ("the weights of attention, which are never all at hand",
+                          'use attn_implementation="eager" to look at them'),
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
 
@@ -80,7 +82,8 @@ class _Batch:
         self.__torch_function__("a part")
 
     def __getattr__(self, name):
-        raise AttributeError(f"a mask of Weft has no {name}: a model that computes with its mask needs another attn_implementation")
+        raise AttributeError(f"a mask of Weft has no {name}: a model that computes with its mask needs another "
+                             "attn_implementation")
 
 
 # Packed batches.
@@ -112,7 +115,8 @@ class packed:
         (torch.Size([1, 16, 32]), True)
     """
 
-    def __init__(self, packing, group=None, layout="zigzag", schedule="all_gather", *, mask=None, check_positions=True, **options):
+    def __init__(self, packing: Packing, group: Any = None, layout: str = "zigzag", schedule: str = "all_gather", *,
+                 mask: Optional[Mask] = None, check_positions: bool = True, **options: Any) -> None:
         options = {"schedule": schedule, **options}
         for name in options:
             if name not in _OPTIONS:
@@ -145,7 +149,8 @@ class packed:
         _current.reset(self.tokens.pop())
         if kind is None and not self.used:
             raise error("no layer of a model asked Weft for attention inside packed()",
-                        'make the model with attn_implementation="weft", and call it inside; not every model of transformers lets its attention be chosen')
+                        'make the model with attn_implementation="weft", and call it inside; not every model of transformers '
+                        "lets its attention be chosen")
 
 
 def _open():
@@ -156,7 +161,8 @@ def _open():
     return here
 
 
-def inputs(input_ids, packing, group=None, *, layout="zigzag", mask=None, labels=True):
+def inputs(input_ids: torch.Tensor, packing: Packing, group: Any = None, *, layout: str = "zigzag",
+           mask: Optional[Mask] = None, labels: bool = True) -> Dict[str, torch.Tensor]:
     """This rank's inputs of a model, from all tokens of the pack: input_ids [tokens] or [1, tokens].
 
     Gives input_ids and position_ids, both [1, rows]; and unless labels is False: labels and shift_labels, both the next
@@ -176,7 +182,8 @@ def inputs(input_ids, packing, group=None, *, layout="zigzag", mask=None, labels
     def whole(x, name):
         x = x[0] if x.dim() == 2 and x.shape[0] == 1 else x
         if x.dim() != 1 or x.shape[0] != packing.tokens_q:
-            raise error(f"{name} has shape {list(x.shape)} and the packing {packing.tokens_q} tokens", "give all tokens of the pack, in one dimension")
+            raise error(f"{name} has shape {list(x.shape)} and the packing {packing.tokens_q} tokens",
+                        "give all tokens of the pack, in one dimension")
         return x
 
     place = dict(layout=layout, mask=mask or Mask(causal=True))
@@ -222,7 +229,8 @@ def _rule_of(function):
         elif name == "packed_sequence_mask_function":
             rule.documents = variables["packed_sequence_mask"]
         elif name != "bidirectional_mask_function":
-            raise error(f"the model's mask is made by {name}", "Weft knows causal, full, sliding and chunked masks: use another attn_implementation")
+            raise error(f"the model's mask is made by {name}",
+                        "Weft knows causal, full, sliding and chunked masks: use another attn_implementation")
     if rule.causal and rule.window[0] >= 0:
         rule.window = (rule.window[0], 0)
     return rule
@@ -241,10 +249,12 @@ def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
         return _plain(rule, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask)
     if batch_size != 1 or q_length != here.rows or kv_length != here.rows or q_offset != 0:
         raise error(
-            f"a batch of {batch_size} with {q_length} queries and {kv_length} keys, where this rank has {here.rows} rows of the pack",
+            f"a batch of {batch_size} with {q_length} queries and {kv_length} keys, where this rank has {here.rows} rows of "
+            "the pack",
             "give the model a batch of one with this rank's rows (weft.transformers.inputs) and no past keys")
     if attention_mask is not None and not bool(attention_mask.all()):
-        raise error("an attention_mask with zeros together with packed()", "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
+        raise error("an attention_mask with zeros together with packed()",
+                    "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
     _only_attention(config)
     return _Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
 
@@ -283,7 +293,8 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
     q_end, k_end = q_offset + q_length, k_offset + k_length
     aligned = rule.causal or rule.window != (-1, -1) or rule.chunk is not None
     if aligned and q_end != k_end:
-        raise error(f"queries {q_offset} to {q_end} and keys {k_offset} to {k_end}", "the last of both must be the same: use a dynamic cache, or another attn_implementation")
+        raise error(f"queries {q_offset} to {q_end} and keys {k_offset} to {k_end}",
+                    "the last of both must be the same: use a dynamic cache, or another attn_implementation")
     if padding is None and (rule.chunk is None or k_offset == 0):
         packing = Packing.from_batch(batch, q_length, None if k_length == q_length else k_length)
         return _Batch(packing, rule, shape, format="bshd", bottom_right=aligned and k_length != q_length)
@@ -294,7 +305,8 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
     else:
         runs = _runs(padding[:, :k_end])
     if runs is None:
-        raise error("an attention_mask with zeros inside a sequence", "padding may be before and after it; use another attn_implementation")
+        raise error("an attention_mask with zeros inside a sequence",
+                    "padding may be before and after it; use another attn_implementation")
     q_begins, q_lengths, k_begins, k_lengths = [], [], [], []
     for i, (begin, end) in enumerate(zip(*runs)):
         # Where all keys are seen from everywhere, they may be of other sequences than the queries.
@@ -303,7 +315,8 @@ def _plain(rule, batch, q_length, k_length, q_offset, k_offset, padding):
         if rule.chunk is not None:
             chunk = begin + (first - begin) // rule.chunk * rule.chunk
             if chunk < key:
-                raise error(f"the cache begins at key {k_offset}, inside the chunk of query {first}", "use another attn_implementation")
+                raise error(f"the cache begins at key {k_offset}, inside the chunk of query {first}",
+                            "use another attn_implementation")
             key = chunk
         q_begins.append(i * q_length + first - q_offset)
         q_lengths.append(last - first)
@@ -321,10 +334,12 @@ def _unmasked(module, query, key, is_causal, sliding_window):
     here = _current.get()
     (batch, _, q_length, _), k_length = query.shape, key.shape[2]
     if here is not None and batch == 1 and q_length == here.rows:
-        raise error(f"{type(module).__name__} has no mask inside packed()", "Weft learns what the rows are from the masks of transformers.masking_utils, which this model does not make")
+        raise error(f"{type(module).__name__} has no mask inside packed()",
+                    "Weft learns what the rows are from the masks of transformers.masking_utils, which this model does not make")
     rule = _Rule(causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
     if rule.causal and q_length != k_length:
-        raise error(f"{q_length} queries and {k_length} keys, and no mask that says which is which", "leave the cache out, or use another attn_implementation")
+        raise error(f"{q_length} queries and {k_length} keys, and no mask that says which is which",
+                    "leave the cache out, or use another attn_implementation")
     if sliding_window is not None:
         if not rule.causal:
             raise error(f"sliding_window {sliding_window} without a mask and not causal", "use another attn_implementation")
@@ -333,7 +348,8 @@ def _unmasked(module, query, key, is_causal, sliding_window):
     types, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
     if types and layer is not None and types[layer] == "chunked_attention":
         rule.chunk = config.attention_chunk_size
-    return _Batch(Packing.from_batch(batch, q_length, None if q_length == k_length else k_length), rule, (batch, q_length, k_length), format="bshd")
+    return _Batch(Packing.from_batch(batch, q_length, None if q_length == k_length else k_length), rule,
+                  (batch, q_length, k_length), format="bshd")
 
 
 def _varlen(batch, cu_q, cu_k, query, key):
@@ -343,7 +359,8 @@ def _varlen(batch, cu_q, cu_k, query, key):
     if batch.padded:
         raise error("cu_seq_lens_q together with an attention_mask that has zeros", "give one of them")
     if query.shape[0] != 1 or cu_q is None:
-        raise error(f"cu_seq_lens_k with a batch of {query.shape[0]}" if cu_q is None else f"cu_seq_lens_q with a batch of {query.shape[0]}",
+        raise error(f"cu_seq_lens_{'k' if cu_q is None else 'q'} with a batch of {query.shape[0]}",
+                    
                     "cu_seq_lens_q (and cu_seq_lens_k) are for a batch of one")
     q = dict(cu_seqlens_q=cu_q.cpu().numpy(), tokens_q=query.shape[2])
     own = cu_k is None or cu_k is cu_q or torch.equal(cu_k, cu_q)
@@ -351,7 +368,8 @@ def _varlen(batch, cu_q, cu_k, query, key):
         raise error(f"cu_seq_lens_q with {query.shape[2]} queries and {key.shape[2]} keys", "give cu_seq_lens_k too")
     packing = Packing(**q) if own else Packing(**q, cu_seqlens_k=cu_k.cpu().numpy(), tokens_k=key.shape[2])
     rule = _Rule(batch.rule.causal, batch.rule.window, batch.rule.chunk)
-    return _Batch(packing, rule, batch.shape_of, bottom_right=not own, positions=_torch.position_ids(packing, "") if own else None)
+    return _Batch(packing, rule, batch.shape_of, bottom_right=not own,
+                  positions=_torch.position_ids(packing, "") if own else None)
 
 
 # Attention, of each layer.
@@ -397,10 +415,12 @@ def _goes_by_row(layer):
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
                 small = kind(type(layer.config)(
-                    hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, num_hidden_layers=1, no_rope_layers=[0],
-                    attn_temperature_tuning=True, floor_scale=1, attn_scale=1.0, attention_bias=False, attn_implementation=NAME), 0).eval()
+                    hidden_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, num_hidden_layers=1,
+                    no_rope_layers=[0], attn_temperature_tuning=True, floor_scale=1, attn_scale=1.0, attention_bias=False,
+                    attn_implementation=NAME), 0).eval()
                 torch.nn.init.ones_(small.q_proj.weight)
-                small(torch.ones(1, len(rows), 2), position_embeddings=None, attention_mask=probe, position_ids=rows.flip(0)[None])
+                small(torch.ones(1, len(rows), 2), position_embeddings=None, attention_mask=probe,
+                      position_ids=rows.flip(0)[None])
         except (AttributeError, TypeError, ValueError):  # another version than this was written for
             _by_row[kind] = False
         else:
@@ -422,7 +442,9 @@ def _tuned(layer, query, batch):
             raise error(f"{type(layer).__name__} with attn_temperature_tuning, cu_seq_lens and past keys", "leave the cache out")
         return query
     if not _goes_by_row(layer):
-        raise error(f"{type(layer).__name__} of this version of transformers takes the positions of attn_temperature_tuning from elsewhere",
+        raise error(f"{type(layer).__name__} of this version of transformers takes the positions of attn_temperature_tuning "
+                    "from elsewhere",
+                    
                     "set attn_temperature_tuning=False, or use another version")
     rows = torch.arange(query.shape[2])
     ratio = _temperature(layer, batch.positions.view(-1, query.shape[2])) / _temperature(layer, rows)
@@ -444,9 +466,12 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
         if name not in _HARMLESS and given is not None and not (name == "output_attentions" and given is False):
             _refuse(name, given)
     if dropout:
-        raise error(f"dropout {dropout}", "Weft computes exact attention: set attention_dropout=0 in the config, or call model.eval()")
+        raise error(f"dropout {dropout}",
+                    "Weft computes exact attention: set attention_dropout=0 in the config, or call model.eval()")
     if attention_mask is not None and not isinstance(attention_mask, _Batch):
-        raise error(f"a mask that is a {type(attention_mask).__name__}" + (f" of shape {list(attention_mask.shape)}" if hasattr(attention_mask, "shape") else ""),
+        shape = f" of shape {list(attention_mask.shape)}" if hasattr(attention_mask, "shape") else ""
+        raise error(f"a mask that is a {type(attention_mask).__name__}{shape}",
+                    
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = _unmasked(module, query, key, is_causal, sliding_window) if attention_mask is None else attention_mask
@@ -458,7 +483,8 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
         batch = _varlen(batch, cu_seq_lens_q, cu_seq_lens_k, query, key)
     rule = batch.rule
     if rule.causal and sliding_window is not None and rule.window != (sliding_window - 1, 0):
-        raise error(f"the layer has sliding_window {sliding_window}, and its mask window {rule.window}", "use another attn_implementation")
+        raise error(f"the layer has sliding_window {sliding_window}, and its mask window {rule.window}",
+                    "use another attn_implementation")
     mask, options = (rule.causal, batch.bottom_right, rule.window, rule.chunk), {"one_rank": True}
     if batch.pack is not None:
         options, batch.pack.used = batch.pack.options, True

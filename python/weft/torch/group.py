@@ -103,7 +103,8 @@ class _Transport:
         for peer in range(self.ranks):
             if peer != self.rank:
                 try:
-                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(datetime.timedelta(milliseconds=1))
+                    nothing = self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG)
+                    nothing.wait(datetime.timedelta(milliseconds=1))
                 except RuntimeError:
                     pass  # closed before, or now
         return error(self.broken, f"{hint}; the process group cannot be used any more")
@@ -125,7 +126,8 @@ def resolve(group):
         try:
             return dist.distributed_c10d._resolve_process_group(group)
         except (LookupError, RuntimeError, ValueError):
-            raise error(f"there is no process group named {group!r}", "it may have been destroyed: give one that is there") from None
+            raise error(f"there is no process group named {group!r}",
+                        "it may have been destroyed: give one that is there") from None
     if group is None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside

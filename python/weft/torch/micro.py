@@ -106,7 +106,8 @@ class _Region(torch.autograd.Function):
         with all_or_nobody(name_of(layer.group)):
             for m in range(micros.micros):
                 here = slice(m * micros.local, (m + 1) * micros.local)
-                buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"), _arrays.array(v[here], name="v"),
+                buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"),
+                               _arrays.array(v[here], name="v"),
                                layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
@@ -137,7 +138,8 @@ class _Region(torch.autograd.Function):
                     rows = slice(again * micros.local, (again + 1) * micros.local)
                     buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
                 buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
-                                *(_arrays.array(x[here], True) for x in (dq, dk, dv)), None if part is None else _arrays.array(part, True))
+                                *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
+                                None if part is None else _arrays.array(part, True))
                 if part is not None:
                     dsink += part
         layer._give_back(taken)

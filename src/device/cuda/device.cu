@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/launch.h"
+#include "cuda/on_device.h"
 #include "device/device.h"
 #include "text.h"
 #include "weft/error.h"
@@ -13,24 +14,6 @@ constexpr int kThreads = 256;
 
 cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
 
-// The current device of this thread, as long as it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    WEFT_CUDA(cudaGetDevice(&before_));
-    if (device != before_) WEFT_CUDA(cudaSetDevice(device));
-    changed_ = device != before_;
-  }
-  ~OnDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(const Place& place) : device_(place.device), stream_(stream_of(place)) {}
@@ -38,7 +21,7 @@ class CudaMemory final : public Memory {
 
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
-    const OnDevice here(device_);
+    const cuda::OnDevice here(device_);
     void* data = nullptr;
     WEFT_CUDA(cudaMallocAsync(&data, bytes > 0 ? bytes : 1, stream_));
     return data;

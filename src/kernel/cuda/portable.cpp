@@ -6,6 +6,7 @@
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
+#include "cuda/on_device.h"
 #include "kernel/cuda/calls.h"
 #include "kernel/cuda/list.h"
 #include "text.h"
@@ -16,25 +17,6 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
-
-// The call's device, for as long as this lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    WEFT_CUDA(cudaGetDevice(&before_));
-    if (device != before_) WEFT_CUDA(cudaSetDevice(device));
-    changed_ = device != before_;
-  }
-  ~OnDevice() {
-    if (changed_) cudaSetDevice(before_);  // nobody to tell
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
 
 cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
 
