@@ -360,7 +360,6 @@ def _varlen(batch, cu_q, cu_k, query, key):
         raise error("cu_seq_lens_q together with an attention_mask that has zeros", "give one of them")
     if query.shape[0] != 1 or cu_q is None:
         raise error(f"cu_seq_lens_{'k' if cu_q is None else 'q'} with a batch of {query.shape[0]}",
-                    
                     "cu_seq_lens_q (and cu_seq_lens_k) are for a batch of one")
     q = dict(cu_seqlens_q=cu_q.cpu().numpy(), tokens_q=query.shape[2])
     own = cu_k is None or cu_k is cu_q or torch.equal(cu_k, cu_q)
@@ -444,7 +443,6 @@ def _tuned(layer, query, batch):
     if not _goes_by_row(layer):
         raise error(f"{type(layer).__name__} of this version of transformers takes the positions of attn_temperature_tuning "
                     "from elsewhere",
-                    
                     "set attn_temperature_tuning=False, or use another version")
     rows = torch.arange(query.shape[2])
     ratio = _temperature(layer, batch.positions.view(-1, query.shape[2])) / _temperature(layer, rows)
@@ -471,7 +469,6 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     if attention_mask is not None and not isinstance(attention_mask, _Batch):
         shape = f" of shape {list(attention_mask.shape)}" if hasattr(attention_mask, "shape") else ""
         raise error(f"a mask that is a {type(attention_mask).__name__}{shape}",
-                    
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = _unmasked(module, query, key, is_causal, sliding_window) if attention_mask is None else attention_mask
