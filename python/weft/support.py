@@ -21,7 +21,7 @@ class Support:
     def __str__(self):
         columns = list(self.rows[0][2])
         notes = []
-        lines = [f"{'':<28}" + "".join(f"{c:>12}" for c in columns)]
+        lines = [f"{'':<40}" + "".join(f"{c:>12}" for c in columns)]
         for group, name, cells in self.rows:
             marks = []
             for column in columns:
@@ -31,7 +31,7 @@ class Support:
                     if cells[column] not in notes:
                         notes.append(cells[column])
                     marks.append(f"no [{notes.index(cells[column]) + 1}]")
-            lines.append(f"{group + ' ' + name:<28}" + "".join(f"{m:>12}" for m in marks))
+            lines.append(f"{group + ' ' + name:<40}" + "".join(f"{m:>12}" for m in marks))
         lines += [""] + [f"[{i + 1}] {note}" for i, note in enumerate(notes)]
         lines += [""] + [f"kernel {k['name']:<18}{k['refusal'] or k['about']}" for k in self.kernels]
         return "\n".join(lines)

@@ -37,7 +37,7 @@ Stream::Stream(std::vector<Index> offsets, std::vector<Index> used, std::optiona
   }
   if (tokens_ < offsets_.back())
     throw Error(text("the buffer has ", tokens_, " rows but the last sequence ends at row ", offsets_.back()),
-                text("give at least ", offsets_.back(), " rows, or leave `tokens` out"));
+                text("give at least ", offsets_.back(), " rows, or sequences that end before"));
   if (tokens_ > kMaxTokens)
     throw Error(text("a stream of ", tokens_, " tokens is past the limit of ", kMaxTokens, " (rows are 32-bit on devices)"),
                 "split the pack");
