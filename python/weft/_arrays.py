@@ -74,7 +74,7 @@ def array(x, writable=False, name="an array"):
             address = x.data_ptr()
         except RuntimeError as e:
             raise error(f"{name} has no memory of its own: {e}", "give a dense tensor") from None
-        # torch's own DLPack costs ten times as much as asking for the parts.
+        # Asking for the parts takes half the time that torch's DLPack does (1.5 and 2.9 us).
         return _core.array_at(address, _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x)
     if isinstance(x, np.ndarray):
         flags = x.flags
