@@ -519,4 +519,6 @@ def test_the_process_ends_well(name):
         pytest.importorskip("torch")
     code = re.sub(r"^ {8}", "", ENDS[name], flags=re.M) + "\nprint('end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["end"], "")
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["end"]), done.stderr
+    # torch has things to say of machines that are set up in odd ways; what ends badly says one of these.
+    assert not re.search("Traceback|Exception|terminate|Fatal|nanobind|leak|Segmentation|weft", done.stderr), done.stderr

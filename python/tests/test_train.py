@@ -41,8 +41,12 @@ def test_fifty_steps(four_ranks, one_rank, schedule):
     assert losses[-1] < losses[0] - 0.5  # and something was learned
 
 
-@pytest.mark.parametrize("start", [[sys.executable], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]],
-                         ids=["python", "torchrun"])
+# By address: there are machines that do not know the name localhost.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+
+
+@pytest.mark.parametrize("start", [[sys.executable], TORCHRUN], ids=["python", "torchrun"])
 def test_the_program(tmp_path, start):
     pytest.importorskip("matplotlib")
     program = train_worker.train_packed.__file__
