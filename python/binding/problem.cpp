@@ -345,9 +345,9 @@ void bind_problem(nb::module_& m) {
           "valid",
           [](const PlacedLayouts& p, Index rank, std::string_view side) {
             check_rank(side_of(p, side), rank);
-            const std::vector<std::uint8_t> valid = valid_rows(side_of(p, side), rank);
+            std::vector<std::uint8_t> valid = valid_rows(side_of(p, side), rank);
             const std::size_t n = valid.size();
-            return array_of(std::vector<std::uint8_t>(valid), {n});
+            return array_of(std::move(valid), {n});
           },
           "rank"_a, "side"_a = "q", "1 where the row holds a real token.")
       .def(

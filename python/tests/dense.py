@@ -111,3 +111,12 @@ def assert_close(name, got, wanted, terms, steepness, dtype):
                               error.shape)
         raise AssertionError(f"{name}{list(map(int, at))} is {got[at]}, not {wanted[at]}; "
                              f"allowed {allowed[at]:.3g}, {bad.sum()} are off")
+
+
+def pairs(slices, rows_q, rows_k):
+    """How often slices hold each pair."""
+    count = np.zeros((rows_q, rows_k), int)
+    for q0, q1, k0, k1, lo, hi in np.asarray(slices):
+        q, k = np.arange(q0, q1)[:, None], np.arange(k0, k1)[None, :]
+        count[q0:q1, k0:k1] += (k - q >= lo) & (k - q <= hi)
+    return count

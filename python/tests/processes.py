@@ -4,6 +4,7 @@ A test starts `python worker.py FOLDER ...`; the worker imports what it needs on
 or raises ends in FOLDER/rank<r>.txt. No rank outlives the time limit.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,17 @@ def start(worker, folder, *arguments, seconds=300):
         said = "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(Path(folder).glob("rank*.txt")))
         raise AssertionError(f"{worker} ended with {done.returncode}\n{done.stdout}{done.stderr}\n{said}")
     return done.stdout
+
+
+def results(worker, folder):
+    """What each rank of a worker (a module of this folder) said of each of its CASES: None, or what was wrong."""
+    start(f"{worker.__name__}.py", folder)
+    return [json.loads((folder / f"results{rank}.json").read_text()) for rank in range(worker.RANKS)]
+
+
+def check(results, case):
+    wrong = [said[case] for said in results if said[case] is not None]
+    assert not wrong, "\n".join(wrong)
 
 
 def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):

@@ -96,7 +96,7 @@ class KvCache:
         ((5, 1, 8), 3, 14)
     """
 
-    def __init__(self, k: Array, v: Array, offsets: Numbers, used: Optional[int] = None) -> None:
+    def __init__(self, k: Array, v: Array, offsets: Numbers, used: Optional[Numbers] = None) -> None:
         values = _arrays.array(v, True, "v")
         self._width = values.shape[-1]
         self._core = _core.KvCache(_arrays.array(k, True, "k"), values, offsets, used)
