@@ -118,27 +118,11 @@ std::size_t set_rows(View& view, const Array& array, Format format) {
   return 2;
 }
 
-TensorView any_view(const Array& array, std::string_view name, Format format) {
+// Rows and heads; of each of these one element, the first. `thd`: dimensions that the format thd has.
+TensorView heads_view(const Array& array, std::string_view name, std::size_t thd, Format format,
+                      std::string_view what) {
   need_floating(array, name);
-  need_dimensions(array, name, 3, format, "");
-  TensorView out;
-  out.data = array.data;
-  out.dtype = array.dtype;
-  const std::size_t at = set_rows(out, array, format);
-  out.heads = array.shape[at];
-  out.head_stride = array.strides[at];
-  out.dim = array.shape[at + 1];
-  if (out.dim > 1 && array.strides[at + 1] != 1)
-    throw Error(
-        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-             ": the elements of a head do not lie side by side"),
-        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
-  return out;
-}
-
-TensorView any_token_heads(const Array& array, std::string_view name, Format format) {
-  need_floating(array, name);
-  need_dimensions(array, name, 2, format, " less the head dim");
+  need_dimensions(array, name, thd, format, what);
   TensorView out;
   out.data = array.data;
   out.dtype = array.dtype;
@@ -147,6 +131,21 @@ TensorView any_token_heads(const Array& array, std::string_view name, Format for
   out.head_stride = array.strides[at];
   out.dim = 1;
   return out;
+}
+
+TensorView any_view(const Array& array, std::string_view name, Format format) {
+  TensorView out = heads_view(array, name, 3, format, "");
+  out.dim = array.shape.back();
+  if (out.dim > 1 && array.strides.back() != 1)
+    throw Error(
+        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+             ": the elements of a head do not lie side by side"),
+        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
+  return out;
+}
+
+TensorView any_token_heads(const Array& array, std::string_view name, Format format) {
+  return heads_view(array, name, 2, format, " less the head dim");
 }
 
 TensorView any_per_head(const Array& array, std::string_view name) {

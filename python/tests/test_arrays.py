@@ -232,7 +232,7 @@ def test_other_threads_run_meanwhile(what):
     r = weft.attention(x, x, x, cu_seqlens_q=cu, kernel="reference")
 
     def rank(comm):
-        weft.attention(*[weft.shard(x, comm, cu_seqlens=cu)] * 3, cu_seqlens_q=cu, comm=comm, kernel="cpu.scalar")
+        weft.attention(*[weft.shard(x, comm, cu_seqlens=cu)] * 3, cu_seqlens_q=cu, comm=comm, kernel="reference")
 
     calls = {
         "forward": lambda: weft.attention(x, x, x, cu_seqlens_q=cu, kernel="reference"),
