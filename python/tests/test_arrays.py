@@ -227,8 +227,8 @@ def _ticks(call):
 
 @pytest.mark.parametrize("what", ["forward", "backward", "ranks"])
 def test_other_threads_run_meanwhile(what):
-    x = np.random.default_rng(0).standard_normal((600, 4, 32), np.float32)
-    cu = [0, 600]
+    x = np.random.default_rng(0).standard_normal((1200, 4, 32), np.float32)
+    cu = [0, 1200]
     r = weft.attention(x, x, x, cu_seqlens_q=cu, kernel="reference")
 
     def rank(comm):
