@@ -1,4 +1,4 @@
-// What kernel cuda.portable cannot do, told from what is known of a GPU: needs neither CUDA nor a GPU.
+// What GPU kernels cannot do, told from what is known of a GPU: needs neither CUDA nor a GPU.
 #pragma once
 
 #include <optional>
@@ -15,5 +15,6 @@ struct GpuProperties {
 };
 
 std::optional<std::string> portable_refusal(const GpuProperties& gpu, const KernelRequest& request);
+std::optional<std::string> sm90_refusal(const GpuProperties& gpu, const KernelRequest& request);
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "kernel/cpu/drive.h"
@@ -12,6 +13,7 @@
 
 #ifdef WEFT_WITH_CUDA
 #include "kernel/cuda/portable.h"
+#include "kernel/cuda/sm90/sm90.h"
 #endif
 
 namespace weft {
@@ -77,6 +79,15 @@ std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef WEFT_WITH_CUDA
   all.push_back(
+      {.name = "cuda.sm90",
+       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward as cuda.portable",
+       .refusal =
+           [](const KernelRequest& request) {
+             return sm90_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{}, request);
+           },
+       .forward = cuda::sm90::forward,
+       .backward = cuda::portable_backward});
+  all.push_back(
       {.name = "cuda.portable",
        .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
        .refusal =
@@ -130,6 +141,14 @@ void check_partial(const ForwardArgs& args) {
                 "leave them out here; finish_partial writes them at the end");
 }
 
+// As bulk copies of GPUs want it.
+bool lies_evenly(const ConstTensorView& view) {
+  const auto multiple = [&](Index stride) { return stride * size_of(view.dtype) % 16 == 0; };
+  const bool even = view.inner == 0 || view.rows <= view.inner || view.outer_stride == view.inner * view.row_stride;
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && even && (view.rows <= 1 || multiple(view.row_stride)) &&
+         (view.heads == 1 || multiple(view.head_stride));
+}
+
 }  // namespace
 
 std::span<const Kernel> kernels() {
@@ -170,8 +189,8 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select_kernel(kernel,
-                {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false, args.place.kind})
+  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
+                         args.place.kind, lies_evenly(args.q) && lies_evenly(args.k) && lies_evenly(args.v)})
       .forward(args);
 }
 

@@ -93,6 +93,8 @@ void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> h
   heads_ = append(heads);
 }
 
+std::size_t HostLists::add_zeros(std::size_t count) { return append(std::vector<int>(count, 0)); }
+
 WorkList HostLists::list(const int* base, std::size_t n) const {
   const Places& at = lists_[n];
   return {reinterpret_cast<const WorkSlice*>(base + at.slices), base + at.begin, base + at.order, base + at.tiles};

@@ -20,6 +20,7 @@ class HostLists {
   // Which slices touch which tile of `size` rows of Q or of K. Returns the number of tiles.
   int add_tiles(Side side, Index rows, int size);
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
+  std::size_t add_zeros(std::size_t count);  // where they lie
   std::span<const int> numbers() const { return numbers_; }
 
   // Where all that lies once the numbers begin at `base`: lists in the order they were added.

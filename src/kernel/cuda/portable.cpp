@@ -8,6 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "kernel/cuda/calls.h"
+#include "kernel/cuda/host.h"
 #include "kernel/cuda/list.h"
 #include "text.h"
 #include "weft/error.h"
@@ -15,10 +16,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;
 constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
-
-cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
 
 Source source(const ConstTensorView& view, DType compute) {
   const Index size = size_of(view.dtype);
@@ -27,39 +25,6 @@ Source source(const ConstTensorView& view, DType compute) {
                       (aligned(view.row_stride) || view.rows == 1) && (aligned(view.head_stride) || view.heads == 1) &&
                       (view.inner == 0 || aligned(view.outer_stride));
   return {view, direct, view.dtype == compute};
-}
-
-SinkLogits sink_of(const Sink& sink) { return {sink.kind != Sink::Kind::none, sink.logits}; }
-
-double scale_of(const Attention& attention, Index dim) {
-  return attention.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
-}
-
-// A grid of tiles x heads is numbered in 32 bits.
-void check_grid(Index tiles, Index heads) {
-  if (tiles * heads > kMaxTokens)
-    throw Error(text(tiles, " tiles of ", heads, " heads on a GPU"), "give it fewer rows or heads at a time");
-}
-
-// A logit in base 2 is factor·score, or factor·tanh(bend·score). No bend: there is no cap, or the scale is so small
-// that it caps nothing.
-Scores scores_of(double scale, double softcap) {
-  const float bend = softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f;
-  return {static_cast<float>((bend != 0 ? softcap : scale) * double{kLog2E}), bend};
-}
-
-// Tiles count rows past the last one, in 32 bits.
-void check_rows(Index rows) {
-  constexpr Index kMost = kMaxTokens - 4096;
-  if (rows > kMost)
-    throw Error(text("a tensor of ", rows, " rows on a GPU"), text("give it at most ", kMost, " at a time"));
-}
-
-unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream) {
-  if (!max_logit.given()) return nullptr;
-  to = StreamArray<unsigned>(static_cast<std::size_t>(max_logit.heads), stream);
-  WEFT_CUDA(cudaMemsetAsync(to.get(), 0, to.size() * sizeof(unsigned), stream));
-  return to.get();
 }
 
 }  // namespace

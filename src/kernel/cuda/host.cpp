@@ -1,0 +1,40 @@
+#include "kernel/cuda/host.h"
+
+#include <cmath>
+
+#include "cuda/check.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+
+constexpr double kLog2E = 1.44269504088896341;
+
+double scale_of(const Attention& attention, Index dim) {
+  return attention.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
+}
+
+void check_grid(Index tiles, Index heads) {
+  if (tiles * heads > kMaxTokens)
+    throw Error(text(tiles, " tiles of ", heads, " heads on a GPU"), "give it fewer rows or heads at a time");
+}
+
+Scores scores_of(double scale, double softcap) {
+  const float bend = softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f;
+  return {static_cast<float>((bend != 0 ? softcap : scale) * kLog2E), bend};
+}
+
+void check_rows(Index rows) {
+  constexpr Index kMost = kMaxTokens - 4096;
+  if (rows > kMost)
+    throw Error(text("a tensor of ", rows, " rows on a GPU"), text("give it at most ", kMost, " at a time"));
+}
+
+unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream) {
+  if (!max_logit.given()) return nullptr;
+  to = StreamArray<unsigned>(static_cast<std::size_t>(max_logit.heads), stream);
+  WEFT_CUDA(cudaMemsetAsync(to.get(), 0, to.size() * sizeof(unsigned), stream));
+  return to.get();
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,35 @@
+// Arguments of the Hopper kernels, and the functions that launch them.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernel/cuda/calls.h"
+#include "kernel/cuda/sm90/shape.h"
+
+namespace weft::cuda::sm90 {
+
+struct ForwardCall {
+  CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
+  WorkList list;        // of tiles of `rows` query rows
+  const int* kv_head;   // [units] or null: unit·heads / heads_of_group
+  int tiles;            // of the buffer
+  int units;            // tiles side by side: heads_q / heads
+  int heads, rows;      // Grouping
+  int units_of_group;   // that share a K/V head
+  int q_rows, k_rows, heads_q;
+  int processors;  // blocks at most
+  Scores scores;  // factor > 0
+  float sign;     // scores are multiplied by it
+  SinkLogits sink;
+  TensorView out, lse;
+  bool wide_out;  // of the inputs' dtype, and 8 elements can be stored at once
+  PartialView partial;
+  unsigned* max_logit;  // [hq] as ordered integers, or null
+  int* counters;        // two zeros, left as zeros: tiles handed out, blocks that have ended
+};
+
+void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream);
+void forward_f16(Width width, const ForwardCall& call, cudaStream_t stream);
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,556 @@
+// The forward on Hopper: one launch, as many blocks as multiprocessors, each taking tiles until there are none left.
+//
+// A tile is some query rows times the query heads of one K/V head. One warp of the block walks through its slices and
+// fetches K and V by bulk tensor copies; two or three warpgroups multiply, each 64 rows. Steps of different tiles
+// follow each other without a gap: the scores of the next tile are computed while the last products of this one run.
+//
+// In a step a warpgroup issues S = Q·K of this step and O += P·V of the last one, and makes P of S while the other
+// warpgroups multiply. A row's bits depend on its keys alone: tiles of keys count from the slice's k_first, and a tile
+// of which a row sees nothing leaves its state as it is.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/launch.h"
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/call.h"
+#include "kernel/cuda/sm90/ptx.cuh"
+#include "kernel/cuda/sm90/steps.cuh"
+#include "kernel/cuda/sm90/wgmma.cuh"
+
+namespace weft::cuda::sm90 {
+
+template <Width kWidth>
+struct Shared {
+  static constexpr ForwardShape kShape = forward_shape(kWidth);
+  static constexpr unsigned kQBytes = kShape.q_bytes(), kKBytes = kShape.k_bytes(), kVBytes = kShape.v_bytes();
+  static constexpr int kStages = kShape.stages, kQBuffers = kShape.q_buffers;
+  unsigned base;
+
+  __device__ unsigned q(int buffer) const { return base + static_cast<unsigned>(buffer) * kQBytes; }
+  __device__ unsigned k(int stage) const {
+    return base + kQBuffers * kQBytes + static_cast<unsigned>(stage) * kKBytes;
+  }
+  __device__ unsigned v(int stage) const {
+    return base + kQBuffers * kQBytes + kStages * kKBytes + static_cast<unsigned>(stage) * kVBytes;
+  }
+  __device__ unsigned step(int stage) const {
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * 32;
+  }
+  __device__ unsigned barrier(int n) const {
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + kStages * 32 + static_cast<unsigned>(n) * 8;
+  }
+  // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
+  __device__ unsigned k_full(int s) const { return barrier(s); }
+  __device__ unsigned k_free(int s) const { return barrier(kStages + s); }
+  __device__ unsigned v_full(int s) const { return barrier(2 * kStages + s); }
+  __device__ unsigned v_free(int s) const { return barrier(3 * kStages + s); }
+  __device__ unsigned v_raw(int s) const { return barrier(4 * kStages + s); }
+  __device__ unsigned q_full(int b) const { return barrier(5 * kStages + b); }
+  __device__ unsigned q_free(int b) const { return barrier(5 * kStages + kQBuffers + b); }
+
+  __device__ void init() const {
+    constexpr int kWarps = 4 * kShape.groups;
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(k_full(s), 1);
+      barrier_init(k_free(s), kWarps + 1);  // and the mending warp, which reads the step
+      barrier_init(v_full(s), 1);
+      barrier_init(v_free(s), kWarps);
+      barrier_init(v_raw(s), 1);
+    }
+    for (int b = 0; b < kQBuffers; ++b) {
+      barrier_init(q_full(b), 1);
+      barrier_init(q_free(b), kWarps);
+    }
+    barriers_ready();
+  }
+};
+
+// A place in a ring of buffers, and the parity of its barriers.
+template <int kSize>
+struct Ring {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ void next() {
+    if (++at == kSize) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline Step read_step(unsigned at) {
+  Step s;
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
+               : "r"(at));
+  return s;
+}
+__device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ inline int2 read_tile(unsigned at) {
+  int2 t;
+  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.x), "=r"(t.y) : "r"(at + 16));
+  return t;
+}
+
+// --- The fetching warpgroup ---
+
+// One thread: hands out tiles, walks, fetches.
+template <Width kWidth>
+__device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  prefetch_map(call.q);
+  prefetch_map(call.k);
+  prefetch_map(call.v);
+  Ring<kShape.stages> stage;
+  Ring<kShape.q_buffers> buffer;
+  const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
+  const int items = call.tiles * call.units;
+  for (int next = static_cast<int>(blockIdx.x); next < items;) {
+    const int item = next;
+    next = static_cast<int>(gridDim.x) + atomicAdd(call.counters, 1);  // looked at when this tile is done
+    const int unit = item / call.tiles, tile = call.list.order[item % call.tiles];
+    const int row = tile * call.rows;
+    const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
+    StepWalk<kShape.keys> walk(call.list, tile, row, call.rows);
+    bool more = walk.start(), first = true;
+    while (more) {
+      const int key = walk.base();
+      Step step = walk.step(call.k_rows);
+      more = walk.next();
+      if (first) {
+        wait(shared.q_free(buffer.at), buffer.parity ^ 1);
+        arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64));
+        for (int box = 0; box < kShape.k / 64; ++box)
+          load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
+                   shared.q_full(buffer.at), 64 * box, unit * call.heads, row);
+        buffer.next();
+      }
+      wait(shared.k_free(stage.at), stage.parity ^ 1);
+      write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
+                 step.keys, step.band);
+      if (first) write_four(shared.step(stage.at) + 16, row, unit, 0, 0);
+      arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
+      for (int box = 0; box < kShape.k / 64; ++box)
+        load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
+                 64 * box, kv_head, key);
+      wait(shared.v_free(stage.at), stage.parity ^ 1);
+      const unsigned v_full = (step.flags & Step::kMended) != 0 ? shared.v_raw(stage.at) : shared.v_full(stage.at);
+      arrive_expecting(v_full, kShape.v_bytes());
+      for (int box = 0; box < kShape.v / 64; ++box)
+        load_box(shared.v(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.v, v_full, 64 * box, kv_head,
+                 key);
+      stage.next();
+      first = false;
+    }
+  }
+  wait(shared.k_free(stage.at), stage.parity ^ 1);
+  write_four(shared.step(stage.at), Step::kStop, 0, 0, 0);
+  arrive(shared.k_full(stage.at));
+  // The last block leaves the counters as it found them.
+  __threadfence();
+  if (atomicAdd(call.counters + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+    call.counters[0] = 0;
+    call.counters[1] = 0;
+  }
+}
+
+// A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
+template <Width kWidth>
+__device__ void mend(const Shared<kWidth>& shared) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  Ring<kShape.stages> stage;
+  unsigned raw_parity = 0;  // a bit a stage
+  while (true) {
+    wait(shared.k_full(stage.at), stage.parity);
+    const Step step = read_step(shared.step(stage.at));
+    __syncwarp();
+    if (lane == 0) arrive(shared.k_free(stage.at));
+    if ((step.flags & Step::kStop) != 0) return;
+    if ((step.flags & Step::kMended) != 0) {
+      wait(shared.v_raw(stage.at), raw_parity >> stage.at & 1);
+      raw_parity ^= 1u << stage.at;
+      const int begin = Step::low(step.keys), end = Step::high(step.keys);
+      // 16 bytes a lane, four rows at a time.
+      for (int box = 0; box < kShape.v / 64; ++box)
+        for (int key = lane / 8; key < kShape.keys; key += 4)
+          if (key < begin || key >= end)
+            write_four(shared.v(stage.at) + static_cast<unsigned>((box * kShape.keys + key) * 128 + lane % 8 * 16), 0, 0,
+                       0, 0);
+      stores_visible();
+      __syncwarp();
+      if (lane == 0) arrive(shared.v_full(stage.at));
+    }
+    stage.next();
+  }
+}
+
+// Two warps: rows of tiles without slices.
+__device__ inline void clear_rest(const ForwardCall& call) {
+  if (call.partial.states != nullptr) return;  // they keep what they have
+  const int thread = static_cast<int>(threadIdx.x) - 64;
+  for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
+    const int2 range{call.list.begin[tile], call.list.begin[tile + 1]};
+    if (range.x < range.y) continue;
+    const int rows = min(call.rows, call.q_rows - tile * call.rows);
+    const int eights = (static_cast<int>(call.out.dim) + 7) / 8;
+    for (int i = thread; i < rows * call.heads_q * eights; i += 64) {
+      const int row = tile * call.rows + i / eights / call.heads_q, head = i / eights % call.heads_q;
+      const RowOut out(call.out, row, head);
+      for (int j = 0; j < 8; j += 2) out.store(i % eights * 8 + j, 0.0f, 0.0f);
+      if (i % eights == 0 && call.lse.given())
+        store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), sink_logit(call.sink, head));
+    }
+  }
+}
+
+// --- The warpgroups that multiply ---
+
+// tanh, to 2^-23 of 1.
+__device__ inline float bent(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E))); }
+
+// A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
+__device__ inline void exchange(unsigned (&w)[4]) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const auto swap = [&](unsigned& a, unsigned& b, int bit) {
+    const bool upper = (lane & bit) != 0;
+    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? a : b, bit);
+    (upper ? a : b) = got;
+  };
+  swap(w[0], w[1], 1);
+  swap(w[2], w[3], 1);
+  swap(w[0], w[2], 2);
+  swap(w[1], w[3], 2);
+}
+
+template <class N, Width kWidth, bool kBent>
+struct ForwardMath {
+  static constexpr ForwardShape kShape = forward_shape(kWidth);
+  static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
+  static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
+
+  const ForwardCall& call;
+  const Shared<kWidth> shared;
+  const int group;           // of warps
+  int row_of[2], head_of[2];  // within a tile; a row past the tile sees nothing
+  float o[kV / 2], s[kKeys / 2];
+  unsigned p[kKeys / 4];
+  float top[2], total[2];  // largest score; this lane's share of the sum
+  float shrink[2];
+
+  __device__ __forceinline__ ForwardMath(const ForwardCall& c, const Shared<kWidth>& sh, int g)
+      : call(c), shared(sh), group(g) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4 +
+                    8 * i;
+      row_of[i] = m / call.heads;
+      head_of[i] = m % call.heads;
+      if (row_of[i] >= call.rows) row_of[i] = 0x3fff;
+      top[i] = kMinusInfinity<float>;
+      total[i] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void multiply_scores(int buffer, int stage) {
+    const std::uint64_t q = tile_at(shared.q(buffer) + static_cast<unsigned>(group) * 8192);
+    const std::uint64_t k = tile_at(shared.k(stage));
+#pragma unroll
+    for (int i = 0; i < kShape.k / 16; ++i)
+      product<kBf16>(s, moved(q, static_cast<unsigned>(i / 4 * kShape.rows() * 128 + i % 4 * 32)),
+                     moved(k, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)), i > 0);
+    products_commit();
+  }
+  __device__ __forceinline__ void multiply_values(int stage, bool add) {
+    const std::uint64_t v = tile_at<kKeys * 128>(shared.v(stage));
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+      const unsigned a[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+      product<kBf16>(o, a, moved(v, static_cast<unsigned>(i * 2048)), add || i > 0);
+    }
+    products_commit();
+  }
+
+  __device__ __forceinline__ void hide(const Step& step) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Seen seen = keys_of_row(step, row_of[i]);
+      const int first = seen.first - 2 * static_cast<int>(threadIdx.x % 4);
+      const unsigned span = seen.last >= seen.first ? static_cast<unsigned>(seen.last - seen.first) : 0u;
+      const bool none = seen.last < seen.first;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          if (none || static_cast<unsigned>(8 * n + j - first) > span) s[4 * n + 2 * i + j] = kMinusInfinity<float>;
+    }
+  }
+
+  // Scores become shares against the new maximum.
+  __device__ __forceinline__ void softmax(const Step& step) {
+    if constexpr (kBent) {
+      const float bend = call.scores.bend * call.sign;
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
+    }
+    if ((step.flags & Step::kMasked) != 0) hide(step);
+    const float factor = call.scores.factor;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float most = max_nan(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+      for (int n = 1; n < kKeys / 8; ++n) most = max_nan(most, max_nan(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
+      most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      most = max_nan(top[i], most);
+      // A row without keys so far: anything finite will do, and -inf - -inf would not.
+      const float against = most == kMinusInfinity<float> ? 0.0f : most * factor;
+      shrink[i] = exp2_fast(top[i] * factor - against);
+      top[i] = most;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float share = exp2_fast(fmaf(s[4 * n + 2 * i + j], factor, -against));
+          s[4 * n + 2 * i + j] = share;
+          sum += share;
+        }
+      total[i] = total[i] * shrink[i] + sum;
+    }
+  }
+  __device__ __forceinline__ void round_shares() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) {
+      unsigned one[1];
+      N::pack(one, s[2 * i], s[2 * i + 1]);
+      p[i] = one[0];
+    }
+  }
+  __device__ __forceinline__ void shrink_sums() {
+#pragma unroll
+    for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
+  }
+
+  // A finished tile to its rows.
+  __device__ __forceinline__ void store(int2 tile, const float (&most)[2], const float (&sums)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = sums[i];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const int row = tile.x + row_of[i], head = tile.y * call.heads + head_of[i];
+      const bool valid = row_of[i] < call.rows && row < call.q_rows;
+      RowState<float> state;
+      if (most[i] != kMinusInfinity<float>) state = {most[i] * (call.scores.factor * kLn2), sum};
+      if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
+        atomicMax(call.max_logit + head, ordered(state.max));
+      if (call.partial.states != nullptr) {
+        if (valid && !is_empty(state)) merge_into(row, head, i, state);
+        continue;
+      }
+      FinishedRow<float> done;
+      if (valid) {
+        done = finish(state, sink_logit(call.sink, head));
+        if (threadIdx.x % 4 == 0 && call.lse.given())
+          store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done.lse);
+      }
+      const bool empty = is_empty(state);
+      // A zero that shrank to -0 is 0 again.
+      const auto value = [&](int n, int j) { return empty ? 0.0f : o[4 * n + 2 * i + j] * done.weight + 0.0f; };
+      if (call.wide_out) {
+        std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data);
+        if (valid) to += offset_of(call.out, row, head);
+#pragma unroll
+        for (int n = 0; n < kV / 8; n += 4) {
+          unsigned w[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            unsigned one[1];
+            N::pack(one, value(n + j, 0), value(n + j, 1));
+            w[j] = one[0];
+          }
+          exchange(w);
+          const int column = 8 * (n + static_cast<int>(threadIdx.x % 4));
+          if (valid && column < call.out.dim) *reinterpret_cast<uint4*>(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+      } else if (valid) {
+        const RowOut out(call.out, row, head);
+#pragma unroll
+        for (int n = 0; n < kV / 8; ++n)
+          out.store(8 * n + 2 * static_cast<int>(threadIdx.x % 4), value(n, 0), value(n, 1));
+      }
+    }
+  }
+  __device__ __forceinline__ void merge_into(int row, int head, int i, const RowState<float>& state) {
+    RowState<float>& kept = call.partial.states[static_cast<Index>(row) * call.heads_q + head];
+    const RowState<float> old = kept;
+    const MergedState<float> merged = merge(state, old);
+    __syncwarp(0xfu << (threadIdx.x % 32 / 4 * 4));  // all four lanes have read it
+    if (threadIdx.x % 4 == 0) kept = merged.state;
+    float* to = static_cast<float*>(call.partial.sums.data) + offset_of(call.partial.sums, row, head);
+    const int dim = static_cast<int>(call.partial.sums.dim);
+    const bool first = is_empty(old), pairs = reinterpret_cast<std::uintptr_t>(to) % 8 == 0;
+#pragma unroll
+    for (int n = 0; n < kV / 8; ++n) {
+      const int column = 8 * n + 2 * static_cast<int>(threadIdx.x % 4);
+      float x = o[4 * n + 2 * i], y = o[4 * n + 2 * i + 1];
+      if (pairs && column + 1 < dim) {
+        float2* at = reinterpret_cast<float2*>(to + column);
+        if (!first) {
+          const float2 before = *at;
+          x = merged(x, before.x);
+          y = merged(y, before.y);
+        }
+        *at = make_float2(x, y);
+        continue;
+      }
+      if (column < dim) to[column] = first ? x : merged(x, to[column]);
+      if (column + 1 < dim) to[column + 1] = first ? y : merged(y, to[column + 1]);
+    }
+  }
+
+  // Registers that products read are written before, not later where the compiler would like it better.
+  __device__ __forceinline__ void begin_products() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) asm volatile("" : "+r"(p[i])::"memory");
+#pragma unroll
+    for (int i = 0; i < kV / 2; ++i) asm volatile("" : "+f"(o[i])::"memory");
+    products_begin();
+  }
+
+  // Warpgroups take turns at issuing products: while one multiplies, the others make shares.
+  __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
+  __device__ __forceinline__ void pass_turn() const { named_arrive(1 + (group + 1) % kGroups, 256); }
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
+
+  __device__ __forceinline__ void run() {
+    if (group == kGroups - 1) named_arrive(1, 256);  // the first one's turn
+    Ring<kShape.stages> stage, before;
+    Ring<kShape.q_buffers> buffer;
+    wait(shared.k_full(0), 0);
+    Step step = read_step(shared.step(0));
+    if ((step.flags & Step::kStop) != 0) return;
+    int2 tile = read_tile(shared.step(0));
+    wait(shared.q_full(0), 0);
+    await_turn();
+    begin_products();
+    multiply_scores(0, 0);
+    pass_turn();
+    products_wait<0>();
+    release(step, stage, buffer);
+    softmax(step);
+    round_shares();
+    bool fresh = true;  // the sums are another tile's
+    while (true) {
+      stage.next();
+      wait(shared.k_full(stage.at), stage.parity);
+      step = read_step(shared.step(stage.at));
+      if ((step.flags & Step::kStop) != 0) break;
+      const bool first = (step.flags & Step::kFirst) != 0;
+      int2 next_tile = tile;
+      if (first) {
+        next_tile = read_tile(shared.step(stage.at));
+        wait(shared.q_full(buffer.at), buffer.parity);
+      }
+      wait(shared.v_full(before.at), before.parity);
+      await_turn();
+      begin_products();
+      multiply_scores(buffer.at, stage.at);
+      multiply_values(before.at, !fresh);
+      pass_turn();
+      products_wait<1>();
+      release(step, stage, buffer);
+      const float most[2] = {top[0], top[1]}, sums[2] = {total[0], total[1]};
+      if (first) {
+        top[0] = top[1] = kMinusInfinity<float>;
+        total[0] = total[1] = 0;
+      }
+      softmax(step);
+      products_wait<0>();
+      if (leads()) arrive(shared.v_free(before.at));
+      before.next();
+      if (first)
+        store(tile, most, sums);
+      else
+        shrink_sums();
+      fresh = first;
+      tile = next_tile;
+      round_shares();
+    }
+    wait(shared.v_full(before.at), before.parity);
+    begin_products();
+    multiply_values(before.at, !fresh);
+    products_wait<0>();
+    store(tile, top, total);
+  }
+  // The scores are there: K is read, and Q if that was its last tile of keys.
+  __device__ __forceinline__ void release(const Step& step, const Ring<kShape.stages>& stage,
+                                          Ring<kShape.q_buffers>& buffer) const {
+    const bool last = (step.flags & Step::kLast) != 0;
+    if (leads()) {
+      arrive(shared.k_free(stage.at));
+      if (last) arrive(shared.q_free(buffer.at));
+    }
+    if (last) buffer.next();
+  }
+};
+
+template <class N, Width kWidth, bool kBent>
+__global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardCall call) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Shared<kWidth> shared{shared_address(memory)};
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group == 0) {
+    give_registers<kShape.fetch_registers>();
+    if (threadIdx.x == 0) fetch<kWidth>(call, shared);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 1) mend<kWidth>(shared);
+    if (warp >= 2) clear_rest(call);
+  } else {
+    take_registers<kShape.math_registers>();
+    ForwardMath<N, kWidth, kBent>(call, shared, group - 1).run();
+  }
+}
+
+template <class N, Width kWidth, bool kBent>
+void launch_forward(const ForwardCall& call, cudaStream_t stream) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  const int blocks = min(call.tiles * call.units, call.processors);
+  launch(&forward_kernel<N, kWidth, kBent>,
+         {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
+          static_cast<std::size_t>(kShape.shared_bytes())},
+         stream, call);
+}
+
+template <class N, Width kWidth>
+void launch_width(const ForwardCall& call, cudaStream_t stream) {
+  const bool bent = call.scores.bend != 0 || call.sign != 1.0f;
+  (bent ? launch_forward<N, kWidth, true> : launch_forward<N, kWidth, false>)(call, stream);
+}
+
+template <class N>
+void launch_any(Width width, const ForwardCall& call, cudaStream_t stream) {
+  switch (width) {
+    case Width::w64:
+      launch_width<N, Width::w64>(call, stream);
+      break;
+    case Width::w128:
+      launch_width<N, Width::w128>(call, stream);
+      break;
+    case Width::w192_128:
+      launch_width<N, Width::w192_128>(call, stream);
+      break;
+    default:
+      launch_width<N, Width::w256>(call, stream);
+  }
+}
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,77 @@
+// Hopper's own instructions, one thin function each: barriers in shared memory, the bulk tensor copy, registers handed
+// from warpgroup to warpgroup, named barriers. wgmma.cuh has the products. Addresses are of shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+namespace weft::cuda::sm90 {
+
+// --- mbarrier: completes a phase when all have arrived and all announced bytes have landed ---
+
+__device__ inline void barrier_init(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals));
+}
+// After the last init, before __syncthreads.
+__device__ inline void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
+__device__ inline void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Has the phase of this parity ended? A fresh barrier is in phase 0: parity 1 has, parity 0 has not.
+__device__ inline bool has_ended(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// A barrier that nobody completes ends a debug build's kernel instead of hanging it.
+__device__ inline void wait(unsigned barrier, unsigned parity) {
+#ifdef NDEBUG
+  while (!has_ended(barrier, parity)) {
+  }
+#else
+  for (int tries = 0; !has_ended(barrier, parity); ++tries)
+    if (tries > 1 << 22) __trap();
+#endif
+}
+
+// --- bulk tensor copies ---
+
+// A box of a tensor [rows, heads, columns]; rows and columns past its end arrive as zeros, and count as bytes.
+__device__ inline void load_box(unsigned to, const CUtensorMap& map, unsigned barrier, int column, int head, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];\n"
+      ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row)
+      : "memory");
+}
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+// Ordinary stores to shared memory before, products or bulk copies of it after: every writer, then a barrier.
+__device__ inline void stores_visible() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+// --- registers and named barriers ---
+
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+__device__ inline void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,10 @@
+// Kernel cuda.sm90: Hopper's bulk copies and warpgroup products.
+#pragma once
+
+#include "weft/attention.h"
+
+namespace weft::cuda::sm90 {
+
+void forward(const ForwardArgs& args);
+
+}  // namespace weft::cuda::sm90

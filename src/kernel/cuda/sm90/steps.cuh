@@ -1,0 +1,93 @@
+// What the fetching warp tells the others of a tile of keys, and its way through a tile's slices.
+#pragma once
+
+#include "kernel/cuda/walk.cuh"
+
+namespace weft::cuda::sm90 {
+
+// One tile of keys for one tile of queries. Rows and keys are counted from the tiles' first ones.
+struct alignas(16) Step {
+  enum Flag : int {
+    kFirst = 1,   // of its tile of queries
+    kLast = 2,    // of it
+    kMasked = 4,  // not every row sees every key
+    kMended = 8,  // keys outside the slice are made zeros in V
+    kStop = 16    // there is no more work
+  };
+  int flags;
+  int rows;  // begin | end << 16 of the slice
+  int keys;  // begin | end << 16
+  int band;  // lo | hi << 16: row r sees keys lo + r .. hi + r
+
+  __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
+  __device__ static int low(int pair) { return static_cast<short>(pair); }
+  __device__ static int high(int pair) { return pair >> 16; }
+};
+struct alignas(16) StepTile {
+  int row, unit, unused[2];
+};
+
+__device__ inline int clamped(long long x, int least, int most) {
+  return static_cast<int>(x < least ? least : x > most ? most : x);
+}
+
+// Keys that a row sees, both ends included.
+__device__ inline Seen keys_of_row(const Step& step, int row) {
+  if (row < Step::low(step.rows) || row >= Step::high(step.rows)) return {1, 0};
+  return {max(Step::low(step.keys), Step::low(step.band) + row),
+          min(Step::high(step.keys) - 1, Step::high(step.band) + row)};
+}
+
+// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice.
+template <int kKeys>
+class StepWalk {
+ public:
+  __device__ StepWalk(const WorkList& list, int tile, int row, int rows)
+      : slices_(list.slices), row_(row), rows_(rows) {
+    const int2 range{list.begin[tile], list.begin[tile + 1]};
+    member_ = range.x;
+    end_ = range.y;
+  }
+  __device__ bool start() { return enter(); }
+  __device__ bool next() {
+    base_ += kKeys;
+    if (base_ < stop_) return true;
+    ++member_;
+    return enter();
+  }
+  __device__ int base() const { return base_; }
+  __device__ Step step(int k_rows) const {
+    constexpr int kFar = 0x3fff;
+    const WorkSlice& s = slice_;
+    const int last_row = row_ + rows_ - 1, last_key = base_ + kKeys - 1;
+    const bool all = row_ >= s.q_begin && last_row < s.q_end && base_ >= s.k_begin && last_key < s.k_end &&
+                     base_ - last_row >= s.lo && last_key - row_ <= s.hi;
+    // Behind the buffer's last key there are zeros already.
+    const bool mended = base_ < s.k_begin || (last_key >= s.k_end && s.k_end < k_rows);
+    const long long shift = static_cast<long long>(row_) - base_;
+    return {(all ? 0 : Step::kMasked) | (mended ? Step::kMended : 0),
+            Step::pair(max(0, s.q_begin - row_), min(rows_, s.q_end - row_)),
+            Step::pair(max(0, s.k_begin - base_), min(kKeys, s.k_end - base_)),
+            Step::pair(clamped(s.lo + shift, -kFar, kFar), clamped(s.hi + shift, -kFar, kFar))};
+  }
+
+ private:
+  __device__ bool enter() {
+    for (; member_ < end_; ++member_) {
+      slice_ = slices_[member_];
+      const WorkSlice& s = slice_;
+      const long long first = max(s.q_begin, row_), last = min(s.q_end, row_ + rows_) - 1;
+      const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
+      stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
+      base_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
+      if (first <= last && begin < stop_) return true;
+    }
+    return false;
+  }
+
+  const WorkSlice* slices_;
+  WorkSlice slice_;
+  int row_, rows_, member_, end_, base_, stop_;
+};
+
+}  // namespace weft::cuda::sm90
