@@ -22,7 +22,6 @@ struct KernelRequest {
   bool partial = false;
   bool add_keys = false;
   DeviceKind device = DeviceKind::cpu;
-  bool even = true;  // Q, K and V: rows lie evenly, rows and heads at multiples of 16 bytes
 };
 
 struct Kernel {

@@ -34,8 +34,6 @@ std::optional<std::string> sm90_refusal(const GpuProperties& gpu, const KernelRe
   if (gpu.major != 9)
     return text("it needs compute capability 9.0 (Hopper), and this GPU has ", gpu.major, ".", gpu.minor);
   if (request.dtype == DType::f32) return "its products are of bf16 and f16, and would lose digits of f32";
-  if (!request.even)
-    return "bulk copies want rows that lie evenly, and rows and heads of Q, K and V at multiples of 16 bytes";
   return {};
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <vector>
 
 #include "kernel/cpu/drive.h"
@@ -141,14 +140,6 @@ void check_partial(const ForwardArgs& args) {
                 "leave them out here; finish_partial writes them at the end");
 }
 
-// As bulk copies of GPUs want it.
-bool lies_evenly(const ConstTensorView& view) {
-  const auto multiple = [&](Index stride) { return stride * size_of(view.dtype) % 16 == 0; };
-  const bool even = view.inner == 0 || view.rows <= view.inner || view.outer_stride == view.inner * view.row_stride;
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && even && (view.rows <= 1 || multiple(view.row_stride)) &&
-         (view.heads == 1 || multiple(view.head_stride));
-}
-
 }  // namespace
 
 std::span<const Kernel> kernels() {
@@ -189,8 +180,8 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
-                         args.place.kind, lies_evenly(args.q) && lies_evenly(args.k) && lies_evenly(args.v)})
+  select_kernel(kernel,
+                {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false, args.place.kind})
       .forward(args);
 }
 

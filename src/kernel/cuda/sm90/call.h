@@ -23,7 +23,7 @@ struct ForwardCall {
   float sign;     // scores are multiplied by it
   SinkLogits sink;
   TensorView out, lse;
-  bool wide_out;  // of the inputs' dtype, and 8 elements can be stored at once
+  bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32
   PartialView partial;
   unsigned* max_logit;  // [hq] as ordered integers, or null
   int* counters;        // two zeros, left as zeros: tiles handed out, blocks that have ended

@@ -196,12 +196,12 @@ __device__ inline void clear_rest(const ForwardCall& call) {
     const int2 range{call.list.begin[tile], call.list.begin[tile + 1]};
     if (range.x < range.y) continue;
     const int rows = min(call.rows, call.q_rows - tile * call.rows);
-    const int eights = (static_cast<int>(call.out.dim) + 7) / 8;
-    for (int i = thread; i < rows * call.heads_q * eights; i += 64) {
-      const int row = tile * call.rows + i / eights / call.heads_q, head = i / eights % call.heads_q;
-      const RowOut out(call.out, row, head);
-      for (int j = 0; j < 8; j += 2) out.store(i % eights * 8 + j, 0.0f, 0.0f);
-      if (i % eights == 0 && call.lse.given())
+    const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
+    for (int i = thread; i < rows * call.heads_q * words; i += 64) {
+      const int row = tile * call.rows + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
+      const Index at = offset_of(call.out, row, head);
+      static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;
+      if (word == 0 && call.lse.given())
         store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), sink_logit(call.sink, head));
     }
   }
@@ -225,6 +225,31 @@ __device__ inline void exchange(unsigned (&w)[4]) {
   swap(w[0], w[2], 2);
   swap(w[1], w[3], 2);
 }
+
+// What a lane has of a row of f32: two columns of each eight.
+struct FloatRow {
+  float* at;
+  int columns;  // from the lane's first one on
+  bool pairs;   // two are aligned as one, and the last one is not alone
+  __device__ FloatRow(const TensorView& view, int row, int head) {
+    const int first = 2 * static_cast<int>(threadIdx.x % 4);
+    at = static_cast<float*>(view.data) + offset_of(view, row, head) + first;
+    columns = static_cast<int>(view.dim) - first;
+    pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && view.dim % 2 == 0;
+  }
+  __device__ float2 load(int n) const {
+    if (pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
+    return {8 * n < columns ? at[8 * n] : 0.0f, 8 * n + 1 < columns ? at[8 * n + 1] : 0.0f};
+  }
+  __device__ void store(int n, float x, float y) const {
+    if (pairs) {
+      if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = {x, y};
+      return;
+    }
+    if (8 * n < columns) at[8 * n] = x;
+    if (8 * n + 1 < columns) at[8 * n + 1] = y;
+  }
+};
 
 template <class N, Width kWidth, bool kBent>
 struct ForwardMath {
@@ -256,8 +281,8 @@ struct ForwardMath {
   }
 
   __device__ __forceinline__ void multiply_scores(int buffer, int stage) {
-    const std::uint64_t q = tile_at(shared.q(buffer) + static_cast<unsigned>(group) * 8192);
-    const std::uint64_t k = tile_at(shared.k(stage));
+    const unsigned q = tile_at(shared.q(buffer) + static_cast<unsigned>(group) * 8192);
+    const unsigned k = tile_at(shared.k(stage));
 #pragma unroll
     for (int i = 0; i < kShape.k / 16; ++i)
       product<kBf16>(s, moved(q, static_cast<unsigned>(i / 4 * kShape.rows() * 128 + i % 4 * 32)),
@@ -265,7 +290,7 @@ struct ForwardMath {
     products_commit();
   }
   __device__ __forceinline__ void multiply_values(int stage, bool add) {
-    const std::uint64_t v = tile_at<kKeys * 128>(shared.v(stage));
+    const unsigned v = tile_at<kKeys * 128>(shared.v(stage));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
       const unsigned a[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
@@ -290,13 +315,7 @@ struct ForwardMath {
   }
 
   // Scores become shares against the new maximum.
-  __device__ __forceinline__ void softmax(const Step& step) {
-    if constexpr (kBent) {
-      const float bend = call.scores.bend * call.sign;
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
-    }
-    if ((step.flags & Step::kMasked) != 0) hide(step);
+  __device__ __forceinline__ void make_shares() {
     const float factor = call.scores.factor;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -320,6 +339,25 @@ struct ForwardMath {
           sum += share;
         }
       total[i] = total[i] * shrink[i] + sum;
+    }
+  }
+  // Two ways that differ in their last word: the compiler would make one of them, and then move the wait for the
+  // products with V from behind the shares to before them.
+  __device__ __forceinline__ void softmax(const Step& step) {
+    if constexpr (kBent) {
+      const float bend = call.scores.bend * call.sign;
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
+    }
+    if ((step.flags & Step::kMasked) != 0) {
+      hide(step);
+      make_shares();
+      settle(s);
+      asm volatile("// some seen\n" ::: "memory");
+    } else {
+      make_shares();
+      settle(s);
+      asm volatile("// all seen\n" ::: "memory");
     }
   }
   __device__ __forceinline__ void round_shares() {
@@ -358,30 +396,30 @@ struct ForwardMath {
         if (threadIdx.x % 4 == 0 && call.lse.given())
           store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done.lse);
       }
+      if (!valid && !call.wide_out) continue;
+      // A row without keys: its sums are zeros times anything finite, or were never written.
       const bool empty = is_empty(state);
       // A zero that shrank to -0 is 0 again.
       const auto value = [&](int n, int j) { return empty ? 0.0f : o[4 * n + 2 * i + j] * done.weight + 0.0f; };
-      if (call.wide_out) {
-        std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data);
-        if (valid) to += offset_of(call.out, row, head);
+      if (!call.wide_out) {
+        const FloatRow to(call.out, row, head);
 #pragma unroll
-        for (int n = 0; n < kV / 8; n += 4) {
-          unsigned w[4];
+        for (int n = 0; n < kV / 8; ++n) to.store(n, value(n, 0), value(n, 1));
+        continue;
+      }
+      std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + (valid ? offset_of(call.out, row, head) : 0);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            unsigned one[1];
-            N::pack(one, value(n + j, 0), value(n + j, 1));
-            w[j] = one[0];
-          }
-          exchange(w);
-          const int column = 8 * (n + static_cast<int>(threadIdx.x % 4));
-          if (valid && column < call.out.dim) *reinterpret_cast<uint4*>(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
+      for (int n = 0; n < kV / 8; n += 4) {
+        unsigned w[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          unsigned one[1];
+          N::pack(one, value(n + j, 0), value(n + j, 1));
+          w[j] = one[0];
         }
-      } else if (valid) {
-        const RowOut out(call.out, row, head);
-#pragma unroll
-        for (int n = 0; n < kV / 8; ++n)
-          out.store(8 * n + 2 * static_cast<int>(threadIdx.x % 4), value(n, 0), value(n, 1));
+        exchange(w);
+        const int column = 8 * (n + static_cast<int>(threadIdx.x % 4));
+        if (valid && column < call.out.dim) *reinterpret_cast<uint4*>(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
       }
     }
   }
@@ -391,40 +429,47 @@ struct ForwardMath {
     const MergedState<float> merged = merge(state, old);
     __syncwarp(0xfu << (threadIdx.x % 32 / 4 * 4));  // all four lanes have read it
     if (threadIdx.x % 4 == 0) kept = merged.state;
-    float* to = static_cast<float*>(call.partial.sums.data) + offset_of(call.partial.sums, row, head);
-    const int dim = static_cast<int>(call.partial.sums.dim);
-    const bool first = is_empty(old), pairs = reinterpret_cast<std::uintptr_t>(to) % 8 == 0;
+    const FloatRow to(call.partial.sums, row, head);
+    const bool first = is_empty(old);
 #pragma unroll
     for (int n = 0; n < kV / 8; ++n) {
-      const int column = 8 * n + 2 * static_cast<int>(threadIdx.x % 4);
       float x = o[4 * n + 2 * i], y = o[4 * n + 2 * i + 1];
-      if (pairs && column + 1 < dim) {
-        float2* at = reinterpret_cast<float2*>(to + column);
-        if (!first) {
-          const float2 before = *at;
-          x = merged(x, before.x);
-          y = merged(y, before.y);
-        }
-        *at = make_float2(x, y);
-        continue;
+      if (!first) {
+        const float2 before = to.load(n);
+        x = merged(x, before.x);
+        y = merged(y, before.y);
       }
-      if (column < dim) to[column] = first ? x : merged(x, to[column]);
-      if (column + 1 < dim) to[column + 1] = first ? y : merged(y, to[column + 1]);
+      to.store(n, x, y);
     }
   }
 
-  // Registers that products read are written before, not later where the compiler would like it better.
+  // Registers are written before this, and read after it, not where the compiler would like it better.
+  template <class T, int kSize>
+  __device__ __forceinline__ static void settle(T (&x)[kSize]) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i)
+      if constexpr (std::is_same_v<T, float>)
+        asm volatile("" : "+f"(x[i])::"memory");
+      else
+        asm volatile("" : "+r"(x[i])::"memory");
+  }
   __device__ __forceinline__ void begin_products() {
-#pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) asm volatile("" : "+r"(p[i])::"memory");
-#pragma unroll
-    for (int i = 0; i < kV / 2; ++i) asm volatile("" : "+f"(o[i])::"memory");
+    settle(p);
+    settle(o);
     products_begin();
   }
 
   // Warpgroups take turns at issuing products: while one multiplies, the others make shares.
-  __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
-  __device__ __forceinline__ void pass_turn() const { named_arrive(1 + (group + 1) % kGroups, 256); }
+  __device__ __forceinline__ void await_turn() const {
+#ifndef NOTURN
+    named_sync(1 + group, 256);
+#endif
+  }
+  __device__ __forceinline__ void pass_turn() const {
+#ifndef NOTURN
+    named_arrive(1 + (group + 1) % kGroups, 256);
+#endif
+  }
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
   __device__ __forceinline__ void run() {
@@ -463,6 +508,7 @@ struct ForwardMath {
       multiply_values(before.at, !fresh);
       pass_turn();
       products_wait<1>();
+      settle(s);
       release(step, stage, buffer);
       const float most[2] = {top[0], top[1]}, sums[2] = {total[0], total[1]};
       if (first) {
@@ -471,6 +517,7 @@ struct ForwardMath {
       }
       softmax(step);
       products_wait<0>();
+      settle(o);
       if (leads()) arrive(shared.v_free(before.at));
       before.next();
       if (first)

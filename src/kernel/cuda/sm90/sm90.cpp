@@ -1,7 +1,6 @@
 #include "kernel/cuda/sm90/sm90.h"
 
 #include <cmath>
-#include <cstdint>
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
@@ -9,6 +8,7 @@
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/list.h"
 #include "kernel/cuda/sm90/call.h"
+#include "kernel/cuda/sm90/even.h"
 #include "kernel/cuda/sm90/tensor_map.h"
 
 namespace weft::cuda::sm90 {
@@ -19,12 +19,6 @@ bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   for (std::size_t h = 0; h < attention.head_map.size(); ++h)
     if (attention.head_map[h] != static_cast<Index>(h) / (heads_q / heads_k)) return false;
   return heads_q % heads_k == 0;
-}
-
-bool eight_at_once(const TensorView& out, DType dtype) {
-  const auto multiple = [](Index stride) { return stride % 8 == 0; };
-  return out.dtype == dtype && reinterpret_cast<std::uintptr_t>(out.data) % 16 == 0 && out.dim % 8 == 0 &&
-         multiple(out.row_stride) && multiple(out.head_stride) && (out.inner == 0 || multiple(out.outer_stride));
 }
 
 int processors_of(int device) {
@@ -56,6 +50,7 @@ void forward(const ForwardArgs& args) {
 
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
+  const EvenOut out(args.out, dtype, stream);
   ForwardCall call{.list = lists.list(numbers.get(), 0),
                    .kv_head = mapped ? lists.heads(numbers.get()).kv_head : nullptr,
                    .tiles = tiles,
@@ -72,19 +67,21 @@ void forward(const ForwardArgs& args) {
                            : scale < 0 ? -1.0f
                                        : 0.0f,
                    .sink = sink_of(args.attention.sink),
-                   .out = args.out,
+                   .out = out.view(),
                    .lse = args.lse,
-                   .wide_out = eight_at_once(args.out, dtype),
+                   .wide_out = out.wide(),
                    .partial = args.partial,
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counters = numbers.get() + counters};
   // Without rows there is nothing to describe, and nothing is read.
-  if (args.q.rows > 0) call.q = tensor_map(args.q, side.heads, side.rows);
+  const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
+  if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);
   if (args.k.rows > 0) {
-    call.k = tensor_map(args.k, 1, forward_shape(width).keys);
-    call.v = tensor_map(args.v, 1, forward_shape(width).keys);
+    call.k = tensor_map(k.view(), 1, forward_shape(width).keys);
+    call.v = tensor_map(v.view(), 1, forward_shape(width).keys);
   }
   (dtype == DType::bf16 ? forward_bf16 : forward_f16)(width, call, stream);
+  out.finish();
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }
 

@@ -6,23 +6,21 @@
 // {row, col}, {row + 8, col}, {row, col + 8}, {row + 8, col + 8}: what the same thread has of a sum, rounded.
 #pragma once
 
-#include <cstdint>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 namespace weft::cuda::sm90 {
 
-// Where a tile lies, for a product that reads it. Byte strides: kBoxes between boxes (only of a right operand that is
-// read by columns), 1,024 between eight rows.
+// Where a tile lies, for a product that reads it: the lower half of a descriptor. kBoxes: bytes between boxes, which
+// matter only to a right operand that is read by columns. The upper half is the same for all: 1,024 bytes between eight
+// rows, and the permutation.
 template <unsigned kBoxes = 16>
-__device__ inline std::uint64_t tile_at(unsigned address) {
-  constexpr std::uint64_t kFixed =
-      (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{(kBoxes >> 4) & 0x3fff} << 16);
-  return kFixed | ((address & 0x3ffff) >> 4);
+__device__ inline unsigned tile_at(unsigned address) {
+  return ((kBoxes >> 4) & 0x3fff) << 16 | (address & 0x3ffff) >> 4;
 }
 // The same tile further on.
-__device__ inline std::uint64_t moved(std::uint64_t tile, unsigned bytes) { return tile + (bytes >> 4); }
+__device__ inline unsigned moved(unsigned tile, unsigned bytes) { return tile + (bytes >> 4); }
+#define WEFT_UPPER "0x40000040"
 
 // Before the first product that reads registers written since the last.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
@@ -51,17 +49,19 @@ __device__ inline void products_wait() {
   "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // Both operands in shared memory, [m][k] and [n][k]. The sums come last: they hold commas.
-#define WEFT_PRODUCT_SS(N, TYPE, NUMBERS, A, B, P, ...)                                                          \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE \
-               "." TYPE " {" NUMBERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}\n"                                      \
-               : __VA_ARGS__                                                                                     \
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+#define WEFT_PRODUCT_SS(N, TYPE, NUMBERS, A, B, P, ...)                                                              \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " P ", 0;\nmov.b64 left, {" A ", " WEFT_UPPER \
+               "};\nmov.b64 right, {" B ", " WEFT_UPPER "};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE     \
+               "." TYPE " {" NUMBERS "}, left, right, p, 1, 1, 0, 0;\n}\n"                                           \
+               : __VA_ARGS__                                                                                         \
+               : "r"(a), "r"(b), "r"(static_cast<int>(add)))
 // Left operand in registers; the right one is [k][n].
-#define WEFT_PRODUCT_RS(N, TYPE, NUMBERS, A, B, P, ...)                                                          \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE \
-               "." TYPE " {" NUMBERS "}, {" A "}, " B ", p, 1, 1, 1;\n}\n"                                       \
-               : __VA_ARGS__                                                                                     \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
+#define WEFT_PRODUCT_RS(N, TYPE, NUMBERS, A, B, P, ...)                                                         \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 right;\nsetp.ne.b32 p, " P ", 0;\nmov.b64 right, {" B ", " WEFT_UPPER \
+               "};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NUMBERS "}, {" A          \
+               "}, right, p, 1, 1, 1;\n}\n"                                                                      \
+               : __VA_ARGS__                                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)))
 #define WEFT_PRODUCT(OPERANDS, N, NUMBERS, A, B, P, ...)                         \
   if constexpr (kBf16)                                                           \
     WEFT_PRODUCT_##OPERANDS(N, "bf16", NUMBERS, A, B, P, __VA_ARGS__);           \
@@ -70,27 +70,28 @@ __device__ inline void products_wait() {
 
 // sums[64 x n] = (add ? sums : 0) + a·b, 16 deep.
 template <bool kBf16>
-__device__ inline void product(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
+__device__ inline void product(float (&d)[32], unsigned a, unsigned b, bool add) {
   WEFT_PRODUCT(SS, "64", WEFT_N0, "%32", "%33", "%34", WEFT_F32(d, 0));
 }
 template <bool kBf16>
-__device__ inline void product(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add) {
+__device__ inline void product(float (&d)[64], unsigned a, unsigned b, bool add) {
   WEFT_PRODUCT(SS, "128", WEFT_N0 WEFT_N32, "%64", "%65", "%66", WEFT_F64(d, 0));
 }
 template <bool kBf16>
-__device__ inline void product(float (&d)[32], const unsigned (&a)[4], std::uint64_t b, bool add) {
+__device__ inline void product(float (&d)[32], const unsigned (&a)[4], unsigned b, bool add) {
   WEFT_PRODUCT(RS, "64", WEFT_N0, "%32,%33,%34,%35", "%36", "%37", WEFT_F32(d, 0));
 }
 template <bool kBf16>
-__device__ inline void product(float (&d)[64], const unsigned (&a)[4], std::uint64_t b, bool add) {
+__device__ inline void product(float (&d)[64], const unsigned (&a)[4], unsigned b, bool add) {
   WEFT_PRODUCT(RS, "128", WEFT_N0 WEFT_N32, "%64,%65,%66,%67", "%68", "%69", WEFT_F64(d, 0));
 }
 template <bool kBf16>
-__device__ inline void product(float (&d)[128], const unsigned (&a)[4], std::uint64_t b, bool add) {
+__device__ inline void product(float (&d)[128], const unsigned (&a)[4], unsigned b, bool add) {
   WEFT_PRODUCT(RS, "256", WEFT_N0 WEFT_N32 WEFT_N64, "%128,%129,%130,%131", "%132", "%133", WEFT_F64(d, 0),
                WEFT_F64(d, 64));
 }
 
+#undef WEFT_UPPER
 #undef WEFT_PRODUCT
 #undef WEFT_PRODUCT_SS
 #undef WEFT_PRODUCT_RS
