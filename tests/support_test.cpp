@@ -135,6 +135,7 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
         {"sink learnable", [](Case& c) { c.sink = Case::SinkKind::learnable; }},
         {"max_logit", nothing},  // is always asked for
         {"scale", [](Case& c) { c.scale = 0.7; }},
+        {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
         {"bias", nothing},
         {"dropout", nothing}}},
       {"dtype",
@@ -182,9 +183,12 @@ struct Call {
                .attention = attention,
                .out = view(c.dtype, q_rows, c.heads_q, c.dim_v),
                .lse = view(DType::f32, q_rows, c.heads_q, 1)};
+    // Refused before anybody looks at it.
+    if (use.device_plan) forward.device_plan = reinterpret_cast<DevicePlan*>(bytes.data());
     backward = {.q = forward.q,
                 .k = forward.k,
                 .v = forward.v,
+                .device_plan = forward.device_plan,
                 .attention = attention,
                 .dout = forward.out,
                 .out = forward.out,
@@ -234,6 +238,7 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
   by_layout.dtype = DType::f32;
   by_layout.bias = false;
   by_layout.dropout = 0;
+  by_layout.device_plan = false;
   if (refusal(by_layout))
     return expect_words(words, "make_schedule", [&] { make_schedule(problem, layouts, 0, heads, options); });
   run_ranks(kRanks, [&](Communicator& communicator) {

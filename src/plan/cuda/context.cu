@@ -1,5 +1,6 @@
 #include <atomic>
 
+#include "cuda/capture.h"
 #include "plan/cuda/context.h"
 #include "text.h"
 
@@ -35,8 +36,11 @@ void ContextParts::enter() {
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == Fault::none) return;
   const Fault fault = page->fault;
-  page->fault = Fault{};
-  WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+  // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
+  if (!cuda::is_captured(stream())) {
+    page->fault = Fault{};
+    WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+  }
   throw error_of(fault);
 }
 
