@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/cuda/work.h"
+#include "kernel/cuda/device_list.h"
 #include "timing.h"
 #include "weft/device_rows.h"
 
@@ -137,12 +137,10 @@ void planning(Bench& b, DeviceContext& context) {
       const Index capacity = device_plan_capacity(args);
       DevicePlan plan(context, capacity);
       const double us = microseconds(b.stream, [&](int) { plan.plan(args); });
-      const DeviceSlices slices = plan.slices();
-      const Index room = work_capacity(capacity, ceil_div(slices.q_rows, 128), device_slices_per_row(args));
-      WorkList work(context.parts(), WorkSide::queries, slices.q_rows, 128, room);
+      const cuda::Tiling rows[] = {{cuda::Side::query, plan.slices().q_rows, 128}};
       const double with_work = microseconds(b.stream, [&](int) {
         plan.plan(args);
-        work.build(slices);
+        cuda::build_lists(plan, rows, {1, 1, {}}, b.stream);
       });
       std::printf("| %lld | %s | %lld | %zu | %.1f | %.1f |\n", static_cast<long long>(count), c.name,
                   static_cast<long long>(capacity), plan.download().size(), us, with_work);
