@@ -71,7 +71,9 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
         {"window_right", [](Case& c) { c.mask = {.left = 4, .right = 3}; }},
         {"chunked", [](Case& c) { c.mask.chunk = 6; }},
         {"slices",
-         [](Case& c) { c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}}; }}}},
+         [](Case& c) {
+           c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}};
+         }}}},
       {"layout",
        {{"contiguous", layout(LayoutKind::contiguous)},
         {"dual_chunk", make_batch},
@@ -99,7 +101,10 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
            c.q.cu_seqlens_padded = {3, 19, 40, 51};
            c.q.tokens = 55;
          }},
-        {"cross-attention", [](Case& c) { c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}}; }}}},
+        {"cross-attention",
+         [](Case& c) {
+           c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}};
+         }}}},
       {"format",
        {{"thd", nothing},
         {"bshd",

@@ -134,8 +134,8 @@ class WEFT_API DeviceContext {
 };
 
 // A list of slices in device memory, filled again and again at the same addresses; kernels take it as
-// ForwardArgs::device_plan. A graph that holds kernels of an uploaded plan has room for plans with as many slices over a
-// row as that one: more are a fault.
+// ForwardArgs::device_plan. A graph that holds kernels of an uploaded plan has room for plans with as many slices over
+// a row as that one: more are a fault.
 class WEFT_API DevicePlan {
  public:
   // The context must outlive the plan. Make it outside of a capture.

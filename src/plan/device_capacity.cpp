@@ -58,6 +58,13 @@ Index band(const MaskView& m) {
   return m.left < 0 || right < 0 ? kUnlimited : m.left + right + 1;
 }
 
+// A row meets one chunk of the other side, through all its runs; a band of w diagonals meets no more than w residues,
+// or runs.
+Index met_runs(const RunsSpec& other, const MaskView& mask) {
+  const bool strided = !other.sequence_order && other.cut == RegularRuns::strided;
+  return min_of(other.runs(), strided ? band(mask) : kUnlimited);
+}
+
 struct Pieces {
   Index runs;   // (sequence, query run) that share a token
   Index parts;  // (sequence, query run, chunk) that share a token
@@ -114,17 +121,6 @@ Index rows_for(LayoutKind kind, Index tokens, Index ranks) {
     throw Error(text(ranks, " ranks"), text("use a number of ranks from 1 to ", kMaxRanks));
   return RunsSpec{cut_of(kind), false, tokens, ranks, 0, {0, 1, 1}}.rows_needed(tokens);
 }
-
-namespace {
-
-// A row meets one chunk of the other side, through all its runs; a band of w diagonals meets no more than w residues, or
-// runs.
-Index met_runs(const RunsSpec& other, const MaskView& mask) {
-  const bool strided = !other.sequence_order && other.cut == RegularRuns::strided;
-  return min_of(other.runs(), strided ? band(mask) : kUnlimited);
-}
-
-}  // namespace
 
 Index device_slices_per_row(const DevicePlanArgs& args) {
   const Question a = question(args);

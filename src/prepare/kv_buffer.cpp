@@ -251,7 +251,8 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   Parts& p = *parts_;
   p.seat.use(args.place, "K/V buffer");
   if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
-    throw Error("slices, a device_plan or partial are given to a K/V buffer", "leave them out: they are the sequence's business");
+    throw Error("slices, a device_plan or partial are given to a K/V buffer",
+                "leave them out: they are the sequence's business");
   if (args.q.rows != p.now().micros.local())
     throw Error(text("q has ", args.q.rows, " rows and a window has ", p.now().micros.local()),
                 "give the rows of this rank's window");

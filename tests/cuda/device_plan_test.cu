@@ -276,7 +276,8 @@ void expect_work(const WorkList& list, const std::vector<Slice>& slices, const T
     std::vector<WorkSlice> wanted;
     for (const Slice& slice : slices) {
       Slice s = trimmed(slice, true);
-      Index &from = tiling.side == Side::key ? s.k_begin : s.q_begin, &to = tiling.side == Side::key ? s.k_end : s.q_end;
+      Index &from = tiling.side == Side::key ? s.k_begin : s.q_begin,
+            &to = tiling.side == Side::key ? s.k_end : s.q_end;
       if (s.q_begin >= s.q_end || from >= end || to <= begin) continue;
       wanted.push_back(cuda::work_slice(slice));
       from = max_of(from, begin);
@@ -360,8 +361,8 @@ TEST(DeviceWork, TooSmallIsReported) {
   stream.wait();
   const cudaGraphExec_t graph = capture(stream.stream, [&] {
     const CallLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
-    expect_ok(cudaMemcpyAsync(ranges.get(), made.lists[0].ranges, 4 * sizeof(int2), cudaMemcpyDeviceToDevice,
-                              stream.stream));
+    expect_ok(
+        cudaMemcpyAsync(ranges.get(), made.lists[0].ranges, 4 * sizeof(int2), cudaMemcpyDeviceToDevice, stream.stream));
   });
   expect_ok(cudaGraphLaunch(graph, stream.stream));
   stream.wait();

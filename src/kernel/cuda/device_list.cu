@@ -1,6 +1,5 @@
-#include "kernel/cuda/device_list.h"
-
 #include "cuda/launch.h"
+#include "kernel/cuda/device_list.h"
 #include "plan/cuda/plan_parts.h"
 #include "plan/pairs.h"
 #include "text.h"
@@ -306,8 +305,7 @@ void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> ti
                 text("give at most ", HeadJob::kMostMapped, " and ", HeadJob::kMostKeyHeads,
                      " at a time, or slices on the host"));
   for (const Tiling& t : tilings) {
-    const Index entries =
-        work_capacity(plan.capacity, t.tiles(), t.side == Side::key ? plan.per_key : plan.per_row);
+    const Index entries = work_capacity(plan.capacity, t.tiles(), t.side == Side::key ? plan.per_key : plan.per_row);
     if (entries > kMaxTokens)
       throw Error(text("a device_plan with room for ", plan.capacity, " slices over ", t.tiles(), " tiles of ",
                        t.side == Side::key ? "keys" : "queries", " may have ", entries, " entries of tiles"),
@@ -317,8 +315,7 @@ void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> ti
 
 }  // namespace
 
-CallLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads,
-                      cudaStream_t stream) {
+CallLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
   detail::DevicePlanParts& parts = plan.parts();
   parts.context->enter();
   check_sizes(parts, tilings, heads);

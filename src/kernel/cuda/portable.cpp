@@ -89,8 +89,8 @@ void portable_forward(const ForwardArgs& args) {
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   const Tiling rows[] = {{Side::query, args.q.rows, forward_rows(dtype == DType::f32, width)}};
   check_grid(rows[0].tiles(), args.q.heads);
-  const CallLists work = make_lists(args.slices, args.device_plan, rows,
-                                    {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, rows, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
   // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
   const double scale = scale_of(args.attention, args.q.dim);
@@ -167,8 +167,8 @@ void portable_backward(const BackwardArgs& given) {
                             {Side::key, args.k.rows, backward_shape(f32, width, roomy).keys}};
   const int row_tiles = tilings[0].tiles(), key_tiles = tilings[1].tiles();
   check_grid(max_of(row_tiles, key_tiles), max_of(args.q.heads, args.k.heads));
-  const CallLists work = make_lists(args.slices, args.device_plan, tilings,
-                                    {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
   const Index padded = ceil_div(args.q.rows, kRowMultiple) * kRowMultiple;
   const std::size_t heads_q = static_cast<std::size_t>(args.q.heads);

@@ -26,8 +26,8 @@ WEFT_HD constexpr int within_32_bits(Index x) {
 // Nothing visible: no query rows.
 WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
   const Slice t = trimmed(s, true);
-  return {within_32_bits(t.q_begin), within_32_bits(t.q_end),   within_32_bits(t.k_begin), within_32_bits(t.k_end),
-          within_32_bits(s.k_begin), within_32_bits(t.lo), within_32_bits(t.hi)};
+  return {within_32_bits(t.q_begin), within_32_bits(t.q_end), within_32_bits(t.k_begin), within_32_bits(t.k_end),
+          within_32_bits(s.k_begin), within_32_bits(t.lo),    within_32_bits(t.hi)};
 }
 
 // Tiles of a fixed number of rows (of Q or of K) from row 0 on, and the slices that touch each. A slice stands once for

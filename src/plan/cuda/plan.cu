@@ -56,10 +56,10 @@ void check_rows(const Plan& plan) {
     if (0 <= s.q_begin && s.q_begin <= s.q_end && s.q_end <= plan.q_rows && 0 <= s.k_begin && s.k_begin <= s.k_end &&
         s.k_end <= plan.k_rows)
       continue;
-    throw Error(text("slice ", i, " (query rows ", s.q_begin, " .. ", s.q_end, ", key rows ", s.k_begin, " .. ",
-                     s.k_end, ") does not lie in the plan's ", plan.q_rows, " query rows and ", plan.k_rows,
-                     " key rows"),
-                "give plans that make_plan made");
+    throw Error(
+        text("slice ", i, " (query rows ", s.q_begin, " .. ", s.q_end, ", key rows ", s.k_begin, " .. ", s.k_end,
+             ") does not lie in the plan's ", plan.q_rows, " query rows and ", plan.k_rows, " key rows"),
+        "give plans that make_plan made");
   }
 }
 
