@@ -21,9 +21,19 @@ const Place& on_gpu(const Place& place) {
   return place;
 }
 
+// Not for running: it knows for which architecture all kernels were compiled, which may be older than the GPU's own.
+__global__ void compiled() {}
+
+bool compiled_for_copy_engine() {
+  cudaFuncAttributes attributes = {};
+  WEFT_CUDA(cudaFuncGetAttributes(&attributes, compiled));
+  return attributes.ptxVersion >= 90;
+}
+
 }  // namespace
 
-ContextParts::ContextParts(const Place& where) : place(on_gpu(where)), state(1, stream()) {
+ContextParts::ContextParts(const Place& where)
+    : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
   page = new (page_memory()) FaultPage{};
   WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page, 0));

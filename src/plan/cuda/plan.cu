@@ -16,8 +16,7 @@ void share_out(PlanArgs& job) {
   constexpr Index kMaxParts = 8, kTiles = 384;
   const Index q = job.q_runs.runs(), k = job.k_runs.runs();
   Index q_parts = min_of(q, 2), k_parts = 1;
-  // Keys are shared out only where nothing comes between: the chunks of a run, or another run of the same thread.
-  const bool keys_too = q <= 2 && job.mask.chunk == 0;
+  const bool keys_too = q <= 2;  // more query runs than that are enough to share out
   while (keys_too && 2 * k_parts <= ceil_div(k, 2) && 2 * k_parts * q_parts <= kMaxParts) k_parts *= 2;
   const auto tiles = [&] { return ceil_div(job.q.sequences * q_parts * k_parts, kScanThreads); };
   while (k_parts > 1 && tiles() > kTiles) k_parts /= 2;
