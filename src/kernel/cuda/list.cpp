@@ -44,19 +44,27 @@ std::size_t HostLists::append(std::span<const int> more) {
 }
 
 int HostLists::add_tiles(Side side, Index rows, int size) {
-  const std::size_t tiles = static_cast<std::size_t>(ceil_div(rows, size));
+  std::vector<Range> tiles;
+  for (Index row = 0; row < rows; row += size) tiles.push_back({row, row + size});
+  return add_tiles(side, tiles);
+}
+
+int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
+  const std::size_t tiles = ranges_of_rows.size();
   std::vector<int> begin(tiles + 1, 0);
   std::vector<Index> cost(tiles, 0);
   const auto each = [&](auto&& visit) {
     for (std::size_t n = 0; n < useful_.size(); ++n) {
       const Range r = rows_of(useful_[n], side);
-      for (Index t = r.begin / size; t * size < r.end; ++t) visit(n, static_cast<std::size_t>(t));
+      const auto first = std::partition_point(ranges_of_rows.begin(), ranges_of_rows.end(),
+                                              [&](const Range& tile) { return tile.end <= r.begin; });
+      for (auto t = first; t != ranges_of_rows.end() && t->begin < r.end; ++t)
+        visit(n, static_cast<std::size_t>(t - ranges_of_rows.begin()));
     }
   };
   each([&](std::size_t n, std::size_t t) {
     ++begin[t + 1];
-    const Index first = static_cast<Index>(t) * size;
-    cost[t] += visible_pairs(cut(useful_[n], side, first, first + size));
+    cost[t] += visible_pairs(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end));
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int> members(static_cast<std::size_t>(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
@@ -74,6 +82,35 @@ int HostLists::add_tiles(Side side, Index rows, int size) {
   return count[0];
 }
 
+std::vector<Range> HostLists::cut_query_tiles(Index rows, int size) const {
+  std::vector<Range> spans;
+  for (const Slice& s : useful_) spans.push_back({s.q_begin, s.q_end});
+  std::sort(spans.begin(), spans.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::vector<Range> tiles;
+  bool whole = false;  // the last tile ends where slices end, and may take another part that fits
+  const auto add = [&](Index begin, Index end) {
+    if (begin == end) return;
+    if (whole && end - tiles.back().begin <= size) {
+      tiles.back().end = end;
+      return;
+    }
+    whole = end - begin <= size;
+    for (; begin < end; begin += size) tiles.push_back({begin, min_of(begin + size, end)});
+  };
+  Index begin = 0, end = 0;  // rows that slices hold together
+  for (const Range& s : spans) {
+    if (s.begin >= end) {
+      add(begin, end);
+      add(end, s.begin);  // rows that see nothing
+      begin = s.begin;
+    }
+    end = max_of(end, s.end);
+  }
+  add(begin, end);
+  add(end, rows);
+  return tiles;
+}
+
 void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map) {
   std::vector<int> kv(static_cast<std::size_t>(heads_q)), begin(static_cast<std::size_t>(heads_k) + 1, 0);
   for (std::size_t h = 0; h < kv.size(); ++h) {
@@ -88,8 +125,6 @@ void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> h
   head_begin_ = append(begin);
   heads_ = append(heads);
 }
-
-std::size_t HostLists::add_zeros(std::size_t count) { return append(std::vector<int>(count, 0)); }
 
 WorkList HostLists::list(const int* base, std::size_t n) const {
   const Places& at = lists_[n];

@@ -43,10 +43,16 @@ class HostLists {
  public:
   explicit HostLists(std::span<const Slice> slices);
 
-  // Which slices touch which tile. Returns the number of tiles.
+  // Which slices touch which tile: of `size` rows from row 0 on, or ranges of rows that follow each other. Returns the
+  // number of tiles.
   int add_tiles(Side side, Index rows, int size);
+  int add_tiles(Side side, std::span<const Range> tiles);
+  // Tiles of at most `size` query rows that begin anew where no slice goes on: two documents would not share a key, and
+  // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
+  // what the two would.
+  std::vector<Range> cut_query_tiles(Index rows, int size) const;
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
-  std::size_t add_zeros(std::size_t count);  // where they lie
+  std::size_t add_numbers(std::span<const int> more) { return append(more); }  // where they lie
   std::span<const int> numbers() const { return numbers_; }
 
   // Where all that lies once the numbers begin at `base`: lists in the order they were added.

@@ -11,7 +11,8 @@ namespace weft::cuda::sm90 {
 
 struct ForwardCall {
   CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
-  WorkList list;        // of tiles of `rows` query rows
+  WorkList list;        // of tiles of query rows
+  const int2* tile_rows;  // [tiles] where they begin and end, at most `rows` apart; null: every `rows`
   const int* kv_head;   // [units] or null: unit·heads / heads_of_group
   int tiles;            // of the buffer
   int units;            // tiles side by side: heads_q / heads

@@ -89,10 +89,17 @@ __device__ inline Step read_step(unsigned at) {
 __device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
   asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-__device__ inline int2 read_tile(unsigned at) {
-  int2 t;
-  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.x), "=r"(t.y) : "r"(at + 16));
+__device__ inline StepTile read_tile(unsigned at) {
+  StepTile t;
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(t.row), "=r"(t.rows), "=r"(t.unit), "=r"(t.unused)
+               : "r"(at + 16));
   return t;
+}
+// Rows of a tile of queries.
+__device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
+  if (call.tile_rows != nullptr) return call.tile_rows[tile];
+  return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
 }
 
 // --- The fetching warpgroup ---
@@ -112,9 +119,9 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
     const int item = next;
     next = static_cast<int>(gridDim.x) + atomicAdd(call.counters, 1);  // looked at when this tile is done
     const int unit = item / call.tiles, tile = call.list.order[item % call.tiles];
-    const int row = tile * call.rows;
+    const int2 rows = rows_of_tile(call, tile);
     const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
-    StepWalk<kShape.keys> walk(call.list, tile, row, call.rows);
+    StepWalk<kShape.keys> walk(call.list, tile, rows.x, rows.y - rows.x);
     bool more = walk.start(), first = true;
     while (more) {
       const int key = walk.base();
@@ -125,13 +132,13 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
         arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64));
         for (int box = 0; box < kShape.k / 64; ++box)
           load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
-                   shared.q_full(buffer.at), 64 * box, unit * call.heads, row);
+                   shared.q_full(buffer.at), 64 * box, unit * call.heads, rows.x);
         buffer.next();
       }
       wait(shared.k_free(stage.at), stage.parity ^ 1);
       write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
-      if (first) write_four(shared.step(stage.at) + 16, row, unit, 0, 0);
+      if (first) write_four(shared.step(stage.at) + 16, rows.x, rows.y - rows.x, unit, 0);
       arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
       for (int box = 0; box < kShape.k / 64; ++box)
         load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
@@ -193,12 +200,12 @@ __device__ inline void clear_rest(const ForwardCall& call) {
   if (call.partial.states != nullptr) return;  // they keep what they have
   const int thread = static_cast<int>(threadIdx.x) - 64;
   for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
-    const int2 range{call.list.begin[tile], call.list.begin[tile + 1]};
+    const int2 range = call.list.ranges[tile];
     if (range.x < range.y) continue;
-    const int rows = min(call.rows, call.q_rows - tile * call.rows);
+    const int2 rows = rows_of_tile(call, tile);
     const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
-    for (int i = thread; i < rows * call.heads_q * words; i += 64) {
-      const int row = tile * call.rows + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
+    for (int i = thread; i < (rows.y - rows.x) * call.heads_q * words; i += 64) {
+      const int row = rows.x + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
       const Index at = offset_of(call.out, row, head);
       static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;
       if (word == 0 && call.lse.given())
@@ -369,19 +376,20 @@ struct ForwardMath {
     }
   }
   __device__ __forceinline__ void shrink_sums() {
+    if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;  // times 1
 #pragma unroll
     for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
   }
 
   // A finished tile to its rows.
-  __device__ __forceinline__ void store(int2 tile, const float (&most)[2], const float (&sums)[2]) {
+  __device__ __forceinline__ void store(const StepTile& tile, const float (&most)[2], const float (&sums)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float sum = sums[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int row = tile.x + row_of[i], head = tile.y * call.heads + head_of[i];
-      const bool valid = row_of[i] < call.rows && row < call.q_rows;
+      const int row = tile.row + row_of[i], head = tile.unit * call.heads + head_of[i];
+      const bool valid = row_of[i] < tile.rows;
       RowState<float> state;
       if (most[i] != kMinusInfinity<float>) state = {most[i] * (call.scores.factor * kLn2), sum};
       if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
@@ -460,16 +468,8 @@ struct ForwardMath {
   }
 
   // Warpgroups take turns at issuing products: while one multiplies, the others make shares.
-  __device__ __forceinline__ void await_turn() const {
-#ifndef NOTURN
-    named_sync(1 + group, 256);
-#endif
-  }
-  __device__ __forceinline__ void pass_turn() const {
-#ifndef NOTURN
-    named_arrive(1 + (group + 1) % kGroups, 256);
-#endif
-  }
+  __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
+  __device__ __forceinline__ void pass_turn() const { named_arrive(1 + (group + 1) % kGroups, 256); }
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
   __device__ __forceinline__ void run() {
@@ -479,7 +479,7 @@ struct ForwardMath {
     wait(shared.k_full(0), 0);
     Step step = read_step(shared.step(0));
     if ((step.flags & Step::kStop) != 0) return;
-    int2 tile = read_tile(shared.step(0));
+    StepTile tile = read_tile(shared.step(0));
     wait(shared.q_full(0), 0);
     await_turn();
     begin_products();
@@ -496,7 +496,7 @@ struct ForwardMath {
       step = read_step(shared.step(stage.at));
       if ((step.flags & Step::kStop) != 0) break;
       const bool first = (step.flags & Step::kFirst) != 0;
-      int2 next_tile = tile;
+      StepTile next_tile = tile;
       if (first) {
         next_tile = read_tile(shared.step(stage.at));
         wait(shared.q_full(buffer.at), buffer.parity);
@@ -504,8 +504,12 @@ struct ForwardMath {
       wait(shared.v_full(before.at), before.parity);
       await_turn();
       begin_products();
-      multiply_scores(buffer.at, stage.at);
-      multiply_values(before.at, !fresh);
+      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
+      const int where = static_cast<int>(
+          __reduce_or_sync(0xffffffffu, static_cast<unsigned>(stage.at | before.at << 4 | buffer.at << 8 |
+                                                              (fresh ? 1 << 12 : 0))));
+      multiply_scores(where >> 8 & 15, where & 15);
+      multiply_values(where >> 4 & 15, where >> 12 == 0);
       pass_turn();
       products_wait<1>();
       settle(s);

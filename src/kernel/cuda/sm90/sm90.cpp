@@ -21,6 +21,46 @@ bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   return heads_q % heads_k == 0;
 }
 
+// What the kernel reads of its work, and the memory that holds it.
+struct Tiles {
+  CallLists lists;
+  StreamArray<int> memory;
+  WorkList list;
+  const int2* rows = nullptr;
+  const int* kv_head = nullptr;
+  int* counters = nullptr;
+  int tiles = 0;
+};
+Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
+  Tiles made;
+  const int zeros[2] = {0, 0};
+  const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
+  if (args.device_plan != nullptr) {
+    const Tiling tiling[] = {{Side::query, args.q.rows, size}};
+    made.lists = make_lists({}, args.device_plan, tiling, heads, stream);
+    made.memory = StreamArray<int>(2, stream);
+    WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(zeros), stream));
+    made.list = made.lists.lists[0];
+    made.kv_head = made.lists.heads.kv_head;
+    made.counters = made.memory.get();
+    made.tiles = tiling[0].tiles();
+    return made;
+  }
+  HostLists lists(args.slices);
+  const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size);
+  made.tiles = lists.add_tiles(Side::query, tiles);
+  lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
+  std::vector<int> rows;
+  for (const Range& t : tiles) rows.insert(rows.end(), {static_cast<int>(t.begin), static_cast<int>(t.end)});
+  const std::size_t rows_at = lists.add_numbers(rows), zeros_at = lists.add_numbers(zeros);
+  made.memory = upload(lists.numbers(), stream);
+  made.list = lists.list(made.memory.get(), 0);
+  made.rows = reinterpret_cast<const int2*>(made.memory.get() + rows_at);
+  made.kv_head = lists.heads(made.memory.get()).kv_head;
+  made.counters = made.memory.get() + zeros_at;
+  return made;
+}
+
 int processors_of(int device) {
   int count = 0;
   WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
@@ -40,20 +80,17 @@ void forward(const ForwardArgs& args) {
                         : 1;
   const bool mapped = group == 1 && !args.attention.head_map.empty();
   const Grouping side = grouping(width, group);
-  HostLists lists(args.slices);
-  const int tiles = lists.add_tiles(Side::query, args.q.rows, side.rows);
   const int units = static_cast<int>(args.q.heads) / side.heads;
-  check_grid(tiles, units);
-  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const std::size_t counters = lists.add_zeros(2);
-  const StreamArray<int> numbers = upload(lists.numbers(), stream);
+  const Tiles work = make_tiles(args, side.rows, stream);
+  check_grid(work.tiles, units);
 
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
   const EvenOut out(args.out, dtype, stream);
-  ForwardCall call{.list = lists.list(numbers.get(), 0),
-                   .kv_head = mapped ? lists.heads(numbers.get()).kv_head : nullptr,
-                   .tiles = tiles,
+  ForwardCall call{.list = work.list,
+                   .tile_rows = work.rows,
+                   .kv_head = mapped ? work.kv_head : nullptr,
+                   .tiles = work.tiles,
                    .units = units,
                    .heads = side.heads,
                    .rows = side.rows,
@@ -72,7 +109,7 @@ void forward(const ForwardArgs& args) {
                    .wide_out = out.wide(),
                    .partial = args.partial,
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
-                   .counters = numbers.get() + counters};
+                   .counters = work.counters};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);

@@ -24,7 +24,7 @@ struct alignas(16) Step {
   __device__ static int high(int pair) { return pair >> 16; }
 };
 struct alignas(16) StepTile {
-  int row, unit, unused[2];
+  int row, rows, unit, unused;
 };
 
 __device__ inline int clamped(long long x, int least, int most) {
@@ -38,13 +38,14 @@ __device__ inline Seen keys_of_row(const Step& step, int row) {
           min(Step::high(step.keys) - 1, Step::high(step.band) + row)};
 }
 
-// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice.
+// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice. Rows of the block behind those are computed
+// with them, seen or not, and go nowhere.
 template <int kKeys>
 class StepWalk {
  public:
   __device__ StepWalk(const WorkList& list, int tile, int row, int rows)
       : slices_(list.slices), row_(row), rows_(rows) {
-    const int2 range{list.begin[tile], list.begin[tile + 1]};
+    const int2 range = list.ranges[tile];
     member_ = range.x;
     end_ = range.y;
   }
