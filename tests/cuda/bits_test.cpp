@@ -8,7 +8,7 @@ namespace weft::test {
 namespace {
 
 using GpuBits = GpuTest;
-WEFT_FOR_EACH_DTYPE(GpuBits);
+WEFT_FOR_EACH_GPU_KERNEL(GpuBits);
 
 // Several tiles, grouped heads, padding everywhere, a learnable sink.
 KernelProblem packed(DType dtype, const Mask& mask, Index dim = 40) {
@@ -259,7 +259,7 @@ TEST_P(GpuBits, OffsetsPass32Bits) {
     args.lse = gpu.out(far.forward.lse.view());
     args.max_logit = gpu.out(far.forward.max_logit.view());
     args.place = gpu.place();
-    attend(args, kPortable);
+    attend(args, gpu_kernel);
     gpu.finish();
     out.back(far.forward.out.view());
   }
@@ -276,7 +276,7 @@ TEST_P(GpuBits, OffsetsPass32Bits) {
   args.dk = dk.view();
   args.dv = dv.view();
   args.deterministic = true;
-  attend_backward(args, kPortable);
+  attend_backward(args, gpu_kernel);
   gpu.finish();
   dq.back(far.backward.dq.view());
   dk.back(far.backward.dk.view());
@@ -294,7 +294,7 @@ TEST_P(GpuBits, RefusedUnderCapture) {
   const ForwardArgs args = on_gpu(gpu, outputs.forward_args(problem));
   const cudaStream_t stream = static_cast<cudaStream_t>(args.place.stream);
   WEFT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  expect_refusal([&] { attend(args, kPortable); }, {"graph"});
+  expect_refusal([&] { attend(args, gpu_kernel); }, {"graph"});
   cudaGraph_t graph = nullptr;
   WEFT_CUDA(cudaStreamEndCapture(stream, &graph));
   WEFT_CUDA(cudaGraphDestroy(graph));

@@ -20,7 +20,7 @@ class GpuForward : public GpuTest {
     }
   }
 };
-WEFT_FOR_EACH_DTYPE(GpuForward);
+WEFT_FOR_EACH_GPU_KERNEL(GpuForward);
 
 TEST_P(GpuForward, EveryFeature) { expect_all(feature_problems, true); }
 TEST_P(GpuForward, RandomPlans) { expect_all(planned_problems, false); }

@@ -6,17 +6,36 @@
 
 namespace weft::test {
 
-class GpuTest : public testing::TestWithParam<DType> {
+struct GpuKernel {
+  const char* kernel;
+  DType dtype;
+};
+
+class GpuTest : public testing::TestWithParam<GpuKernel> {
  protected:
   void SetUp() override {
+    gpu_kernel = GetParam().kernel;
     const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .device = DeviceKind::cuda};
-    if (const auto reason = find_kernel(kPortable).refusal(request)) GTEST_SKIP() << *reason;
+    if (const auto reason = find_kernel(gpu_kernel).refusal(request)) GTEST_SKIP() << *reason;
   }
-  static DType dtype() { return GetParam(); }
+  void TearDown() override { gpu_kernel = kPortable; }
+  static DType dtype() { return GetParam().dtype; }
 };
-inline std::string dtype_name(const testing::TestParamInfo<DType>& info) { return std::string(name(info.param)); }
-#define WEFT_FOR_EACH_DTYPE(Suite) \
-  INSTANTIATE_TEST_SUITE_P(DTypes, Suite, testing::Values(DType::f32, DType::bf16, DType::f16), dtype_name)
+inline std::string gpu_kernel_name(const testing::TestParamInfo<GpuKernel>& info) {
+  return std::string(std::string_view(info.param.kernel).substr(5)) + "_" + std::string(name(info.param.dtype));
+}
+inline constexpr const char* kSm90 = "cuda.sm90";
+#define WEFT_FOR_PORTABLE(Suite)                                                                                   \
+  INSTANTIATE_TEST_SUITE_P(Gpu, Suite,                                                                             \
+                           testing::Values(GpuKernel{kPortable, DType::f32}, GpuKernel{kPortable, DType::bf16},    \
+                                           GpuKernel{kPortable, DType::f16}),                                      \
+                           gpu_kernel_name)
+#define WEFT_FOR_EACH_GPU_KERNEL(Suite)                                                                            \
+  INSTANTIATE_TEST_SUITE_P(Gpu, Suite,                                                                             \
+                           testing::Values(GpuKernel{kPortable, DType::f32}, GpuKernel{kPortable, DType::bf16},    \
+                                           GpuKernel{kPortable, DType::f16}, GpuKernel{kSm90, DType::bf16},        \
+                                           GpuKernel{kSm90, DType::f16}),                                          \
+                           gpu_kernel_name)
 
 inline void gpu_run(const Outputs& outputs, const KernelProblem& problem, Pass last, bool deterministic = false) {
   gpu_attend(outputs.forward_args(problem));

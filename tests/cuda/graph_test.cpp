@@ -10,7 +10,7 @@ namespace weft::test {
 namespace {
 
 using GpuGraph = GpuTest;
-WEFT_FOR_EACH_DTYPE(GpuGraph);
+WEFT_FOR_EACH_GPU_KERNEL(GpuGraph);
 
 // --- Replays are right, and bit for bit what the host's slices give ---
 
@@ -42,9 +42,9 @@ TEST_P(GpuGraph, ReplaysOnOtherOffsets) {
   for (const Setting& setting : settings()) {
     SCOPED_TRACE(setting.name());
     Rank rank(setting, dtype(), seed % 2 == 0);
-    const auto forward = rank.plan_and([&] { attend(rank.forward(), kPortable); });
-    const auto same_bits = rank.plan_and([&] { attend_backward(rank.backward(true), kPortable); });
-    const auto backward = rank.plan_and([&] { attend_backward(rank.backward(false), kPortable); });
+    const auto forward = rank.plan_and([&] { attend(rank.forward(), gpu_kernel); });
+    const auto same_bits = rank.plan_and([&] { attend_backward(rank.backward(true), gpu_kernel); });
+    const auto backward = rank.plan_and([&] { attend_backward(rank.backward(false), gpu_kernel); });
     for (const Lengths& lengths : all_lengths()) {
       SCOPED_TRACE(lengths.name);
       const KernelProblem problem = rank.problem(lengths, ++seed);
@@ -85,8 +85,8 @@ TEST_P(GpuGraph, ManyTiles) {
     SCOPED_TRACE(setting.name());
     Rank rank(setting, dtype(), false);
     const auto graph = rank.plan_and([&] {
-      attend(rank.forward(), kPortable);
-      attend_backward(rank.backward(true), kPortable);
+      attend(rank.forward(), gpu_kernel);
+      attend_backward(rank.backward(true), gpu_kernel);
     });
     for (const Lengths& lengths : all_lengths()) {
       SCOPED_TRACE(lengths.name);
@@ -110,7 +110,7 @@ TEST_P(GpuGraph, AlsoWithoutAGraph) {
   Rank rank(setting, dtype(), false);
   BackwardArgs alone = rank.backward(true);
   alone.out = alone.lse = {};
-  const auto graph = rank.plan_and([&] { attend_backward(alone, kPortable); });
+  const auto graph = rank.plan_and([&] { attend_backward(alone, gpu_kernel); });
   for (const Lengths& lengths : all_lengths()) {
     SCOPED_TRACE(lengths.name);
     const KernelProblem problem = rank.problem(lengths, 7);
@@ -119,7 +119,7 @@ TEST_P(GpuGraph, AlsoWithoutAGraph) {
     rank.set(problem, got);
     rank.plan().plan(rank.plan_args());
     attend(rank.forward());  // the best kernel that can
-    attend_backward(alone, kPortable);
+    attend_backward(alone, gpu_kernel);
     expect_ok(cudaStreamSynchronize(rank.stream()));
     rank.read(got);
     BackwardArgs host = want.backward_args(problem);
@@ -174,7 +174,7 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
       forward.device_plan = &plans[keys];
       forward.k = part(whole.k, keys);
       forward.v = part(whole.v, keys);
-      attend(forward, kPortable);
+      attend(forward, gpu_kernel);
     }
     ForwardArgs finish = whole;
     finish.partial = forward.partial;
@@ -191,7 +191,7 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
       step.dv = part(device_dv.like(dv.view()), keys);
       step.dsink = {};
       step.add_keys = true;
-      attend_backward(step, kPortable);
+      attend_backward(step, gpu_kernel);
     }
   });
   Judge judge(dtype(), false);
@@ -248,8 +248,8 @@ TEST_P(GpuGraph, WrongOffsetsGiveZerosAndAnErrorOnce) {
   const Lengths good = all_lengths()[0];
   const std::vector<Index> falling = {0, 40, 36, 80, 80, 80, 80, 80, 80, 80};
   for (const bool deterministic : {false, true}) {
-    const auto forward = rank.plan_and([&] { attend(rank.forward(), kPortable); });
-    const auto backward = rank.plan_and([&] { attend_backward(rank.backward(deterministic), kPortable); });
+    const auto forward = rank.plan_and([&] { attend(rank.forward(), gpu_kernel); });
+    const auto backward = rank.plan_and([&] { attend_backward(rank.backward(deterministic), gpu_kernel); });
     const KernelProblem problem = rank.problem(good, 5);
     const Outputs want(problem.p);
     gpu_run(want, problem, Pass::backward, true);
@@ -275,7 +275,7 @@ TEST_P(GpuGraph, WrongOffsetsGiveZerosAndAnErrorOnce) {
     const std::initializer_list<std::string> says = {"sequence 1: cu_seqlens[2] = 36 is less than cu_seqlens[1] = 40"};
     expect_good();
     expect_bad();
-    expect_refusal([&] { attend(rank.forward(), kPortable); }, says);
+    expect_refusal([&] { attend(rank.forward(), gpu_kernel); }, says);
     EXPECT_NO_THROW(rank.context().check());
     expect_good();
     EXPECT_NO_THROW(rank.context().check());
@@ -283,10 +283,10 @@ TEST_P(GpuGraph, WrongOffsetsGiveZerosAndAnErrorOnce) {
     expect_bad();
     expect_good();
     cudaGraphDestroy(captured(rank.stream(), [&] {
-      expect_refusal([&] { attend_backward(rank.backward(deterministic), kPortable); }, says);
+      expect_refusal([&] { attend_backward(rank.backward(deterministic), gpu_kernel); }, says);
       expect_refusal([&] { rank.plan().plan(rank.plan_args()); }, says);
     }));
-    expect_refusal([&] { attend_backward(rank.backward(deterministic), kPortable); }, says);
+    expect_refusal([&] { attend_backward(rank.backward(deterministic), gpu_kernel); }, says);
     EXPECT_NO_THROW(rank.context().check());
     expect_bad();
     expect_refusal([&] { rank.context().check(); }, says);
@@ -309,8 +309,8 @@ TEST_P(GpuGraph, Refusals) {
     BackwardArgs backward = rank.backward(false);
     change(forward);
     change(backward);
-    expect_refusal([&] { attend(forward, kPortable); }, says);
-    expect_refusal([&] { attend_backward(backward, kPortable); }, says);
+    expect_refusal([&] { attend(forward, gpu_kernel); }, says);
+    expect_refusal([&] { attend_backward(backward, gpu_kernel); }, says);
   };
   each([&](auto& args) { args.slices = some; }, {"1 slices and a device_plan"});
   each([&](auto& args) { args.place = {}; }, {"device_plan", "memory of the CPU"});
@@ -360,11 +360,11 @@ TEST_P(GpuGraph, FewLaunches) {
   const Nodes plan = nodes([&] { rank.plan().plan(rank.plan_args()); });
   EXPECT_EQ(plan.kernels, 1);
   EXPECT_EQ(plan.memsets + plan.others + plan.given, 0);
-  const Nodes f = nodes([&] { attend(forward, kPortable); });
+  const Nodes f = nodes([&] { attend(forward, gpu_kernel); });
   EXPECT_EQ(f.kernels, 3);  // two for the list
-  EXPECT_EQ(f.memsets, 1);
+  EXPECT_EQ(f.memsets, gpu_kernel == kSm90 ? 2 : 1);  // and its counters
   for (const bool deterministic : {false, true}) {
-    const Nodes b = nodes([&] { attend_backward(rank.backward(deterministic), kPortable); });
+    const Nodes b = nodes([&] { attend_backward(rank.backward(deterministic), gpu_kernel); });
     EXPECT_EQ(b.kernels, 5);  // two for both lists, the rows' statistics, dK and dV, dQ
     EXPECT_EQ(b.memsets, deterministic ? 2 : 3);
     EXPECT_EQ(b.others, 0);

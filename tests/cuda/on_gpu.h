@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <list>
+#include <string_view>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -14,6 +15,8 @@
 namespace weft::test {
 
 inline constexpr const char* kPortable = "cuda.portable";
+// The one that is tested: tests of every kernel set it.
+inline std::string_view gpu_kernel = kPortable;
 
 class CudaStream {
  public:
@@ -141,12 +144,12 @@ inline BackwardArgs on_gpu(OnGpu& gpu, BackwardArgs args) {
 
 inline void gpu_attend(const ForwardArgs& args) {
   OnGpu gpu;
-  attend(on_gpu(gpu, args), kPortable);
+  attend(on_gpu(gpu, args), gpu_kernel);
   gpu.finish();
 }
 inline void gpu_attend_backward(const BackwardArgs& args) {
   OnGpu gpu;
-  attend_backward(on_gpu(gpu, args), kPortable);
+  attend_backward(on_gpu(gpu, args), gpu_kernel);
   gpu.finish();
 }
 inline void gpu_finish_partial(const ForwardArgs& args) {

@@ -333,8 +333,9 @@ struct ForwardMath {
       most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
       most = max_nan(top[i], most);
       // A row without keys so far: anything finite will do, and -inf - -inf would not.
-      const float against = most == kMinusInfinity<float> ? 0.0f : most * factor;
-      shrink[i] = exp2_fast(top[i] * factor - against);
+      const float against = most == kMinusInfinity<float> ? 0.0f : __fmul_rn(most, factor);
+      // Not fused: exactly 1 where the largest stays the largest.
+      shrink[i] = exp2_fast(__fsub_rn(__fmul_rn(top[i], factor), against));
       top[i] = most;
       float sum = 0;
 #pragma unroll
@@ -345,7 +346,7 @@ struct ForwardMath {
           s[4 * n + 2 * i + j] = share;
           sum += share;
         }
-      total[i] = total[i] * shrink[i] + sum;
+      total[i] = fmaf(total[i], shrink[i], sum);
     }
   }
   // Two ways that differ in their last word: the compiler would make one of them, and then move the wait for the
