@@ -61,8 +61,11 @@ PartialView Twins::out(const PartialView& host) {
 }
 
 void Twins::fetch() {
+  if (memory_ == nullptr) return;
+  std::vector<device::HostCopy> copies;
   for (const Copy& c : copies_)
-    if (c.written) device::to_host(place_, c.host, c.twin, c.bytes);
+    if (c.written) copies.push_back({c.host, c.twin, c.bytes});
+  device::to_host(place_, copies);
 }
 
 }  // namespace weft::check

@@ -25,6 +25,7 @@ class Twins {
   Attention in(const Attention& host);
   PartialView out(const PartialView& host);
   void fetch();
+  const weft::Place& place() const { return place_; }
 
  private:
   struct Copy {

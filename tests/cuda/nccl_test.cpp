@@ -27,7 +27,8 @@ TEST(Nccl, OneRankSendsToItself) {
     const Block whole{.data = to, .rows = 1, .bytes = 16}, rest{.data = to + 4, .rows = 1, .bytes = 16};
     on->exchange({{0, {strided}}}, {{0, {whole}}}).wait();
     on->exchange({{0, {strided}}}, {{.peer = 0, .blocks = {rest}, .combine = Message::Combine::add}}).wait();
-    device::to_host(place, got.data(), to, 32);
+    const device::HostCopy copy{got.data(), to, 32};
+    device::to_host(place, {&copy, 1});
     EXPECT_EQ(got, (std::vector<float>{1, 2, 5, 6, 101, 102, 105, 106}));
     memory->deallocate(from, 32);
     memory->deallocate(to, 32);

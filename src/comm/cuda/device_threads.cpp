@@ -13,38 +13,19 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/kept.h"
 #include "cuda/memory.h"
+#include "cuda/on_device.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
 
-class Event {
- public:
-  Event() { WEFT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-class Stream {
- public:
-  Stream() { WEFT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 // What one rank does in one call. Guarded by the board's mutex.
 struct Post {
   std::vector<Message> sends, receives;      // what is added to is received aside first
+  int device = 0;                            // this rank's
   std::shared_ptr<Stream> stream;            // of copies to this rank
   Event ready;                               // where the caller's stream had come to
   std::vector<std::shared_ptr<Event>> done;  // copies to this rank, and those that others made of its memory
@@ -90,6 +71,7 @@ void copy_between(Post& from, Index from_rank, Post& to, Index to_rank) {
     const std::vector<Segment> some = segments(sends[i]->blocks, receives[i]->blocks);
     all.insert(all.end(), some.begin(), some.end());
   }
+  const OnDevice on(to.device);
   const cudaStream_t stream = to.stream->get();
   WEFT_CUDA(cudaStreamWaitEvent(stream, from.ready.get()));
   WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
@@ -111,23 +93,24 @@ struct Aside {
 class DeviceExchange final : public Request::Pending {
  public:
   DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<Stream> stream,
-                 cudaStream_t caller, std::vector<Message> sends, std::vector<Message> receives,
+                 const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
                  const HostCall& host_call)
-      : board_(std::move(board)), caller_(caller), mine_(std::make_shared<Post>()) {
+      : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
     std::set<Index> peers;
     for (const std::vector<Message>* list : {&sends, &receives})
       for (const Message& m : *list)
         if (m.peer != rank && m.size() > 0) peers.insert(m.peer);
     for (Message& m : receives) {
       if (m.combine == Message::Combine::replace || m.size() == 0) continue;
-      Aside aside{m, StreamArray<char>(static_cast<std::size_t>(m.size()), caller)};
+      Aside aside{m, StreamArray<char>(static_cast<std::size_t>(m.size()), caller_)};
       m.blocks = {aside.block()};
       asides_.push_back(std::move(aside));
     }
     mine_->sends = std::move(sends);
     mine_->receives = std::move(receives);
+    mine_->device = caller.device;
     mine_->stream = std::move(stream);
-    WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller));
+    WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller_));
     post(number, rank);
     // The peers meet: what each has put on the board is there when it has come.
     std::vector<Message> to, from;
@@ -148,6 +131,7 @@ class DeviceExchange final : public Request::Pending {
 
   void wait() override {
     meeting_->wait();
+    const OnDevice on(mine_->device);
     const std::lock_guard lock(board_->mutex);
     if (mine_->fault)
       throw Error(*mine_->fault,
@@ -192,18 +176,19 @@ class DeviceThreads final : public DeviceCommunicator {
   DeviceThreads(Communicator& ranks, std::shared_ptr<Board> board, const Place& place, HostCall host_call)
       : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
         board_(std::move(board)),
-        caller_(static_cast<cudaStream_t>(place.stream)),
+        place_(place),
         host_call_(std::move(host_call)) {
-    WEFT_CUDA(cudaSetDevice(place.device));
-    stream_ = std::make_shared<Stream>();
+    const OnDevice on(place.device);
+    stream_ = std::make_shared<Stream>(true);  // the next step waits for what it brings
   }
 
   std::string_view name() const override { return "threads"; }
-  void use(void* stream) override { caller_ = static_cast<cudaStream_t>(stream); }
+  void use(void* stream) override { place_.stream = stream; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, caller_, std::move(sends),
+    const OnDevice on(place_.device);
+    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place_, std::move(sends),
                                             std::move(receives), host_call_);
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {
@@ -212,7 +197,7 @@ class DeviceThreads final : public DeviceCommunicator {
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<Stream> stream_;
-  cudaStream_t caller_;
+  Place place_;  // with the caller's stream
   HostCall host_call_;
   Index calls_ = 0;
 };

@@ -1,0 +1,58 @@
+// Streams, events and pinned memory, which take long to make and end: given back, they are kept for whoever asks next on
+// the same device. Work that the last owner left in a stream only comes first.
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime_api.h>
+
+namespace weft::cuda {
+
+// Does not wait for the default stream, nor that for it. `first`: where two kernels are ready, this stream's begins first.
+class Stream {
+ public:
+  explicit Stream(bool first = false);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  int device_ = 0;
+  bool first_ = false;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Marks a point of a stream; has no time.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  int device_ = 0;
+  cudaEvent_t event_ = nullptr;
+};
+
+// Memory of the host that GPUs read and write. Give it back when nothing under way touches it.
+class PinnedMemory {
+ public:
+  explicit PinnedMemory(std::size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  char* get() const { return data_; }
+
+ private:
+  std::size_t room_ = 0;  // a power of two
+  char* data_ = nullptr;
+};
+
+// Where device memory in stream order comes from: a pool of Weft's own on the current device. What was given back stays
+// there, up to a limit, when streams are waited for: to map memory anew takes longer than a small kernel.
+cudaMemPool_t memory_pool();
+
+}  // namespace weft::cuda
