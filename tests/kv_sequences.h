@@ -152,6 +152,7 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
   const Views views = views_of(r, mine, twins);
   const Tensor max_logits(DType::f64, r.micros, r.heads_q, 1), dsinks(DType::f64, r.micros, r.heads_q, 1);
   const TensorView max_logit = twins.out(max_logits.view), dsink = twins.out(dsinks.view);
+  twins.send();
   const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
   const auto number = [&](const TensorView& of, Index m) { return rows_of(of, {m, m + 1}); };
 

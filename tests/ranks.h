@@ -104,22 +104,24 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
                             .lse = twins.out(lse.view),
                             .max_logit = twins.out(max_logit.view),
                             .place = mine.place};
+  const BackwardArgs backward{.q = forward.q,
+                              .k = forward.k,
+                              .v = forward.v,
+                              .attention = forward.attention,
+                              .dout = twins.in(dout.view),
+                              .out = forward.out,
+                              .lse = forward.lse,
+                              .dq = twins.out(dq.view),
+                              .dk = twins.out(dk.view),
+                              .dv = twins.out(dv.view),
+                              .dsink = p.sink ? twins.out(dsink.view) : TensorView{},
+                              .place = mine.place};
+  twins.send();
   comm.reset_traffic();
   executor.forward(forward);
   r.forward[static_cast<std::size_t>(rank)] = comm.traffic();
   comm.reset_traffic();
-  executor.backward({.q = forward.q,
-                     .k = forward.k,
-                     .v = forward.v,
-                     .attention = forward.attention,
-                     .dout = twins.in(dout.view),
-                     .out = forward.out,
-                     .lse = forward.lse,
-                     .dq = twins.out(dq.view),
-                     .dk = twins.out(dk.view),
-                     .dv = twins.out(dv.view),
-                     .dsink = p.sink ? twins.out(dsink.view) : TensorView{},
-                     .place = mine.place});
+  executor.backward(backward);
   r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
   twins.fetch();
   const std::lock_guard lock(mutex);

@@ -2,10 +2,13 @@
 // when they returned, and what of the exchange ran under the ranks' own compute.
 //   trace [ring | all_gather | exact]     exit 1 if a call waited for the GPU, or if nothing overlapped
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/kept.h"
@@ -175,17 +178,16 @@ int run(ScheduleKind kind) {
   void* scratch = nullptr;
   WEFT_CUDA(cudaMalloc(&scratch, 4096));
   std::unique_ptr<Recorder> recorder;
+  std::atomic<Index> turn = 0;
   run_ranks(kRanks, [&](Communicator& comm) {
     Rank& mine = *ranks[static_cast<std::size_t>(comm.rank())];
     std::unique_ptr<Executor> executor;
-    for (Index r = 0; r < kRanks; ++r) {  // one after another, so that each has the stream that is known to come
-      if (r == comm.rank()) {
-        mine.exchange = exchange[static_cast<std::size_t>(r)];
-        executor = std::make_unique<Executor>(comm, make_schedule(problem, layouts, r, {kHeadsQ, kHeadsK}, options),
-                                              ExecutorOptions{.kernel = "cuda.portable", .place = place_of(mine)});
-      }
-      meet(comm);
-    }
+    while (turn != comm.rank()) std::this_thread::yield();  // so that each has the stream that is known to come
+    mine.exchange = exchange[static_cast<std::size_t>(comm.rank())];
+    executor = std::make_unique<Executor>(
+        comm, make_schedule(problem, layouts, comm.rank(), {kHeadsQ, kHeadsK}, options),
+        ExecutorOptions{.kernel = "cuda.portable", .place = place_of(mine)});
+    ++turn;
     for (int i = 0; i < 2; ++i)
       for (const Pass pass : {Pass::forward, Pass::backward}) call(*executor, mine, pass);
     meet(comm);
@@ -228,6 +230,7 @@ int run(ScheduleKind kind) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a connection wait for each other
   try {
     return run(schedule_kind(argc > 1 ? argv[1] : "ring"));
   } catch (const std::exception& error) {

@@ -112,22 +112,24 @@ class Ranks {
                               .lse = twins.out(lse.view),
                               .max_logit = twins.out(max_logit.view),
                               .place = place};
+    const BackwardArgs backward{.q = forward.q,
+                                .k = forward.k,
+                                .v = forward.v,
+                                .attention = forward.attention,
+                                .dout = twins.in(dout.view),
+                                .out = forward.out,
+                                .lse = forward.lse,
+                                .dq = twins.out(dq.view),
+                                .dk = twins.out(dk.view),
+                                .dv = twins.out(dv.view),
+                                .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
+                                .place = place};
+    twins.send();
     communicator.reset_traffic();
     executor.forward(forward);
     check_traffic(executor, communicator, Pass::forward);
     communicator.reset_traffic();
-    executor.backward({.q = forward.q,
-                       .k = forward.k,
-                       .v = forward.v,
-                       .attention = forward.attention,
-                       .dout = twins.in(dout.view),
-                       .out = forward.out,
-                       .lse = forward.lse,
-                       .dq = twins.out(dq.view),
-                       .dk = twins.out(dk.view),
-                       .dv = twins.out(dv.view),
-                       .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
-                       .place = place});
+    executor.backward(backward);
     check_traffic(executor, communicator, Pass::backward);
     twins.fetch();
 

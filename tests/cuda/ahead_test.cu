@@ -123,6 +123,7 @@ TEST_F(Ahead, NoCallOfAScheduleWaitsForTheGpu) {
                                       .dk = twins.out(dk.view),
                                       .dv = twins.out(dv.view),
                                       .place = place};
+          twins.send();
           const auto step = [&] {
             executor.forward(forward);
             executor.backward(backward);
@@ -155,6 +156,7 @@ TEST_F(Ahead, NoCallOfAKvBufferWaitsForTheGpu) {
         Tensors t(r);
         check::Twins twins(options.place);
         const Views views = views_of(r, t, twins);
+        twins.send();
         const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
         const auto gather = [&](Index m) {
           buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));

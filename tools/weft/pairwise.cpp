@@ -34,12 +34,18 @@ class Values {
 
 using Pairs = std::vector<std::uint64_t>;
 
-Pairs pairs_of(const std::vector<std::uint64_t>& values) {
+// What is refused does not stand for what is computed.
+Pairs pairs_of(const std::vector<std::uint64_t>& values, bool refused) {
   constexpr std::uint64_t kMany = 1U << 20;
   Pairs pairs;
   for (std::size_t i = 0; i < values.size(); ++i)
-    for (std::size_t j = i + 1; j < values.size(); ++j) pairs.push_back(values[i] * kMany + values[j]);
+    for (std::size_t j = i + 1; j < values.size(); ++j)
+      pairs.push_back((values[i] * kMany + values[j]) * 2 + (refused ? 1 : 0));
   return pairs;
+}
+
+bool is_refused(const GridCell& cell, const Problem& problem) {
+  return refusal(check::use_of(cell.placed, check::layouts_of(cell.placed, problem), cell.schedule)).has_value();
 }
 
 }  // namespace
@@ -51,9 +57,13 @@ Grid pairwise(Grid grid) {
   };
   std::vector<Candidate> all;
   Values values;
-  for (std::size_t p = 0; p < grid.problems.size(); ++p)
-    for (std::size_t c = 0; c < grid.problems[p].cells.size(); ++c)
-      all.push_back({p, c, pairs_of(values.of(grid.problems[p].cells[c]))});
+  for (std::size_t p = 0; p < grid.problems.size(); ++p) {
+    const Problem problem = check::problem_of(grid.problems[p].question);
+    for (std::size_t c = 0; c < grid.problems[p].cells.size(); ++c) {
+      const GridCell& cell = grid.problems[p].cells[c];
+      all.push_back({p, c, pairs_of(values.of(cell), is_refused(cell, problem))});
+    }
+  }
   check::RandomChoices choices(1);  // neighbours are much the same: one after another they would keep many
   for (std::size_t i = all.size(); i > 1; --i)
     std::swap(all[i - 1], all[static_cast<std::size_t>(choices.pick(0, static_cast<Index>(i) - 1))]);

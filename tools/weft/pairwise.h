@@ -5,8 +5,8 @@
 
 namespace weft::tool {
 
-// Every pair of values that a cell of the grid has, schedules included, some kept cell has too. Problems without a cell
-// are gone.
+// Every pair of values that a cell of the grid has, schedules included, some kept cell has too; and if the capability
+// table does not refuse the one, it does not refuse the other. Problems without a cell are gone.
 Grid pairwise(Grid grid);
 
 }  // namespace weft::tool
