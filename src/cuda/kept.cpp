@@ -1,5 +1,6 @@
 #include "cuda/kept.h"
 
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -89,6 +90,21 @@ class OutsideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+cudaMemPool_t memory_pool() {
+  static std::mutex mutex;
+  static auto& pools = *new std::map<int, cudaMemPool_t>;
+  const int device = current_device();
+  const std::lock_guard lock(mutex);
+  cudaMemPool_t& pool = pools[device];
+  if (pool == nullptr) {
+    const OutsideCapture now;
+    pool = make_pool(device);
+  }
+  return pool;
+}
+
+std::atomic<bool> plain_memory = false;
+
 }  // namespace
 
 Stream::Stream(bool first) : device_(current_device()), first_(first) {
@@ -118,17 +134,15 @@ PinnedMemory::PinnedMemory(std::size_t bytes) : room_(std::bit_ceil(bytes)) {
 }
 PinnedMemory::~PinnedMemory() { pinned().put(room_, data_); }
 
-cudaMemPool_t memory_pool() {
-  static std::mutex mutex;
-  static auto& pools = *new std::map<int, cudaMemPool_t>;
-  const int device = current_device();
-  const std::lock_guard lock(mutex);
-  cudaMemPool_t& pool = pools[device];
-  if (pool == nullptr) {
-    const OutsideCapture now;
-    pool = make_pool(device);
-  }
-  return pool;
+void* take_memory(std::size_t bytes, cudaStream_t stream) {
+  void* data = nullptr;
+  if (plain_memory)
+    WEFT_CUDA(cudaMalloc(&data, bytes));
+  else
+    WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
+  return data;
 }
+void give_memory(void* data, cudaStream_t stream) { plain_memory ? cudaFree(data) : cudaFreeAsync(data, stream); }
+void use_plain_memory() { plain_memory = true; }
 
 }  // namespace weft::cuda

@@ -51,8 +51,11 @@ class PinnedMemory {
   char* data_ = nullptr;
 };
 
-// Where device memory in stream order comes from: a pool of Weft's own on the current device. What was given back stays
-// there, up to a limit, when streams are waited for: to map memory anew takes longer than a small kernel.
-cudaMemPool_t memory_pool();
+// Memory of the current device, taken and given back in the order of a stream, from a pool of Weft's own. What was given
+// back stays there, up to a limit, when streams are waited for: to map memory anew takes longer than a small kernel.
+void* take_memory(std::size_t bytes, cudaStream_t stream);
+void give_memory(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
+// For memory checkers, from now on: each piece is allocated and freed by itself, and the GPU is waited for.
+void use_plain_memory();
 
 }  // namespace weft::cuda

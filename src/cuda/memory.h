@@ -17,12 +17,10 @@ class StreamArray {
  public:
   StreamArray() = default;
   StreamArray(std::size_t size, cudaStream_t stream) : size_(size), stream_(stream) {
-    if (size > 0)
-      WEFT_CUDA(
-          cudaMallocFromPoolAsync(reinterpret_cast<void**>(&data_), size * sizeof(T), memory_pool(), stream));
+    if (size > 0) data_ = static_cast<T*>(take_memory(size * sizeof(T), stream));
   }
   ~StreamArray() {
-    if (data_ != nullptr) cudaFreeAsync(data_, stream_);  // nobody to tell
+    if (data_ != nullptr) give_memory(data_, stream_);
   }
   StreamArray(StreamArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), stream_(other.stream_) {}

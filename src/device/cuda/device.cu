@@ -25,11 +25,9 @@ class CudaMemory final : public Memory {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
     const cuda::OnDevice here(device_);
-    void* data = nullptr;
-    WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes > 0 ? bytes : 1, cuda::memory_pool(), stream_));
-    return data;
+    return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
   }
-  void do_deallocate(void* data, std::size_t, std::size_t) override { cudaFreeAsync(data, stream_); }
+  void do_deallocate(void* data, std::size_t, std::size_t) override { cuda::give_memory(data, stream_); }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
   int device_;
