@@ -1,6 +1,8 @@
 // One forward and one backward of a schedule on ranks that share a GPU, as the driver saw them: which calls were made,
 // when they returned, and what of the exchange ran under the ranks' own compute.
-//   trace [ring | all_gather | exact]     exit 1 if a call waited for the GPU, or if nothing overlapped
+//   trace [ring | all_gather | exact] [HQ:HK]     exit 1 if a call waited for the GPU, or if nothing overlapped
+// With the few heads that are usual here, the kernels of all ranks find room beside each other, as if each rank had a
+// smaller GPU of its own. With many, ranks take turns, and what one rank's exchange runs under is often another's compute.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,20 +27,26 @@ using bench::Ran;
 using bench::Recorder;
 using bench::Tensor;
 
-constexpr Index kRanks = 4, kHeadsQ = 32, kHeadsK = 8, kDim = 128;
+constexpr Index kRanks = 4, kDim = 128;
+
+struct Question {
+  ScheduleKind kind = ScheduleKind::ring;
+  Index heads_q = 1, heads_k = 1;
+  bool few = true;  // heads
+};
 
 // What a rank has: its tensors, its stream, and that of what comes to it.
 struct Rank {
-  Rank(Index rows, std::uint32_t seed)
-      : q(DType::bf16, rows, kHeadsQ, kDim, seed),
-        k(DType::bf16, rows, kHeadsK, kDim, seed + 1),
-        v(DType::bf16, rows, kHeadsK, kDim, seed + 2),
-        dout(DType::bf16, rows, kHeadsQ, kDim, seed + 3),
-        out(DType::bf16, rows, kHeadsQ, kDim),
-        lse(DType::f32, rows, kHeadsQ, 1),
-        dq(DType::bf16, rows, kHeadsQ, kDim),
-        dk(DType::bf16, rows, kHeadsK, kDim),
-        dv(DType::bf16, rows, kHeadsK, kDim) {}
+  Rank(const Question& of, Index rows, std::uint32_t seed)
+      : q(DType::bf16, rows, of.heads_q, kDim, seed),
+        k(DType::bf16, rows, of.heads_k, kDim, seed + 1),
+        v(DType::bf16, rows, of.heads_k, kDim, seed + 2),
+        dout(DType::bf16, rows, of.heads_q, kDim, seed + 3),
+        out(DType::bf16, rows, of.heads_q, kDim),
+        lse(DType::f32, rows, of.heads_q, 1),
+        dq(DType::bf16, rows, of.heads_q, kDim),
+        dk(DType::bf16, rows, of.heads_k, kDim),
+        dv(DType::bf16, rows, of.heads_k, kDim) {}
 
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
   cuda::Stream compute;
@@ -78,12 +86,14 @@ bool is_compute(const Ran& r) { return r.name.ends_with("_kernel"); }
 bool is_exchange(const Ran& r) { return r.name == "move_segments"; }
 double us(std::uint64_t ns) { return static_cast<double>(ns) / 1000; }
 
-// Nanoseconds of `what` during which one of `under` ran; those do not overlap each other.
+// Nanoseconds of `what` during which at least one of `under`, sorted by their begin, ran.
 std::uint64_t covered(const Ran& what, const std::vector<const Ran*>& under) {
-  std::uint64_t sum = 0;
+  std::uint64_t sum = 0, at = what.begin;
   for (const Ran* u : under) {
-    const std::uint64_t begin = std::max(what.begin, u->begin), end = std::min(what.end, u->end);
-    if (begin < end) sum += end - begin;
+    const std::uint64_t begin = std::max(at, u->begin), end = std::min(what.end, u->end);
+    if (begin >= end) continue;
+    sum += end - begin;
+    at = end;
   }
   return sum;
 }
@@ -98,8 +108,8 @@ bool waits(const Called& c) {
 class Report {
  public:
   Report(const Recorder& recorder, const std::vector<std::unique_ptr<Rank>>& ranks,
-         const std::map<std::uint32_t, std::pair<Index, bool>>& streams)
-      : recorder_(recorder), ranks_(ranks), streams_(streams) {}
+         const std::map<std::uint32_t, std::pair<Index, bool>>& streams, bool few)
+      : recorder_(recorder), ranks_(ranks), streams_(streams), few_(few) {}
 
   bool print(Pass pass) {
     const int p = pass == Pass::forward ? 0 : 1;
@@ -137,55 +147,67 @@ class Report {
   }
 
   bool timeline(int p, std::uint64_t until) const {
-    std::uint64_t gpu_end = 0;
-    bool overlapped = true;
-    for (Index rank = 0; rank < kRanks; ++rank) {
-      std::vector<const Ran*> compute, exchange, all;
-      for (const Ran& r : recorder_.ran) {
-        const auto at = streams_.find(r.stream);
-        if (at == streams_.end() || at->second.first != rank || r.begin < first_ || r.begin >= until) continue;
-        gpu_end = std::max(gpu_end, r.end);
-        if (is_exchange(r) && at->second.second) exchange.push_back(&r), all.push_back(&r);
-        if (is_compute(r)) compute.push_back(&r), all.push_back(&r);
-      }
-      std::uint64_t moved = 0, hidden = 0;
-      for (const Ran* r : exchange) moved += r->end - r->begin, hidden += covered(*r, compute);
-      std::printf("  rank %d: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, %.0f us of it under its own compute\n",
-                  static_cast<int>(rank), us(ranks_[static_cast<std::size_t>(rank)]->end[p] -
-                                             ranks_[static_cast<std::size_t>(rank)]->begin[p]),
-                  ranks_[static_cast<std::size_t>(rank)]->alone[p], us(moved), us(hidden));
-      overlapped = overlapped && hidden > 0;
-      if (rank > 0) continue;
-      std::sort(all.begin(), all.end(), [](const Ran* a, const Ran* b) { return a->begin < b->begin; });
-      for (const Ran* r : all)
-        std::printf("    %10.1f .. %10.1f us  %-10s %-18s %5.0f %% under compute\n", us(r->begin - first_),
-                    us(r->end - first_), is_exchange(*r) ? "exchange" : "compute", r->name.c_str(),
-                    is_exchange(*r) ? 100.0 * static_cast<double>(covered(*r, compute)) /
-                                          static_cast<double>(std::max<std::uint64_t>(r->end - r->begin, 1))
-                                    : 0.0);
+    std::vector<std::vector<const Ran*>> compute(kRanks), exchange(kRanks);
+    std::vector<const Ran*> all;  // compute of all ranks
+    std::uint64_t done = 0;
+    for (const Ran& r : recorder_.ran) {
+      const auto at = streams_.find(r.stream);
+      if (at == streams_.end() || r.begin < first_ || r.begin >= until) continue;
+      const auto rank = static_cast<std::size_t>(at->second.first);
+      done = std::max(done, r.end);
+      if (is_exchange(r) && at->second.second) exchange[rank].push_back(&r);
+      if (!is_compute(r)) continue;
+      compute[rank].push_back(&r);
+      all.push_back(&r);
     }
-    std::printf("  the GPU was done after %.0f us; exchange under compute on every rank: %s\n", us(gpu_end - first_),
-                overlapped ? "yes" : "NO");
+    const auto by_begin = [](const Ran* a, const Ran* b) { return a->begin < b->begin; };
+    for (auto* list : {&compute, &exchange})
+      for (auto& some : *list) std::sort(some.begin(), some.end(), by_begin);
+    std::sort(all.begin(), all.end(), by_begin);
+    bool overlapped = true;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      std::uint64_t moved = 0, own = 0, any = 0;
+      for (const Ran* r : exchange[rank])
+        moved += r->end - r->begin, own += covered(*r, compute[rank]), any += covered(*r, all);
+      std::printf("  rank %zu: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, under its own "
+                  "compute %.0f us, under any %.0f us\n",
+                  rank, us(ranks_[rank]->end[p] - ranks_[rank]->begin[p]), ranks_[rank]->alone[p], us(moved), us(own),
+                  us(any));
+      overlapped = overlapped && (few_ ? own : any) > 0;
+    }
+    std::vector<const Ran*> first = compute[0];
+    first.insert(first.end(), exchange[0].begin(), exchange[0].end());
+    std::sort(first.begin(), first.end(), by_begin);
+    std::printf("  rank 0, from .. to in us:\n");
+    for (const Ran* r : first) {
+      std::printf("    %9.1f .. %9.1f  %s", us(r->begin - first_), us(r->end - first_), r->name.c_str());
+      if (is_exchange(*r))
+        std::printf(", %.0f %% under its own compute", 100 * us(covered(*r, compute[0])) / us(r->end - r->begin));
+      std::printf("\n");
+    }
+    std::printf("  the GPU was done after %.0f us; exchange under compute: %s\n", us(done - first_),
+                overlapped ? "on every rank" : "NOT on every rank");
     return overlapped;
   }
 
   const Recorder& recorder_;
   const std::vector<std::unique_ptr<Rank>>& ranks_;
   const std::map<std::uint32_t, std::pair<Index, bool>>& streams_;
+  bool few_;
   std::uint64_t first_ = 0;
 };
 
-int run(ScheduleKind kind) {
+int run(const Question& of) {
   const std::vector<Index> lengths = {16384, 8192, 4096, 4096};
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, kRanks);  // every rank has work in every step
-  const ScheduleOptions options{.kind = kind, .head_groups = kind == ScheduleKind::all_gather ? 4 : 1};
+  const ScheduleOptions options{.kind = of.kind, .head_groups = of.kind == ScheduleKind::all_gather ? 4 : 1};
   std::vector<std::unique_ptr<Rank>> ranks;
   for (Index r = 0; r < kRanks; ++r)
-    ranks.push_back(std::make_unique<Rank>(layouts.q.rows(), static_cast<std::uint32_t>(10 * r + 1)));
+    ranks.push_back(std::make_unique<Rank>(of, layouts.q.rows(), static_cast<std::uint32_t>(10 * r + 1)));
   const std::vector<cudaStream_t> exchange = coming_streams();
-  std::printf("%s of 32,768 tokens on %d ranks, causal, heads %d:%d, width %d, bf16\n", std::string(name(kind)).c_str(),
-              static_cast<int>(kRanks), static_cast<int>(kHeadsQ), static_cast<int>(kHeadsK), static_cast<int>(kDim));
+  std::printf("%s, 32,768 tokens in 4 documents on 4 ranks, causal, heads %d:%d, width 128, bf16\n",
+              std::string(name(of.kind)).c_str(), static_cast<int>(of.heads_q), static_cast<int>(of.heads_k));
 
   void* scratch = nullptr;
   WEFT_CUDA(cudaMalloc(&scratch, 4096));
@@ -197,7 +219,7 @@ int run(ScheduleKind kind) {
     while (turn != comm.rank()) std::this_thread::yield();  // so that each has the stream that is known to come
     mine.exchange = exchange[static_cast<std::size_t>(comm.rank())];
     executor = std::make_unique<Executor>(
-        comm, make_schedule(problem, layouts, comm.rank(), {kHeadsQ, kHeadsK}, options),
+        comm, make_schedule(problem, layouts, comm.rank(), {of.heads_q, of.heads_k}, options),
         ExecutorOptions{.kernel = "cuda.portable", .place = place_of(mine)});
     ++turn;
     for (int i = 0; i < 3; ++i) {  // the last one to be timed without the recorder
@@ -213,6 +235,12 @@ int run(ScheduleKind kind) {
     if (comm.rank() == 0) {
       WEFT_CUDA(cudaDeviceSynchronize());
       recorder = std::make_unique<Recorder>();
+    }
+    meet(comm);
+    for (const Pass pass : {Pass::forward, Pass::backward}) call(*executor, mine, pass);  // the recorder's own beginning
+    meet(comm);
+    if (comm.rank() == 0) {
+      WEFT_CUDA(cudaDeviceSynchronize());
       for (std::size_t r = 0; r < ranks.size(); ++r) {  // so that streams are known by their memsets' sizes
         WEFT_CUDA(cudaMemsetAsync(scratch, 0, 1001 + 2 * r, ranks[r]->compute.get()));
         WEFT_CUDA(cudaMemsetAsync(scratch, 0, 1002 + 2 * r, ranks[r]->exchange));
@@ -241,7 +269,7 @@ int run(ScheduleKind kind) {
     std::printf("only %zu of %d streams were seen\n", streams.size(), static_cast<int>(2 * kRanks));
     return 1;
   }
-  Report report(*recorder, ranks, streams);
+  Report report(*recorder, ranks, streams, of.few);
   const bool forward = report.print(Pass::forward), backward = report.print(Pass::backward);
   return forward && backward ? 0 : 1;
 }
@@ -251,7 +279,15 @@ int run(ScheduleKind kind) {
 int main(int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams that share a connection wait for each other
   try {
-    return run(schedule_kind(argc > 1 ? argv[1] : "ring"));
+    Question of{.kind = schedule_kind(argc > 1 ? argv[1] : "ring")};
+    if (of.kind == ScheduleKind::all_gather) of.heads_q = of.heads_k = 4;  // in as many groups
+    if (argc > 2) {
+      long long q = 0, k = 0;
+      if (std::sscanf(argv[2], "%lld:%lld", &q, &k) != 2 || k < 1 || q % k != 0)
+        throw Error(std::string("heads ") + argv[2], "write e.g. 32:8");
+      of = {of.kind, q, k, false};
+    }
+    return run(of);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trace: %s\n", error.what());
     return 2;

@@ -64,7 +64,8 @@ void share_with_peers(cudaMemPool_t pool, int device) {
 }
 
 cudaMemPool_t make_pool(int device) {
-  constexpr std::uint64_t kKept = std::uint64_t{1} << 30;  // what the passes of a layer take beside workspaces
+  // All of it: what a step has taken the next one takes again.
+  constexpr std::uint64_t kKept = ~std::uint64_t{0};
   cudaMemPoolProps props = {};
   props.allocType = cudaMemAllocationTypePinned;
   props.location = {cudaMemLocationTypeDevice, device};
