@@ -1,6 +1,5 @@
 // weft verify: the law and attention against the dense formula, on one problem or on many random ones.
 #include <algorithm>
-#include <cstdlib>
 #include <thread>
 
 #include <fmt/format.h>
@@ -159,8 +158,6 @@ const std::vector<FlagSpec>& verify_flags() {
 }
 
 int verify(const Flags& flags) {
-  // Each rank has streams of its own, and those that share a connection to the GPU wait for each other.
-  if (flags.text("kernel", "").starts_with("cuda")) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   if (flags.given("pairwise") && !flags.given("matrix") && !flags.given("set"))
     throw Error("--pairwise without --matrix or --set", "leave it out, or add e.g. --matrix full");
   if (flags.given("matrix")) return verify_matrix(flags);
