@@ -40,8 +40,16 @@ TEST(CudaRefusal, TakesEveryGpuFromComputeCapability8On) {
       expect_refused(gpu(major, minor, 227), on_gpu(DType::bf16, 64, 64, pass), "compute capability 8.0");
     expect_refused(gpu(major, minor, 227), on_gpu(), std::to_string(major) + "." + std::to_string(minor));
   }
-  for (const auto& [major, minor, kib] : {std::tuple{8, 0, 163}, {8, 6, 99}, {8, 7, 163}, {8, 9, 99}, {9, 0, 227},
-                                          {10, 0, 227}, {10, 3, 227}, {11, 0, 227}, {12, 0, 99}, {12, 1, 99}}) {
+  for (const auto& [major, minor, kib] : {std::tuple{8, 0, 163},
+                                          {8, 6, 99},
+                                          {8, 7, 163},
+                                          {8, 9, 99},
+                                          {9, 0, 227},
+                                          {10, 0, 227},
+                                          {10, 3, 227},
+                                          {11, 0, 227},
+                                          {12, 0, 99},
+                                          {12, 1, 99}}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
       for (const Pass pass : {Pass::forward, Pass::backward})
         if (dtype != DType::f32 || pass == Pass::forward || kib > 99) {  // the f32 backward has no tiles that small

@@ -107,7 +107,9 @@ class Alone {
   std::vector<double> dsink_, max_logit_;
 };
 
-inline std::vector<Mask> masks() { return {{.causal = true}, {.causal = true, .left = 13}, {.causal = true, .chunk = 17}}; }
+inline std::vector<Mask> masks() {
+  return {{.causal = true}, {.causal = true, .left = 13}, {.causal = true, .chunk = 17}};
+}
 
 inline List random_lengths(std::mt19937_64& engine) {
   List lengths;

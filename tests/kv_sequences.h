@@ -158,7 +158,9 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
 
   buffer.begin(micros, r.mask);
   if (!r.drop) fill_past(r, buffer);
-  const auto gather = [&](Index m) { buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m))); };
+  const auto gather = [&](Index m) {
+    buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));
+  };
   if (r.ahead) gather(0);
   for (Index m = 0; m < r.micros; ++m) {
     if (r.ahead && m + 1 < r.micros) gather(m + 1);
@@ -176,11 +178,8 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
   }
   twins.fetch();
 
-  for (const auto& [from, to] : {std::pair{&mine.out, &t.out},
-                                 {&mine.lse, &t.lse},
-                                 {&mine.dq, &t.dq},
-                                 {&mine.dk, &t.dk},
-                                 {&mine.dv, &t.dv}}) {
+  for (const auto& [from, to] :
+       {std::pair{&mine.out, &t.out}, {&mine.lse, &t.lse}, {&mine.dq, &t.dq}, {&mine.dk, &t.dk}, {&mine.dv, &t.dv}}) {
     for (Index m = 0; there && m < r.micros; ++m) {
       const auto row = static_cast<std::ptrdiff_t>(from->row_bytes());
       std::copy(from->bytes.begin() + window(m).begin * row, from->bytes.begin() + window(m).end * row,

@@ -1,8 +1,6 @@
 // What the driver says ran when: kernels and memsets with their streams, and the calls of the runtime. One at a time.
 #pragma once
 
-#include <cxxabi.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
@@ -11,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 #include <cupti.h>
+#include <cxxabi.h>
 
 #include "cuda/check.h"
 #include "text.h"

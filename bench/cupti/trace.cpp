@@ -59,11 +59,22 @@ Place place_of(const Rank& r) { return {DeviceKind::cuda, 0, r.compute.get()}; }
 
 void call(Executor& executor, const Rank& r, Pass pass) {
   if (pass == Pass::forward)
-    executor.forward({.q = r.q.view(), .k = r.k.view(), .v = r.v.view(), .out = r.out.view(), .lse = r.lse.view(),
+    executor.forward({.q = r.q.view(),
+                      .k = r.k.view(),
+                      .v = r.v.view(),
+                      .out = r.out.view(),
+                      .lse = r.lse.view(),
                       .place = place_of(r)});
   else
-    executor.backward({.q = r.q.view(), .k = r.k.view(), .v = r.v.view(), .dout = r.dout.view(), .out = r.out.view(),
-                       .lse = r.lse.view(), .dq = r.dq.view(), .dk = r.dk.view(), .dv = r.dv.view(),
+    executor.backward({.q = r.q.view(),
+                       .k = r.k.view(),
+                       .v = r.v.view(),
+                       .dout = r.dout.view(),
+                       .out = r.out.view(),
+                       .lse = r.lse.view(),
+                       .dq = r.dq.view(),
+                       .dk = r.dk.view(),
+                       .dv = r.dv.view(),
                        .place = place_of(r)});
 }
 
@@ -136,9 +147,8 @@ class Report {
     std::vector<const Called*> longest;
     for (const Called& c : recorder_.called)
       if (c.begin >= first_ && c.begin <= last) longest.push_back(&c);
-    std::sort(longest.begin(), longest.end(), [](const Called* a, const Called* b) {
-      return a->end - a->begin > b->end - b->begin;
-    });
+    std::sort(longest.begin(), longest.end(),
+              [](const Called* a, const Called* b) { return a->end - a->begin > b->end - b->begin; });
     for (std::size_t i = 0; i < std::min<std::size_t>(longest.size(), 4); ++i)
       std::printf(" %s %.0f us at %.0f", longest[i]->name.c_str(), us(longest[i]->end - longest[i]->begin),
                   us(longest[i]->begin - first_));
@@ -169,10 +179,10 @@ class Report {
       std::uint64_t moved = 0, own = 0, any = 0;
       for (const Ran* r : exchange[rank])
         moved += r->end - r->begin, own += covered(*r, compute[rank]), any += covered(*r, all);
-      std::printf("  rank %zu: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, under its own "
-                  "compute %.0f us, under any %.0f us\n",
-                  rank, us(ranks_[rank]->end[p] - ranks_[rank]->begin[p]), ranks_[rank]->alone[p], us(moved), us(own),
-                  us(any));
+      std::printf(
+          "  rank %zu: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, under its own "
+          "compute %.0f us, under any %.0f us\n",
+          rank, us(ranks_[rank]->end[p] - ranks_[rank]->begin[p]), ranks_[rank]->alone[p], us(moved), us(own), us(any));
       every = every && any > 0;
       some = some || own > 0;
     }
@@ -237,7 +247,8 @@ int run(const Question& of) {
       recorder = std::make_unique<Recorder>();
     }
     meet(comm);
-    for (const Pass pass : {Pass::forward, Pass::backward}) call(*executor, mine, pass);  // the recorder's own beginning
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      call(*executor, mine, pass);  // the recorder's own beginning
     meet(comm);
     if (comm.rank() == 0) {
       WEFT_CUDA(cudaDeviceSynchronize());

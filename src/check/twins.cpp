@@ -108,8 +108,8 @@ void Twins::compare(const Block& block, const std::vector<char>& now) {
   const auto at = static_cast<std::size_t>(wrong - now.begin());
   std::size_t n = 0;
   while (n + 1 < block.copies.size() && block.copies[n + 1].at <= at) ++n;
-  throw Error(text("byte ", at - block.copies[n].at, " of tensor ", n, ", which has ", block.copies[n].bytes, " and is ",
-                   block.copies[n].written ? "an output" : "an input", ", was changed"),
+  throw Error(text("byte ", at - block.copies[n].at, " of tensor ", n, ", which has ", block.copies[n].bytes,
+                   " and is ", block.copies[n].written ? "an output" : "an input", ", was changed"),
               "look for a kernel that writes where it should not");
 }
 

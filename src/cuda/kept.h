@@ -1,5 +1,5 @@
-// Streams, events and pinned memory, which take long to make and end: given back, they are kept for whoever asks next on
-// the same device. Work that the last owner left in a stream only comes first.
+// Streams, events and pinned memory, which take long to make and end: given back, they are kept for whoever asks next
+// on the same device. Work that the last owner left in a stream only comes first.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 
 namespace weft::cuda {
 
-// Does not wait for the default stream, nor that for it. `first`: where two kernels are ready, this stream's begins first.
+// Does not wait for the default stream, nor that for it. `first`: where two kernels are ready, this stream's begins
+// first.
 class Stream {
  public:
   explicit Stream(bool first = false);
@@ -51,9 +52,9 @@ class PinnedMemory {
   char* data_ = nullptr;
 };
 
-// Memory of the current device, taken and given back in the order of a stream, from a pool of Weft's own. What was given
-// back stays there until the process ends: to map memory anew takes longer than many a kernel (0.2 to 1 ms a piece of
-// 100 MB on an H200).
+// Memory of the current device, taken and given back in the order of a stream, from a pool of Weft's own. What was
+// given back stays there until the process ends: to map memory anew takes longer than many a kernel (0.2 to 1 ms a
+// piece of 100 MB on an H200).
 void* take_memory(std::size_t bytes, cudaStream_t stream);
 void give_memory(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
 // For memory checkers, from now on: each piece is allocated and freed by itself, and the GPU is waited for.

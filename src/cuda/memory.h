@@ -1,5 +1,5 @@
-// Memory of the current device that is taken and given back in the order of a stream: no sync, and allowed while a graph
-// is captured.
+// Memory of the current device that is taken and given back in the order of a stream: no sync, and allowed while a
+// graph is captured.
 #pragma once
 
 #include <cstddef>

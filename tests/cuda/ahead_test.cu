@@ -89,55 +89,57 @@ TEST_F(Ahead, NoCallOfAScheduleWaitsForTheGpu) {
     SCOPED_TRACE(name(options.kind));
     Held held;
     const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, kRanks);
-    run_ranks(
-        kRanks,
-        [&](Communicator& comm) {
-          const Place place = check::place_of(kKernel);
-          Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {kQ, kK}, options),
-                            {.kernel = kKernel, .deterministic = true, .place = place});
-          std::mt19937_64 engine(static_cast<unsigned>(comm.rank()));
-          const Index rows = layouts.q.rows();
-          const auto random = [&](Index heads, Index dim) {
-            return check::random_tensor(engine, DType::bf16, rows, heads, dim, [](Index) { return true; });
-          };
-          const auto empty = [&](DType dtype, Index heads, Index dim) { return check::Tensor(dtype, rows, heads, dim); };
-          const check::Tensor q = random(kQ, kDim), k = random(kK, kDim), v = random(kK, kDim), dout = random(kQ, kDim),
-                              out = empty(DType::bf16, kQ, kDim), lse = empty(DType::f32, kQ, 1),
-                              dq = empty(DType::bf16, kQ, kDim), dk = empty(DType::bf16, kK, kDim),
-                              dv = empty(DType::bf16, kK, kDim), max_logit(DType::f32, 1, kQ, 1);
-          check::Twins twins(place);
-          const ForwardArgs forward{.q = twins.in(q.view),
-                                    .k = twins.in(k.view),
-                                    .v = twins.in(v.view),
-                                    .out = twins.out(out.view),
-                                    .lse = twins.out(lse.view),
-                                    .max_logit = twins.out(max_logit.view),
-                                    .place = place};
-          const BackwardArgs backward{.q = forward.q,
-                                      .k = forward.k,
-                                      .v = forward.v,
-                                      .dout = twins.in(dout.view),
-                                      .out = forward.out,
-                                      .lse = forward.lse,
-                                      .dq = twins.out(dq.view),
-                                      .dk = twins.out(dk.view),
-                                      .dv = twins.out(dv.view),
-                                      .place = place};
-          twins.send();
-          const auto step = [&] {
-            executor.forward(forward);
-            executor.backward(backward);
-          };
-          step();
-          twins.fetch();
-          const std::vector<std::byte> out_before = out.bytes, dq_before = dq.bytes, dk_before = dk.bytes;
-          run_held(comm, held, place, step);
-          twins.fetch();
-          EXPECT_EQ(out.bytes, out_before);
-          EXPECT_EQ(dq.bytes, dq_before);
-          EXPECT_EQ(dk.bytes, dk_before);
-        },
-        {.time_limit = 60});
+    run_ranks(kRanks,
+              [&](Communicator& comm) {
+                const Place place = check::place_of(kKernel);
+                Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {kQ, kK}, options),
+                                  {.kernel = kKernel, .deterministic = true, .place = place});
+                std::mt19937_64 engine(static_cast<unsigned>(comm.rank()));
+                const Index rows = layouts.q.rows();
+                const auto random = [&](Index heads, Index dim) {
+                  return check::random_tensor(engine, DType::bf16, rows, heads, dim, [](Index) { return true; });
+                };
+                const auto empty = [&](DType dtype, Index heads, Index dim) {
+                  return check::Tensor(dtype, rows, heads, dim);
+                };
+                const check::Tensor q = random(kQ, kDim), k = random(kK, kDim), v = random(kK, kDim),
+                                    dout = random(kQ, kDim), out = empty(DType::bf16, kQ, kDim),
+                                    lse = empty(DType::f32, kQ, 1), dq = empty(DType::bf16, kQ, kDim),
+                                    dk = empty(DType::bf16, kK, kDim), dv = empty(DType::bf16, kK, kDim),
+                                    max_logit(DType::f32, 1, kQ, 1);
+                check::Twins twins(place);
+                const ForwardArgs forward{.q = twins.in(q.view),
+                                          .k = twins.in(k.view),
+                                          .v = twins.in(v.view),
+                                          .out = twins.out(out.view),
+                                          .lse = twins.out(lse.view),
+                                          .max_logit = twins.out(max_logit.view),
+                                          .place = place};
+                const BackwardArgs backward{.q = forward.q,
+                                            .k = forward.k,
+                                            .v = forward.v,
+                                            .dout = twins.in(dout.view),
+                                            .out = forward.out,
+                                            .lse = forward.lse,
+                                            .dq = twins.out(dq.view),
+                                            .dk = twins.out(dk.view),
+                                            .dv = twins.out(dv.view),
+                                            .place = place};
+                twins.send();
+                const auto step = [&] {
+                  executor.forward(forward);
+                  executor.backward(backward);
+                };
+                step();
+                twins.fetch();
+                const std::vector<std::byte> out_before = out.bytes, dq_before = dq.bytes, dk_before = dk.bytes;
+                run_held(comm, held, place, step);
+                twins.fetch();
+                EXPECT_EQ(out.bytes, out_before);
+                EXPECT_EQ(dq.bytes, dq_before);
+                EXPECT_EQ(dk.bytes, dk_before);
+              },
+              {.time_limit = 60});
   }
 }
 
@@ -146,32 +148,31 @@ TEST_F(Ahead, NoCallOfAKvBufferWaitsForTheGpu) {
   r.ahead = true;
   const MicroSequences micros = micros_of(r);
   Held held;
-  run_ranks(
-      r.ranks,
-      [&](Communicator& comm) {
-        KvBufferOptions options = options_of(r, micros);
-        options.kernel = kKernel;
-        options.place = check::place_of(kKernel);
-        KvBuffer buffer(comm, options);
-        Tensors t(r);
-        check::Twins twins(options.place);
-        const Views views = views_of(r, t, twins);
-        twins.send();
-        const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
-        const auto gather = [&](Index m) {
-          buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));
-        };
-        run_held(comm, held, options.place, [&] {
-          buffer.begin(micros, r.mask);
-          gather(0);
-          for (Index m = 0; m < r.micros; ++m) {
-            if (m + 1 < r.micros) gather(m + 1);
-            buffer.forward(m, forward_args(views, window(m)));
-          }
-          for (Index m = r.micros; m-- > 0;) buffer.backward(m, backward_args(views, window(m)));
-        });
-      },
-      {.time_limit = 60});
+  run_ranks(r.ranks,
+            [&](Communicator& comm) {
+              KvBufferOptions options = options_of(r, micros);
+              options.kernel = kKernel;
+              options.place = check::place_of(kKernel);
+              KvBuffer buffer(comm, options);
+              Tensors t(r);
+              check::Twins twins(options.place);
+              const Views views = views_of(r, t, twins);
+              twins.send();
+              const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
+              const auto gather = [&](Index m) {
+                buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));
+              };
+              run_held(comm, held, options.place, [&] {
+                buffer.begin(micros, r.mask);
+                gather(0);
+                for (Index m = 0; m < r.micros; ++m) {
+                  if (m + 1 < r.micros) gather(m + 1);
+                  buffer.forward(m, forward_args(views, window(m)));
+                }
+                for (Index m = r.micros; m-- > 0;) buffer.backward(m, backward_args(views, window(m)));
+              });
+            },
+            {.time_limit = 60});
 }
 
 }  // namespace

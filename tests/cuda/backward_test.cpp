@@ -42,8 +42,8 @@ TEST_P(GpuBackward, RandomProblems) {
     Random random(first + static_cast<unsigned>(i));
     const KernelProblem problem = random_problem(random, dtype());
     const AttentionProblem& p = problem.p;
-    SCOPED_TRACE("problem " + std::to_string(first) + " + " + std::to_string(i) + ": rows " + std::to_string(p.tq) + ", keys " + std::to_string(p.tk) +
-                 ", dims " + std::to_string(p.dqk) + ":" + std::to_string(p.dv));
+    SCOPED_TRACE("problem " + std::to_string(first) + " + " + std::to_string(i) + ": rows " + std::to_string(p.tq) +
+                 ", keys " + std::to_string(p.tk) + ", dims " + std::to_string(p.dqk) + ":" + std::to_string(p.dv));
     const Outputs got(p);
     gpu_run(got, problem, Pass::backward, i % 3 == 0);
     const check::Expected want = expected_of(problem, Pass::backward);

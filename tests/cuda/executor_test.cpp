@@ -42,9 +42,11 @@ TEST(DeviceExecutor, EqualsTheDefinitionOnRandomProblems) {
       const ScheduleOptions options{
           .kind = kind, .head_groups = min_of(c.heads_k, 2), .inside = std::gcd(c.ranks, Index{2})};
       const check::Tried tried = check::try_schedule(oracle, c, {.schedule = options, .kernel = kKernel});
-      ASSERT_FALSE(tried.failure) << "seed " << first << " + " << seed << ": " << *tried.failure << "\n" << check::flags(c);
+      ASSERT_FALSE(tried.failure) << "seed " << first << " + " << seed << ": " << *tried.failure << "\n"
+                                  << check::flags(c);
       if (!tried.report) continue;
-      ASSERT_TRUE(tried.report->ok()) << "seed " << first << " + " << seed << " " << name(kind) << "\n" << check::flags(c);
+      ASSERT_TRUE(tried.report->ok()) << "seed " << first << " + " << seed << " " << name(kind) << "\n"
+                                      << check::flags(c);
       ++compared[std::string(name(kind))];
     }
   }

@@ -96,8 +96,7 @@ int verify_grid(const Flags& flags, Grid grid) {
                                *sampled->rows),
              flags.given("checked") ? "; executors are checked" : "; bytes and messages against traffic()");
   std::fflush(stdout);
-  GridRun how{
-      .threads = threads, .kernel = kernel, .checked = flags.given("checked"), .world = world, .limit = limit};
+  GridRun how{.threads = threads, .kernel = kernel, .checked = flags.given("checked"), .world = world, .limit = limit};
   std::vector<check::Tried> outcomes;
   {
     Progress progress(grid.cells(), "runs");

@@ -1,7 +1,7 @@
-// A call puts what it sends and receives on the board. When all whom a rank receives from have come, the copies to it are
-// made at once, in its own stream: after the points that these ranks' streams had come to when they made the call. wait()
-// meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of the call: for
-// what comes, and for what others still read.
+// A call puts what it sends and receives on the board. When all whom a rank receives from have come, the copies to it
+// are made at once, in its own stream: after the points that these ranks' streams had come to when they made the call.
+// wait() meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of the
+// call: for what comes, and for what others still read.
 #include "comm/cuda/device_threads.h"
 
 #include <algorithm>
@@ -161,22 +161,17 @@ class DeviceExchange final : public Request::Pending {
     mine_->device = caller.device;
     mine_->stream = std::move(stream);
     WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller_));
-    post(number);
-    // The peers meet: what each has put on the board is there when it has come.
-    std::vector<Message> to, from;
-    tokens_.resize(peers.size() + 1);
-    for (const Index peer : peers) {
-      to.push_back({peer, {token(tokens_.front())}});
-      from.push_back({peer, {token(tokens_[from.size() + 1])}});
+    try {
+      post(number);
+      meet(peers, host_call);
+    } catch (...) {  // no destructor runs
+      withdraw();
+      throw;
     }
-    meeting_ = host_call(std::move(to), std::move(from));
   }
 
   ~DeviceExchange() override {
-    if (waited_) return;
-    const std::lock_guard lock(board_->mutex);
-    mine_->withdrawn = true;
-    for (const auto& done : mine_->done) cudaEventSynchronize(done->get());  // nobody touches the memory afterwards
+    if (!waited_) withdraw();
   }
 
   void wait() override {
@@ -196,6 +191,24 @@ class DeviceExchange final : public Request::Pending {
   }
 
  private:
+  // What each has put on the board is there when it has come.
+  void meet(const std::set<Index>& peers, const HostCall& host_call) {
+    std::vector<Message> to, from;
+    tokens_.resize(peers.size() + 1);
+    for (const Index peer : peers) {
+      to.push_back({peer, {token(tokens_.front())}});
+      from.push_back({peer, {token(tokens_[from.size() + 1])}});
+    }
+    meeting_ = host_call(std::move(to), std::move(from));
+  }
+
+  // Nobody touches the memory afterwards.
+  void withdraw() noexcept {
+    const std::lock_guard lock(board_->mutex);
+    mine_->withdrawn = true;
+    for (const auto& done : mine_->done) cudaEventSynchronize(done->get());
+  }
+
   static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
 
   void post(Index number) {

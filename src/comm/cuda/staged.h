@@ -1,6 +1,6 @@
 // Memory of a GPU over a communicator that knows no streams (MPI, a process group): a call packs what it sends, the CPU
-// waits until that is there, and the other communicator moves it; wait() unpacks what came. So the CPU does not run ahead
-// of the GPU here, but messages still move under what is computed meanwhile.
+// waits until that is there, and the other communicator moves it; wait() unpacks what came. So the CPU does not run
+// ahead of the GPU here, but messages still move under what is computed meanwhile.
 #pragma once
 
 #include <memory>

@@ -35,7 +35,7 @@ struct Link {
 
   ncclComm_t comm = nullptr;
   cuda::Stream stream{true};  // the next step waits for what it brings
-  cuda::Event ready;  // where the caller's stream has come to
+  cuda::Event ready;          // where the caller's stream has come to
 };
 
 // A message in one piece.
