@@ -3,7 +3,7 @@
 # and ends with a table and a verdict.
 # Usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]
 #   test      the GPU tests, a process a suite                        sanitize  compute-sanitizer's four tools on some of them
-#   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by kernel and executor
+#   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
 #   all of these if none is named
 # WEFT_BUILT=1: BUILD_DIR holds the programs already. WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
@@ -48,7 +48,7 @@ fi
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids=
-  for suite in GpuForward GpuBackward GpuBits DevicePlan DeviceWork DeviceRows DeviceSteps DeviceCommunicator \
+  for suite in GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps DeviceCommunicator \
     DeviceExecutor DeviceKvBuffer Nccl; do
     step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
     pids="$pids $!"
@@ -65,11 +65,14 @@ if has matrix && need "$weft" matrix; then
 fi
 if has soak; then
   problems=${WEFT_PROBLEMS:-10000} seed=${WEFT_SEED:-$(date +%s)}
-  pids=
   if need "$weft" soak.executor; then
-    step soak.executor 600 "$weft" verify --kernel cuda.portable --schedule all --random "$problems" --seed "$seed" &
-    pids="$pids $!"
+    for schedule in all_gather ring all_to_all hybrid exact; do
+      step "soak.$schedule" 300 "$weft" verify --kernel cuda.portable --schedule $schedule --random $((problems / 5)) \
+        --seed "$seed"
+      seed=$((seed + problems))
+    done
   fi
+  pids=
   shares=4  # processes a dtype; most of the time goes into the answers, on the CPU
   for dtype in f32 bf16 f16; do
     for share in $(seq $shares); do
@@ -82,7 +85,7 @@ if has soak; then
   wait $pids
 fi
 if has sanitize; then
-  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*'
+  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
     some=$kernels:$ranks:$executor
@@ -90,7 +93,7 @@ if has sanitize; then
     [ $tool = racecheck ] && some=$kernels:$ranks
     # Initcheck does not know what another stream has written into memory of a pool.
     step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-6}" \
-      WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" \
+      WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" WEFT_DEVICE_PROBLEMS=2 \
       compute-sanitizer --tool $tool --error-exitcode 1 "$test" --gtest_filter="$some"
   done
 fi
@@ -98,6 +101,9 @@ if has bench && need "$bench" bench; then
   printf '%-16s %9s %8s %9s %8s %9s %8s\n' case 'fwd ms' TFLOP/s 'bwd ms' TFLOP/s 'same bits' TFLOP/s >"$out/bench.txt"
   for case in $("$bench" --list); do
     if step "bench.$case" 120 "$bench" "$case"; then cat "$out/bench.$case.log" >>"$out/bench.txt"; fi
+  done
+  for case in packed rank-of-8 short-rank-of-8; do
+    if step "graph.$case" 120 "$bench" --graph "$case"; then sed 's/^/graph: /' "$out/graph.$case.log" >>"$out/bench.txt"; fi
   done
   cat "$out/bench.txt"
 fi

@@ -106,6 +106,13 @@ cudaMemPool_t memory_pool() {
 
 std::atomic<bool> plain_memory = false;
 
+// A graph has no other memory.
+bool in_order(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (plain_memory) cudaStreamIsCapturing(stream, &capture);
+  return !plain_memory || capture != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 Stream::Stream(bool first) : device_(current_device()), first_(first) {
@@ -137,13 +144,13 @@ PinnedMemory::~PinnedMemory() { pinned().put(room_, data_); }
 
 void* take_memory(std::size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
-  if (plain_memory)
-    WEFT_CUDA(cudaMalloc(&data, bytes));
-  else
+  if (in_order(stream))
     WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
+  else
+    WEFT_CUDA(cudaMalloc(&data, bytes));
   return data;
 }
-void give_memory(void* data, cudaStream_t stream) { plain_memory ? cudaFree(data) : cudaFreeAsync(data, stream); }
+void give_memory(void* data, cudaStream_t stream) { in_order(stream) ? cudaFreeAsync(data, stream) : cudaFree(data); }
 void use_plain_memory() { plain_memory = true; }
 
 }  // namespace weft::cuda
