@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <memory_resource>
+#include <span>
 
 #include "weft/attention.h"
 #include "weft/communicator.h"
@@ -32,11 +33,17 @@ void sink_gradient(const Place& place, const BackwardArgs& args, double* gradien
 // numbers [ranks, heads] to one a head, in the order of ranks, rounded into `to` [heads].
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to);
 
-// For checks and tools; these wait until all is done.
+// For checks and tools. `from` is not pinned memory, and is read before the call returns.
 void to_device(const Place& place, void* to, const void* from, Index bytes);
-void to_host(const Place& place, void* to, const void* from, Index bytes);
+// Waits for the stream, once.
+struct HostCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  Index bytes = 0;
+};
+void to_host(const Place& place, std::span<const HostCopy> copies);
 void synchronize(const Place& place);
-void* thread_stream();  // a stream that each thread has for itself
+void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.
 int count();
 

@@ -20,7 +20,7 @@ void fill(const Place&, double*, Index, double) { refuse(); }
 void sink_gradient(const Place&, const BackwardArgs&, double*) { refuse(); }
 void reduce(const Place&, const double*, Index, Reduce, const TensorView&) { refuse(); }
 void to_device(const Place&, void*, const void*, Index) { refuse(); }
-void to_host(const Place&, void*, const void*, Index) { refuse(); }
+void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
 void synchronize(const Place&) { refuse(); }
 void* thread_stream() { refuse(); }
 int count() { return 0; }
