@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "comm/cuda/segments.h"
 #include "cuda/launch.h"
 #include "cuda/on_device.h"
 #include "device/device.h"
@@ -179,6 +180,29 @@ void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, 
   cuda::launch(reduce_ranks, shape_of(to.heads), stream_of(place), numbers, ranks, how == Reduce::sum, to);
 }
 
+void copy(const Place& place, std::span<const Block> from, std::span<const Block> to) {
+  const cuda::OnDevice on(place.device);
+  cuda::copy(cuda::segments(from, to), stream_of(place));
+}
+
+void follow(const Place& place, void* stream) {
+  const cuda::OnDevice on(place.device);
+  cudaEvent_t here = nullptr;
+  WEFT_CUDA(cudaEventCreateWithFlags(&here, cudaEventDisableTiming));
+  const cudaError_t recorded = cudaEventRecord(here, static_cast<cudaStream_t>(stream));
+  const cudaError_t waits = recorded == cudaSuccess ? cudaStreamWaitEvent(stream_of(place), here) : recorded;
+  cudaEventDestroy(here);  // when it has come
+  WEFT_CUDA(waits);
+}
+
+void* take(const Place& place, Index bytes) {
+  const cuda::OnDevice on(place.device);
+  void* data = nullptr;
+  WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
+  return data;
+}
+void give_back(void* data) noexcept { cudaFree(data); }
+
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
   WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
@@ -187,7 +211,10 @@ void to_host(const Place& place, void* to, const void* from, Index bytes) {
   WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_of(place)));
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
 }
-void synchronize(const Place& place) { WEFT_CUDA(cudaStreamSynchronize(stream_of(place))); }
+void synchronize(const Place& place) {
+  const cuda::OnDevice on(place.device);
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+}
 
 void* thread_stream() { return cudaStreamPerThread; }
 
