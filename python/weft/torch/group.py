@@ -94,6 +94,7 @@ class _Transport:
     def __init__(self, group, time_limit):
         self.group, self.time_limit = group, time_limit
         self.rank, self.ranks = group.rank(), group.size()
+        self.on_cpus = _backend(group, "cpu") is not None
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
         self.exchanges = 0
         self.broken = None
@@ -104,7 +105,7 @@ class _Transport:
             raise error(self.broken, "make a new process group")
         self.exchanges += 1
         works = []
-        if (sends or receives) and _backend(self.group, "cpu") is None:
+        if (sends or receives) and not self.on_cpus:
             raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
                         "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
         try:
