@@ -11,7 +11,7 @@ class LastStream {
  public:
   explicit LastStream(const Place& place) : last_(place) {}
   void now(const Place& place) {
-    if (place.kind == DeviceKind::cpu || place.device != last_.device) return;  // or another device: refused by the object
+    if (place.kind == DeviceKind::cpu || place.kind != last_.kind || place.device != last_.device) return;  // or refused
     if (place.stream != last_.stream) device::follow(place, last_.stream);
     last_ = place;
   }
