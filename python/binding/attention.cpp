@@ -43,19 +43,15 @@ struct Settings {
 ForwardArgs forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
                          const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
                          std::uintptr_t stream) {
-  ForwardArgs args{.q = view(q, "q", format),
-                   .k = view(k, "k", format),
-                   .v = view(v, "v", format),
-                   .attention = settings.attention(),
-                   .out = output(out, "out", format),
-                   .place = place_of({{"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"sink", settings.sink},
-                                      {"out", out},
-                                      {"lse", lse},
-                                      {"max_logit", max_logit}},
-                                     stream)};
+  ForwardArgs args{
+      .q = view(q, "q", format),
+      .k = view(k, "k", format),
+      .v = view(v, "v", format),
+      .attention = settings.attention(),
+      .out = output(out, "out", format),
+      .place = place_of(
+          {{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"max_logit", max_logit}},
+          stream)};
   if (lse) args.lse = token_heads_output(*lse, "lse", format);
   if (max_logit) args.max_logit = per_head_output(*max_logit, "max_logit");
   return args;

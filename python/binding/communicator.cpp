@@ -139,7 +139,7 @@ class PythonPending final : public Request::Pending {
   std::deque<Packed> sends_, receives_;
   std::vector<std::pair<Packed*, Message>> from_self_;
   std::vector<std::pair<bool, std::size_t>> order_;  // of receives, as given: sums are made in it
-  std::unique_ptr<Handle> handle_;  // goes first: it may use the others' memory
+  std::unique_ptr<Handle> handle_;                   // goes first: it may use the others' memory
 };
 
 #ifdef WEFT_WITH_CUDA
@@ -220,9 +220,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
       const nb::gil_scoped_acquire gil;
       transport_.attr("meet_on_gpu")(place.device);
     }
-    return cuda::make_packed(*this, place, [this](const Place& at, auto sends, auto receives) {
-      return carry(at, sends, receives);
-    });
+    return cuda::make_packed(*this, place,
+                             [this](const Place& at, auto sends, auto receives) { return carry(at, sends, receives); });
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
@@ -232,8 +231,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     nb::list to, from;
     for (const cuda::Parcel& p : sends) to.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
     for (const cuda::Parcel& p : receives) from.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
-    return std::make_unique<Handle>(transport_.attr("exchange_on_gpu")(
-        to, from, place.device, reinterpret_cast<std::uintptr_t>(place.stream)));
+    return std::make_unique<Handle>(
+        transport_.attr("exchange_on_gpu")(to, from, place.device, reinterpret_cast<std::uintptr_t>(place.stream)));
   }
 };
 #endif
@@ -242,7 +241,8 @@ std::unique_ptr<Communicator> PythonCommunicator::make(Index rank, std::vector<I
                                                        nb::object transport, bool reaches_gpus) {
 #ifdef WEFT_WITH_CUDA
   if (reaches_gpus)
-    return std::make_unique<PythonGpuCommunicator>(rank, std::move(members), std::move(name), std::move(transport), true);
+    return std::make_unique<PythonGpuCommunicator>(rank, std::move(members), std::move(name), std::move(transport),
+                                                   true);
 #endif
   return std::make_unique<PythonCommunicator>(rank, std::move(members), std::move(name), std::move(transport),
                                               reaches_gpus);
@@ -348,8 +348,7 @@ std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::str
     throw Error(text("there is no rank ", rank, " of ", ranks), "give 0 <= rank < ranks");
   std::vector<Index> members;
   for (Index r = 0; r < ranks; ++r) members.push_back(r);
-  return held(
-      PythonCommunicator::make(rank, std::move(members), std::move(name), std::move(transport), reaches_gpus));
+  return held(PythonCommunicator::make(rank, std::move(members), std::move(name), std::move(transport), reaches_gpus));
 }
 
 void bind_communicator(nb::module_& m) {
@@ -371,8 +370,7 @@ void bind_communicator(nb::module_& m) {
             const nb::gil_scoped_release others_run;
             return held(c.get().split(color, key));
           },
-          "color"_a, "key"_a,
-          "Ranks of one color, ordered by (key, rank), become a communicator of their own.")
+          "color"_a, "key"_a, "Ranks of one color, ordered by (key, rank), become a communicator of their own.")
       .def(
           "all_gather",
           [](Comm& c, const Array& mine, const std::vector<Array>& all, std::uintptr_t stream) {

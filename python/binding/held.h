@@ -11,8 +11,9 @@ class LastStream {
  public:
   explicit LastStream(const Place& place) : last_(place) {}
   void now(const Place& place) {
-    if (place.kind == DeviceKind::cpu || place.kind != last_.kind || place.device != last_.device) return;  // or refused
-    if (place.stream != last_.stream) device::follow(place, last_.stream);
+    const bool same_gpu = place.kind != DeviceKind::cpu && place.kind == last_.kind && place.device == last_.device;
+    if (!same_gpu || place.stream == last_.stream) return;
+    device::follow(place, last_.stream);
     last_ = place;
   }
 

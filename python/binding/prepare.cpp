@@ -62,10 +62,8 @@ struct HeldKvBuffer {
 ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
                          const Attention& attention, const Array& out, const std::optional<Array>& lse,
                          const Place& place) {
-  ForwardArgs args{.q = view(q, "q", Format::thd),
-                   .attention = attention,
-                   .out = output(out, "out", Format::thd),
-                   .place = place};
+  ForwardArgs args{
+      .q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd), .place = place};
   if (k) args.k = view(*k, "k", Format::thd);
   if (v) args.v = view(*v, "v", Format::thd);
   if (lse) args.lse = token_heads_output(*lse, "lse", Format::thd);
@@ -225,7 +223,8 @@ void bind_prepare(nb::module_& m) {
              std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
              const std::optional<Array>& lse, std::uintptr_t stream) {
             b.comm.get();
-            const Place place = place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
+            const Place place =
+                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
             b.last.now(place);
             b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
           },

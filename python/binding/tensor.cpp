@@ -336,9 +336,8 @@ void bind_tensor(nb::module_& m) {
 #endif
   m.def("gpus", &device::count, "GPUs that this build can use.");
   m.def(
-      "synchronize",
-      [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); }, nb::arg("device"),
-      nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
+      "synchronize", [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); },
+      nb::arg("device"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
 }
 
 }  // namespace weft::python

@@ -16,8 +16,8 @@ struct Parcel {
   Index bytes = 0;
 };
 
-// Starts to move them: what is sent is what is there when the place's stream comes to it, and wait() lets that stream wait
-// for what is received. Without wait(): the same, for the stream owns the memory.
+// Starts to move them: what is sent is what is there when the place's stream comes to it, and wait() lets that stream
+// wait for what is received. Without wait() the end does the same: the memory is given back in the stream.
 using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place, std::span<const Parcel> sends,
                                                               std::span<const Parcel> receives)>;
 
