@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -347,8 +348,9 @@ def test_cache():
 
 # Four ranks that share the GPU.
 
-def on_ranks(inputs, dout, packing=PACKING, own_streams=False, ranks=4, sink=None, **options):
+def on_ranks(inputs, dout, packing=PACKING, own_streams=False, ranks=4, sink=None, group_of=lambda comm: comm, **options):
     def rank(comm):
+        comm = group_of(comm)
         stream = torch.cuda.stream(torch.cuda.Stream()) if own_streams else contextlib.nullcontext()
         torch.cuda.synchronize()
         with stream:
@@ -377,6 +379,53 @@ def test_four_ranks(dtype, schedule, own_streams):
     assert_near(got, one, dtype)
     if schedule == "all_gather":
         assert_same(got[:1], one[:1])  # in sequence order a row's bits do not depend on the ranks
+
+
+class Mail:
+    """A transport as that of a process group with NCCL: a message is one tensor on the GPU, in the order of a stream."""
+
+    def __init__(self, rank, boxes, arrived):
+        self.rank, self.boxes, self.arrived, self.calls = rank, boxes, arrived, 0
+
+    def meet_on_gpu(self, device):
+        pass
+
+    def exchange_on_gpu(self, sends, receives, device, stream):
+        self.calls += 1
+        assert stream == torch.cuda.current_stream().cuda_stream
+        with self.arrived:
+            for i, (peer, x) in enumerate(sends):
+                self.boxes[self.calls, self.rank, peer, [p for p, _ in sends[:i]].count(peer)] = torch.from_dlpack(x).clone()
+            self.arrived.notify_all()
+        mail, call = self, self.calls
+
+        class Handle:
+            def wait(self):
+                for i, (peer, x) in enumerate(receives):
+                    at = call, peer, mail.rank, [p for p, _ in receives[:i]].count(peer)
+                    with mail.arrived:
+                        assert mail.arrived.wait_for(lambda: at in mail.boxes, 30), at
+                        torch.from_dlpack(x).copy_(mail.boxes.pop(at))
+
+            def abandon(self):
+                pass
+
+        return Handle()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_messages_in_one_piece(schedule):
+    """What NCCL would move between GPUs, packed and unpacked, moved between threads."""
+    *inputs, dout = tensors(torch.bfloat16, heads=(8, 4))
+    sink, boxes, arrived = torch.linspace(-1, 1, 8, device="cuda"), {}, threading.Condition()
+
+    def group_of(comm):
+        return weft._core.python_communicator(comm.rank, comm.ranks, "mail", Mail(comm.rank, boxes, arrived), True)
+
+    got = on_ranks(inputs, dout, sink=sink, group_of=group_of, causal=True, schedule=schedule)
+    assert not boxes
+    assert_right(got, reference(inputs, dout, dict(causal=True), sink=sink), "bf16")
+    weft.torch.clear_cache()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -476,6 +525,30 @@ def test_processes(tmp_path):
     import processes
 
     processes.start("cuda_worker.py", tmp_path, seconds=120)
+
+
+def test_transformers():
+    pytest.importorskip("transformers")
+    try:
+        import weft.transformers
+        from transformers import AutoModelForCausalLM, LlamaConfig
+    except ImportError as e:
+        pytest.skip(f"another version of transformers: {e}")
+    packing, ids = weft.Packing([0, 20, 21, 64]), torch.randint(3, 61, (64,), generator=torch.Generator().manual_seed(2))
+    config = LlamaConfig(vocab_size=61, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, attention_dropout=0.0, initializer_range=0.2, pad_token_id=None)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="weft")
+    results = []
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        batch = weft.transformers.inputs(ids.to(device), packing)
+        with weft.transformers.packed(packing):
+            loss = model(**batch, use_cache=False).loss
+        loss.backward()
+        results.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for got, want in zip(results[1], results[0]):
+        assert (got - want).norm() <= 1e-4 * want.norm()
 
 
 # What is refused, and arrays of others.

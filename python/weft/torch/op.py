@@ -101,7 +101,7 @@ class _Run:
                               said["off_by_one"], said["head_map"])
 
 
-_KEPT = 16
+_KEPT, _KEPT_ON_GPUS = 16, 4  # of many ranks: workspaces on a GPU take memory of the model
 _runs = {}  # by name of the group, each in order of use. Not all in one: ranks of a group must forget the same ones.
 _lock = threading.Lock()
 ranks.ends.append(lambda comm: _runs.pop(own_name(comm), None))
@@ -127,7 +127,7 @@ def _run_of(packing, how, heads_q, heads_k, device, stream):
     with _lock:
         runs[key] = run
         runs.move_to_end(key)
-        while len(runs) > _KEPT:
+        while len(runs) > (_KEPT if device is None or run.comm is None else _KEPT_ON_GPUS):
             runs.popitem(last=False)
     return key, run
 
