@@ -546,7 +546,7 @@ def test_transformers():
         with weft.transformers.packed(packing):
             loss = model(**batch, use_cache=False).loss
         loss.backward()
-        results.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+        results.append([x.detach().cpu().clone() for x in (loss, *(p.grad for p in model.parameters()))])
     for got, want in zip(results[1], results[0]):
         assert (got - want).norm() <= 1e-4 * want.norm()
 

@@ -157,7 +157,11 @@ def _max_logit_asked(how):
     return '"max_logit": true' in how
 
 
-@torch.library.custom_op("weft::attention", mutates_args=())
+# A plan goes to the GPU in the call: torch.compile must not put it into a CUDA graph.
+_TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+
+@torch.library.custom_op("weft::attention", mutates_args=(), **_TAGS)
 def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor,
               how: str) -> Tuple[Tensor, Tensor, Tensor]:
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
@@ -178,7 +182,7 @@ def _(q, k, v, sink, packing, how):
             q.new_empty((q.shape[-2] if _max_logit_asked(how) else 0,), dtype=_statistics(q.dtype)))
 
 
-@torch.library.custom_op("weft::attention_backward", mutates_args=())
+@torch.library.custom_op("weft::attention_backward", mutates_args=(), **_TAGS)
 def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
                        packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
