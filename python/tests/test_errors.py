@@ -160,6 +160,16 @@ def test_torch_elsewhere(refused):
         attend(cu_seqlens_q=torch.tensor([0, 8], device="meta"))
 
 
+def test_buffers_elsewhere(refused):
+    for device in ("tpu", "cuda:x", "cuda:1:2"):
+        with refused(f"there is no device '{device}'", "cuda:1"):
+            weft.prepare.KvBuffer(None, rows=1, heads=1, dim=1, device=device)
+    if not weft._core.has_cuda:
+        for device in ("cuda:1", 1):
+            with refused("GPU 1", "WEFT_CUDA=ON"):
+                weft.prepare.KvBuffer(None, rows=1, heads=1, dim=1, device=device)
+
+
 def test_what_error_is():
     assert issubclass(weft.Error, ValueError) and weft.Error.__doc__
     assert weft.Error.__module__ == "weft"

@@ -277,9 +277,9 @@ def all_gather(x: Tensor, group: Any = None) -> List[Tensor]:
     if not name:
         return [mine]
     comm = communicator(name)
-    all = [torch.empty_like(mine) for _ in range(comm.ranks)]
+    parts = [torch.empty_like(mine) for _ in range(comm.ranks)]
     if mine.numel() > 0:
         with all_or_nobody(name):
-            comm.all_gather(_arrays.array(mine.view(-1)), [_arrays.array(part.view(-1), True) for part in all],
+            comm.all_gather(_arrays.array(mine.view(-1)), [_arrays.array(part.view(-1), True) for part in parts],
                             _arrays.stream_of(mine))
-    return all
+    return parts
