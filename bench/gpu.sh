@@ -40,12 +40,13 @@ bench=$build/bench/cuda/attention
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids=
-  for suite in GpuForward GpuBackward GpuBits DevicePlan; do
+  suites="GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps"
+  for suite in $suites; do
     (timeout 400 "$test" --gtest_filter="*$suite*" >"$out/test.$suite.log" 2>&1; echo $? >"$out/test.$suite.rc") &
     pids="$pids $!"
   done
   wait $pids
-  for suite in GpuForward GpuBackward GpuBits DevicePlan; do
+  for suite in $suites; do
     if [ "$(cat "$out/test.$suite.rc")" != 0 ]; then
       failed="$failed test.$suite"
       grep -E "Failure|FAILED|allowed|got |Which|what\(\)" "$out/test.$suite.log" | head -n "${WEFT_LINES:-25}"
@@ -57,9 +58,9 @@ if has soak; then
   step soak 400 env WEFT_CUDA_PROBLEMS="${WEFT_CUDA_PROBLEMS:-2000}" "$test" --gtest_filter='*RandomProblems*'
 fi
 if has sanitize; then
-  some='*RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*'
+  some='*RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   for tool in memcheck racecheck synccheck initcheck; do
-    step "sanitize.$tool" 240 env WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-12}" \
+    step "sanitize.$tool" 240 env WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-12}" WEFT_DEVICE_PROBLEMS=2 \
       compute-sanitizer --tool $tool --error-exitcode 1 "$test" --gtest_filter="$some"
   done
 fi
@@ -67,6 +68,9 @@ if has bench; then
   printf '%-16s %9s %8s %9s %8s %9s %8s\n' case 'fwd ms' TFLOP/s 'bwd ms' TFLOP/s 'same bits' TFLOP/s >"$out/bench.txt"
   for case in $("$bench" --list); do
     if step "bench.$case" 120 "$bench" "$case"; then cat "$out/bench.$case.log" >>"$out/bench.txt"; fi
+  done
+  for case in packed rank-of-8 short-rank-of-8; do
+    if step "graph.$case" 120 "$bench" --graph "$case"; then sed 's/^/graph: /' "$out/graph.$case.log" >>"$out/bench.txt"; fi
   done
   cat "$out/bench.txt"
 fi

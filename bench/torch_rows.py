@@ -10,30 +10,44 @@ def rank_order(sequences, length, ranks):
     return torch.cat([t[:, [r, 2 * ranks - 1 - r]].reshape(-1) for r in range(ranks)]).cuda()
 
 
-def microseconds(work, calls=20, rounds=15):
+def replay(work, calls=20):
+    """A function that replays `calls` calls and returns microseconds of one."""
     work(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(calls):
             work(i)
-    times = []
-    for _ in range(rounds + 3):
+
+    def once():
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end) / calls)
-    return sorted(times[3:])[rounds // 2]
+        return 1000 * begin.elapsed_time(end) / calls
+
+    return once
 
 
-print("\n| torch index_select | us | GB/s |\n|---|---:|---:|")
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+print("\n| torch index_select | us | GB/s | copy, us | of copy |\n|---|---:|---:|---:|---:|")
 for sequences, length in ((16, 4096), (4096, 16)):
     source = [torch.randn(sequences * length, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     target = [torch.empty_like(s) for s in source]
     moved = 2 * source[0].numel() * 2
+    copy = replay(lambda i: target[i % 3].copy_(source[i % 3]))
     for ranks in (2, 4, 8):
-        index = rank_order(sequences, length, ranks)
-        us = microseconds(lambda i: torch.index_select(source[i % 3], 0, index, out=target[i % 3]))
-        print(f"| {sequences} x {length}, {ranks} ranks | {us:.1f} | {moved / us / 1e3:.0f} |")
+        forth = rank_order(sequences, length, ranks)
+        for name, index in (("to rank order", forth), ("to sequence order", torch.argsort(forth))):
+            select = replay(lambda i: torch.index_select(source[i % 3], 0, index, out=target[i % 3]))
+            times = [(copy(), select()) for _ in range(18)][3:]
+            us, beside = median([b for _, b in times]), median([a for a, _ in times])
+            share = 100 * median([a / b for a, b in times])
+            print(
+                f"| {sequences} x {length}, {ranks} ranks, {name} "
+                f"| {us:.1f} | {moved / us / 1e3:.0f} | {beside:.1f} | {share:.1f} % |"
+            )

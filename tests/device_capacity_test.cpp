@@ -12,12 +12,15 @@ namespace {
 
 DeviceStream sized(const Stream& s) { return {.sequences = s.sequences(), .tokens = s.tokens()}; }
 
-// The most slices that lie over one query row.
-Index most_per_row(const std::vector<Slice>& slices, Index rows) {
+// The most slices in which one query row sees a key, or in which one key row is seen.
+Index most_per_row(const std::vector<Slice>& slices, Index rows, bool keys) {
   std::vector<Index> over(static_cast<std::size_t>(rows));
   Index most = 0;
-  for (const Slice& s : slices)
-    for (Index q = s.q_begin; q < s.q_end; ++q) most = max_of(most, ++over[static_cast<std::size_t>(q)]);
+  for (const Slice& slice : slices) {
+    const Slice s = trimmed(slice, true);
+    const Range seen = s.q_begin >= s.q_end ? Range{} : keys ? Range{s.k_begin, s.k_end} : Range{s.q_begin, s.q_end};
+    for (Index row = seen.begin; row < seen.end; ++row) most = max_of(most, ++over[static_cast<std::size_t>(row)]);
+  }
   return most;
 }
 
@@ -37,12 +40,14 @@ void expect_room(const Problem& p, const Layouts& l, LayoutKind kind, Index rank
       const std::vector<Slice> slices = make_plan(p, own, keys.host).slices;
       const DevicePlanArgs args{q, k, p.mask(), device.runs(rank), keys.device};
       ASSERT_LE(static_cast<Index>(slices.size()), device_plan_capacity(args)) << what;
-      ASSERT_LE(most_per_row(slices, own.rows()), device_slices_per_row(args)) << what;
+      ASSERT_LE(most_per_row(slices, own.rows(), false), device_slices_per_row(args)) << what;
+      ASSERT_LE(most_per_row(slices, keys.host.rows(), true), device_slices_per_key(args)) << what;
     }
   }
-  const std::size_t all = make_plan(p, l.q.rank_order(), l.k.rank_order()).slices.size();
-  ASSERT_LE(static_cast<Index>(all), device_plan_capacity({q, k, p.mask(), device.rank_order(), device.rank_order()}))
-      << what;
+  const std::vector<Slice> all = make_plan(p, l.q.rank_order(), l.k.rank_order()).slices;
+  const DevicePlanArgs args{q, k, p.mask(), device.rank_order(), device.rank_order()};
+  ASSERT_LE(static_cast<Index>(all.size()), device_plan_capacity(args)) << what;
+  ASSERT_LE(most_per_row(all, l.k.rank_order().rows(), true), device_slices_per_key(args)) << what;
 }
 
 TEST(DeviceCapacity, HoldsRandomProblems) {

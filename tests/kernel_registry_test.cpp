@@ -153,6 +153,37 @@ TEST(KernelRegistry, WithoutANameTheBestThatCan) {
   }
 }
 
+// Slices in device memory: kernels of the CPU have their reason, and the entry says what is wrong before any is asked.
+TEST(KernelRegistry, DevicePlansAreForGpus) {
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.name.starts_with("cuda") || kernel.refusal(plain(DType::f32))) continue;
+    KernelRequest request = plain(DType::f32);
+    request.device_plan = true;
+    const auto reason = kernel.refusal(request);
+    ASSERT_TRUE(reason.has_value()) << kernel.name;
+    EXPECT_NE(reason->find("device_plan"), std::string::npos) << *reason;
+  }
+  const Call call(DType::f32, 4, 4);
+  const Outputs outputs(call.problem.p);
+  alignas(16) std::byte nothing[64] = {};  // refused before anybody looks at it
+  ForwardArgs forward = outputs.forward_args(call.problem);
+  BackwardArgs backward = outputs.backward_args(call.problem);
+  forward.device_plan = backward.device_plan = reinterpret_cast<DevicePlan*>(nothing);
+  for (const char* kernel : {"", "cpu", "reference"}) {
+    expect_refusal([&] { attend(forward, kernel); }, {"1 slices and a device_plan"});
+    expect_refusal([&] { attend_backward(backward, kernel); }, {"1 slices and a device_plan"});
+  }
+  forward.slices = backward.slices = {};
+  for (const char* kernel : {"", "cpu", "reference"}) {
+    expect_refusal([&] { attend(forward, kernel); }, {"device_plan", "place", "CPU"});
+    expect_refusal([&] { attend_backward(backward, kernel); }, {"device_plan", "place", "CPU"});
+  }
+  ReferenceState state(3, 2, 4);
+  expect_refusal([&] { reference_forward(forward); }, {"device_plan", "host"});
+  expect_refusal([&] { reference_partial(forward, state); }, {"device_plan", "host"});
+  expect_refusal([&] { reference_backward(backward); }, {"device_plan", "host"});
+}
+
 TEST(KernelRegistry, ArgumentsAreChecked) {
   const Call call(DType::f32, 4, 4);
   for (const Kernel& kernel : kernels()) {

@@ -7,6 +7,7 @@
 
 #include "check/random_case.h"
 #include "plan/cut.h"
+#include "plan/part.h"
 #include "plan/parts.h"
 #include "refusal.h"
 
@@ -60,6 +61,45 @@ TEST(Plan, CountAndEmitMakeThePlan) {
     ++compared;
   }
   EXPECT_GT(compared, 500);
+}
+
+// As threads of a device share a sequence: one query run each, and some of the key runs, in all chunks together.
+TEST(Plan, PartsOneAfterAnotherMakeThePlan) {
+  int cut = 0;
+  for (unsigned long long seed = 0; seed < 2000; ++seed) {
+    check::RandomChoices choices(seed);
+    const check::Case c = random_case(choices);
+    if (c.mask.slices) continue;
+    const Problem p = problem_of(c);
+    const Layouts l = layouts_of(c, p);
+    const RunList q = l.q.runs(choices.pick(0, c.ranks - 1)), k = l.k.rank_order();
+    const auto* q_runs = std::get_if<RegularRuns>(&q.source().runs);
+    const auto* k_runs = std::get_if<RegularRuns>(&k.source().runs);
+    if (!q_runs || !k_runs) continue;
+    const Index size = choices.pick(1, 4), parts = 3;
+    std::vector<Slice> slices;
+    for (Index i = 0; i < p.packing().sequences(); ++i) {
+      for (Index q_part = 0; q_part < 2; ++q_part) {  // a rank has no more runs of a sequence
+        for (Index k_part = 0; k_part < parts; ++k_part) {
+          using Part = PartOf<RegularRuns>;
+          const Range mine{k_part * size, k_part == parts - 1 ? kUnlimited : (k_part + 1) * size};
+          const SequencePlanner<Part, Part> planner{view(p.packing().q()),
+                                                    view(p.packing().k()),
+                                                    view(p.mask()),
+                                                    {*q_runs, {q_part, q_part + 1}},
+                                                    {*k_runs, mine},
+                                                    q.stride(),
+                                                    k.in_sequence_order()};
+          planner.for_each(i, [&](const Slice& s) {
+            slices.push_back(s);
+            if (k_part > 0) ++cut;
+          });
+        }
+      }
+    }
+    ASSERT_EQ(slices, make_plan(p, q, k).slices) << flags(c);
+  }
+  EXPECT_GT(cut, 1000);
 }
 
 TEST(Plan, NoMoreWorkThanSlices) {

@@ -71,7 +71,9 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
         {"window_right", [](Case& c) { c.mask = {.left = 4, .right = 3}; }},
         {"chunked", [](Case& c) { c.mask.chunk = 6; }},
         {"slices",
-         [](Case& c) { c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}}; }}}},
+         [](Case& c) {
+           c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}};
+         }}}},
       {"layout",
        {{"contiguous", layout(LayoutKind::contiguous)},
         {"dual_chunk", make_batch},
@@ -99,7 +101,10 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
            c.q.cu_seqlens_padded = {3, 19, 40, 51};
            c.q.tokens = 55;
          }},
-        {"cross-attention", [](Case& c) { c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}}; }}}},
+        {"cross-attention",
+         [](Case& c) {
+           c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}};
+         }}}},
       {"format",
        {{"thd", nothing},
         {"bshd",
@@ -135,6 +140,7 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
         {"sink learnable", [](Case& c) { c.sink = Case::SinkKind::learnable; }},
         {"max_logit", nothing},  // is always asked for
         {"scale", [](Case& c) { c.scale = 0.7; }},
+        {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
         {"bias", nothing},
         {"dropout", nothing}}},
       {"dtype",
@@ -182,9 +188,12 @@ struct Call {
                .attention = attention,
                .out = view(c.dtype, q_rows, c.heads_q, c.dim_v),
                .lse = view(DType::f32, q_rows, c.heads_q, 1)};
+    // Refused before anybody looks at it.
+    if (use.device_plan) forward.device_plan = reinterpret_cast<DevicePlan*>(bytes.data());
     backward = {.q = forward.q,
                 .k = forward.k,
                 .v = forward.v,
+                .device_plan = forward.device_plan,
                 .attention = attention,
                 .dout = forward.out,
                 .out = forward.out,
@@ -234,6 +243,7 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
   by_layout.dtype = DType::f32;
   by_layout.bias = false;
   by_layout.dropout = 0;
+  by_layout.device_plan = false;
   if (refusal(by_layout))
     return expect_words(words, "make_schedule", [&] { make_schedule(problem, layouts, 0, heads, options); });
   run_ranks(kRanks, [&](Communicator& communicator) {

@@ -2,16 +2,19 @@
 // pairs: 4·d forward and 10·d backward, per query head.
 //   attention                 all cases
 //   attention CASE...         some, by name
+//   attention --graph CASE... planned on the device too, each pass a graph that is replayed
 //   attention --list          the names
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
+#include "weft/device_plan.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"
 
@@ -117,9 +120,66 @@ float median_ms(const Run& run) {
   return times[times.size() / 2];
 }
 
-void run(const BenchCase& c) {
+// The plan of a case from cu_seqlens in device memory, and passes that are replayed with it. The stream is one that the
+// default stream waits for, as its events do.
+class OnDevice {
+ public:
+  explicit OnDevice(const BenchCase& c, LayoutKind kind) {
+    std::vector<std::int32_t> cu{0};
+    for (const Index length : c.lengths) cu.push_back(cu.back() + static_cast<std::int32_t>(length));
+    const std::size_t bytes = cu.size() * sizeof(cu[0]);
+    WEFT_CUDA(cudaMalloc(reinterpret_cast<void**>(&cu_), bytes));
+    WEFT_CUDA(cudaMemcpy(cu_, cu.data(), bytes, cudaMemcpyHostToDevice));
+    WEFT_CUDA(cudaStreamCreate(&stream_));
+    context_.emplace(Place{DeviceKind::cuda, 0, stream_});
+    args_ = {{cu_, nullptr, OffsetType::i32, static_cast<Index>(c.lengths.size()), cu.back()},
+             {},
+             c.mask,
+             DeviceLayout{kind, c.ranks}.runs(c.rank),
+             DeviceLayout::sequence_order()};
+    plan_.emplace(*context_, device_plan_capacity(args_));
+  }
+  ~OnDevice() {
+    plan_.reset();
+    context_.reset();
+    cudaStreamDestroy(stream_);
+    cudaFree(cu_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  template <class Args>
+  float ms(Args args, void (*pass)(const Args&, std::string_view)) {
+    args.slices = {};
+    args.device_plan = &*plan_;
+    args.place = context_->place();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    WEFT_CUDA(cudaStreamSynchronize(stream_));
+    WEFT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    plan_->plan(args_);
+    pass(args, "");
+    WEFT_CUDA(cudaStreamEndCapture(stream_, &graph));
+    WEFT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    const float result = median_ms([&] { WEFT_CUDA(cudaGraphLaunch(exec, stream_)); });
+    WEFT_CUDA(cudaGraphExecDestroy(exec));
+    WEFT_CUDA(cudaGraphDestroy(graph));
+    context_->check();
+    return result;
+  }
+
+ private:
+  std::int32_t* cu_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  std::optional<DeviceContext> context_;
+  DevicePlanArgs args_;
+  std::optional<DevicePlan> plan_;
+};
+
+void run(const BenchCase& c, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
-  const Layout layout = make_layouts(c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous, problem, c.ranks).q;
+  const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
+  const Layout layout = make_layouts(kind, problem, c.ranks).q;
   const Plan plan = make_plan(problem, layout.runs(c.rank), layout.sequence_order());
   Index pairs = 0;
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
@@ -148,10 +208,15 @@ void run(const BenchCase& c) {
                         .dk = dk.view(),
                         .dv = dv.view(),
                         .place = place};
-  const float forward_ms = median_ms([&] { attend(forward); });
-  const float backward_ms = median_ms([&] { attend_backward(backward); });
+  std::optional<OnDevice> on_device;
+  if (graph) on_device.emplace(c, kind);
+  const auto time_backward = [&] {
+    return graph ? on_device->ms(backward, &attend_backward) : median_ms([&] { attend_backward(backward); });
+  };
+  const float forward_ms = graph ? on_device->ms(forward, &attend) : median_ms([&] { attend(forward); });
+  const float backward_ms = time_backward();
   backward.deterministic = true;
-  const float same_ms = median_ms([&] { attend_backward(backward); });
+  const float same_ms = time_backward();
   const double flop = static_cast<double>(pairs * c.heads_q * c.dim);
   const auto rate = [&](double per_pair, float ms) { return per_pair * flop / (static_cast<double>(ms) * 1e9); };
   const auto d = [](float x) { return static_cast<double>(x); };
@@ -164,7 +229,9 @@ void run(const BenchCase& c) {
 
 int main(int count, char** arguments) {
   const std::vector<BenchCase> cases = all_cases();
-  const std::vector<std::string> asked(arguments + 1, arguments + count);
+  std::vector<std::string> asked(arguments + 1, arguments + count);
+  const bool graph = !asked.empty() && asked.front() == "--graph";
+  if (graph) asked.erase(asked.begin());
   if (asked == std::vector<std::string>{"--list"}) {
     for (const BenchCase& c : cases) std::printf("%s\n", c.name.c_str());
     return 0;
@@ -184,7 +251,7 @@ int main(int count, char** arguments) {
     std::uint64_t keep = ~std::uint64_t{0};
     WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, graph);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

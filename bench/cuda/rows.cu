@@ -3,7 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/cuda/work.h"
+#include "kernel/cuda/device_list.h"
+#include "plan/cuda/row_launch.h"
 #include "timing.h"
 #include "weft/device_rows.h"
 
@@ -50,10 +51,13 @@ struct Bench {
   Bench() { WEFT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
 };
 
-void line(const char* what, const std::string& detail, double us, double bytes, double copy) {
-  const double rate = bytes / us / 1e3;
-  std::printf("| %s | %s | %.1f | %.0f | %.1f |\n", what, detail.c_str(), us, rate, 100 * rate / copy);
-}
+// Each row to its own place: what the copying costs without the looking up.
+struct NoMap {
+  struct Known {};
+  __device__ Known known() const { return {}; }
+  __device__ RowPair at(Known, int row) const { return {row, row}; }
+  __device__ void check(const Reporter&) const {}
+};
 
 void rows(Bench& b, DeviceContext& context, Index sequences, Index length) {
   const Offsets offsets(equal_documents(sequences, length));
@@ -67,43 +71,38 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length) {
   std::printf("\n%lld sequences of %lld tokens, %lld heads, width %lld, bf16: %.0f MiB\n\n",
               static_cast<long long>(sequences), static_cast<long long>(length), static_cast<long long>(kHeads),
               static_cast<long long>(kDim), static_cast<double>(bytes) / 1048576);
-  std::printf("| rows | | us | GB/s | %% of copy |\n|---|---|---:|---:|---:|\n");
-  const auto copy_time = [&] {
-    return microseconds(b.stream, [&](int i) {
-      WEFT_CUDA(cudaMemcpyAsync(out(i).data, in(i).data, bytes, cudaMemcpyDeviceToDevice, b.stream));
-    });
+  std::printf("| rows | | us | GB/s | copy, us | of copy |\n|---|---|---:|---:|---:|---:|\n");
+  const auto copy = [&](int i) {
+    WEFT_CUDA(cudaMemcpyAsync(out(i).data, in(i).data, bytes, cudaMemcpyDeviceToDevice, b.stream));
   };
-  const double copy_us = copy_time(), copy = moved / copy_us / 1e3;
-  line("cudaMemcpyAsync", "", copy_us, moved, copy);
+  Replay plain(b.stream, copy);
+  // `part`: bytes moved over those of the copy.
+  const auto line = [&](const char* what, const std::string& detail, auto&& work, double part = 1) {
+    const Beside t = microseconds_beside(b.stream, plain, work);
+    std::printf("| %s | %s | %.1f | %.0f | %.1f | %.1f %% |\n", what, detail.c_str(), t.us, part * moved / t.us / 1e3,
+                t.other_us, 100 * part * t.share);
+  };
+  line("cudaMemcpyAsync", "", copy);
+  line("no map", "", [&](int i) { launch_copy<Replace>(context.parts(), NoMap{}, tokens, in(i), out(i)); });
   const DeviceStream s = offsets.stream();
   for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::striped}) {
     for (const Index ranks : {2, 4, 8}) {
       const DeviceLayout layout{kind, ranks};
       const std::string detail = std::string(name(kind)) + ", " + std::to_string(ranks) + " ranks";
-      line("sequence_to_rank_order", detail,
-           microseconds(b.stream, [&](int i) { sequence_to_rank_order(context, s, layout, in(i), out(i)); }), moved,
-           copy);
-      line("rank_to_sequence_order", detail,
-           microseconds(b.stream, [&](int i) { rank_to_sequence_order(context, s, layout, in(i), out(i)); }), moved,
-           copy);
+      line("sequence_to_rank_order", detail, [&](int i) { sequence_to_rank_order(context, s, layout, in(i), out(i)); });
+      line("rank_to_sequence_order", detail, [&](int i) { rank_to_sequence_order(context, s, layout, in(i), out(i)); });
     }
   }
-  line("copy_valid_rows", "", microseconds(b.stream, [&](int i) { copy_valid_rows(context, s, in(i), out(i)); }), moved,
-       copy);
+  line("copy_valid_rows", "", [&](int i) { copy_valid_rows(context, s, in(i), out(i)); });
   const DeviceRanges ranges{offsets.data, offsets.data, nullptr, sequences, tokens};
-  line("copy_row_ranges", "gather",
-       microseconds(b.stream, [&](int i) { copy_row_ranges(context, ranges, in(i), out(i)); }), moved, copy);
+  line("copy_row_ranges", "gather", [&](int i) { copy_row_ranges(context, ranges, in(i), out(i)); });
   const Index half = tokens / 2;
   const auto f32 = [&](int i) { return thd(static_cast<float*>(in(i).data), DType::f32, half, kHeads, kDim); };
   const auto bf = [&](int i) { return thd(static_cast<bf16*>(out(i).data), DType::bf16, half, kHeads, kDim); };
-  line("round_rows", "f32 to bf16", microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i)); }),
-       0.75 * moved, copy);
-  line("round_rows", "f32 added to bf16",
-       microseconds(b.stream, [&](int i) { round_rows(context, f32(i), bf(i), true); }), moved, copy);
   const auto f32_out = [&](int i) { return thd(static_cast<float*>(out(i).data), DType::f32, half, kHeads, kDim); };
-  line("round_rows", "f32 to f32, a plain copy",
-       microseconds(b.stream, [&](int i) { round_rows(context, f32(i), f32_out(i)); }), moved, copy);
-  line("cudaMemcpyAsync", "again", copy_time(), moved, copy);
+  line("round_rows", "f32 to bf16", [&](int i) { round_rows(context, f32(i), bf(i)); }, 0.75);
+  line("round_rows", "f32 added to bf16", [&](int i) { round_rows(context, f32(i), bf(i), true); });
+  line("round_rows", "f32 to f32, a plain copy", [&](int i) { round_rows(context, f32(i), f32_out(i)); });
 }
 
 void planning(Bench& b, DeviceContext& context) {
@@ -137,12 +136,10 @@ void planning(Bench& b, DeviceContext& context) {
       const Index capacity = device_plan_capacity(args);
       DevicePlan plan(context, capacity);
       const double us = microseconds(b.stream, [&](int) { plan.plan(args); });
-      const DeviceSlices slices = plan.slices();
-      const Index room = work_capacity(capacity, ceil_div(slices.q_rows, 128), device_slices_per_row(args));
-      WorkList work(context.parts(), WorkSide::queries, slices.q_rows, 128, room);
+      const cuda::Tiling rows[] = {{cuda::Side::query, plan.slices().q_rows, 128}};
       const double with_work = microseconds(b.stream, [&](int) {
         plan.plan(args);
-        work.build(slices);
+        cuda::build_lists(plan, rows, {1, 1, {}}, b.stream);
       });
       std::printf("| %lld | %s | %lld | %zu | %.1f | %.1f |\n", static_cast<long long>(count), c.name,
                   static_cast<long long>(capacity), plan.download().size(), us, with_work);

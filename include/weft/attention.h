@@ -18,6 +18,8 @@
 
 namespace weft {
 
+class DevicePlan;  // device_plan.h
+
 // A logit beside the keys' that has no value: it takes a share of every row.
 struct Sink {
   enum class Kind { none, off_by_one, learnable };
@@ -55,6 +57,9 @@ struct ForwardArgs {
   ConstTensorView k = {};  // [tk, hk, dqk]
   ConstTensorView v = {};  // [tk, hk, dv], all three of one dtype
   std::span<const Slice> slices = {};
+  // Instead of `slices`: slices in device memory, whose number the host does not know. Such a call may be captured in a
+  // CUDA graph, which then attends what the plan holds when it is replayed.
+  DevicePlan* device_plan = nullptr;
   Attention attention = {};
   TensorView out = {};        // [tq, hq, dv]; not with `partial`
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
@@ -69,6 +74,7 @@ struct BackwardArgs {
   ConstTensorView k = {};  // [tk, hk, dqk]
   ConstTensorView v = {};  // [tk, hk, dv]
   std::span<const Slice> slices = {};
+  DevicePlan* device_plan = nullptr;  // as in ForwardArgs
   Attention attention = {};
   ConstTensorView dout = {};  // [tq, hq, dv]
   ConstTensorView out = {};   // [tq, hq, dv] of the forward, and

@@ -65,8 +65,9 @@ struct DevicePlanArgs {
 // Slices that no offsets can exceed. Error for what is planned on the host alone (balanced, explicit, own slices), for
 // sides whose strides differ, and for sizes that 32 bits cannot hold.
 WEFT_API Index device_plan_capacity(const DevicePlanArgs& args);
-// Slices that no query row can exceed.
+// Slices that no query row, and no key row, can lie in more of.
 WEFT_API Index device_slices_per_row(const DevicePlanArgs& args);
+WEFT_API Index device_slices_per_key(const DevicePlanArgs& args);
 
 // --- Slices in device memory ---
 
@@ -132,7 +133,9 @@ class WEFT_API DeviceContext {
   std::unique_ptr<detail::ContextParts> parts_;
 };
 
-// A list of slices in device memory, filled again and again at the same addresses.
+// A list of slices in device memory, filled again and again at the same addresses; kernels take it as
+// ForwardArgs::device_plan. A graph that holds kernels of an uploaded plan has room for plans with as many slices over
+// a row as that one: more are a fault.
 class WEFT_API DevicePlan {
  public:
   // The context must outlive the plan. Make it outside of a capture.
@@ -147,8 +150,11 @@ class WEFT_API DevicePlan {
   // copy of today. Error if it has more slices than the capacity.
   void upload(const Plan& plan);
 
+  const Place& place() const;  // the context's
   DeviceSlices slices() const;
   std::vector<Slice> download() const;  // waits for the stream; for tests
+
+  detail::DevicePlanParts& parts() { return *parts_; }  // for Weft's own code
 
  private:
   std::unique_ptr<detail::DevicePlanParts> parts_;

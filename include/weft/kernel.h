@@ -22,6 +22,7 @@ struct KernelRequest {
   bool partial = false;
   bool add_keys = false;
   DeviceKind device = DeviceKind::cpu;
+  bool device_plan = false;  // slices in device memory
 };
 
 struct Kernel {

@@ -21,6 +21,7 @@ struct Use {
   DType dtype = DType::f32;
   bool bias = false;
   double dropout = 0;
+  bool device_plan = false;  // slices in device memory
 };
 
 struct Refusal {

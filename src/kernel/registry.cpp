@@ -18,9 +18,11 @@ namespace weft {
 namespace {
 
 constexpr Index kMaxCpuDim = 256;
+constexpr const char* kHostSlices = "it reads slices in memory of the CPU, and those of a device_plan lie on a GPU";
 
 std::optional<std::string> cpu_refusal(const KernelRequest& request) {
   if (request.device != DeviceKind::cpu) return "it reads memory of the CPU, and the tensors lie on a GPU";
+  if (request.device_plan) return kHostSlices;
   if (request.dtype == DType::f64) return "it computes in f32 and would lose half of f64's digits";
   const Index widest = max_of(request.dim_qk, request.dim_v);
   if (widest > kMaxCpuDim) return text("its tiles are made for head dims up to ", kMaxCpuDim, ", not ", widest);
@@ -103,6 +105,7 @@ std::vector<Kernel> all_kernels() {
                  .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
                    if (request.device != DeviceKind::cpu)
                      return "it reads memory of the CPU, and the tensors lie on a GPU";
+                   if (request.device_plan) return kHostSlices;
                    return {};
                  },
                  .forward = reference_kernel_forward,
@@ -170,14 +173,15 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select_kernel(kernel,
-                {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false, args.place.kind})
+  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
+                         args.place.kind, args.device_plan != nullptr})
       .forward(args);
 }
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
-  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind})
+  select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind,
+                         args.device_plan != nullptr})
       .backward(args);
 }
 

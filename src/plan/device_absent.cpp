@@ -33,6 +33,7 @@ DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
 DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
 void DevicePlan::plan(const DevicePlanArgs&) { absent(); }
 void DevicePlan::upload(const Plan&) { absent(); }
+const Place& DevicePlan::place() const { absent(); }
 DeviceSlices DevicePlan::slices() const { absent(); }
 std::vector<Slice> DevicePlan::download() const { absent(); }
 

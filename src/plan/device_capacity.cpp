@@ -58,6 +58,13 @@ Index band(const MaskView& m) {
   return m.left < 0 || right < 0 ? kUnlimited : m.left + right + 1;
 }
 
+// A row meets one chunk of the other side, through all its runs; a band of w diagonals meets no more than w residues,
+// or runs.
+Index met_runs(const RunsSpec& other, const MaskView& mask) {
+  const bool strided = !other.sequence_order && other.cut == RegularRuns::strided;
+  return min_of(other.runs(), strided ? band(mask) : kUnlimited);
+}
+
 struct Pieces {
   Index runs;   // (sequence, query run) that share a token
   Index parts;  // (sequence, query run, chunk) that share a token
@@ -117,9 +124,11 @@ Index rows_for(LayoutKind kind, Index tokens, Index ranks) {
 
 Index device_slices_per_row(const DevicePlanArgs& args) {
   const Question a = question(args);
-  const bool strided = !a.k.sequence_order && a.k.cut == RegularRuns::strided;
-  // A query looks at one chunk, through all key runs; a band of w diagonals meets no more than w residues, or runs.
-  return a.k.sequence_order ? 1 : min_of(a.k.runs(), strided ? band(a.mask) : kUnlimited);
+  return met_runs(a.k, a.mask);
+}
+Index device_slices_per_key(const DevicePlanArgs& args) {
+  const Question a = question(args);
+  return met_runs(a.q, a.mask);
 }
 
 Index device_plan_capacity(const DevicePlanArgs& args) {

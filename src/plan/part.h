@@ -11,26 +11,23 @@ struct FixedRuns {
   RegularRuns runs;
 
   template <class F>
-  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, F&& f) const {
+  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, Range& part, F&& f) const {
     RegularRuns fixed = runs;
     fixed.cut = kCut;
-    fixed.for_each(sequence, a, b, residues, f);
+    fixed.for_each(sequence, a, b, residues, part, f);
   }
 };
 
-// Runs [first, last) of those that a lookup names, in its order.
+// Some of the runs that a lookup names, counted on from one question to the next, so that the parts one after another
+// name all that one would have named.
 template <class Runs>
 struct PartOf {
   Runs runs;
-  Index first, last;
+  mutable Range part;
 
   template <class F>
   WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, F&& f) const {
-    Index n = 0;
-    runs.for_each(sequence, a, b, residues, [&](const Run& run) {
-      if (n >= first && n < last) f(run);
-      ++n;
-    });
+    runs.for_each(sequence, a, b, residues, part, f);
   }
 };
 

@@ -30,20 +30,26 @@ struct RegularRuns {
   // `sequence` is the one that holds [a, b); only folded_per_sequence looks at it.
   template <class F>
   WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, F&& f) const {
+    Range all{0, kUnlimited};
+    for_each(sequence, a, b, residues, all, f);
+  }
+  // Only those of `part`, which then begins behind all runs that were named.
+  template <class F>
+  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, Range& part, F&& f) const {
     switch (cut) {
       case pieces:
-        for_each_piece(max_of(a, begin), min_of(b, end), f);
+        for_each_piece(max_of(a, begin), min_of(b, end), part, f);
         break;
       case folded:
-        for_each_folded(Fold{begin, end, piece, 0}, a, b, f);
+        for_each_folded(Fold{begin, end, piece, 0}, a, b, part, f);
         break;
       case folded_per_sequence: {
         const Index from = offsets[sequence], to = offsets[sequence + 1];
-        for_each_folded(Fold{from, to, (to - from) / (2 * ranks), (from - begin) / ranks}, a, b, f);
+        for_each_folded(Fold{from, to, (to - from) / (2 * ranks), (from - begin) / ranks}, a, b, part, f);
         break;
       }
       case strided:
-        if (a < b) for_each_strided(residues, f);
+        if (a < b) for_each_strided(residues, part, f);
         break;
     }
   }
@@ -59,11 +65,18 @@ struct RegularRuns {
             min_of(members.count, floor_div(high - members.first, members.step) + 1)};
   }
 
+  // Which of `size` runs `part` asks for; it then begins behind them.
+  WEFT_HD static Range take(Range& part, Index size) {
+    const Range taken{min_of(part.begin, size), min_of(part.end, size)};
+    part = {part.begin - taken.begin, is_unlimited(part.end) ? part.end : part.end - taken.end};
+    return taken;
+  }
+
   template <class F>
-  WEFT_HD void for_each_piece(Index a, Index b, F&& f) const {
+  WEFT_HD void for_each_piece(Index a, Index b, Range& part, F&& f) const {
     if (a >= b) return;
-    const Range m = members_between((a - begin) / piece, (b - 1 - begin) / piece);
-    for (Index i = m.begin; i < m.end; ++i) {
+    const Range m = members_between((a - begin) / piece, (b - 1 - begin) / piece), n = take(part, m.size());
+    for (Index i = m.begin + n.begin; i < m.begin + n.end; ++i) {
       const Index token = begin + (members.first + i * members.step) * piece;
       f(Run{i * rows, token, min_of(piece, end - token), 1});
     }
@@ -71,46 +84,42 @@ struct RegularRuns {
 
   // 2·ranks pieces, rank r holds r and 2·ranks-1-r, one after the other. The last rank's two are neighbours: one run.
   template <class F>
-  WEFT_HD void for_each_folded(const Fold& fold, Index a, Index b, F&& f) const {
+  WEFT_HD void for_each_folded(const Fold& fold, Index a, Index b, Range& part, F&& f) const {
     a = max_of(a, fold.begin);
     b = min_of(b, fold.end);
     if (a >= b) return;
     const Index first = (a - fold.begin) / fold.piece, last = (b - 1 - fold.begin) / fold.piece;
-    if (first <= ranks) {
-      const Range m = members_between(min_of(first, ranks - 1), min_of(last, ranks - 1));
-      for (Index i = m.begin; i < m.end; ++i) {
-        const Index rank = members.first + i * members.step;
-        const Index token = fold.begin + rank * fold.piece;
-        const Index length = rank == ranks - 1 ? 2 * fold.piece : fold.piece;
-        f(Run{i * rows + fold.row, token, min_of(length, fold.end - token), 1});
-      }
-    }
-    if (last <= ranks) return;
-    const Range m = members_between(2 * ranks - 1 - last, 2 * ranks - 1 - max_of(first, ranks + 1));
-    for (Index i = m.end - 1; i >= m.begin; --i) {
-      const Index rank = members.first + i * members.step;
-      const Index token = fold.begin + (2 * ranks - 1 - rank) * fold.piece;
-      f(Run{i * rows + fold.row + fold.piece, token, min_of(fold.piece, fold.end - token), 1});
+    // Members by their first pieces; then, from the last one to the first, by their second.
+    const Range up = first <= ranks ? members_between(min_of(first, ranks - 1), min_of(last, ranks - 1)) : Range{};
+    const Range down =
+        last > ranks ? members_between(2 * ranks - 1 - last, 2 * ranks - 1 - max_of(first, ranks + 1)) : Range{};
+    const Range n = take(part, up.size() + down.size());
+    for (Index j = n.begin; j < n.end; ++j) {
+      const bool second = j >= up.size();
+      const Index i = second ? down.end - 1 - (j - up.size()) : up.begin + j, rank = members.first + i * members.step;
+      const Index token = fold.begin + (second ? 2 * ranks - 1 - rank : rank) * fold.piece;
+      const Index length = !second && rank == ranks - 1 ? 2 * fold.piece : fold.piece;
+      f(Run{i * rows + fold.row + (second ? fold.piece : 0), token, min_of(length, fold.end - token), 1});
     }
   }
 
   template <class F>
-  WEFT_HD void for_each_strided(Residues residues, F&& f) const {
+  WEFT_HD void for_each_strided(Residues residues, Range& part, F&& f) const {
     if (residues.width >= ranks) {
-      strided_between(0, ranks - 1, f);
+      strided_between(0, ranks - 1, part, f);
       return;
     }
     const Index low = floor_mod(residues.begin - begin, ranks), high = low + residues.width - 1;
-    strided_between(low, min_of(high, ranks - 1), f);
-    if (high >= ranks) strided_between(0, high - ranks, f);
+    strided_between(low, min_of(high, ranks - 1), part, f);
+    if (high >= ranks) strided_between(0, high - ranks, part, f);
   }
 
   template <class F>
-  WEFT_HD void strided_between(Index low, Index high, F&& f) const {
-    const Range m = members_between(low, high);
-    for (Index i = m.begin; i < m.end; ++i) {
+  WEFT_HD void strided_between(Index low, Index high, Range& part, F&& f) const {
+    const Range m = members_between(low, min_of(high, end - begin - 1)), n = take(part, m.size());
+    for (Index i = m.begin + n.begin; i < m.begin + n.end; ++i) {
       const Index rank = members.first + i * members.step;
-      if (begin + rank < end) f(Run{i * rows, begin + rank, ceil_div(end - begin - rank, ranks), ranks});
+      f(Run{i * rows, begin + rank, ceil_div(end - begin - rank, ranks), ranks});
     }
   }
 };

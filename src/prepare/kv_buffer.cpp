@@ -256,8 +256,9 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   Parts& p = *parts_;
   p.use(args.place);
-  if (!args.slices.empty() || args.partial.given())
-    throw Error("slices or partial are given to a K/V buffer", "leave them out: they are the sequence's business");
+  if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
+    throw Error("slices, a device_plan or partial are given to a K/V buffer",
+                "leave them out: they are the sequence's business");
   if (args.q.rows != p.now().micros.local())
     throw Error(text("q has ", args.q.rows, " rows and a window has ", p.now().micros.local()),
                 "give the rows of this rank's window");
@@ -319,8 +320,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   if (micro != next || micro < 0)
     throw Error(text("backward of micro-sequence ", micro, ", and ", next < 0 ? "none" : text(next), " is next"),
                 "go through the micro-sequences of the forward in reverse");
-  if (!args.slices.empty() || args.k.given() || args.v.given() || args.add_keys)
-    throw Error("k, v, slices or add_keys are given to the backward of a K/V buffer", "leave them out");
+  if (!args.slices.empty() || args.device_plan != nullptr || args.k.given() || args.v.given() || args.add_keys)
+    throw Error("k, v, slices, a device_plan or add_keys are given to the backward of a K/V buffer", "leave them out");
   if (!args.out.given() && micros.local() > 0)
     throw Error("out and lse are left out", "give both, as the forward wrote them");
   if (const std::optional<Index> wanted = missing(micro))

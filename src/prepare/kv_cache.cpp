@@ -94,8 +94,8 @@ std::vector<Slice> KvCache::slices(std::span<const Index> counts, Mask mask) con
 
 void KvCache::attend(std::span<const Index> counts, const ForwardArgs& args, const Mask& mask,
                      std::string_view kernel) const {
-  if (args.k.given() || args.v.given() || !args.slices.empty())
-    throw Error("k, v or slices are given with a cache", "leave them out: they are the cache's own");
+  if (args.k.given() || args.v.given() || !args.slices.empty() || args.device_plan != nullptr)
+    throw Error("k, v, slices or a device_plan are given with a cache", "leave them out: they are the cache's own");
   const std::vector<Slice> all = slices(counts, mask);
   ForwardArgs whole = args;
   whole.k = k_;

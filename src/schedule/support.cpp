@@ -35,6 +35,9 @@ std::optional<Refusal> refusal(const Use& use) {
     return Refusal{text("dtype ", name(use.dtype), " needs a scale for every block, which no kernel here keeps"),
                    "use bf16"};
   if (!use.schedule) return {};
+  if (use.device_plan)
+    return Refusal{"a device_plan is given, and the steps of a schedule are planned on the host",
+                   "leave it out, or gather keys yourself and call attend"};
   if (use.dtype == DType::f64)
     return Refusal{text("dtype f64 with schedule ", name(*use.schedule), ": what ranks sum is f32"),
                    "use f32, or reference_forward on one rank"};
@@ -74,6 +77,7 @@ std::vector<SupportRow> support_table() {
     add(rows, "feature", feature, {});
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
     add(rows, "dtype", std::string(name(dtype)), {.dtype = dtype});
+  add(rows, "feature", "device_plan, on a GPU", {.device_plan = true});
   add(rows, "feature", "bias", {.bias = true});
   add(rows, "feature", "dropout", {.dropout = 0.1});
   return rows;

@@ -94,14 +94,19 @@ struct TestStream {
   void wait() const { expect_ok(cudaStreamSynchronize(stream)); }
 };
 
-// What `work` puts into the stream, as a graph.
+// What `work` puts into the stream, as a graph. In this mode a call that waits for the device, or could, fails.
 template <class F>
-cudaGraphExec_t capture(cudaStream_t stream, F&& work) {
+cudaGraph_t captured(cudaStream_t stream, F&& work) {
   cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  expect_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  expect_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   work();
   expect_ok(cudaStreamEndCapture(stream, &graph));
+  return graph;
+}
+template <class F>
+cudaGraphExec_t capture(cudaStream_t stream, F&& work) {
+  cudaGraphExec_t exec = nullptr;
+  cudaGraph_t graph = captured(stream, work);
   expect_ok(cudaGraphInstantiate(&exec, graph, 0));
   cudaGraphDestroy(graph);
   return exec;

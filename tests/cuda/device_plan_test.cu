@@ -1,16 +1,13 @@
 // Plans from offsets in device memory: entry by entry what make_plan gives, on thousands of random problems; wrong
 // offsets; graphs; the work of each tile.
 #include <algorithm>
-#include <variant>
+#include <cstring>
 
 #include "../refusal.h"
 #include "device_array.h"
-#include "plan/cuda/work.h"
-#include "plan/cut.h"
-#include "plan/pairs.h"
-#include "plan/parts.h"
+#include "host_plan.h"
+#include "kernel/cuda/device_list.h"
 #include "weft/device_plan.h"
-#include "weft/plan.h"
 
 namespace weft {
 namespace {
@@ -27,25 +24,6 @@ std::vector<Slice> saturated(std::vector<Slice> slices) {
     s.hi = bound(s.hi);
   }
   return slices;
-}
-
-// make_plan with buffers of `rows` rows a rank.
-std::vector<Slice> host_plan(const Problem& p, const RunList& q, const RunList& k, Index k_rows) {
-  RegularRuns k_runs = std::get<RegularRuns>(k.source().runs);
-  if (!k.in_sequence_order()) k_runs.rows = k_rows;
-  const SequencePlanner planner{view(p.packing().q()),
-                                view(p.packing().k()),
-                                view(p.mask()),
-                                std::get<RegularRuns>(q.source().runs),
-                                k_runs,
-                                q.stride(),
-                                k.in_sequence_order()};
-  std::vector<Slice> out;
-  for (Index i = 0; i < p.packing().sequences(); ++i) {
-    out.resize(out.size() + static_cast<std::size_t>(planner.count(i)));
-    planner.emit(i, out.data() + out.size() - static_cast<std::size_t>(planner.count(i)));
-  }
-  return out;
 }
 
 struct Sides {
@@ -250,11 +228,11 @@ TEST(DevicePlan, Refusals) {
 
 // --- The work of each tile ---
 
-struct HostWork {
-  std::vector<std::int32_t> order, slices;
-  std::vector<TileRange> ranges;
-  std::int32_t count = 0;
-};
+using cuda::CallLists;
+using cuda::Side;
+using cuda::Tiling;
+using cuda::WorkList;
+using cuda::WorkSlice;
 
 template <class T>
 std::vector<T> read(const T* from, std::size_t n) {
@@ -263,44 +241,62 @@ std::vector<T> read(const T* from, std::size_t n) {
   return out;
 }
 
-HostWork read(const DeviceWork& work, Index capacity) {
-  expect_ok(cudaDeviceSynchronize());
-  const auto tiles = static_cast<std::size_t>(work.tiles);
-  return {read(work.order, tiles), read(work.slices, static_cast<std::size_t>(capacity)), read(work.ranges, tiles),
-          read(work.count, 1)[0]};
+struct HostWork {
+  explicit HostWork(const WorkList& list, const Tiling& tiling) {
+    expect_ok(cudaDeviceSynchronize());
+    const auto tiles = static_cast<std::size_t>(tiling.tiles());
+    if (tiles == 0) return;
+    order = read(list.order, tiles);
+    ranges = read(list.ranges, tiles);
+    int entries = 0;
+    for (const int2& r : ranges) entries = std::max(entries, r.y);
+    slices = read(list.slices, static_cast<std::size_t>(entries));
+    EXPECT_EQ(read(list.tiles, 1)[0], tiling.tiles());
+  }
+  std::vector<WorkSlice> of(std::size_t tile) const {
+    return {slices.begin() + ranges[tile].x, slices.begin() + ranges[tile].y};
+  }
+
+  std::vector<int> order;
+  std::vector<WorkSlice> slices;
+  std::vector<int2> ranges;
+};
+
+bool same(const std::vector<WorkSlice>& a, const std::vector<WorkSlice>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(WorkSlice)) == 0);
 }
 
-void expect_work(const HostWork& work, const std::vector<Slice>& slices, WorkSide side, Index tile_rows,
+// What each tile has, one slice after the other, and the order of the tiles.
+void expect_work(const WorkList& list, const std::vector<Slice>& slices, const Tiling& tiling,
                  const std::string& what) {
+  const HostWork work(list, tiling);
   std::vector<Index> cost(work.ranges.size());
-  Index with_slices = 0;
   for (std::size_t t = 0; t < work.ranges.size(); ++t) {
-    const Index begin = static_cast<Index>(t) * tile_rows, end = begin + tile_rows;
-    std::vector<std::int32_t> wanted;
-    for (std::size_t i = 0; i < slices.size(); ++i) {
-      Slice s = slices[i];
-      Index &from = side == WorkSide::keys ? s.k_begin : s.q_begin, &to = side == WorkSide::keys ? s.k_end : s.q_end;
-      if (from >= end || to <= begin) continue;
-      wanted.push_back(static_cast<std::int32_t>(i));
+    const Index begin = static_cast<Index>(t) * tiling.size, end = begin + tiling.size;
+    std::vector<WorkSlice> wanted;
+    for (const Slice& slice : slices) {
+      Slice s = trimmed(slice, true);
+      Index &from = tiling.side == Side::key ? s.k_begin : s.q_begin,
+            &to = tiling.side == Side::key ? s.k_end : s.q_end;
+      if (s.q_begin >= s.q_end || from >= end || to <= begin) continue;
+      wanted.push_back(cuda::work_slice(slice));
       from = max_of(from, begin);
       to = min_of(to, end);
       cost[t] += visible_pairs(s);
     }
-    const auto at = work.slices.begin();
-    ASSERT_EQ(std::vector<std::int32_t>(at + work.ranges[t].begin, at + work.ranges[t].end), wanted) << what << t;
-    if (!wanted.empty()) ++with_slices;
+    ASSERT_TRUE(same(work.of(t), wanted)) << what << ", tile " << t;
   }
-  EXPECT_EQ(work.count, with_slices) << what;
-  std::vector<std::int32_t> sorted = work.order;
+  std::vector<int> sorted = work.order;
   std::sort(sorted.begin(), sorted.end());
-  for (std::size_t t = 0; t < sorted.size(); ++t) ASSERT_EQ(sorted[t], static_cast<std::int32_t>(t)) << what;
+  for (std::size_t t = 0; t < sorted.size(); ++t) ASSERT_EQ(sorted[t], static_cast<int>(t)) << what;
   for (std::size_t t = 1; t < work.order.size(); ++t)
     EXPECT_LE(static_cast<double>(cost[static_cast<std::size_t>(work.order[t])]),
               1.25 * static_cast<double>(cost[static_cast<std::size_t>(work.order[t - 1])]))
         << what;
 }
 
-TEST(DeviceWork, SlicesOfEachTileInOrder) {
+// Both sides at once, as a backward has them, and the heads beside them.
+TEST(DeviceWork, ListsAreTheHosts) {
   DeviceContext context(gpu());
   for (unsigned long long seed = 0; seed < random_problems(400); ++seed) {
     check::RandomChoices choices(seed);
@@ -311,34 +307,85 @@ TEST(DeviceWork, SlicesOfEachTileInOrder) {
     const Layouts l = layouts_of(c, p);
     const Sides sides(c, p, false, 0);
     const DeviceLayout dq{kind, c.ranks, l.q.rows()}, dk{kind, c.ranks, l.k.rows()};
-    const DevicePlanArgs args{sides.q.stream(), sides.k.stream(), c.mask, dq.runs(0), dk.rank_order()};
-    const Index capacity = device_plan_capacity(args);
-    DevicePlan plan(context, capacity);
-    const int tile_rows = static_cast<int>(choices.pick(1, 7));
+    const bool ordered = kind != LayoutKind::striped && choices.one_in(2);
+    const DevicePlanArgs args{sides.q.stream(), sides.k.stream(), c.mask, dq.runs(0),
+                              ordered ? DeviceLayout::sequence_order() : dk.rank_order()};
+    DevicePlan plan(context, device_plan_capacity(args));
     plan.plan(args);
-    const DeviceSlices slices = plan.slices();
-    const Index room = work_capacity(capacity, ceil_div(slices.q_rows, tile_rows), device_slices_per_row(args));
-    WorkList list(context.parts(), WorkSide::queries, slices.q_rows, tile_rows, room);
-    list.build(slices);
-    list.build(slices);  // the counters are put back
-    expect_work(read(list.view(), room), plan.download(), WorkSide::queries, tile_rows, flags(c));
-    const Index k_room = capacity * (1 + slices.k_rows / tile_rows);
-    WorkList keys(context.parts(), WorkSide::keys, slices.k_rows, tile_rows, k_room);
-    keys.build(slices);
-    expect_work(read(keys.view(), k_room), plan.download(), WorkSide::keys, tile_rows, flags(c));
+    const std::vector<Slice> slices = plan.download();
+    const Tiling tilings[] = {{Side::query, plan.slices().q_rows, static_cast<int>(choices.pick(1, 7))},
+                              {Side::key, plan.slices().k_rows, static_cast<int>(choices.pick(1, 7))}};
+    const Indices map = choices.one_in(2) ? Indices{2, 0, 2, 1, 2} : Indices{};
+    const cuda::HeadGroups heads{map.empty() ? 6 : 5, 3, map};
+    for (const std::size_t sides_asked : {1u, 2u}) {
+      const CallLists made = build_lists(plan, {tilings, sides_asked}, heads, nullptr);
+      ASSERT_EQ(made.lists.size(), sides_asked);
+      for (std::size_t n = 0; n < sides_asked; ++n) expect_work(made.lists[n], slices, tilings[n], flags(c));
+      const CallLists host = make_lists(slices, nullptr, {tilings, sides_asked}, heads, nullptr);
+      const auto n = static_cast<std::size_t>(heads.heads_q);
+      EXPECT_EQ(read(made.heads.kv_head, n), read(host.heads.kv_head, n));
+      EXPECT_EQ(read(made.heads.begin, 4), read(host.heads.begin, 4));
+      EXPECT_EQ(read(made.heads.heads, n), read(host.heads.heads, n));
+    }
     ASSERT_NO_THROW(context.check()) << flags(c);
   }
 }
 
+// Slices of many tiles, which a warp marks together, among short ones; tiles with slices that are far apart.
+TEST(DeviceWork, LongAndShortSlices) {
+  DeviceContext context(gpu());
+  Plan host{{}, 70000, 70000};
+  for (Index i = 0; i < 500; ++i) host.slices.push_back({i * 100, i * 100 + i % 90, i * 3, i * 3 + 40, -kUnlimited, 5});
+  host.slices.push_back({0, 70000, 40000, 70000, -kUnlimited, 0});
+  host.slices.push_back({5, 5, 0, 9});
+  host.slices.push_back({0, 50, 0, 50, 100, 200});  // shows nothing
+  for (Index i = 0; i < 200; ++i) host.slices.push_back({60000 - i * 300, 60300 - i * 300, i, 30000, -100, 100000});
+  DevicePlan plan(context, 3000);
+  plan.upload(host);
+  const Tiling tilings[] = {{Side::query, 70000, 64}, {Side::key, 70000, 128}};
+  const CallLists made = build_lists(plan, tilings, {2, 1, {}}, nullptr);
+  for (std::size_t n = 0; n < 2; ++n) expect_work(made.lists[n], host.slices, tilings[n], "long");
+  EXPECT_NO_THROW(context.check());
+}
+
+// A plan that is uploaded under a graph and has more slices over a row than the one it was captured with.
 TEST(DeviceWork, TooSmallIsReported) {
+  const TestStream stream;
+  DeviceContext context(gpu(stream.stream));
+  DevicePlan plan(context, 3);
+  const Plan flat{{{0, 8, 0, 8}, {8, 16, 8, 16}}, 16, 16};
+  const Plan deep{{{0, 16, 0, 4}, {0, 16, 4, 8}, {0, 16, 8, 12}}, 16, 16};
+  plan.upload(flat);
+  const Tiling rows[] = {{Side::query, 16, 4}};
+  const DeviceArray<int2> ranges(4);
+  stream.wait();
+  const cudaGraphExec_t graph = capture(stream.stream, [&] {
+    const CallLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
+    expect_ok(
+        cudaMemcpyAsync(ranges.get(), made.lists[0].ranges, 4 * sizeof(int2), cudaMemcpyDeviceToDevice, stream.stream));
+  });
+  expect_ok(cudaGraphLaunch(graph, stream.stream));
+  stream.wait();
+  for (const int2& r : ranges.host()) EXPECT_EQ(r.y - r.x, 1);
+  EXPECT_NO_THROW(context.check());
+  plan.upload(deep);
+  expect_ok(cudaGraphLaunch(graph, stream.stream));
+  stream.wait();
+  for (const int2& r : ranges.host()) EXPECT_EQ(r.x, r.y);
+  expect_refusal([&] { context.check(); }, {"12 slices or entries do not fit the room for 6"});
+  cudaGraphExecDestroy(graph);
+}
+
+TEST(DeviceWork, Refusals) {
   DeviceContext context(gpu());
   DevicePlan plan(context, 2);
-  plan.upload({{{0, 8, 0, 8}, {8, 16, 8, 16}}, 16, 16});
-  WorkList list(context.parts(), WorkSide::queries, 16, 4, 1);
-  list.build(plan.slices());
-  const HostWork work = read(list.view(), 1);
-  expect_refusal([&] { context.check(); }, {"do not fit"});
-  EXPECT_LE(work.count, 1);
+  expect_refusal([&] { plan.upload({{{0, 8, 0, 9}}, 8, 8}); }, {"slice 0", "8 key rows"});
+  expect_refusal([&] { plan.upload({{{0, 8, 0, 8}, {-1, 8, 0, 8}}, 8, 8}); }, {"slice 1", "-1"});
+  expect_refusal([&] { plan.upload({{}, -1, 8}); }, {"-1 query rows"});
+  plan.upload({{{0, 8, 0, 8}}, 8, 8});
+  const Tiling rows[] = {{Side::query, 8, 4}};
+  const Indices map(1025, 0);
+  expect_refusal([&] { build_lists(plan, rows, {1025, 1, map}, nullptr); }, {"head_map", "1025"});
 }
 
 // --- A graph plans anew from whatever the offsets are when it is replayed ---
@@ -353,13 +400,10 @@ TEST(DevicePlan, ReplaysOnOtherOffsets) {
   const DevicePlanArgs args{s, {}, {.causal = true}, layout.runs(2), layout.rank_order()};
   const Index capacity = device_plan_capacity(args);
   DevicePlan plan(context, capacity);
-  const Index q_rows = rows_for(layout.kind, tokens, ranks), tile_rows = 64;
-  const Index room = work_capacity(capacity, ceil_div(q_rows, tile_rows), device_slices_per_row(args));
-  WorkList work(context.parts(), WorkSide::queries, q_rows, static_cast<int>(tile_rows), room);
+  const Index q_rows = rows_for(layout.kind, tokens, ranks);
   stream.wait();
   const cudaGraphExec_t graph = capture(stream.stream, [&] {
     plan.plan(args);
-    work.build(plan.slices());
     expect_refusal([&] { plan.upload({}); }, {"captured"});
   });
   for (unsigned long long seed = 0; seed < 20; ++seed) {
@@ -374,7 +418,6 @@ TEST(DevicePlan, ReplaysOnOtherOffsets) {
     const Layout l = Layout::dual_chunk(host, ranks);
     const std::vector<Slice> device = plan.download();
     EXPECT_EQ(device, saturated(host_plan(p, l.runs(2), l.rank_order(), q_rows)));
-    expect_work(read(work.view(), room), device, WorkSide::queries, tile_rows, "graph");
     ASSERT_NO_THROW(context.check());
   }
   cudaGraphExecDestroy(graph);

@@ -179,16 +179,54 @@ TEST(DeviceRows, ManySequences) {
       const DeviceOffsets device(cu, offsets, stream.tokens(), count % 2 == 0);
       const Layout l = Layout::dual_chunk(stream, 4);
       const DeviceLayout d{LayoutKind::dual_chunk, 4};
-      Tensor sequence(c, stream.tokens(), 12, 4), ranks(c, 4 * l.rows(), 12, 4);
+      const Rows rows = every == 1 ? Rows{12, 4} : Rows{272, 16};  // through registers, or by the copy engine
+      Tensor sequence(c, stream.tokens(), rows.bytes, rows.align), ranks(c, 4 * l.rows(), rows.bytes, rows.align),
+          back(c, stream.tokens(), rows.bytes, rows.align);
       sequence_to_rank_order(l, sequence.host(), ranks.host());
       sequence_to_rank_order(context, device.stream(), d, sequence.device(), ranks.device());
       ranks.expect_equal("many");
+      rank_to_sequence_order(l, ranks.host(), back.host());
+      rank_to_sequence_order(context, device.stream(), d, ranks.device(), back.device());
+      back.expect_equal("many, back");
       DeviceArray<std::uint8_t> mask(at(stream.tokens()));
       valid_rows(context, device.stream(), mask.get());
       ASSERT_TRUE(mask.host() == valid_rows(stream)) << count;
       ASSERT_NO_THROW(context.check());
     }
   }
+}
+
+// Offsets in bytes past 2^32, from both kernels.
+TEST(DeviceRows, RowsFarApart) {
+  DeviceContext context(gpu());
+  constexpr Index kTokens = 8, kStride = (Index{1} << 29) + 48;
+  std::uint8_t* far = nullptr;
+  if (cudaMalloc(&far, kTokens * kStride) != cudaSuccess) {
+    cudaGetLastError();
+    GTEST_SKIP() << "needs " << kTokens * kStride << " bytes";
+  }
+  const Layout l = Layout::dual_chunk(Stream::from_lengths(Indices{kTokens}), 2);
+  const DeviceOffsets offsets({0, kTokens}, {}, kTokens, false);
+  for (const Index bytes : {Index{12}, Index{512}}) {
+    check::RandomChoices c(static_cast<unsigned long long>(bytes));
+    const Bytes values = random_bytes(c, kTokens * bytes);
+    for (Index t = 0; t < kTokens; ++t)
+      expect_ok(cudaMemcpy(far + t * kStride, values.data() + t * bytes, at(bytes), cudaMemcpyHostToDevice));
+    Bytes wanted(values.size());
+    RowTensor source{const_cast<std::uint8_t*>(values.data()), kTokens, bytes}, spread{far, kTokens, bytes, kStride};
+    sequence_to_rank_order(l, source, {wanted.data(), kTokens, bytes});
+    const DeviceArray<std::uint8_t> ranks(values.size());
+    const DeviceLayout d{LayoutKind::dual_chunk, 2};
+    sequence_to_rank_order(context, offsets.stream(), d, spread, {ranks.get(), kTokens, bytes});
+    ASSERT_EQ(ranks.host(), wanted) << bytes;
+    expect_ok(cudaMemset2D(far, at(kStride), 0, at(bytes), at(kTokens)));
+    rank_to_sequence_order(context, offsets.stream(), d, {ranks.get(), kTokens, bytes}, spread);
+    Bytes back(values.size());
+    for (Index t = 0; t < kTokens; ++t)
+      expect_ok(cudaMemcpy(back.data() + t * bytes, far + t * kStride, at(bytes), cudaMemcpyDeviceToHost));
+    ASSERT_EQ(back, values) << bytes;
+  }
+  expect_ok(cudaFree(far));
 }
 
 TEST(DeviceRows, WrongOffsetsAreNamedAndTouchNothing) {

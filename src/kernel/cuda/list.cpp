@@ -4,19 +4,13 @@
 #include <cstring>
 #include <numeric>
 
+#include "cuda/capture.h"
+#include "kernel/cuda/device_list.h"
 #include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
 
-constexpr Index kFar = (Index{1} << 31) - 1;
-
-int to_int(Index x) { return static_cast<int>(std::clamp(x, -kFar, kFar)); }
-
-WorkSlice work_slice(const Slice& s, Index k_first) {
-  return {to_int(s.q_begin), to_int(s.q_end), to_int(s.k_begin), to_int(s.k_end),
-          to_int(k_first),   to_int(s.lo),    to_int(s.hi),      0};
-}
 constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
 
 Range rows_of(const Slice& s, Side side) {
@@ -38,7 +32,7 @@ HostLists::HostLists(std::span<const Slice> slices) {
     const Slice t = trimmed(s, true);
     if (t.q_begin >= t.q_end) continue;
     useful_.push_back(t);
-    slices_.push_back(work_slice(t, s.k_begin));
+    slices_.push_back(work_slice(s));
   }
 }
 
@@ -74,7 +68,9 @@ int HostLists::add_tiles(Side side, Index rows, int size) {
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return cost[static_cast<std::size_t>(a)] > cost[static_cast<std::size_t>(b)]; });
   const int count[] = {static_cast<int>(tiles)};
-  lists_.push_back({append(members), append(begin), append(order), append(count)});
+  std::vector<int> ranges;
+  for (std::size_t t = 0; t < tiles; ++t) ranges.insert(ranges.end(), {begin[t], begin[t + 1]});
+  lists_.push_back({append(members), append(ranges), append(order), append(count)});
   return count[0];
 }
 
@@ -95,20 +91,32 @@ void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> h
 
 WorkList HostLists::list(const int* base, std::size_t n) const {
   const Places& at = lists_[n];
-  return {reinterpret_cast<const WorkSlice*>(base + at.slices), base + at.begin, base + at.order, base + at.tiles};
+  return {reinterpret_cast<const WorkSlice*>(base + at.slices), reinterpret_cast<const int2*>(base + at.ranges),
+          base + at.order, base + at.tiles};
 }
 
 WorkHeads HostLists::heads(const int* base) const { return {base + kv_head_, base + head_begin_, base + heads_}; }
 
 StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  WEFT_CUDA(cudaStreamIsCapturing(stream, &capture));
-  if (capture != cudaStreamCaptureStatusNone)
-    throw Error("slices on the host while a CUDA graph is captured", "call outside the capture");
+  if (is_captured(stream))
+    throw Error("slices on the host while a CUDA graph is captured",
+                "call outside the capture, or give a device_plan, whose slices the graph reads anew");
   StreamArray<int> to(numbers.size(), stream);
   // From pageable memory: it is read before the call returns.
   WEFT_CUDA(cudaMemcpyAsync(to.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream));
   return to;
+}
+
+CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                     const HeadGroups& heads, cudaStream_t stream) {
+  if (plan != nullptr) return build_lists(*plan, tilings, heads, stream);
+  HostLists lists(slices);
+  for (const Tiling& t : tilings) lists.add_tiles(t.side, t.rows, t.size);
+  lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
+  CallLists made{upload(lists.numbers(), stream), {}, {}};
+  for (std::size_t n = 0; n < tilings.size(); ++n) made.lists.push_back(lists.list(made.memory.get(), n));
+  made.heads = lists.heads(made.memory.get());
+  return made;
 }
 
 }  // namespace weft::cuda

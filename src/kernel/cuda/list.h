@@ -1,4 +1,4 @@
-// Work lists made on the host, and their way to the device.
+// The work lists of a call: made on the host and sent, or made on the device.
 #pragma once
 
 #include <span>
@@ -6,18 +6,44 @@
 
 #include "cuda/memory.h"
 #include "kernel/cuda/work.h"
+#include "weft/device_plan.h"
 #include "weft/slice.h"
 
 namespace weft::cuda {
 
 enum class Side { query, key };
 
+// Tiles of `size` rows of Q or of K.
+struct Tiling {
+  Side side;
+  Index rows;
+  int size;
+
+  int tiles() const { return static_cast<int>(ceil_div(rows, size)); }
+};
+struct HeadGroups {
+  Index heads_q, heads_k;
+  std::span<const Index> map;  // as in Attention
+};
+
+// What the device reads of a call, and the memory that holds it.
+struct CallLists {
+  StreamArray<int> memory;
+  std::vector<WorkList> lists;  // one for each tiling
+  WorkHeads heads;
+};
+// From slices on the host, which Error refuses while a graph is captured, or, if there is a plan, from its slices.
+CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                     const HeadGroups& heads, cudaStream_t stream);
+
+// --- On the host ---
+
 // All lists of a call, in one array of 32-bit numbers that is copied at once.
 class HostLists {
  public:
   explicit HostLists(std::span<const Slice> slices);
 
-  // Which slices touch which tile of `size` rows of Q or of K. Returns the number of tiles.
+  // Which slices touch which tile. Returns the number of tiles.
   int add_tiles(Side side, Index rows, int size);
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
   std::span<const int> numbers() const { return numbers_; }
@@ -28,7 +54,7 @@ class HostLists {
 
  private:
   struct Places {
-    std::size_t slices, begin, order, tiles;
+    std::size_t slices, ranges, order, tiles;
   };
   std::size_t append(std::span<const int> more);
 

@@ -87,11 +87,10 @@ void portable_forward(const ForwardArgs& args) {
   check_rows(max_of(args.q.rows, args.k.rows));
   const DType dtype = args.q.dtype;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
-  HostLists lists(args.slices);
-  const int tiles = lists.add_tiles(Side::query, args.q.rows, forward_rows(dtype == DType::f32, width));
-  check_grid(tiles, args.q.heads);
-  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const StreamArray<int> numbers = upload(lists.numbers(), stream);
+  const Tiling rows[] = {{Side::query, args.q.rows, forward_rows(dtype == DType::f32, width)}};
+  check_grid(rows[0].tiles(), args.q.heads);
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, rows, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
   // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
   const double scale = scale_of(args.attention, args.q.dim);
@@ -100,8 +99,8 @@ void portable_forward(const ForwardArgs& args) {
   ForwardCall call{.q = source(args.q, dtype),
                    .k = source(args.k, dtype),
                    .v = source(args.v, dtype),
-                   .list = lists.list(numbers.get(), 0),
-                   .heads = lists.heads(numbers.get()),
+                   .list = work.lists[0],
+                   .heads = work.heads,
                    .scores = scores_of(size, args.attention.softcap),
                    .sign = scale > 0   ? 1.0f
                            : scale < 0 ? -1.0f
@@ -111,7 +110,7 @@ void portable_forward(const ForwardArgs& args) {
                    .lse = args.lse,
                    .partial = args.partial,
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
-                   .tiles = tiles,
+                   .tiles = rows[0].tiles(),
                    .heads_q = static_cast<int>(args.q.heads)};
   switch (dtype) {
     case DType::bf16:
@@ -140,6 +139,7 @@ struct Kept {
                       .k = args.k,
                       .v = args.v,
                       .slices = args.slices,
+                      .device_plan = args.device_plan,
                       .attention = args.attention,
                       .out = out_view,
                       .lse = lse_view,
@@ -162,13 +162,13 @@ void portable_backward(const BackwardArgs& given) {
   const bool f32 = dtype == DType::f32;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   const int rows = dq_rows(f32, dq_width(width));
-  HostLists lists(args.slices);
-  const int row_tiles = lists.add_tiles(Side::query, args.q.rows, rows);
   const bool roomy = gpu_properties().shared_bytes >= backward_shared(f32, width, true);
-  const int key_tiles = lists.add_tiles(Side::key, args.k.rows, backward_shape(f32, width, roomy).keys);
+  const Tiling tilings[] = {{Side::query, args.q.rows, rows},
+                            {Side::key, args.k.rows, backward_shape(f32, width, roomy).keys}};
+  const int row_tiles = tilings[0].tiles(), key_tiles = tilings[1].tiles();
   check_grid(max_of(row_tiles, key_tiles), max_of(args.q.heads, args.k.heads));
-  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const StreamArray<int> numbers = upload(lists.numbers(), stream);
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
   const Index padded = ceil_div(args.q.rows, kRowMultiple) * kRowMultiple;
   const std::size_t heads_q = static_cast<std::size_t>(args.q.heads);
@@ -179,7 +179,7 @@ void portable_backward(const BackwardArgs& given) {
   row_statistics({.out = source(args.out, dtype),
                   .dout = source(args.dout, dtype),
                   .lse = args.lse,
-                  .list = lists.list(numbers.get(), 0),
+                  .list = work.lists[0],
                   .sink = sink_of(args.attention.sink),
                   .statistics = statistics.get(),
                   .dsink = dsink.get(),
@@ -200,9 +200,9 @@ void portable_backward(const BackwardArgs& given) {
                           .k = source(args.k, dtype),
                           .v = source(args.v, dtype),
                           .dout = source(args.dout, dtype),
-                          .rows = lists.list(numbers.get(), 0),
-                          .keys = lists.list(numbers.get(), 1),
-                          .heads = lists.heads(numbers.get()),
+                          .rows = work.lists[0],
+                          .keys = work.lists[1],
+                          .heads = work.heads,
                           .scores = scores_of(scale, args.attention.softcap),
                           .scale = static_cast<float>(scale),
                           .statistics = statistics.get(),

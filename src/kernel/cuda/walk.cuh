@@ -54,7 +54,7 @@ __device__ inline WorkSlice read(const WorkSlice* slices, int n) {
 template <int kKeys, int kRows>
 class KeyTiles {
  public:
-  __device__ KeyTiles(const WorkList& list, int tile) : list_(list), tile_(tile), member_(list.begin[tile]) {}
+  __device__ KeyTiles(const WorkList& list, int tile) : list_(list), tile_(tile), member_(list.ranges[tile].x) {}
 
   __device__ bool start() { return enter(); }
   __device__ bool next() {
@@ -75,7 +75,7 @@ class KeyTiles {
  private:
   __device__ bool enter() {
     const int row = tile_ * kRows;
-    for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
+    for (const int end = list_.ranges[tile_].y; member_ < end; ++member_) {
       const WorkSlice s = slice();
       const long long first = max(s.q_begin, row), last = min(s.q_end, row + kRows) - 1;
       const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
@@ -98,7 +98,7 @@ class RowTiles {
       : list_(list), heads_(heads), tile_(tile), head_(heads.begin[kv_head]), kv_head_(kv_head) {}
 
   __device__ bool start() {
-    member_ = list_.begin[tile_];
+    member_ = list_.ranges[tile_].x;
     return head_ < heads_.begin[kv_head_ + 1] && enter();
   }
   __device__ bool next() {
@@ -120,7 +120,7 @@ class RowTiles {
   __device__ bool enter() {
     const int key = tile_ * kKeys;
     while (true) {
-      for (const int end = list_.begin[tile_ + 1]; member_ < end; ++member_) {
+      for (const int end = list_.ranges[tile_].y; member_ < end; ++member_) {
         const WorkSlice s = slice();
         const long long first = max(s.k_begin, key), last = min(s.k_end, key + kKeys) - 1;
         const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
@@ -129,7 +129,7 @@ class RowTiles {
         if (first <= last && begin < stop_) return true;
       }
       if (++head_ >= heads_.begin[kv_head_ + 1]) return false;
-      member_ = list_.begin[tile_];
+      member_ = list_.ranges[tile_].x;
     }
   }
 
@@ -140,14 +140,16 @@ class RowTiles {
 
 // Does a row lie in a slice of the tile (there it sees a key, or is seen)?
 __device__ inline bool row_is_live(const WorkList& list, int tile, int row) {
-  for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
+  const int2 range = list.ranges[tile];
+  for (int m = range.x; m < range.y; ++m) {
     const WorkSlice& s = list.slices[m];
     if (row >= s.q_begin && row < s.q_end) return true;
   }
   return false;
 }
 __device__ inline bool key_is_live(const WorkList& list, int tile, int key) {
-  for (int m = list.begin[tile]; m < list.begin[tile + 1]; ++m) {
+  const int2 range = list.ranges[tile];
+  for (int m = range.x; m < range.y; ++m) {
     const WorkSlice& s = list.slices[m];
     if (key >= s.k_begin && key < s.k_end) return true;
   }

@@ -3,6 +3,10 @@
 // then as large as the list can be, and blocks past the count do nothing.
 #pragma once
 
+#include <vector_types.h>
+
+#include "weft/slice.h"
+
 namespace weft::cuda {
 
 // Rows fit 32 bits (weft::kMaxTokens). Cut to the rows that see a key and to the keys that a row sees; a band without
@@ -15,13 +19,24 @@ struct alignas(16) WorkSlice {  // two loads of 16 bytes
   int unused = 0;
 };
 
+WEFT_HD constexpr int within_32_bits(Index x) {
+  constexpr Index kFar = (Index{1} << 31) - 1;
+  return static_cast<int>(max_of(-kFar, min_of(kFar, x)));
+}
+// Nothing visible: no query rows.
+WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
+  const Slice t = trimmed(s, true);
+  return {within_32_bits(t.q_begin), within_32_bits(t.q_end), within_32_bits(t.k_begin), within_32_bits(t.k_end),
+          within_32_bits(s.k_begin), within_32_bits(t.lo),    within_32_bits(t.hi)};
+}
+
 // Tiles of a fixed number of rows (of Q or of K) from row 0 on, and the slices that touch each. A slice stands once for
 // every tile: threads read it often, and one load is better than two that wait for each other.
 struct WorkList {
-  const WorkSlice* slices;  // tile by tile, in the order they were given
-  const int* begin;         // [tiles + 1] where a tile's slices begin
+  const WorkSlice* slices;  // of each tile in the order they were given
+  const int2* ranges;       // [tiles] where a tile's slices begin and end, in no order between tiles
   const int* order;         // [tiles] tiles, the most expensive first
-  const int* tiles;         // how many there are
+  const int* tiles;         // how many there are, those without slices too
 };
 
 // Query heads of each K/V head.

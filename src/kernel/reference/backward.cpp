@@ -136,6 +136,7 @@ void write_dsink(const BackwardArgs& args, const RowStatistics& rows) {
 }  // namespace reference
 
 void reference_backward(const BackwardArgs& args) {
+  reference::refuse_device_plan(args.device_plan);
   reference::check_backward(args);
   const reference::RowStatistics rows = reference::statistics(args);
   reference::Gradients gradients{reference::zeros(args.q), reference::zeros(args.k), reference::zeros(args.v)};

@@ -3,6 +3,7 @@
 
 #include "kernel/reference/inputs.h"
 #include "text.h"
+#include "weft/device_plan.h"
 #include "weft/error.h"
 #include "weft/support.h"
 
@@ -91,6 +92,25 @@ void check_slice(const Slice& s, std::size_t index, Index rows_q, Index rows_k) 
   }
 }
 
+// Only the device knows the slices; it is known of them which rows they are for.
+void check_device_plan(const Inputs& in) {
+  if (!in.slices.empty())
+    throw Error(text(in.slices.size(), " slices and a device_plan are given"), "give one of the two");
+  if (in.place.kind != DeviceKind::cuda)
+    throw Error("a device_plan is given, and by `place` the tensors lie in memory of the CPU",
+                "give the place of the tensors, or slices on the host");
+  const Place& planned = in.device_plan->place();
+  if (!(planned == in.place))
+    throw Error(text("the device_plan is made in ", planned.device == in.place.device ? "another stream of " : "",
+                     name(planned), ", and the call is for ", name(in.place)),
+                "give the call the place of the plan's context, so that one waits for the other");
+  const DeviceSlices s = in.device_plan->slices();
+  if (s.q_rows != in.q.rows || s.k_rows != in.k.rows)
+    throw Error(text("the device_plan is for ", s.q_rows, " query rows and ", s.k_rows, " key rows; q has ", in.q.rows,
+                     " and k has ", in.k.rows),
+                "plan (or upload) before the call, for buffers of as many rows as the tensors have");
+}
+
 void check_statistics(const ConstTensorView& view, std::string_view what, Index rows, Index heads, bool output) {
   check_tensor(view, {.name = what, .rows = rows, .heads = heads, .dim = 1, .dtypes = kStatistics, .output = output});
 }
@@ -105,7 +125,13 @@ void check_inputs(const Inputs& in) {
   require_support({.dtype = in.q.dtype, .bias = in.attention.bias.given(), .dropout = in.attention.dropout});
   check_qkv(in);
   check_attention(in);
+  if (in.device_plan != nullptr) check_device_plan(in);
   for (std::size_t i = 0; i < in.slices.size(); ++i) check_slice(in.slices[i], i, in.q.rows, in.k.rows);
+}
+
+void refuse_device_plan(const DevicePlan* plan) {
+  if (plan != nullptr)
+    throw Error("a device_plan is given to the reference, which reads slices on the host", "give slices (make_plan)");
 }
 
 void check_outputs(const ForwardArgs& args, Index rows, Index heads, Index dim) {

@@ -66,6 +66,7 @@ void attend(const Inputs& in, const Slice& slice, ReferenceState& state) {
 }  // namespace reference
 
 void reference_partial(const ForwardArgs& args, ReferenceState& state) {
+  reference::refuse_device_plan(args.device_plan);
   const reference::Inputs in = reference::inputs_of(args);
   reference::check_inputs(in);
   reference::check_state(state, in);
@@ -93,6 +94,7 @@ void reference_finish(const ReferenceState& state, const ForwardArgs& args) {
 }
 
 void reference_forward(const ForwardArgs& args) {
+  reference::refuse_device_plan(args.device_plan);
   reference::check_inputs(reference::inputs_of(args));
   reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
   ReferenceState state(args.q.rows, args.q.heads, args.v.dim);

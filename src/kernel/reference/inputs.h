@@ -11,17 +11,20 @@ namespace weft::reference {
 struct Inputs {
   ConstTensorView q, k, v;
   std::span<const Slice> slices;
+  const DevicePlan* device_plan;
   Attention attention;
+  Place place;
 };
 
 template <class Args>
 Inputs inputs_of(const Args& args) {
-  return {args.q, args.k, args.v, args.slices, args.attention};
+  return {args.q, args.k, args.v, args.slices, args.device_plan, args.attention, args.place};
 }
 
 void check_inputs(const Inputs& in);
 void check_outputs(const ForwardArgs& args, Index rows, Index heads, Index dim);
 void check_backward(const BackwardArgs& args);
+void refuse_device_plan(const DevicePlan* plan);  // by those who read slices on the host
 
 // Keys that row q of a slice sees.
 inline Range keys_of(const Slice& s, Index q) {

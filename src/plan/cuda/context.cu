@@ -1,5 +1,6 @@
 #include <atomic>
 
+#include "cuda/capture.h"
 #include "plan/cuda/context.h"
 #include "text.h"
 
@@ -20,9 +21,19 @@ const Place& on_gpu(const Place& place) {
   return place;
 }
 
+// Not for running: it knows for which architecture all kernels were compiled, which may be older than the GPU's own.
+__global__ void compiled() {}
+
+bool compiled_for_copy_engine() {
+  cudaFuncAttributes attributes = {};
+  WEFT_CUDA(cudaFuncGetAttributes(&attributes, compiled));
+  return attributes.ptxVersion >= 90;
+}
+
 }  // namespace
 
-ContextParts::ContextParts(const Place& where) : place(on_gpu(where)), state(1, stream()) {
+ContextParts::ContextParts(const Place& where)
+    : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
   page = new (page_memory()) FaultPage{};
   WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page, 0));
@@ -35,8 +46,11 @@ void ContextParts::enter() {
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == Fault::none) return;
   const Fault fault = page->fault;
-  page->fault = Fault{};
-  WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+  // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
+  if (!cuda::is_captured(stream())) {
+    page->fault = Fault{};
+    WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+  }
   throw error_of(fault);
 }
 

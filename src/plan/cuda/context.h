@@ -51,6 +51,7 @@ struct ContextParts {
   cuda::StreamArray<ScanState> state;
   FaultPage* page = nullptr;         // the host's address
   FaultPage* device_page = nullptr;  // the device's
+  bool has_copy_engine = false;      // bulk copies, in the GPU and in the code that was compiled for it
 
   explicit ContextParts(const Place& where);
   ~ContextParts();

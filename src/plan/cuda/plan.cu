@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda/capture.h"
 #include "plan/cuda/plan_job.h"
+#include "plan/cuda/plan_parts.h"
 #include "text.h"
 
 namespace weft {
@@ -14,8 +16,7 @@ void share_out(PlanArgs& job) {
   constexpr Index kMaxParts = 8, kTiles = 384;
   const Index q = job.q_runs.runs(), k = job.k_runs.runs();
   Index q_parts = min_of(q, 2), k_parts = 1;
-  // Keys are shared out only where nothing comes between: the chunks of a run, or another run of the same thread.
-  const bool keys_too = q <= 2 && job.mask.chunk == 0;
+  const bool keys_too = q <= 2;  // more query runs than that are enough to share out
   while (keys_too && 2 * k_parts <= ceil_div(k, 2) && 2 * k_parts * q_parts <= kMaxParts) k_parts *= 2;
   const auto tiles = [&] { return ceil_div(job.q.sequences * q_parts * k_parts, kScanThreads); };
   while (k_parts > 1 && tiles() > kTiles) k_parts /= 2;
@@ -44,34 +45,38 @@ void check_arrays(std::string_view side, const DeviceStream& s) {
     throw Error(text("the ", side, " stream has no cu_seqlens"), "give a device pointer to sequences + 1 offsets");
 }
 
+// Kernels trust what they read in device memory.
+void check_rows(const Plan& plan) {
+  if (min_of(plan.q_rows, plan.k_rows) < 0 || max_of(plan.q_rows, plan.k_rows) > kMaxTokens)
+    throw Error(text("a plan of ", plan.q_rows, " query rows and ", plan.k_rows, " key rows"),
+                text("give numbers from 0 to ", kMaxTokens, " (rows are 32-bit on devices)"));
+  for (std::size_t i = 0; i < plan.slices.size(); ++i) {
+    const Slice& s = plan.slices[i];
+    if (0 <= s.q_begin && s.q_begin <= s.q_end && s.q_end <= plan.q_rows && 0 <= s.k_begin && s.k_begin <= s.k_end &&
+        s.k_end <= plan.k_rows)
+      continue;
+    throw Error(
+        text("slice ", i, " (query rows ", s.q_begin, " .. ", s.q_end, ", key rows ", s.k_begin, " .. ", s.k_end,
+             ") does not lie in the plan's ", plan.q_rows, " query rows and ", plan.k_rows, " key rows"),
+        "give plans that make_plan made");
+  }
+}
+
+// The most slices that one query row, or one key row, lies in.
+Index most_over_a_row(const Plan& plan, bool keys) {
+  std::vector<Index> change(static_cast<std::size_t>((keys ? plan.k_rows : plan.q_rows) + 1));
+  for (const Slice& slice : plan.slices) {
+    const Slice s = trimmed(slice, true);
+    if (s.q_begin >= s.q_end) continue;
+    ++change[static_cast<std::size_t>(keys ? s.k_begin : s.q_begin)];
+    --change[static_cast<std::size_t>(keys ? s.k_end : s.q_end)];
+  }
+  Index over = 0, most = 0;
+  for (const Index c : change) most = max_of(most, over += c);
+  return most;
+}
+
 }  // namespace
-
-namespace detail {
-
-struct DevicePlanParts {
-  ContextParts* context;
-  Index capacity;
-  cuda::StreamArray<DeviceSlice> slices;
-  cuda::StreamArray<std::int32_t> count;
-  Index q_rows = 0, k_rows = 0;
-  DeviceSlice* aside = nullptr;  // [capacity + 1] pinned: the count, then an upload's slices on their way
-  cudaEvent_t uploaded = nullptr;
-
-  DevicePlanParts(ContextParts& of, Index size)
-      : context(&of),
-        capacity(size),
-        slices(static_cast<std::size_t>(max_of(1, size)), of.stream()),
-        count(1, of.stream()) {
-    WEFT_CUDA(cudaMemsetAsync(count.get(), 0, sizeof(std::int32_t), of.stream()));
-  }
-  ~DevicePlanParts() {
-    if (uploaded != nullptr) cudaEventDestroy(uploaded);
-    if (aside != nullptr) cudaFreeHost(aside);
-  }
-  DevicePlanParts(const DevicePlanParts&) = delete;
-};
-
-}  // namespace detail
 
 DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
   context.check();
@@ -111,6 +116,8 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
   launch(job, *parts_->context);
   parts_->q_rows = q_runs.buffer_rows();
   parts_->k_rows = k_runs.buffer_rows();
+  parts_->per_row = device_slices_per_row(args);
+  parts_->per_key = device_slices_per_key(args);
 }
 
 void DevicePlan::upload(const Plan& plan) {
@@ -119,10 +126,9 @@ void DevicePlan::upload(const Plan& plan) {
   const Index n = static_cast<Index>(plan.slices.size());
   if (n > p.capacity)
     throw Error(text("a plan of ", n, " slices does not fit the room for ", p.capacity), "make a larger DevicePlan");
+  check_rows(plan);
   const cudaStream_t stream = p.context->stream();
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  WEFT_CUDA(cudaStreamIsCapturing(stream, &capture));
-  if (capture != cudaStreamCaptureStatusNone)
+  if (cuda::is_captured(stream))
     throw Error("a plan cannot be uploaded while a graph is captured: replays would copy what is aside then",
                 "upload before the capture, or plan on the device");
   if (p.aside == nullptr) {
@@ -132,6 +138,8 @@ void DevicePlan::upload(const Plan& plan) {
   } else {
     WEFT_CUDA(cudaEventSynchronize(p.uploaded));  // the last upload still reads what is about to be written
   }
+  p.per_row = most_over_a_row(plan, false);
+  p.per_key = most_over_a_row(plan, true);
   const auto count = static_cast<std::int32_t>(n);
   std::memcpy(p.aside, &count, sizeof(count));
   std::transform(plan.slices.begin(), plan.slices.end(), p.aside + 1, device_slice);
@@ -143,6 +151,8 @@ void DevicePlan::upload(const Plan& plan) {
   p.q_rows = plan.q_rows;
   p.k_rows = plan.k_rows;
 }
+
+const Place& DevicePlan::place() const { return parts_->context->place; }
 
 DeviceSlices DevicePlan::slices() const {
   const detail::DevicePlanParts& p = *parts_;

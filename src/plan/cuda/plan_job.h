@@ -56,10 +56,10 @@ struct PlanJob : PlanArgs {
     const Planner planner{{shared.q.offsets, shared.q.used},
                           {shared.k.offsets, shared.k.used},
                           mask,
-                          {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)}, q_first,
-                           last(q_first, runs_a_q_part, q_part == q_parts - 1)},
-                          {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)}, k_first,
-                           last(k_first, runs_a_k_part, k_part == k_parts - 1)},
+                          {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)},
+                           {q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)}},
+                          {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)},
+                           {k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)}},
                           stride,
                           keep_k_begin};
     planner.for_each(i, f);

@@ -4,7 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "plan/cuda/row_copy.h"
+#include "cuda/launch.h"
+#include "plan/cuda/context.h"
+#include "plan/cuda/divide.h"
 #include "text.h"
 #include "weft/device_rows.h"
 

@@ -1,4 +1,4 @@
-// Rows from one tensor to another by a map, at the speed of a plain copy.
+// Rows from one tensor to another by a map, through registers: any row size, any alignment, any GPU.
 //
 // A warp takes K neighbouring rows of the launch, or a part of a long one. Its lanes find K pairs of rows, leave their
 // byte offsets in shared memory, and then all lanes move units of up to 16 bytes, several of them on their way at a
@@ -6,22 +6,10 @@
 // time.
 #pragma once
 
-#include "cuda/launch.h"
 #include "plan/cuda/row_map.h"
-#include "plan/row_tensor.h"
+#include "weft/layout.h"
 
 namespace weft {
-
-// Division by a number that the host knows: q = n / d for n < 2^31 (round-up method of Granlund and Montgomery).
-struct FastDivisor {
-  unsigned multiplier, shift, divisor;
-
-  explicit FastDivisor(unsigned d) : shift(0), divisor(d) {
-    while ((1ull << shift) < d) ++shift;
-    multiplier = static_cast<unsigned>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
-  }
-  __device__ unsigned divide(unsigned n) const { return (__umulhi(n, multiplier) + n) >> shift; }
-};
 
 // A RowTensor with its zeros filled in.
 struct RowsView {
@@ -98,19 +86,21 @@ template <class Map>
 __device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typename Map::Known& known, unsigned task,
                                unsigned lane) {
   const unsigned group = copy.parts == 1 ? task : task / static_cast<unsigned>(copy.parts);
-  const Index row = static_cast<Index>(group) * copy.rows_a_warp + lane;
-  // Lanes without a row ask for the last one: all must come along.
-  const RowPair pair = map.at(known, static_cast<int>(min_of(row, copy.rows - 1)));
-  const bool mine = static_cast<int>(lane) < copy.rows_a_warp && row < copy.rows;
-  if (!mine || pair.to < 0 || pair.to >= copy.to.rows || pair.from >= copy.from.rows) return {RowOffsets::kNothing, 0};
+  const Index first = static_cast<Index>(group) * copy.rows_a_warp;
+  const Index last = min_of(first + copy.rows_a_warp, copy.rows) - 1;
+  // All must come along: lanes without a row ask for the last one.
+  const RowPair pair = map.at(known, static_cast<int>(min_of(first + lane, last)));
+  if (first + lane > last || pair.to < 0 || pair.to >= copy.to.rows || pair.from >= copy.from.rows)
+    return {RowOffsets::kNothing, 0};
   const long long to = copy.to.offset(pair.to);
   if (pair.from == RowPair::kZeros) return {RowOffsets::kZeros, to};
   return {pair.from < 0 ? RowOffsets::kNothing : copy.from.offset(pair.from), to};
 }
 
-template <class Unit, class Op, int kBatch, int kBlocks, class Map>
-__global__ void __launch_bounds__(RowCopy::kThreads, kBlocks)
+template <class Unit, class Op, class Map>
+__global__ void __launch_bounds__(RowCopy::kThreads, RowCopy::kBlocks)
     copy_rows_by(const __grid_constant__ RowCopy copy, const __grid_constant__ Map map) {
+  constexpr int kBatch = RowCopy::kBatch;
   constexpr unsigned kWarps = RowCopy::kThreads / 32;
   __shared__ alignas(16) RowOffsets shared[kWarps][32];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, task = blockIdx.x * kWarps + warp;
@@ -143,55 +133,6 @@ __global__ void __launch_bounds__(RowCopy::kThreads, kBlocks)
     }
   }
   map.check(copy.reporter);
-}
-
-// The widest unit that all addresses are multiples of.
-inline int unit_of(const RowTensor& a, const RowTensor& b) {
-  unsigned long long bits = 16;
-  for (const RowTensor* t : {&a, &b})
-    bits |= reinterpret_cast<std::uintptr_t>(t->data) | static_cast<unsigned long long>(t->row_bytes) |
-            static_cast<unsigned long long>(t->row_stride) | static_cast<unsigned long long>(t->outer_stride);
-  return static_cast<int>(bits & ~(bits - 1));
-}
-
-// `rows` of the launch. Tensors are checked.
-template <class Op, int kBatch = RowCopy::kBatch, int kBlocks = RowCopy::kBlocks, class Map>
-void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
-                 const RowTensor& to, Index bytes_a_warp = RowCopy::kBytesAWarp) {
-  if (rows == 0) return;
-  const int unit = unit_of(from, to);
-  const Index units = to.row_bytes / unit, width = min_of(units, max_of(1, bytes_a_warp / unit));
-  RowCopy copy{.from = RowsView(from),
-               .to = RowsView(to),
-               .rows = static_cast<int>(rows),
-               .rows_a_warp = static_cast<int>(max_of(1, min_of(32, bytes_a_warp / to.row_bytes))),
-               .units = static_cast<int>(units),
-               .parts = static_cast<int>(ceil_div(units, width)),
-               .tasks = 0,
-               .width = FastDivisor(static_cast<unsigned>(width)),
-               .reporter = context.reporter()};
-  const Index tasks = ceil_div(rows, copy.rows_a_warp) * copy.parts;
-  if (tasks >= kMaxTokens)
-    throw Error(text(rows, " rows of ", to.row_bytes, " bytes are too many for one launch"), "copy them in parts");
-  copy.tasks = static_cast<unsigned>(tasks);
-  const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(tasks, RowCopy::kThreads / 32))),
-                          .threads = dim3(RowCopy::kThreads)};
-  const auto go = [&]<class Unit>(Unit) {
-    if constexpr (requires(Unit u) { Op::store(&u, u); })
-      cuda::launch(copy_rows_by<Unit, Op, kBatch, kBlocks, Map>, shape, context.stream(), copy, map);
-  };
-  switch (unit) {
-    case 16:
-      return go(uint4{});
-    case 8:
-      return go(uint2{});
-    case 4:
-      return go(0u);
-    case 2:
-      return go(static_cast<unsigned short>(0));
-    default:
-      return go(static_cast<unsigned char>(0));
-  }
 }
 
 }  // namespace weft

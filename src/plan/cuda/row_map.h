@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/cuda/context.h"
+#include "plan/cuda/divide.h"
 #include "plan/cuda/search.h"
 #include "plan/device_runs.h"
 #include "plan/faults.h"
@@ -21,54 +22,94 @@ struct TokenMap {
   OffsetsView stream;
   RegularRuns::Cut cut;
   bool sequence_order;
-  int ranks, first_rank, rows;  // rows of each rank; ranks first_rank, first_rank + 1, ...
+  FastDivisor ranks, rows;  // rows of each rank
+  int first_rank;           // the buffers are those of ranks first_rank, first_rank + 1, ...
   Index multiple;
   bool real_only;  // padding counts as no token
 
   struct Known {
-    int begin, dealt;
+    int begin, dealt, probe;
   };
+  __device__ Offsets32 offsets() const { return {stream.padded, stream.wide}; }
   __device__ Known known() const {
+    const int first = probe(offsets(), 0, static_cast<int>(stream.sequences));
     const Range extent = sane(stream.extent(), stream.tokens);
-    return {static_cast<int>(extent.begin), static_cast<int>(extent.size())};
+    return {static_cast<int>(extent.begin), static_cast<int>(extent.size()), first};
+  }
+  __device__ Found sequence_at(const Known& known, int token) const {
+    return last_at_or_before(offsets(), static_cast<int>(stream.sequences), known.probe, token);
+  }
+  // A rank's share of n tokens. Of a number that wrong offsets made negative: anything.
+  __device__ int share(int n) const { return static_cast<int>(ranks.divide(static_cast<unsigned>(n))); }
+  // Tokens in a piece of the stream.
+  __device__ int piece(int dealt) const {
+    if (dealt == 0) return 0;
+    return cut == RegularRuns::pieces ? share(dealt - 1) + 1 : share(dealt - 1) / 2 + 1;
   }
 
-  // kNoToken where the row holds none.
-  __device__ int token(const Known& extent, int row) const {
-    const int begin = extent.begin, dealt = extent.dealt;
-    const int n = static_cast<int>(stream.sequences);
-    if (n == 0) return -1;
-    const Offsets32 offsets{stream.padded, stream.wide};
-    const int member = sequence_order ? 0 : row / rows, r = sequence_order ? row : row - member * rows;
-    const int rank = first_rank + member;
-    Index token = -1;  // 64 bits: pieces of the last ranks may begin past the tokens, and past 31 bits
-    int sequence = -1;
-    const Index r64 = r, rank64 = rank, opposite = 2 * Index{ranks} - 1 - rank;
+  // -1 where the row holds none.
+  __device__ int token(const Known& known, int row) const {
+    const int begin = known.begin, dealt = known.dealt;
+    if (stream.sequences == 0) return -1;
+    const int member = sequence_order ? 0 : static_cast<int>(rows.divide(static_cast<unsigned>(row)));
+    const int r = row - member * static_cast<int>(rows.divisor);
+    // 64 bits: pieces of the last ranks may begin past the tokens, and past 31 bits.
+    const Index rank = first_rank + member, opposite = 2 * Index{ranks.divisor} - 1 - rank;
+    Index token = -1;
+    Found found{-1, 0, 0};
     if (sequence_order) {
       token = row;
     } else if (cut == RegularRuns::pieces) {
-      const int piece = static_cast<int>((Index{dealt} + ranks - 1) / ranks);
-      if (r < piece) token = begin + rank64 * piece + r;
+      if (r < piece(dealt)) token = begin + rank * piece(dealt) + r;
     } else if (cut == RegularRuns::folded) {
-      const int piece = static_cast<int>((Index{dealt} + 2 * ranks - 1) / (2 * ranks));
-      if (r < 2 * Index{piece}) token = begin + (r < piece ? rank64 * piece + r : opposite * piece + r - piece);
+      const Index piece = this->piece(dealt);
+      if (r < 2 * piece) token = begin + (r < piece ? rank * piece + r : opposite * piece + r - piece);
     } else if (cut == RegularRuns::strided) {
-      token = begin + rank + r64 * ranks;
+      token = begin + rank + Index{r} * ranks.divisor;
     } else {
       // Sequences keep their order within a rank, and each has a rank's share of its rows.
-      const int held = dealt / ranks;
-      const Found found = last_at_or_before(offsets, n, begin + (r < held ? r : max(0, held - 1)) * ranks);
-      sequence = found.index;
-      const int from = found.begin;
-      const int piece = (found.end - from) / (2 * ranks), at = r - (from - begin) / ranks;
-      if (r < held && at >= 0 && at < 2 * piece)
-        token = from + (at < piece ? rank64 * piece + at : opposite * piece + at - piece);
+      const int held = share(dealt);
+      found = sequence_at(known, begin + min(r, max(0, held - 1)) * static_cast<int>(ranks.divisor));
+      const int piece = share(found.end - found.begin) / 2, at = r - share(found.begin - begin);
+      if (r < held && at >= 0 && at < 2 * Index{piece})
+        token = found.begin + (at < piece ? rank * piece + at : opposite * piece + at - piece);
     }
     if (token < begin || token >= Index{begin} + dealt) token = -1;
     if (!real_only) return static_cast<int>(token);
-    if (sequence < 0) sequence = last_at_or_before(offsets, n, token < 0 ? begin : static_cast<int>(token)).index;
-    const Index used = stream.at(stream.cu, sequence + 1) - stream.at(stream.cu, sequence);
-    return token - offsets[sequence] < used ? static_cast<int>(token) : -1;
+    if (found.index < 0) found = sequence_at(known, token < 0 ? begin : static_cast<int>(token));
+    const Index used = stream.cu == stream.padded
+                           ? Index{found.end} - found.begin
+                           : stream.at(stream.cu, found.index + 1) - stream.at(stream.cu, found.index);
+    return token - found.begin < used ? static_cast<int>(token) : -1;
+  }
+
+  // The other way round, in the rows of all ranks: -1 for tokens that no rank holds.
+  __device__ int row(const Known& known, int token) const {
+    if (stream.sequences == 0) return -1;
+    const int at = token - known.begin, n = static_cast<int>(ranks.divisor);
+    int rank = -1, r = -1;
+    const auto fold = [&](int within, int piece) {
+      if (within < 0 || piece <= 0) return;
+      const int i = within / piece;
+      rank = i < n ? i : 2 * n - 1 - i;
+      r = within - i * piece + (i < n ? 0 : piece);
+    };
+    if (cut == RegularRuns::pieces) {
+      const int piece = max(1, this->piece(known.dealt));
+      rank = at / piece;
+      r = at - rank * piece;
+    } else if (cut == RegularRuns::folded) {
+      fold(at, piece(known.dealt));
+    } else if (cut == RegularRuns::strided) {
+      r = share(at);
+      rank = at - r * n;
+    } else {
+      const Found found = sequence_at(known, token);
+      fold(token - found.begin, share(found.end - found.begin) / 2);
+      r += share(found.begin - known.begin);
+    }
+    if (at < 0 || at >= known.dealt || rank < 0 || r < 0 || r >= static_cast<int>(rows.divisor)) return -1;
+    return rank * static_cast<int>(rows.divisor) + r;
   }
 
   // Each thread of the launch looks at some of the sequences.
@@ -80,24 +121,30 @@ struct TokenMap {
       if (fault.code != Fault::none) reporter.report(fault);
     }
     if (thread != 0 || sequence_order) return;
-    const RunsSpec spec{cut, false, stream.tokens, ranks, rows, {0, 1, 1}};
+    const RunsSpec spec{cut, false, stream.tokens, ranks.divisor, rows.divisor, {0, 1, 1}};
     const Index needed = spec.rows_needed(sane(stream.extent(), stream.tokens).size());
-    if (needed > rows) reporter.report({Fault::few_rows, 0, 0, needed, rows});
+    if (needed > spec.rows) reporter.report({Fault::few_rows, 0, 0, needed, spec.rows});
   }
 };
 
 // Between the ranks' rows and the whole stream, or between two buffers of the same rows.
 struct OrderMap {
-  enum Kind { to_rows, to_tokens, same_rows };
+  enum Kind {
+    to_rows,    // for each row of the ranks its token
+    to_tokens,  // the same rows, the other way
+    to_stream,  // for each token its row: all ranks' rows are at hand
+    same_rows
+  };
 
   TokenMap tokens;
   Kind kind;
-  bool zero;  // destination rows without a token become zeros; not for to_tokens
+  bool zero;  // destination rows without a token become zeros; only where the launch has a row for each of them
 
   using Known = TokenMap::Known;
   __device__ Known known() const { return tokens.known(); }
-  __device__ RowPair at(const Known& extent, int row) const {
-    const int token = tokens.token(extent, row);
+  __device__ RowPair at(const Known& known, int row) const {
+    if (kind == to_stream) return {tokens.row(known, row), row};
+    const int token = tokens.token(known, row);
     if (token < 0) return {zero ? RowPair::kZeros : RowPair::kNothing, row};
     return {kind == to_rows ? token : row, kind == to_tokens ? token : row};
   }
@@ -109,12 +156,14 @@ struct RangeMap {
   const std::int32_t *cu, *from, *to;
   int ranges;
 
-  using Known = int;
-  __device__ Known known() const { return cu[ranges]; }
-  __device__ RowPair at(Known total, int row) const {
-    const int i = last_at_or_before({cu, false}, ranges, min(row, total - 1)).index;
-    if (row >= total || i < 0) return {RowPair::kNothing, 0};
-    const int within = row - cu[i];
+  struct Known {
+    int total, probe;
+  };
+  __device__ Known known() const { return {cu[ranges], probe({cu, false}, 0, ranges)}; }
+  __device__ RowPair at(const Known& known, int row) const {
+    const Found found = last_at_or_before({cu, false}, ranges, known.probe, min(row, known.total - 1));
+    if (row >= known.total) return {RowPair::kNothing, 0};
+    const int i = found.index, within = row - found.begin;
     if (within < 0) return {RowPair::kNothing, 0};
     const Index source = from == nullptr ? row : Index{from[i]} + within;
     const Index place = to == nullptr ? row : Index{to[i]} + within;

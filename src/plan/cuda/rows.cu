@@ -1,5 +1,5 @@
 // Rows between orders, valid rows, ranges of rows.
-#include "plan/cuda/row_copy.h"
+#include "plan/cuda/row_launch.h"
 #include "text.h"
 #include "weft/device_rows.h"
 
@@ -21,9 +21,9 @@ TokenMap whole_stream(const DeviceStream& stream) {
   return {.stream = offsets_view(stream),
           .cut = RegularRuns::pieces,
           .sequence_order = true,
-          .ranks = 1,
+          .ranks = FastDivisor(1),
+          .rows = FastDivisor(1),
           .first_rank = 0,
-          .rows = static_cast<int>(stream.tokens),
           .multiple = 1,
           .real_only = false};
 }
@@ -34,9 +34,9 @@ TokenMap ranks_rows(const DeviceStream& stream, const DeviceLayout& layout, RunL
   return {.stream = offsets_view(stream),
           .cut = spec.cut,
           .sequence_order = false,
-          .ranks = static_cast<int>(spec.ranks),
+          .ranks = FastDivisor(static_cast<unsigned>(spec.ranks)),
+          .rows = FastDivisor(static_cast<unsigned>(max_of(1, rows))),
           .first_rank = static_cast<int>(members.first),
-          .rows = static_cast<int>(max_of(1, rows)),
           .multiple = spec.multiple(),
           .real_only = false};
 }
@@ -128,8 +128,8 @@ void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, 
   check_two(sequence, ranks, "sequence and ranks");
   launch_copy<Replace>(
       context.parts(),
-      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_tokens, false),
-      ranks.rows, ranks, sequence);
+      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_stream, false),
+      sequence.rows, ranks, sequence);
 }
 
 void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
