@@ -41,11 +41,17 @@ void follow(const Place& place, void* stream);
 void* take(const Place& place, Index bytes);
 void give_back(void* data) noexcept;
 
-// For checks and tools; these wait until all is done.
+// For checks and tools. `from` is not pinned memory, and is read before the call returns.
 void to_device(const Place& place, void* to, const void* from, Index bytes);
-void to_host(const Place& place, void* to, const void* from, Index bytes);
+// Waits for the stream, once.
+struct HostCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  Index bytes = 0;
+};
+void to_host(const Place& place, std::span<const HostCopy> copies);
 void synchronize(const Place& place);
-void* thread_stream();  // a stream that each thread has for itself
+void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.
 int count();
 

@@ -24,7 +24,7 @@ void follow(const Place&, void*) { refuse(); }
 void* take(const Place&, Index) { refuse(); }
 void give_back(void*) noexcept {}
 void to_device(const Place&, void*, const void*, Index) { refuse(); }
-void to_host(const Place&, void*, const void*, Index) { refuse(); }
+void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
 void synchronize(const Place&) { refuse(); }
 void* thread_stream() { refuse(); }
 int count() { return 0; }
