@@ -33,6 +33,14 @@ void sink_gradient(const Place& place, const BackwardArgs& args, double* gradien
 // numbers [ranks, heads] to one a head, in the order of ranks, rounded into `to` [heads].
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to);
 
+// Bytes of one list of blocks to those of another, which hold as many.
+void copy(const Place& place, std::span<const Block> from, std::span<const Block> to);
+// The place's stream waits for what is in another one.
+void follow(const Place& place, void* stream);
+// Memory that belongs to no stream: giving it back waits for all work of the GPU.
+void* take(const Place& place, Index bytes);
+void give_back(void* data) noexcept;
+
 // For checks and tools. `from` is not pinned memory, and is read before the call returns.
 void to_device(const Place& place, void* to, const void* from, Index bytes);
 // Waits for the stream, once.

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "comm/cuda/segments.h"
 #include "cuda/kept.h"
 #include "cuda/launch.h"
 #include "cuda/on_device.h"
@@ -183,6 +184,26 @@ void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, 
   launch(place, reduce_ranks, shape_of(to.heads), numbers, ranks, how == Reduce::sum, to);
 }
 
+void copy(const Place& place, std::span<const Block> from, std::span<const Block> to) {
+  const cuda::OnDevice on(place.device);
+  cuda::copy(cuda::segments(from, to), stream_of(place));
+}
+
+void follow(const Place& place, void* stream) {
+  const cuda::OnDevice on(place.device);
+  const cuda::Event here;
+  WEFT_CUDA(cudaEventRecord(here.get(), static_cast<cudaStream_t>(stream)));
+  WEFT_CUDA(cudaStreamWaitEvent(stream_of(place), here.get()));
+}
+
+void* take(const Place& place, Index bytes) {
+  const cuda::OnDevice on(place.device);
+  void* data = nullptr;
+  WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
+  return data;
+}
+void give_back(void* data) noexcept { cudaFree(data); }
+
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
   const cuda::OnDevice on(place.device);
   WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
@@ -206,7 +227,10 @@ void to_host(const Place& place, std::span<const HostCopy> copies) {
     at += c.bytes;
   }
 }
-void synchronize(const Place& place) { WEFT_CUDA(cudaStreamSynchronize(stream_of(place))); }
+void synchronize(const Place& place) {
+  const cuda::OnDevice on(place.device);
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+}
 
 void* thread_stream() {
   thread_local const cuda::Stream mine;
