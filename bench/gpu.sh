@@ -1,70 +1,103 @@
 #!/usr/bin/env bash
 # All that needs a GPU, on a machine that has one: builds, tests, checks memory and races, times. Goes on after a failure
 # and ends with a table and a verdict.
-# Usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]   parts: test soak sanitize bench; all if none is named
-# WEFT_CUDA_PROBLEMS: random problems of the soak, a dtype (2000)
+# Usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]
+#   test      the GPU tests, a process a suite                        sanitize  compute-sanitizer's four tools on some of them
+#   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
+#   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
+#   all of these if none is named
+# WEFT_BUILT=1: BUILD_DIR holds the programs already. WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
 set -u
 build=${1:?usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]} out=${2:?}
 shift 2
-parts=${*:-test soak sanitize bench}
+parts=${*:-test trace matrix soak sanitize bench}
 source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out"
-failed=
+test=$build/tests/cuda_test weft=$build/weft trace=$build/bench/cupti/trace bench=$build/bench/cuda/attention
 
-# step NAME SECONDS COMMAND...: its output goes to OUT_DIR/NAME.log.
+# step NAME SECONDS COMMAND...: its output goes to OUT_DIR/NAME.log, its line of the table to OUT_DIR/NAME.row.
 step() {
   local name=$1 limit=$2 begin=$SECONDS
   shift 2
   timeout "$limit" "$@" >"$out/$name.log" 2>&1
-  local result=$?
-  if [ $result -ne 0 ]; then
-    failed="$failed $name"
-    tail -n 15 "$out/$name.log"
-  fi
-  printf '== %-24s %s (%d s)\n' "$name" "$([ $result -eq 0 ] && echo ok || echo "FAILED: $result")" $((SECONDS - begin))
+  local result=$? words=ok
+  [ $result -eq 0 ] || words="FAILED ($result)"
+  [ $result -eq 124 ] && words="FAILED (not done in $limit s)"
+  printf '%-28s %-12s %4d s  %s\n' "$name" "$words" $((SECONDS - begin)) "$(summary "$out/$name.log")" >"$out/$name.row"
+  cat "$out/$name.row"
+  [ $result -eq 0 ] || grep -E 'Failure|FAILED|allowed|got |Which|what\(\)|========= (Inv|Unin|Err|Rac|Bar)' "$out/$name.log" |
+    head -n "${WEFT_LINES:-12}"
   return $result
 }
+# The line that says how much was done.
+summary() { grep -hE '^\[  PASSED  \]|^[0-9,]+ (runs|cases)|ERROR SUMMARY|RACECHECK SUMMARY|under compute: ' "$1" | tail -n 2 | tr '\n' ' '; }
 has() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac }
+need() { [ -x "$1" ] || { printf '%-28s left out: there is no %s\n' "$2" "$1" | tee "$out/$2.row"; return 1; }; }
 
-configure() {
-  cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90a -DWEFT_CUDA=ON \
-    -DWEFT_BENCH=ON -DWEFT_TESTS=OFF -DWEFT_TOOLS=OFF -DWEFT_EXAMPLES=OFF -DWEFT_MPI=OFF &&
-    cmake --build "$build"
-}
-export -f configure
-export source build
-step build 500 bash -c configure || exit 1
-test=$build/tests/cuda_test
-bench=$build/bench/cuda/attention
+rm -f "$out"/*.row
+if [ "${WEFT_BUILT:-0}" != 1 ]; then
+  configure() {
+    cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90a -DWEFT_CUDA=ON \
+      -DWEFT_BENCH=ON -DWEFT_TESTS=OFF -DWEFT_TOOLS=ON -DWEFT_EXAMPLES=OFF -DWEFT_MPI=OFF && cmake --build "$build"
+  }
+  export -f configure
+  export source build
+  step build 900 bash -c configure || exit 1
+fi
 
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids=
-  suites="GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps"
-  for suite in $suites; do
-    (timeout 400 "$test" --gtest_filter="*$suite*" >"$out/test.$suite.log" 2>&1; echo $? >"$out/test.$suite.rc") &
+  for suite in GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps DeviceCommunicator \
+    DeviceExecutor DeviceKvBuffer Nccl; do
+    step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
     pids="$pids $!"
   done
   wait $pids
-  for suite in $suites; do
-    if [ "$(cat "$out/test.$suite.rc")" != 0 ]; then
-      failed="$failed test.$suite"
-      grep -E "Failure|FAILED|allowed|got |Which|what\(\)" "$out/test.$suite.log" | head -n "${WEFT_LINES:-25}"
-    fi
-    printf '== %-24s %s\n' "test.$suite" "$(grep -E '^\[  (PASSED|FAILED)  \] [0-9]+ test' "$out/test.$suite.log" | tr '\n' ' ')"
-  done
+  step test.Ahead 120 "$test" --gtest_filter='Ahead*'  # alone: it holds streams
+fi
+if has trace && need "$trace" trace; then
+  for schedule in ring all_gather exact; do step "trace.$schedule" 60 "$trace" $schedule; done
+  step trace.ring.large 60 "$trace" ring 32:8
+fi
+if has matrix && need "$weft" matrix; then
+  step matrix 600 "$weft" verify --kernel cuda.portable --comm threads --matrix full --ranks 2,4,8
 fi
 if has soak; then
-  step soak 400 env WEFT_CUDA_PROBLEMS="${WEFT_CUDA_PROBLEMS:-2000}" "$test" --gtest_filter='*RandomProblems*'
+  problems=${WEFT_PROBLEMS:-10000} seed=${WEFT_SEED:-$(date +%s)}
+  if need "$weft" soak.executor; then
+    for schedule in all_gather ring all_to_all hybrid exact; do
+      step "soak.$schedule" 300 "$weft" verify --kernel cuda.portable --schedule $schedule --random $((problems / 5)) \
+        --seed "$seed"
+      seed=$((seed + problems))
+    done
+  fi
+  pids=
+  shares=4  # processes a dtype; most of the time goes into the answers, on the CPU
+  for dtype in f32 bf16 f16; do
+    for share in $(seq $shares); do
+      many=$(((problems + 3 * shares - 1) / (3 * shares)))
+      step "soak.$dtype.$share" 600 env WEFT_CUDA_PROBLEMS=$many WEFT_CUDA_SEED=$((seed % 1000000000 + many * share)) \
+        "$test" --gtest_filter="*GpuBackward.RandomProblems/$dtype" &
+      pids="$pids $!"
+    done
+  done
+  wait $pids
 fi
 if has sanitize; then
-  some='*RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
-  for tool in memcheck racecheck synccheck initcheck; do
-    step "sanitize.$tool" 240 env WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-12}" WEFT_DEVICE_PROBLEMS=2 \
+  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
+  ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
+  for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
+    some=$kernels:$ranks:$executor
+    # It loses track of kernels that many threads launch at once, and counts that as a hazard.
+    [ $tool = racecheck ] && some=$kernels:$ranks
+    # Initcheck does not know what another stream has written into memory of a pool.
+    step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-6}" \
+      WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" WEFT_DEVICE_PROBLEMS=2 \
       compute-sanitizer --tool $tool --error-exitcode 1 "$test" --gtest_filter="$some"
   done
 fi
-if has bench; then
+if has bench && need "$bench" bench; then
   printf '%-16s %9s %8s %9s %8s %9s %8s\n' case 'fwd ms' TFLOP/s 'bwd ms' TFLOP/s 'same bits' TFLOP/s >"$out/bench.txt"
   for case in $("$bench" --list); do
     if step "bench.$case" 120 "$bench" "$case"; then cat "$out/bench.$case.log" >>"$out/bench.txt"; fi
@@ -74,9 +107,11 @@ if has bench; then
   done
   cat "$out/bench.txt"
 fi
+printf '\n'
+cat "$out"/*.row
 tar -C "$out" -czf "$out/logs.tgz" --exclude=logs.tgz . 2>/dev/null
-if [ -n "$failed" ]; then
-  echo "FAILED:$failed"
+if grep -q FAILED "$out"/*.row; then
+  echo "FAILED: $(grep -l FAILED "$out"/*.row | xargs -n 1 basename -s .row | tr '\n' ' ')"
   exit 1
 fi
 echo "all well"

@@ -63,6 +63,8 @@ def main():
     try:
         import torch
         makers["torch"] = lambda shape: torch.from_numpy(makers["numpy"](shape))
+        if weft._core.has_cuda and torch.cuda.is_available():  # calls return when their work is in the stream
+            makers["torch on a GPU"] = lambda shape: makers["torch"](shape).cuda()
     except ImportError:
         pass
     worst = 0.0

@@ -1,6 +1,7 @@
 """A small decoder after Llama 4, trained on packed documents whose tokens are spread over ranks.
 
     python examples/train_packed.py --picture loss.png
+    python examples/train_packed.py --device cuda --dtype bf16 --threads 4         # ranks that share one GPU
     torchrun --nproc-per-node 4 examples/train_packed.py --schedule ring
 
 Every rank has the whole model and some rows of each pack. Only attention and the sum of gradients know of other ranks.
@@ -10,6 +11,7 @@ import argparse
 import math
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -38,7 +40,7 @@ class Config:
 
 def rotate(x, cos, sin):  # [rows, heads, dim] by angles [rows, 1, dim / 2]
     a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -67,22 +69,23 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens and positions [rows] of this rank to logits [rows, vocab]. attention: what every layer's is to be like."""
 
-    def __init__(self, config, *, recompute=False, **attention):
+    def __init__(self, config, *, recompute=False, bf16=False, **attention):
         super().__init__()
-        self.config, self.recompute = config, recompute
+        self.config, self.recompute, self.bf16 = config, recompute, bf16
         self.embed = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, i, **attention) for i in range(config.layers))
         self.norm, self.head = nn.RMSNorm(config.dim), nn.Linear(config.dim, config.vocab, bias=False)
 
     def forward(self, input_ids, positions, packing):
         half = self.config.dim // self.config.heads // 2
-        angles = positions[:, None, None] * 1e4 ** (-torch.arange(half) / half)
+        angles = positions[:, None, None] * 1e4 ** (-torch.arange(half, device=positions.device) / half)
         cos, sin = angles.cos(), angles.sin()
         x = self.embed(input_ids)
-        for block in self.blocks:
-            # Recomputing attention moves keys again; every rank does it at the same place of its backward.
-            x = checkpoint(block, x, packing, cos, sin, use_reentrant=False) if self.recompute else block(x, packing, cos, sin)
-        return self.head(self.norm(x))
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            for block in self.blocks:
+                # Recomputing attention moves keys again; every rank does it at the same place of its backward.
+                x = checkpoint(block, x, packing, cos, sin, use_reentrant=False) if self.recompute else block(x, packing, cos, sin)
+            return self.head(self.norm(x)).float()
 
 
 class Text:
@@ -113,7 +116,7 @@ class Text:
 
 def sum_over_ranks(tensors, group):
     flat = torch.cat([t.flatten() for t in tensors])  # one message: each costs a round trip
-    dist.all_reduce(flat, group=group)
+    flat = sum(weft.torch.all_gather(flat, group))  # or dist.all_reduce; this goes with ranks that are threads, too
     for t, summed in zip(tensors, flat.split([t.numel() for t in tensors])):
         t.copy_(summed.view_as(t))
 
@@ -123,14 +126,13 @@ def loss_and_gradients(model, input_ids, packing, *, group=None, layout="zigzag"
     labels = weft.torch.next_token_labels(input_ids, packing)  # before sharding: the next token may lie on another rank,
     targets = (labels >= 0).sum()  # and every rank knows how many there are
     rows = weft.torch.shard(input_ids, packing, group, layout=layout)
-    positions = weft.torch.position_ids(packing, group, layout=layout)
+    positions = weft.torch.position_ids(packing, group, layout=layout, device=rows.device)
     logits = model(rows, positions, weft.torch.pack(packing))  # a packing as a tensor is what torch.compile takes
     labels = weft.torch.shard(labels, packing, group, layout=layout, fill=-100)
     loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / targets
     loss.backward()
     loss = loss.detach()
-    if dist.is_initialized():
-        sum_over_ranks([loss, *(p.grad for p in model.parameters())], group)
+    sum_over_ranks([loss, *(p.grad for p in model.parameters())], group)
     return loss.item()
 
 
@@ -146,23 +148,17 @@ def draw(losses, entropy, file):
     pyplot.savefig(file, dpi=150)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=1024, help="of a pack, over all ranks")
-    parser.add_argument("--schedule", default="all_gather", choices=["all_gather", "ring", "all_to_all", "hybrid", "exact"])
-    parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous", "striped"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", metavar="FILE.png", help="draw the loss")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
-    parser.add_argument("--checkpoint", action="store_true", help="recompute activations in the backward")
-    args = parser.parse_args()
-    if "RANK" in os.environ:  # of torchrun; ranks share this machine's cores
-        dist.init_process_group("gloo")
-        weft.set_cpu_threads(1)
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    torch.manual_seed(args.seed)  # equal weights on every rank
-    model = Decoder(Config(), recompute=args.checkpoint, schedule=args.schedule, layout=args.layout)
+one_at_a_time = threading.Lock()  # random numbers are those of the process
+
+
+def train(args, comm=None):
+    """On this rank: of a process group, or of `comm`, a communicator of weft.spawn."""
+    first = (comm.rank if comm else dist.get_rank() if dist.is_initialized() else 0) == 0
+    with one_at_a_time:
+        torch.manual_seed(args.seed)  # equal weights on every rank
+        model = Decoder(Config(), recompute=args.checkpoint, bf16=args.dtype == "bf16", schedule=args.schedule,
+                        layout=args.layout, group=comm)
+    model.to(args.device)
     if args.compile:
         model.compile(dynamic=True)  # packs differ in length
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -172,7 +168,7 @@ def main():
     losses, tokens, begin = [], 0, time.perf_counter()
     for step, (input_ids, packing) in zip(range(args.steps), text.packs(args.tokens)):
         optimizer.zero_grad()
-        losses.append(loss_and_gradients(model, input_ids, packing, layout=args.layout))
+        losses.append(loss_and_gradients(model, input_ids.to(args.device), packing, group=comm, layout=args.layout))
         optimizer.step()
         tokens += int(packing.lengths_q.sum())
         bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
@@ -185,6 +181,40 @@ def main():
         print(f"loss {losses[-1]:.4f} ({text.entropy:.4f} is the least possible), {tokens / seconds:.0f} tokens a second")
         if args.picture:
             draw(losses, text.entropy, args.picture)
+
+
+def join_group(device):
+    """Ranks of torchrun share this machine's cores, or have a GPU each; or share GPUs, and messages go by way of the CPU."""
+    weft.set_cpu_threads(1)
+    backend = "gloo"
+    if device == "cuda":
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+        if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
+            backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=1024, help="of a pack, over all ranks")
+    parser.add_argument("--schedule", default="all_gather", choices=["all_gather", "ring", "all_to_all", "hybrid", "exact"])
+    parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous", "striped"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="of attention and of products")
+    parser.add_argument("--threads", type=int, default=1, help="ranks that are threads of this process, on one GPU or the CPU")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the loss")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    parser.add_argument("--checkpoint", action="store_true", help="recompute activations in the backward")
+    args = parser.parse_args()
+    if "RANK" in os.environ:  # of torchrun
+        join_group(args.device)
+    if args.threads > 1:
+        weft.spawn(args.threads, lambda comm: train(args, comm))
+    else:
+        train(args)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,6 +1,10 @@
 // What kernel cuda.portable refuses, asked of GPUs that are not there.
 #include "kernel/cuda_refusal.h"
 
+#include <string>
+#include <tuple>
+#include <utility>
+
 #include <gtest/gtest.h>
 
 namespace weft::test {
@@ -27,6 +31,43 @@ TEST(CudaRefusal, TensorsOfTheCpu) {
 TEST(CudaRefusal, NoGpuOrAnOldOne) {
   expect_refused({.missing = "no CUDA-capable device is detected"}, on_gpu(), "no CUDA-capable device");
   expect_refused(gpu(7, 5, 64), on_gpu(), "7.5");
+}
+
+// Whatever the numbers behind the point: machine code for 8.0, 8.6, 8.9 and 9.0, and PTX that newer ones compile.
+TEST(CudaRefusal, TakesEveryGpuFromComputeCapability8On) {
+  for (const auto& [major, minor] : {std::pair{3, 5}, {6, 1}, {7, 0}, {7, 5}}) {
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      expect_refused(gpu(major, minor, 227), on_gpu(DType::bf16, 64, 64, pass), "compute capability 8.0");
+    expect_refused(gpu(major, minor, 227), on_gpu(), std::to_string(major) + "." + std::to_string(minor));
+  }
+  for (const auto& [major, minor, kib] : {std::tuple{8, 0, 163},
+                                          {8, 6, 99},
+                                          {8, 7, 163},
+                                          {8, 9, 99},
+                                          {9, 0, 227},
+                                          {10, 0, 227},
+                                          {10, 3, 227},
+                                          {11, 0, 227},
+                                          {12, 0, 99},
+                                          {12, 1, 99}}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        if (dtype != DType::f32 || pass == Pass::forward || kib > 99) {  // the f32 backward has no tiles that small
+          EXPECT_EQ(portable_refusal(gpu(major, minor, kib), on_gpu(dtype, 64, 64, pass)), std::nullopt)
+              << major << "." << minor << " " << name(dtype);
+        }
+  }
+}
+
+// What a block needs decides, not the number of the GPU.
+TEST(CudaRefusal, SharedMemoryAtItsEdge) {
+  const KernelRequest request = on_gpu(DType::f32, 256, 256, Pass::backward);
+  const auto reason = portable_refusal(gpu(9, 0, 1), request);
+  ASSERT_TRUE(reason.has_value());
+  const std::string words = "need ";
+  const Index needed = std::stoll(reason->substr(reason->find(words) + words.size()));
+  EXPECT_EQ(portable_refusal({{}, 8, 0, needed}, request), std::nullopt);
+  expect_refused({{}, 9, 0, needed - 1}, request, std::to_string(needed));
 }
 
 TEST(CudaRefusal, DTypesAndWidths) {

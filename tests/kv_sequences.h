@@ -6,9 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 
 #include "check/tensors.h"
+#include "check/twins.h"
 #include "weft/kv_buffer.h"
 
 namespace weft::test {
@@ -79,22 +81,55 @@ inline Attention attention_of(const Setting& r, const Tensors& t) {
   return a;
 }
 
-inline ForwardArgs forward_args(const Setting& r, Tensors& t, Range rows) {
-  return {.q = rows_of(t.q.view, rows),
-          .attention = attention_of(r, t),
-          .out = rows_of(t.out.view, rows),
-          .lse = rows_of(t.lse.view, rows)};
+// Whole tensors where a buffer wants them.
+struct Views {
+  ConstTensorView q, k, v, dout;
+  TensorView out, lse, dq, dk, dv;
+  Attention attention;
+  Place place;
+};
+
+inline Views views_of(const Setting& r, Tensors& t, check::Twins& twins) {
+  return {.q = twins.in(t.q.view),
+          .k = twins.in(t.k.view),
+          .v = twins.in(t.v.view),
+          .dout = twins.in(t.dout.view),
+          .out = twins.out(t.out.view),
+          .lse = twins.out(t.lse.view),
+          .dq = twins.out(t.dq.view),
+          .dk = twins.out(t.dk.view),
+          .dv = twins.out(t.dv.view),
+          .attention = twins.in(attention_of(r, t)),
+          .place = twins.place()};
 }
 
+inline ForwardArgs forward_args(const Views& v, Range rows) {
+  return {.q = rows_of(v.q, rows),
+          .attention = v.attention,
+          .out = rows_of(v.out, rows),
+          .lse = rows_of(v.lse, rows),
+          .place = v.place};
+}
+
+inline BackwardArgs backward_args(const Views& v, Range rows) {
+  return {.q = rows_of(v.q, rows),
+          .attention = v.attention,
+          .dout = rows_of(v.dout, rows),
+          .out = rows_of(v.out, rows),
+          .lse = rows_of(v.lse, rows),
+          .dq = rows_of(v.dq, rows),
+          .dk = rows_of(v.dk, rows),
+          .dv = rows_of(v.dv, rows),
+          .place = v.place};
+}
+
+inline ForwardArgs forward_args(const Setting& r, Tensors& t, Range rows) {
+  check::Twins same({});
+  return forward_args(views_of(r, t, same), rows);
+}
 inline BackwardArgs backward_args(const Setting& r, Tensors& t, Range rows) {
-  return {.q = rows_of(t.q.view, rows),
-          .attention = attention_of(r, t),
-          .dout = rows_of(t.dout.view, rows),
-          .out = rows_of(t.out.view, rows),
-          .lse = rows_of(t.lse.view, rows),
-          .dq = rows_of(t.dq.view, rows),
-          .dk = rows_of(t.dk.view, rows),
-          .dv = rows_of(t.dv.view, rows)};
+  check::Twins same({});
+  return backward_args(views_of(r, t, same), rows);
 }
 
 inline void fill_past(const Setting& r, const KvBuffer& buffer) {
@@ -108,30 +143,54 @@ inline void fill_past(const Setting& r, const KvBuffer& buffer) {
 
 // All micro-sequences forward, then in reverse; called by every rank, which writes its windows' rows.
 inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffer& buffer, Communicator& comm,
-                         Tensors& t) {
-  const auto own = [&](const Tensor& x, Index m) {
-    return rows_of(ConstTensorView(x.view), micros.rows(comm.rank(), m));
-  };
-  std::vector<double> numbers(index(r.heads_q));
-  const TensorView per = per_head(numbers.data(), DType::f64, r.heads_q);
+                         Tensors& t, const Place& place = {}) {
+  const bool there = place.kind != DeviceKind::cpu;  // results come back whole, so each rank has tensors of its own
+  std::optional<Tensors> copy;
+  if (there) copy.emplace(r);
+  Tensors& mine = there ? *copy : t;
+  check::Twins twins(place);
+  const Views views = views_of(r, mine, twins);
+  const Tensor max_logits(DType::f64, r.micros, r.heads_q, 1), dsinks(DType::f64, r.micros, r.heads_q, 1);
+  const TensorView max_logit = twins.out(max_logits.view), dsink = twins.out(dsinks.view);
+  twins.send();
+  const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
+  const auto number = [&](const TensorView& of, Index m) { return rows_of(of, {m, m + 1}); };
+
   buffer.begin(micros, r.mask);
   if (!r.drop) fill_past(r, buffer);
-  if (r.ahead) buffer.start_gather(0, own(t.k, 0), own(t.v, 0));
+  const auto gather = [&](Index m) {
+    buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));
+  };
+  if (r.ahead) gather(0);
   for (Index m = 0; m < r.micros; ++m) {
-    if (r.ahead && m + 1 < r.micros) buffer.start_gather(m + 1, own(t.k, m + 1), own(t.v, m + 1));
-    ForwardArgs args = forward_args(r, t, micros.rows(comm.rank(), m));
-    if (!r.ahead) args.k = own(t.k, m), args.v = own(t.v, m);
-    args.max_logit = per;
+    if (r.ahead && m + 1 < r.micros) gather(m + 1);
+    ForwardArgs args = forward_args(views, window(m));
+    if (!r.ahead) args.k = rows_of(views.k, window(m)), args.v = rows_of(views.v, window(m));
+    args.max_logit = number(max_logit, m);
     buffer.forward(m, args);
-    for (std::size_t h = 0; comm.rank() == 0 && h < numbers.size(); ++h)
-      t.max_logit[h] = std::max(t.max_logit[h], numbers[h]);
   }
   for (Index m = r.micros; m-- > 0;) {
-    while (const std::optional<Index> i = buffer.missing(m)) buffer.gather_again(*i, own(t.k, *i), own(t.v, *i));
-    BackwardArgs args = backward_args(r, t, micros.rows(comm.rank(), m));
-    if (r.sink) args.dsink = per;
+    while (const std::optional<Index> i = buffer.missing(m))
+      buffer.gather_again(*i, rows_of(views.k, window(*i)), rows_of(views.v, window(*i)));
+    BackwardArgs args = backward_args(views, window(m));
+    if (r.sink) args.dsink = number(dsink, m);
     buffer.backward(m, args);
-    for (std::size_t h = 0; r.sink && comm.rank() == 0 && h < numbers.size(); ++h) t.dsink[h] += numbers[h];
+  }
+  twins.fetch();
+
+  for (const auto& [from, to] :
+       {std::pair{&mine.out, &t.out}, {&mine.lse, &t.lse}, {&mine.dq, &t.dq}, {&mine.dk, &t.dk}, {&mine.dv, &t.dv}}) {
+    for (Index m = 0; there && m < r.micros; ++m) {
+      const auto row = static_cast<std::ptrdiff_t>(from->row_bytes());
+      std::copy(from->bytes.begin() + window(m).begin * row, from->bytes.begin() + window(m).end * row,
+                to->bytes.begin() + window(m).begin * row);
+    }
+  }
+  for (Index m = 0; comm.rank() == 0 && m < r.micros; ++m) {
+    for (Index h = 0; h < r.heads_q; ++h) {
+      t.max_logit[index(h)] = std::max(t.max_logit[index(h)], *max_logits.view.at<double>(m, h));
+      if (r.sink) t.dsink[index(h)] += *dsinks.view.at<double>(m, h);
+    }
   }
 }
 
@@ -144,11 +203,14 @@ inline KvBufferOptions options_of(const Setting& r, const MicroSequences& micros
           .drop = r.drop};
 }
 
-inline void run_all(const Setting& r, Tensors& t) {
+inline void run_all(const Setting& r, Tensors& t, const std::string& kernel = {}) {
   const MicroSequences micros = micros_of(r);
   run_ranks(r.ranks, [&](Communicator& comm) {
-    KvBuffer buffer(comm, options_of(r, micros));
-    run_sequence(r, micros, buffer, comm, t);
+    KvBufferOptions options = options_of(r, micros);
+    options.kernel = kernel;
+    options.place = check::place_of(kernel);
+    KvBuffer buffer(comm, options);
+    run_sequence(r, micros, buffer, comm, t, options.place);
   });
 }
 

@@ -1,10 +1,12 @@
 // Whole tensors, sharded over ranks that are threads, attended by a schedule and brought together again.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
 #include <random>
 
 #include "check/tensors.h"
+#include "check/twins.h"
 #include "weft/communicator.h"
 #include "weft/executor.h"
 #include "weft/schedule.h"
@@ -32,6 +34,7 @@ struct RanksInput {
 
   check::Tensor q, k, v, dout;
   std::vector<float> sink;
+  std::byte unused{0xff};  // what ranks' rows without a token are full of: NaN
 
  private:
   RanksInput(const RanksProblem& p, std::mt19937_64 engine)
@@ -82,34 +85,45 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
   for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q},
                                       {&layouts.k, &in.k, &k},
                                       {&layouts.k, &in.v, &v},
-                                      {&layouts.q, &in.dout, &dout}})
+                                      {&layouts.q, &in.dout, &dout}}) {
+    std::fill(local->bytes.begin(), local->bytes.end(), in.unused);
     layout->shard(rank, whole->rows(), local->rows());
+  }
   Tensor out(p.dtype, rows, p.heads_q, p.dim_v), lse(DType::f32, rows, p.heads_q, 1),
       max_logit(DType::f32, 1, p.heads_q, 1), dq(p.dtype, rows, p.heads_q, p.dim_qk),
       dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v), dsink(DType::f32, 1, p.heads_q, 1);
-  Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), how);
+  ExecutorOptions mine = how;
+  mine.place = check::place_of(how.kernel);
+  Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), mine);
+  check::Twins twins(mine.place);
+  const ForwardArgs forward{.q = twins.in(q.view),
+                            .k = twins.in(k.view),
+                            .v = twins.in(v.view),
+                            .attention = twins.in(attention_of(p, in)),
+                            .out = twins.out(out.view),
+                            .lse = twins.out(lse.view),
+                            .max_logit = twins.out(max_logit.view),
+                            .place = mine.place};
+  const BackwardArgs backward{.q = forward.q,
+                              .k = forward.k,
+                              .v = forward.v,
+                              .attention = forward.attention,
+                              .dout = twins.in(dout.view),
+                              .out = forward.out,
+                              .lse = forward.lse,
+                              .dq = twins.out(dq.view),
+                              .dk = twins.out(dk.view),
+                              .dv = twins.out(dv.view),
+                              .dsink = p.sink ? twins.out(dsink.view) : TensorView{},
+                              .place = mine.place};
+  twins.send();
   comm.reset_traffic();
-  executor.forward({.q = q.view,
-                    .k = k.view,
-                    .v = v.view,
-                    .attention = attention_of(p, in),
-                    .out = out.view,
-                    .lse = lse.view,
-                    .max_logit = max_logit.view});
+  executor.forward(forward);
   r.forward[static_cast<std::size_t>(rank)] = comm.traffic();
   comm.reset_traffic();
-  executor.backward({.q = q.view,
-                     .k = k.view,
-                     .v = v.view,
-                     .attention = attention_of(p, in),
-                     .dout = dout.view,
-                     .out = out.view,
-                     .lse = lse.view,
-                     .dq = dq.view,
-                     .dk = dk.view,
-                     .dv = dv.view,
-                     .dsink = p.sink ? dsink.view : TensorView{}});
+  executor.backward(backward);
   r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
+  twins.fetch();
   const std::lock_guard lock(mutex);
   for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},
                                       {&layouts.q, &lse, &r.lse},

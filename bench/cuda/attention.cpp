@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
+#include "tensor.h"
 #include "weft/device_plan.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"
@@ -21,6 +22,7 @@
 namespace {
 
 using namespace weft;
+using bench::Tensor;
 
 struct BenchCase {
   std::string name;
@@ -51,51 +53,6 @@ std::vector<BenchCase> all_cases() {
           {"width-256", {8192}, 16, 4, 256},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
-
-// Numbers in [-1, 1) from a hash of their place.
-std::vector<float> noise(std::size_t count, std::uint32_t seed) {
-  std::vector<float> result(count);
-  std::uint32_t x = seed * 2654435761u + 1;
-  for (float& value : result) {
-    x = x * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<std::int32_t>(x)) * 0x1p-31f;
-  }
-  return result;
-}
-
-class Tensor {
- public:
-  Tensor(DType dtype, Index rows, Index heads, Index dim, std::uint32_t seed = 0) {
-    const std::size_t count = static_cast<std::size_t>(rows * heads * dim);
-    const std::size_t bytes = count * static_cast<std::size_t>(size_of(dtype));
-    void* data = nullptr;
-    WEFT_CUDA(cudaMalloc(&data, bytes));
-    view_ = thd(data, dtype, rows, heads, dim);
-    if (seed == 0) {
-      WEFT_CUDA(cudaMemset(data, 0xff, bytes));
-      return;
-    }
-    const std::vector<float> values = noise(count, seed);
-    if (dtype == DType::f32) {
-      WEFT_CUDA(cudaMemcpy(data, values.data(), bytes, cudaMemcpyHostToDevice));
-      return;
-    }
-    std::vector<std::uint16_t> halves(count);  // bf16, cut off
-    for (std::size_t i = 0; i < count; ++i) {
-      std::uint32_t bits;
-      std::memcpy(&bits, &values[i], 4);
-      halves[i] = static_cast<std::uint16_t>(bits >> 16);
-    }
-    WEFT_CUDA(cudaMemcpy(data, halves.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~Tensor() { cudaFree(view_.data); }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
-  const TensorView& view() const { return view_; }
-
- private:
-  TensorView view_;
-};
 
 // Median milliseconds of 20 runs, after two.
 template <class Run>

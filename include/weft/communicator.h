@@ -108,8 +108,8 @@ class WEFT_API Communicator {
   Request all_reduce(void* data, DType dtype, Index count, Reduce how);
   // Ranks of one color, ordered by (key, rank), become a communicator of their own. Counts its own traffic.
   std::unique_ptr<Communicator> split(Index color, Index key);
-  // The same ranks for memory of a GPU. Collective; must not outlive this one, which counts its traffic. Error if this
-  // communicator moves memory of CPUs alone.
+  // The same ranks for memory of a GPU. Collective; must not outlive this one, which counts its traffic. Error in a
+  // build without CUDA.
   std::unique_ptr<DeviceCommunicator> on(const Place& place);
 
   const Traffic& traffic() const { return traffic_; }
@@ -125,6 +125,8 @@ class WEFT_API Communicator {
   virtual std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) = 0;
   virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
   virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
+  // start() takes memory of GPUs as it does that of CPUs.
+  virtual bool reaches_gpus() const { return false; }
 
   Index rank_, ranks_;
   Communicator* counts_ = this;

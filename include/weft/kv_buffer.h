@@ -50,6 +50,9 @@ class WEFT_API KvBuffer {
   // v()). Error if the sequence needs more rows than there are, or if the mask shows keys that come too late.
   void begin(const MicroSequences& sequence, const Mask& mask);
 
+  // The place of the next calls that take none; it may have another stream than before. Error if it is another device.
+  void use(const Place& place);
+
   // Starts to bring the keys of the next micro-sequence from all ranks into their rows; k and v are this rank's window
   // and must stay until forward(micro) returns.
   void start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);

@@ -26,8 +26,9 @@ class WEFT_API KvCache {
   void keep(Index sequence, Index used);
 
   // counts[i] new rows of sequence i, packed one after another in k and v. Error, and nothing written, if there is no
-  // room for some.
-  void append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v);
+  // room for some. `place`: of the cache and of k and v.
+  void append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v,
+              const Place& place = {});
 
   // counts[i] queries of sequence i, packed one after another: the last so many positions of what it holds, so the mask
   // is aligned bottom_right.

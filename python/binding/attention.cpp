@@ -9,6 +9,7 @@
 
 #include "communicator.h"
 #include "convert.h"
+#include "held.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
@@ -40,12 +41,17 @@ struct Settings {
 };
 
 ForwardArgs forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit) {
-  ForwardArgs args{.q = view(q, "q", format),
-                   .k = view(k, "k", format),
-                   .v = view(v, "v", format),
-                   .attention = settings.attention(),
-                   .out = output(out, "out", format)};
+                         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
+                         std::uintptr_t stream) {
+  ForwardArgs args{
+      .q = view(q, "q", format),
+      .k = view(k, "k", format),
+      .v = view(v, "v", format),
+      .attention = settings.attention(),
+      .out = output(out, "out", format),
+      .place = place_of(
+          {{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"max_logit", max_logit}},
+          stream)};
   if (lse) args.lse = token_heads_output(*lse, "lse", format);
   if (max_logit) args.max_logit = per_head_output(*max_logit, "max_logit");
   return args;
@@ -57,7 +63,8 @@ struct Gradients {
 };
 
 BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                           const Array& out, const Array& lse, const Array& dout, const Gradients& to) {
+                           const Array& out, const Array& lse, const Array& dout, const Gradients& to,
+                           std::uintptr_t stream) {
   BackwardArgs args{.q = view(q, "q", format),
                     .k = view(k, "k", format),
                     .v = view(v, "v", format),
@@ -67,7 +74,19 @@ BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Forma
                     .lse = token_heads_view(lse, "lse", format),
                     .dq = output(to.dq, "dq", format),
                     .dk = output(to.dk, "dk", format),
-                    .dv = output(to.dv, "dv", format)};
+                    .dv = output(to.dv, "dv", format),
+                    .place = place_of({{"q", q},
+                                       {"k", k},
+                                       {"v", v},
+                                       {"sink", settings.sink},
+                                       {"out", out},
+                                       {"lse", lse},
+                                       {"dout", dout},
+                                       {"dq", to.dq},
+                                       {"dk", to.dk},
+                                       {"dv", to.dv},
+                                       {"dsink", to.dsink}},
+                                      stream)};
   if (to.dsink) args.dsink = per_head_output(*to.dsink, "dsink");
   return args;
 }
@@ -83,8 +102,9 @@ void check_rows(const Plan& plan, const ConstTensorView& q, const ConstTensorVie
 // An executor with the communicator it needs.
 struct HeldExecutor {
   HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
-      : comm(comm), executor(comm.get(), std::move(schedule), std::move(options)) {}
+      : comm(comm), last(options.place), executor(comm.get(), std::move(schedule), std::move(options)) {}
   Comm& comm;  // kept alive by Python
+  LastStream last;
   Executor executor;
 };
 
@@ -125,27 +145,27 @@ void bind_attention(nb::module_& m) {
       "attend",
       [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
          const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-         const std::string& kernel) {
-        ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit);
+         const std::string& kernel, std::uintptr_t stream) {
+        ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
         check_rows(plan, args.q, args.k);
         args.slices = plan.slices;
         attend(args, kernel);
       },
       "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
-      "kernel"_a, nb::call_guard<nb::gil_scoped_release>());
+      "kernel"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "attend_backward",
       [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
          const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
-         const std::optional<Array>& dsink, const std::string& kernel, bool deterministic) {
-        BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink});
+         const std::optional<Array>& dsink, const std::string& kernel, bool deterministic, std::uintptr_t stream) {
+        BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
         check_rows(plan, args.q, args.k);
         args.slices = plan.slices;
         args.deterministic = deterministic;
         attend_backward(args, kernel);
       },
       "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-      "dsink"_a.none(), "kernel"_a, "deterministic"_a, nb::call_guard<nb::gil_scoped_release>());
+      "dsink"_a.none(), "kernel"_a, "deterministic"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Schedule>(m, "Schedule", "What one rank does: rows that move, then slices that are attended.")
       .def(
@@ -177,34 +197,43 @@ void bind_attention(nb::module_& m) {
       .def(
           "__init__",
           [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
-             bool checked) {
+             bool checked, std::optional<int> device, std::uintptr_t stream) {
             Schedule copy = schedule;
-            const nb::gil_scoped_release others_run;  // checked: ranks meet
+            const nb::gil_scoped_release others_run;  // checked, or on a GPU: ranks meet
             new (self) HeldExecutor(comm, std::move(copy),
-                                    {.kernel = std::move(kernel), .deterministic = deterministic, .checked = checked});
+                                    {.kernel = std::move(kernel),
+                                     .deterministic = deterministic,
+                                     .checked = checked,
+                                     .place = place_on(device, stream)});
           },
           "comm"_a, "schedule"_a, "kernel"_a = "", "deterministic"_a = false, "checked"_a = false,
-          nb::keep_alive<1, 2>())
+          "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
       .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); })
       .def(
           "forward",
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-             const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit) {
+             const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
+             std::uintptr_t stream) {
             e.comm.get();
-            e.executor.forward(forward_args(q, k, v, format, settings, out, lse, max_logit));
+            const ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
+            e.last.now(args.place);
+            e.executor.forward(args);
           },
-          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
+          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
              const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
-             const std::optional<Array>& dsink) {
+             const std::optional<Array>& dsink, std::uintptr_t stream) {
             e.comm.get();
-            e.executor.backward(backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}));
+            const BackwardArgs args =
+                backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
+            e.last.now(args.place);
+            e.executor.backward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-          "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+          "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_support(nb::module_& m) {

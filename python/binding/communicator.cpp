@@ -11,7 +11,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "comm/blocks.h"
+#ifdef WEFT_WITH_CUDA
+#include "comm/cuda/packed.h"
+#endif
 #include "module.h"
+#include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -55,6 +59,34 @@ nb::object as_bytes(const Packed& packed) {
   return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(packed.data, 1, shape, nb::none()));
 }
 
+// What a transport has under way.
+class Handle final : public Request::Pending {
+ public:
+  explicit Handle(nb::object handle) : handle_(std::move(handle)) {}
+  Handle(const Handle&) = delete;
+  ~Handle() override {
+    const nb::gil_scoped_acquire gil;
+    if (!done_) {
+      try {
+        handle_.attr("abandon")();
+      } catch (nb::python_error& e) {
+        e.discard_as_unraisable("giving up an exchange");
+      }
+    }
+    handle_.reset();
+  }
+
+  void wait() override {
+    const nb::gil_scoped_acquire gil;
+    handle_.attr("wait")();
+    done_ = true;
+  }
+
+ private:
+  nb::object handle_;
+  bool done_ = false;
+};
+
 // Lists are deques: their elements stay where they are.
 class PythonPending final : public Request::Pending {
  public:
@@ -90,27 +122,11 @@ class PythonPending final : public Request::Pending {
       if (p.message.peer != rank && p.size > 0) to.append(nb::make_tuple(p.message.peer, as_bytes(p)));
     for (const Packed& p : receives_)
       if (p.size > 0) from.append(nb::make_tuple(p.message.peer, as_bytes(p)));
-    handle_ = transport.attr("exchange")(to, from);
-  }
-
-  ~PythonPending() override {
-    const nb::gil_scoped_acquire gil;
-    if (!done_) {
-      try {
-        handle_.attr("abandon")();
-      } catch (nb::python_error& e) {
-        e.discard_as_unraisable("giving up an exchange");
-      }
-    }
-    handle_.reset();
+    handle_ = std::make_unique<Handle>(transport.attr("exchange")(to, from));
   }
 
   void wait() override {
-    {
-      const nb::gil_scoped_acquire gil;
-      handle_.attr("wait")();
-    }
-    done_ = true;
+    handle_->wait();
     for (const auto& [self, at] : order_) {
       if (self)
         unpack(*from_self_[at].first, from_self_[at].second);
@@ -123,23 +139,38 @@ class PythonPending final : public Request::Pending {
   std::deque<Packed> sends_, receives_;
   std::vector<std::pair<Packed*, Message>> from_self_;
   std::vector<std::pair<bool, std::size_t>> order_;  // of receives, as given: sums are made in it
-  nb::object handle_;
-  bool done_ = false;
+  std::unique_ptr<Handle> handle_;                   // goes first: it may use the others' memory
 };
 
-class PythonCommunicator final : public Communicator {
+#ifdef WEFT_WITH_CUDA
+nb::object on_gpu(const cuda::Parcel& parcel, int device) {
+  const std::size_t shape[] = {static_cast<std::size_t>(parcel.bytes)};
+  return nb::cast(nb::ndarray<nb::array_api, std::uint8_t>(parcel.data, 1, shape, nb::none(), nullptr,
+                                                           nb::dtype<std::uint8_t>(), nb::device::cuda::value, device));
+}
+
+// Nobody to meet.
+struct Alone final : Request::Pending {
+  void wait() override {}
+};
+#endif
+
+class PythonCommunicator : public Communicator {
  public:
   // `members`: ranks of the transport.
-  PythonCommunicator(Index rank, std::vector<Index> members, std::string name, nb::object transport)
+  PythonCommunicator(Index rank, std::vector<Index> members, std::string name, nb::object transport, bool reaches_gpus)
       : Communicator(rank, static_cast<Index>(members.size())),
         members_(std::move(members)),
         name_(std::move(name)),
-        transport_(std::move(transport)) {}
+        transport_(std::move(transport)),
+        reaches_gpus_(reaches_gpus) {}
   ~PythonCommunicator() override {
     const nb::gil_scoped_acquire gil;
     transport_.reset();
   }
 
+  static std::unique_ptr<Communicator> make(Index rank, std::vector<Index> members, std::string name,
+                                            nb::object transport, bool reaches_gpus);
   std::string_view name() const override { return name_; }
 
  private:
@@ -170,13 +201,52 @@ class PythonCommunicator final : public Communicator {
       members.push_back(members_[slot(e.rank)]);
     }
     const nb::gil_scoped_acquire gil;
-    return std::make_unique<PythonCommunicator>(me, std::move(members), name_, transport_);
+    return make(me, std::move(members), name_, transport_, reaches_gpus_);
   }
 
+ protected:
   std::vector<Index> members_;
   std::string name_;
   nb::object transport_;
+  bool reaches_gpus_;
 };
+
+#ifdef WEFT_WITH_CUDA
+class PythonGpuCommunicator final : public PythonCommunicator {
+  using PythonCommunicator::PythonCommunicator;
+
+  std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override {
+    if (ranks() > 1) {
+      const nb::gil_scoped_acquire gil;
+      transport_.attr("meet_on_gpu")(place.device);
+    }
+    return cuda::make_packed(*this, place,
+                             [this](const Place& at, auto sends, auto receives) { return carry(at, sends, receives); });
+  }
+
+  std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
+                                          std::span<const cuda::Parcel> receives) const {
+    if (sends.empty() && receives.empty()) return std::make_unique<Alone>();
+    const nb::gil_scoped_acquire gil;
+    nb::list to, from;
+    for (const cuda::Parcel& p : sends) to.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
+    for (const cuda::Parcel& p : receives) from.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
+    return std::make_unique<Handle>(
+        transport_.attr("exchange_on_gpu")(to, from, place.device, reinterpret_cast<std::uintptr_t>(place.stream)));
+  }
+};
+#endif
+
+std::unique_ptr<Communicator> PythonCommunicator::make(Index rank, std::vector<Index> members, std::string name,
+                                                       nb::object transport, bool reaches_gpus) {
+#ifdef WEFT_WITH_CUDA
+  if (reaches_gpus)
+    return std::make_unique<PythonGpuCommunicator>(rank, std::move(members), std::move(name), std::move(transport),
+                                                   true);
+#endif
+  return std::make_unique<PythonCommunicator>(rank, std::move(members), std::move(name), std::move(transport),
+                                              reaches_gpus);
+}
 
 std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
   auto comm = std::make_unique<Comm>();
@@ -185,24 +255,46 @@ std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
   return comm;
 }
 
+Block block_of(const Array& array, std::string_view name, bool written) {
+  const RowTensor rows = rows_view(array, name, Format::thd, written);
+  const Index stride = rows.row_stride == 0 ? rows.row_bytes : rows.row_stride;
+  return {rows.data, rows.rows, 1, rows.row_bytes, stride, rows.row_bytes};
+}
+
 struct OneRank {
   nb::object result;
   nb::object raised;  // an Error of Weft's, with its traceback
   std::string problem;
 };
 
+// What a rank's thread does: begin(comm), fn(comm), end(comm).
+struct Calls {
+  nb::callable fn, begin, end;
+};
+
 // An Error of Weft's goes through C++ as one, so that run_ranks can say which rank it was; others go as they are.
-void call_on_rank(const nb::callable& fn, Communicator& communicator, OneRank& mine) {
+void call_on_rank(const Calls& calls, Communicator& communicator, OneRank& mine) {
   auto lent = std::make_unique<Comm>();
   Comm& held = *lent;
   held.ended_or_not = &communicator;
   const nb::object comm = nb::cast(std::move(lent));
   const struct End {
-    Comm& comm;
-    ~End() { comm.ended_or_not = nullptr; }
-  } end{held};
+    const nb::callable& call;
+    const nb::object& comm;
+    Comm& held;
+    ~End() {
+      const nb::error_scope raised;  // stays so
+      try {
+        call(comm);
+      } catch (nb::python_error& e) {
+        e.discard_as_unraisable("the end of a rank");
+      }
+      held.ended_or_not = nullptr;
+    }
+  } end{calls.end, comm, held};
   try {
-    mine.result = fn(comm);
+    calls.begin(comm);
+    mine.result = calls.fn(comm);
   } catch (nb::python_error& e) {
     if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem")) {
       mine.raised = nb::borrow(e.value());
@@ -217,14 +309,16 @@ void call_on_rank(const nb::callable& fn, Communicator& communicator, OneRank& m
 
 // Results of fn(communicator) on each rank, in their order. An exception of fn is raised here as it was; an Error of
 // Weft's names the rank, and has the one that was raised there as its cause.
-nb::list spawn(Index ranks, nb::callable fn, double time_limit, double bandwidth, double latency) {
+nb::list spawn(Index ranks, nb::callable fn, nb::callable begin, nb::callable end, double time_limit, double bandwidth,
+               double latency) {
+  const Calls calls{std::move(fn), std::move(begin), std::move(end)};
   std::vector<OneRank> all(static_cast<std::size_t>(max_of(ranks, 0)));
   try {
     const nb::gil_scoped_release others_run;
     run_ranks(ranks,
               [&](Communicator& communicator) {
                 const nb::gil_scoped_acquire gil;
-                call_on_rank(fn, communicator, all[slot(communicator.rank())]);
+                call_on_rank(calls, communicator, all[slot(communicator.rank())]);
               },
               {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
   } catch (const Error& e) {
@@ -248,12 +342,13 @@ Communicator& Comm::get() const {
   return *ended_or_not;
 }
 
-std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport) {
+std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport,
+                                               bool reaches_gpus) {
   if (ranks < 1 || rank < 0 || rank >= ranks)
     throw Error(text("there is no rank ", rank, " of ", ranks), "give 0 <= rank < ranks");
   std::vector<Index> members;
   for (Index r = 0; r < ranks; ++r) members.push_back(r);
-  return held(std::make_unique<PythonCommunicator>(rank, std::move(members), std::move(name), std::move(transport)));
+  return held(PythonCommunicator::make(rank, std::move(members), std::move(name), std::move(transport), reaches_gpus));
 }
 
 void bind_communicator(nb::module_& m) {
@@ -276,12 +371,30 @@ void bind_communicator(nb::module_& m) {
             return held(c.get().split(color, key));
           },
           "color"_a, "key"_a, "Ranks of one color, ordered by (key, rank), become a communicator of their own.")
+      .def(
+          "all_gather",
+          [](Comm& c, const Array& mine, const std::vector<Array>& all, std::uintptr_t stream) {
+            if (static_cast<Index>(all.size()) != c.get().ranks())
+              throw Error(text(all.size(), " arrays for ", c.get().ranks(), " ranks"), "give one a rank");
+            const Block from = block_of(mine, "this rank's array", false);
+            std::vector<Block> to;
+            for (const Array& array : all) {
+              place_of({{"this rank's array", mine}, {"what is gathered", array}}, 0);
+              to.push_back(block_of(array, "what is gathered", true));
+            }
+            const Place place = place_of({{"this rank's array", mine}}, stream);
+            const nb::gil_scoped_release others_run;
+            if (place.kind == DeviceKind::cpu) return c.get().all_gather(from, to).wait();
+            c.get().on(place)->all_gather(from, to).wait();
+          },
+          "mine"_a, "all"_a, "stream"_a = 0, "Every rank's array, of any dtype, into one array a rank.")
       .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
       .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
       .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
       .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); });
-  m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a);
-  m.def("spawn", &spawn, "ranks"_a, "fn"_a, "time_limit"_a, "bandwidth"_a, "latency"_a);
+  m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a,
+        "reaches_gpus"_a = false);
+  m.def("spawn", &spawn, "ranks"_a, "fn"_a, "begin"_a, "end"_a, "time_limit"_a, "bandwidth"_a, "latency"_a);
 }
 
 }  // namespace weft::python

@@ -11,6 +11,7 @@
 
 #include "communicator.h"
 #include "convert.h"
+#include "held.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
@@ -45,14 +46,24 @@ void check_pack(const Packs& packs, Index pack) {
 
 // A K/V buffer with the communicator it needs.
 struct HeldKvBuffer {
-  HeldKvBuffer(Comm& comm, KvBufferOptions options) : comm(comm), buffer(comm.get(), std::move(options)) {}
+  HeldKvBuffer(Comm& comm, KvBufferOptions options)
+      : comm(comm), last(options.place), buffer(comm.get(), std::move(options)) {}
+
+  void use(const Place& place) {
+    last.now(place);
+    buffer.use(place);
+  }
+
   Comm& comm;  // kept alive by Python
+  LastStream last;
   KvBuffer buffer;
 };
 
 ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
-                         const Attention& attention, const Array& out, const std::optional<Array>& lse) {
-  ForwardArgs args{.q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd)};
+                         const Attention& attention, const Array& out, const std::optional<Array>& lse,
+                         const Place& place) {
+  ForwardArgs args{
+      .q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd), .place = place};
   if (k) args.k = view(*k, "k", Format::thd);
   if (v) args.v = view(*v, "v", Format::thd);
   if (lse) args.lse = token_heads_output(*lse, "lse", Format::thd);
@@ -178,17 +189,19 @@ void bind_prepare(nb::module_& m) {
       .def(
           "__init__",
           [](HeldKvBuffer* self, Comm& comm, Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype, bool drop,
-             std::string kernel) {
+             std::string kernel, std::optional<int> device, std::uintptr_t stream) {
+            const nb::gil_scoped_release others_run;  // on a GPU ranks meet
             new (self) HeldKvBuffer(comm, {.rows = rows,
                                            .heads = heads,
                                            .dim_qk = dim_qk,
                                            .dim_v = dim_v,
                                            .dtype = dtype,
                                            .drop = drop,
-                                           .kernel = std::move(kernel)});
+                                           .kernel = std::move(kernel),
+                                           .place = place_on(device, stream)});
           },
           "comm"_a, "rows"_a, "heads"_a, "dim_qk"_a, "dim_v"_a, "dtype"_a, "drop"_a = false, "kernel"_a = "",
-          nb::keep_alive<1, 2>())
+          "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
       .def(
           "begin",
           [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) {
@@ -198,26 +211,30 @@ void bind_prepare(nb::module_& m) {
           "sequence"_a, "mask"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "start_gather",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {
+          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
             b.comm.get();
+            b.use(place_of({{"k", k}, {"v", v}}, stream));
             b.buffer.start_gather(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
-          "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
+          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "forward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
              std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
-             const std::optional<Array>& lse) {
+             const std::optional<Array>& lse, std::uintptr_t stream) {
             b.comm.get();
-            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse));
+            const Place place =
+                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
+            b.last.now(place);
+            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
           },
           "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
-          "lse"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+          "lse"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
              std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
-             const Array& dk, const Array& dv, const std::optional<Array>& dsink) {
+             const Array& dk, const Array& dv, const std::optional<Array>& dsink, std::uintptr_t stream) {
             b.comm.get();
             BackwardArgs args{.q = view(q, "q", Format::thd),
                               .attention = attention_of(scale, softcap, sink),
@@ -226,12 +243,23 @@ void bind_prepare(nb::module_& m) {
                               .lse = token_heads_view(lse, "lse", Format::thd),
                               .dq = output(dq, "dq", Format::thd),
                               .dk = output(dk, "dk", Format::thd),
-                              .dv = output(dv, "dv", Format::thd)};
+                              .dv = output(dv, "dv", Format::thd),
+                              .place = place_of({{"q", q},
+                                                 {"out", out},
+                                                 {"lse", lse},
+                                                 {"dout", dout},
+                                                 {"sink", sink},
+                                                 {"dq", dq},
+                                                 {"dk", dk},
+                                                 {"dv", dv},
+                                                 {"dsink", dsink}},
+                                                stream)};
+            b.last.now(args.place);
             if (dsink) args.dsink = per_head_output(*dsink, "dsink");
             b.buffer.backward(micro, args);
           },
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
-          "dv"_a, "dsink"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "missing",
           [](const HeldKvBuffer& b, Index micro) {
@@ -241,11 +269,12 @@ void bind_prepare(nb::module_& m) {
           "micro"_a)
       .def(
           "gather_again",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v) {
+          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
             b.comm.get();
+            b.use(place_of({{"k", k}, {"v", v}}, stream));
             b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
-          "micro"_a, "k"_a, "v"_a, nb::call_guard<nb::gil_scoped_release>())
+          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
 
@@ -273,22 +302,25 @@ void bind_prepare(nb::module_& m) {
           "keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
       .def(
           "append",
-          [](HeldCache& c, nb::object counts, const Array& k, const Array& v) {
-            c.cache.append(indices(counts, "counts"), view(k, "k", Format::thd), view(v, "v", Format::thd));
+          [](HeldCache& c, nb::object counts, const Array& k, const Array& v, std::uintptr_t stream) {
+            const Place place = place_of({{"k", k}, {"v", v}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
+            c.cache.append(indices(counts, "counts"), view(k, "k", Format::thd), view(v, "v", Format::thd), place);
           },
-          "counts"_a, "k"_a, "v"_a)
+          "counts"_a, "k"_a, "v"_a, "stream"_a = 0)
       .def(
           "attend",
           [](const HeldCache& c, nb::object counts, const Array& q, const Mask& mask, std::optional<double> scale,
              double softcap, const std::optional<Array>& sink, const Array& out, const std::optional<Array>& lse,
-             const std::string& kernel) {
+             const std::string& kernel, std::uintptr_t stream) {
             const std::vector<Index> n = indices(counts, "counts");
-            const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse);
+            const Place place = place_of(
+                {{"q", q}, {"sink", sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
+            const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse, place);
             const nb::gil_scoped_release others_run;
             c.cache.attend(n, args, mask, kernel);
           },
           "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),
-          "kernel"_a);
+          "kernel"_a, "stream"_a = 0);
 }
 
 }  // namespace weft::python

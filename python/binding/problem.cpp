@@ -17,6 +17,7 @@
 
 #include "convert.h"
 #include "module.h"
+#include "plan/row_tensor.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -169,6 +170,24 @@ const Layout& side_of(const PlacedLayouts& placed, std::string_view side) {
 void check_rank(const Layout& layout, Index rank) {
   if (rank < 0 || rank >= layout.ranks())
     throw Error(text("there is no rank ", rank, " of ", layout.ranks()), text("use 0 to ", layout.ranks() - 1));
+}
+
+struct Rows {
+  const Array& array;
+  Format format;
+};
+
+void move_rows(const Layout& layout, Index rank, const Rows& whole, const Rows& local, Way way, std::uintptr_t stream) {
+  check_rank(layout, rank);
+  const RowTensor tokens = rows_view(whole.array, "the whole array", whole.format, way == Way::to_tokens);
+  const RowTensor rows = rows_view(local.array, "the rank's rows", local.format, way == Way::to_rows);
+  const Place place = place_of({{"the whole array", whole.array}, {"the rank's rows", local.array}}, stream);
+  const nb::gil_scoped_release others_run;
+  if (place.kind == DeviceKind::cpu)
+    return way == Way::to_rows ? layout.shard(rank, tokens, rows) : layout.unshard(rank, rows, tokens);
+  check_row_tensor("whole", tokens, layout.stream().tokens(), tokens.row_bytes);
+  check_row_tensor("local", rows, layout.rows(), tokens.row_bytes);
+  copy_on_gpu(place, layout.runs(rank), tokens, rows, way);
 }
 
 RunList keys_of(const Layout& layout, nb::handle keys) {
@@ -353,27 +372,18 @@ void bind_problem(nb::module_& m) {
       .def(
           "shard",
           [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& whole, Format whole_format,
-             const Array& local, Format local_format) {
-            const Layout& layout = side_of(p, side);
-            check_rank(layout, rank);
-            const RowTensor from = rows_view(whole, "the whole array", whole_format, false);
-            const RowTensor to = rows_view(local, "the rank's rows", local_format, true);
-            const nb::gil_scoped_release others_run;
-            layout.shard(rank, from, to);
+             const Array& local, Format local_format, std::uintptr_t stream) {
+            move_rows(side_of(p, side), rank, {whole, whole_format}, {local, local_format}, Way::to_rows, stream);
           },
-          "side"_a, "rank"_a, "whole"_a, "whole_format"_a, "local"_a, "local_format"_a)
+          "side"_a, "rank"_a, "whole"_a, "whole_format"_a, "local"_a, "local_format"_a, "stream"_a = 0,
+          "On a GPU rows that hold no token are left as they are.")
       .def(
           "unshard",
           [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& local, Format local_format,
-             const Array& whole, Format whole_format) {
-            const Layout& layout = side_of(p, side);
-            check_rank(layout, rank);
-            const RowTensor from = rows_view(local, "the rank's rows", local_format, false);
-            const RowTensor to = rows_view(whole, "the whole array", whole_format, true);
-            const nb::gil_scoped_release others_run;
-            layout.unshard(rank, from, to);
+             const Array& whole, Format whole_format, std::uintptr_t stream) {
+            move_rows(side_of(p, side), rank, {whole, whole_format}, {local, local_format}, Way::to_tokens, stream);
           },
-          "side"_a, "rank"_a, "local"_a, "local_format"_a, "whole"_a, "whole_format"_a)
+          "side"_a, "rank"_a, "local"_a, "local_format"_a, "whole"_a, "whole_format"_a, "stream"_a = 0)
       .def("__repr__", [](const PlacedLayouts& p) {
         return text("Layout(", name(p.layouts.q.kind()), ", ", p.layouts.q.ranks(), " ranks of ", p.layouts.q.rows(),
                     " rows)");

@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "module.h"
+#include "plan/row_tensor.h"
 #include "problem.h"
 #include "tensor.h"
 
@@ -14,6 +15,13 @@ namespace weft::python {
 namespace {
 
 using namespace nb::literals;
+
+void check_orders(const Layout& layout, const RowTensor& sequence, const RowTensor& ranks) {
+  check_row_tensor("sequence", sequence, layout.stream().tokens(), sequence.row_bytes);
+  check_row_tensor("ranks", ranks, layout.ranks() * layout.rows(), sequence.row_bytes);
+  if (sequence.data == ranks.data && sequence.rows > 0)
+    throw Error("sequence and ranks are the same buffer", "give two: rows change places");
+}
 
 nb::object bytes_array(std::vector<std::uint8_t> values) {
   const std::size_t n = values.size();
@@ -25,18 +33,26 @@ nb::object bytes_array(std::vector<std::uint8_t> values) {
 void bind_rows(nb::module_& m) {
   m.def(
       "sequence_to_rank_order",
-      [](const PlacedLayouts& p, const Array& sequence, const Array& ranks) {
-        sequence_to_rank_order(p.layouts.q, rows_view(sequence, "sequence", Format::thd, false),
-                               rows_view(ranks, "ranks", Format::thd, true));
+      [](const PlacedLayouts& p, const Array& sequence, const Array& ranks, std::uintptr_t stream) {
+        const RowTensor from = rows_view(sequence, "sequence", Format::thd, false);
+        const RowTensor to = rows_view(ranks, "ranks", Format::thd, true);
+        const Place place = place_of({{"sequence", sequence}, {"ranks", ranks}}, stream);
+        if (place.kind == DeviceKind::cpu) return sequence_to_rank_order(p.layouts.q, from, to);
+        check_orders(p.layouts.q, from, to);
+        copy_on_gpu(place, p.layouts.q.rank_order(), from, to, Way::to_rows);
       },
-      "layout"_a, "sequence"_a, "ranks"_a, nb::call_guard<nb::gil_scoped_release>());
+      "layout"_a, "sequence"_a, "ranks"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "rank_to_sequence_order",
-      [](const PlacedLayouts& p, const Array& ranks, const Array& sequence) {
-        rank_to_sequence_order(p.layouts.q, rows_view(ranks, "ranks", Format::thd, false),
-                               rows_view(sequence, "sequence", Format::thd, true));
+      [](const PlacedLayouts& p, const Array& ranks, const Array& sequence, std::uintptr_t stream) {
+        const RowTensor from = rows_view(ranks, "ranks", Format::thd, false);
+        const RowTensor to = rows_view(sequence, "sequence", Format::thd, true);
+        const Place place = place_of({{"ranks", ranks}, {"sequence", sequence}}, stream);
+        if (place.kind == DeviceKind::cpu) return rank_to_sequence_order(p.layouts.q, from, to);
+        check_orders(p.layouts.q, to, from);
+        copy_on_gpu(place, p.layouts.q.rank_order(), to, from, Way::to_tokens);
       },
-      "layout"_a, "ranks"_a, "sequence"_a, nb::call_guard<nb::gil_scoped_release>());
+      "layout"_a, "ranks"_a, "sequence"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "sequence_rows_of_rank_order",
       [](const PlacedLayouts& p) { return array_of(sequence_rows_of_rank_order(p.layouts.q)); }, "layout"_a,

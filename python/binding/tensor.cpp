@@ -9,7 +9,9 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "device/device.h"
 #include "module.h"
+#include "plan/row_tensor.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -32,10 +34,13 @@ std::vector<Index> side_by_side(const std::vector<Index>& shape) {
   return strides;
 }
 
-void check_place(std::string_view name, int device_type) {
-  if (device_type == nb::device::cpu::value) return;
-  throw Error(text(name, " lies on a device (DLPack type ", device_type, ")"),
-              "this build of Weft has kernels for CPUs: move it there first");
+// Memory that a CPU or a GPU can read, by DLPack's numbers.
+Place place_of_dlpack(std::string_view name, int type, int device) {
+  constexpr int kPinned = 3, kManaged = 13;
+  if (type == nb::device::cpu::value || type == kPinned) return {};
+  if (type == nb::device::cuda::value || type == kManaged) return {DeviceKind::cuda, device};
+  throw Error(text(name, " lies on device ", device, " of DLPack type ", type),
+              "Weft has kernels for CPUs and for GPUs with CUDA: move it there first");
 }
 
 // numpy and others say anything of an array without elements.
@@ -55,8 +60,8 @@ Array from_object(nb::handle object, std::string_view name) {
     throw Error(text(name, ": an array of numbers was expected, not ", given),
                 "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
   }
-  check_place(name, array.device_type());
   Array out;
+  out.place = place_of_dlpack(name, array.device_type(), array.device_id());
   out.data = const_cast<void*>(array.data());
   const nb::dlpack::dtype d = array.dtype();
   out.item_bytes = d.bits / 8 * d.lanes;
@@ -159,6 +164,30 @@ TensorView any_per_head(const Array& array, std::string_view name) {
 
 }  // namespace
 
+Place place_of(std::initializer_list<Named> arrays, std::uintptr_t stream) {
+  std::optional<Place> place;
+  bool one = true;
+  for (const Named& n : arrays) {
+    if (n.array == nullptr) continue;
+    one = one && (!place || *place == n.array->place);
+    if (!place) place = n.array->place;
+  }
+  if (!one) {
+    std::string all;
+    for (const Named& n : arrays)
+      if (n.array != nullptr) all += text(all.empty() ? "" : ", ", n.name, " on ", name(n.array->place));
+    throw Error(text("the arrays of a call lie in different places: ", all), "bring all of them to one device");
+  }
+  Place out = place.value_or(Place{});
+  if (out.kind != DeviceKind::cpu) out.stream = reinterpret_cast<void*>(stream);
+  return out;
+}
+
+Place place_on(std::optional<int> device, std::uintptr_t stream) {
+  if (!device) return {};
+  return {DeviceKind::cuda, *device, reinterpret_cast<void*>(stream)};
+}
+
 ConstTensorView view(const Array& array, std::string_view name, Format format) { return any_view(array, name, format); }
 TensorView output(const Array& array, std::string_view name, Format format) {
   need_writable(array, name);
@@ -201,6 +230,34 @@ RowTensor rows_view(const Array& array, std::string_view name, Format format, bo
   return rows;
 }
 
+namespace {
+
+// `count` rows from `first` on, `step` apart: a block, or more where they cross an outer dimension.
+void append_rows(const RowTensor& t, Index first, Index count, Index step, std::vector<Block>& blocks) {
+  const Index stride = t.row_stride == 0 ? t.row_bytes : t.row_stride;
+  for (Index done = 0; done < count;) {
+    const Index row = first + done * step;
+    const Index fit = t.inner == 0 ? count : (t.inner - row % t.inner + step - 1) / step;
+    const Index n = min_of(count - done, fit);
+    blocks.push_back({row_of(t, row), n, 1, t.row_bytes, stride * step, t.row_bytes});
+    done += n;
+  }
+}
+
+}  // namespace
+
+void copy_on_gpu(const Place& place, const RunList& runs, const RowTensor& tokens, const RowTensor& rows, Way way) {
+  std::vector<Block> token_blocks, row_blocks;
+  for (const Run& r : runs.runs()) {
+    append_rows(tokens, r.token, r.count, r.stride, token_blocks);
+    append_rows(rows, r.row, r.count, 1, row_blocks);
+  }
+  if (way == Way::to_rows)
+    device::copy(place, token_blocks, row_blocks);
+  else
+    device::copy(place, row_blocks, token_blocks);
+}
+
 void bind_tensor(nb::module_& m) {
   nb::enum_<DType>(m, "DType")
       .value("f64", DType::f64)
@@ -213,6 +270,10 @@ void bind_tensor(nb::module_& m) {
       .def_ro("shape", &Array::shape)
       .def_ro("strides", &Array::strides)
       .def_ro("dtype", &Array::dtype)
+      .def_prop_ro(
+          "device",
+          [](const Array& a) { return a.place.kind == DeviceKind::cpu ? std::nullopt : std::optional(a.place.device); },
+          "The number of the GPU that it lies on; None: the CPU.")
       .def_prop_ro("address", [](const Array& a) { return reinterpret_cast<std::uintptr_t>(a.data); });
   m.def(
       "array",
@@ -231,8 +292,9 @@ void bind_tensor(nb::module_& m) {
   m.def(
       "array_at",
       [](std::uintptr_t address, std::optional<DType> dtype, Index item_bytes, std::vector<Index> shape,
-         std::optional<std::vector<Index>> strides, nb::object owner) {
+         std::optional<std::vector<Index>> strides, nb::object owner, std::optional<int> device) {
         Array out;
+        out.place = place_on(device, 0);
         out.data = reinterpret_cast<void*>(address);
         out.dtype = dtype.value_or(DType::f32);
         out.floating = dtype.has_value();
@@ -243,26 +305,39 @@ void bind_tensor(nb::module_& m) {
         return out;
       },
       nb::arg("address"), nb::arg("dtype").none(), nb::arg("item_bytes"), nb::arg("shape"), nb::arg("strides").none(),
-      nb::arg("owner"));
+      nb::arg("owner"), nb::arg("device").none() = nb::none());
   // Memory of Weft's own, which any framework takes over by DLPack.
   m.def(
       "empty",
-      [](const std::vector<Index>& shape, DType dtype) {
+      [](const std::vector<Index>& shape, DType dtype, std::optional<int> device) {
         Index count = 1;
         std::vector<std::size_t> sizes;
         for (const Index n : shape) {
           count *= n;
           sizes.push_back(static_cast<std::size_t>(n));
         }
-        void* data = ::operator new(static_cast<std::size_t>(max_of(count, 1) * size_of(dtype)), std::align_val_t{64});
-        nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); });
+        const Index bytes = max_of(count, 1) * size_of(dtype);
+        const auto end_on_cpu = [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); };
+        void* data = device ? device::take(place_on(device, 0), bytes)
+                            : ::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64});
+        nb::capsule owner(data, device ? device::give_back : +end_on_cpu);
         nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
                                                                            : nb::dlpack::dtype_code::Float),
                             static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
-        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d, nb::device::cpu::value,
-                                          0);
+        return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d,
+                                          device ? nb::device::cuda::value : nb::device::cpu::value,
+                                          device.value_or(0));
       },
-      nb::arg("shape"), nb::arg("dtype"));
+      nb::arg("shape"), nb::arg("dtype"), nb::arg("device").none() = nb::none());
+#ifdef WEFT_WITH_CUDA
+  m.attr("has_cuda") = true;
+#else
+  m.attr("has_cuda") = false;
+#endif
+  m.def("gpus", &device::count, "GPUs that this build can use.");
+  m.def(
+      "synchronize", [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); },
+      nb::arg("device"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
 }
 
 }  // namespace weft::python

@@ -1,12 +1,16 @@
 // Arrays of any framework, seen as Weft sees tensors: no element is copied.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "weft/device.h"
 #include "weft/layout.h"
 #include "weft/tensor.h"
 
@@ -24,9 +28,22 @@ struct Array {
   Index item_bytes = 0;
   std::vector<Index> shape, strides;  // in elements
   bool writable = true;
+  Place place = {};  // without a stream: that is a call's
   nb::object owner;
   nb::ndarray<nb::ro> imported;
 };
+
+// An array of a call by its name; null: left out.
+struct Named {
+  Named(std::string_view n, const Array& a) : name(n), array(&a) {}
+  Named(std::string_view n, const std::optional<Array>& a) : name(n), array(a ? &*a : nullptr) {}
+  std::string_view name;
+  const Array* array;
+};
+// Where all of them lie, with the stream that work on them is put into. Error, naming each, if that is not one place.
+Place place_of(std::initializer_list<Named> arrays, std::uintptr_t stream);
+// GPU `device`, or the CPU if there is none.
+Place place_on(std::optional<int> device, std::uintptr_t stream);
 
 // thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number
 // of dimensions or a last dimension that is not contiguous.
@@ -41,5 +58,9 @@ ConstTensorView token_heads_view(const Array& array, std::string_view name, Form
 TensorView token_heads_output(const Array& array, std::string_view name, Format format);
 // Rows of anything: [t, ...], [b, s, ...] or [s, b, ...]; what is behind must lie side by side.
 RowTensor rows_view(const Array& array, std::string_view name, Format format, bool written);
+
+// Rows of a GPU's memory that hold tokens, from where tokens lie to where rows lie or back. Other rows are left.
+enum class Way { to_rows, to_tokens };
+void copy_on_gpu(const Place& place, const RunList& runs, const RowTensor& tokens, const RowTensor& rows, Way way);
 
 }  // namespace weft::python

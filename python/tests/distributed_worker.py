@@ -1,5 +1,6 @@
 """What four ranks over gloo must agree on with one (test_distributed.py). A case runs on every rank, in the same order."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -398,6 +399,30 @@ def checked_mismatches_name_the_ranks():
         wrong("schedule", SELF, causal=True, schedule="all_gather" if me == 2 else "ring")
         wrong("rank", SELF, scale=0.1 if me == 2 else 0.2, **right)
         compare(SELF, MASKS["causal"], dict(schedule="ring", checked=True))
+
+
+@case
+def messages_of_gpus():
+    """The operations that NCCL is asked for, by gloo: ranks of a group, in the order of the lists, none for some ranks."""
+    from weft.torch import group as module
+
+    group = dist.new_group([3, 1, 2])
+    if dist.get_rank() == 0:
+        return
+    transport, streams = module._Transport(group, 20.0), module._in_stream
+    module._in_stream = lambda device, stream: contextlib.nullcontext()
+    try:
+        mine, got = transport.rank, [torch.zeros(8, dtype=torch.uint8) for _ in range(2)]
+        to, back = (mine + 1) % 3, (mine - 1) % 3
+        sent = [torch.full((8,), 10 * mine + i, dtype=torch.uint8) for i in range(2)]
+        transport.exchange_on_gpu([(to, x) for x in sent], [(back, x) for x in got], 0, 0).wait()
+        assert [x[0].item() for x in got] == [10 * back, 10 * back + 1], got
+        if mine < 2:
+            other = 1 - mine
+            transport.exchange_on_gpu([(other, sent[0])], [(other, got[0])], 0, 0).wait()
+            assert got[0][0].item() == 10 * other
+    finally:
+        module._in_stream = streams
 
 
 @case

@@ -34,6 +34,11 @@ class OnCuda(DlpackOnly):
         return 2, 1
 
 
+class OnVulkan(OnCuda):
+    def __dlpack_device__(self):
+        return 7, 1
+
+
 def batch(*shape):
     return np.zeros(shape, np.float32)
 
@@ -55,7 +60,9 @@ BAD = {
     "three dimensions of a batch": (lambda: attend(format="bshd"), "q has shape [8, 2, 4] and format bshd", "[b, s, h, d]"),
     "no array": (lambda: attend([[1.0]]), "q: an array of numbers was expected, not list", "__dlpack__"),
     "None": (lambda: attend(X, None), "k: an array of numbers was expected, not NoneType"),
-    "on a GPU": (lambda: attend(OnCuda(X)), "q lies on device 1 of DLPack type 2", "CPU"),
+    "on a GPU": (lambda: attend(OnCuda(X)), "q lies on GPU 1", "CPU"),
+    "on another device": (lambda: attend(OnVulkan(X)), "q lies on device 1 of DLPack type 7", "CPU"),
+    "a stream of the CPU": (lambda: attend(stream="fast"), "stream is of type str", "cudaStream_t"),
     "cu_seqlens falls": (lambda: attend(cu_seqlens_q=[0, 5, 3, 8]), "cu_seqlens[2] = 3 is less than cu_seqlens[1] = 5"),
     "cu_seqlens negative": (lambda: attend(cu_seqlens_q=[-1, 8]), "-1"),
     "cu_seqlens too long": (lambda: attend(cu_seqlens_q=[0, 9]), "8 rows", "ends at row 9"),
@@ -151,6 +158,16 @@ def test_torch_elsewhere(refused):
         attend(torch.zeros(8, 2, 4), torch.zeros(8, 2, 4).to_sparse(), torch.zeros(8, 2, 4))
     with refused("cu_seqlens_q"):
         attend(cu_seqlens_q=torch.tensor([0, 8], device="meta"))
+
+
+def test_buffers_elsewhere(refused):
+    for device in ("tpu", "cuda:x", "cuda:1:2"):
+        with refused(f"there is no device '{device}'", "cuda:1"):
+            weft.prepare.KvBuffer(None, rows=1, heads=1, dim=1, device=device)
+    if not weft._core.has_cuda:
+        for device in ("cuda:1", 1):
+            with refused("GPU 1", "WEFT_CUDA=ON"):
+                weft.prepare.KvBuffer(None, rows=1, heads=1, dim=1, device=device)
 
 
 def test_what_error_is():

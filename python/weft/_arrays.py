@@ -1,5 +1,6 @@
 """Arrays of any framework in, arrays of the same framework out; nothing is copied."""
 
+import re
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ from ._core import DType, Error, Format
 
 FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
 
-_CPU = 1  # DLPack's number
+_CPU, _PINNED, _CUDA, _MANAGED = 1, 3, 2, 13  # DLPack's numbers
 _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
 _torch_dtypes = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
 
@@ -36,6 +37,61 @@ def error(problem, remedy):
     e = Error(f"{problem}; {remedy}")
     e.problem, e.remedy = problem, remedy
     return e
+
+
+def need_cuda(name, where):
+    """An error if this build knows no GPUs."""
+    if not _core.has_cuda:
+        raise error(f"{name} lies on {where}, and this build of Weft has kernels for CPUs alone",
+                    "install one with CUDA (pip install . -Ccmake.define.WEFT_CUDA=ON, where nvcc is), or move it to the CPU")
+
+
+def gpu_number(device):
+    """Of "cuda", "cuda:1", a torch.device or a number; None for the CPU."""
+    if device is None or str(device) == "cpu":
+        return None
+    said = re.fullmatch(r"(?:cuda:?)?(\d*)", str(device))
+    if said is None:
+        raise error(f"there is no device {device!r}", "give 'cpu', 'cuda', 'cuda:1' or the like, or the number of a GPU")
+    number = int(said[1]) if said[1] else _current_gpu()
+    need_cuda("an array", f"GPU {number}")
+    return number
+
+
+def _current_gpu():
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
+
+
+def stream_of(x, stream=None):
+    """The stream that work on x is put into: torch's current one; of other arrays the default one, or that of the caller."""
+    if is_torch(x):
+        if stream is not None:
+            raise error("stream is given with a tensor of torch", "its current stream is used: with torch.cuda.stream(...)")
+        return _raw_stream(x.device.index) if x.is_cuda else 0
+    for attribute in ("cuda_stream", "ptr"):  # of torch and of CuPy
+        stream = getattr(stream, attribute, stream)
+    if not isinstance(stream, (int, type(None))):
+        raise error(f"stream is of type {type(stream).__name__}", "give a cudaStream_t as a number, or a stream of torch or CuPy")
+    return stream or 0
+
+
+def _raw_stream(device):
+    torch = sys.modules["torch"]
+    try:
+        return torch._C._cuda_getCurrentRawStream(device)  # a tenth of the time that a Stream object takes
+    except AttributeError:
+        return torch.cuda.current_stream(device).cuda_stream
+
+
+def _is_cupy(x):
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
+def finish(like, device, stream):
+    """Whoever knows nothing of the stream that results come in gets them when they are there."""
+    if device is not None and not is_torch(like) and not _is_cupy(like):
+        _core.synchronize(device, stream)
 
 
 def refuse_autograd(*tensors):
@@ -65,17 +121,21 @@ def _is_numpy_bf16(x):
     return x.dtype.kind == "V" and x.dtype.name == "bfloat16"
 
 
-def array(x, writable=False, name="an array"):
-    """How the library sees an array."""
+def array(x, writable=False, name="an array", stream=0):
+    """How the library sees an array. What is under way to it is awaited by the stream, unless it is torch's."""
     if is_torch(x):
+        device = None
         if not x.is_cpu:
-            raise error(f"{name} lies on {x.device}", "this build of Weft has kernels for CPUs: use .cpu() tensors")
+            if not x.is_cuda:
+                raise error(f"{name} lies on {x.device}", "Weft has kernels for CPUs and for GPUs with CUDA: move it there")
+            need_cuda(name, x.device)
+            device = x.device.index
         try:
             address = x.data_ptr()
         except RuntimeError as e:
             raise error(f"{name} has no memory of its own: {e}", "give a dense tensor") from None
         # Asking for the parts takes half the time that torch's DLPack does (1.5 and 2.9 us).
-        return _core.array_at(address, _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x)
+        return _core.array_at(address, _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x, device)
     if isinstance(x, np.ndarray):
         flags = x.flags
         may_write = writable and flags.writeable
@@ -85,29 +145,46 @@ def array(x, writable=False, name="an array"):
             raise error(f"{name} is a misaligned numpy array", "copy it: numpy.array(x)")
         return _core.array(x, may_write, name)
     if hasattr(x, "__dlpack_device__"):
-        device, number = x.__dlpack_device__()
-        if device != _CPU:
-            raise error(f"{name} lies on device {number} of DLPack type {int(device)}",
-                        "this build of Weft has kernels for CPUs: move it there")
+        kind, number = x.__dlpack_device__()
+        if kind in (_CUDA, _MANAGED):
+            need_cuda(name, f"GPU {number}")
+            try:
+                capsule = x.__dlpack__(stream=stream or 1)  # 1: the default stream
+            except Exception as e:
+                raise error(f"{name} lies on GPU {number} and cannot be taken over: {e}", "copy it, or move it to the CPU") from e
+            return _core.array(capsule, writable, name)
+        if kind not in (_CPU, _PINNED):
+            raise error(f"{name} lies on device {number} of DLPack type {int(kind)}",
+                        "Weft has kernels for CPUs and for GPUs with CUDA: move it there")
     return _core.array(x, writable, name)
 
 
-def empty(like, shape, dtype):
-    """Memory for a result, to be handed out by give(): (value, how the library sees it)."""
+def empty(like, shape, dtype, device=None, stream=0):
+    """Memory for a result, to be handed out by give(): (value, how the library sees it). device: the GPU that `like` is on."""
     if is_torch(like):
         theirs = _torch_dtypes[dtype]
         value = like.new_empty(shape) if like.dtype is theirs else like.new_empty(shape, dtype=theirs)
-        return value, _core.array_at(value.data_ptr(), dtype, value.element_size(), shape, None, value)
+        where = value.device.index if value.is_cuda else None
+        return value, _core.array_at(value.data_ptr(), dtype, value.element_size(), shape, None, value, where)
     if isinstance(like, np.ndarray):
         value = np.empty(shape, _NUMPY.get(dtype) or like.dtype)
         return value, array(value, True)
-    value = _core.empty(list(shape), dtype)
+    if _is_cupy(like):
+        value = _cupy("empty", like, shape, _NUMPY.get(dtype) or like.dtype)
+        return value, array(value, True, stream=stream)
+    value = _core.empty(list(shape), dtype, device)
     return value, _core.array(value, True, "a result")
+
+
+def _cupy(function, like, shape, dtype):
+    cupy = sys.modules["cupy"]
+    with like.device:
+        return getattr(cupy, function)(tuple(shape), dtype)
 
 
 def give(like, value):
     """The result as an array of the framework that `like` is of: numpy's where that has none of its own."""
-    if isinstance(value, np.ndarray) or is_torch(value):
+    if isinstance(value, np.ndarray) or is_torch(value) or _is_cupy(value):
         return value
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__().from_dlpack(value)
@@ -119,8 +196,10 @@ def give(like, value):
 
 def writable_kind(x):
     """x or, if arrays of its framework cannot be written, the same memory as an array of numpy."""
-    if isinstance(x, np.ndarray) or is_torch(x):
+    if isinstance(x, np.ndarray) or is_torch(x) or _is_cupy(x):
         return x
+    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in (_CUDA, _MANAGED):
+        raise error(f"rows of a {type(x).__name__} on a GPU", "give arrays of torch or CuPy, which can be written")
     return np.asarray(x) if hasattr(x, "__array_namespace__") else np.from_dlpack(x)
 
 
@@ -133,4 +212,4 @@ def empty_rows(like, shape):
     """An array of `like`'s own kind and dtype, zeros, that rows of any elements are copied into."""
     if is_torch(like):
         return like.new_zeros(shape)
-    return np.zeros(shape, like.dtype)
+    return _cupy("zeros", like, shape, like.dtype) if _is_cupy(like) else np.zeros(shape, like.dtype)

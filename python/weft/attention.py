@@ -32,13 +32,13 @@ def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     return mask
 
 
-def settings_of(scale, softcap, sink, head_map):
+def settings_of(scale, softcap, sink, head_map, stream=0):
     """What a model sets, checked as far as Python can tell."""
     if sink is None or isinstance(sink, str):
         if sink not in (None, "none", "off_by_one"):
             raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or an array of one logit a query head")
         return _core.Settings(scale, softcap, None, sink == "off_by_one", head_map)
-    return _core.Settings(scale, softcap, _arrays.array(sink, name="sink"), False, head_map)
+    return _core.Settings(scale, softcap, _arrays.array(sink, name="sink", stream=stream), False, head_map)
 
 
 _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
@@ -68,7 +68,7 @@ def _packing(q, k, format, ranks, packing, six):
 class Attended:
     """The result of attention: `out` as q, `lse` [rows, heads] in natural log and with the sink, `max_logit` [heads]."""
 
-    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run")
+    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run", "_stream")
 
     def backward(self, dout: Array) -> Gradients:
         """Gradients (dq, dk, dv, dsink) of sum(out * dout), in the dtypes of q, k, v; dsink is f32, None without a sink.
@@ -76,13 +76,15 @@ class Attended:
         May be called more than once. On many ranks every rank must call it; dsink is the sum over them.
         """
         q, k, v, settings, format, dtype = self._views
-        grads = [_arrays.empty(x, view.shape, dtype) for x, view in zip((self._q, self._k, self._v), (q, k, v))]
+        device, stream = q.device, _arrays.stream_of(self._q, self._stream)
+        grads = [_arrays.empty(x, view.shape, dtype, device, stream) for x, view in zip((self._q, self._k, self._v), (q, k, v))]
         dsink = (None, None)
         if self._sink is not None and not isinstance(self._sink, str):
-            dsink = _arrays.empty(self._sink, _arrays.array(self._sink).shape, _statistics(dtype))
-        out, lse = _arrays.array(self.out), _arrays.array(self.lse)
-        self._run.backward(q, k, v, format, settings, out, lse, _arrays.array(dout, name="dout"), *(g[1] for g in grads),
-                           dsink[1])
+            dsink = _arrays.empty(self._sink, _arrays.array(self._sink).shape, _statistics(dtype), device, stream)
+        out, lse, dout = (_arrays.array(x, name=name, stream=stream)
+                          for x, name in ((self.out, "out"), (self.lse, "lse"), (dout, "dout")))
+        self._run.backward(q, k, v, format, settings, out, lse, dout, *(g[1] for g in grads), dsink[1], stream=stream)
+        _arrays.finish(self._q, device, stream)
         given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
         return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
 
@@ -97,11 +99,11 @@ class _OneRank:
     def __init__(self, problem, kernel, deterministic):
         self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
 
-    def forward(self, *args):
-        _core.attend(self.plan, *args, self.kernel)
+    def forward(self, *args, stream=0):
+        _core.attend(self.plan, *args, self.kernel, stream)
 
-    def backward(self, *args):
-        _core.attend_backward(self.plan, *args, self.kernel, self.deterministic)
+    def backward(self, *args, stream=0):
+        _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
 
 
 _NAMES = {"schedule": frozenset(_core.schedules()),
@@ -124,7 +126,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
               head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,
               max_logit: bool = True, comm: Optional[Communicator] = None, schedule: str = "all_gather",
               layout: AnyLayout = "zigzag", key_order: str = "auto", head_groups: int = 1, inside: int = 2,
-              across: str = "ring", stages: int = 4, checked: bool = False) -> Attended:
+              across: str = "ring", stages: int = 4, checked: bool = False, stream: Any = None) -> Attended:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
@@ -138,6 +140,9 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
 
     On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
     and a schedule: all_gather, ring, all_to_all, hybrid or exact (docs/schedules.md has their options).
+
+    Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
+    stream, or into `stream`.
 
     Returns Attended: out, lse, max_logit (all ranks' largest logit of each head; max_logit=False leaves it out), and
     backward(dout). What cannot be computed raises weft.Error; there is no fallback.
@@ -159,7 +164,8 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
     _arrays.refuse_autograd(q, k, v, sink)
-    q_view, k_view, v_view = _arrays.array(q, name="q"), _arrays.array(k, name="k"), _arrays.array(v, name="v")
+    given_stream, stream = stream, _arrays.stream_of(q, stream)
+    q_view, k_view, v_view = (_arrays.array(x, name=name, stream=stream) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     q_shape, k_shape, v_shape = q_view.shape, k_view.shape, v_view.shape
     dimensions = 3 if format == "thd" else 4
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
@@ -168,7 +174,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
     packing = _packing(q_shape, k_shape, format, ranks, packing,
                        (cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, seqused_q, seqused_k))
     problem = Problem(packing, mask_of(mask, causal, bottom_right, window, chunk_size, slices))
-    settings = settings_of(scale, softcap, sink, head_map)
+    settings = settings_of(scale, softcap, sink, head_map, stream)
     heads = q_shape[-2]
     if comm is None:
         _check_names(schedule=schedule, layout=layout)
@@ -181,22 +187,23 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
             batch_shape(placed, format, whole, ranks)
         made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, schedule, key_order, head_groups, inside,
                               across, stages)
-        run = _core.Executor(comm, made, kernel or "", deterministic, checked)
+        run = _core.Executor(comm, made, kernel or "", deterministic, checked, q_view.device, stream)
 
-    dtype = q_view.dtype
+    dtype, device = q_view.dtype, q_view.device
     statistics = _statistics(dtype)
     rows = q_shape[:-1]
-    out, out_view = _arrays.empty(q, [*rows, v_shape[-1]], dtype)
-    lse, lse_view = _arrays.empty(q, rows, statistics)
-    largest, largest_view = _arrays.empty(q, [heads], statistics) if max_logit else (None, None)
-    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view)
+    out, out_view = _arrays.empty(q, [*rows, v_shape[-1]], dtype, device, stream)
+    lse, lse_view = _arrays.empty(q, rows, statistics, device, stream)
+    largest, largest_view = _arrays.empty(q, [heads], statistics, device, stream) if max_logit else (None, None)
+    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view, stream=stream)
+    _arrays.finish(q, device, stream)
 
     r = Attended()
     r.out, r.lse = _arrays.give(q, out), _arrays.give(q, lse)
     r.max_logit = None if largest is None else _arrays.give(q, largest)
     r._q, r._k, r._v, r._sink = q, k, v, sink
     r._views = (q_view, k_view, v_view, settings, fmt, dtype)
-    r._run = run
+    r._run, r._stream = run, given_stream
     return r
 
 

@@ -1,6 +1,6 @@
 """Between a data loader and attention: packs, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from . import _arrays, _core
 from ._core import Communicator, DType, Mask, MicroSequences, Packs, Window, pack_documents
@@ -9,8 +9,8 @@ from ._types import Array, Numbers
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 
 
-def _maybe(x, name):
-    return None if x is None else _arrays.array(x, name=name)
+def _maybe(x, name, stream):
+    return None if x is None else _arrays.array(x, name=name, stream=stream)
 
 
 class KvBuffer:
@@ -18,7 +18,8 @@ class KvBuffer:
 
     begin(micros, mask); forward(m, ...) for m = 0, 1, ...; backward(m, ...) in reverse. k, v and their gradients are
     those of this rank's window; the buffer gathers them from all ranks into their rows and returns gradients summed over
-    all ranks and micro-sequences.
+    all ranks and micro-sequences. device: "cuda", "cuda:1" or the like if the arrays lie on a GPU; stream: as for
+    weft.attention.
 
         >>> import numpy as np, weft
         >>> packing = weft.Packing([0, 5, 12])
@@ -34,9 +35,12 @@ class KvBuffer:
     """
 
     def __init__(self, comm: Communicator, *, rows: int, heads: int, dim: int, dim_v: Optional[int] = None,
-                 dtype: str = "f32", drop: bool = False, kernel: Optional[str] = None) -> None:
+                 dtype: str = "f32", drop: bool = False, kernel: Optional[str] = None, device: Any = None,
+                 stream: Any = None) -> None:
         self._heads, self._dims = heads, (dim, dim if dim_v is None else dim_v)
-        self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "")
+        self._device, self._stream = _arrays.gpu_number(device), stream
+        self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "", self._device,
+                                    _arrays.stream_of(None, stream))
         self._coming = {}  # keys under way: their memory must stay
 
     def begin(self, micros: MicroSequences, mask: Optional[Mask] = None) -> None:
@@ -45,29 +49,36 @@ class KvBuffer:
 
     def start_gather(self, micro: int, k: Array, v: Array) -> None:
         """Starts to bring the next micro-sequence's keys; k and v must not change until forward(micro) returns."""
-        self._core.start_gather(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+        stream = _arrays.stream_of(k, self._stream)
+        self._core.start_gather(micro, _maybe(k, "k", stream), _maybe(v, "v", stream), stream)
         self._coming[micro] = k, v
 
     def forward(self, micro: int, q: Array, k: Optional[Array] = None, v: Optional[Array] = None, *,
                 scale: Optional[float] = None, softcap: float = 0.0, sink: Optional[Array] = None) -> Tuple[Array, Array]:
         """(out, lse) of the window's queries; k and v are left out after start_gather."""
-        view = _arrays.array(q, name="q")
+        stream = _arrays.stream_of(q, self._stream)
+        view = _arrays.array(q, name="q", stream=stream)
         rows = view.shape[:-1]
-        out, out_view = _arrays.empty(q, [*rows, self._dims[1]], view.dtype)
-        lse, lse_view = _arrays.empty(q, rows, DType.f32)
-        self._core.forward(micro, view, _maybe(k, "k"), _maybe(v, "v"), scale, softcap, _maybe(sink, "sink"), out_view, lse_view)
+        out, out_view = _arrays.empty(q, [*rows, self._dims[1]], view.dtype, view.device, stream)
+        lse, lse_view = _arrays.empty(q, rows, DType.f32, view.device, stream)
+        self._core.forward(micro, view, _maybe(k, "k", stream), _maybe(v, "v", stream), scale, softcap,
+                           _maybe(sink, "sink", stream), out_view, lse_view, stream)
+        _arrays.finish(q, view.device, stream)
         self._coming.pop(micro, None)
         return _arrays.give(q, out), _arrays.give(q, lse)
 
     def backward(self, micro: int, q: Array, out: Array, lse: Array, dout: Array, *, scale: Optional[float] = None,
                  softcap: float = 0.0, sink: Optional[Array] = None) -> Tuple[Array, Array, Array, Optional[Array]]:
         """(dq, dk, dv, dsink) of the window's rows: dk and dv from all ranks and all micro-sequences."""
-        view, logits = _arrays.array(q, name="q"), _maybe(sink, "sink")
-        dq = _arrays.empty(q, view.shape, view.dtype)
-        dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype) for dim in self._dims)
-        dsink = (None, None) if sink is None else _arrays.empty(q, logits.shape, DType.f32)
-        self._core.backward(micro, view, _arrays.array(out, name="out"), _arrays.array(lse, name="lse"),
-                            _arrays.array(dout, name="dout"), scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1])
+        stream = _arrays.stream_of(q, self._stream)
+        view, logits = _arrays.array(q, name="q", stream=stream), _maybe(sink, "sink", stream)
+        place = view.device, stream
+        dq = _arrays.empty(q, view.shape, view.dtype, *place)
+        dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype, *place) for dim in self._dims)
+        dsink = (None, None) if sink is None else _arrays.empty(q, logits.shape, DType.f32, *place)
+        self._core.backward(micro, view, *(_maybe(x, name, stream) for x, name in ((out, "out"), (lse, "lse"), (dout, "dout"))),
+                            scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1], stream)
+        _arrays.finish(q, *place)
         return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
 
     def missing(self, micro: int) -> Optional[int]:
@@ -76,7 +87,8 @@ class KvBuffer:
 
     def gather_again(self, micro: int, k: Array, v: Array) -> None:
         """Brings the missing rows of that micro-sequence."""
-        self._core.gather_again(micro, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+        stream = _arrays.stream_of(k, self._stream)
+        self._core.gather_again(micro, _maybe(k, "k", stream), _maybe(v, "v", stream), stream)
 
     @property
     def bytes_held(self) -> int:
@@ -120,13 +132,16 @@ class KvCache:
 
     def append(self, counts: Numbers, k: Array, v: Array) -> None:
         """counts[i] new rows of sequence i, packed one after another."""
-        self._core.append(counts, _arrays.array(k, name="k"), _arrays.array(v, name="v"))
+        stream = _arrays.stream_of(k)
+        self._core.append(counts, _maybe(k, "k", stream), _maybe(v, "v", stream), stream)
 
     def attend(self, counts: Numbers, q: Array, *, mask: Optional[Mask] = None, scale: Optional[float] = None,
                softcap: float = 0.0, sink: Optional[Array] = None, kernel: Optional[str] = None) -> Array:
         """Output of counts[i] queries of sequence i: the last so many positions of what it holds."""
-        view = _arrays.array(q, name="q")
-        out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype)
-        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink"), out_view, None,
-                          kernel or "")
+        stream = _arrays.stream_of(q)
+        view = _arrays.array(q, name="q", stream=stream)
+        out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype, view.device, stream)
+        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink", stream), out_view, None,
+                          kernel or "", stream)
+        _arrays.finish(q, view.device, stream)
         return _arrays.give(q, out)

@@ -1,9 +1,12 @@
 """Ranks that are threads of this process."""
 
+import sys
 from typing import Any, Callable, List
 
 from . import _core
 from ._core import Communicator
+
+ends = []  # called with a rank's communicator when it is over
 
 
 def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
@@ -11,11 +14,22 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
     """Runs fn(comm) on `ranks` threads and returns the list of what they return: for tests and notebooks.
 
     An exception of fn is raised here, and ranks that wait for the one that failed end too. A communicator ends with
-    spawn, so call backward inside fn. bandwidth (bytes a second into each rank) and latency (seconds a call) make a
+    spawn, so call backward inside fn. On a GPU the ranks share it, or have one each; a backward of torch runs in its rank's
+    thread, not in that of the device, where ranks would wait behind each other. bandwidth (bytes a second into each rank) and latency (seconds a call) make a
     slower link, to see what would overlap; 0 is as fast as memory.
 
         >>> import weft
         >>> weft.spawn(3, lambda comm: comm.rank * 10)
         [0, 10, 20]
     """
-    return _core.spawn(ranks, fn, time_limit, bandwidth, latency)
+    return _core.spawn(ranks, fn, _begin, _end, time_limit, bandwidth, latency)
+
+
+def _begin(comm):
+    if "torch" in sys.modules:
+        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # of this thread, which ends with the rank
+
+
+def _end(comm):
+    for end in ends:
+        end(comm)

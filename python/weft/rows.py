@@ -30,12 +30,12 @@ __all__ = [
 
 def sequence_to_rank_order(layout: AnyLayout, sequence: Array, ranks: int) -> None:
     """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
-    _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True))
+    _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True), _arrays.stream_of(sequence))
 
 
 def rank_to_sequence_order(layout: AnyLayout, ranks: int, sequence: Array) -> None:
     """The way back."""
-    _core.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True))
+    _core.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True), _arrays.stream_of(ranks))
 
 
 def all_gather_step(packing: Packing, mask: Mask, *, ranks: int, rank: int, step: int,

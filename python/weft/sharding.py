@@ -90,7 +90,7 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     else:
         shape = batch_shape(placed, format, source.shape, ranks)
     local = _arrays.empty_rows(source, shape)
-    placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt)
+    placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt, _arrays.stream_of(source))
     return local if source is x else _arrays.from_numpy(x, local)
 
 
@@ -128,7 +128,7 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
             raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
                         f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
-        placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt)
+        placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt, _arrays.stream_of(first))
     return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 

@@ -190,7 +190,7 @@ def inputs(input_ids: torch.Tensor, packing: Packing, group: Any = None, *, layo
     ids = whole(input_ids, "input_ids")
     batch = {
         "input_ids": _torch.shard(ids, packing, group, **place)[None],
-        "position_ids": _torch.position_ids(packing, group, **place).to(ids.device)[None],
+        "position_ids": _torch.position_ids(packing, group, device=ids.device, **place)[None],
     }
     if labels is False or labels is None:
         return batch

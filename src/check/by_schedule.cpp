@@ -86,70 +86,59 @@ class Ranks {
   }
 
  private:
-  struct Forward {
-    Local q, k, v, out, lse;
-  };
-
   void run_rank(Communicator& communicator) {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
+    const weft::Place place = place_of(way_.kernel);
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
-                      {.kernel = way_.kernel, .checked = way_.checked, .place = place_of(way_.kernel)});
-    const Forward forward = run_forward(executor, communicator, q, k);
-    run_backward(executor, communicator, q, k, forward);
-  }
-
-  Forward run_forward(Executor& executor, Communicator& communicator, const Side& q, const Side& k) {
-    Forward f{shard(case_, q, oracle_.q()), shard(case_, k, oracle_.k()), shard(case_, k, oracle_.v()),
-              Local(case_, q.layout, case_.dtype, case_.heads_q, case_.dim_v),
-              Local(case_, q.layout, DType::f32, case_.heads_q, 1)};
-    const Tensor max_logit(DType::f32, 1, case_.heads_q, 1);
-    const weft::Place place = place_of(way_.kernel);
-    Twins twins(place);
-    communicator.reset_traffic();
-    executor.forward({.q = twins.in(f.q.view),
-                      .k = twins.in(f.k.view),
-                      .v = twins.in(f.v.view),
-                      .attention = twins.in(oracle_.attention()),
-                      .out = twins.out(f.out.view),
-                      .lse = twins.out(f.lse.view),
-                      .max_logit = twins.out(max_logit.view),
-                      .place = place});
-    twins.fetch();
-    check_traffic(executor, communicator, Pass::forward);
-    unshard(q, "out", f.out, results_.out);
-    unshard(q, "lse", f.lse, results_.lse);
-    max_logit_[static_cast<std::size_t>(q.rank)] = to_f64(max_logit.view);
-    return f;
-  }
-
-  void run_backward(Executor& executor, Communicator& communicator, const Side& q, const Side& k, const Forward& f) {
-    const Local dout = shard(case_, q, oracle_.dout());
-    const auto like = [&](const Side& side, const Local& t) {
-      return Local(case_, side.layout, DType::f32, t.view.heads, t.view.dim);
+                      {.kernel = way_.kernel, .checked = way_.checked, .place = place});
+    const Local own_q = shard(case_, q, oracle_.q()), own_k = shard(case_, k, oracle_.k()),
+                own_v = shard(case_, k, oracle_.v()), dout = shard(case_, q, oracle_.dout());
+    const auto local = [&](const Side& side, DType dtype, Index n, Index dim) {
+      return Local(case_, side.layout, dtype, n, dim);
     };
-    Local dq = like(q, f.q), dk = like(k, f.k), dv = like(k, f.v);
-    const Tensor dsink(DType::f32, 1, case_.heads_q, 1);
-    const weft::Place place = place_of(way_.kernel);
+    const Local out = local(q, case_.dtype, case_.heads_q, case_.dim_v), lse = local(q, DType::f32, case_.heads_q, 1),
+                dq = local(q, DType::f32, case_.heads_q, case_.dim_qk),
+                dk = local(k, DType::f32, case_.heads_k, case_.dim_qk),
+                dv = local(k, DType::f32, case_.heads_k, case_.dim_v);
+    const Tensor max_logit(DType::f32, 1, case_.heads_q, 1), dsink(DType::f32, 1, case_.heads_q, 1);
+
     Twins twins(place);
+    const ForwardArgs forward{.q = twins.in(own_q.view),
+                              .k = twins.in(own_k.view),
+                              .v = twins.in(own_v.view),
+                              .attention = twins.in(oracle_.attention()),
+                              .out = twins.out(out.view),
+                              .lse = twins.out(lse.view),
+                              .max_logit = twins.out(max_logit.view),
+                              .place = place};
+    const BackwardArgs backward{.q = forward.q,
+                                .k = forward.k,
+                                .v = forward.v,
+                                .attention = forward.attention,
+                                .dout = twins.in(dout.view),
+                                .out = forward.out,
+                                .lse = forward.lse,
+                                .dq = twins.out(dq.view),
+                                .dk = twins.out(dk.view),
+                                .dv = twins.out(dv.view),
+                                .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
+                                .place = place};
+    twins.send();
     communicator.reset_traffic();
-    executor.backward({.q = twins.in(f.q.view),
-                       .k = twins.in(f.k.view),
-                       .v = twins.in(f.v.view),
-                       .attention = twins.in(oracle_.attention()),
-                       .dout = twins.in(dout.view),
-                       .out = twins.in(f.out.view),
-                       .lse = twins.in(f.lse.view),
-                       .dq = twins.out(dq.view),
-                       .dk = twins.out(dk.view),
-                       .dv = twins.out(dv.view),
-                       .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
-                       .place = place});
-    twins.fetch();
+    executor.forward(forward);
+    check_traffic(executor, communicator, Pass::forward);
+    communicator.reset_traffic();
+    executor.backward(backward);
     check_traffic(executor, communicator, Pass::backward);
+    twins.fetch();
+
+    unshard(q, "out", out, results_.out);
+    unshard(q, "lse", lse, results_.lse);
     unshard(q, "dq", dq, results_.dq);
     unshard(k, "dk", dk, results_.dk);
     unshard(k, "dv", dv, results_.dv);
+    max_logit_[static_cast<std::size_t>(q.rank)] = to_f64(max_logit.view);
     if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
   }
 

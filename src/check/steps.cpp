@@ -31,6 +31,7 @@ void there(std::string_view kernel, const ForwardArgs& args, const Call& call) {
   on.max_logit = twins.out(args.max_logit);
   on.partial = twins.out(args.partial);
   on.place = place;
+  twins.send();
   call(on);
   twins.fetch();
 }
@@ -80,6 +81,7 @@ void attend_backward_by(std::string_view kernel, const BackwardArgs& args) {
   on.dv = twins.out(args.dv);
   on.dsink = twins.out(args.dsink);
   on.place = place;
+  twins.send();
   attend_backward(on, kernel);
   twins.fetch();
 }

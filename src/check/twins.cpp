@@ -1,5 +1,11 @@
 #include "check/twins.h"
 
+#include <algorithm>
+#include <cstring>
+
+#include "text.h"
+#include "weft/error.h"
+
 namespace weft::check {
 namespace {
 
@@ -24,14 +30,23 @@ Twins::Twins(const weft::Place& place) : place_(place) {
 }
 
 Twins::~Twins() {
-  for (const Copy& c : copies_) memory_->deallocate(c.twin, static_cast<std::size_t>(c.bytes));
+  for (const Block& b : blocks_) memory_->deallocate(b.twin, b.room);
 }
 
 void* Twins::put(const void* host, Index bytes, bool written) {
-  void* twin = memory_->allocate(static_cast<std::size_t>(bytes));
-  copies_.push_back({twin, const_cast<void*>(host), bytes, written});  // written back only if it could be
-  device::to_device(place_, twin, host, bytes);
-  return twin;
+  constexpr std::size_t kApart = 256, kRoom = std::size_t{1} << 18;
+  const auto size = static_cast<std::size_t>(bytes);
+  const std::size_t whole = (size / kApart + 2) * kApart;  // with at least as much behind it
+  if (blocks_.empty() || blocks_.back().room - blocks_.back().before.size() < whole) {
+    const std::size_t room = std::max(whole, kRoom);
+    blocks_.push_back({.twin = static_cast<char*>(memory_->allocate(room)), .room = room});
+  }
+  Block& b = blocks_.back();
+  const std::size_t at = b.before.size();
+  b.before.resize(at + whole, '\xff');
+  if (size > 0) std::memcpy(b.before.data() + at, host, size);
+  b.copies.push_back({at, const_cast<void*>(host), bytes, written});  // written back only if it could be
+  return b.twin + at;
 }
 
 ConstTensorView Twins::in(const ConstTensorView& host) {
@@ -60,9 +75,42 @@ PartialView Twins::out(const PartialView& host) {
   return {out(host.sums), static_cast<RowState<float>*>(put(host.states, bytes, true))};
 }
 
+void Twins::send() {
+  for (Block& b : blocks_) {
+    if (b.sent == b.before.size()) continue;
+    device::to_device(place_, b.twin + b.sent, b.before.data() + b.sent, static_cast<Index>(b.before.size() - b.sent));
+    b.sent = b.before.size();
+  }
+}
+
 void Twins::fetch() {
-  for (const Copy& c : copies_)
-    if (c.written) device::to_host(place_, c.host, c.twin, c.bytes);
+  std::vector<std::vector<char>> now;
+  std::vector<device::HostCopy> all;
+  for (const Block& b : blocks_) {
+    now.emplace_back(b.before.size());
+    all.push_back({now.back().data(), b.twin, static_cast<Index>(b.before.size())});
+  }
+  if (!all.empty()) device::to_host(place_, all);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    compare(blocks_[i], now[i]);
+    for (const Copy& c : blocks_[i].copies)
+      if (c.written && c.bytes > 0) std::memcpy(c.host, now[i].data() + c.at, static_cast<std::size_t>(c.bytes));
+  }
+}
+
+void Twins::compare(const Block& block, const std::vector<char>& now) {
+  std::vector<char> as_it_should = block.before;
+  for (const Copy& c : block.copies)
+    if (c.written && c.bytes > 0)
+      std::memcpy(as_it_should.data() + c.at, now.data() + c.at, static_cast<std::size_t>(c.bytes));
+  const auto wrong = std::mismatch(now.begin(), now.end(), as_it_should.begin()).first;
+  if (wrong == now.end()) return;
+  const auto at = static_cast<std::size_t>(wrong - now.begin());
+  std::size_t n = 0;
+  while (n + 1 < block.copies.size() && block.copies[n + 1].at <= at) ++n;
+  throw Error(text("byte ", at - block.copies[n].at, " of tensor ", n, ", which has ", block.copies[n].bytes,
+                   " and is ", block.copies[n].written ? "an output" : "an input", ", was changed"),
+              "look for a kernel that writes where it should not");
 }
 
 }  // namespace weft::check

@@ -21,23 +21,35 @@ class Twins {
   Twins& operator=(const Twins&) = delete;
 
   ConstTensorView in(const ConstTensorView& host);
-  TensorView out(const TensorView& host);  // with what is in it; fetch() brings back what was written
+  TensorView out(const TensorView& host);  // with what is in it
   Attention in(const Attention& host);
   PartialView out(const PartialView& host);
+  // Before the call: all twins since the last time get what their tensors hold.
+  void send();
+  // After it: brings back what was written. Error if anything but outputs was.
   void fetch();
+  const weft::Place& place() const { return place_; }
 
  private:
   struct Copy {
-    void* twin;
+    std::size_t at;  // in its block
     void* host;
     Index bytes;
     bool written;
   };
+  // Many tensors, some bytes apart, that go there and back in one copy.
+  struct Block {
+    char* twin = nullptr;
+    std::size_t room = 0, sent = 0;
+    std::vector<char> before = {};  // what was put; the bytes between tensors too
+    std::vector<Copy> copies = {};
+  };
   void* put(const void* host, Index bytes, bool written);
+  static void compare(const Block& block, const std::vector<char>& now);
 
   weft::Place place_;
   std::unique_ptr<device::Memory> memory_;
-  std::vector<Copy> copies_;
+  std::vector<Block> blocks_;
 };
 
 }  // namespace weft::check

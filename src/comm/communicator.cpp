@@ -5,6 +5,9 @@
 #include <string>
 
 #include "comm/blocks.h"
+#ifdef WEFT_WITH_CUDA
+#include "comm/cuda/staged.h"
+#endif
 #ifdef WEFT_WITH_NCCL
 #include "comm/nccl/nccl.h"
 #endif
@@ -225,13 +228,21 @@ std::unique_ptr<DeviceCommunicator> Communicator::on(const Place& place) {
   return make_on(place);
 }
 
-std::unique_ptr<DeviceCommunicator> Communicator::make_on([[maybe_unused]] const Place& place) {
+#ifdef WEFT_WITH_CUDA
+std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place& place) {
+  const cuda::HostCall host_call = [this](std::vector<Message> sends, std::vector<Message> receives) {
+    return start(std::move(sends), std::move(receives));
+  };
 #ifdef WEFT_WITH_NCCL
-  return make_nccl(*this, place);
-#else
-  throw Error(text("communicator ", name(), " moves memory of CPUs, and the tensors lie on a GPU"),
-              "use ranks that are threads (run_ranks), a build with CUDA and NCCL, or tensors on the CPU");
+  if (!cuda::share_a_gpu(*this, place, host_call)) return make_nccl(*this, place);
 #endif
+  return cuda::make_staged(*this, place, reaches_gpus() ? cuda::Staging::device : cuda::Staging::host, host_call);
 }
+#else
+std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place&) {
+  throw Error(text("communicator ", name(), " in a build of Weft without CUDA, and the tensors lie on a GPU"),
+              "build it with -DWEFT_CUDA=ON, or use tensors on the CPU");
+}
+#endif
 
 }  // namespace weft

@@ -22,6 +22,18 @@ class Pieces {
     if (left_ == 0) next();
   }
 
+  // Whole pieces from here on that lie stride() apart, at least 1; 1 if the current one is not whole.
+  Index alike() const {
+    if (left_ < block_.bytes) return 1;
+    return block_.parts > 1 ? block_.parts - part_ : block_.rows - row_;
+  }
+  Index stride() const { return block_.parts > 1 ? block_.part_stride : block_.row_stride; }
+  void take_alike(Index pieces) {
+    (block_.parts > 1 ? part_ : row_) += pieces - 1;
+    left_ = 0;
+    next();
+  }
+
  private:
   void open() {  // the first piece of the first block that has one
     while (!blocks_.empty()) {

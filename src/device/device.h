@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <memory_resource>
+#include <span>
 
 #include "weft/attention.h"
 #include "weft/communicator.h"
@@ -32,11 +33,25 @@ void sink_gradient(const Place& place, const BackwardArgs& args, double* gradien
 // numbers [ranks, heads] to one a head, in the order of ranks, rounded into `to` [heads].
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to);
 
-// For checks and tools; these wait until all is done.
+// Bytes of one list of blocks to those of another, which hold as many.
+void copy(const Place& place, std::span<const Block> from, std::span<const Block> to);
+// The place's stream waits for what is in another one.
+void follow(const Place& place, void* stream);
+// Memory that belongs to no stream: giving it back waits for all work of the GPU.
+void* take(const Place& place, Index bytes);
+void give_back(void* data) noexcept;
+
+// For checks and tools. `from` is not pinned memory, and is read before the call returns.
 void to_device(const Place& place, void* to, const void* from, Index bytes);
-void to_host(const Place& place, void* to, const void* from, Index bytes);
+// Waits for the stream, once.
+struct HostCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  Index bytes = 0;
+};
+void to_host(const Place& place, std::span<const HostCopy> copies);
 void synchronize(const Place& place);
-void* thread_stream();  // a stream that each thread has for itself
+void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.
 int count();
 

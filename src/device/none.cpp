@@ -19,8 +19,12 @@ void fill(const Place&, RowState<float>*, Index) { refuse(); }
 void fill(const Place&, double*, Index, double) { refuse(); }
 void sink_gradient(const Place&, const BackwardArgs&, double*) { refuse(); }
 void reduce(const Place&, const double*, Index, Reduce, const TensorView&) { refuse(); }
+void copy(const Place&, std::span<const Block>, std::span<const Block>) { refuse(); }
+void follow(const Place&, void*) { refuse(); }
+void* take(const Place&, Index) { refuse(); }
+void give_back(void*) noexcept {}
 void to_device(const Place&, void*, const void*, Index) { refuse(); }
-void to_host(const Place&, void*, const void*, Index) { refuse(); }
+void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
 void synchronize(const Place&) { refuse(); }
 void* thread_stream() { refuse(); }
 int count() { return 0; }

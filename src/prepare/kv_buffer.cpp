@@ -72,6 +72,10 @@ struct KvBuffer::Parts {
     }
     return all;
   }
+  void use(const Place& place) {
+    seat.use(place, "K/V buffer");
+    options.place = place;
+  }
   std::vector<Slice> slices(Index micro) const;
   void check_own(const ConstTensorView& k, const ConstTensorView& v) const;
   void start(Index micro, Range tokens, const ConstKv& own);
@@ -235,6 +239,8 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   p.backwards = false;
 }
 
+void KvBuffer::use(const Place& place) { parts_->use(place); }
+
 void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
   Parts& p = *parts_;
   const Range tokens = p.now().micros.rows(micro);
@@ -249,7 +255,7 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
 
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   Parts& p = *parts_;
-  p.seat.use(args.place, "K/V buffer");
+  p.use(args.place);
   if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
     throw Error("slices, a device_plan or partial are given to a K/V buffer",
                 "leave them out: they are the sequence's business");
@@ -308,7 +314,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
 
 void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   Parts& p = *parts_;
-  p.seat.use(args.place, "K/V buffer");
+  p.use(args.place);
   const MicroSequences& micros = p.now().micros;
   const Index next = p.next_backward();
   if (micro != next || micro < 0)

@@ -1,8 +1,9 @@
 #include "weft/kv_cache.h"
 
-#include <cstring>
 #include <utility>
 
+#include "comm/blocks.h"
+#include "device/device.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
@@ -11,13 +12,6 @@ namespace weft {
 namespace {
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-void copy_row(const ConstTensorView& from, Index from_row, const TensorView& to, Index to_row) {
-  const Index size = size_of(to.dtype);
-  for (Index head = 0; head < to.heads; ++head)
-    std::memcpy(static_cast<char*>(to.data) + to.offset(to_row, head) * size,
-                static_cast<const char*>(from.data) + from.offset(from_row, head) * size, at(to.dim * size));
-}
 
 }  // namespace
 
@@ -56,7 +50,8 @@ void KvCache::check_counts(std::span<const Index> counts) const {
     if (counts[i] < 0) throw Error(text("sequence ", i, ": count ", counts[i]), "give 0 or more");
 }
 
-void KvCache::append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v) {
+void KvCache::append(std::span<const Index> counts, const ConstTensorView& k, const ConstTensorView& v,
+                     const Place& place) {
   check_counts(counts);
   Index rows = 0;
   for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -69,13 +64,21 @@ void KvCache::append(std::span<const Index> counts, const ConstTensorView& k, co
   const DType dtype[] = {k_.dtype};
   check_tensor(k, {.name = "k", .rows = rows, .heads = k_.heads, .dim = k_.dim, .dtypes = dtype});
   check_tensor(v, {.name = "v", .rows = rows, .heads = v_.heads, .dim = v_.dim, .dtypes = dtype});
+  std::vector<Block> from, to;
   Index row = 0;
   for (std::size_t i = 0; i < counts.size(); ++i) {
-    for (Index n = 0; n < counts[i]; ++n, ++row, ++used_[i]) {
-      copy_row(k, row, k_, offsets_[i] + used_[i]);
-      copy_row(v, row, v_, offsets_[i] + used_[i]);
-    }
+    const Range here{row, row + counts[i]}, there{offsets_[i] + used_[i], offsets_[i] + used_[i] + counts[i]};
+    append_blocks(k, here, from);
+    append_blocks(v, here, from);
+    append_blocks(k_, there, to);
+    append_blocks(v_, there, to);
+    row += counts[i];
   }
+  if (place.kind == DeviceKind::cpu)
+    move_blocks(from, to, Message::Combine::replace);
+  else
+    device::copy(place, from, to);
+  for (std::size_t i = 0; i < counts.size(); ++i) used_[i] += counts[i];
 }
 
 std::vector<Slice> KvCache::slices(std::span<const Index> counts, Mask mask) const {

@@ -126,6 +126,44 @@ def test_matrix_does_not_depend_on_threads(weft):
     assert one.out == three.out and one.json == three.json
 
 
+def values_of(got, axis):
+    return {line["values"][0] for t in got["tables"] if t["axes"] == [axis] for line in t["rows"]}
+
+
+def test_pairs_of_a_matrix(weft):
+    args = ["verify", "--matrix", "full", "--ranks", "2,3", "--kernel", "cpu.scalar"]
+    few = weft(*args, "--pairwise", json_file=True)
+    assert few.code == 0, few.out
+    done = few.json["ok"] + few.json["refused"]
+    assert few.json["failed"] == 0 and few.json["left_out"] == 0 and done < 1000
+    line = few.out.split("\n")[1]
+    assert f"those {done} in which" in line and "left out: --pairwise" in line
+    of = tables(few.json)
+    assert len(of[("layout", "mask")]) == 6 * 8  # any two values of these two meet, and not only where they are refused
+    assert all(sum(c["ok"] for c in by.values()) > 0 for by in of[("layout", "mask")].values())
+    for axis, count in [("packing", 5), ("dtype", 3), ("ranks", 2), ("format", 3), ("heads", 6), ("widths", 4)]:
+        assert len(values_of(few.json, axis)) == count, axis
+        for by in of[(axis,)].values():  # .. with every schedule
+            assert set(by) == set(COLUMNS) and all(c["ok"] > 0 for c in by.values()), axis
+
+
+def test_a_matrix_that_time_cuts_short(weft):
+    result = weft("verify", "--matrix", "full", "--ranks", "2,4", "--time-limit", "0.5s", json_file=True)
+    assert result.code == 0, result.out
+    got = result.json
+    assert got["failed"] == 0 and got["ok"] > 0 and got["left_out"] > 0
+    everything = got["left_out"] + got["ok"] + got["refused"]
+    assert f"{got['left_out']:,} of {everything:,} runs were left out: --time-limit 0.5" in result.out
+    assert len(values_of(got, "dtype")) == 3  # from all over the matrix
+
+
+def test_random_problems_that_time_cuts_short(weft):
+    result = weft("verify", "--random", 1000000, "--time-limit", 0.5, json_file=True)
+    assert result.code == 0 and result.json["cases"] > 0
+    assert result.json["cases"] + result.json["left_out"] == 1000000
+    assert "cases were left out: --time-limit 0.5" in result.out
+
+
 def test_matrix_that_is_all_refused_is_a_failure(weft):
     result = weft("verify", "--matrix", "quick", "--ranks", "2", "--dtype", "f64")
     assert result.code == 1 and "nothing was checked" in result.err

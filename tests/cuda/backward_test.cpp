@@ -35,13 +35,15 @@ TEST_P(GpuBackward, Wide) { expect_all(wide_problems, true); }
 TEST_P(GpuBackward, RandomProblems) {
   const char* asked = std::getenv("WEFT_CUDA_PROBLEMS");
   const int problems = asked != nullptr ? std::atoi(asked) : 60;
+  const char* from = std::getenv("WEFT_CUDA_SEED");
+  const unsigned first = from != nullptr ? static_cast<unsigned>(std::atoi(from)) : 1000;
   Judge judge(dtype(), false);
   for (int i = 0; i < problems; ++i) {
-    Random random(1000 + static_cast<unsigned>(i));
+    Random random(first + static_cast<unsigned>(i));
     const KernelProblem problem = random_problem(random, dtype());
     const AttentionProblem& p = problem.p;
-    SCOPED_TRACE("problem " + std::to_string(i) + ": rows " + std::to_string(p.tq) + ", keys " + std::to_string(p.tk) +
-                 ", dims " + std::to_string(p.dqk) + ":" + std::to_string(p.dv));
+    SCOPED_TRACE("problem " + std::to_string(first) + " + " + std::to_string(i) + ": rows " + std::to_string(p.tq) +
+                 ", keys " + std::to_string(p.tk) + ", dims " + std::to_string(p.dqk) + ":" + std::to_string(p.dv));
     const Outputs got(p);
     gpu_run(got, problem, Pass::backward, i % 3 == 0);
     const check::Expected want = expected_of(problem, Pass::backward);

@@ -1,13 +1,16 @@
-// Ranks as threads whose memory is a GPU's: the same contract as on the CPU, in the order of streams.
+// Ranks whose memory is a GPU's: the same contract as on the CPU, in the order of streams. As threads that see each
+// other's memory, and over a transport that moves memory of the host alone.
 #include "weft/communicator.h"
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "device/device.h"
+#include "plain_ranks.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -28,7 +31,8 @@ class Numbers {
 
   std::vector<float> values() const {
     std::vector<float> out(size_);
-    device::to_host(here(), out.data(), data_, static_cast<Index>(bytes()));
+    const device::HostCopy copy{out.data(), data_, static_cast<Index>(bytes())};
+    device::to_host(here(), {&copy, 1});
     return out;
   }
   Block block(Index first, Index count) const { return {.data = data_ + first, .rows = 1, .bytes = count * 4}; }
@@ -44,15 +48,26 @@ class Numbers {
   float* data_ = nullptr;
 };
 
-class DeviceCommunicator : public testing::Test {
+enum class Ranks { threads, staged };
+
+class DeviceCommunicator : public testing::TestWithParam<Ranks> {
  protected:
   void SetUp() override {
     if (device::count() == 0) GTEST_SKIP() << "no GPU";
   }
+  static void run(Index count, const std::function<void(Communicator&)>& body, const ThreadRanks& how = {}) {
+    const auto over = [&](Communicator& threads) {
+      test::PlainRanks plain(threads);
+      body(GetParam() == Ranks::staged ? static_cast<Communicator&>(plain) : threads);
+    };
+    run_ranks(count, over, how);
+  }
 };
+INSTANTIATE_TEST_SUITE_P(Over, DeviceCommunicator, testing::Values(Ranks::threads, Ranks::staged),
+                         [](const auto& at) { return at.param == Ranks::threads ? "threads" : "staged"; });
 
-TEST_F(DeviceCommunicator, GathersFromAllRanks) {
-  run_ranks(4, [](Communicator& ranks) {
+TEST_P(DeviceCommunicator, GathersFromAllRanks) {
+  run(4, [](Communicator& ranks) {
     const auto on = ranks.on(here());
     on->use(here().stream);
     for (Index count : {1, 3, 4, 1000}) {
@@ -68,8 +83,8 @@ TEST_F(DeviceCommunicator, GathersFromAllRanks) {
   });
 }
 
-TEST_F(DeviceCommunicator, SumsInTheOrderOfRanks) {
-  run_ranks(3, [](Communicator& ranks) {
+TEST_P(DeviceCommunicator, SumsInTheOrderOfRanks) {
+  run(3, [](Communicator& ranks) {
     const auto on = ranks.on(here());
     on->use(here().stream);
     std::vector<float> values(3 * 5);
@@ -85,8 +100,8 @@ TEST_F(DeviceCommunicator, SumsInTheOrderOfRanks) {
   });
 }
 
-TEST_F(DeviceCommunicator, CutsBytesIntoOtherBlocks) {
-  run_ranks(2, [](Communicator& ranks) {
+TEST_P(DeviceCommunicator, CutsBytesIntoOtherBlocks) {
+  run(2, [](Communicator& ranks) {
     const auto on = ranks.on(here());
     on->use(here().stream);
     std::vector<float> values(24);
@@ -106,8 +121,8 @@ TEST_F(DeviceCommunicator, CutsBytesIntoOtherBlocks) {
 }
 
 // Many calls under way, waited for in different orders, each reusing what the one before sent.
-TEST_F(DeviceCommunicator, WaitsInAnyOrder) {
-  run_ranks(4, [](Communicator& ranks) {
+TEST_P(DeviceCommunicator, WaitsInAnyOrder) {
+  run(4, [](Communicator& ranks) {
     const auto on = ranks.on(here());
     on->use(here().stream);
     constexpr Index kSize = 4096;
@@ -133,7 +148,7 @@ TEST_F(DeviceCommunicator, WaitsInAnyOrder) {
   });
 }
 
-TEST_F(DeviceCommunicator, NamesMessagesThatDoNotFit) {
+TEST_P(DeviceCommunicator, NamesMessagesThatDoNotFit) {
   const auto mismatch = [](Communicator& ranks) {
     const auto on = ranks.on(here());
     const Numbers from(8), to(8);
@@ -141,14 +156,14 @@ TEST_F(DeviceCommunicator, NamesMessagesThatDoNotFit) {
     on->send_receive(peer, from.block(0, ranks.rank() == 0 ? 4 : 8), peer, to.block(0, 8)).wait();
   };
   try {
-    run_ranks(2, mismatch, {.time_limit = 10});
+    run(2, mismatch, {.time_limit = 10});
     FAIL() << "accepted";
   } catch (const Error& e) {
     EXPECT_NE(e.problem().find("rank 0 sends 16 bytes to rank 1, which receives 32"), std::string::npos) << e.what();
   }
 }
 
-TEST_F(DeviceCommunicator, EndsWhenARankFails) {
+TEST_P(DeviceCommunicator, EndsWhenARankFails) {
   const auto one_fails = [](Communicator& ranks) {
     const auto on = ranks.on(here());
     if (ranks.rank() == 1) throw Error("broken on purpose", "mend it");
@@ -156,7 +171,7 @@ TEST_F(DeviceCommunicator, EndsWhenARankFails) {
     on->send_receive(1, from.block(0, 8), 1, to.block(0, 8)).wait();
   };
   try {
-    run_ranks(2, one_fails, {.time_limit = 10});
+    run(2, one_fails, {.time_limit = 10});
     FAIL() << "accepted";
   } catch (const Error& e) {
     EXPECT_NE(e.problem().find("broken on purpose"), std::string::npos) << e.what();

@@ -1,4 +1,5 @@
-// Every schedule on ranks that share a GPU, forward and backward, against the dense softmax in f64.
+// Every schedule on ranks that share a GPU, forward and backward: against the dense softmax in f64, and what no bit may
+// depend on.
 #include "weft/executor.h"
 
 #include <cstdlib>
@@ -11,11 +12,17 @@
 #include "check/by_schedule.h"
 #include "check/random_case.h"
 #include "device/device.h"
+#include "plain_ranks.h"
+#include "ranks.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 namespace weft {
 namespace {
+
+using test::RanksInput;
+using test::RanksProblem;
+using test::RanksResult;
 
 constexpr const char* kKernel = "cuda.portable";
 
@@ -23,9 +30,11 @@ TEST(DeviceExecutor, EqualsTheDefinitionOnRandomProblems) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   const char* asked = std::getenv("WEFT_GPU_PROBLEMS");
   const int problems = asked != nullptr ? std::atoi(asked) : 300;
+  const char* from = std::getenv("WEFT_GPU_SEED");
+  const unsigned long long first = from != nullptr ? std::strtoull(from, nullptr, 10) : 0;
   std::map<std::string, int> compared;
   for (int seed = 0; seed < problems; ++seed) {
-    check::RandomChoices choices(static_cast<unsigned long long>(seed));
+    check::RandomChoices choices(first + static_cast<unsigned long long>(seed));
     check::Case c = check::random_case(choices, static_cast<LayoutKind>(seed % 5));
     if (c.dtype == DType::f64) c.dtype = DType::bf16;
     check::Oracle oracle(c, check::executor_arithmetic(c));
@@ -33,14 +42,159 @@ TEST(DeviceExecutor, EqualsTheDefinitionOnRandomProblems) {
       const ScheduleOptions options{
           .kind = kind, .head_groups = min_of(c.heads_k, 2), .inside = std::gcd(c.ranks, Index{2})};
       const check::Tried tried = check::try_schedule(oracle, c, {.schedule = options, .kernel = kKernel});
-      ASSERT_FALSE(tried.failure) << "seed " << seed << ": " << *tried.failure << "\n" << check::flags(c);
+      ASSERT_FALSE(tried.failure) << "seed " << first << " + " << seed << ": " << *tried.failure << "\n"
+                                  << check::flags(c);
       if (!tried.report) continue;
-      ASSERT_TRUE(tried.report->ok()) << "seed " << seed << " " << name(kind) << "\n" << check::flags(c);
+      ASSERT_TRUE(tried.report->ok()) << "seed " << first << " + " << seed << " " << name(kind) << "\n"
+                                      << check::flags(c);
       ++compared[std::string(name(kind))];
     }
   }
-  for (const ScheduleKind kind : schedule_kinds())
+  for (const ScheduleKind kind : problems < 100 ? std::vector<ScheduleKind>{} : schedule_kinds())
     EXPECT_GT(compared[std::string(name(kind))], problems / 4) << name(kind);
+}
+
+Stream documents(std::vector<Index> lengths, Index multiple) {
+  return Stream::from_lengths(lengths).padded_to(multiple);
+}
+
+// In sequence order a row's arithmetic does not depend on who computes it.
+TEST(DeviceExecutor, AllGatherInSequenceOrderHasTheBitsOfOneRank) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const Problem problem(documents({256, 512, 1024}, 16), {.causal = true});
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const RanksProblem p{.problem = problem, .heads_q = 8, .heads_k = 2, .dim_qk = 128, .dim_v = 128, .dtype = dtype};
+    RanksInput in(p);
+    const auto run = [&](LayoutKind kind, Index ranks, Index groups) {
+      return run_on_ranks(p, in, make_layouts(kind, problem, ranks),
+                          {.key_order = KeyOrder::sequence, .head_groups = groups}, {.kernel = kKernel});
+    };
+    const RanksResult one = run(LayoutKind::dual_chunk, 1, 1);
+    for (const Index ranks : {2, 4, 8}) {
+      for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::contiguous}) {
+        for (const Index groups : {1, 2}) {
+          const RanksResult many = run(kind, ranks, groups);
+          SCOPED_TRACE(testing::Message() << name(dtype) << " " << name(kind) << " " << ranks << " groups " << groups);
+          EXPECT_EQ(many.out.bytes, one.out.bytes);
+          EXPECT_EQ(many.lse.bytes, one.lse.bytes);
+          EXPECT_EQ(many.max_logit.bytes, one.max_logit.bytes);
+        }
+      }
+    }
+  }
+}
+
+std::vector<ScheduleOptions> some_of_each() {
+  return {{.kind = ScheduleKind::ring},
+          {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence},
+          {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
+          {.kind = ScheduleKind::all_to_all},
+          {.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::ring},
+          {.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::all_gather},
+          {.kind = ScheduleKind::exact, .stages = 1},
+          {.kind = ScheduleKind::exact, .stages = 3}};
+}
+
+void expect_same_bits(const RanksResult& a, const RanksResult& b) {
+  EXPECT_EQ(a.out.bytes, b.out.bytes);
+  EXPECT_EQ(a.lse.bytes, b.lse.bytes);
+  EXPECT_EQ(a.max_logit.bytes, b.max_logit.bytes);
+  EXPECT_EQ(a.dq.bytes, b.dq.bytes);
+  EXPECT_EQ(a.dk.bytes, b.dk.bytes);
+  EXPECT_EQ(a.dv.bytes, b.dv.bytes);
+  EXPECT_EQ(a.dsink.bytes, b.dsink.bytes);
+}
+
+// Rows between and behind documents, and rows of ranks that hold no token.
+void fill_padding(const RanksProblem& p, RanksInput& in, std::byte with) {
+  const Stream& stream = p.problem.packing().q();
+  std::vector<bool> real(static_cast<std::size_t>(stream.tokens()), false);
+  for (Index i = 0; i < stream.sequences(); ++i) std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
+  for (check::Tensor* t : {&in.q, &in.k, &in.v, &in.dout})
+    for (std::size_t row = 0; row < real.size(); ++row)
+      if (!real[row])
+        std::fill_n(t->bytes.begin() + static_cast<std::ptrdiff_t>(row) * t->row_bytes(), t->row_bytes(), with);
+  in.unused = with;
+}
+
+TEST(DeviceExecutor, NoBitDependsOnPadding) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  for (const Mask& mask : {Mask{.causal = true}, Mask{.left = 40, .right = 9}}) {
+    const Problem problem(Stream::from_used(std::vector<Index>{0, 144, 160, 400}, std::vector<Index>{137, 1, 201}),
+                          mask);
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      const RanksProblem p{
+          .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 40, .dim_v = 24, .dtype = dtype, .sink = true};
+      RanksInput nan(p), zeros(p), large(p);
+      fill_padding(p, nan, std::byte{0xff});
+      fill_padding(p, zeros, std::byte{0});
+      fill_padding(p, large, std::byte{0x71});
+      for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag}) {
+        for (const ScheduleOptions& options : some_of_each()) {
+          SCOPED_TRACE(testing::Message() << name(dtype) << " " << name(kind) << " " << check::words(options));
+          const auto run = [&](RanksInput& in) {
+            return run_on_ranks(p, in, make_layouts(kind, problem, 4), options,
+                                {.kernel = kKernel, .deterministic = true});
+          };
+          const RanksResult want = run(zeros);
+          expect_same_bits(run(nan), want);
+          expect_same_bits(run(large), want);
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceExecutor, GradientsHaveTheSameBitsOnEveryRun) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const Problem problem(documents({300, 77, 410}, 16), {.causal = true});
+  const RanksProblem p{
+      .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16, .sink = true};
+  RanksInput in(p);
+  for (const ScheduleOptions& options : some_of_each()) {
+    SCOPED_TRACE(check::words(options));
+    const auto run = [&] {
+      return run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, 4), options,
+                          {.kernel = kKernel, .deterministic = true});
+    };
+    const RanksResult first = run();
+    for (int i = 0; i < 5; ++i) expect_same_bits(run(), first);
+  }
+}
+
+// Messages by way of the host, as over MPI: the same bits, and the same bytes counted.
+TEST(DeviceExecutor, TransportsOfTheHostGiveTheSameBits) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const Problem problem(documents({300, 77, 410}, 16), {.causal = true});
+  const RanksProblem p{
+      .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16, .sink = true};
+  RanksInput in(p);
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+  const ExecutorOptions how{.kernel = kKernel, .deterministic = true};
+  for (const ScheduleOptions& options : some_of_each()) {
+    SCOPED_TRACE(check::words(options));
+    const RanksResult want = run_on_ranks(p, in, layouts, options, how);
+    RanksResult got = test::empty_result(p, 4);
+    std::mutex mutex;
+    run_ranks(4, [&](Communicator& threads) {
+      test::PlainRanks plain(threads);
+      run_one_rank(plain, p, in, layouts, options, how, got, mutex);
+    });
+    expect_same_bits(got, want);
+    EXPECT_EQ(got.forward, want.forward);
+    EXPECT_EQ(got.backward, want.backward);
+  }
+}
+
+TEST(DeviceExecutor, RefusesWhatItDoesNotDo) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  run_ranks(1, [](Communicator& ranks) {
+    const Problem problem(documents({4}, 1), {});
+    const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
+    const Place place = check::place_of(kKernel);
+    EXPECT_THROW(Executor(ranks, make_schedule(problem, layouts, 0, {}), {.checked = true, .place = place}), Error);
+    EXPECT_THROW(ranks.on(place)->split(0, 0), Error);
+  });
 }
 
 TEST(DeviceExecutor, RefusesTensorsOfTheOtherPlace) {

@@ -250,6 +250,12 @@ TEST(Mpi, ExecutorEqualsOneRank) {
   }
 }
 
+#ifndef WEFT_WITH_CUDA
+TEST(Mpi, RefusesMemoryOfGpusInABuildWithoutThem) {
+  expect_refusal([] { world->on({.kind = DeviceKind::cuda}); }, {"mpi", "without CUDA", "WEFT_CUDA=ON"});
+}
+#endif
+
 // ---- the K/V buffer
 
 TEST(Mpi, KvBufferEqualsOneRank) {

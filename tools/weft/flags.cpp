@@ -114,6 +114,16 @@ unsigned long long seed_of(const Flags& flags) {
   return seed;
 }
 
+TimeLimit time_limit_of(const Flags& flags) {
+  const std::string* given = flags.find("time-limit");
+  if (!given) return {};
+  std::string_view text = *given;
+  if (text.ends_with("s")) text.remove_suffix(1);
+  const double seconds = real_number("--time-limit", text, "120");
+  if (!(seconds > 0)) throw Error(fmt::format("--time-limit {}", *given), "give more than 0 seconds, e.g. 120");
+  return TimeLimit(seconds);
+}
+
 LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", "zigzag")); }
 
 std::vector<std::string_view> problem_flags() {

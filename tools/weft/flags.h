@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check/case.h"
+#include "progress.h"
 
 namespace CLI {
 class App;
@@ -50,6 +51,7 @@ inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
 check::Case case_of(const Flags& flags, const Defaults& defaults);
 LayoutKind layout_of(const Flags& flags);
 unsigned long long seed_of(const Flags& flags);
+TimeLimit time_limit_of(const Flags& flags);  // --time-limit 120, or 120s
 
 // Flags that say which problem it is: what `verify --random` draws by itself.
 std::vector<std::string_view> problem_flags();

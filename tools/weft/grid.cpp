@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ namespace {
 template <class Put>
 void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
   check::Oracle oracle(problem.question, check::executor_arithmetic(problem.question), problem.rows);
-  for (std::size_t i = 0; i < problem.cells.size(); ++i) {
+  for (std::size_t i = 0; i < problem.cells.size() && !how.limit.over(); ++i) {
     const GridCell& cell = problem.cells[i];
     put(i, try_schedule(oracle, cell.placed, {cell.schedule, how.kernel, how.checked, how.world}));
   }
@@ -26,6 +27,16 @@ void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
 
 // A group's query heads must lie side by side.
 bool can_group(const check::Case& c) { return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end()); }
+
+// Neighbours have much in common: where time may run out, problems come from all over the grid.
+std::vector<std::size_t> order_of(std::size_t problems, bool spread) {
+  std::vector<std::size_t> order(problems);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  check::RandomChoices choices(1);
+  for (std::size_t i = problems; spread && i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<std::size_t>(choices.pick(0, static_cast<Index>(i) - 1))]);
+  return order;
+}
 
 // Calls work(thread) on so many threads; what one throws is thrown here.
 template <class Work>
@@ -89,11 +100,13 @@ std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how) {
     at += problem.cells.size();
   }
   std::vector<check::Tried> outcomes(static_cast<std::size_t>(grid.cells()));
+  const std::vector<std::size_t> order = order_of(grid.problems.size(), how.limit.given());
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   Index done = 0, failed = 0;
   on_threads(how.threads, [&] {
-    for (std::size_t p; (p = next++) < grid.problems.size();) {
+    for (std::size_t n; (n = next++) < order.size() && !how.limit.over();) {
+      const std::size_t p = order[n];
       run_problem(grid.problems[p], how, [&](std::size_t cell, check::Tried tried) {
         const std::lock_guard lock(mutex);
         if (failure_of(tried)) ++failed;
@@ -104,6 +117,8 @@ std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how) {
   });
   return outcomes;
 }
+
+bool left_out(const check::Tried& tried) { return !tried.report && !tried.refused && !tried.failure; }
 
 std::optional<std::string> failure_of(const check::Tried& tried) {
   if (tried.failure || !tried.report || tried.report->ok()) return tried.failure;

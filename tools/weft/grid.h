@@ -11,6 +11,7 @@
 
 #include "check/by_schedule.h"
 #include "check/case.h"
+#include "progress.h"
 
 namespace weft::tool {
 
@@ -53,12 +54,15 @@ struct GridRun {
   std::string kernel = {};
   bool checked = false;           // executors are
   Communicator* world = nullptr;  // of processes, of which this is one; none: ranks are threads
+  TimeLimit limit = {};
   std::function<void(Index done, Index failed)> progress = {};
 };
 
-// What became of each cell, in the order of the grid whatever thread took it.
+// What became of each cell, in the order of the grid whatever thread took it; nothing of those that the time limit left
+// out.
 std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how);
 
+bool left_out(const check::Tried& tried);
 // Why a cell failed, in one line; none if it did not.
 std::optional<std::string> failure_of(const check::Tried& tried);
 std::string command_of(const GridCell& cell, const GridRun& how);

@@ -62,8 +62,15 @@ GridTable::GridTable(const Grid& grid, const std::vector<check::Tried>& outcomes
   groups_.push_back({grid.row_axes, {}});
   for (const std::string& axis : grid.other_axes) groups_.push_back({{axis}, {}});
   std::size_t at = 0;
-  for (const GridProblem& problem : grid.problems)
-    for (const GridCell& cell : problem.cells) add(cell, outcomes[at++]);
+  for (const GridProblem& problem : grid.problems) {
+    for (const GridCell& cell : problem.cells) {
+      const check::Tried& tried = outcomes[at++];
+      if (tool::left_out(tried))
+        ++left_out_;
+      else
+        add(cell, tried);
+    }
+  }
   for (Group& group : groups_) sort_rows(group);
 }
 
@@ -190,6 +197,9 @@ void GridTable::print() const {
   fmt::print("{} runs: {} ok, {} refused as the capability table says, {} failed\n",
              grouped(total_.ok + total_.refused + total_.failed), grouped(total_.ok), grouped(total_.refused),
              grouped(total_.failed));
+  if (left_out_ > 0)
+    fmt::print("{} of {} runs were left out: --time-limit {}\n", grouped(left_out_),
+               grouped(left_out_ + total_.ok + total_.refused + total_.failed), how_.limit.seconds());
 }
 
 json GridTable::json_of(const Count& count) {
@@ -201,6 +211,7 @@ json GridTable::to_json() const {
               {"ok", total_.ok},
               {"failed", total_.failed},
               {"refused", total_.refused},
+              {"left_out", left_out_},
               {"tables", json::array()},
               {"refusals", json::array()},
               {"failures", json::array()},

@@ -18,6 +18,7 @@ class GridTable {
 
   Index failed() const { return total_.failed; }
   Index ok() const { return total_.ok; }
+  Index left_out() const { return left_out_; }
   void print() const;
   nlohmann::json to_json() const;
 
@@ -52,6 +53,7 @@ class GridTable {
   std::vector<Failure> failures_;
   std::optional<Worst> worst_;
   Count total_;
+  Index left_out_ = 0;
 };
 
 }  // namespace weft::tool

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <exception>
 #include <thread>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "check/random_case.h"
-#include "numbers.h"
 #include "schedule_flags.h"
 
 namespace weft::tool {
@@ -22,6 +19,7 @@ constexpr Index kShown = 10;
 struct Checked {
   check::Case given;
   Outcome outcome;
+  bool left_out = true;
 };
 
 // Drawn cases have few heads and any number of ranks, which not every option goes with.
@@ -32,7 +30,7 @@ Method fitting(Method method, const check::Case& c) {
 
 Checked check_one(const RandomSet& set, Index i) {
   check::RandomChoices choices(set.seed + static_cast<unsigned long long>(i));
-  Checked checked{random_case(choices, set.layout), {}};
+  Checked checked{random_case(choices, set.layout), {}, false};
   try {
     checked.outcome = check_case(checked.given, fitting(set.method, checked.given));
   } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
@@ -48,7 +46,8 @@ std::vector<Checked> check_batch(const RandomSet& set, Index first, Index last) 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(set.threads));
   const auto work = [&](std::size_t thread) {
     try {
-      for (Index i; (i = next++) < last;) batch[static_cast<std::size_t>(i - first)] = check_one(set, i);
+      for (Index i; (i = next++) < last && !set.limit.over();)
+        batch[static_cast<std::size_t>(i - first)] = check_one(set, i);
     } catch (...) {
       errors[thread] = std::current_exception();
     }
@@ -63,22 +62,19 @@ std::vector<Checked> check_batch(const RandomSet& set, Index first, Index last) 
   return batch;
 }
 
-void show_progress(Index done, const RandomSet& set, const Tally& tally) {
-  static const bool terminal = isatty(fileno(stderr)) == 1;
-  if (!terminal) return;
-  fmt::print(stderr, "\r{} of {} cases, {} failed{}", grouped(done), grouped(set.count), grouped(tally.failed()),
-             done == set.count ? "\r\x1b[K" : "");
-  std::fflush(stderr);
-}
-
 }  // namespace
 
 Tally check_random(const RandomSet& set) {
   Tally tally(set.method);
-  Index failed = 0;
+  Progress progress(set.count, "cases");
+  Index failed = 0, left_out = 0;
   for (Index first = 0; first < set.count; first += kBatch) {
     const Index last = std::min(first + kBatch, set.count);
     for (const Checked& checked : check_batch(set, first, last)) {
+      if (checked.left_out) {
+        ++left_out;
+        continue;
+      }
       tally.add(checked.given, checked.outcome);
       if (!checked.outcome.failure || ++failed > kShown + 1) continue;
       if (failed <= kShown)
@@ -87,8 +83,13 @@ Tally check_random(const RandomSet& set) {
       else
         fmt::print("(further failures are counted, not shown)\n");
     }
-    show_progress(last, set, tally);
+    progress.show(last, tally.failed());
+    if (set.limit.over()) {
+      left_out += set.count - last;
+      break;
+    }
   }
+  if (left_out > 0) tally.leave_out(left_out, fmt::format("--time-limit {}", set.limit.seconds()));
   return tally;
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "progress.h"
 #include "tally.h"
 
 namespace weft::tool {
@@ -14,6 +15,7 @@ struct RandomSet {
   std::optional<LayoutKind> layout = {};
   Index threads = 1;
   Method method = {};
+  TimeLimit limit = {};
 };
 
 // Prints failures as they come, the first ten with the command that gives the case again.

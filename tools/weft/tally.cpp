@@ -154,6 +154,11 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
   }
 }
 
+void Tally::leave_out(Index cases, std::string reason) {
+  left_out_ = cases;
+  left_out_why_ = std::move(reason);
+}
+
 json Worst::to_json() const {  // JSON has no infinity and no NaN: both become null
   return {{"ratio", ratio}, {"norm", norm}, {"tensor", tensor}, {"keys", keys}, {"where", where}, {"command", command}};
 }
@@ -161,7 +166,7 @@ json Worst::to_json() const {  // JSON has no infinity and no NaN: both become n
 json Tally::to_json() const {
   json out = {{"kernel", method_.kernel_words()}, {"cases", cases_},          {"failed", failed_},
               {"with_remote_keys", nontrivial_},  {"skipped", json::array()}, {"worst", nullptr},
-              {"by_layout", by_layout_}};
+              {"by_layout", by_layout_},          {"left_out", left_out_}};
   for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
   if (worst_) out["worst"] = worst_->to_json();
   return out;
@@ -187,6 +192,8 @@ void Tally::print() const {
   for (const auto& [reason, count] : skipped_) fmt::print("skipped {} times: {}\n", grouped(count), reason);
   fmt::print("{} cases, {} of them with keys on other ranks: {} failed\n", grouped(cases_), grouped(nontrivial_),
              grouped(failed_));
+  if (left_out_ > 0)
+    fmt::print("{} of {} cases were left out: {}\n", grouped(left_out_), grouped(left_out_ + cases_), left_out_why_);
 }
 
 }  // namespace weft::tool

@@ -57,6 +57,7 @@ class Tally {
   explicit Tally(Method method) : method_(std::move(method)) {}
 
   void add(const check::Case& c, const Outcome& outcome);
+  void leave_out(Index cases, std::string reason);
 
   Index cases() const { return cases_; }
   Index failed() const { return failed_; }
@@ -68,6 +69,8 @@ class Tally {
  private:
   Method method_;
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
+  Index left_out_ = 0;
+  std::string left_out_why_;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;
   std::map<std::string, std::map<std::string, Index>> by_layout_;

@@ -88,7 +88,8 @@ int verify_random(const Flags& flags) {
   RandomSet set{.count = flags.whole("random", 0, "2000"),
                 .seed = seed_of(flags),
                 .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2"),
-                .method = method_of(flags)};
+                .method = method_of(flags),
+                .limit = time_limit_of(flags)};
   if (set.count < 1 || set.count > kMaxRandom)
     throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
   if (set.threads < 1 || set.threads > kMaxThreads)
@@ -119,6 +120,9 @@ void check_places(const check::Case& c, const Problem& problem, const Method& me
 int verify_one(const Flags& flags) {
   if (flags.given("threads"))
     throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
+  if (flags.given("time-limit"))
+    throw Error(fmt::format("--time-limit {} without --random, --matrix or --set", *flags.find("time-limit")),
+                "one problem is checked whole");
   const check::Case c = case_of(flags, kVerifyDefaults);
   const Method method = method_of(flags);
   const Problem problem = check::problem_of(c);
@@ -143,6 +147,8 @@ const std::vector<FlagSpec>& verify_flags() {
          "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
          "--layout, --dtype"},
         {"set", "NAME", "te-grid: what Transformer Engine tests context parallelism with, --scale times smaller (32)"},
+        {"pairwise", "", "of --matrix or --set as few runs as let any two values of any two axes meet"},
+        {"time-limit", "SECONDS", "with these: start nothing more after so long; what was left out is counted"},
         {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
         {"kernel", "NAME", "reference (default; with schedules the best here), cpu, cpu.scalar, .."}};
     for (const FlagSpec& flag : schedule_flags()) all.push_back(flag);
@@ -152,6 +158,8 @@ const std::vector<FlagSpec>& verify_flags() {
 }
 
 int verify(const Flags& flags) {
+  if (flags.given("pairwise") && !flags.given("matrix") && !flags.given("set"))
+    throw Error("--pairwise without --matrix or --set", "leave it out, or add e.g. --matrix full");
   if (flags.given("matrix")) return verify_matrix(flags);
   if (flags.given("set")) return verify_set(flags);
   return flags.given("random") ? verify_random(flags) : verify_one(flags);

@@ -2,21 +2,21 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "grid_table.h"
 #include "json_file.h"
 #include "matrix.h"
 #include "numbers.h"
 #include "over_mpi.h"
+#include "pairwise.h"
 #include "schedule_flags.h"
 #include "te_grid.h"
-#include "terminal.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
@@ -67,20 +67,7 @@ std::vector<LayoutKind> layouts_of(const Flags& flags) {
   return layouts;
 }
 
-void show_progress(Index done, Index all, Index failed) {
-  constexpr int kWidth = 30;
-  static const bool terminal = isatty(fileno(stderr)) == 1;
-  if (!terminal) return;
-  if (done == all)
-    fmt::print(stderr, "\r\x1b[K");
-  else
-    fmt::print(stderr, "\r{} {} of {} runs, {} failed",
-               bar(static_cast<double>(done) / static_cast<double>(all), kWidth), grouped(done), grouped(all),
-               grouped(failed));
-  std::fflush(stderr);
-}
-
-int verify_grid(const Flags& flags, const Grid& grid) {
+int verify_grid(const Flags& flags, Grid grid) {
   Communicator* world = mpi_world();
   const Index threads =
       world != nullptr ? 1 : flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
@@ -88,9 +75,18 @@ int verify_grid(const Flags& flags, const Grid& grid) {
     throw Error(fmt::format("--threads {}", threads), fmt::format("use from 1 to {}", kMaxThreads));
   const std::string kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "";
   const std::string communicator = communicator_of(flags);
+  const TimeLimit limit = time_limit_of(flags);
+  if (limit.given() && world != nullptr)
+    throw Error(fmt::format("--time-limit {} with --comm mpi", limit.seconds()),
+                "use --pairwise: processes would not stop at the same run");
+  const Index all = grid.cells();
+  if (flags.given("pairwise")) grid = pairwise(std::move(grid));
   JsonOutput output(world != nullptr && world->rank() > 0 ? nullptr : flags.find("json"));
   fmt::print("{}: {} runs of {} problems, kernel {}, communicator {}.\n", grid.title, grouped(grid.cells()),
              grouped(static_cast<Index>(grid.problems.size())), kernel.empty() ? "auto" : kernel, communicator);
+  if (flags.given("pairwise"))
+    fmt::print("Of {} runs those {} in which any two values of any two axes meet, {} are left out: --pairwise.\n",
+               grouped(all), grouped(grid.cells()), grouped(all - grid.cells()));
   const auto sampled = std::find_if(grid.problems.begin(), grid.problems.end(), [](const auto& p) { return p.rows; });
   fmt::print("Forward and backward of each against a dense softmax in f64{}{}.\n\n",
              sampled == grid.problems.end()
@@ -100,10 +96,15 @@ int verify_grid(const Flags& flags, const Grid& grid) {
                                *sampled->rows),
              flags.given("checked") ? "; executors are checked" : "; bytes and messages against traffic()");
   std::fflush(stdout);
-  const auto progress = [&](Index done, Index failed) { show_progress(done, grid.cells(), failed); };
-  const GridRun how{
-      .threads = threads, .kernel = kernel, .checked = flags.given("checked"), .world = world, .progress = progress};
-  const GridTable table(grid, run_grid(grid, how), how);
+  GridRun how{.threads = threads, .kernel = kernel, .checked = flags.given("checked"), .world = world, .limit = limit};
+  std::vector<check::Tried> outcomes;
+  {
+    Progress progress(grid.cells(), "runs");
+    how.progress = [&](Index done, Index failed) { progress.show(done, failed); };
+    outcomes = run_grid(grid, how);
+    how.progress = {};
+  }
+  const GridTable table(grid, outcomes, how);
   table.print();
   output.write(table.to_json());
   if (table.failed() == 0 && table.ok() == 0) fmt::print(stderr, "weft: all was refused, so nothing was checked\n");

@@ -1,4 +1,4 @@
-"""Weft for PyTorch: context parallelism over a torch.distributed process group, with autograd.
+"""Weft for PyTorch: context parallelism over a torch.distributed process group, with autograd, on CPUs and GPUs.
 
     packing = weft.Packing(cu_seqlens)                        # of the whole pack, the same on every rank
     ids = weft.torch.shard(input_ids, packing, group)         # this rank's rows
@@ -9,7 +9,7 @@ Gradients of parameters are those of this rank's rows, sinks included: sum them 
 """
 
 from .functional import context_parallel_attention
-from .group import communicator
+from .group import all_gather, communicator
 from .micro import MicroSequenceAttention, micro_sequence_attention
 from .module import ContextParallelAttention
 from .op import clear_cache
@@ -19,6 +19,7 @@ from .sharding import next_token_labels, position_ids, shard, unshard, valid_row
 __all__ = [
     "ContextParallelAttention",
     "MicroSequenceAttention",
+    "all_gather",
     "clear_cache",
     "communicator",
     "context_parallel_attention",

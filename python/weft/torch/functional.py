@@ -1,6 +1,5 @@
 """Attention over a process group, as a function."""
 
-import json
 from typing import Any, Optional, Tuple, Union
 
 import torch
@@ -13,24 +12,15 @@ from .op import how_of
 from .packed import pack
 
 
-def _spelled(value):
-    """Numbers as text. Where torch.compile takes a number for a variable, writing it down makes it a constant."""
+def _settled(value):
+    """Numbers as constants: where torch.compile takes one for a variable, a key of a dict is what it cannot be."""
     if isinstance(value, (tuple, list)):
-        return [_spelled(x) for x in value]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"number": f"{value}"}
-    return value
-
-
-def _read(value):
-    if isinstance(value, list):
-        return [_read(x) for x in value]
-    return json.loads(value["number"]) if isinstance(value, dict) else value
+        return [_settled(x) for x in value]
+    return list({value: None})[0] if isinstance(value, (int, float)) else value
 
 
 @torch.compiler.assume_constant_result
 def _how(mask, group, options):
-    options = {name: _read(value) for name, value in options.items()}
     if mask is not None:
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
         if clash:
@@ -94,7 +84,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[P
     if return_max_logit:
         options["max_logit"] = True
     if torch.compiler.is_compiling():
-        options = {name: _spelled(value) for name, value in options.items()}
+        options = {name: _settled(value) for name, value in options.items()}
     how = _how(mask, "" if one_rank else group, options)
     out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
     if not return_lse and not return_max_logit:

@@ -1,15 +1,16 @@
-"""A communicator over an existing torch.distributed process group."""
+"""Ranks: a communicator over an existing torch.distributed process group, or one of weft.spawn."""
 
 import contextlib
 import datetime
 import re
 import time
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from .. import _core
+from .. import _arrays, _core, ranks
 from .._arrays import error
 from .._core import Communicator
 
@@ -19,6 +20,7 @@ _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
 
 _communicators = {}  # by name of the group: (group, transport, communicator)
+_given = {}  # by name: communicators that were given as a group, such as those of weft.spawn
 
 
 def _words(e):
@@ -59,6 +61,27 @@ class _Handle:
             self.works = []
 
 
+class _GpuHandle:
+    """Operations of NCCL, which are ordered in a stream: to wait for them is that the stream does."""
+
+    def __init__(self, works, tensors, place):
+        self.works, self.tensors, self.place = works, tensors, place
+
+    def wait(self):
+        with _in_stream(*self.place):
+            for work in self.works:
+                work.wait()
+        self.works, self.tensors = [], []
+
+    abandon = wait
+
+
+def _in_stream(device, stream):
+    if torch.cuda.current_stream(device).cuda_stream == stream:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device))
+
+
 def _tag(number, size):
     """Of the number-th message between two ranks. One of another size is not taken for it: gloo would end the process if it
     were longer, and say nothing if it were shorter."""
@@ -71,15 +94,20 @@ class _Transport:
     def __init__(self, group, time_limit):
         self.group, self.time_limit = group, time_limit
         self.rank, self.ranks = group.rank(), group.size()
+        self.on_cpus = _backend(group, "cpu") is not None
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
         self.exchanges = 0
         self.broken = None
+        self.met = set()  # GPUs on which NCCL has begun
 
     def exchange(self, sends, receives):
         if self.broken:
             raise error(self.broken, "make a new process group")
         self.exchanges += 1
         works = []
+        if (sends or receives) and not self.on_cpus:
+            raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
+                        "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
         try:
             for peer, data in receives:
                 works.append((peer, self.group.recv([torch.from_numpy(data)], peer, _tag(self.received[peer], data.nbytes))))
@@ -92,6 +120,26 @@ class _Transport:
             works.clear()
             raise failure from None
         return _Handle(self, works)
+
+    def meet_on_gpu(self, device):
+        """Before the first messages, which need not concern all ranks: NCCL begins with all of them, or hangs."""
+        if device not in self.met:
+            dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
+            self.met.add(device)
+
+    def exchange_on_gpu(self, sends, receives, device, stream):
+        if self.broken:
+            raise error(self.broken, "make a new process group")
+        self.exchanges += 1
+        sends, receives = ([(peer, torch.from_dlpack(data)) for peer, data in some] for some in (sends, receives))
+        operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
+        operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
+        try:
+            with _in_stream(device, stream):
+                works = dist.batch_isend_irecv(operations)
+        except RuntimeError as e:
+            raise self.fail(f"could not start messages on GPU {device} ({_words(e)})") from None
+        return _GpuHandle(works, (sends, receives), (device, stream))
 
     def fail(self, text, hint="see what became of it"):
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began."""
@@ -118,11 +166,26 @@ class _Transport:
             return None  # the store may have been that rank's
 
 
+def _backend(group, kind):
+    """The name of what moves tensors of "cpu" or "cuda"; None if nothing does."""
+    try:
+        return group._get_backend(torch.device(kind)).name()
+    except RuntimeError:
+        return None
+
+
 def resolve(group):
-    """The process group: given as one, by name, or None for the default one. None if there is none, or for ""."""
+    """The process group: given as one, by name, or None for the default one. None if there is none, or for "".
+
+    Or a weft.Communicator, which is as good as a group.
+    """
+    if isinstance(group, Communicator):
+        return group
     if isinstance(group, str):
         if group == "":
             return None
+        if group in _given:
+            return _given[group]
         try:
             return dist.distributed_c10d._resolve_process_group(group)
         except (LookupError, RuntimeError, ValueError):
@@ -131,30 +194,51 @@ def resolve(group):
     if group is None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
-        raise error(f"a group was expected, not {group!r}", "give a torch.distributed process group that this rank is in")
+        raise error(f"a group was expected, not {group!r}",
+                    "give a torch.distributed process group that this rank is in, or the communicator of weft.spawn")
     return group
+
+
+def own_name(comm):
+    """The name of a communicator that is given as a group."""
+    return f"weft.Communicator {id(comm):#x}"
+
+
+ranks.ends.append(lambda comm: _given.pop(own_name(comm), None))
+
+
+def rank_and_ranks(group):
+    group = resolve(group)
+    if group is None:
+        return 0, 1
+    return (group.rank, group.ranks) if isinstance(group, Communicator) else (group.rank(), group.size())
 
 
 def name_of(group):
     """The name that operators pass on; "" if there is no group."""
     group = resolve(group)
+    if isinstance(group, Communicator):
+        _given[own_name(group)] = group
+        return own_name(group)
     return "" if group is None else group.group_name
 
 
 def kept(group):
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
-    return group.group_name if dist.is_available() and isinstance(group, dist.ProcessGroup) else group
+    known = isinstance(group, Communicator) or dist.is_available() and isinstance(group, dist.ProcessGroup)
+    return name_of(group) if known else group
 
 
 @contextlib.contextmanager
 def all_or_nobody(group):
     """Around what ranks do together: one that fails after it has begun leaves the others, and does not let them wait."""
-    transport = _communicators[group][1] if group else None
-    before = transport.exchanges if group else 0
+    known = _communicators.get(group)  # ranks that are threads see to it themselves
+    transport = known[1] if known else None
+    before = transport.exchanges if transport else 0
     try:
         yield
     except BaseException as e:
-        if group and transport.exchanges > before and not transport.broken:
+        if transport and transport.exchanges > before and not transport.broken:
             transport.fail(f"failed ({type(e).__name__}: {e})")
         raise
 
@@ -162,23 +246,40 @@ def all_or_nobody(group):
 def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Communicator:
     """Weft's communicator over a process group (None: the default one), made once for each group.
 
-    A rank that waits longer than time_limit seconds (300 unless said here) for another raises weft.Error. Gloo moves the
-    bytes; NCCL is for tensors on GPUs, for which this build has no kernels.
+    A rank that waits longer than time_limit seconds (300 unless said here) for another raises weft.Error. Gloo moves
+    tensors of CPUs, and NCCL those on GPUs, where its own time limit holds. Where there is gloo alone, tensors on GPUs go
+    by way of the CPU.
     """
     group = resolve(group)
     if group is None:
         raise error("there is no process group", "call torch.distributed.init_process_group first, or give one")
+    if isinstance(group, Communicator):
+        return group
     name = name_of(group)
     known = _communicators.get(name)
     if known is None or known[0] is not group:
-        try:
-            group._get_backend(torch.device("cpu"))
-        except RuntimeError:
-            raise error(f"the process group {name} moves no tensors of CPUs ({dist.get_backend(group)})",
-                        "make one with backend 'gloo', or 'cpu:gloo,cuda:nccl'") from None
+        on_gpus = _backend(group, "cuda") == "nccl"
+        if not on_gpus and _backend(group, "cpu") is None:
+            raise error(f"the process group {name} has neither gloo nor nccl ({dist.get_backend(group)})",
+                        "make one with backend 'gloo', 'nccl', or 'cpu:gloo,cuda:nccl'")
         transport = _Transport(group, 300.0)
-        known = (group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport))
+        known = (group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport, on_gpus))
         _communicators[name] = known
     if time_limit is not None:
         known[1].time_limit = float(time_limit)
     return known[2]
+
+
+def all_gather(x: Tensor, group: Any = None) -> List[Tensor]:
+    """Every rank's x, all of one shape and dtype, in the order of ranks. Carries no gradient."""
+    mine = x.detach().contiguous()
+    name = name_of(group)
+    if not name:
+        return [mine]
+    comm = communicator(name)
+    parts = [torch.empty_like(mine) for _ in range(comm.ranks)]
+    if mine.numel() > 0:
+        with all_or_nobody(name):
+            comm.all_gather(_arrays.array(mine.view(-1)), [_arrays.array(part.view(-1), True) for part in parts],
+                            _arrays.stream_of(mine))
+    return parts

@@ -57,18 +57,18 @@ class MicroSequenceAttention(torch.nn.Module):
         if resolve(self.group) is not None:
             return communicator(self.group)
         if self._alone is None:
-            self._alone = _core.python_communicator(0, 1, "alone", _Alone())
+            self._alone = _core.python_communicator(0, 1, "alone", _Alone(), True)
         return self._alone
 
     def _take(self, rows, k, v):
         """A buffer for these keys: a free one that is large enough, or a new one."""
-        shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype)
+        shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype, k.device)
         for at, (have, size, buffer) in enumerate(self._free):
             if have == shape and size >= rows:
                 return self._free.pop(at)
-        dtype = _arrays.array(k).dtype
-        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], dtype, self.drop,
-                                           self.kernel)
+        view = _arrays.array(k, name="k")
+        return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], view.dtype, self.drop,
+                                           self.kernel, view.device, _arrays.stream_of(k))
 
     def _give_back(self, taken):
         self._free.append(taken)
@@ -102,13 +102,15 @@ class _Region(torch.autograd.Function):
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         logits = None if sink is None else _arrays.array(sink, name="sink")
+        stream = _arrays.stream_of(q)
         buffer.begin(micros, mask)
         with all_or_nobody(name_of(layer.group)):
             for m in range(micros.micros):
                 here = slice(m * micros.local, (m + 1) * micros.local)
                 buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"),
                                _arrays.array(v[here], name="v"),
-                               layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True))
+                               layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True),
+                               stream)
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
@@ -127,8 +129,9 @@ class _Region(torch.autograd.Function):
         buffer = taken[2]
         dq, dk, dv = q.new_empty(q.shape), q.new_empty(ctx.shapes[0]), q.new_empty(ctx.shapes[1])
         logits = None if sink is None else _arrays.array(sink, name="sink")
-        dsink = None if sink is None else torch.zeros(sink.shape)
-        part = None if sink is None else torch.empty(sink.shape)
+        dsink = None if sink is None else sink.new_zeros(sink.shape, dtype=torch.float32)
+        part = None if sink is None else torch.empty_like(dsink)
+        stream = _arrays.stream_of(q)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
         with all_or_nobody(name_of(layer.group)):
@@ -136,10 +139,10 @@ class _Region(torch.autograd.Function):
                 here = slice(m * micros.local, (m + 1) * micros.local)
                 while layer.drop and (again := buffer.missing(m)) is not None:
                     rows = slice(again * micros.local, (again + 1) * micros.local)
-                    buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped))
+                    buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped), stream)
                 buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
                                 *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
-                                None if part is None else _arrays.array(part, True))
+                                None if part is None else _arrays.array(part, True), stream)
                 if part is not None:
                     dsink += part
         layer._give_back(taken)

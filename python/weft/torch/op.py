@@ -14,10 +14,10 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core
+from .. import _arrays, _core, ranks
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
-from .group import all_or_nobody, communicator
+from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
@@ -69,7 +69,7 @@ def _dealt_by(said, mask):
 class _Run:
     """A question with all that was made for it."""
 
-    def __init__(self, packing, said, heads_q, heads_k):
+    def __init__(self, packing, said, heads_q, heads_k, device, stream):
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
         self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
         whole, slices = unpack(packing)
@@ -86,7 +86,8 @@ class _Run:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
                               said["head_groups"], said["inside"], said["across"], said["stages"])
-        executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"])
+        executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
+                                     device, stream)
         if said["checked"]:
             # A new one each time: then ranks compare problems when they begin, also a new problem with one that was kept.
             self.run = executor
@@ -100,9 +101,10 @@ class _Run:
                               said["off_by_one"], said["head_map"])
 
 
-_KEPT = 16
+_KEPT, _KEPT_ON_GPUS = 16, 4  # of many ranks: workspaces on a GPU take memory of the model
 _runs = {}  # by name of the group, each in order of use. Not all in one: ranks of a group must forget the same ones.
 _lock = threading.Lock()
+ranks.ends.append(lambda comm: _runs.pop(own_name(comm), None))
 
 
 def clear_cache():
@@ -111,21 +113,21 @@ def clear_cache():
         _runs.clear()
 
 
-def _run_of(packing, how, heads_q, heads_k):
+def _run_of(packing, how, heads_q, heads_k, device, stream):
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
-    key = (packing.numpy().tobytes(), how, heads_q, heads_k)
+    key = (packing.numpy().tobytes(), how, heads_q, heads_k, device)
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
         run = runs.get(key)
     # A group may have ended, and another have its name.
     if run is None or run.comm is not (communicator(said["group"]) if said["group"] else None):
-        run = _Run(packing, said, heads_q, heads_k)
+        run = _Run(packing, said, heads_q, heads_k, device, stream)
     with _lock:
         runs[key] = run
         runs.move_to_end(key)
-        while len(runs) > _KEPT:
+        while len(runs) > (_KEPT if device is None or run.comm is None else _KEPT_ON_GPUS):
             runs.popitem(last=False)
     return key, run
 
@@ -155,17 +157,22 @@ def _max_logit_asked(how):
     return '"max_logit": true' in how
 
 
-@torch.library.custom_op("weft::attention", mutates_args=())
+# A plan goes to the GPU in the call: torch.compile must not put it into a CUDA graph.
+_TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+
+@torch.library.custom_op("weft::attention", mutates_args=(), **_TAGS)
 def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor,
               how: str) -> Tuple[Tensor, Tensor, Tensor]:
-    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    stream = _arrays.stream_of(q)
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], views[0].device, stream)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
-    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     with _using(key, run) as it:
         it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
-                   _arrays.array(largest, True) if run.max_logit else None)
+                   _arrays.array(largest, True) if run.max_logit else None, stream=stream)
     return out, lse, largest
 
 
@@ -175,17 +182,19 @@ def _(q, k, v, sink, packing, how):
             q.new_empty((q.shape[-2] if _max_logit_asked(how) else 0,), dtype=_statistics(q.dtype)))
 
 
-@torch.library.custom_op("weft::attention_backward", mutates_args=())
+@torch.library.custom_op("weft::attention_backward", mutates_args=(), **_TAGS)
 def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
                        packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2])
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    stream = _arrays.stream_of(q)
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], views[0].device, stream)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
-    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     results = [_arrays.array(x, True) for x in (dq, dk, dv)]
     with _using(key, run) as it:
         it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
-                    _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True))
+                    _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True),
+                    stream=stream)
     # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 

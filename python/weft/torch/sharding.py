@@ -3,22 +3,28 @@
 from typing import Any, Optional
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import sharding as _sharding
 from .._arrays import error
 from .._core import Layout, Mask, Packing
 from .._types import AnyLayout
-from .group import resolve
+from .group import all_gather, rank_and_ranks, resolve
 
 
 def _place(packing, group, layout, mask):
     """(rank, Layout) of this rank; without a group it has everything, rows past the last sequence too."""
-    group = resolve(group)
-    if group is None:
+    if resolve(group) is None:
         return 0, Layout.explicit(packing, [[(0, 0, packing.tokens_q)]], [[(0, 0, packing.tokens_k)]])
-    return group.rank(), _sharding.layout_of(layout, packing, group.size(), mask)
+    rank, ranks = rank_and_ranks(group)
+    return rank, _sharding.layout_of(layout, packing, ranks, mask)
+
+
+def _on(device, x):
+    """A tensor of the CPU on a device; the CPU does not wait until it is there."""
+    if device is None or torch.device(device).type == "cpu":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def _rows_first(x, dim):
@@ -45,7 +51,8 @@ def shard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout =
         raise error("shard of a tensor that requires a gradient", "shard inputs, not activations; detach it if that is meant")
     local = _sharding.shard(_rows_first(x, dim).contiguous(), rank, ranks=placed.ranks, layout=placed, side=side)
     if fill != 0:
-        local[torch.from_numpy(placed.tokens(rank, side)) < 0] = fill
+        empty = _on(x.device, torch.from_numpy(placed.tokens(rank, side) < 0))
+        local.masked_fill_(empty.view(-1, *[1] * (local.dim() - 1)), fill)
     return local if dim == 0 else local[None]
 
 
@@ -55,34 +62,28 @@ def unshard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
                     "it carries none: detach it first, or compute the loss on the rank's rows")
-    group = resolve(group)
-    rank, placed = _place(packing, group, layout, mask)
-    mine = _rows_first(x, dim).detach().contiguous()
-    parts = [mine]
-    if placed.ranks > 1:
-        parts = [torch.empty_like(mine) for _ in range(placed.ranks)]
-        dist.all_gather(parts, mine, group=group)
-    whole = _sharding.unshard(parts, layout=placed, side=side)
+    _, placed = _place(packing, group, layout, mask)
+    whole = _sharding.unshard(all_gather(_rows_first(x, dim), group), layout=placed, side=side)
     return whole if dim == 0 else whole[None]
 
 
 def position_ids(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-                 side: str = "q") -> Tensor:
-    """Position of each of this rank's rows in its document, int64; 0 where a row is padding.
+                 side: str = "q", device: Any = None) -> Tensor:
+    """Position of each of this rank's rows in its document, int64; 0 where a row is padding. device: where it is wanted.
 
         >>> import weft, weft.torch
         >>> weft.torch.position_ids(weft.Packing([0, 3, 5])).tolist()
         [0, 1, 2, 0, 1]
     """
     rank, placed = _place(packing, group, layout, mask)
-    return torch.from_numpy(placed.position_ids(rank, side))
+    return _on(device, torch.from_numpy(placed.position_ids(rank, side)))
 
 
 def valid_rows(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-               side: str = "q") -> Tensor:
+               side: str = "q", device: Any = None) -> Tensor:
     """True where this rank's row holds a real token."""
     rank, placed = _place(packing, group, layout, mask)
-    return torch.from_numpy(placed.valid(rank, side)).bool()
+    return _on(device, torch.from_numpy(placed.valid(rank, side)).bool())
 
 
 def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int = -100) -> Tensor:
@@ -101,7 +102,7 @@ def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int 
     begins, lengths = torch.from_numpy(packing.cu_seqlens_q_padded)[:-1], torch.from_numpy(packing.lengths_q)
     owners = torch.repeat_interleave(torch.arange(len(lengths)), (lengths - 1).clamp(min=0))
     first = torch.cumsum((lengths - 1).clamp(min=0), 0) - (lengths - 1).clamp(min=0)
-    at = begins[owners] + torch.arange(len(owners)) - first[owners]
+    at = _on(input_ids.device, begins[owners] + torch.arange(len(owners)) - first[owners])
     labels[at] = input_ids[at + 1]
     return labels
 

@@ -1,7 +1,7 @@
-// A call puts what it sends and receives on the board. Whoever of two ranks comes second has the copies between them
-// made, each in the receiver's own stream: after the points that both ranks' streams had come to when they made the
-// call. wait() meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of
-// the call: for what comes, and for what others still read.
+// A call puts what it sends and receives on the board. When all whom a rank receives from have come, the copies to it
+// are made at once, in its own stream: after the points that these ranks' streams had come to when they made the call.
+// wait() meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of the
+// call: for what comes, and for what others still read.
 #include "comm/cuda/device_threads.h"
 
 #include <algorithm>
@@ -9,44 +9,31 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/kept.h"
 #include "cuda/memory.h"
+#include "cuda/on_device.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
 
-class Event {
- public:
-  Event() { WEFT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-class Stream {
- public:
-  Stream() { WEFT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 // What one rank does in one call. Guarded by the board's mutex.
 struct Post {
+  Index rank = 0;
   std::vector<Message> sends, receives;      // what is added to is received aside first
+  int device = 0;                            // this rank's
   std::shared_ptr<Stream> stream;            // of copies to this rank
   Event ready;                               // where the caller's stream had come to
+  std::set<Index> awaited;                   // ranks whose messages it still needs
+  std::vector<std::shared_ptr<Post>> from;   // ranks that have come and are to be copied from
+  std::vector<Segment> segments;             // .. and what
+  std::vector<std::weak_ptr<Post>> to;       // ranks that have come and copy from this one
   std::vector<std::shared_ptr<Event>> done;  // copies to this rank, and those that others made of its memory
   std::optional<std::string> fault;          // the two sides do not fit
   bool withdrawn = false;
@@ -75,61 +62,137 @@ std::vector<const Message*> between(const std::vector<Message>& list, Index peer
   return some;
 }
 
-// Everything that `from` sends to `to`.
-void copy_between(Post& from, Index from_rank, Post& to, Index to_rank) {
-  const std::vector<const Message*> sends = between(from.sends, to_rank), receives = between(to.receives, from_rank);
-  if (from.withdrawn || to.withdrawn || (sends.empty() && receives.empty())) return;
-  std::vector<Segment> all;
-  for (std::size_t i = 0; i < std::max(sends.size(), receives.size()); ++i) {
-    const Index sent = i < sends.size() ? sends[i]->size() : 0, wanted = i < receives.size() ? receives[i]->size() : 0;
-    if (sent != wanted) {
-      from.fault = to.fault = text("rank ", from_rank, " sends ", sent, " bytes to rank ", to_rank, ", which receives ",
-                                   wanted, " (message ", i, " between them)");
-      return;
-    }
-    const std::vector<Segment> some = segments(sends[i]->blocks, receives[i]->blocks);
-    all.insert(all.end(), some.begin(), some.end());
-  }
+// What is known of the copies to a rank, in one go.
+void copy_to(Post& to) {
+  if (to.from.empty() || to.withdrawn) return;
+  const std::vector<std::shared_ptr<Post>> sources = std::exchange(to.from, {});
+  const std::vector<Segment> all = std::exchange(to.segments, {});
+  for (const auto& from : sources)
+    if (from->withdrawn) to.fault = text("rank ", from->rank, " gave up a call that rank ", to.rank, " waits in");
+  if (to.fault) return;
+  const OnDevice on(to.device);
   const cudaStream_t stream = to.stream->get();
-  WEFT_CUDA(cudaStreamWaitEvent(stream, from.ready.get()));
   WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
+  for (const auto& from : sources)
+    if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
   copy(all, stream);
   const auto done = std::make_shared<Event>();
   WEFT_CUDA(cudaEventRecord(done->get(), stream));
-  from.done.push_back(done);
-  if (&from != &to) to.done.push_back(done);
+  to.done.push_back(done);
+  for (const auto& from : sources)
+    if (from.get() != &to) from->done.push_back(done);
 }
 
-// A receive that adds, put aside until wait().
-struct Aside {
-  Message to;
-  StreamArray<char> memory;
+// Everything that `from` sends to `to`; both have come.
+void match(const std::shared_ptr<Post>& from, const std::shared_ptr<Post>& to) {
+  const std::vector<const Message*> sends = between(from->sends, to->rank);
+  const std::vector<const Message*> receives = between(to->receives, from->rank);
+  for (std::size_t i = 0; i < std::max(sends.size(), receives.size()); ++i) {
+    const Index sent = i < sends.size() ? sends[i]->size() : 0, wanted = i < receives.size() ? receives[i]->size() : 0;
+    if (sent != wanted) {
+      from->fault = to->fault = text("rank ", from->rank, " sends ", sent, " bytes to rank ", to->rank,
+                                     ", which receives ", wanted, " (message ", i, " between them)");
+      return;
+    }
+    const std::vector<Segment> some = segments(sends[i]->blocks, receives[i]->blocks);
+    to->segments.insert(to->segments.end(), some.begin(), some.end());
+  }
+  to->awaited.erase(from->rank);
+  if (sends.empty()) return;
+  to->from.push_back(from);
+  if (from != to) from->to.push_back(to);
+  if (to->awaited.empty()) copy_to(*to);
+}
 
-  Block block() const { return {memory.get(), 1, 1, to.size(), to.size(), to.size()}; }
+// Receives that add, put aside until wait().
+class Asides {
+ public:
+  // They will go there, one after another.
+  void set_apart(std::vector<Message>& receives, cudaStream_t stream) {
+    Index bytes = 0;
+    for (const Message& m : receives)
+      if (adds(m)) bytes += padded(m);
+    memory_ = StreamArray<char>(static_cast<std::size_t>(bytes), stream);
+    char* at = memory_.get();
+    for (Message& m : receives) {
+      if (!adds(m)) continue;
+      all_.push_back({m, {at, 1, 1, m.size(), m.size(), m.size()}});
+      at += padded(m);
+      m.blocks = {all_.back().block};
+    }
+  }
+  void add(cudaStream_t stream) {
+    for (const Aside& aside : all_) add_f32(segments({&aside.block, 1}, aside.to.blocks), stream);
+    all_.clear();
+    memory_ = {};
+  }
+
+ private:
+  struct Aside {
+    Message to;
+    Block block;
+  };
+  static bool adds(const Message& m) { return m.combine == Message::Combine::add && m.size() > 0; }
+  static Index padded(const Message& m) {
+    constexpr Index kAligned = 256;  // so that copies can be wide
+    return ceil_div(m.size(), kAligned) * kAligned;
+  }
+
+  StreamArray<char> memory_;
+  std::vector<Aside> all_;
 };
 
 class DeviceExchange final : public Request::Pending {
  public:
   DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<Stream> stream,
-                 cudaStream_t caller, std::vector<Message> sends, std::vector<Message> receives,
+                 const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
                  const HostCall& host_call)
-      : board_(std::move(board)), caller_(caller), mine_(std::make_shared<Post>()) {
+      : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
     std::set<Index> peers;
     for (const std::vector<Message>* list : {&sends, &receives})
       for (const Message& m : *list)
         if (m.peer != rank && m.size() > 0) peers.insert(m.peer);
-    for (Message& m : receives) {
-      if (m.combine == Message::Combine::replace || m.size() == 0) continue;
-      Aside aside{m, StreamArray<char>(static_cast<std::size_t>(m.size()), caller)};
-      m.blocks = {aside.block()};
-      asides_.push_back(std::move(aside));
-    }
+    asides_.set_apart(receives, caller_);
+    for (const Message& m : receives)
+      if (m.size() > 0) mine_->awaited.insert(m.peer);
+    mine_->rank = rank;
     mine_->sends = std::move(sends);
     mine_->receives = std::move(receives);
+    mine_->device = caller.device;
     mine_->stream = std::move(stream);
-    WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller));
-    post(number, rank);
-    // The peers meet: what each has put on the board is there when it has come.
+    WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller_));
+    try {
+      post(number);
+      meet(peers, host_call);
+    } catch (...) {  // no destructor runs
+      withdraw();
+      throw;
+    }
+  }
+
+  ~DeviceExchange() override {
+    if (!waited_) withdraw();
+  }
+
+  void wait() override {
+    meeting_->wait();
+    const OnDevice on(mine_->device);
+    const std::lock_guard lock(board_->mutex);
+    if (mine_->fault)
+      throw Error(*mine_->fault,
+                  "let both sides name as many bytes, and all ranks make the same calls in the same order");
+    // Who receives from this rank may still miss others: its copies so far must be known here.
+    for (const std::weak_ptr<Post>& receiver : mine_->to)
+      if (const auto to = receiver.lock())
+        if (std::find(to->from.begin(), to->from.end(), mine_) != to->from.end()) copy_to(*to);
+    for (const auto& done : mine_->done) WEFT_CUDA(cudaStreamWaitEvent(caller_, done->get()));
+    waited_ = true;
+    asides_.add(caller_);
+  }
+
+ private:
+  // What each has put on the board is there when it has come.
+  void meet(const std::set<Index>& peers, const HostCall& host_call) {
     std::vector<Message> to, from;
     tokens_.resize(peers.size() + 1);
     for (const Index peer : peers) {
@@ -139,49 +202,33 @@ class DeviceExchange final : public Request::Pending {
     meeting_ = host_call(std::move(to), std::move(from));
   }
 
-  ~DeviceExchange() override {
-    if (waited_) return;
+  // Nobody touches the memory afterwards.
+  void withdraw() noexcept {
     const std::lock_guard lock(board_->mutex);
     mine_->withdrawn = true;
-    for (const auto& done : mine_->done) cudaEventSynchronize(done->get());  // nobody touches the memory afterwards
+    for (const auto& done : mine_->done) cudaEventSynchronize(done->get());
   }
 
-  void wait() override {
-    meeting_->wait();
-    const std::lock_guard lock(board_->mutex);
-    if (mine_->fault)
-      throw Error(*mine_->fault,
-                  "let both sides name as many bytes, and all ranks make the same calls in the same order");
-    for (const auto& done : mine_->done) WEFT_CUDA(cudaStreamWaitEvent(caller_, done->get()));
-    waited_ = true;
-    for (Aside& aside : asides_) {
-      const Block from = aside.block();
-      add_f32(segments({&from, 1}, aside.to.blocks), caller_);
-    }
-    asides_.clear();
-  }
-
- private:
   static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
 
-  void post(Index number, Index rank) {
+  void post(Index number) {
     const std::lock_guard lock(board_->mutex);
     std::vector<std::shared_ptr<Post>>& all = board_->calls[number];
     all.resize(slot(board_->ranks));
-    all[slot(rank)] = mine_;
-    for (std::size_t peer = 0; peer < all.size(); ++peer) {
-      if (all[peer] == nullptr) continue;
-      copy_between(*mine_, rank, *all[peer], static_cast<Index>(peer));
-      if (static_cast<Index>(peer) != rank) copy_between(*all[peer], static_cast<Index>(peer), *mine_, rank);
+    all[slot(mine_->rank)] = mine_;
+    for (const std::shared_ptr<Post>& other : all) {
+      if (other == nullptr) continue;
+      match(other, mine_);
+      if (other != mine_) match(mine_, other);
     }
-    if (std::all_of(all.begin(), all.end(), [](const auto& post) { return post != nullptr; }))
+    if (std::none_of(all.begin(), all.end(), [](const auto& post) { return post == nullptr; }))
       board_->calls.erase(number);
   }
 
   std::shared_ptr<Board> board_;
   cudaStream_t caller_;
   std::shared_ptr<Post> mine_;
-  std::vector<Aside> asides_;
+  Asides asides_;
   std::vector<char> tokens_;  // the one that is sent, those that come
   std::unique_ptr<Request::Pending> meeting_;
   bool waited_ = false;
@@ -192,18 +239,19 @@ class DeviceThreads final : public DeviceCommunicator {
   DeviceThreads(Communicator& ranks, std::shared_ptr<Board> board, const Place& place, HostCall host_call)
       : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
         board_(std::move(board)),
-        caller_(static_cast<cudaStream_t>(place.stream)),
+        place_(place),
         host_call_(std::move(host_call)) {
-    WEFT_CUDA(cudaSetDevice(place.device));
-    stream_ = std::make_shared<Stream>();
+    const OnDevice on(place.device);
+    stream_ = std::make_shared<Stream>(true);  // the next step waits for what it brings
   }
 
   std::string_view name() const override { return "threads"; }
-  void use(void* stream) override { caller_ = static_cast<cudaStream_t>(stream); }
+  void use(void* stream) override { place_.stream = stream; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, caller_, std::move(sends),
+    const OnDevice on(place_.device);
+    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place_, std::move(sends),
                                             std::move(receives), host_call_);
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {
@@ -212,7 +260,7 @@ class DeviceThreads final : public DeviceCommunicator {
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<Stream> stream_;
-  cudaStream_t caller_;
+  Place place_;  // with the caller's stream
   HostCall host_call_;
   Index calls_ = 0;
 };

@@ -2,10 +2,9 @@
 // GPU, in a stream of the receiver's that nothing else is done in.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <vector>
 
+#include "comm/cuda/host_call.h"
 #include "weft/communicator.h"
 
 namespace weft::cuda {
@@ -13,9 +12,6 @@ namespace weft::cuda {
 // Where all ranks put what they send and receive.
 struct Board;
 std::shared_ptr<Board> make_board(Index ranks);
-
-// A call between the CPUs of the same ranks, not counted as traffic.
-using HostCall = std::function<std::unique_ptr<Request::Pending>(std::vector<Message>, std::vector<Message>)>;
 
 std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& ranks, std::shared_ptr<Board> board,
                                                         const Place& place, HostCall host_call);

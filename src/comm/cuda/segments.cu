@@ -54,6 +54,19 @@ void launch_batch(std::span<const Segment> some, cudaStream_t stream) {
          stream, batch);
 }
 
+// The next rows of the same.
+bool continues(Segment& last, const Segment& s) {
+  if (last.bytes != s.bytes) return false;
+  const Index from_stride = last.rows > 1 ? last.from_stride : s.from - last.from;
+  const Index to_stride = last.rows > 1 ? last.to_stride : s.to - last.to;
+  if (from_stride <= 0 || to_stride <= 0) return false;
+  if (s.from != last.from + last.rows * from_stride || s.to != last.to + last.rows * to_stride) return false;
+  if (s.rows > 1 && (s.from_stride != from_stride || s.to_stride != to_stride)) return false;
+  last.from_stride = from_stride;
+  last.to_stride = to_stride;
+  return true;
+}
+
 }  // namespace
 
 std::vector<Segment> segments(std::span<const Block> from, std::span<const Block> to) {
@@ -61,24 +74,18 @@ std::vector<Segment> segments(std::span<const Block> from, std::span<const Block
   Pieces source(from), target(to);
   while (!source.done() && !target.done()) {
     const Index bytes = min_of(source.left(), target.left());
-    const char* a = source.data();
-    char* b = target.data();
-    source.take(bytes);
-    target.take(bytes);
-    if (!all.empty() && all.back().bytes == bytes) {  // one more row of the last one?
-      Segment& last = all.back();
-      const Index from_stride = a - last.from, to_stride = b - last.to;
-      if (last.rows == 1 && from_stride > 0 && to_stride > 0) {
-        last.from_stride = from_stride;
-        last.to_stride = to_stride;
-      }
-      if (from_stride == last.rows * last.from_stride && to_stride == last.rows * last.to_stride) {
-        ++last.rows;
-        continue;
-      }
-      if (last.rows == 1) last.from_stride = last.to_stride = bytes;
-    }
-    all.push_back({a, b, 1, bytes, bytes, bytes});
+    Segment s{source.data(), target.data(), 1, bytes, bytes, bytes};
+    // As many rows as both sides have alike; a piece that is longer than the other side's is rows side by side.
+    const bool a = source.left() == bytes, b = target.left() == bytes;
+    s.rows = min_of(a ? source.alike() : source.left() / bytes, b ? target.alike() : target.left() / bytes);
+    if (s.rows > 1 && a) s.from_stride = source.stride();
+    if (s.rows > 1 && b) s.to_stride = target.stride();
+    a ? source.take_alike(s.rows) : source.take(s.rows * bytes);
+    b ? target.take_alike(s.rows) : target.take(s.rows * bytes);
+    if (!all.empty() && continues(all.back(), s))
+      all.back().rows += s.rows;
+    else
+      all.push_back(s);
   }
   return all;
 }

@@ -195,6 +195,7 @@ class MpiCommunicator final : public Communicator {
     return std::make_unique<Exchange>(link_, calls_++, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
+  bool reaches_gpus() const override { return cuda_aware(); }
 
   std::shared_ptr<Link> link_;
   Index calls_ = 0;

@@ -6,6 +6,10 @@
 #include <exception>
 #include <string>
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
 #include "text.h"
 #include "weft/error.h"
 #include "weft/mpi.h"
@@ -53,6 +57,14 @@ bool running() {
   MPI_Initialized(&begun);
   MPI_Finalized(&over);
   return begun != 0 && over == 0;
+}
+
+bool cuda_aware() {
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
 }
 
 }  // namespace mpi

@@ -16,5 +16,7 @@ void require_not_lost();
 
 // MPI can be called at all.
 bool running();
+// It moves memory of GPUs as it does that of CPUs.
+bool cuda_aware();
 
 }  // namespace weft::mpi

@@ -9,7 +9,9 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/kept.h"
 #include "cuda/memory.h"
+#include "cuda/on_device.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -25,20 +27,15 @@ void check(ncclResult_t result, const char* call) {
 
 // What all calls of a communicator share.
 struct Link {
-  Link() {
-    WEFT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    WEFT_CUDA(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
-  }
+  Link() = default;
   ~Link() {
     if (comm != nullptr) ncclCommDestroy(comm);
-    cudaEventDestroy(ready);
-    cudaStreamDestroy(stream);
   }
   Link(const Link&) = delete;
 
   ncclComm_t comm = nullptr;
-  cudaStream_t stream = nullptr;
-  cudaEvent_t ready = nullptr;  // where the caller's stream has come to
+  cuda::Stream stream{true};  // the next step waits for what it brings
+  cuda::Event ready;          // where the caller's stream has come to
 };
 
 // A message in one piece.
@@ -65,12 +62,12 @@ Packed packed(Message message, bool in_place, cudaStream_t stream) {
 
 class NcclExchange final : public Request::Pending {
  public:
-  NcclExchange(std::shared_ptr<Link> link, Index rank, cudaStream_t caller, std::vector<Message> sends,
+  NcclExchange(std::shared_ptr<Link> link, Index rank, const Place& place, std::vector<Message> sends,
                std::vector<Message> receives)
-      : link_(std::move(link)), caller_(caller) {
-    const cudaStream_t stream = link_->stream;
-    WEFT_CUDA(cudaEventRecord(link_->ready, caller));
-    WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready));
+      : link_(std::move(link)), device_(place.device), caller_(static_cast<cudaStream_t>(place.stream)) {
+    const cudaStream_t stream = link_->stream.get();
+    WEFT_CUDA(cudaEventRecord(link_->ready.get(), caller_));
+    WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready.get()));
     for (Message& m : sends) {
       if (m.size() == 0) continue;
       sends_.push_back(packed(std::move(m), true, stream));
@@ -91,18 +88,16 @@ class NcclExchange final : public Request::Pending {
         WEFT_NCCL(ncclRecv(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
     WEFT_NCCL(ncclGroupEnd());
     copy_to_self(rank, stream);
-    WEFT_CUDA(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
-    WEFT_CUDA(cudaEventRecord(done_, stream));
+    WEFT_CUDA(cudaEventRecord(done_.get(), stream));
   }
 
   ~NcclExchange() override {
-    if (done_ == nullptr) return;
-    if (!waited_) cudaEventSynchronize(done_);
-    cudaEventDestroy(done_);
+    if (!waited_) cudaEventSynchronize(done_.get());
   }
 
   void wait() override {
-    WEFT_CUDA(cudaStreamWaitEvent(caller_, done_));
+    const cuda::OnDevice on(device_);
+    WEFT_CUDA(cudaStreamWaitEvent(caller_, done_.get()));
     waited_ = true;
     for (const Packed& p : receives_) {
       if (p.own.get() == nullptr) continue;
@@ -111,8 +106,8 @@ class NcclExchange final : public Request::Pending {
       p.message.combine == Message::Combine::add ? cuda::add_f32(all, caller_) : cuda::copy(all, caller_);
     }
     // The stream of the exchange gives the memory back, after what the caller's does with it.
-    WEFT_CUDA(cudaEventRecord(done_, caller_));
-    WEFT_CUDA(cudaStreamWaitEvent(link_->stream, done_));
+    WEFT_CUDA(cudaEventRecord(done_.get(), caller_));
+    WEFT_CUDA(cudaStreamWaitEvent(link_->stream.get(), done_.get()));
   }
 
  private:
@@ -132,17 +127,18 @@ class NcclExchange final : public Request::Pending {
   }
 
   std::shared_ptr<Link> link_;
+  int device_;
   cudaStream_t caller_;
   std::vector<Packed> sends_, receives_;
-  cudaEvent_t done_ = nullptr;
+  cuda::Event done_;
   bool waited_ = false;
 };
 
 class NcclCommunicator final : public DeviceCommunicator {
  public:
   NcclCommunicator(Communicator& ranks, const Place& place)
-      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), caller_(static_cast<cudaStream_t>(place.stream)) {
-    WEFT_CUDA(cudaSetDevice(place.device));
+      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), place_(place) {
+    const cuda::OnDevice on(place.device);
     link_ = std::make_shared<Link>();
     ncclUniqueId id{};
     if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
@@ -157,18 +153,19 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   std::string_view name() const override { return "nccl"; }
-  void use(void* stream) override { caller_ = static_cast<cudaStream_t>(stream); }
+  void use(void* stream) override { place_.stream = stream; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<NcclExchange>(link_, rank(), caller_, std::move(sends), std::move(receives));
+    const cuda::OnDevice on(place_.device);
+    return std::make_unique<NcclExchange>(link_, rank(), place_, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {
     throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
   }
 
   std::shared_ptr<Link> link_;
-  cudaStream_t caller_;
+  Place place_;  // with the caller's stream
 };
 
 }  // namespace

@@ -1,6 +1,10 @@
+#include <cstring>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "comm/cuda/segments.h"
+#include "cuda/kept.h"
 #include "cuda/launch.h"
 #include "cuda/on_device.h"
 #include "device/device.h"
@@ -22,11 +26,9 @@ class CudaMemory final : public Memory {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
     const cuda::OnDevice here(device_);
-    void* data = nullptr;
-    WEFT_CUDA(cudaMallocAsync(&data, bytes > 0 ? bytes : 1, stream_));
-    return data;
+    return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
   }
-  void do_deallocate(void* data, std::size_t, std::size_t) override { cudaFreeAsync(data, stream_); }
+  void do_deallocate(void* data, std::size_t, std::size_t) override { cuda::give_memory(data, stream_); }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
   int device_;
@@ -108,6 +110,12 @@ cuda::Shape shape_of(Index elements) {
 }
 cuda::Shape shape_of(const TensorView& view) { return shape_of(view.rows * view.heads * view.dim); }
 
+template <class... Parameters, class... Arguments>
+void launch(const Place& place, void (*kernel)(Parameters...), const cuda::Shape& shape, Arguments&&... arguments) {
+  const cuda::OnDevice on(place.device);
+  cuda::launch(kernel, shape, stream_of(place), std::forward<Arguments>(arguments)...);
+}
+
 // A block a head: each thread its rows in order, then a tree, so that a sum has one order.
 __global__ void sum_sink_gradient(ConstTensorView sink, bool learnable, ConstTensorView lse, ConstTensorView out,
                                   ConstTensorView dout, double* gradient) {
@@ -152,44 +160,82 @@ __global__ void reduce_ranks(const double* numbers, Index ranks, bool sum, Tenso
 
 std::unique_ptr<Memory> make_memory(const Place& place) { return std::make_unique<CudaMemory>(place); }
 
-void clear(const Place& place, const TensorView& view) {
-  cuda::launch(clear_elements, shape_of(view), stream_of(place), view);
-}
+void clear(const Place& place, const TensorView& view) { launch(place, clear_elements, shape_of(view), view); }
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
-  cuda::launch(add_elements, shape_of(to), stream_of(place), to, from);
+  launch(place, add_elements, shape_of(to), to, from);
 }
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
-  cuda::launch(round_elements, shape_of(to), stream_of(place), to, from);
+  launch(place, round_elements, shape_of(to), to, from);
 }
 void fill(const Place& place, RowState<float>* states, Index count) {
-  cuda::launch(fill_numbers<RowState<float>>, shape_of(count), stream_of(place), states, count, RowState<float>{});
+  launch(place, fill_numbers<RowState<float>>, shape_of(count), states, count, RowState<float>{});
 }
 void fill(const Place& place, double* numbers, Index count, double value) {
-  cuda::launch(fill_numbers<double>, shape_of(count), stream_of(place), numbers, count, value);
+  launch(place, fill_numbers<double>, shape_of(count), numbers, count, value);
 }
 
 void sink_gradient(const Place& place, const BackwardArgs& args, double* gradient) {
   const Sink& sink = args.attention.sink;
-  cuda::launch(sum_sink_gradient, {.blocks = dim3(static_cast<unsigned>(args.q.heads)), .threads = dim3(kThreads)},
-               stream_of(place), sink.logits, sink.kind == Sink::Kind::learnable, args.lse, args.out, args.dout,
-               gradient);
+  launch(place, sum_sink_gradient, {.blocks = dim3(static_cast<unsigned>(args.q.heads)), .threads = dim3(kThreads)},
+         sink.logits, sink.kind == Sink::Kind::learnable, args.lse, args.out, args.dout, gradient);
 }
 
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to) {
-  cuda::launch(reduce_ranks, shape_of(to.heads), stream_of(place), numbers, ranks, how == Reduce::sum, to);
+  launch(place, reduce_ranks, shape_of(to.heads), numbers, ranks, how == Reduce::sum, to);
 }
+
+void copy(const Place& place, std::span<const Block> from, std::span<const Block> to) {
+  const cuda::OnDevice on(place.device);
+  cuda::copy(cuda::segments(from, to), stream_of(place));
+}
+
+void follow(const Place& place, void* stream) {
+  const cuda::OnDevice on(place.device);
+  const cuda::Event here;
+  WEFT_CUDA(cudaEventRecord(here.get(), static_cast<cudaStream_t>(stream)));
+  WEFT_CUDA(cudaStreamWaitEvent(stream_of(place), here.get()));
+}
+
+void* take(const Place& place, Index bytes) {
+  const cuda::OnDevice on(place.device);
+  void* data = nullptr;
+  WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
+  return data;
+}
+void give_back(void* data) noexcept { cudaFree(data); }
 
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
+  const cuda::OnDevice on(place.device);
   WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
-  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
 }
-void to_host(const Place& place, void* to, const void* from, Index bytes) {
-  WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_of(place)));
-  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
-}
-void synchronize(const Place& place) { WEFT_CUDA(cudaStreamSynchronize(stream_of(place))); }
 
-void* thread_stream() { return cudaStreamPerThread; }
+// By way of pinned memory, because only copies to that go on beside each other.
+void to_host(const Place& place, std::span<const HostCopy> copies) {
+  const cuda::OnDevice on(place.device);
+  std::size_t bytes = 1;
+  for (const HostCopy& c : copies) bytes += static_cast<std::size_t>(c.bytes);
+  const cuda::PinnedMemory pinned(bytes);
+  char* at = pinned.get();
+  for (const HostCopy& c : copies) {
+    WEFT_CUDA(cudaMemcpyAsync(at, c.from, static_cast<std::size_t>(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
+    at += c.bytes;
+  }
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+  at = pinned.get();
+  for (const HostCopy& c : copies) {
+    std::memcpy(c.to, at, static_cast<std::size_t>(c.bytes));
+    at += c.bytes;
+  }
+}
+void synchronize(const Place& place) {
+  const cuda::OnDevice on(place.device);
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+}
+
+void* thread_stream() {
+  thread_local const cuda::Stream mine;
+  return mine.get();
+}
 
 int count() {
   int devices = 0;

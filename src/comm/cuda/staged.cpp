@@ -1,0 +1,195 @@
+#include "comm/cuda/staged.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "comm/cuda/segments.h"
+#include "cuda/check.h"
+#include "cuda/kept.h"
+#include "cuda/memory.h"
+#include "cuda/on_device.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr Index kAligned = 256;  // messages begin where copies can be wide
+
+// Bytes on one side or the other.
+class Stage {
+ public:
+  Stage(Index bytes, Staging where, cudaStream_t stream) {
+    if (where == Staging::host)
+      host_ = std::make_unique<PinnedMemory>(static_cast<std::size_t>(max_of(bytes, 1)));
+    else
+      device_ = StreamArray<char>(static_cast<std::size_t>(bytes), stream);
+  }
+  char* get() const { return host_ != nullptr ? host_->get() : device_.get(); }
+
+ private:
+  std::unique_ptr<PinnedMemory> host_;
+  StreamArray<char> device_;
+};
+
+// Memory of the host that the GPU may still read.
+class Busy {
+ public:
+  ~Busy() {
+    for (const Entry& e : all_) cudaEventSynchronize(e.done->get());
+  }
+  void keep(Stage stage, std::unique_ptr<Event> done) {
+    while (!all_.empty() && cudaEventQuery(all_.front().done->get()) == cudaSuccess) all_.pop_front();
+    all_.push_back({std::move(stage), std::move(done)});
+  }
+
+ private:
+  struct Entry {
+    Stage stage;
+    std::unique_ptr<Event> done;
+  };
+  std::deque<Entry> all_;
+};
+
+Block whole(char* data, Index bytes) { return {data, 1, 1, bytes, bytes, bytes}; }
+
+class StagedExchange final : public Request::Pending {
+ public:
+  StagedExchange(Index rank, const Place& place, Staging staging, std::vector<Message> sends,
+                 std::vector<Message> receives, std::shared_ptr<Busy> busy, const HostCall& host_call)
+      : rank_(rank),
+        device_(place.device),
+        caller_(static_cast<cudaStream_t>(place.stream)),
+        busy_(std::move(busy)),
+        sends_(std::move(sends)),
+        receives_(std::move(receives)),
+        out_(room(sends_), staging, caller_),
+        in_(std::in_place, room(receives_), staging, caller_) {
+    std::vector<Message> to, from;
+    char* at = out_.get();
+    for (const Message& m : sends_) {
+      if (!moves(m)) continue;
+      const Block block = whole(at, m.size());
+      copy(segments(m.blocks, {&block, 1}), caller_);
+      to.push_back({m.peer, {block}});
+      at += padded(m);
+    }
+    at = in_->get();
+    for (const Message& m : receives_) {
+      if (!moves(m)) continue;
+      from.push_back({m.peer, {whole(at, m.size())}});
+      at += padded(m);
+    }
+    const Event packed;
+    WEFT_CUDA(cudaEventRecord(packed.get(), caller_));
+    WEFT_CUDA(cudaEventSynchronize(packed.get()));
+    moving_ = host_call(std::move(to), std::move(from));
+  }
+
+  void wait() override {
+    moving_->wait();
+    const OnDevice on(device_);
+    char* at = in_->get();
+    std::size_t next_own = 0;
+    for (const Message& m : receives_) {
+      if (m.size() == 0) continue;
+      const Block came = whole(at, m.size());
+      if (m.peer != rank_) at += padded(m);
+      put(m, m.peer == rank_ ? own(m, next_own) : std::span<const Block>(&came, 1));
+    }
+    auto done = std::make_unique<Event>();
+    WEFT_CUDA(cudaEventRecord(done->get(), caller_));
+    busy_->keep(std::move(*in_), std::move(done));
+  }
+
+ private:
+  bool moves(const Message& m) const { return m.peer != rank_ && m.size() > 0; }
+  static Index padded(const Message& m) { return ceil_div(m.size(), kAligned) * kAligned; }
+  Index room(const std::vector<Message>& list) const {
+    Index bytes = 0;
+    for (const Message& m : list)
+      if (moves(m)) bytes += padded(m);
+    return bytes;
+  }
+
+  void put(const Message& to, std::span<const Block> from) const {
+    const std::vector<Segment> all = segments(from, to.blocks);
+    to.combine == Message::Combine::add ? add_f32(all, caller_) : copy(all, caller_);
+  }
+
+  // The next message that this rank sends to itself.
+  std::span<const Block> own(const Message& to, std::size_t& next) const {
+    while (next < sends_.size() && (sends_[next].peer != rank_ || sends_[next].size() == 0)) ++next;
+    if (next == sends_.size() || sends_[next].size() != to.size())
+      throw Error(text("rank ", rank_, " receives ", to.size(), " bytes from itself that it does not send"),
+                  "let both sides name the same messages");
+    return sends_[next++].blocks;
+  }
+
+  Index rank_;
+  int device_;
+  cudaStream_t caller_;
+  std::shared_ptr<Busy> busy_;
+  std::vector<Message> sends_, receives_;
+  Stage out_;
+  std::optional<Stage> in_;
+  std::unique_ptr<Request::Pending> moving_;  // last: it goes first, and nobody touches the rest afterwards
+};
+
+class Staged final : public DeviceCommunicator {
+ public:
+  Staged(Communicator& ranks, const Place& place, Staging staging, HostCall host_call)
+      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
+        name_(ranks.name()),
+        place_(place),
+        staging_(staging),
+        host_call_(std::move(host_call)) {}
+
+  std::string_view name() const override { return name_; }
+  void use(void* stream) override { place_.stream = stream; }
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    const OnDevice on(place_.device);
+    return std::make_unique<StagedExchange>(rank(), place_, staging_, std::move(sends), std::move(receives), busy_,
+                                            host_call_);
+  }
+  std::unique_ptr<Communicator> make_split(Index, Index) override {
+    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+  }
+
+  std::string name_;
+  Place place_;  // with the caller's stream
+  Staging staging_;
+  HostCall host_call_;
+  std::shared_ptr<Busy> busy_ = std::make_shared<Busy>();
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCommunicator> make_staged(Communicator& ranks, const Place& place, Staging staging,
+                                                HostCall host_call) {
+  return std::make_unique<Staged>(ranks, place, staging, std::move(host_call));
+}
+
+bool share_a_gpu(const Communicator& ranks, const Place& place, const HostCall& host_call) {
+  using Name = std::array<char, sizeof(cudaUUID_t)>;
+  cudaDeviceProp properties{};
+  WEFT_CUDA(cudaGetDeviceProperties(&properties, place.device));
+  Name mine{};
+  std::memcpy(mine.data(), &properties.uuid, mine.size());
+  std::vector<Name> all(static_cast<std::size_t>(ranks.ranks()));
+  std::vector<Message> to, from;
+  for (Index peer = 0; peer < ranks.ranks(); ++peer) {
+    to.push_back({peer, {whole(mine.data(), sizeof(Name))}});
+    from.push_back({peer, {whole(all[static_cast<std::size_t>(peer)].data(), sizeof(Name))}});
+  }
+  host_call(std::move(to), std::move(from))->wait();
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) != all.end();
+}
+
+}  // namespace weft::cuda

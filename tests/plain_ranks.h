@@ -1,0 +1,32 @@
+// Ranks of another communicator as a transport that knows nothing of GPUs: what MPI or a process group is.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "weft/communicator.h"
+#include "weft/error.h"
+
+namespace weft::test {
+
+class PlainRanks final : public Communicator {
+ public:
+  explicit PlainRanks(Communicator& ranks) : Communicator(ranks.rank(), ranks.ranks()), ranks_(ranks) {}
+  std::string_view name() const override { return "plain"; }
+
+ private:
+  struct Under final : Request::Pending {
+    explicit Under(Request r) : request(std::move(r)) {}
+    void wait() override { request.wait(); }
+    Request request;
+  };
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return std::make_unique<Under>(ranks_.exchange(std::move(sends), std::move(receives)));
+  }
+  std::unique_ptr<Communicator> make_split(Index, Index) override { throw Error("no split here", "use another"); }
+
+  Communicator& ranks_;
+};
+
+}  // namespace weft::test
