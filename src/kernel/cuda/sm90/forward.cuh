@@ -91,9 +91,7 @@ __device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
 }
 __device__ inline StepTile read_tile(unsigned at) {
   StepTile t;
-  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(t.row), "=r"(t.rows), "=r"(t.unit), "=r"(t.unused)
-               : "r"(at + 16));
+  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.row), "=r"(t.rows_unit) : "r"(at + 16));
   return t;
 }
 // Rows of a tile of queries.
@@ -138,7 +136,7 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       wait(shared.k_free(stage.at), stage.parity ^ 1);
       write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
-      if (first) write_four(shared.step(stage.at) + 16, rows.x, rows.y - rows.x, unit, 0);
+      if (first) write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, 0, 0);
       arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
       for (int box = 0; box < kShape.k / 64; ++box)
         load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
@@ -389,8 +387,8 @@ struct ForwardMath {
       float sum = sums[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int row = tile.row + row_of[i], head = tile.unit * call.heads + head_of[i];
-      const bool valid = row_of[i] < tile.rows;
+      const int row = tile.row + row_of[i], head = tile.unit() * call.heads + head_of[i];
+      const bool valid = row_of[i] < tile.rows();
       RowState<float> state;
       if (most[i] != kMinusInfinity<float>) state = {most[i] * (call.scores.factor * kLn2), sum};
       if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))

@@ -87,7 +87,10 @@ void forward(const ForwardArgs& args) {
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
   const EvenOut out(args.out, dtype, stream);
-  ForwardCall call{.list = work.list,
+  ForwardCall call{.q = {},
+                   .k = {},
+                   .v = {},
+                   .list = work.list,
                    .tile_rows = work.rows,
                    .kv_head = mapped ? work.kv_head : nullptr,
                    .tiles = work.tiles,

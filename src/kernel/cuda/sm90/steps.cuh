@@ -23,8 +23,12 @@ struct alignas(16) Step {
   __device__ static int low(int pair) { return static_cast<short>(pair); }
   __device__ static int high(int pair) { return pair >> 16; }
 };
-struct alignas(16) StepTile {
-  int row, rows, unit, unused;
+// Its tile of queries: first row, and rows | unit << 8.
+struct StepTile {
+  int row, rows_unit;
+
+  __device__ int rows() const { return rows_unit & 0xff; }
+  __device__ int unit() const { return rows_unit >> 8; }
 };
 
 __device__ inline int clamped(long long x, int least, int most) {
