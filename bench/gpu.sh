@@ -61,7 +61,9 @@ if has trace && need "$trace" trace; then
   step trace.ring.large 60 "$trace" ring 32:8
 fi
 if has matrix && need "$weft" matrix; then
-  step matrix 600 "$weft" verify --kernel cuda.portable --comm threads --matrix full --ranks 2,4,8
+  for kernel in cuda.portable cuda.sm90; do
+    step matrix.$kernel 600 "$weft" verify --kernel $kernel --comm threads --matrix full --ranks 2,4,8
+  done
 fi
 if has soak; then
   problems=${WEFT_PROBLEMS:-10000} seed=${WEFT_SEED:-$(date +%s)}
@@ -73,12 +75,12 @@ if has soak; then
     done
   fi
   pids=
-  shares=4  # processes a dtype; most of the time goes into the answers, on the CPU
-  for dtype in f32 bf16 f16; do
+  shares=3  # processes each; most of the time goes into the answers, on the CPU
+  for kernel in portable_f32 portable_bf16 portable_f16 sm90_bf16 sm90_f16; do
     for share in $(seq $shares); do
-      many=$(((problems + 3 * shares - 1) / (3 * shares)))
-      step "soak.$dtype.$share" 600 env WEFT_CUDA_PROBLEMS=$many WEFT_CUDA_SEED=$((seed % 1000000000 + many * share)) \
-        "$test" --gtest_filter="*GpuBackward.RandomProblems/$dtype" &
+      many=$(((problems + 5 * shares - 1) / (5 * shares)))
+      step "soak.$kernel.$share" 600 env WEFT_CUDA_PROBLEMS=$many WEFT_CUDA_SEED=$((seed % 1000000000 + many * share)) \
+        "$test" --gtest_filter="*GpuBackward.RandomProblems/$kernel" &
       pids="$pids $!"
     done
   done

@@ -25,7 +25,7 @@ class GpuBackward : public GpuTest {
     }
   }
 };
-WEFT_FOR_PORTABLE(GpuBackward);
+WEFT_FOR_EACH_GPU_KERNEL(GpuBackward);
 
 TEST_P(GpuBackward, EveryFeature) { expect_all(feature_problems, true); }
 TEST_P(GpuBackward, RandomPlans) { expect_all(planned_problems, false); }

@@ -25,11 +25,6 @@ inline std::string gpu_kernel_name(const testing::TestParamInfo<GpuKernel>& info
   return std::string(std::string_view(info.param.kernel).substr(5)) + "_" + std::string(name(info.param.dtype));
 }
 inline constexpr const char* kSm90 = "cuda.sm90";
-#define WEFT_FOR_PORTABLE(Suite)                                                                                   \
-  INSTANTIATE_TEST_SUITE_P(Gpu, Suite,                                                                             \
-                           testing::Values(GpuKernel{kPortable, DType::f32}, GpuKernel{kPortable, DType::bf16},    \
-                                           GpuKernel{kPortable, DType::f16}),                                      \
-                           gpu_kernel_name)
 #define WEFT_FOR_EACH_GPU_KERNEL(Suite)                                                                            \
   INSTANTIATE_TEST_SUITE_P(Gpu, Suite,                                                                             \
                            testing::Values(GpuKernel{kPortable, DType::f32}, GpuKernel{kPortable, DType::bf16},    \
