@@ -1,4 +1,4 @@
-// What kernel cuda.portable refuses, asked of GPUs that are not there.
+// What GPU kernels refuse, asked of GPUs that are not there.
 #include "kernel/cuda_refusal.h"
 
 #include <string>
@@ -93,6 +93,26 @@ TEST(CudaRefusal, SharedMemory) {
       }
     }
   }
+}
+
+TEST(CudaRefusal, Sm90IsForHopperAlone) {
+  const auto refused = [](const GpuProperties& on, const KernelRequest& request, const std::string& part) {
+    const auto reason = sm90_refusal(on, request);
+    ASSERT_TRUE(reason.has_value()) << part;
+    EXPECT_NE(reason->find(part), std::string::npos) << *reason;
+  };
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const Index dim : {8, 64, 128, 192, 256})
+      EXPECT_EQ(sm90_refusal(gpu(9, 0, 227), on_gpu(dtype, dim, dim)), std::nullopt) << dim;
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}, {12, 0}})
+    refused(gpu(major, minor, 227), on_gpu(), "compute capability 9.0");
+  refused(gpu(9, 0, 227), on_gpu(DType::f32), "f32");
+  refused(gpu(9, 0, 227), on_gpu(DType::f64), "f64");
+  refused(gpu(9, 0, 227), on_gpu(DType::bf16, 264, 128), "264");
+  refused({.missing = "no CUDA-capable device is detected"}, on_gpu(), "no CUDA-capable device");
+  KernelRequest on_cpu = on_gpu();
+  on_cpu.device = DeviceKind::cpu;
+  refused(gpu(9, 0, 227), on_cpu, "must lie on a GPU");
 }
 
 }  // namespace

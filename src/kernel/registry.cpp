@@ -12,6 +12,8 @@
 
 #ifdef WEFT_WITH_CUDA
 #include "kernel/cuda/portable.h"
+#endif
+#ifdef WEFT_WITH_SM90
 #include "kernel/cuda/sm90/sm90.h"
 #endif
 
@@ -78,7 +80,7 @@ void reference_kernel_forward(const ForwardArgs& args) {
 
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
-#ifdef WEFT_WITH_CUDA
+#ifdef WEFT_WITH_SM90
   all.push_back(
       {.name = "cuda.sm90",
        .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward as cuda.portable",
@@ -88,6 +90,8 @@ std::vector<Kernel> all_kernels() {
            },
        .forward = cuda::sm90::forward,
        .backward = cuda::portable_backward});
+#endif
+#ifdef WEFT_WITH_CUDA
   all.push_back(
       {.name = "cuda.portable",
        .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",

@@ -1,6 +1,8 @@
 // The GPU kernel's tests: its dtypes, its problems, and runs of both passes.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/on_gpu.h"
 #include "kernel_features.h"
 
@@ -15,6 +17,8 @@ class GpuTest : public testing::TestWithParam<GpuKernel> {
  protected:
   void SetUp() override {
     gpu_kernel = GetParam().kernel;
+    if (std::none_of(kernels().begin(), kernels().end(), [](const Kernel& k) { return k.name == gpu_kernel; }))
+      GTEST_SKIP() << gpu_kernel << " is not in this build";
     const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .device = DeviceKind::cuda};
     if (const auto reason = find_kernel(gpu_kernel).refusal(request)) GTEST_SKIP() << *reason;
   }

@@ -552,6 +552,7 @@ struct ForwardMath {
 template <class N, Width kWidth, bool kBent>
 __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardShape kShape = forward_shape(kWidth);
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kWidth> shared{shared_address(memory)};
@@ -568,6 +569,9 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     take_registers<kShape.math_registers>();
     ForwardMath<N, kWidth, kBent>(call, shared, group - 1).run();
   }
+#else
+  __trap();  // compiled for another GPU: the registry does not come here
+#endif
 }
 
 template <class N, Width kWidth, bool kBent>
