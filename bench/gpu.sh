@@ -48,7 +48,7 @@ fi
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids=
-  for suite in GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps DeviceCommunicator \
+  for suite in GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps Segments DeviceCommunicator \
     DeviceExecutor DeviceKvBuffer Nccl; do
     step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
     pids="$pids $!"

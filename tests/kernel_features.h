@@ -40,7 +40,8 @@ inline void add_heads(std::vector<KernelProblem>& to) {
     Index hq, hk;
     std::vector<Index> map = {};
   };
-  const Heads list[] = {{1, 1}, {3, 3}, {8, 2}, {6, 2}, {16, 1}, {3, 2, {0, 1, 1}}, {5, 3, {2, 0, 2, 1, 2}}};
+  const Heads list[] = {{1, 1},  {3, 3},           {8, 2},                   {6, 2},
+                        {16, 1}, {3, 2, {0, 1, 1}}, {5, 3, {2, 0, 2, 1, 2}}, {2, 4, {1, 3}}};
   for (const Heads& h : list) {
     to.push_back(
         {"heads " + std::to_string(h.hq) + ":" + std::to_string(h.hk) + (h.map.empty() ? "" : " by map"),

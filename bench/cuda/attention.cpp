@@ -3,6 +3,7 @@
 //   attention                 all cases
 //   attention CASE...         some, by name
 //   attention --graph CASE... planned on the device too, each pass a graph that is replayed
+//   attention --kernel NAME .. by that kernel; the best one if none is named
 //   attention --list          the names
 #include <algorithm>
 #include <cstdio>
@@ -106,7 +107,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
   template <class Args>
-  float ms(Args args, void (*pass)(const Args&, std::string_view)) {
+  float ms(Args args, void (*pass)(const Args&, std::string_view), std::string_view kernel) {
     args.slices = {};
     args.device_plan = &*plan_;
     args.place = context_->place();
@@ -115,7 +116,7 @@ class OnDevice {
     WEFT_CUDA(cudaStreamSynchronize(stream_));
     WEFT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
     plan_->plan(args_);
-    pass(args, "");
+    pass(args, kernel);
     WEFT_CUDA(cudaStreamEndCapture(stream_, &graph));
     WEFT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
     const float result = median_ms([&] { WEFT_CUDA(cudaGraphLaunch(exec, stream_)); });
@@ -133,7 +134,7 @@ class OnDevice {
   std::optional<DevicePlan> plan_;
 };
 
-void run(const BenchCase& c, bool graph) {
+void run(const BenchCase& c, const std::string& kernel, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layout layout = make_layouts(kind, problem, c.ranks).q;
@@ -168,9 +169,11 @@ void run(const BenchCase& c, bool graph) {
   std::optional<OnDevice> on_device;
   if (graph) on_device.emplace(c, kind);
   const auto time_backward = [&] {
-    return graph ? on_device->ms(backward, &attend_backward) : median_ms([&] { attend_backward(backward); });
+    return graph ? on_device->ms(backward, &attend_backward, kernel)
+                 : median_ms([&] { attend_backward(backward, kernel); });
   };
-  const float forward_ms = graph ? on_device->ms(forward, &attend) : median_ms([&] { attend(forward); });
+  const float forward_ms =
+      graph ? on_device->ms(forward, &attend, kernel) : median_ms([&] { attend(forward, kernel); });
   const float backward_ms = time_backward();
   backward.deterministic = true;
   const float same_ms = time_backward();
@@ -189,6 +192,11 @@ int main(int count, char** arguments) {
   std::vector<std::string> asked(arguments + 1, arguments + count);
   const bool graph = !asked.empty() && asked.front() == "--graph";
   if (graph) asked.erase(asked.begin());
+  std::string kernel;
+  if (asked.size() >= 2 && asked.front() == "--kernel") {
+    kernel = asked[1];
+    asked.erase(asked.begin(), asked.begin() + 2);
+  }
   if (asked == std::vector<std::string>{"--list"}) {
     for (const BenchCase& c : cases) std::printf("%s\n", c.name.c_str());
     return 0;
@@ -202,13 +210,8 @@ int main(int count, char** arguments) {
     std::printf("%-16s %9s %8s %9s %8s %9s %8s\n", "case", "fwd ms", "TFLOP/s", "bwd ms", "TFLOP/s", "same bits",
                 "TFLOP/s");
   try {
-    // Workspaces stay with the process, as they do under any framework's allocator.
-    cudaMemPool_t pool;
-    WEFT_CUDA(cudaDeviceGetDefaultMemPool(&pool, 0));
-    std::uint64_t keep = ~std::uint64_t{0};
-    WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, graph);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, kernel, graph);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -3,7 +3,7 @@
 // Query head h uses K/V head h / (heads_q / heads_k). With x = scale·(q·k) a logit is x, or softcap·tanh(x / softcap).
 // out = sum over visible keys of exp(logit - lse)·v, lse = log(sum of exp(logit) + exp(sink)).
 // A row that sees no key: out and gradients exactly 0, lse -inf (or the sink). Rows that see nothing and rows that
-// nobody sees are never read; every element of every output is written.
+// nobody sees are never used; every element of every output is written.
 #pragma once
 
 #include <optional>

@@ -23,6 +23,7 @@ struct KernelRequest {
   bool add_keys = false;
   DeviceKind device = DeviceKind::cpu;
   bool device_plan = false;  // slices in device memory
+  int gpu = 0;               // of several
 };
 
 struct Kernel {

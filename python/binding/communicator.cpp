@@ -216,8 +216,12 @@ class PythonGpuCommunicator final : public PythonCommunicator {
   using PythonCommunicator::PythonCommunicator;
 
   std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override {
+    const nb::gil_scoped_acquire gil;
+    const Index all = nb::cast<Index>(transport_.attr("ranks"));
+    if (ranks() < all)  // NCCL begins with all ranks of a group, or hangs
+      throw Error(text("a split of a process group (", ranks(), " of ", all, " ranks) on GPUs"),
+                  "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) {
-      const nb::gil_scoped_acquire gil;
       transport_.attr("meet_on_gpu")(place.device);
     }
     return cuda::make_packed(*this, place,

@@ -226,7 +226,12 @@ RowTensor rows_view(const Array& array, std::string_view name, Format format, bo
   rows.row_bytes = side_by_side * array.item_bytes;
   rows.row_stride *= array.item_bytes;
   rows.outer_stride *= array.item_bytes;
-  if (rows.rows <= 1) rows.row_stride = 0;
+  if (rows.rows <= 1)
+    rows.row_stride = 0;
+  else if (rows.row_stride == 0 && rows.row_bytes > 0)
+    throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+                     ": all its rows are one"),
+                "copy it first");
   return rows;
 }
 

@@ -127,6 +127,8 @@ BAD = {
     "no ranks": (lambda: weft.spawn(0, print), "0 ranks"),
     "no time": (lambda: weft.spawn(1, print, time_limit=0), "time limit of 0"),
     "a rank that is not": (lambda: weft.shard(X, 4, ranks=4, cu_seqlens=CU), "there is no rank 4 of 4"),
+    "one row for all": (lambda: weft.shard(np.broadcast_to(np.float32(1), (8, 3)), 0, ranks=4, cu_seqlens=[0, 8]), "strides [0, ",
+                        "copy it first"),
     "ranks not said": (lambda: weft.shard(X, 4, cu_seqlens=CU), "rank 4 of how many?"),
     "no side": (lambda: weft.shard(X, 0, ranks=2, cu_seqlens=CU, side="v"), "there is no side 'v'"),
     "layout of other ranks": (lambda: weft.shard(X, 0, ranks=2, layout=weft.Layout("zigzag", weft.Packing(CU), 3)),

@@ -1,10 +1,11 @@
-// What the executor and the checks need of a GPU beside kernels and communicators. Without CUDA every call throws.
+// What the executor and the checks need of a GPU beside kernels and communicators. Without CUDA calls for a GPU throw.
 // Calls return when their work is in the place's stream, unless they say otherwise.
 #pragma once
 
 #include <memory>
 #include <memory_resource>
 #include <span>
+#include <string_view>
 
 #include "weft/attention.h"
 #include "weft/communicator.h"
@@ -50,6 +51,8 @@ struct HostCopy {
   Index bytes = 0;
 };
 void to_host(const Place& place, std::span<const HostCopy> copies);
+// Error while a graph is captured from the stream: `what` plans on the host, and memory of the graph would end with it.
+void refuse_capture(const Place& place, std::string_view what);
 void synchronize(const Place& place);
 void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.

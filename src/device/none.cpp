@@ -25,6 +25,7 @@ void* take(const Place&, Index) { refuse(); }
 void give_back(void*) noexcept {}
 void to_device(const Place&, void*, const void*, Index) { refuse(); }
 void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
+void refuse_capture(const Place&, std::string_view) {}
 void synchronize(const Place&) { refuse(); }
 void* thread_stream() { refuse(); }
 int count() { return 0; }

@@ -78,6 +78,12 @@ void reference_kernel_forward(const ForwardArgs& args) {
   }
 }
 
+#ifdef WEFT_WITH_CUDA
+GpuProperties properties_for(const KernelRequest& request) {
+  return request.device == DeviceKind::cuda ? cuda::gpu_properties(request.gpu) : GpuProperties{};
+}
+#endif
+
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef WEFT_WITH_SM90
@@ -86,7 +92,7 @@ std::vector<Kernel> all_kernels() {
        .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward as cuda.portable",
        .refusal =
            [](const KernelRequest& request) {
-             return sm90_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{}, request);
+             return sm90_refusal(properties_for(request), request);
            },
        .forward = cuda::sm90::forward,
        .backward = cuda::portable_backward});
@@ -97,8 +103,7 @@ std::vector<Kernel> all_kernels() {
        .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
        .refusal =
            [](const KernelRequest& request) {
-             return portable_refusal(request.device == DeviceKind::cuda ? cuda::gpu_properties() : GpuProperties{},
-                                     request);
+             return portable_refusal(properties_for(request), request);
            },
        .forward = cuda::portable_forward,
        .backward = cuda::portable_backward});
@@ -177,7 +182,7 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
   throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype),
                    ", head dims ", request.dim_qk, " and ", request.dim_v, ": ", reasons),
               request.device == DeviceKind::cuda
-                  ? "bring the tensors to the CPU, where kernel reference can do all"
+                  ? "name no kernel, for the best that can, or bring the tensors to the CPU, where kernel reference can do all"
                   : "use kernel reference, which can do all, or none to take the best that can");
 }
 
@@ -188,14 +193,14 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
   select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
-                         args.place.kind, args.device_plan != nullptr})
+                         args.place.kind, args.device_plan != nullptr, args.place.device})
       .forward(args);
 }
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
   select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind,
-                         args.device_plan != nullptr})
+                         args.device_plan != nullptr, args.place.device})
       .backward(args);
 }
 

@@ -74,6 +74,10 @@ struct KvBuffer::Parts {
   }
   void use(const Place& place) {
     seat.use(place, "K/V buffer");
+    if (place.stream != options.place.stream) {  // what is under way is awaited by the stream that it began in
+      while (!arrivals.empty()) wait_for(arrivals.front().micro);
+      device::follow(place, options.place.stream);
+    }
     options.place = place;
   }
   std::vector<Slice> slices(Index micro) const;

@@ -98,7 +98,8 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                                                        .dtype = args.q.dtype,
                                                        .dim_qk = args.q.dim,
                                                        .dim_v = args.v.dim,
-                                                       .device = args.place.kind});
+                                                       .device = args.place.kind,
+                                                       .gpu = args.place.device});
   run::Log log(options, Pass::backward, schedule);
   QueryGradient dq(computed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});

@@ -48,7 +48,8 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
                                                        .dim_qk = args.q.dim,
                                                        .dim_v = args.v.dim,
                                                        .partial = !once,
-                                                       .device = args.place.kind});
+                                                       .device = args.place.kind,
+                                                       .gpu = args.place.device});
   ForwardArgs whole = args;
   if (!once) whole.partial = empty_states(workspace, args);
 

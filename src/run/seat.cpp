@@ -20,6 +20,7 @@ void Seat::use(const Place& place, std::string_view what) const {
   if (place.kind != place_.kind || place.device != place_.device)
     throw Error(text("the tensors lie on ", name(place), ", and the ", what, " was made for ", name(place_)),
                 "give its options the place of the tensors");
+  device::refuse_capture(place, what);
   if (own_memory_ != nullptr) own_memory_->use(place.stream);
   if (on_device_ != nullptr) on_device_->use(place.stream);
 }

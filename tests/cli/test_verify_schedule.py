@@ -155,6 +155,8 @@ def test_a_matrix_that_time_cuts_short(weft):
     everything = got["left_out"] + got["ok"] + got["refused"]
     assert f"{got['left_out']:,} of {everything:,} runs were left out: --time-limit 0.5" in result.out
     assert len(values_of(got, "dtype")) == 3  # from all over the matrix
+    nothing = weft("verify", "--matrix", "full", "--ranks", "2", "--time-limit", "0.000001")
+    assert nothing.code == 1 and "the time was over before the first run" in nothing.err
 
 
 def test_random_problems_that_time_cuts_short(weft):

@@ -100,14 +100,16 @@ int verify_grid(const Flags& flags, Grid grid) {
   std::vector<check::Tried> outcomes;
   {
     Progress progress(grid.cells(), "runs");
-    how.progress = [&](Index done, Index failed) { progress.show(done, failed); };
+    if (world == nullptr || world->rank() == 0) how.progress = [&](Index done, Index failed) { progress.show(done, failed); };
     outcomes = run_grid(grid, how);
     how.progress = {};
   }
   const GridTable table(grid, outcomes, how);
   table.print();
   output.write(table.to_json());
-  if (table.failed() == 0 && table.ok() == 0) fmt::print(stderr, "weft: all was refused, so nothing was checked\n");
+  if (table.failed() == 0 && table.ok() == 0)
+    fmt::print(stderr, "weft: {}, so nothing was checked\n",
+               table.left_out() > 0 ? "the time was over before the first run" : "all was refused");
   return table.failed() > 0 || table.ok() == 0 ? 1 : 0;
 }
 

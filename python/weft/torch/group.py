@@ -103,11 +103,11 @@ class _Transport:
     def exchange(self, sends, receives):
         if self.broken:
             raise error(self.broken, "make a new process group")
-        self.exchanges += 1
-        works = []
-        if (sends or receives) and not self.on_cpus:
+        if (sends or receives) and not self.on_cpus:  # before anything has begun: the group stays whole
             raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
                         "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
+        self.exchanges += 1
+        works = []
         try:
             for peer, data in receives:
                 works.append((peer, self.group.recv([torch.from_numpy(data)], peer, _tag(self.received[peer], data.nbytes))))
@@ -179,8 +179,8 @@ def resolve(group):
 
     Or a weft.Communicator, which is as good as a group.
     """
-    if isinstance(group, Communicator):
-        return group
+    if isinstance(group, Communicator):  # one of a process group stands for it
+        return next((g for g, _, c in _communicators.values() if c is group), group)
     if isinstance(group, str):
         if group == "":
             return None

@@ -108,7 +108,7 @@ ranks.ends.append(lambda comm: _runs.pop(own_name(comm), None))
 
 
 def clear_cache():
-    """Forgets all plans and executors, and gives back their workspaces."""
+    """Forgets all plans and executors, and gives back their workspaces (on GPUs to Weft's pool, which keeps them)."""
     with _lock:
         _runs.clear()
 

@@ -22,8 +22,10 @@ def _place(packing, group, layout, mask):
 
 def _on(device, x):
     """A tensor of the CPU on a device; the CPU does not wait until it is there."""
-    if device is None or torch.device(device).type == "cpu":
+    if device is None:
         return x
+    if torch.device(device).type != "cuda":
+        return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
 
 

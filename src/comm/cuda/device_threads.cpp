@@ -62,6 +62,18 @@ std::vector<const Message*> between(const std::vector<Message>& list, Index peer
   return some;
 }
 
+// Lets the current GPU read memory of another one, once.
+void reach(int from, int to) {
+  if (from == to) return;
+  int can = 0;
+  WEFT_CUDA(cudaDeviceCanAccessPeer(&can, to, from));
+  if (can == 0)
+    throw Error(text("GPU ", to, " cannot read memory of GPU ", from), "give each rank a process of its own, with NCCL");
+  const cudaError_t result = cudaDeviceEnablePeerAccess(from, 0);
+  if (result != cudaErrorPeerAccessAlreadyEnabled) WEFT_CUDA(result);
+  if (result != cudaSuccess) cudaGetLastError();  // it was on already
+}
+
 // What is known of the copies to a rank, in one go.
 void copy_to(Post& to) {
   if (to.from.empty() || to.withdrawn) return;
@@ -70,17 +82,23 @@ void copy_to(Post& to) {
   for (const auto& from : sources)
     if (from->withdrawn) to.fault = text("rank ", from->rank, " gave up a call that rank ", to.rank, " waits in");
   if (to.fault) return;
-  const OnDevice on(to.device);
-  const cudaStream_t stream = to.stream->get();
-  WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
-  for (const auto& from : sources)
-    if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
-  copy(all, stream);
-  const auto done = std::make_shared<Event>();
-  WEFT_CUDA(cudaEventRecord(done->get(), stream));
-  to.done.push_back(done);
-  for (const auto& from : sources)
-    if (from.get() != &to) from->done.push_back(done);
+  try {
+    const OnDevice on(to.device);
+    for (const auto& from : sources) reach(from->device, to.device);
+    const cudaStream_t stream = to.stream->get();
+    WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
+    for (const auto& from : sources)
+      if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
+    copy(all, stream);
+    const auto done = std::make_shared<Event>();
+    WEFT_CUDA(cudaEventRecord(done->get(), stream));
+    to.done.push_back(done);
+    for (const auto& from : sources)
+      if (from.get() != &to) from->done.push_back(done);
+  } catch (const std::exception& e) {  // whose thread this is, is chance: the receiver must know
+    to.fault = text("copies to rank ", to.rank, " could not be started (", e.what(), ")");
+    throw;
+  }
 }
 
 // Everything that `from` sends to `to`; both have come.

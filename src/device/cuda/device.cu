@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "comm/cuda/segments.h"
+#include "cuda/capture.h"
 #include "cuda/kept.h"
 #include "cuda/launch.h"
 #include "cuda/on_device.h"
@@ -28,7 +29,10 @@ class CudaMemory final : public Memory {
     const cuda::OnDevice here(device_);
     return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
   }
-  void do_deallocate(void* data, std::size_t, std::size_t) override { cuda::give_memory(data, stream_); }
+  void do_deallocate(void* data, std::size_t, std::size_t) override {
+    const cuda::OnDevice here(device_);
+    cuda::give_memory(data, stream_);
+  }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
   int device_;
@@ -227,6 +231,12 @@ void to_host(const Place& place, std::span<const HostCopy> copies) {
     at += c.bytes;
   }
 }
+void refuse_capture(const Place& place, std::string_view what) {
+  if (place.kind == DeviceKind::cuda && cuda::is_captured(stream_of(place)))
+    throw Error(text("the ", what, " is used while a CUDA graph is captured"),
+                "call it outside the capture; attend with a device_plan can be captured");
+}
+
 void synchronize(const Place& place) {
   const cuda::OnDevice on(place.device);
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));

@@ -1,6 +1,8 @@
 #include "kernel/cuda/host.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cuda/check.h"
 #include "text.h"
@@ -20,8 +22,13 @@ void check_grid(Index tiles, Index heads) {
 }
 
 Scores scores_of(double scale, double softcap) {
-  const float bend = softcap > 0 ? static_cast<float>(scale / softcap) : 0.0f;
-  return {static_cast<float>((bend != 0 ? softcap : scale) * kLog2E), bend};
+  using Float = std::numeric_limits<float>;
+  const double most = Float::max();
+  const float bend = softcap > 0 ? static_cast<float>(std::clamp(scale / softcap, -most, most)) : 0.0f;
+  const double x = bend != 0 ? softcap : scale;
+  const float factor = static_cast<float>(x * kLog2E);
+  // Less than the least float would be 0, and -inf times 0 is no number.
+  return {factor == 0 && x != 0 ? std::copysign(Float::min(), static_cast<float>(x < 0 ? -1 : 1)) : factor, bend};
 }
 
 void check_rows(Index rows) {

@@ -29,13 +29,11 @@ Source source(const ConstTensorView& view, DType compute) {
 
 }  // namespace
 
-GpuProperties gpu_properties() {
-  int device = 0;
+GpuProperties gpu_properties(int device) {
   const auto ask = [&](int& to, cudaDeviceAttr what) { return cudaDeviceGetAttribute(&to, what, device); };
   GpuProperties gpu;
   int shared = 0;
-  cudaError_t result = cudaGetDevice(&device);
-  if (result == cudaSuccess) result = ask(gpu.major, cudaDevAttrComputeCapabilityMajor);
+  cudaError_t result = ask(gpu.major, cudaDevAttrComputeCapabilityMajor);
   if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (result != cudaSuccess) {
@@ -127,7 +125,7 @@ void portable_backward(const BackwardArgs& given) {
   const bool f32 = dtype == DType::f32;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   const int rows = dq_rows(f32, dq_width(width));
-  const bool roomy = gpu_properties().shared_bytes >= backward_shared(f32, width, true);
+  const bool roomy = gpu_properties(given.place.device).shared_bytes >= backward_shared(f32, width, true);
   const Tiling tilings[] = {{Side::query, args.q.rows, rows},
                             {Side::key, args.k.rows, backward_shape(f32, width, roomy).keys}};
   const int row_tiles = tilings[0].tiles(), key_tiles = tilings[1].tiles();

@@ -6,7 +6,7 @@
 
 namespace weft::cuda {
 
-GpuProperties gpu_properties();  // of the current device
+GpuProperties gpu_properties(int device);
 void portable_forward(const ForwardArgs& args);
 void portable_backward(const BackwardArgs& args);
 void finish_partial(const ForwardArgs& args);

@@ -30,7 +30,7 @@ WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
           within_32_bits(s.k_begin), within_32_bits(t.lo),    within_32_bits(t.hi)};
 }
 
-// Tiles of a fixed number of rows (of Q or of K) from row 0 on, and the slices that touch each. A slice stands once for
+// Tiles of rows (of Q or of K), of a fixed number from row 0 on or as the list's maker says, and the slices that touch each. A slice stands once for
 // every tile: threads read it often, and one load is better than two that wait for each other.
 struct WorkList {
   const WorkSlice* slices;  // of each tile in the order they were given

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(32)
   const unsigned skipped = copy.parts == 1 ? 0 : task % static_cast<unsigned>(copy.parts) * width;
   const unsigned bytes = 16 * min(width, units - skipped), mine = bulk::address(tile) + lane * bytes;
   char* const to = copy.to.data + at.to + 16ull * skipped;
-  const bool moves = at.from >= 0;
+  const bool moves = at.from != RowOffsets::kNothing && at.from != RowOffsets::kZeros;
   const unsigned moving = __ballot_sync(~0u, moves), zeros = __ballot_sync(~0u, at.from == RowOffsets::kZeros);
   if (lane == 0) bulk::expect(barrier, static_cast<unsigned>(__popc(moving)) * bytes);
   __syncwarp();

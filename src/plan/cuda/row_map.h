@@ -171,8 +171,8 @@ struct RangeMap {
     return {static_cast<int>(source), static_cast<int>(place)};
   }
   __device__ void check(const Reporter& reporter) const {
-    const int threads = static_cast<int>(gridDim.x * blockDim.x);
-    for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < ranges; i += threads) {
+    const Index threads = Index{gridDim.x} * blockDim.x;
+    for (Index i = Index{blockIdx.x} * blockDim.x + threadIdx.x; i < ranges; i += threads) {
       if (cu[i] < 0) reporter.report({Fault::negative, 0, i, cu[i], 0});
       if (cu[i + 1] < cu[i]) reporter.report({Fault::falling, 0, i, cu[i + 1], cu[i]});
     }

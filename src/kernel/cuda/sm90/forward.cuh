@@ -214,8 +214,12 @@ __device__ inline void clear_rest(const ForwardCall& call) {
 
 // --- The warpgroups that multiply ---
 
-// tanh, to 2^-23 of 1.
-__device__ inline float bent(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E))); }
+// tanh. Small ones by their series: a large softcap multiplies them, errors and all.
+__device__ inline float bent(float x) {
+  const float y = x * x;
+  if (y < 0.01f) return x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f);
+  return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
+}
 
 // A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
 __device__ inline void exchange(unsigned (&w)[4]) {
@@ -265,7 +269,7 @@ struct ForwardMath {
   const ForwardCall& call;
   const Shared<kWidth> shared;
   const int group;           // of warps
-  int row_of[2], head_of[2];  // within a tile; a row past the tile sees nothing
+  int row_of[2], head_of[2];  // within a tile; what is computed of a row past it goes nowhere
   float o[kV / 2], s[kKeys / 2];
   unsigned p[kKeys / 4];
   float top[2], total[2];  // largest score; this lane's share of the sum
@@ -440,7 +444,7 @@ struct ForwardMath {
     const bool first = is_empty(old);
 #pragma unroll
     for (int n = 0; n < kV / 8; ++n) {
-      float x = o[4 * n + 2 * i], y = o[4 * n + 2 * i + 1];
+      float x = o[4 * n + 2 * i] + 0.0f, y = o[4 * n + 2 * i + 1] + 0.0f;  // not -0
       if (!first) {
         const float2 before = to.load(n);
         x = merged(x, before.x);
@@ -485,6 +489,7 @@ struct ForwardMath {
     multiply_scores(0, 0);
     pass_turn();
     products_wait<0>();
+    settle(s);
     release(step, stage, buffer);
     softmax(step);
     round_shares();
@@ -535,6 +540,7 @@ struct ForwardMath {
     begin_products();
     multiply_values(before.at, !fresh);
     products_wait<0>();
+    settle(o);
     store(tile, top, total);
   }
   // The scores are there: K is read, and Q if that was its last tile of keys.

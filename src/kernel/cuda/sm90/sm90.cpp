@@ -16,9 +16,10 @@ namespace {
 
 // Heads in equal groups, as without a map?
 bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
+  if (heads_q % heads_k != 0) return false;
   for (std::size_t h = 0; h < attention.head_map.size(); ++h)
     if (attention.head_map[h] != static_cast<Index>(h) / (heads_q / heads_k)) return false;
-  return heads_q % heads_k == 0;
+  return true;
 }
 
 // What the kernel reads of its work, and the memory that holds it.
