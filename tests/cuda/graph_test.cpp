@@ -362,7 +362,7 @@ TEST_P(GpuGraph, FewLaunches) {
   EXPECT_EQ(plan.memsets + plan.others + plan.given, 0);
   const Nodes f = nodes([&] { attend(forward, gpu_kernel); });
   EXPECT_EQ(f.kernels, 3);  // two for the list
-  EXPECT_EQ(f.memsets, gpu_kernel == kSm90 ? 2 : 1);  // and its counters
+  EXPECT_EQ(f.memsets, gpu_kernel == kSm90 ? 2 : 1);  // and its counter
   for (const bool deterministic : {false, true}) {
     const Nodes b = nodes([&] { attend_backward(rank.backward(deterministic), gpu_kernel); });
     EXPECT_EQ(b.kernels, 5);  // two for both lists, the rows' statistics, dK and dV, dQ

@@ -27,7 +27,7 @@ struct ForwardCall {
   bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32
   PartialView partial;
   unsigned* max_logit;  // [hq] as ordered integers, or null
-  int* counters;        // two zeros, left as zeros: tiles handed out, blocks that have ended
+  int* counter;         // tiles handed out so far: 0
 };
 
 void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream);

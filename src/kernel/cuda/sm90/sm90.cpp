@@ -29,21 +29,21 @@ struct Tiles {
   WorkList list;
   const int2* rows = nullptr;
   const int* kv_head = nullptr;
-  int* counters = nullptr;
+  int* counter = nullptr;
   int tiles = 0;
 };
 Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   Tiles made;
-  const int zeros[2] = {0, 0};
+  const int zero[] = {0};
   const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
   if (args.device_plan != nullptr) {
     const Tiling tiling[] = {{Side::query, args.q.rows, size}};
     made.lists = make_lists({}, args.device_plan, tiling, heads, stream);
-    made.memory = StreamArray<int>(2, stream);
-    WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(zeros), stream));
+    made.memory = StreamArray<int>(1, stream);
+    WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(zero), stream));
     made.list = made.lists.lists[0];
     made.kv_head = made.lists.heads.kv_head;
-    made.counters = made.memory.get();
+    made.counter = made.memory.get();
     made.tiles = tiling[0].tiles();
     return made;
   }
@@ -53,12 +53,12 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
   std::vector<int> rows;
   for (const Range& t : tiles) rows.insert(rows.end(), {static_cast<int>(t.begin), static_cast<int>(t.end)});
-  const std::size_t rows_at = lists.add_numbers(rows), zeros_at = lists.add_numbers(zeros);
+  const std::size_t rows_at = lists.add_numbers(rows), zero_at = lists.add_numbers(zero);
   made.memory = upload(lists.numbers(), stream);
   made.list = lists.list(made.memory.get(), 0);
   made.rows = reinterpret_cast<const int2*>(made.memory.get() + rows_at);
   made.kv_head = lists.heads(made.memory.get()).kv_head;
-  made.counters = made.memory.get() + zeros_at;
+  made.counter = made.memory.get() + zero_at;
   return made;
 }
 
@@ -113,7 +113,7 @@ void forward(const ForwardArgs& args) {
                    .wide_out = out.wide(),
                    .partial = args.partial,
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
-                   .counters = work.counters};
+                   .counter = work.counter};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);

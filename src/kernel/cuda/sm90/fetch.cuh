@@ -1,0 +1,196 @@
+// The Hopper forward's shared memory, and the warpgroup that fills it: one thread hands out tiles and fetches, a warp
+// mends V, two write what no slice touches.
+#pragma once
+
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/call.h"
+#include "kernel/cuda/sm90/ptx.cuh"
+#include "kernel/cuda/sm90/steps.cuh"
+
+namespace weft::cuda::sm90 {
+
+template <Width kWidth>
+struct Shared {
+  static constexpr ForwardShape kShape = forward_shape(kWidth);
+  static constexpr unsigned kQBytes = kShape.q_bytes(), kKBytes = kShape.k_bytes(), kVBytes = kShape.v_bytes();
+  static constexpr int kStages = kShape.stages, kQBuffers = kShape.q_buffers;
+  unsigned base;
+
+  __device__ unsigned q(int buffer) const { return base + static_cast<unsigned>(buffer) * kQBytes; }
+  __device__ unsigned k(int stage) const {
+    return base + kQBuffers * kQBytes + static_cast<unsigned>(stage) * kKBytes;
+  }
+  __device__ unsigned v(int stage) const {
+    return base + kQBuffers * kQBytes + kStages * kKBytes + static_cast<unsigned>(stage) * kVBytes;
+  }
+  __device__ unsigned step(int stage) const {
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * 32;
+  }
+  __device__ unsigned barrier(int n) const {
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + kStages * 32 + static_cast<unsigned>(n) * 8;
+  }
+  // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
+  __device__ unsigned k_full(int s) const { return barrier(s); }
+  __device__ unsigned k_free(int s) const { return barrier(kStages + s); }
+  __device__ unsigned v_full(int s) const { return barrier(2 * kStages + s); }
+  __device__ unsigned v_free(int s) const { return barrier(3 * kStages + s); }
+  __device__ unsigned v_raw(int s) const { return barrier(4 * kStages + s); }
+  __device__ unsigned q_full(int b) const { return barrier(5 * kStages + b); }
+  __device__ unsigned q_free(int b) const { return barrier(5 * kStages + kQBuffers + b); }
+
+  __device__ void init() const {
+    constexpr int kWarps = 4 * kShape.groups;
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(k_full(s), 1);
+      barrier_init(k_free(s), kWarps + 1);  // and the mending warp, which reads the step
+      barrier_init(v_full(s), 1);
+      barrier_init(v_free(s), kWarps);
+      barrier_init(v_raw(s), 1);
+    }
+    for (int b = 0; b < kQBuffers; ++b) {
+      barrier_init(q_full(b), 1);
+      barrier_init(q_free(b), kWarps);
+    }
+    barriers_ready();
+  }
+};
+
+// A place in a ring of buffers, and the parity of its barriers.
+template <int kSize>
+struct Ring {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ void next() {
+    if (++at == kSize) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline Step read_step(unsigned at) {
+  Step s;
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
+               : "r"(at));
+  return s;
+}
+__device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ inline StepTile read_tile(unsigned at) {
+  StepTile t;
+  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.row), "=r"(t.rows_unit) : "r"(at + 16));
+  return t;
+}
+// Rows of a tile of queries.
+__device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
+  if (call.tile_rows != nullptr) return call.tile_rows[tile];
+  return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
+}
+
+// One thread: hands out tiles, walks, fetches.
+template <Width kWidth>
+__device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  prefetch_map(call.q);
+  prefetch_map(call.k);
+  prefetch_map(call.v);
+  Ring<kShape.stages> stage;
+  Ring<kShape.q_buffers> buffer;
+  const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
+  const int items = call.tiles * call.units;
+  for (int next = static_cast<int>(blockIdx.x); next < items;) {
+    const int item = next;
+    next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);  // looked at when this tile is done
+    const int unit = item / call.tiles, tile = call.list.order[item % call.tiles];
+    const int2 rows = rows_of_tile(call, tile);
+    const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
+    StepWalk<kShape.keys> walk(call.list, tile, rows.x, rows.y - rows.x);
+    bool more = walk.start(), first = true;
+    while (more) {
+      const int key = walk.base();
+      Step step = walk.step(call.k_rows);
+      more = walk.next();
+      if (first) {
+        wait(shared.q_free(buffer.at), buffer.parity ^ 1);
+        arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64));
+        for (int box = 0; box < kShape.k / 64; ++box)
+          load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
+                   shared.q_full(buffer.at), 64 * box, unit * call.heads, rows.x);
+        buffer.next();
+      }
+      wait(shared.k_free(stage.at), stage.parity ^ 1);
+      write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
+                 step.keys, step.band);
+      if (first) write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, 0, 0);
+      arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
+      for (int box = 0; box < kShape.k / 64; ++box)
+        load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
+                 64 * box, kv_head, key);
+      wait(shared.v_free(stage.at), stage.parity ^ 1);
+      const unsigned v_full = (step.flags & Step::kMended) != 0 ? shared.v_raw(stage.at) : shared.v_full(stage.at);
+      arrive_expecting(v_full, kShape.v_bytes());
+      for (int box = 0; box < kShape.v / 64; ++box)
+        load_box(shared.v(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.v, v_full, 64 * box, kv_head,
+                 key);
+      stage.next();
+      first = false;
+    }
+  }
+  wait(shared.k_free(stage.at), stage.parity ^ 1);
+  write_four(shared.step(stage.at), Step::kStop, 0, 0, 0);
+  arrive(shared.k_full(stage.at));
+}
+
+// A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
+template <Width kWidth>
+__device__ void mend(const Shared<kWidth>& shared) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  Ring<kShape.stages> stage;
+  unsigned raw_parity = 0;  // a bit a stage
+  while (true) {
+    wait(shared.k_full(stage.at), stage.parity);
+    const Step step = read_step(shared.step(stage.at));
+    __syncwarp();
+    if (lane == 0) arrive(shared.k_free(stage.at));
+    if ((step.flags & Step::kStop) != 0) return;
+    if ((step.flags & Step::kMended) != 0) {
+      wait(shared.v_raw(stage.at), raw_parity >> stage.at & 1);
+      raw_parity ^= 1u << stage.at;
+      const int begin = Step::low(step.keys), end = Step::high(step.keys);
+      // 16 bytes a lane, four rows at a time.
+      for (int box = 0; box < kShape.v / 64; ++box)
+        for (int key = lane / 8; key < kShape.keys; key += 4)
+          if (key < begin || key >= end)
+            write_four(shared.v(stage.at) + static_cast<unsigned>((box * kShape.keys + key) * 128 + lane % 8 * 16), 0, 0,
+                       0, 0);
+      stores_visible();
+      __syncwarp();
+      if (lane == 0) arrive(shared.v_full(stage.at));
+    }
+    stage.next();
+  }
+}
+
+// Two warps: rows of tiles without slices.
+__device__ inline void clear_rest(const ForwardCall& call) {
+  if (call.partial.states != nullptr) return;  // they keep what they have
+  const int thread = static_cast<int>(threadIdx.x) - 64;
+  for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
+    const int2 range = call.list.ranges[tile];
+    if (range.x < range.y) continue;
+    const int2 rows = rows_of_tile(call, tile);
+    const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
+    for (int i = thread; i < (rows.y - rows.x) * call.heads_q * words; i += 64) {
+      const int row = rows.x + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
+      const Index at = offset_of(call.out, row, head);
+      static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;
+      if (word == 0 && call.lse.given())
+        store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), sink_logit(call.sink, head));
+    }
+  }
+}
+
+}  // namespace weft::cuda::sm90
