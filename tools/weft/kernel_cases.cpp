@@ -147,9 +147,10 @@ double KernelCall::seconds() {
   constexpr double kSample = 4e-3;
   constexpr int kMost = 400;
   const auto timed = [&](int calls) {
-    const double start = seconds_now();
+    const auto now = [&] { return parts_->place.kind == DeviceKind::cpu ? thread_seconds_now() : seconds_now(); };
+    const double start = now();
     for (int n = 0; n < calls; ++n) parts_->run(parts_->pass);
-    return (seconds_now() - start) / calls;
+    return (now() - start) / calls;
   };
   if (parts_->calls == 0) {
     timed(1);
