@@ -141,13 +141,18 @@ KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& op
   return rate;
 }
 
-// Ranks send `bytes` to the next, or to all; seconds a call of the best tenth.
-double exchange_seconds(Index ranks, Index bytes, bool to_all) {
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; seconds a call of the
+// best quarter.
+double exchange_seconds(Index ranks, Index rows, bool to_all) {
+  constexpr Index kRow = 512, kStride = 1024;
+  const Index bytes = rows * kStride;
   double found = 0;
   run_ranks(ranks, [&](Communicator& comm) {
     stay_on_core(comm.rank(), comm.ranks());
     std::vector<char> mine(static_cast<std::size_t>(bytes)), theirs(static_cast<std::size_t>(bytes * comm.ranks()));
-    const auto block = [&](char* data) { return Block{.data = data, .rows = 1, .bytes = bytes}; };
+    const auto block = [&](char* data) {
+      return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+    };
     std::vector<Block> all;
     for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
     const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
@@ -169,11 +174,12 @@ double exchange_seconds(Index ranks, Index bytes, bool to_all) {
 
 // Processor time of a call and of a message shows where many ranks share a core.
 void measure_exchange(Machine& m) {
-  constexpr Index kSmall = 1024, kLarge = Index{2} << 20;
+  constexpr Index kFew = 2, kMany = 256;
   const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = 4 * cores;
-  const double small = exchange_seconds(cores, kSmall, false), large = exchange_seconds(cores, kLarge, false);
-  const double shared = exchange_seconds(many, kSmall, false), gathered = exchange_seconds(many, kSmall, true);
-  m.copy_bandwidth = static_cast<double>(kLarge - kSmall) / std::max(1e-6, large - small);
+  const double small = exchange_seconds(cores, kFew, false), shared = exchange_seconds(many, kFew, false);
+  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, kMany, true);
+  // A core copies what four ranks get of all.
+  m.copy_bandwidth = static_cast<double>((kMany - kFew) * 512 * many * 4) / std::max(1e-6, large - gathered);
   m.exchange_seconds = std::clamp((shared - small) / 3, 0.0, 1e-3);
   m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(4 * (many - 2)), 0.0, 1e-3);
   m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
