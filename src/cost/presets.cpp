@@ -35,12 +35,25 @@ void add_gpu(Machine& m, const GpuRates& rates, Index units) {
   }
 }
 
+// f32 runs without tensor cores.
+void add_f32(Machine& m, const GpuRates& rates, Index units) {
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    m.kernels.push_back({.pass = pass, .dtype = DType::f32, .dim = 128,
+                         .flops = (pass == Pass::forward ? rates.forward : rates.backward) * kTera, .tile_q = 64,
+                         .tile_k = 64, .tile_seconds = 1.5 * kMicro / static_cast<double>(units), .row_seconds = 0,
+                         .call_seconds = 20 * kMicro, .units = units, .source = rates.source});
+}
+constexpr const char* kF32Source =
+    "docs/performance.md: cuda.portable in f32 on an H200, 32 and 24 TFLOP/s of one long document; on other GPUs times "
+    "the ratio of their data sheets' f32 rates to its";
+
 Machine h100() {
   Machine m{.name = "h100-400g", .about = "nodes of 8 H100 SXM joined by NVLink, 400 Gb/s a GPU between nodes"};
   add_gpu(m, {660, 520, "FlashAttention-3 paper (arXiv 2407.08608), figures 5 to 7: forward up to 660 causal and 740 full, "
                         "backward up to 550, H100 SXM5; widths 64 and 256 relative to 128 as measured on an H200 "
                         "(docs/performance.md); cost a tile and a call: estimates"},
           132);
+  add_f32(m, {32, 24, kF32Source}, 132);
   m.levels = {{.name = "NVLink", .ranks = 8, .bandwidth = 360 * kGiga, .latency = 10 * kMicro,
                .message_seconds = 1 * kMicro, .interference = 0.05,
                .source = "NVIDIA H100 data sheet: 900 GB/s both ways, 450 one way; about 80 % reached by nccl-tests "
@@ -64,6 +77,7 @@ Machine h200() {
   add_gpu(m, {660, 250, "docs/performance.md: cuda.sm90 forward 613 to 665, cuda.portable backward 242 to 249 of long "
                         "documents, one H200, 2026-11-15; width 64: 382 and 216; cost a tile and a call: estimates"},
           132);
+  add_f32(m, {32, 24, kF32Source}, 132);
   m.memory_bytes = 141 * kGiga;
   m.row_bandwidth = 4.1 * kTera;
   m.source = "NVIDIA H200 data sheet: 141 GB; docs/performance.md: a device copy reads and writes 4.17 TB/s";
@@ -86,6 +100,7 @@ Machine a100() {
   add_gpu(m, {200, 170, "FlashAttention-2 paper (arXiv 2307.08691), figures 4 to 6: forward 190 to 225, backward 150 to "
                         "190 at width 128 on A100; cost a tile and a call: estimates"},
           108);
+  add_f32(m, {9, 7, kF32Source}, 108);
   m.levels = {{.name = "NVLink", .ranks = 8, .bandwidth = 240 * kGiga, .latency = 12 * kMicro,
                .message_seconds = 1 * kMicro, .interference = 0.08,
                .source = "NVIDIA A100 data sheet: 600 GB/s both ways, 300 one way; about 80 % reached; the rest estimates"},
@@ -104,6 +119,7 @@ Machine nvl72() {
   add_gpu(m, {1300, 1000, "an estimate: dense bf16 peak of the NVIDIA GB200 NVL72 data sheet (2.5 PFLOP/s a GPU) times the "
                           "shares that Hopper's kernels reach of theirs; nobody measured it here"},
           148);
+  add_f32(m, {38, 28, kF32Source}, 148);
   m.levels = {{.name = "NVLink", .ranks = 72, .bandwidth = 720 * kGiga, .latency = 10 * kMicro,
                .message_seconds = 1 * kMicro, .interference = 0.05,
                .source = "NVIDIA GB200 NVL72 data sheet: 1.8 TB/s both ways, 900 GB/s one way; 80 % reached: estimate"},

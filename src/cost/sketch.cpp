@@ -15,16 +15,12 @@ std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 constexpr Index kSamples = 8;
 
 // Evenly spread, and the busiest.
-std::vector<Index> sampled_ranks(const Problem& problem, const Layout& q) {
-  const Index ranks = q.ranks();
+std::vector<Index> sampled_ranks(Index ranks, const std::vector<double>& pairs) {
   std::vector<Index> chosen;
   for (Index n = 0; n < min_of(kSamples, ranks); ++n)
     chosen.push_back(ranks <= kSamples ? n : n * (ranks - 1) / (kSamples - 1));
-  // Layouts that cut each sequence are even by themselves.
-  if (ranks > kSamples && q.kind() != LayoutKind::dual_chunk && q.kind() != LayoutKind::striped) {
-    const std::vector<Index> pairs = pairs_by_rank(problem, q);
+  if (ranks > kSamples && !pairs.empty())
     chosen.push_back(std::max_element(pairs.begin(), pairs.end()) - pairs.begin());
-  }
   std::sort(chosen.begin(), chosen.end());
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
   return chosen;
@@ -57,7 +53,10 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
     for (std::size_t n = 0; n < counters.size(); ++n) to[n] = counters[n].take();
   };
   const RunList keys = layouts.k.rank_order();
-  for (const Index rank : sampled_ranks(layer.problem, layouts.q)) {
+  // Layouts that cut each sequence are even by themselves.
+  if (layouts.q.kind() != LayoutKind::dual_chunk && layouts.q.kind() != LayoutKind::striped)
+    for (const Index n : pairs_by_rank(layer.problem, layouts.q)) pairs_.push_back(static_cast<double>(n));
+  for (const Index rank : sampled_ranks(ranks_, pairs_)) {
     Sample sample{.rank = rank, .cells = {}, .in_sequence = {}};
     Plan plan = make_plan(layer.problem, layouts.q.runs(rank), keys);
     std::sort(plan.slices.begin(), plan.slices.end(),
@@ -219,10 +218,18 @@ class Mini {
 
   Index key_rows() const { return s_.layouts_.k.rows() * inside_; }
 
-  // All that a group's queries see of a source: as much for each of its ranks as for the sample.
-  TileWork scaled(const TileWork& unit, const Frame& f, Index heads_q) const {
+  // All that a group's queries see, as what the sample's own see: in the ratio of their pairs.
+  double group_over_own(Index n) const {
+    if (!first_->swap) return 1;
+    if (s_.pairs_.empty()) return static_cast<double>(inside_);
+    const Index begin = rank(n) / inside_ * inside_;
+    double sum = 0;
+    for (Index r = begin; r < begin + inside_; ++r) sum += s_.pairs_[at(r)];
+    return sum / std::max(1.0, s_.pairs_[at(rank(n))]);
+  }
+  TileWork scaled(const TileWork& unit, Index n, Index heads_q) const {
     const Index group = max_of(1, s_.layer_.heads_q / max_of(1, s_.layer_.heads_k));
-    return times(unit, static_cast<double>(inside_ * heads_q) / static_cast<double>(group * (f.swaps ? 1 : inside_)));
+    return times(unit, group_over_own(n) * static_cast<double>(heads_q) / static_cast<double>(group));
   }
 
   void add_work(Index n, Index step, Index rows, const TileWork& unit, Index heads_q, Index heads_k, bool partial,
@@ -230,7 +237,7 @@ class Mini {
     if (unit.pairs == 0 || heads_q == 0) return;
     const Frame& f = frames_[at(n)];
     const StepFrame shape{.key_rows = rows, .heads_q = heads_q, .heads_k = heads_k};
-    o_.steps[at(step)].work.push_back(costs_.work(n, f, shape, scaled(unit, f, heads_q), partial, first));
+    o_.steps[at(step)].work.push_back(costs_.work(n, f, shape, scaled(unit, n, heads_q), partial, first));
   }
 
   void end(Index n, std::span<const StepFrame> steps, bool partial) {
@@ -242,11 +249,18 @@ class Mini {
 
   void add_stay() {
     o_.steps.resize(1);
+    // Every rank has all queries of its heads: as much as the samples together, in the ratio of pairs.
+    TileWork all;
+    double pairs = 0, whole = 0;
     for (Index n = 0; n < count_; ++n) {
-      TileWork all;
       for (const Sketch::Cell& c : sample(n).cells) all += c.work[which()];
+      pairs += s_.pairs_.empty() ? 1 : s_.pairs_[at(rank(n))];
+    }
+    for (Index r = 0; r < s_.ranks_; ++r) whole += s_.pairs_.empty() ? 1 : s_.pairs_[at(r)];
+    all = times(all, whole / std::max(1.0, pairs));
+    for (Index n = 0; n < count_; ++n) {
       const Frame& f = frames_[at(n)];
-      add_work(n, 0, key_rows(), all, f.step_heads_q, f.step_heads_k, false, true);
+      add_work(n, 0, key_rows(), times(all, 1 / group_over_own(n)), f.step_heads_q, f.step_heads_k, false, true);
       const StepFrame step{.key_rows = key_rows(), .heads_q = f.step_heads_q, .heads_k = f.step_heads_k};
       end(n, {&step, 1}, false);
     }
@@ -378,7 +392,8 @@ class Mini {
       if (kind == Move::Kind::shift && step > 2) break;  // all alike
       frames.push_back({rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
     }
-    end(n, frames, computed > 1 && f.step_heads_q > 0);
+    // The others of a group see keys of other steps too.
+    end(n, frames, (computed > 1 || (inside_ > 1 && by_step.size() > 1)) && f.step_heads_q > 0);
   }
 
   void add_exact() {

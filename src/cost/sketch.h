@@ -40,6 +40,7 @@ class Sketch {
   Index stride_;
   Schedule base_;  // checked: heads, layouts
   std::vector<Sample> samples_;  // by rank
+  std::vector<double> pairs_;    // [ranks] of the ranks' queries; empty: even
 };
 
 }  // namespace weft::cost

@@ -15,6 +15,7 @@
 #include "bench_rounds.h"
 #include "calibrate.h"
 #include "json_file.h"
+#include "lengths.h"
 #include "progress.h"
 #include "schedule_runs.h"
 #include "weft/choose.h"
@@ -32,7 +33,8 @@ struct Question {
 };
 
 // Some milliseconds of work: documents, heads, masks and layouts of all kinds.
-Question drawn(std::mt19937_64& engine) {
+// Documents are drawn too, unless they are given.
+Question drawn(std::mt19937_64& engine, const std::vector<Index>& documents) {
   const auto pick = [&](std::initializer_list<Index> from) { return *(from.begin() + engine() % from.size()); };
   const auto uniform = [&] { return static_cast<double>(engine() >> 11) * 0x1p-53; };
   Question q;
@@ -41,7 +43,8 @@ Question drawn(std::mt19937_64& engine) {
   const Index tokens = pick({768, 1024, 1536, 2048});
   Index left = tokens;
   const double median = std::exp(std::log(40.0) + uniform() * std::log(static_cast<double>(tokens) / 40));
-  while (left > 0) {
+  for (const Index n : documents) c.q.cu_seqlens.push_back(c.q.cu_seqlens.back() + n);
+  while (left > 0 && documents.empty()) {
     const double length = median * std::exp(2 * (uniform() + uniform() - 1));
     const Index n = std::clamp<Index>(std::llround(length), 1, left);
     c.q.cu_seqlens.push_back(c.q.cu_seqlens.back() + n);
@@ -139,13 +142,17 @@ int bench_predict(const Flags& flags) {
   std::mt19937_64 engine(seed_of(flags));
   std::vector<double> errors, chosen_errors, losses;
   std::map<std::string, std::vector<double>> by;
+  std::map<std::pair<Index, std::string>, std::vector<double>> fixed;  // logarithms of measured times over the chosen one's
   json all = json::array();
   Index near = 0;
   {
     Progress progress(count, "problems");
     for (Index n = 0; n < count; ++n) {
       progress.show(n, 0);
-      const Question q = drawn(engine);
+      std::vector<Index> documents;
+      if (const std::string* docs = flags.find("docs"))
+        documents = parse_lengths("--docs", *docs, seed_of(flags) + static_cast<unsigned long long>(n));
+      const Question q = drawn(engine, documents);
       const check::Case& c = q.given;
       const Problem problem = check::problem_of(c);
       const Layouts layouts = check::layouts_of(c, problem);
@@ -160,7 +167,8 @@ int bench_predict(const Flags& flags) {
                         .latency = 20e-6 * static_cast<double>(engine() % 10)};
       machine.levels[0].bandwidth = world.bandwidth;
       machine.levels[0].latency += world.latency;
-          double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
+          std::map<std::string, double> times;
+      double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
       for (const ScheduleOptions& options : candidates(c)) {
         const double forward = simulate(job(options), machine, Pass::forward).seconds,
                      backward = simulate(job(options), machine, Pass::backward).seconds;
@@ -173,6 +181,7 @@ int bench_predict(const Flags& flags) {
         by["forward alone"].push_back(std::abs(forward / m.forward - 1));
         by["backward alone"].push_back(std::abs(backward / m.backward - 1));
         by["signed, all"].push_back((forward + backward) / m.total() - 1);
+        times[weft::words(options)] = m.total();
         best_measured = std::min(best_measured, m.total());
         if (forward + backward < best_predicted) {
           best_predicted = forward + backward;
@@ -183,6 +192,9 @@ int bench_predict(const Flags& flags) {
                        {"latency", world.latency}, {"schedule", weft::words(options)}, {"forward", m.forward},
                        {"backward", m.backward}, {"predicted_forward", forward}, {"predicted_backward", backward}});
       }
+      for (const auto& [schedule, seconds] : times)
+        fixed[{c.ranks, schedule}].push_back(std::log(seconds / of_chosen));
+      fixed[{c.ranks, "the best measured"}].push_back(std::log(best_measured / of_chosen));
       losses.push_back(of_chosen / best_measured - 1);
       chosen_errors.push_back(error_of_chosen);
       near += losses.back() <= 0.1;
@@ -195,6 +207,13 @@ int bench_predict(const Flags& flags) {
   for (const auto& [what, of] : by) fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
   fmt::print("the chosen schedule is within 10 % of the best measured in {} of {} ({:.0f} %); median loss {:.1f} %\n", near,
              count, 100.0 * static_cast<double>(near) / static_cast<double>(count), 100 * median(losses));
+  fmt::print("measured time of each fixed choice over that of the chosen one, geometric mean:\n");
+  for (const auto& [key, logs] : fixed) {
+    double sum = 0;
+    for (const double x : logs) sum += x;
+    fmt::print("  {} ranks  {:<34}{:>6.3f}  ({} problems)\n", key.first, key.second,
+               std::exp(sum / static_cast<double>(logs.size())), logs.size());
+  }
   output.write(all);
   return 0;
 }
