@@ -14,13 +14,29 @@ std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
 constexpr Index kSamples = 8;
 
-// Evenly spread, and the busiest.
-std::vector<Index> sampled_ranks(Index ranks, const std::vector<double>& pairs) {
+// The rank whose keys are seen most: it has most to send. The same count with queries and keys changed about.
+Index most_wanted(const Problem& problem, const Layout& k) {
+  std::vector<Slice> turned = problem.global_slices();
+  for (Slice& s : turned) {
+    std::swap(s.q_begin, s.k_begin);
+    std::swap(s.q_end, s.k_end);
+    s = {s.q_begin, s.q_end, s.k_begin, s.k_end, -s.hi, -s.lo};
+  }
+  const Problem other(Packing(problem.packing().k(), problem.packing().q()), Mask{.slices = std::move(turned)});
+  const std::vector<Index> pairs = pairs_by_rank(other, k);
+  return std::max_element(pairs.begin(), pairs.end()) - pairs.begin();
+}
+
+// Evenly spread, the busiest, and the one that sends most.
+std::vector<Index> sampled_ranks(const Problem& problem, const Layout& k, const std::vector<double>& pairs) {
+  const Index ranks = k.ranks();
   std::vector<Index> chosen;
   for (Index n = 0; n < min_of(kSamples, ranks); ++n)
     chosen.push_back(ranks <= kSamples ? n : n * (ranks - 1) / (kSamples - 1));
-  if (ranks > kSamples && !pairs.empty())
+  if (ranks > kSamples && !pairs.empty()) {
     chosen.push_back(std::max_element(pairs.begin(), pairs.end()) - pairs.begin());
+    chosen.push_back(most_wanted(problem, k));
+  }
   std::sort(chosen.begin(), chosen.end());
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
   return chosen;
@@ -52,12 +68,12 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
   const auto take = [&](TileWork* to) {
     for (std::size_t n = 0; n < counters.size(); ++n) to[n] = counters[n].take();
   };
-  const RunList keys = layouts.k.rank_order();
+  const RunList keys = layouts.k.rank_order(), queries = layouts.q.rank_order();
   // Layouts that cut each sequence are even by themselves.
   if (layouts.q.kind() != LayoutKind::dual_chunk && layouts.q.kind() != LayoutKind::striped)
     for (const Index n : pairs_by_rank(layer.problem, layouts.q)) pairs_.push_back(static_cast<double>(n));
-  for (const Index rank : sampled_ranks(ranks_, pairs_)) {
-    Sample sample{.rank = rank, .cells = {}, .in_sequence = {}};
+  for (const Index rank : sampled_ranks(layer.problem, layouts.k, pairs_)) {
+    Sample sample{.rank = rank, .cells = {}, .in_sequence = {}, .sent = {}};
     Plan plan = make_plan(layer.problem, layouts.q.runs(rank), keys);
     std::sort(plan.slices.begin(), plan.slices.end(),
               [](const Slice& a, const Slice& b) { return a.k_begin < b.k_begin; });
@@ -78,6 +94,25 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       for (const Slice& s : make_plan(layer.problem, layouts.q.runs(rank), layouts.k.sequence_order()).slices)
         for (TileCounter& c : counters) c.add_roughly(s);
       take(sample.in_sequence);
+    }
+    // Who wants the rank's own keys, and how many: the first keys of a long document go to many.
+    Plan wanted = make_plan(layer.problem, queries, layouts.k.runs(rank));
+    const Index q_rows = max_of(1, layouts.q.rows());
+    std::sort(wanted.slices.begin(), wanted.slices.end(), [&](const Slice& a, const Slice& b) {
+      return std::pair(a.q_begin / q_rows, a.k_begin) < std::pair(b.q_begin / q_rows, b.k_begin);
+    });
+    Index last = -1;
+    for (const Slice& s : wanted.slices) {
+      const Index to = s.q_begin / q_rows;
+      if (to == rank) continue;
+      if (to != last) {
+        sample.sent.push_back({to, 0});
+        end = 0;
+        last = to;
+      }
+      const Range seen = touched_keys(s);
+      sample.sent.back().rows += max_of(0, seen.end - max_of(end, seen.begin));
+      end = max_of(end, seen.end);
     }
     samples_.push_back(std::move(sample));
   }
@@ -396,6 +431,12 @@ class Mini {
     end(n, frames, (computed > 1 || (inside_ > 1 && by_step.size() > 1)) && f.step_heads_q > 0);
   }
 
+  Index stage_of(Index distance, Index stages) const {
+    Index stage = min_of(stages - 1, (distance - 1) * stages / (s_.ranks_ - 1));
+    while (distance >= schedule::stage_distances(s_.ranks_, stages, stage).end) ++stage;
+    return stage;
+  }
+
   void add_exact() {
     const Index stages = min_of(options_.stages, s_.ranks_ - 1);
     o_.steps.resize(at(1 + stages));
@@ -410,22 +451,26 @@ class Mini {
         const Index distance = (rank(n) - c.source + s_.ranks_) % s_.ranks_;
         Index step = 0;
         if (distance > 0) {
-          Index stage = min_of(stages - 1, (distance - 1) * stages / (s_.ranks_ - 1));
-          while (distance >= schedule::stage_distances(s_.ranks_, stages, stage).end) ++stage;
+          const Index stage = stage_of(distance, stages);
           step = 1 + stage;
-          const auto both = [&](Load& load, double bytes, bool adds) {
-            topology_.receive(load, rank(n), c.source, bytes);
-            topology_.send(load, rank(n), c.source, bytes);  // as much goes out as comes in, about
-            load.copied += adds ? 2 * bytes : bytes;
-          };
-          both(there[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.kv_bytes(), false);
-          both(back[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.gradient_bytes(), true);
+          const double kv = static_cast<double>(c.touched) * heads * costs_.kv_bytes();
+          topology_.receive(there[at(stage)][at(n)], rank(n), c.source, kv);
+          there[at(stage)][at(n)].copied += kv;
+          topology_.send(back[at(stage)][at(n)], rank(n), c.source,
+                         static_cast<double>(c.touched) * heads * costs_.gradient_bytes());
           rows[at(step)] += c.touched;
           std::vector<Index>& from = senders[at(stage)][at(n)];
           const Index sender = nearest(c.source);
           if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
         }
         by_step[at(step)] += c.work[which()];
+      }
+      for (const Sketch::Sent& sent : sample(n).sent) {
+        const Index stage = stage_of((sent.to - rank(n) + s_.ranks_) % s_.ranks_, stages);
+        const double values = static_cast<double>(sent.rows) * heads, gradients = values * costs_.gradient_bytes();
+        topology_.send(there[at(stage)][at(n)], rank(n), sent.to, values * costs_.kv_bytes());
+        topology_.receive(back[at(stage)][at(n)], rank(n), sent.to, gradients);
+        back[at(stage)][at(n)].copied += 2 * gradients;
       }
       add_steps(n, by_step, rows, Move::Kind::send);
     }
