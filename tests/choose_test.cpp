@@ -1,12 +1,13 @@
 // Choices: near the simulator's, within memory, the same on all ranks, in words.
-#include <gtest/gtest.h>
+#include "weft/choose.h"
 
 #include <mutex>
 #include <set>
 
+#include <gtest/gtest.h>
+
 #include "check/random_case.h"
 #include "cost/sketch.h"
-#include "weft/choose.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
 #include "weft/simulate.h"
@@ -69,7 +70,8 @@ TEST(Choose, TheBestOfAll) {
     for (std::size_t n = 0; n < c.candidates.size(); ++n) {
       double seconds = 0;
       for (const Pass pass : {Pass::forward, Pass::backward})
-        seconds += simulate({l.problem, layouts, l.heads_q, l.heads_k, c.candidates[n].schedule, l.shape}, m, pass).seconds;
+        seconds +=
+            simulate({l.problem, layouts, l.heads_q, l.heads_k, c.candidates[n].schedule, l.shape}, m, pass).seconds;
       best = std::min(best, seconds);
       if (n == c.chosen) chosen = seconds;
     }

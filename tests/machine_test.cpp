@@ -83,8 +83,8 @@ TEST(Tiles, CountedAsKernelsWalkThem) {
 
 TEST(Tiles, RoughCountsAreNear) {
   const KernelRate rate{.flops = 1, .tile_q = 128, .tile_k = 128};
-  for (const Slice& s : {Slice{0, 8000, 0, 8000, -kUnlimited, 0}, Slice{100, 9000, 0, 4000}, Slice{0, 5000, 0, 5000, -900, 0},
-                         Slice{0, 3000, 2000, 9000, -kUnlimited, 3000}}) {
+  for (const Slice& s : {Slice{0, 8000, 0, 8000, -kUnlimited, 0}, Slice{100, 9000, 0, 4000},
+                         Slice{0, 5000, 0, 5000, -900, 0}, Slice{0, 3000, 2000, 9000, -kUnlimited, 3000}}) {
     cost::TileCounter exact(8, 1, rate), rough(8, 1, rate);
     exact.add(s, 0);
     rough.add_roughly(s);

@@ -58,8 +58,7 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       machine_(machine),
       ranks_(layouts.q.ranks()),
       stride_(layouts.k.rank_order().stride()),
-      base_(schedule::begin(layer.problem, layouts, 0, {layer.heads_q, layer.heads_k},
-                            {.kind = ScheduleKind::exact})) {
+      base_(schedule::begin(layer.problem, layouts, 0, {layer.heads_q, layer.heads_k}, {.kind = ScheduleKind::exact})) {
   const Index group = max_of(1, layer.heads_q / max_of(1, layer.heads_k)), rows = max_of(1, layouts.k.rows());
   std::vector<TileCounter> counters;
   for (const Pass pass : {Pass::forward, Pass::backward})
@@ -158,7 +157,8 @@ class Mini {
   Schedule made(const ScheduleOptions& options) const {
     Schedule s = s_.base_;
     s.options = options;
-    require_support({.schedule = options.kind, .key_order = options.key_order, .stride_q = s_.stride_, .stride_k = s_.stride_});
+    require_support(
+        {.schedule = options.kind, .key_order = options.key_order, .stride_q = s_.stride_, .stride_k = s_.stride_});
     if (options.kind == ScheduleKind::all_to_all) schedule::swap_heads(s, s.ranks);
     if (options.kind == ScheduleKind::hybrid) {
       schedule::check_mesh(s);
@@ -218,8 +218,8 @@ class Mini {
   // The sample that stands for a rank.
   Index nearest(Index rank) const {
     const auto& all = s_.samples_;
-    const auto after = std::lower_bound(all.begin(), all.end(), rank,
-                                        [](const Sketch::Sample& s, Index r) { return s.rank < r; });
+    const auto after =
+        std::lower_bound(all.begin(), all.end(), rank, [](const Sketch::Sample& s, Index r) { return s.rank < r; });
     if (after == all.end()) return count_ - 1;
     if (after == all.begin() || after->rank - rank < rank - (after - 1)->rank) return after - all.begin();
     return after - all.begin() - 1;
@@ -338,8 +338,8 @@ class Mini {
  private:
   void add_gathers() {
     const Index head_groups = options_.head_groups;
-    const bool sequence = options_.key_order == KeyOrder::sequence ||
-                          (options_.key_order == KeyOrder::automatic && s_.stride_ == 1);
+    const bool sequence =
+        options_.key_order == KeyOrder::sequence || (options_.key_order == KeyOrder::automatic && s_.stride_ == 1);
     const Index rows = sequence ? s_.layouts_.k.stream().tokens() : s_.layouts_.k.rows() * s_.ranks_;
     o_.steps.resize(at(head_groups));
     for (Index g = 0; g < head_groups; ++g) {
@@ -414,18 +414,19 @@ class Mini {
 
   void add_steps(Index n, const std::vector<TileWork>& by_step, const std::vector<Index>& rows, Move::Kind kind) {
     const Frame& f = frames_[at(n)];
-    const auto computed =
-        std::count_if(by_step.begin(), by_step.end(), [](const TileWork& w) { return w.pairs > 0; });
+    const auto computed = std::count_if(by_step.begin(), by_step.end(), [](const TileWork& w) { return w.pairs > 0; });
     bool first = true;
     for (std::size_t step = 0; step < by_step.size(); ++step) {
       if (by_step[step].pairs == 0) continue;
-      add_work(n, static_cast<Index>(step), rows[step], by_step[step], f.step_heads_q, f.step_heads_k, computed > 1, first);
+      add_work(n, static_cast<Index>(step), rows[step], by_step[step], f.step_heads_q, f.step_heads_k, computed > 1,
+               first);
       first = false;
     }
     std::vector<StepFrame> frames;
     for (std::size_t step = 0; step < by_step.size(); ++step) {
       if (kind == Move::Kind::shift && step > 2) break;  // all alike
-      frames.push_back({rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
+      frames.push_back(
+          {rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
     }
     // The others of a group see keys of other steps too.
     end(n, frames, (computed > 1 || (inside_ > 1 && by_step.size() > 1)) && f.step_heads_q > 0);

@@ -42,7 +42,7 @@ class Sketch {
   const Machine& machine_;
   Index ranks_;
   Index stride_;
-  Schedule base_;  // checked: heads, layouts
+  Schedule base_;                // checked: heads, layouts
   std::vector<Sample> samples_;  // by rank
   std::vector<double> pairs_;    // [ranks] of the ranks' queries; empty: even
 };
