@@ -196,46 +196,44 @@ Machine nvl72() {
 Machine cpu() {
   Machine m{.name = "cpu", .about = "ranks that are threads of one process on 2 cores of a server or laptop"};
   const char* source =
-      "weft bench --calibrate on 2 cores of aarch64 Neoverse-V1, 2026-11-15, one thread a kernel; another "
-      "machine is best calibrated itself";
+      "weft bench --calibrate on 2 cores of aarch64 Neoverse-V1, 2026-11-15, one thread a kernel (f16 taken as f32, "
+      "memory a guess); another machine is best calibrated itself";
   struct Rate {
+    Pass pass;
     DType dtype;
     Index dim;
-    double forward, backward;  // GFLOP/s a core
+    double gflops, tile, row, call;  // a core; microseconds
   };
-  for (const Rate& r : {Rate{DType::f32, 128, 62, 61}, Rate{DType::f32, 64, 60, 61}, Rate{DType::bf16, 128, 150, 145},
-                        Rate{DType::bf16, 64, 115, 128}, Rate{DType::f16, 128, 60, 60}}) {
-    m.kernels.push_back({.pass = Pass::forward,
+  constexpr Pass kForward = Pass::forward, kBackward = Pass::backward;
+  for (const Rate& r :
+       {Rate{kForward, DType::f32, 64, 56.2, 0, 0.118, 10.6}, Rate{kBackward, DType::f32, 64, 58.0, 1.74, 0.088, 18.4},
+        Rate{kForward, DType::f32, 128, 56.3, 0, 0.148, 11.8},
+        Rate{kBackward, DType::f32, 128, 56.4, 3.74, 0.128, 19.3},
+        Rate{kForward, DType::bf16, 64, 111.5, 0.244, 0.063, 11.2},
+        Rate{kBackward, DType::bf16, 64, 127.0, 2.38, 0.047, 19.9},
+        Rate{kForward, DType::bf16, 128, 148.9, 0.269, 0.119, 11.6},
+        Rate{kBackward, DType::bf16, 128, 144.1, 4.64, 0.120, 23.5},
+        Rate{kForward, DType::f16, 128, 56.3, 0, 0.148, 11.8},
+        Rate{kBackward, DType::f16, 128, 56.4, 3.74, 0.128, 19.3}})
+    m.kernels.push_back({.pass = r.pass,
                          .dtype = r.dtype,
                          .dim = r.dim,
-                         .flops = r.forward * kGiga,
+                         .flops = r.gflops * kGiga,
                          .tile_q = 16,
                          .tile_k = 8,
-                         .tile_seconds = 0.5 * kMicro,
-                         .row_seconds = 0.1 * kMicro,
-                         .call_seconds = 20 * kMicro,
+                         .tile_seconds = r.tile * kMicro,
+                         .row_seconds = r.row * kMicro,
+                         .call_seconds = r.call * kMicro,
                          .units = 1,
                          .source = source});
-    m.kernels.push_back({.pass = Pass::backward,
-                         .dtype = r.dtype,
-                         .dim = r.dim,
-                         .flops = r.backward * kGiga,
-                         .tile_q = 16,
-                         .tile_k = 8,
-                         .tile_seconds = 0.5 * kMicro,
-                         .row_seconds = 0.2 * kMicro,
-                         .call_seconds = 30 * kMicro,
-                         .units = 1,
-                         .source = source});
-  }
   m.levels = {
-      {.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 8 * kMicro, .source = source}};
+      {.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 7 * kMicro, .source = source}};
   m.memory_bytes = 4 * kGiga;
-  m.row_bandwidth = 6 * kGiga;
-  m.row_seconds = 2 * kMicro;
-  m.copy_bandwidth = 6 * kGiga;
-  m.copy_seconds = 1 * kMicro;
-  m.exchange_seconds = 10 * kMicro;
+  m.row_bandwidth = 65 * kGiga;
+  m.row_seconds = 3.3 * kMicro;
+  m.copy_bandwidth = 15 * kGiga;
+  m.copy_seconds = 2.5 * kMicro;
+  m.exchange_seconds = 11 * kMicro;
   m.progress = false;
   m.processor_ranks = 0;
   m.processor_kernels = 2;
