@@ -51,11 +51,25 @@ __device__ inline void load_box(unsigned to, const CUtensorMap& map, unsigned ba
       ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
+// Bytes that follow each other, a multiple of 16 at a multiple of 16.
+__device__ inline void load_bytes(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }
 // Ordinary stores to shared memory before, products or bulk copies of it after: every writer, then a barrier.
 __device__ inline void stores_visible() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit numbers, spread over the lanes as sums are; lane l has the address of row l % 8 of matrix
+// l / 8.
+__device__ inline void store_matrices(unsigned to, const unsigned (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(m[0]), "r"(m[1]),
+               "r"(m[2]), "r"(m[3])
+               : "memory");
+}
 
 // --- registers and named barriers ---
 

@@ -1,0 +1,106 @@
+// Sizes of the backward's tiles, its arguments, and the functions that launch it.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernel/cuda/calls.h"
+#include "weft/config.h"
+
+namespace weft::cuda::sm90 {
+
+// A block is a warpgroup that fetches and two that multiply, 64 keys each. Registers as in ForwardShape.
+struct BackwardShape {
+  int k, v;    // columns of Q and K, and of V
+  int rows;    // of a tile of queries: rows times heads
+  int stages;  // tiles of Q and dO in shared memory
+  static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32;
+  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
+
+  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
+  WEFT_HD constexpr int q_bytes() const { return 2 * rows * k; }
+  WEFT_HD constexpr int dout_bytes() const { return 2 * rows * v; }
+  WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows; }
+  WEFT_HD constexpr int statistics_bytes() const { return 4 * rows; }  // of one kind
+  // K, V, stages of Q and dO, dS; statistics, steps, barriers.
+  WEFT_HD constexpr int tile_bytes() const {
+    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
+  }
+  WEFT_HD constexpr int shared_bytes() const {
+    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + 8 * (2 + 6 * stages + 2 * kDsBuffers);
+  }
+};
+
+WEFT_HD constexpr BackwardShape backward_shape(Width w) {
+  return w == Width::w64 ? BackwardShape{64, 64, 128, 2} : BackwardShape{128, 128, 64, 2};
+}
+// Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
+constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
+
+// Query heads that are rows of one tile: a power of two, so that a row of the tile is a row and a head by shifts.
+constexpr int heads_of_tile(int heads_of_group) {
+  constexpr int kMost = 16;
+  int heads = 1;
+  while (heads < kMost && heads_of_group % (2 * heads) == 0) heads *= 2;
+  return heads;
+}
+
+// Tiles of query rows. Slices have in `unused` what brings a row to where tiles lie every `size` rows from 0 on.
+struct QueryTiles {
+  const int2* ranges;  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`
+  WorkList list;       // slices of each, where `ranges` is null
+  int tiles;
+  int size, heads;  // rows, and query heads that are rows of one tile: together as many as the tile has rows
+};
+
+struct BackwardCall {
+  CUtensorMap q, dout;  // boxes {64, heads, size} of a tile of queries
+  CUtensorMap k, v;     // boxes {64, 1, kKeys}
+  QueryTiles rows;
+  WorkList keys;           // of key tiles
+  const int2* key_ranges;  // [key_tiles] first key and the one past the last; null: every kKeys
+  int key_tiles;           // of the buffer
+  int active;              // of them, the first ones in order, may have slices
+  WorkHeads heads;
+  int q_rows, k_rows, heads_k;
+  Scores scores;
+  float scale;              // d logit / d q·k, but for softcap
+  const float* statistics;  // [units, tiles]: lse·log2(e) of all rows, then scale·(dout·out); +inf and 0 for no row
+  float* dq_sums;           // [units, tiles], in the order of registers
+  TensorView dk, dv;
+  bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32
+  bool add_keys;
+};
+void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
+void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
+
+// Before: statistics, and zeros in dQ's sums.
+struct PrepareCall {
+  Source out, dout;
+  ConstTensorView lse;
+  QueryTiles rows;
+  SinkLogits sink;
+  float scale;
+  float* statistics;
+  float* dq_sums;  // or null
+  double* dsink;   // [hq, tiles] or null
+  int q_rows, heads_q;
+};
+void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream);
+
+// After: dQ's sums, rounded, to their rows.
+struct StoreCall {
+  QueryTiles rows;
+  const float* statistics;
+  const float* dq_sums;
+  TensorView dq;
+  bool wide;  // as in BackwardCall
+  int q_rows;
+};
+void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream);
+
+// A tensor of any dtype as one of 16 bits, [rows, heads, width], zeros past its columns.
+void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream);
+
+}  // namespace weft::cuda::sm90

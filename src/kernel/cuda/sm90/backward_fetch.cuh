@@ -1,0 +1,214 @@
+// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends, two write
+// zeros where no slice comes.
+#pragma once
+
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/backward_steps.cuh"
+#include "kernel/cuda/sm90/ptx.cuh"
+
+namespace weft::cuda::sm90 {
+
+template <Width kWidth>
+struct BackwardShared {
+  static constexpr BackwardShape kShape = backward_shape(kWidth);
+  static constexpr int kStages = kShape.stages, kDsBuffers = BackwardShape::kDsBuffers;
+  static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
+                            kDoutAt = kQAt + kStages * kShape.q_bytes(),
+                            kDsAt = kDoutAt + kStages * kShape.dout_bytes(),
+                            kLseAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
+                            kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
+                            kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
+                            kBarrierAt = kStepAt + kStages * BackwardShape::kStepBytes;
+  unsigned base;
+
+  __device__ static unsigned times(int n, int bytes) { return static_cast<unsigned>(n * bytes); }
+  __device__ unsigned k() const { return base; }
+  __device__ unsigned v() const { return base + kVAt; }
+  __device__ unsigned q(int s) const { return base + kQAt + times(s, kShape.q_bytes()); }
+  __device__ unsigned dout(int s) const { return base + kDoutAt + times(s, kShape.dout_bytes()); }
+  __device__ unsigned ds(int b) const { return base + kDsAt + times(b, kShape.ds_bytes()); }
+  __device__ unsigned lse(int s) const { return base + kLseAt + times(s, kShape.statistics_bytes()); }
+  __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
+  __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
+  // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
+  __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
+  __device__ unsigned keys_full() const { return barrier(0); }
+  __device__ unsigned keys_raw() const { return barrier(1); }
+  __device__ unsigned q_full(int s) const { return barrier(2 + s); }
+  __device__ unsigned q_raw(int s) const { return barrier(2 + kStages + s); }
+  __device__ unsigned q_free(int s) const { return barrier(2 + 2 * kStages + s); }
+  __device__ unsigned dout_full(int s) const { return barrier(2 + 3 * kStages + s); }
+  __device__ unsigned dout_raw(int s) const { return barrier(2 + 4 * kStages + s); }
+  __device__ unsigned dout_free(int s) const { return barrier(2 + 5 * kStages + s); }
+  __device__ unsigned ds_full(int b) const { return barrier(2 + 6 * kStages + b); }
+  __device__ unsigned ds_free(int b) const { return barrier(2 + 6 * kStages + kDsBuffers + b); }
+
+  __device__ void init() const {
+    constexpr int kWarps = 8;  // that multiply
+    barrier_init(keys_full(), 1);
+    barrier_init(keys_raw(), 1);
+    for (int s = 0; s < kStages; ++s) {
+      for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
+      barrier_init(q_free(s), kWarps);
+      barrier_init(dout_free(s), kWarps);
+    }
+    for (int b = 0; b < kDsBuffers; ++b) {
+      barrier_init(ds_full(b), kWarps);
+      barrier_init(ds_free(b), kWarps);
+    }
+    barriers_ready();
+  }
+};
+
+// A place in a ring of stages, and the parity of its barriers.
+template <int kSize>
+struct StageRing {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ void next() {
+    if (++at == kSize) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline void store_four(unsigned at, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ inline void write_step(unsigned at, const RowStep& s) {
+  store_four(at, s.flags, s.rows, s.keys, s.band);
+  asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at + 16), "r"(s.sums) : "memory");
+}
+__device__ inline RowStep read_row_step(unsigned at) {
+  RowStep s;
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
+               : "r"(at));
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(s.sums) : "r"(at + 16));
+  return s;
+}
+
+__device__ inline int2 keys_of_tile(const BackwardCall& call, int tile) {
+  if (call.key_ranges != nullptr) return call.key_ranges[tile];
+  return {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
+}
+
+// A warp makes zeros of rows of a tile; 16 bytes a lane, four rows at a time.
+template <int kRows, int kColumns, class Dead>
+__device__ void clear_rows(unsigned tile, const Dead& dead) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int r = lane / 8; r < kRows; r += 4)
+    if (dead(r))
+      for (int box = 0; box < kColumns / 64; ++box)
+        store_four(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
+}
+
+template <int kColumns>
+__device__ void load_boxes(unsigned to, const CUtensorMap& map, unsigned barrier, int rows, int head, int row) {
+  for (int box = 0; box < kColumns / 64; ++box)
+    load_box(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
+}
+
+// K and V of the block. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
+template <Width kWidth>
+__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, int tile, int kv_head,
+                           int2 keys) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kKeys = BackwardShape::kKeys;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int2 range = call.keys.ranges[tile];
+  bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
+  for (int m = range.x + lane; m < range.y; m += 32) {
+    const WorkSlice& s = call.keys.slices[m];
+    covers = covers || (s.k_begin <= keys.x && s.k_end >= keys.y);
+  }
+  const bool mended = !__any_sync(0xffffffffu, covers) || (keys.y - keys.x < kKeys && keys.y < call.k_rows);
+  const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
+  if (lane == 0) {
+    arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
+    load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, keys.x);
+    load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, keys.x);
+  }
+  __syncwarp();
+  if (!mended) return;
+  wait(barrier, 0);
+  const auto dead = [&](int r) { return keys.x + r >= keys.y || !key_is_live(call.keys, tile, keys.x + r); };
+  clear_rows<kKeys, kShape.k>(shared.k(), dead);
+  clear_rows<kKeys, kShape.v>(shared.v(), dead);
+  stores_visible();
+  __syncwarp();
+  if (lane == 0) arrive(shared.keys_full());
+}
+
+// A warp.
+template <Width kWidth>
+__device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth>& shared, int tile, int kv_head) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int2 keys = keys_of_tile(call, tile);
+  fetch_keys<kWidth>(call, shared, tile, kv_head, keys);
+  StageRing<kShape.stages> stage;
+  unsigned raw_parity = 0;  // a bit a stage
+  RowWalk walk(call, tile, kv_head, keys.x, keys.y - keys.x);
+  for (bool more = walk.start(); more;) {
+    RowStep step = walk.step();
+    const int row = walk.row(), head = walk.head();
+    more = walk.next();
+    if (!more) step.flags |= RowStep::kLast;
+    const bool mended = (step.flags & RowStep::kMended) != 0;
+    const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows);
+    const unsigned q_ready = mended ? shared.q_raw(stage.at) : shared.q_full(stage.at);
+    const unsigned dout_ready = mended ? shared.dout_raw(stage.at) : shared.dout_full(stage.at);
+    wait(shared.q_free(stage.at), stage.parity ^ 1);
+    if (lane == 0) {
+      write_step(shared.step(stage.at), step);
+      arrive_expecting(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
+      load_boxes<kShape.k>(shared.q(stage.at), call.q, q_ready, kShape.rows, head, row);
+      load_bytes(shared.lse(stage.at), statistics, kShape.statistics_bytes(), q_ready);
+    }
+    __syncwarp();
+    wait(shared.dout_free(stage.at), stage.parity ^ 1);
+    if (lane == 0) {
+      arrive_expecting(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
+      load_boxes<kShape.v>(shared.dout(stage.at), call.dout, dout_ready, kShape.rows, head, row);
+      load_bytes(shared.delta(stage.at), statistics + kShape.rows, kShape.statistics_bytes(), dout_ready);
+    }
+    __syncwarp();
+    if (mended) {
+      const unsigned parity = raw_parity >> stage.at & 1;
+      raw_parity ^= 1u << stage.at;
+      const int begin = RowStep::low(step.rows) * call.rows.heads, end = RowStep::high(step.rows) * call.rows.heads;
+      const auto dead = [&](int r) { return r < begin || r >= end; };
+      wait(q_ready, parity);
+      clear_rows<kShape.rows, kShape.k>(shared.q(stage.at), dead);
+      wait(dout_ready, parity);
+      clear_rows<kShape.rows, kShape.v>(shared.dout(stage.at), dead);
+      stores_visible();
+      __syncwarp();
+      if (lane == 0) {
+        arrive(shared.q_full(stage.at));
+        arrive(shared.dout_full(stage.at));
+      }
+    }
+    stage.next();
+  }
+}
+
+// Two warps: zeros in dK and dV of tiles without slices.
+__device__ inline void clear_keys(const BackwardCall& call, const TensorView& to, bool wide) {
+  const int thread = static_cast<int>(threadIdx.x) - 64;
+  const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
+  for (int tile = static_cast<int>(blockIdx.x); tile < call.key_tiles; tile += static_cast<int>(gridDim.x)) {
+    const int2 range = call.keys.ranges[tile];
+    if (range.x < range.y) continue;
+    const int2 keys = keys_of_tile(call, tile);
+    for (int i = thread; i < (keys.y - keys.x) * call.heads_k * words; i += 64) {
+      const int key = keys.x + i / words / call.heads_k, head = i / words % call.heads_k, word = i % words;
+      const Index at = offset_of(to, key, head);
+      static_cast<unsigned*>(to.data)[(wide ? at / 2 : at) + word] = 0;
+    }
+  }
+}
+
+}  // namespace weft::cuda::sm90

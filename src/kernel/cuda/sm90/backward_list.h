@@ -1,0 +1,24 @@
+// The work of a Hopper backward: which slices touch which tile of keys, and tiles of query rows.
+#pragma once
+
+#include "kernel/cuda/list.h"
+#include "kernel/cuda/sm90/backward_call.h"
+
+namespace weft::cuda::sm90 {
+
+struct BackwardWork {
+  StreamArray<int> memory;
+  CallLists lists;  // of a device_plan: tiles lie on a fixed grid
+  QueryTiles rows;
+  WorkList keys;
+  const int2* key_ranges = nullptr;
+  int key_tiles = 0, active = 0;
+  WorkHeads heads;
+};
+
+// From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key tiles
+// of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in the L2
+// cache; within a document the most expensive first.
+BackwardWork make_backward_work(const BackwardArgs& args, int size, int heads_of_tile, cudaStream_t stream);
+
+}  // namespace weft::cuda::sm90

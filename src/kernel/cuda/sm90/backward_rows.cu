@@ -1,0 +1,146 @@
+// Passes over rows before and after the Hopper backward's products: memory alone.
+#include "cuda/launch.h"
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/backward_call.h"
+#include "kernel/cuda/walk.cuh"
+
+namespace weft::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+
+// First row of a tile, and the one past its last.
+__device__ int2 rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
+  if (tiles.ranges == nullptr) return {tile * tiles.size, min((tile + 1) * tiles.size, q_rows)};
+  const int2 range = tiles.ranges[tile];
+  return {range.x, range.y < 0 ? ~range.y : range.y};
+}
+__device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
+  return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile, row);
+}
+
+// A block a tile and unit; a row is read by as many lanes as it has pieces of 8.
+template <Width kWidth>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareCall call) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kRows = kShape.rows, kLanes = kShape.v / 8;
+  __shared__ double shares[kRows];
+  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
+  const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
+  const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
+  if (call.dq_sums != nullptr) {
+    float4* sums = reinterpret_cast<float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kShape.k));
+#pragma unroll
+    for (int i = 0; i < kRows * kShape.k / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
+  }
+  float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+#pragma unroll
+  for (int first = 0; first < kRows; first += kThreads / kLanes) {
+    const int r = first + thread / kLanes, piece = thread % kLanes;
+    const int row = rows.x + r / call.rows.heads, head = unit * call.rows.heads + r % call.rows.heads;
+    const bool live = row < rows.y && is_live(call.rows, tile, row);
+    float delta = 0;
+    if (live && piece * 8 < dim) {
+      float a[8], b[8];
+      load_eight(call.out, offset_of(call.out.view, row, head) + piece * 8, dim - piece * 8, a);
+      load_eight(call.dout, offset_of(call.dout.view, row, head) + piece * 8, dim - piece * 8, b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta += a[i] * b[i];
+    }
+#pragma unroll
+    for (int lane = kLanes / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, lane);
+    if (piece != 0) continue;
+    float lse = kMinusInfinity<float>;
+    if (live) lse = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head));
+    if (call.dsink != nullptr) {
+      const float sink = sink_logit(call.sink, head);
+      shares[r] = live && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse) * delta) : 0.0;
+    }
+    const bool keys = lse != kMinusInfinity<float>;  // without keys P is 0, whatever the score
+    statistics[r] = keys ? lse * kLog2E : -kMinusInfinity<float>;
+    statistics[kRows + r] = keys ? call.scale * delta : 0.0f;
+  }
+  if (call.dsink == nullptr) return;
+  __syncthreads();
+  if (thread >= call.rows.heads) return;
+  double share = 0;  // in the same order on every run
+  for (int r = thread; r < kRows; r += call.rows.heads) share += shares[r];
+  call.dsink[static_cast<Index>(unit * call.rows.heads + thread) * call.rows.tiles + tile] = share;
+}
+
+// A block a tile and unit. Sums lie as the products left them: 128 lanes of four, 8 columns after 8.
+template <Width kWidth, class N>
+__global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreCall call) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kRows = kShape.rows, kK = kShape.k, kPitch = kK + 8;
+  __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
+  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
+  const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
+  const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kK));
+  const float* lse = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
+    const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
+    const int half = kRows == 64 ? 0 : eight / (kK / 8), column = (kRows == 64 ? eight : eight % (kK / 8)) * 8 + lane % 4 * 2;
+    const float4 four = sums[e];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int r = half * 64 + e / 32 % 4 * 16 + lane / 4 + 8 * j;
+      const bool seeing = !isinf(lse[r]);
+      const float x = seeing ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing ? (j == 0 ? four.y : four.w) : 0.0f;
+      if (call.wide) {
+        unsigned one[1];
+        N::pack(one, x, y);
+        *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
+      } else {
+        const int row = rows.x + r / call.rows.heads;
+        if (row < rows.y) RowOut(call.dq, row, unit * call.rows.heads + r % call.rows.heads).store(column, x, y);
+      }
+    }
+  }
+  if (!call.wide) return;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
+    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8, row = rows.x + r / call.rows.heads;
+    if (row >= rows.y || column >= call.dq.dim) continue;
+    const Index at = offset_of(call.dq, row, unit * call.rows.heads + r % call.rows.heads) + column;
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =
+        *reinterpret_cast<const uint4*>(rounded + r * kPitch + column);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const __grid_constant__ ConstTensorView from, DType dtype, void* to, Index width) {
+  const Index count = from.rows * from.heads * width;
+  for (Index i = Index{blockIdx.x} * kThreads + threadIdx.x; i < count; i += Index{gridDim.x} * kThreads) {
+    const Index column = i % width, head = i / width % from.heads, row = i / width / from.heads;
+    const Index at = offset_of(from, static_cast<int>(row), static_cast<int>(head)) + column;
+    store_element(to, dtype, i, column < from.dim ? load_element(from.data, from.dtype, at) : 0.0f);
+  }
+}
+
+}  // namespace
+
+void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
+  const unsigned blocks = static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.heads_q / call.rows.heads);
+  launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
+         {dim3(blocks), dim3(kThreads), 0}, stream, call);
+}
+
+void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
+  const unsigned blocks =
+      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads / call.rows.heads);
+  const auto kernel = inputs == DType::bf16
+                          ? (width == Width::w64 ? &store_kernel<Width::w64, Bf16> : &store_kernel<Width::w128, Bf16>)
+                          : (width == Width::w64 ? &store_kernel<Width::w64, F16> : &store_kernel<Width::w128, F16>);
+  launch(kernel, {dim3(blocks), dim3(kThreads), 0}, stream, call);
+}
+
+void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream) {
+  const Index blocks = min_of(1024, ceil_div(from.rows * from.heads * width, kThreads));
+  launch(&round_kernel, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0}, stream, from, dtype, to, width);
+}
+
+}  // namespace weft::cuda::sm90
