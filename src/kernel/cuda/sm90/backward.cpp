@@ -74,13 +74,14 @@ void backward(const BackwardArgs& given) {
   check_rows(max_of(args.q.rows, args.k.rows));
   const Kept kept(args, stream);
   const BackwardShape shape = backward_shape(width);
-  const int heads = heads_of_tile(group_of(args.attention, args.q.heads, args.k.heads)), size = shape.rows / heads;
+  const int log_heads = log_heads_of_tile(group_of(args.attention, args.q.heads, args.k.heads));
+  const int log_size = shape.log_rows - log_heads, heads = 1 << log_heads, size = 1 << log_size;
   const Index units = args.q.heads / heads;
-  const BackwardWork work = make_backward_work(args, size, heads, stream);
+  const BackwardWork work = make_backward_work(args, log_size, log_heads, stream);
   check_grid(max_of(work.rows.tiles, work.key_tiles), max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
-  const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows);
+  const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   const StreamArray<float> statistics(2 * rows, stream), dq_sums(rows * static_cast<std::size_t>(shape.k), stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles * static_cast<std::size_t>(heads) : 0, stream);
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));

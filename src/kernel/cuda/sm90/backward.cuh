@@ -53,7 +53,7 @@ template <class N, Width kWidth, bool kBent>
 struct BackwardMath {
   static constexpr BackwardShape kShape = backward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
-  static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows, kKeys = BackwardShape::kKeys;
+  static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = BackwardShape::kKeys;
   static constexpr int kStages = kShape.stages;
   // dQ of a warpgroup: half the columns of 64 rows, or half of 128 rows.
   static constexpr int kOwn = kRows == 64 ? kK / 2 : kK;
@@ -145,13 +145,13 @@ struct BackwardMath {
     }
   }
   __device__ __forceinline__ void hide(float (&s)[kRows / 2], const RowStep& step) const {
-    const int heads = call.rows.heads;
+    const int log_heads = call.rows.log_heads;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Seen seen = rows_of_key(step, first_key() + 8 * i);
       const bool none = seen.last < seen.first;
-      const int first = seen.first * heads - 2 * (lane() % 4);
-      const unsigned count = none ? 0u : static_cast<unsigned>((seen.last - seen.first + 1) * heads);
+      const int first = (seen.first << log_heads) - 2 * (lane() % 4);
+      const unsigned count = none ? 0u : static_cast<unsigned>((seen.last - seen.first + 1) << log_heads);
 #pragma unroll
       for (int n = 0; n < kRows / 8; ++n)
 #pragma unroll

@@ -11,18 +11,19 @@ namespace weft::cuda::sm90 {
 
 // A block is a warpgroup that fetches and two that multiply, 64 keys each. Registers as in ForwardShape.
 struct BackwardShape {
-  int k, v;    // columns of Q and K, and of V
-  int rows;    // of a tile of queries: rows times heads
-  int stages;  // tiles of Q and dO in shared memory
+  int k, v;      // columns of Q and K, and of V
+  int log_rows;  // of a tile of queries: rows times heads
+  int stages;    // tiles of Q and dO in shared memory
   static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32;
   static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
 
+  WEFT_HD constexpr int rows() const { return 1 << log_rows; }
   WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
   WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
-  WEFT_HD constexpr int q_bytes() const { return 2 * rows * k; }
-  WEFT_HD constexpr int dout_bytes() const { return 2 * rows * v; }
-  WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows; }
-  WEFT_HD constexpr int statistics_bytes() const { return 4 * rows; }  // of one kind
+  WEFT_HD constexpr int q_bytes() const { return 2 * rows() * k; }
+  WEFT_HD constexpr int dout_bytes() const { return 2 * rows() * v; }
+  WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows(); }
+  WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
   // K, V, stages of Q and dO, dS; statistics, steps, barriers.
   WEFT_HD constexpr int tile_bytes() const {
     return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
@@ -33,17 +34,17 @@ struct BackwardShape {
 };
 
 WEFT_HD constexpr BackwardShape backward_shape(Width w) {
-  return w == Width::w64 ? BackwardShape{64, 64, 128, 2} : BackwardShape{128, 128, 64, 2};
+  return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
 }
 // Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
 constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
 
 // Query heads that are rows of one tile: a power of two, so that a row of the tile is a row and a head by shifts.
-constexpr int heads_of_tile(int heads_of_group) {
-  constexpr int kMost = 16;
-  int heads = 1;
-  while (heads < kMost && heads_of_group % (2 * heads) == 0) heads *= 2;
-  return heads;
+constexpr int log_heads_of_tile(int heads_of_group) {
+  constexpr int kMost = 4;
+  int log = 0;
+  while (log < kMost && heads_of_group % (2 << log) == 0) ++log;
+  return log;
 }
 
 // Tiles of query rows. Slices have in `unused` what brings a row to where tiles lie every `size` rows from 0 on.
@@ -51,7 +52,10 @@ struct QueryTiles {
   const int2* ranges;  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`
   WorkList list;       // slices of each, where `ranges` is null
   int tiles;
-  int size, heads;  // rows, and query heads that are rows of one tile: together as many as the tile has rows
+  int log_size, log_heads;  // rows, and query heads that are rows of one tile: powers of two
+
+  WEFT_HD int size() const { return 1 << log_size; }
+  WEFT_HD int heads() const { return 1 << log_heads; }
 };
 
 struct BackwardCall {

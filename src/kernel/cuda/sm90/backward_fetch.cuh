@@ -157,33 +157,33 @@ __device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth
     more = walk.next();
     if (!more) step.flags |= RowStep::kLast;
     const bool mended = (step.flags & RowStep::kMended) != 0;
-    const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows);
+    const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
     const unsigned q_ready = mended ? shared.q_raw(stage.at) : shared.q_full(stage.at);
     const unsigned dout_ready = mended ? shared.dout_raw(stage.at) : shared.dout_full(stage.at);
     wait(shared.q_free(stage.at), stage.parity ^ 1);
     if (lane == 0) {
       write_step(shared.step(stage.at), step);
       arrive_expecting(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.k>(shared.q(stage.at), call.q, q_ready, kShape.rows, head, row);
+      load_boxes<kShape.k>(shared.q(stage.at), call.q, q_ready, kShape.rows(), head, row);
       load_bytes(shared.lse(stage.at), statistics, kShape.statistics_bytes(), q_ready);
     }
     __syncwarp();
     wait(shared.dout_free(stage.at), stage.parity ^ 1);
     if (lane == 0) {
       arrive_expecting(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.v>(shared.dout(stage.at), call.dout, dout_ready, kShape.rows, head, row);
-      load_bytes(shared.delta(stage.at), statistics + kShape.rows, kShape.statistics_bytes(), dout_ready);
+      load_boxes<kShape.v>(shared.dout(stage.at), call.dout, dout_ready, kShape.rows(), head, row);
+      load_bytes(shared.delta(stage.at), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
     }
     __syncwarp();
     if (mended) {
       const unsigned parity = raw_parity >> stage.at & 1;
       raw_parity ^= 1u << stage.at;
-      const int begin = RowStep::low(step.rows) * call.rows.heads, end = RowStep::high(step.rows) * call.rows.heads;
+      const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows) << call.rows.log_heads;
       const auto dead = [&](int r) { return r < begin || r >= end; };
       wait(q_ready, parity);
-      clear_rows<kShape.rows, kShape.k>(shared.q(stage.at), dead);
+      clear_rows<kShape.rows(), kShape.k>(shared.q(stage.at), dead);
       wait(dout_ready, parity);
-      clear_rows<kShape.rows, kShape.v>(shared.dout(stage.at), dead);
+      clear_rows<kShape.rows(), kShape.v>(shared.dout(stage.at), dead);
       stores_visible();
       __syncwarp();
       if (lane == 0) {

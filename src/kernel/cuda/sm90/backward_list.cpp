@@ -128,13 +128,13 @@ BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& hea
 
 }  // namespace
 
-BackwardWork make_backward_work(const BackwardArgs& args, int size, int heads_of_tile, cudaStream_t stream) {
+BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, cudaStream_t stream) {
   const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
   BackwardWork work;
   if (args.device_plan == nullptr) {
-    work = from_host(args, size, heads, stream);
+    work = from_host(args, 1 << log_size, heads, stream);
   } else {
-    const Tiling tilings[] = {{Side::query, args.q.rows, size}, {Side::key, args.k.rows, BackwardShape::kKeys}};
+    const Tiling tilings[] = {{Side::query, args.q.rows, 1 << log_size}, {Side::key, args.k.rows, BackwardShape::kKeys}};
     work.lists = make_lists({}, args.device_plan, tilings, heads, stream);
     work.rows.list = work.lists.lists[0];
     work.rows.tiles = tilings[0].tiles();
@@ -142,8 +142,8 @@ BackwardWork make_backward_work(const BackwardArgs& args, int size, int heads_of
     work.key_tiles = work.active = tilings[1].tiles();
     work.heads = work.lists.heads;
   }
-  work.rows.size = size;
-  work.rows.heads = heads_of_tile;
+  work.rows.log_size = log_size;
+  work.rows.log_heads = log_heads;
   return work;
 }
 

@@ -19,6 +19,6 @@ struct BackwardWork {
 // From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key tiles
 // of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in the L2
 // cache; within a document the most expensive first.
-BackwardWork make_backward_work(const BackwardArgs& args, int size, int heads_of_tile, cudaStream_t stream);
+BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, cudaStream_t stream);
 
 }  // namespace weft::cuda::sm90

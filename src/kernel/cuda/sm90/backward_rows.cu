@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 
 // First row of a tile, and the one past its last.
 __device__ int2 rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
-  if (tiles.ranges == nullptr) return {tile * tiles.size, min((tile + 1) * tiles.size, q_rows)};
+  if (tiles.ranges == nullptr) return {tile << tiles.log_size, min((tile + 1) << tiles.log_size, q_rows)};
   const int2 range = tiles.ranges[tile];
   return {range.x, range.y < 0 ? ~range.y : range.y};
 }
@@ -23,7 +23,7 @@ __device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
 template <Width kWidth>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareCall call) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
-  constexpr int kRows = kShape.rows, kLanes = kShape.v / 8;
+  constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
   __shared__ double shares[kRows];
   const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 #pragma unroll
   for (int first = 0; first < kRows; first += kThreads / kLanes) {
     const int r = first + thread / kLanes, piece = thread % kLanes;
-    const int row = rows.x + r / call.rows.heads, head = unit * call.rows.heads + r % call.rows.heads;
+    const int row = rows.x + (r >> call.rows.log_heads), head = (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1));
     const bool live = row < rows.y && is_live(call.rows, tile, row);
     float delta = 0;
     if (live && piece * 8 < dim) {
@@ -62,17 +62,17 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   }
   if (call.dsink == nullptr) return;
   __syncthreads();
-  if (thread >= call.rows.heads) return;
+  if (thread >= call.rows.heads()) return;
   double share = 0;  // in the same order on every run
-  for (int r = thread; r < kRows; r += call.rows.heads) share += shares[r];
-  call.dsink[static_cast<Index>(unit * call.rows.heads + thread) * call.rows.tiles + tile] = share;
+  for (int r = thread; r < kRows; r += call.rows.heads()) share += shares[r];
+  call.dsink[static_cast<Index>((unit << call.rows.log_heads) + thread) * call.rows.tiles + tile] = share;
 }
 
 // A block a tile and unit. Sums lie as the products left them: 128 lanes of four, 8 columns after 8.
 template <Width kWidth, class N>
 __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreCall call) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
-  constexpr int kRows = kShape.rows, kK = kShape.k, kPitch = kK + 8;
+  constexpr int kRows = kShape.rows(), kK = kShape.k, kPitch = kK + 8;
   __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
   const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
         N::pack(one, x, y);
         *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
       } else {
-        const int row = rows.x + r / call.rows.heads;
-        if (row < rows.y) RowOut(call.dq, row, unit * call.rows.heads + r % call.rows.heads).store(column, x, y);
+        const int row = rows.x + (r >> call.rows.log_heads);
+        if (row < rows.y) RowOut(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))).store(column, x, y);
       }
     }
   }
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
-    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8, row = rows.x + r / call.rows.heads;
+    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8, row = rows.x + (r >> call.rows.log_heads);
     if (row >= rows.y || column >= call.dq.dim) continue;
-    const Index at = offset_of(call.dq, row, unit * call.rows.heads + r % call.rows.heads) + column;
+    const Index at = offset_of(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))) + column;
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =
         *reinterpret_cast<const uint4*>(rounded + r * kPitch + column);
   }
@@ -124,14 +124,14 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.heads_q / call.rows.heads);
+  const unsigned blocks = static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.heads_q / call.rows.heads());
   launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
          {dim3(blocks), dim3(kThreads), 0}, stream, call);
 }
 
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
   const unsigned blocks =
-      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads / call.rows.heads);
+      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads / call.rows.heads());
   const auto kernel = inputs == DType::bf16
                           ? (width == Width::w64 ? &store_kernel<Width::w64, Bf16> : &store_kernel<Width::w128, Bf16>)
                           : (width == Width::w64 ? &store_kernel<Width::w64, F16> : &store_kernel<Width::w128, F16>);

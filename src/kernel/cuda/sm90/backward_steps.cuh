@@ -49,12 +49,12 @@ class RowWalk {
     ++member_;
     return enter();
   }
-  __device__ int row() const { return tile_ * call_.rows.size - slice_.unused; }
+  __device__ int row() const { return (tile_ << call_.rows.log_size) - slice_.unused; }
   __device__ int head() const { return call_.heads.heads[head_]; }
   __device__ RowStep step() const {
     constexpr int kFar = 0x3fff;
     const WorkSlice& s = slice_;
-    const int size = call_.rows.size, row = this->row();
+    const int size = call_.rows.size(), row = this->row();
     // Rows behind the tile's own have no share in anything, but what lies there must not be multiplied.
     int rows = min(size, call_.q_rows - row);
     const bool mended = row < s.q_begin || row + rows > s.q_end;
@@ -68,7 +68,7 @@ class RowWalk {
             RowStep::pair(max(0, s.q_begin - row), min(size, s.q_end - row)),
             RowStep::pair(max(0, s.k_begin - key_), min(keys_, s.k_end - key_)),
             RowStep::pair(near(s.lo + shift), near(s.hi + shift)),
-            head() / call_.rows.heads * call_.rows.tiles + tile_};
+            (head() >> call_.rows.log_heads) * call_.rows.tiles + tile_};
   }
 
  private:
@@ -81,11 +81,11 @@ class RowWalk {
         const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
         const int end = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
         if (first > last || begin >= end) continue;
-        tile_ = (end - 1 + s.unused) / call_.rows.size;
-        stop_ = (begin + s.unused) / call_.rows.size;
+        tile_ = (end - 1 + s.unused) >> call_.rows.log_size;
+        stop_ = (begin + s.unused) >> call_.rows.log_size;
         return true;
       }
-      head_ += call_.rows.heads;
+      head_ += call_.rows.heads();
       if (head_ >= last_head_) return false;
       member_ = first_;
     }

@@ -55,7 +55,7 @@ __device__ inline void products_wait() {
 #define WEFT_PRODUCT_SHARED(BY, N, TYPE, NUMBERS, A, B, P, ...)                                                      \
   asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " P ", 0;\nmov.b64 left, {" A ", " WEFT_UPPER \
                "};\nmov.b64 right, {" B ", " WEFT_UPPER "};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE     \
-               "." TYPE " {" NUMBERS "}, left, right, p, 1, 1, 0, 0;\n}\n"                                           \
+               "." TYPE " {" NUMBERS "}, left, right, p, 1, 1, " BY ";\n}\n"                                           \
                : __VA_ARGS__                                                                                         \
                : "r"(a), "r"(b), "r"(static_cast<int>(add)))
 // Left operand in registers; the right one is [k][n].
