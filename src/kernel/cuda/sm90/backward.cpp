@@ -50,9 +50,12 @@ struct Rounded {
   ConstTensorView view;
 };
 
-// Heads of one K/V head that lie side by side; with a map they may lie anywhere.
-int group_of(const Attention& attention, Index heads_q, Index heads_k) {
-  return attention.head_map.empty() ? static_cast<int>(heads_q / heads_k) : 1;
+// Query rows of a slice, about.
+Index mean_rows(const BackwardArgs& args) {
+  if (args.device_plan != nullptr) return 0;  // not known here
+  Index rows = 0;
+  for (const Slice& s : args.slices) rows += s.q_end - s.q_begin;
+  return args.slices.empty() ? 0 : rows / static_cast<Index>(args.slices.size());
 }
 
 // Can 8 elements be stored at once?
@@ -66,7 +69,9 @@ bool is_wide(const TensorView& view, DType dtype) {
 
 void backward(const BackwardArgs& given) {
   const DType dtype = given.q.dtype;
-  const Width width = width_of(dtype, given.q.dim, given.v.dim);
+  Width width = width_of(dtype, given.q.dim, given.v.dim);
+  // With softcap the registers of the narrow one do not suffice.
+  if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
   if (given.deterministic || !has_backward(width)) return portable_backward(given);
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
@@ -74,17 +79,19 @@ void backward(const BackwardArgs& given) {
   check_rows(max_of(args.q.rows, args.k.rows));
   const Kept kept(args, stream);
   const BackwardShape shape = backward_shape(width);
-  const int log_heads = log_heads_of_tile(group_of(args.attention, args.q.heads, args.k.heads));
-  const int log_size = shape.log_rows - log_heads, heads = 1 << log_heads, size = 1 << log_size;
-  const Index units = args.q.heads / heads;
+  const int group = args.attention.head_map.empty() ? static_cast<int>(args.q.heads / args.k.heads) : 0;
+  const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
+  const int log_size = shape.log_rows - log_heads;
+  const Index units = args.q.heads >> log_heads;
   const BackwardWork work = make_backward_work(args, log_size, log_heads, stream);
-  check_grid(max_of(work.rows.tiles, work.key_tiles), max_of(units, args.k.heads));
+  check_grid(max_of(work.rows.tiles, work.keys.active), max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   const StreamArray<float> statistics(2 * rows, stream), dq_sums(rows * static_cast<std::size_t>(shape.k), stream);
-  const StreamArray<double> dsink(args.dsink.given() ? tiles * static_cast<std::size_t>(heads) : 0, stream);
+  const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
+  const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   prepare_rows(width,
                {.out = source(args.out, dtype),
                 .dout = source(args.dout, dtype),
@@ -96,23 +103,27 @@ void backward(const BackwardArgs& given) {
                 .dq_sums = dq_sums.get(),
                 .dsink = dsink.get(),
                 .q_rows = static_cast<int>(args.q.rows),
-                .heads_q = static_cast<int>(args.q.heads)},
+                .heads_q = static_cast<int>(args.q.heads),
+                .unseen = work.unseen,
+                .keys = work.keys.list,
+                .unseen_tiles = args.add_keys ? 0 : work.unseen_tiles,
+                .dk = dk.view(),
+                .dv = dv.view(),
+                .wide_dk = dk.wide(),
+                .wide_dv = dv.wide(),
+                .k_rows = static_cast<int>(args.k.rows)},
                stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
   const Rounded dout_rounded(args.dout, dtype, stream);
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
-  const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   BackwardCall call{.q = {},
                     .dout = {},
                     .k = {},
                     .v = {},
                     .rows = work.rows,
                     .keys = work.keys,
-                    .key_ranges = work.key_ranges,
-                    .key_tiles = work.key_tiles,
-                    .active = work.active,
-                    .heads = work.heads,
+                    .heads = {work.heads, group},
                     .q_rows = static_cast<int>(args.q.rows),
                     .k_rows = static_cast<int>(args.k.rows),
                     .heads_k = static_cast<int>(args.k.heads),
@@ -127,12 +138,12 @@ void backward(const BackwardArgs& given) {
                     .add_keys = args.add_keys};
   // Without rows there is nothing to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
-    call.q = tensor_map(q.view(), heads, size);
-    call.dout = tensor_map(dout.view(), heads, size);
+    call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
+    call.dout = tensor_map(dout.view(), 1 << log_heads, 1 << log_size);
     call.k = tensor_map(k.view(), 1, BackwardShape::kKeys);
     call.v = tensor_map(v.view(), 1, BackwardShape::kKeys);
+    (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
   }
-  (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
   dk.finish();
   dv.finish();
   store_rows(width,

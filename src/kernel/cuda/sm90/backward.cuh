@@ -4,6 +4,7 @@
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as dV += P^T·dO
 // and dK += dS^T·Q want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a part from
 // all 128 keys: one step late, when the other one's dS is there for sure, and added to f32 sums in device memory.
+// Warpgroups take turns at issuing products: while one multiplies, the other one makes P and dS.
 #pragma once
 
 #include <type_traits>
@@ -49,7 +50,8 @@ __device__ inline void transpose_words(unsigned (&w)[4]) {
   swap(w[1], w[3], 2);
 }
 
-template <class N, Width kWidth, bool kBent>
+// kDq: dQ is made here.
+template <class N, Width kWidth, bool kBent, bool kDq>
 struct BackwardMath {
   static constexpr BackwardShape kShape = backward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
@@ -112,51 +114,67 @@ struct BackwardMath {
     return x;
   }
 
-  // Scores become shares, and with softcap also what dS is multiplied by: `s` has that then.
+  // Columns of a lane's two keys that are seen: those c with unsigned(c - first) < count.
+  struct Columns {
+    int first[2];
+    unsigned count[2];
+    __device__ __forceinline__ bool sees(int i, int column) const {
+      return static_cast<unsigned>(column - first[i]) < count[i];
+    }
+  };
+  __device__ __forceinline__ Columns columns_of(const RowStep& step) const {
+    Columns columns;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Seen seen = rows_of_key(step, first_key() + 8 * i);
+      columns.first[i] = (seen.first << call.rows.log_heads) - 2 * (lane() % 4);
+      columns.count[i] = static_cast<unsigned>(max(0, seen.last - seen.first + 1)) << call.rows.log_heads;
+    }
+    return columns;
+  }
+  // Scores become shares; p has them rounded.
   __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], const RowStep& step,
                                               int stage) const {
     const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
     const float factor = call.scores.factor;
-    unsigned slopes[kBent ? kRows / 4 : 1];
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], factor, -(i % 2 == 0 ? x.x : x.y)));
+    }
+    if ((step.flags & RowStep::kMasked) != 0) {
+      const Columns columns = columns_of(step);
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i)
+        if (!columns.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows / 4; ++i) p[i] = packed(s[2 * i], s[2 * i + 1]);
+  }
+  // With softcap: p has the shares, and s what dS is multiplied by.
+  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], const RowStep& step,
+                                                   int stage) const {
+    const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
+    Columns columns{{-8, -8}, {~0u, ~0u}};
+    if ((step.flags & RowStep::kMasked) != 0) columns = columns_of(step);
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
       const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float slope[2];
+        float share[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& score = s[4 * n + 2 * i + j];
-          if constexpr (kBent) score = bent_score(score * call.scores.bend, slope[j]);
-          score = exp2_fast(fmaf(score, factor, -(j == 0 ? x.x : x.y)));
+          float slope;
+          const float bent = bent_score(score * call.scores.bend, slope);
+          share[j] = exp2_fast(fmaf(bent, call.scores.factor, -(j == 0 ? x.x : x.y)));
+          if (!columns.sees(i, 8 * n + j)) share[j] = slope = 0;
+          score = share[j] * slope;
         }
-        if constexpr (kBent) slopes[2 * n + i] = packed(slope[0], slope[1]);
+        p[2 * n + i] = packed(share[0], share[1]);
       }
-    }
-    if ((step.flags & RowStep::kMasked) != 0) hide(s, step);
-#pragma unroll
-    for (int i = 0; i < kRows / 4; ++i) {
-      p[i] = packed(s[2 * i], s[2 * i + 1]);
-      if constexpr (kBent) {
-        const float2 slope = unpacked(slopes[i]);
-        s[2 * i] *= slope.x;
-        s[2 * i + 1] *= slope.y;
-      }
-    }
-  }
-  __device__ __forceinline__ void hide(float (&s)[kRows / 2], const RowStep& step) const {
-    const int log_heads = call.rows.log_heads;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Seen seen = rows_of_key(step, first_key() + 8 * i);
-      const bool none = seen.last < seen.first;
-      const int first = (seen.first << log_heads) - 2 * (lane() % 4);
-      const unsigned count = none ? 0u : static_cast<unsigned>((seen.last - seen.first + 1) << log_heads);
-#pragma unroll
-      for (int n = 0; n < kRows / 8; ++n)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (static_cast<unsigned>(8 * n + j - first) >= count) s[4 * n + 2 * i + j] = 0;
     }
   }
   // dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
@@ -200,93 +218,100 @@ struct BackwardMath {
     N::pack(one, x, y);
     return one[0];
   }
-  __device__ __forceinline__ static float2 unpacked(unsigned x) {
-    if constexpr (kBf16)
-      return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
-    else
-      return __half22float2(*reinterpret_cast<const __half2*>(&x));
-  }
   __device__ __forceinline__ static bool leads() { return threadIdx.x % 32 == 0; }
 
+  __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
+  __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
+
   __device__ __forceinline__ void run() {
-    StageRing<kStages> stage;
-    StageRing<2> ds;     // where dS of this step goes
-    int late = -1;       // tile of dQ of the last step
+    static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
+    if (group == 1) named_arrive(1, 256);  // the first one's turn
+    int at = 0;                            // stage, and buffer of dS
+    unsigned parity = 0;
+    int late = -1;  // tile of dQ of the last step
     bool last;
     wait(shared.keys_full(), 0);
     do {
       float s[kRows / 2], dp[kRows / 2];
       unsigned p[kRows / 4], g[kRows / 4];
-      wait(shared.q_full(stage.at), stage.parity);
-      const RowStep step = read_row_step(shared.step(stage.at));
-      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
-      const int where =
-          static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(stage.at | ds.at << 4)));
-      const int at = where & 15, buffer = where >> 4;
+      wait(shared.q_full(at), parity);
+      const RowStep step = read_row_step(shared.step(at));
+      wait(shared.dout_full(at), parity);
+      await_turn();
       products_begin();
       multiply_rows<kK>(s, shared.k(), shared.q(at));
-      wait(shared.dout_full(stage.at), stage.parity);
-      products_begin();
       multiply_rows<kV>(dp, shared.v(), shared.dout(at));
+      pass_turn();
       products_wait<1>();
       settled(s);
-      make_shares(s, p, step, at);
+      if constexpr (kBent)
+        make_bent_shares(s, p, step, at);
+      else
+        make_shares(s, p, step, at);
       products_wait<0>();
       settled(dp);
       make_ds(g, s, dp, at);
-      wait(shared.ds_free(ds.at), ds.parity ^ 1);
-      keep_ds(g, buffer);
-      stores_visible();
-      __syncwarp();
-      if (leads()) arrive(shared.ds_full(ds.at));
-      const bool has_late = late >= 0;
-      if (has_late) wait(shared.ds_full(ds.at ^ 1), ds.parity ^ (ds.at == 0 ? 1u : 0u));
+      if constexpr (kDq) {
+        wait(shared.ds_free(at), parity ^ 1);
+        keep_ds(g, at);
+        stores_visible();
+        __syncwarp();
+        if (leads()) arrive(shared.ds_full(at));
+        if (late >= 0) wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
+      }
       float dq[kOwn / 2];
+      await_turn();
       settled(p);
       settled(g);
       products_begin();
       add_rows<kV>(dv, p, shared.dout(at));
       add_rows<kK>(dk, g, shared.q(at));
       products_commit();
-      multiply_dq(dq, buffer ^ 1);  // of the first step: of nothing, for nothing
-      products_wait<1>();
+      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
+      pass_turn();
+      products_wait<kDq ? 1 : 0>();
       if (leads()) {
-        arrive(shared.q_free(stage.at));
-        arrive(shared.dout_free(stage.at));
+        arrive(shared.q_free(at));
+        arrive(shared.dout_free(at));
       }
-      products_wait<0>();
-      settled(dq);
-      if (has_late) {
-        if (leads()) arrive(shared.ds_free(ds.at ^ 1));
-        add_dq(dq, late);
+      if constexpr (kDq) {
+        products_wait<0>();
+        settled(dq);
+        if (late >= 0) {
+          if (leads()) arrive(shared.ds_free(at ^ 1));
+          add_dq(dq, late);
+        }
+        late = step.sums;
       }
-      late = step.sums;
       last = (step.flags & RowStep::kLast) != 0;
-      stage.next();
-      ds.next();
+      if (at == 1) parity ^= 1;
+      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
+      at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
     } while (!last);
-    float dq[kOwn / 2];
-    wait(shared.ds_full(ds.at ^ 1), ds.parity ^ (ds.at == 0 ? 1u : 0u));
-    products_begin();
-    multiply_dq(dq, ds.at ^ 1);
-    products_wait<0>();
-    settled(dq);
     settled(dk);
     settled(dv);
-    add_dq(dq, late);
+    if constexpr (kDq) {
+      float dq[kOwn / 2];
+      wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
+      products_begin();
+      multiply_dq(dq, at ^ 1);
+      products_wait<0>();
+      settled(dq);
+      add_dq(dq, late);
+    }
   }
 
   // A finished tile to its keys.
   template <int kColumns>
-  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2], int tile,
-                                        int kv_head, int2 keys, bool used) const {
+  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2],
+                                        const KeyItem& item, int kv_head, const bool (&live)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int key = keys.x + first_key() + 8 * i;
-      const bool inside = key < keys.y, live = inside && used && key_is_live(call.keys, tile, key);
-      const auto value = [&](int n, int j) { return live ? sums[4 * n + 2 * i + j] : 0.0f; };
+      const int key = item.begin + first_key() + 8 * i;
+      const bool inside = key < item.end;
+      const auto value = [&](int n, int j) { return live[i] ? sums[4 * n + 2 * i + j] : 0.0f; };
       if (!wide) {
-        if (!inside || (call.add_keys && !live)) continue;
+        if (!inside || (call.add_keys && !live[i])) continue;
         const int first = 2 * (lane() % 4), columns = static_cast<int>(to.dim) - first;
         float* at = static_cast<float*>(to.data) + offset_of(to, key, kv_head) + first;
         const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
@@ -318,59 +343,58 @@ struct BackwardMath {
   }
 };
 
-template <class N, Width kWidth, bool kBent>
+template <class N, Width kWidth, bool kBent, bool kDq>
 __global__ void __launch_bounds__(BackwardShape::kThreads, 1) backward_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr BackwardShape kShape = backward_shape(kWidth);
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<kWidth> shared{shared_address(memory)};
+  // Head by head: the dQ that is being added to stays in the L2 cache.
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const KeyItem item(call, static_cast<int>(blockIdx.x), kv_head);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  // Head by head: the dQ that is being added to stays in the L2 cache.
-  const int item = static_cast<int>(blockIdx.x), kv_head = call.active == 0 ? 0 : item / call.active;
-  const int tile = kv_head < call.heads_k && call.active > 0 ? call.keys.order[item % call.active] : -1;
-  const bool work = tile >= 0 && call.keys.ranges[tile].x < call.keys.ranges[tile].y;
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
-    give_registers<BackwardShape::kFetchRegisters>();
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp == 0 && work) fetch_tile<kWidth>(call, shared, tile, kv_head);
-    if (warp >= 2 && !call.add_keys) {
-      clear_keys(call, call.dk, call.wide_dk);
-      clear_keys(call, call.dv, call.wide_dv);
-    }
+    give_registers<fetch_registers(kBent)>();
+    if (threadIdx.x < 32 && item.has_work()) fetch_tile<kWidth>(call, shared, item, kv_head);
   } else {
-    take_registers<BackwardShape::kMathRegisters>();
-    if (!work) return;
-    BackwardMath<N, kWidth, kBent> math(call, shared, group - 1);
-    const bool used = call.heads.begin[kv_head] < call.heads.begin[kv_head + 1];
-    if (used) math.run();
-    const int2 keys = keys_of_tile(call, tile);
-    math.template store<backward_shape(kWidth).k>(call.dk, call.wide_dk, math.dk, tile, kv_head, keys, used);
-    math.template store<backward_shape(kWidth).v>(call.dv, call.wide_dv, math.dv, tile, kv_head, keys, used);
+    take_registers<math_registers(kBent)>();
+    if (item.first == item.last) return;  // of a device_plan: has its zeros
+    BackwardMath<N, kWidth, kBent, kDq> math(call, shared, group - 1);
+    bool live[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = item.begin + math.first_key() + 8 * i;
+      live[i] = key < item.end && item.head < item.heads && item.is_live(call, key);
+    }
+    if (item.has_work()) math.run();
+    math.template store<kShape.k>(call.dk, call.wide_dk, math.dk, item, kv_head, live);
+    math.template store<kShape.v>(call.dv, call.wide_dv, math.dv, item, kv_head, live);
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here
 #endif
 }
 
-template <class N, Width kWidth>
-void launch_width(const BackwardCall& call, cudaStream_t stream) {
+template <class N, Width kWidth, bool kBent>
+void launch_backward(const BackwardCall& call, cudaStream_t stream) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   static_assert(kShape.shared_bytes() <= 227 * 1024);
-  if (call.key_tiles == 0) return;
-  const int blocks = max(1, call.active * call.heads_k);  // one at least, for keys that nobody sees
-  launch(call.scores.bend != 0 ? &backward_kernel<N, kWidth, true> : &backward_kernel<N, kWidth, false>,
-         {dim3(static_cast<unsigned>(blocks)), dim3(BackwardShape::kThreads),
-          static_cast<std::size_t>(kShape.shared_bytes())},
+  launch(call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, true> : &backward_kernel<N, kWidth, kBent, false>,
+         {dim3(static_cast<unsigned>(call.keys.active), static_cast<unsigned>(call.heads_k)),
+          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes())},
          stream, call);
 }
 
 template <class N>
 void launch_any(Width width, const BackwardCall& call, cudaStream_t stream) {
   if (width == Width::w64)
-    launch_width<N, Width::w64>(call, stream);
+    launch_backward<N, Width::w64, false>(call, stream);
+  else if (call.scores.bend == 0)
+    launch_backward<N, Width::w128, false>(call, stream);
   else
-    launch_width<N, Width::w128>(call, stream);
+    launch_backward<N, Width::w128, true>(call, stream);
 }
 
 }  // namespace weft::cuda::sm90

@@ -15,7 +15,6 @@ struct BackwardShape {
   int log_rows;  // of a tile of queries: rows times heads
   int stages;    // tiles of Q and dO in shared memory
   static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32;
-  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
   WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
@@ -33,17 +32,22 @@ struct BackwardShape {
   }
 };
 
+// Of the warpgroup that fetches and of those that multiply; softcap wants more.
+WEFT_HD constexpr int fetch_registers(bool bent) { return bent ? 24 : 40; }
+WEFT_HD constexpr int math_registers(bool bent) { return bent ? 240 : 232; }
+
 WEFT_HD constexpr BackwardShape backward_shape(Width w) {
   return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
 }
 // Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
 constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
 
-// Query heads that are rows of one tile: a power of two, so that a row of the tile is a row and a head by shifts.
-constexpr int log_heads_of_tile(int heads_of_group) {
-  constexpr int kMost = 4;
+// Query heads that are rows of one tile, a power of two: as many as make the tiles of rows short against the slices, whose
+// ends are computed for nothing. No more: heads one after another have less dQ under way than all at once.
+constexpr int log_heads_of_tile(int heads_of_group, int rows, Index mean_rows_of_slices) {
+  constexpr int kMost = 4, kShort = 32;
   int log = 0;
-  while (log < kMost && heads_of_group % (2 << log) == 0) ++log;
+  while (log < kMost && heads_of_group % (2 << log) == 0 && (rows >> log) * kShort > mean_rows_of_slices) ++log;
   return log;
 }
 
@@ -58,15 +62,25 @@ struct QueryTiles {
   WEFT_HD int heads() const { return 1 << log_heads; }
 };
 
+// Tiles of keys. On the host they are made in the order in which they are worked on.
+struct KeyTiles {
+  const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
+  WorkList list;      // tiles lie every kKeys
+  int active;         // that may have slices
+
+};
+// Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
+struct HeadTiles {
+  WorkHeads list;
+  int group;
+};
+
 struct BackwardCall {
   CUtensorMap q, dout;  // boxes {64, heads, size} of a tile of queries
   CUtensorMap k, v;     // boxes {64, 1, kKeys}
   QueryTiles rows;
-  WorkList keys;           // of key tiles
-  const int2* key_ranges;  // [key_tiles] first key and the one past the last; null: every kKeys
-  int key_tiles;           // of the buffer
-  int active;              // of them, the first ones in order, may have slices
-  WorkHeads heads;
+  KeyTiles keys;
+  HeadTiles heads;
   int q_rows, k_rows, heads_k;
   Scores scores;
   float scale;              // d logit / d q·k, but for softcap
@@ -79,7 +93,7 @@ struct BackwardCall {
 void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
 void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
 
-// Before: statistics, and zeros in dQ's sums.
+// Before: statistics, and zeros in dQ's sums and in dK and dV of keys that no slice shows.
 struct PrepareCall {
   Source out, dout;
   ConstTensorView lse;
@@ -90,6 +104,12 @@ struct PrepareCall {
   float* dq_sums;  // or null
   double* dsink;   // [hq, tiles] or null
   int q_rows, heads_q;
+  const int2* unseen;  // [unseen_tiles] ranges of keys; null: tiles of the list without slices
+  WorkList keys;
+  int unseen_tiles;
+  TensorView dk, dv;  // not if they are added to
+  bool wide_dk, wide_dv;
+  int k_rows;
 };
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream);
 

@@ -1,5 +1,4 @@
-// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends, two write
-// zeros where no slice comes.
+// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -89,11 +88,6 @@ __device__ inline RowStep read_row_step(unsigned at) {
   return s;
 }
 
-__device__ inline int2 keys_of_tile(const BackwardCall& call, int tile) {
-  if (call.key_ranges != nullptr) return call.key_ranges[tile];
-  return {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
-}
-
 // A warp makes zeros of rows of a tile; 16 bytes a lane, four rows at a time.
 template <int kRows, int kColumns, class Dead>
 __device__ void clear_rows(unsigned tile, const Dead& dead) {
@@ -112,28 +106,27 @@ __device__ void load_boxes(unsigned to, const CUtensorMap& map, unsigned barrier
 
 // K and V of the block. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
 template <Width kWidth>
-__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, int tile, int kv_head,
-                           int2 keys) {
+__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
+                           int kv_head) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = BackwardShape::kKeys;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int2 range = call.keys.ranges[tile];
   bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
-  for (int m = range.x + lane; m < range.y; m += 32) {
-    const WorkSlice& s = call.keys.slices[m];
-    covers = covers || (s.k_begin <= keys.x && s.k_end >= keys.y);
+  for (int m = item.first + lane; m < item.last; m += 32) {
+    const WorkSlice& s = call.keys.list.slices[m];
+    covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
   }
-  const bool mended = !__any_sync(0xffffffffu, covers) || (keys.y - keys.x < kKeys && keys.y < call.k_rows);
+  const bool mended = !__any_sync(0xffffffffu, covers) || (item.end - item.begin < kKeys && item.end < call.k_rows);
   const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
   if (lane == 0) {
     arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
-    load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, keys.x);
-    load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, keys.x);
+    load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
+    load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, item.begin);
   }
   __syncwarp();
   if (!mended) return;
   wait(barrier, 0);
-  const auto dead = [&](int r) { return keys.x + r >= keys.y || !key_is_live(call.keys, tile, keys.x + r); };
+  const auto dead = [&](int r) { return item.begin + r >= item.end || !item.is_live(call, item.begin + r); };
   clear_rows<kKeys, kShape.k>(shared.k(), dead);
   clear_rows<kKeys, kShape.v>(shared.v(), dead);
   stores_visible();
@@ -143,14 +136,14 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
 
 // A warp.
 template <Width kWidth>
-__device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth>& shared, int tile, int kv_head) {
+__device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
+                           int kv_head) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int2 keys = keys_of_tile(call, tile);
-  fetch_keys<kWidth>(call, shared, tile, kv_head, keys);
+  fetch_keys<kWidth>(call, shared, item, kv_head);
   StageRing<kShape.stages> stage;
   unsigned raw_parity = 0;  // a bit a stage
-  RowWalk walk(call, tile, kv_head, keys.x, keys.y - keys.x);
+  RowWalk walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
@@ -192,22 +185,6 @@ __device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth
       }
     }
     stage.next();
-  }
-}
-
-// Two warps: zeros in dK and dV of tiles without slices.
-__device__ inline void clear_keys(const BackwardCall& call, const TensorView& to, bool wide) {
-  const int thread = static_cast<int>(threadIdx.x) - 64;
-  const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
-  for (int tile = static_cast<int>(blockIdx.x); tile < call.key_tiles; tile += static_cast<int>(gridDim.x)) {
-    const int2 range = call.keys.ranges[tile];
-    if (range.x < range.y) continue;
-    const int2 keys = keys_of_tile(call, tile);
-    for (int i = thread; i < (keys.y - keys.x) * call.heads_k * words; i += 64) {
-      const int key = keys.x + i / words / call.heads_k, head = i / words % call.heads_k, word = i % words;
-      const Index at = offset_of(to, key, head);
-      static_cast<unsigned*>(to.data)[(wide ? at / 2 : at) + word] = 0;
-    }
   }
 }
 

@@ -104,22 +104,26 @@ BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& hea
     if (px != py) return part_cost[px] != part_cost[py] ? part_cost[px] > part_cost[py] : px < py;
     return cost[x] > cost[y];
   });
-  std::vector<int> ranges;
-  for (std::size_t t = 0; t < tiles; ++t) ranges.insert(ranges.end(), {begin[t], begin[t + 1]});
+  std::vector<int> items, unseen;
+  for (const int t : order) {
+    const std::size_t x = static_cast<std::size_t>(t);
+    items.insert(items.end(), {keys.ranges[2 * x], keys.ranges[2 * x + 1], begin[x], begin[x + 1]});
+  }
+  for (std::size_t t = 0; t < tiles; ++t)
+    if (begin[t] == begin[t + 1]) unseen.insert(unseen.end(), {keys.ranges[2 * t], keys.ranges[2 * t + 1]});
 
   HostLists lists({});
   lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
-  const std::size_t members_at = lists.add_numbers(members), ranges_at = lists.add_numbers(ranges),
-                    order_at = lists.add_numbers(order), keys_at = lists.add_numbers(keys.ranges),
-                    rows_at = lists.add_numbers(rows.ranges);
+  const std::size_t members_at = lists.add_numbers(members), items_at = lists.add_numbers(items),
+                    unseen_at = lists.add_numbers(unseen), rows_at = lists.add_numbers(rows.ranges);
   BackwardWork work;
   work.memory = upload(lists.numbers(), stream);
   const int* base = work.memory.get();
-  work.keys = {reinterpret_cast<const WorkSlice*>(base + members_at), reinterpret_cast<const int2*>(base + ranges_at),
-               base + order_at, nullptr};
-  work.key_ranges = reinterpret_cast<const int2*>(base + keys_at);
-  work.key_tiles = keys.tiles();
-  work.active = static_cast<int>(order.size());
+  work.keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
+  work.keys.items = reinterpret_cast<const int4*>(base + items_at);
+  work.keys.active = static_cast<int>(order.size());
+  work.unseen = reinterpret_cast<const int2*>(base + unseen_at);
+  work.unseen_tiles = static_cast<int>(unseen.size() / 2);
   work.rows.ranges = reinterpret_cast<const int2*>(base + rows_at);
   work.rows.tiles = rows.tiles();
   work.heads = lists.heads(base);
@@ -138,8 +142,8 @@ BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_
     work.lists = make_lists({}, args.device_plan, tilings, heads, stream);
     work.rows.list = work.lists.lists[0];
     work.rows.tiles = tilings[0].tiles();
-    work.keys = work.lists.lists[1];
-    work.key_tiles = work.active = tilings[1].tiles();
+    work.keys.list = work.lists.lists[1];
+    work.keys.active = work.unseen_tiles = tilings[1].tiles();
     work.heads = work.lists.heads;
   }
   work.rows.log_size = log_size;

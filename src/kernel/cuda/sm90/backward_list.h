@@ -9,11 +9,11 @@ namespace weft::cuda::sm90 {
 struct BackwardWork {
   StreamArray<int> memory;
   CallLists lists;  // of a device_plan: tiles lie on a fixed grid
-  QueryTiles rows;
-  WorkList keys;
-  const int2* key_ranges = nullptr;
-  int key_tiles = 0, active = 0;
-  WorkHeads heads;
+  QueryTiles rows = {};
+  KeyTiles keys = {};
+  const int2* unseen = nullptr;  // as in PrepareCall
+  int unseen_tiles = 0;
+  WorkHeads heads = {};
 };
 
 // From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key tiles

@@ -19,12 +19,35 @@ __device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
   return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile, row);
 }
 
+// Zeros in rows of dK or dV, of one head.
+__device__ void clear_keys(const TensorView& to, bool wide, int2 keys, int head) {
+  const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
+  for (int i = static_cast<int>(threadIdx.x); i < (keys.y - keys.x) * words; i += kThreads) {
+    const Index at = offset_of(to, keys.x + i / words, head);
+    static_cast<unsigned*>(to.data)[(wide ? at / 2 : at) + i % words] = 0;
+  }
+}
+__device__ void clear_unseen(const PrepareCall& call, int block) {
+  const int tile = block % call.unseen_tiles, head = block / call.unseen_tiles;
+  int2 keys = {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
+  if (call.unseen != nullptr) {
+    keys = call.unseen[tile];
+  } else {
+    const int2 slices = call.keys.ranges[tile];
+    if (slices.x < slices.y) return;
+  }
+  clear_keys(call.dk, call.wide_dk, keys, head);
+  clear_keys(call.dv, call.wide_dv, keys, head);
+}
+
 // A block a tile and unit; a row is read by as many lanes as it has pieces of 8.
 template <Width kWidth>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareCall call) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
   __shared__ double shares[kRows];
+  const int units = call.heads_q >> call.rows.log_heads, more = static_cast<int>(blockIdx.x) - call.rows.tiles * units;
+  if (more >= 0) return clear_unseen(call, more);
   const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
@@ -124,14 +147,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.heads_q / call.rows.heads());
+  const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads)) +
+                          static_cast<unsigned>(call.unseen_tiles * static_cast<int>(call.dk.heads));
   launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
          {dim3(blocks), dim3(kThreads), 0}, stream, call);
 }
 
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
   const unsigned blocks =
-      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads / call.rows.heads());
+      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads >> call.rows.log_heads);
   const auto kernel = inputs == DType::bf16
                           ? (width == Width::w64 ? &store_kernel<Width::w64, Bf16> : &store_kernel<Width::w128, Bf16>)
                           : (width == Width::w64 ? &store_kernel<Width::w64, F16> : &store_kernel<Width::w128, F16>);
