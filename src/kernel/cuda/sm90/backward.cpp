@@ -72,7 +72,7 @@ void backward(const BackwardArgs& given) {
   Width width = width_of(dtype, given.q.dim, given.v.dim);
   // With softcap the registers of the narrow one do not suffice.
   if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
-  if (given.deterministic || !has_backward(width)) return portable_backward(given);
+  if (!has_backward(width)) return portable_backward(given);
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
   BackwardArgs args = given;
@@ -83,12 +83,13 @@ void backward(const BackwardArgs& given) {
   const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
   const int log_size = shape.log_rows - log_heads;
   const Index units = args.q.heads >> log_heads;
-  const BackwardWork work = make_backward_work(args, log_size, log_heads, stream);
+  const BackwardWork work = make_backward_work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
   check_grid(max_of(work.rows.tiles, work.keys.active), max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
-  const StreamArray<float> statistics(2 * rows, stream), dq_sums(rows * static_cast<std::size_t>(shape.k), stream);
+  const StreamArray<float> statistics(2 * rows, stream);
+  const StreamArray<float> dq_sums(args.deterministic ? 0 : rows * static_cast<std::size_t>(shape.k), stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
   const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
@@ -146,6 +147,27 @@ void backward(const BackwardArgs& given) {
   }
   dk.finish();
   dv.finish();
+  if (args.deterministic) {
+    const DqCall dq{.q = call.q,
+                    .dout = call.dout,
+                    .k = call.k,
+                    .v = call.v,
+                    .rows = call.rows,
+                    .items = work.dq_items,
+                    .slices = work.dq_slices,
+                    .active = work.dq_active,
+                    .heads = call.heads,
+                    .q_rows = call.q_rows,
+                    .k_rows = call.k_rows,
+                    .heads_q = static_cast<int>(args.q.heads),
+                    .scores = call.scores,
+                    .scale = scale,
+                    .statistics = statistics.get(),
+                    .dq = args.dq,
+                    .wide = is_wide(args.dq, dtype)};
+    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
+    return;
+  }
   store_rows(width,
              {.rows = work.rows,
               .statistics = statistics.get(),

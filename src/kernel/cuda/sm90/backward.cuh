@@ -3,52 +3,19 @@
 //
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as dV += P^T·dO
 // and dK += dS^T·Q want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a part from
-// all 128 keys: one step late, when the other one's dS is there for sure, and added to f32 sums in device memory.
-// Warpgroups take turns at issuing products: while one multiplies, the other one makes P and dS.
+// all 128 keys, one step late, and adds it to f32 sums in device memory.
+//
+// Warpgroups take turns at issuing products, two in a step: dQ of the last step, S and dP; then dV and dK. While one
+// multiplies, the other one makes P and dS. The turns also say that the other's dS is there, and that it has been read.
 #pragma once
-
-#include <type_traits>
 
 #include "cuda/launch.h"
 #include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
+#include "kernel/cuda/sm90/backward_lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
-
-// tanh, and what is left of 1 beside its square. Small ones by their series: a large softcap multiplies them.
-__device__ inline float bent_score(float x, float& slope) {
-  const float y = x * x;
-  const float far = 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
-  const float bent = y < 0.01f ? x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f) : far;
-  slope = (1.0f - bent) * (1.0f + bent);
-  return bent;
-}
-
-// Registers are written before this, and read after it, not where the compiler would like it better.
-template <class T, int kSize>
-__device__ __forceinline__ void settled(T (&x)[kSize]) {
-#pragma unroll
-  for (int i = 0; i < kSize; ++i)
-    if constexpr (std::is_same_v<T, float>)
-      asm volatile("" : "+f"(x[i])::"memory");
-    else
-      asm volatile("" : "+r"(x[i])::"memory");
-}
-
-// A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
-__device__ inline void transpose_words(unsigned (&w)[4]) {
-  const int lane = static_cast<int>(threadIdx.x);
-  const auto swap = [&](unsigned& a, unsigned& b, int bit) {
-    const bool upper = (lane & bit) != 0;
-    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? a : b, bit);
-    (upper ? a : b) = got;
-  };
-  swap(w[0], w[1], 1);
-  swap(w[2], w[3], 1);
-  swap(w[0], w[2], 2);
-  swap(w[1], w[3], 2);
-}
 
 // kDq: dQ is made here.
 template <class N, Width kWidth, bool kBent, bool kDq>
@@ -133,7 +100,7 @@ struct BackwardMath {
     return columns;
   }
   // Scores become shares; p has them rounded.
-  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], const RowStep& step,
+  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
                                               int stage) const {
     const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
     const float factor = call.scores.factor;
@@ -143,21 +110,21 @@ struct BackwardMath {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], factor, -(i % 2 == 0 ? x.x : x.y)));
     }
-    if ((step.flags & RowStep::kMasked) != 0) {
-      const Columns columns = columns_of(step);
+    if ((flags & RowStep::kMasked) != 0) {
+      const Columns columns = columns_of(read_row_step(shared.step(stage)));
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i)
         if (!columns.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
     }
 #pragma unroll
-    for (int i = 0; i < kRows / 4; ++i) p[i] = packed(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kRows / 4; ++i) p[i] = packed_pair<N>(s[2 * i], s[2 * i + 1]);
   }
   // With softcap: p has the shares, and s what dS is multiplied by.
-  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], const RowStep& step,
+  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
                                                    int stage) const {
     const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
     Columns columns{{-8, -8}, {~0u, ~0u}};
-    if ((step.flags & RowStep::kMasked) != 0) columns = columns_of(step);
+    if ((flags & RowStep::kMasked) != 0) columns = columns_of(read_row_step(shared.step(stage)));
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
       const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
@@ -173,7 +140,7 @@ struct BackwardMath {
           if (!columns.sees(i, 8 * n + j)) share[j] = slope = 0;
           score = share[j] * slope;
         }
-        p[2 * n + i] = packed(share[0], share[1]);
+        p[2 * n + i] = packed_pair<N>(share[0], share[1]);
       }
     }
   }
@@ -187,7 +154,7 @@ struct BackwardMath {
       const float2 x = load_pair(delta + static_cast<unsigned>(n * 32));
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        ds[2 * n + i] = packed(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
+        ds[2 * n + i] = packed_pair<N>(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
                                p[4 * n + 2 * i + 1] * fmaf(dp[4 * n + 2 * i + 1], scale, -x.y));
     }
   }
@@ -213,13 +180,6 @@ struct BackwardMath {
     }
   }
 
-  __device__ __forceinline__ static unsigned packed(float x, float y) {
-    unsigned one[1];
-    N::pack(one, x, y);
-    return one[0];
-  }
-  __device__ __forceinline__ static bool leads() { return threadIdx.x % 32 == 0; }
-
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
@@ -232,34 +192,37 @@ struct BackwardMath {
     bool last;
     wait(shared.keys_full(), 0);
     do {
-      float s[kRows / 2], dp[kRows / 2];
+      float s[kRows / 2], dp[kRows / 2], dq[kOwn / 2];
       unsigned p[kRows / 4], g[kRows / 4];
       wait(shared.q_full(at), parity);
-      const RowStep step = read_row_step(shared.step(at));
       wait(shared.dout_full(at), parity);
       await_turn();
       products_begin();
+      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // in the first step: of nothing, for nothing
       multiply_rows<kK>(s, shared.k(), shared.q(at));
-      multiply_rows<kV>(dp, shared.v(), shared.dout(at));
       pass_turn();
+      if constexpr (kDq) {
+        products_wait<1>();
+        settled(dq);
+        if (late >= 0) add_dq(dq, late);
+        late = read_sums(shared.step(at));
+      }
+      products_begin();  // dP takes the registers that dQ had
+      multiply_rows<kV>(dp, shared.v(), shared.dout(at));
       products_wait<1>();
       settled(s);
+      const int flags = read_flags(shared.step(at));
       if constexpr (kBent)
-        make_bent_shares(s, p, step, at);
+        make_bent_shares(s, p, flags, at);
       else
-        make_shares(s, p, step, at);
+        make_shares(s, p, flags, at);
       products_wait<0>();
       settled(dp);
       make_ds(g, s, dp, at);
       if constexpr (kDq) {
-        wait(shared.ds_free(at), parity ^ 1);
         keep_ds(g, at);
         stores_visible();
-        __syncwarp();
-        if (leads()) arrive(shared.ds_full(at));
-        if (late >= 0) wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
       }
-      float dq[kOwn / 2];
       await_turn();
       settled(p);
       settled(g);
@@ -267,23 +230,13 @@ struct BackwardMath {
       add_rows<kV>(dv, p, shared.dout(at));
       add_rows<kK>(dk, g, shared.q(at));
       products_commit();
-      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
       pass_turn();
-      products_wait<kDq ? 1 : 0>();
-      if (leads()) {
+      products_wait<0>();
+      if (leads_warp()) {
         arrive(shared.q_free(at));
         arrive(shared.dout_free(at));
       }
-      if constexpr (kDq) {
-        products_wait<0>();
-        settled(dq);
-        if (late >= 0) {
-          if (leads()) arrive(shared.ds_free(at ^ 1));
-          add_dq(dq, late);
-        }
-        late = step.sums;
-      }
-      last = (step.flags & RowStep::kLast) != 0;
+      last = (flags & RowStep::kLast) != 0;
       if (at == 1) parity ^= 1;
       // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
       at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
@@ -292,9 +245,10 @@ struct BackwardMath {
     settled(dv);
     if constexpr (kDq) {
       float dq[kOwn / 2];
-      wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
+      await_turn();
       products_begin();
       multiply_dq(dq, at ^ 1);
+      pass_turn();
       products_wait<0>();
       settled(dq);
       add_dq(dq, late);
@@ -304,14 +258,14 @@ struct BackwardMath {
   // A finished tile to its keys.
   template <int kColumns>
   __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2],
-                                        const KeyItem& item, int kv_head, const bool (&live)[2]) const {
+                                        int2 keys, int kv_head, int live) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int key = item.begin + first_key() + 8 * i;
-      const bool inside = key < item.end;
-      const auto value = [&](int n, int j) { return live[i] ? sums[4 * n + 2 * i + j] : 0.0f; };
+      const int key = keys.x + first_key() + 8 * i;
+      const bool inside = key < keys.y, seen = (live >> i & 1) != 0;
+      const auto value = [&](int n, int j) { return seen ? sums[4 * n + 2 * i + j] : 0.0f; };
       if (!wide) {
-        if (!inside || (call.add_keys && !live[i])) continue;
+        if (!inside || (call.add_keys && !seen)) continue;
         const int first = 2 * (lane() % 4), columns = static_cast<int>(to.dim) - first;
         float* at = static_cast<float*>(to.data) + offset_of(to, key, kv_head) + first;
         const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
@@ -334,7 +288,7 @@ struct BackwardMath {
       for (int n = 0; n < kColumns / 8; n += 4) {
         unsigned w[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w[j] = packed(value(n + j, 0), value(n + j, 1));
+        for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
         transpose_words(w);
         const int column = 8 * (n + lane() % 4);
         if (inside && column < to.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
@@ -356,21 +310,22 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1) backward_kernel(co
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
-    give_registers<fetch_registers(kBent)>();
+    give_registers<BackwardShape::kFetchRegisters>();
     if (threadIdx.x < 32 && item.has_work()) fetch_tile<kWidth>(call, shared, item, kv_head);
   } else {
-    take_registers<math_registers(kBent)>();
+    take_registers<BackwardShape::kMathRegisters>();
     if (item.first == item.last) return;  // of a device_plan: has its zeros
     BackwardMath<N, kWidth, kBent, kDq> math(call, shared, group - 1);
-    bool live[2];
+    int live = 0;  // a bit for each of a lane's two keys
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = item.begin + math.first_key() + 8 * i;
-      live[i] = key < item.end && item.head < item.heads && item.is_live(call, key);
+      live |= key < item.end && item.head < item.heads && item.is_live(call, key) ? 1 << i : 0;
     }
     if (item.has_work()) math.run();
-    math.template store<kShape.k>(call.dk, call.wide_dk, math.dk, item, kv_head, live);
-    math.template store<kShape.v>(call.dv, call.wide_dv, math.dv, item, kv_head, live);
+    const int2 keys = item.keys(call, static_cast<int>(blockIdx.x));
+    math.template store<kShape.k>(call.dk, call.wide_dk, math.dk, keys, kv_head, live);
+    math.template store<kShape.v>(call.dv, call.wide_dv, math.dv, keys, kv_head, live);
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here

@@ -15,6 +15,7 @@ struct BackwardShape {
   int log_rows;  // of a tile of queries: rows times heads
   int stages;    // tiles of Q and dO in shared memory
   static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32;
+  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
   WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
@@ -28,13 +29,9 @@ struct BackwardShape {
     return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
-    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + 8 * (2 + 6 * stages + 2 * kDsBuffers);
+    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + 8 * (2 + 6 * stages);
   }
 };
-
-// Of the warpgroup that fetches and of those that multiply; softcap wants more.
-WEFT_HD constexpr int fetch_registers(bool bent) { return bent ? 24 : 40; }
-WEFT_HD constexpr int math_registers(bool bent) { return bent ? 240 : 232; }
 
 WEFT_HD constexpr BackwardShape backward_shape(Width w) {
   return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
@@ -54,7 +51,8 @@ constexpr int log_heads_of_tile(int heads_of_group, int rows, Index mean_rows_of
 // Tiles of query rows. Slices have in `unused` what brings a row to where tiles lie every `size` rows from 0 on.
 struct QueryTiles {
   const int2* ranges;  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`
-  WorkList list;       // slices of each, where `ranges` is null
+  WorkList list;       // slices of each `listed` tiles, where `ranges` is null
+  int listed;
   int tiles;
   int log_size, log_heads;  // rows, and query heads that are rows of one tile: powers of two
 
@@ -92,6 +90,46 @@ struct BackwardCall {
 };
 void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
 void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
+
+// dQ by the owner of its rows, 128 rows times heads: S and dP computed once more, and nothing added by several blocks, so
+// that its bits are the same on every run.
+struct DqShape {
+  int k, v;
+  static constexpr int kRows = 128, kKeys = 128, kStages = 2, kThreads = 384, kStepBytes = 16;
+
+  WEFT_HD constexpr int q_bytes() const { return 2 * kRows * k; }
+  WEFT_HD constexpr int dout_bytes() const { return 2 * kRows * v; }
+  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
+  WEFT_HD constexpr int tile_bytes() const { return q_bytes() + dout_bytes() + kStages * (k_bytes() + v_bytes()); }
+  WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + kStages * kStepBytes + 8 * (1 + 3 * kStages); }
+};
+WEFT_HD constexpr DqShape dq_shape(Width w) { return {backward_shape(w).k, backward_shape(w).v}; }
+// Tiles of the backward that are one here.
+WEFT_HD constexpr int tiles_of_dq(Width w) { return DqShape::kRows / backward_shape(w).rows(); }
+
+struct DqItem {
+  int begin, end;   // rows
+  int first, last;  // slices
+  int tile;         // its first one of QueryTiles
+  int unused[3] = {};
+};
+struct DqCall {
+  CUtensorMap q, dout, k, v;  // as in BackwardCall
+  QueryTiles rows;
+  const DqItem* items;      // [active], or null: rows.list
+  const WorkSlice* slices;  // of the items
+  int active;
+  HeadTiles heads;
+  int q_rows, k_rows, heads_q;
+  Scores scores;
+  float scale;
+  const float* statistics;
+  TensorView dq;
+  bool wide;
+};
+void dq_bf16(Width width, const DqCall& call, cudaStream_t stream);
+void dq_f16(Width width, const DqCall& call, cudaStream_t stream);
 
 // Before: statistics, and zeros in dQ's sums and in dK and dV of keys that no slice shows.
 struct PrepareCall {

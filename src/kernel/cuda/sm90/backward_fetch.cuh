@@ -39,8 +39,6 @@ struct BackwardShared {
   __device__ unsigned dout_full(int s) const { return barrier(2 + 3 * kStages + s); }
   __device__ unsigned dout_raw(int s) const { return barrier(2 + 4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return barrier(2 + 5 * kStages + s); }
-  __device__ unsigned ds_full(int b) const { return barrier(2 + 6 * kStages + b); }
-  __device__ unsigned ds_free(int b) const { return barrier(2 + 6 * kStages + kDsBuffers + b); }
 
   __device__ void init() const {
     constexpr int kWarps = 8;  // that multiply
@@ -50,10 +48,6 @@ struct BackwardShared {
       for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
       barrier_init(q_free(s), kWarps);
       barrier_init(dout_free(s), kWarps);
-    }
-    for (int b = 0; b < kDsBuffers; ++b) {
-      barrier_init(ds_full(b), kWarps);
-      barrier_init(ds_free(b), kWarps);
     }
     barriers_ready();
   }
@@ -79,6 +73,12 @@ __device__ inline void write_step(unsigned at, const RowStep& s) {
   store_four(at, s.flags, s.rows, s.keys, s.band);
   asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at + 16), "r"(s.sums) : "memory");
 }
+__device__ inline int read_flags(unsigned at) {
+  int flags;
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(flags) : "r"(at));
+  return flags;
+}
+__device__ inline int read_sums(unsigned at) { return read_flags(at + 16); }
 __device__ inline RowStep read_row_step(unsigned at) {
   RowStep s;
   asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"

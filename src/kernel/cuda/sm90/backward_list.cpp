@@ -48,7 +48,56 @@ Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
   return cut;
 }
 
-BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& heads, cudaStream_t stream) {
+// Items of dQ: `tiles` tiles of rows each, the most expensive first, and their slices.
+struct DqItems {
+  std::vector<int> items, slices;
+};
+void append(std::vector<int>& to, const WorkSlice& s) {
+  to.insert(to.end(), {s.q_begin, s.q_end, s.k_begin, s.k_end, s.k_first, s.lo, s.hi, s.unused});
+}
+DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles) {
+  std::vector<std::vector<std::size_t>> of_part(rows.parts.size());
+  for (std::size_t n = 0; n < slices.size(); ++n) of_part[static_cast<std::size_t>(rows.part_of[n])].push_back(n);
+  DqItems made;
+  std::vector<DqItem> items;
+  std::vector<Index> cost;
+  const auto end_of = [&](int tile) {
+    const int end = rows.ranges[2 * static_cast<std::size_t>(tile) + 1];
+    return end < 0 ? ~end : end;
+  };
+  std::size_t part = 0;
+  for (int tile = 0; tile < rows.tiles();) {
+    const int begin = rows.ranges[2 * static_cast<std::size_t>(tile)];
+    while (part < rows.parts.size() && rows.parts[part].end <= begin) ++part;
+    const bool held = part < rows.parts.size() && rows.parts[part].begin <= begin;
+    const int limit = held ? rows.parts[part].end : part < rows.parts.size() ? rows.parts[part].begin : end_of(rows.tiles() - 1);
+    int last = tile;
+    while (last + 1 < rows.tiles() && last + 1 < tile + tiles && end_of(last + 1) <= limit) ++last;
+    DqItem item{begin, end_of(last), static_cast<int>(made.slices.size() * sizeof(int) / sizeof(WorkSlice)), 0, tile};
+    cost.push_back(0);
+    for (const std::size_t n : held ? of_part[part] : std::vector<std::size_t>{}) {
+      const WorkSlice& s = slices[n];
+      const Index first_row = max_of(s.q_begin, item.begin), last_row = min_of(s.q_end, item.end) - 1;
+      if (first_row > last_row) continue;
+      append(made.slices, s);
+      cost.back() += min_of(s.k_end, last_row + s.hi + 1) - max_of(s.k_begin, first_row + s.lo);
+    }
+    item.last = static_cast<int>(made.slices.size() * sizeof(int) / sizeof(WorkSlice));
+    items.push_back(item);
+    tile = last + 1;
+  }
+  std::vector<std::size_t> order(items.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
+  for (const std::size_t n : order) {
+    const DqItem& i = items[n];
+    made.items.insert(made.items.end(), {i.begin, i.end, i.first, i.last, i.tile, 0, 0, 0});
+  }
+  return made;
+}
+
+BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& heads, int tiles_of_dq,
+                       cudaStream_t stream) {
   constexpr int kKeys = BackwardShape::kKeys;
   std::vector<WorkSlice> slices;
   std::vector<Range> q_spans, k_spans;
@@ -116,6 +165,9 @@ BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& hea
   lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
   const std::size_t members_at = lists.add_numbers(members), items_at = lists.add_numbers(items),
                     unseen_at = lists.add_numbers(unseen), rows_at = lists.add_numbers(rows.ranges);
+  DqItems dq;
+  if (tiles_of_dq > 0) dq = cut_dq(slices, rows, tiles_of_dq);
+  const std::size_t dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(dq.slices);
   BackwardWork work;
   work.memory = upload(lists.numbers(), stream);
   const int* base = work.memory.get();
@@ -127,21 +179,28 @@ BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& hea
   work.rows.ranges = reinterpret_cast<const int2*>(base + rows_at);
   work.rows.tiles = rows.tiles();
   work.heads = lists.heads(base);
+  work.dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
+  work.dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
+  work.dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));
   return work;
 }
 
 }  // namespace
 
-BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, cudaStream_t stream) {
+BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq,
+                                cudaStream_t stream) {
   const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
   BackwardWork work;
   if (args.device_plan == nullptr) {
-    work = from_host(args, 1 << log_size, heads, stream);
+    work = from_host(args, 1 << log_size, heads, tiles_of_dq, stream);
   } else {
-    const Tiling tilings[] = {{Side::query, args.q.rows, 1 << log_size}, {Side::key, args.k.rows, BackwardShape::kKeys}};
+    work.rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
+    const Tiling tilings[] = {{Side::query, args.q.rows, work.rows.listed << log_size},
+                              {Side::key, args.k.rows, BackwardShape::kKeys}};
     work.lists = make_lists({}, args.device_plan, tilings, heads, stream);
     work.rows.list = work.lists.lists[0];
-    work.rows.tiles = tilings[0].tiles();
+    work.rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log_size));
+    work.dq_active = tilings[0].tiles();
     work.keys.list = work.lists.lists[1];
     work.keys.active = work.unseen_tiles = tilings[1].tiles();
     work.heads = work.lists.heads;

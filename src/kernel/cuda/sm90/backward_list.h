@@ -14,11 +14,16 @@ struct BackwardWork {
   const int2* unseen = nullptr;  // as in PrepareCall
   int unseen_tiles = 0;
   WorkHeads heads = {};
+  // Of dQ by the owner of its rows, if that was asked for; items are null with a device_plan.
+  const DqItem* dq_items = nullptr;
+  const WorkSlice* dq_slices = nullptr;
+  int dq_active = 0;
 };
 
 // From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key tiles
 // of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in the L2
-// cache; within a document the most expensive first.
-BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, cudaStream_t stream);
+// cache; within a document the most expensive first. tiles_of_dq: of rows that are one item of dQ; 0: no such items.
+BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq,
+                                cudaStream_t stream);
 
 }  // namespace weft::cuda::sm90

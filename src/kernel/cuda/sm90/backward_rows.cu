@@ -16,7 +16,7 @@ __device__ int2 rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
   return {range.x, range.y < 0 ? ~range.y : range.y};
 }
 __device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
-  return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile, row);
+  return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile / tiles.listed, row);
 }
 
 // Zeros in rows of dK or dV, of one head.
