@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "cuda/check.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "kernel/cuda/host.h"
@@ -50,6 +51,12 @@ struct Rounded {
   ConstTensorView view;
 };
 
+int processors_of(int device) {
+  int count = 0;
+  WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 // Query rows of a slice, about.
 Index mean_rows(const BackwardArgs& args) {
   if (args.device_plan != nullptr) return 0;  // not known here
@@ -83,14 +90,16 @@ void backward(const BackwardArgs& given) {
   const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
   const int log_size = shape.log_rows - log_heads;
   const Index units = args.q.heads >> log_heads;
-  const BackwardWork work = make_backward_work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
-  check_grid(max_of(work.rows.tiles, work.keys.active), max_of(units, args.k.heads));
+  BackwardWork work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  check_grid(max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
+             max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   const StreamArray<float> statistics(2 * rows, stream);
   const StreamArray<float> dq_sums(args.deterministic ? 0 : rows * static_cast<std::size_t>(shape.k), stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
+  const StreamArray<int> counter(1, stream);
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
   const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   prepare_rows(width,
@@ -103,6 +112,7 @@ void backward(const BackwardArgs& given) {
                 .statistics = statistics.get(),
                 .dq_sums = dq_sums.get(),
                 .dsink = dsink.get(),
+                .counter = counter.get(),
                 .q_rows = static_cast<int>(args.q.rows),
                 .heads_q = static_cast<int>(args.q.heads),
                 .unseen = work.unseen,
@@ -116,6 +126,7 @@ void backward(const BackwardArgs& given) {
                stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
+  work.add_keys(stream);
   const Rounded dout_rounded(args.dout, dtype, stream);
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
   BackwardCall call{.q = {},
@@ -128,6 +139,8 @@ void backward(const BackwardArgs& given) {
                     .q_rows = static_cast<int>(args.q.rows),
                     .k_rows = static_cast<int>(args.k.rows),
                     .heads_k = static_cast<int>(args.k.heads),
+                    .processors = processors_of(args.place.device),
+                    .counter = counter.get(),
                     .scores = scores_of(scale_of(args.attention, args.q.dim), args.attention.softcap),
                     .scale = scale,
                     .statistics = statistics.get(),

@@ -1,12 +1,14 @@
-// The backward on Hopper: a block owns 128 keys of one K/V head, and all query rows that see them pass by, for all heads
+// The backward on Hopper: one launch, as many blocks as multiprocessors, each taking items until there are none left.
+//
+// An item is 128 keys of one K/V head, and all query rows that see them pass by, for all heads
 // of the group. dK and dV stay in registers, are written once, and have the same bits on every run.
 //
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as dV += P^T·dO
 // and dK += dS^T·Q want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a part from
 // all 128 keys, one step late, and adds it to f32 sums in device memory.
 //
-// Warpgroups take turns at issuing products, two in a step: dQ of the last step, S and dP; then dV and dK. While one
-// multiplies, the other one makes P and dS. The turns also say that the other's dS is there, and that it has been read.
+// Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
+// multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
 #pragma once
 
 #include "cuda/launch.h"
@@ -31,14 +33,11 @@ struct BackwardMath {
   const BackwardShared<kWidth> shared;
   const int group;  // of warps
   float dk[kK / 2], dv[kV / 2];
+  int at = 0;  // stage, and buffer of dS
+  unsigned parity = 0;
 
   __device__ __forceinline__ BackwardMath(const BackwardCall& c, const BackwardShared<kWidth>& sh, int g)
-      : call(c), shared(sh), group(g) {
-#pragma unroll
-    for (int i = 0; i < kK / 2; ++i) dk[i] = 0;
-#pragma unroll
-    for (int i = 0; i < kV / 2; ++i) dv[i] = 0;
-  }
+      : call(c), shared(sh), group(g) {}
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x % 128) / 32; }
@@ -184,31 +183,55 @@ struct BackwardMath {
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
   __device__ __forceinline__ void run() {
-    static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
     if (group == 1) named_arrive(1, 256);  // the first one's turn
-    int at = 0;                            // stage, and buffer of dS
-    unsigned parity = 0;
+    for (unsigned keys_parity = 0;; keys_parity ^= 1) {
+      wait(shared.keys_full(), keys_parity);
+      const int flags = SharedItem::read(shared.item()).flags;
+      if (SharedItem::read(shared.item()).begin < 0) return;
+#pragma unroll
+      for (int i = 0; i < kK / 2; ++i) dk[i] = 0;
+#pragma unroll
+      for (int i = 0; i < kV / 2; ++i) dv[i] = 0;
+      if ((flags & SharedItem::kUsed) != 0) attend();
+      const SharedItem item = SharedItem::read(shared.item());
+      __syncwarp();
+      if (leads_warp()) arrive(shared.keys_free());  // the next ones come while these are written
+      store_both(item);
+    }
+  }
+  __device__ __forceinline__ void store_both(const SharedItem& item) const {
+    int live = 0;  // a bit for each of a lane's two keys
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = item.begin + first_key() + 8 * i;
+      bool seen = key < item.end && (item.flags & SharedItem::kUsed) != 0;
+      if (seen && (item.flags & SharedItem::kMended) != 0) {
+        seen = false;
+        for (int m = item.first; m < item.last && !seen; ++m) {
+          const WorkSlice& s = call.keys.list.slices[m];
+          seen = key >= s.k_begin && key < s.k_end;
+        }
+      }
+      live |= seen ? 1 << i : 0;
+    }
+    store<kK>(call.dk, call.wide_dk, dk, {item.begin, item.end}, item.kv_head, live);
+    store<kV>(call.dv, call.wide_dv, dv, {item.begin, item.end}, item.kv_head, live);
+  }
+  // All rows of an item.
+  __device__ __forceinline__ void attend() {
+    static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
     int late = -1;  // tile of dQ of the last step
     bool last;
-    wait(shared.keys_full(), 0);
     do {
-      float s[kRows / 2], dp[kRows / 2], dq[kOwn / 2];
+      float s[kRows / 2], dp[kRows / 2];
       unsigned p[kRows / 4], g[kRows / 4];
       wait(shared.q_full(at), parity);
       wait(shared.dout_full(at), parity);
       await_turn();
       products_begin();
-      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // in the first step: of nothing, for nothing
       multiply_rows<kK>(s, shared.k(), shared.q(at));
-      pass_turn();
-      if constexpr (kDq) {
-        products_wait<1>();
-        settled(dq);
-        if (late >= 0) add_dq(dq, late);
-        late = read_sums(shared.step(at));
-      }
-      products_begin();  // dP takes the registers that dQ had
       multiply_rows<kV>(dp, shared.v(), shared.dout(at));
+      pass_turn();
       products_wait<1>();
       settled(s);
       const int flags = read_flags(shared.step(at));
@@ -220,9 +243,11 @@ struct BackwardMath {
       settled(dp);
       make_ds(g, s, dp, at);
       if constexpr (kDq) {
+        wait(shared.ds_free(at), parity ^ 1);
         keep_ds(g, at);
         stores_visible();
       }
+      float dq[kOwn / 2];
       await_turn();
       settled(p);
       settled(g);
@@ -230,11 +255,22 @@ struct BackwardMath {
       add_rows<kV>(dv, p, shared.dout(at));
       add_rows<kK>(dk, g, shared.q(at));
       products_commit();
+      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
       pass_turn();
-      products_wait<0>();
+      const int sums = kDq ? read_sums(shared.step(at)) : 0;
+      products_wait<kDq ? 1 : 0>();
       if (leads_warp()) {
         arrive(shared.q_free(at));
         arrive(shared.dout_free(at));
+      }
+      if constexpr (kDq) {
+        products_wait<0>();
+        settled(dq);
+        if (late >= 0) {
+          if (leads_warp()) arrive(shared.ds_free(at ^ 1));
+          add_dq(dq, late);
+        }
+        late = sums;
       }
       last = (flags & RowStep::kLast) != 0;
       if (at == 1) parity ^= 1;
@@ -251,6 +287,7 @@ struct BackwardMath {
       pass_turn();
       products_wait<0>();
       settled(dq);
+      if (leads_warp()) arrive(shared.ds_free(at ^ 1));
       add_dq(dq, late);
     }
   }
@@ -300,32 +337,17 @@ struct BackwardMath {
 template <class N, Width kWidth, bool kBent, bool kDq>
 __global__ void __launch_bounds__(BackwardShape::kThreads, 1) backward_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr BackwardShape kShape = backward_shape(kWidth);
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<kWidth> shared{shared_address(memory)};
-  // Head by head: the dQ that is being added to stays in the L2 cache.
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const KeyItem item(call, static_cast<int>(blockIdx.x), kv_head);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
     give_registers<BackwardShape::kFetchRegisters>();
-    if (threadIdx.x < 32 && item.has_work()) fetch_tile<kWidth>(call, shared, item, kv_head);
+    if (threadIdx.x < 32) fetch<kWidth>(call, shared);
   } else {
     take_registers<BackwardShape::kMathRegisters>();
-    if (item.first == item.last) return;  // of a device_plan: has its zeros
-    BackwardMath<N, kWidth, kBent, kDq> math(call, shared, group - 1);
-    int live = 0;  // a bit for each of a lane's two keys
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = item.begin + math.first_key() + 8 * i;
-      live |= key < item.end && item.head < item.heads && item.is_live(call, key) ? 1 << i : 0;
-    }
-    if (item.has_work()) math.run();
-    const int2 keys = item.keys(call, static_cast<int>(blockIdx.x));
-    math.template store<kShape.k>(call.dk, call.wide_dk, math.dk, keys, kv_head, live);
-    math.template store<kShape.v>(call.dv, call.wide_dv, math.dv, keys, kv_head, live);
+    BackwardMath<N, kWidth, kBent, kDq>(call, shared, group - 1).run();
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here
@@ -337,7 +359,7 @@ void launch_backward(const BackwardCall& call, cudaStream_t stream) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   static_assert(kShape.shared_bytes() <= 227 * 1024);
   launch(call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, true> : &backward_kernel<N, kWidth, kBent, false>,
-         {dim3(static_cast<unsigned>(call.keys.active), static_cast<unsigned>(call.heads_k)),
+         {dim3(static_cast<unsigned>(min(call.keys.active * call.heads_k, call.processors))),
           dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes())},
          stream, call);
 }

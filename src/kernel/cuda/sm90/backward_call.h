@@ -14,7 +14,7 @@ struct BackwardShape {
   int k, v;      // columns of Q and K, and of V
   int log_rows;  // of a tile of queries: rows times heads
   int stages;    // tiles of Q and dO in shared memory
-  static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32;
+  static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
   static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
@@ -24,12 +24,13 @@ struct BackwardShape {
   WEFT_HD constexpr int dout_bytes() const { return 2 * rows() * v; }
   WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows(); }
   WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
-  // K, V, stages of Q and dO, dS; statistics, steps, barriers.
+  // K, V, stages of Q and dO, dS; statistics, steps, the item, barriers.
   WEFT_HD constexpr int tile_bytes() const {
     return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
-    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + 8 * (2 + 6 * stages);
+    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
+           8 * (3 + 6 * stages + kDsBuffers);
   }
 };
 
@@ -80,6 +81,8 @@ struct BackwardCall {
   KeyTiles keys;
   HeadTiles heads;
   int q_rows, k_rows, heads_k;
+  int processors;  // blocks at most
+  int* counter;    // items handed out so far: 0
   Scores scores;
   float scale;              // d logit / d q·k, but for softcap
   const float* statistics;  // [units, tiles]: lse·log2(e) of all rows, then scale·(dout·out); +inf and 0 for no row
@@ -141,6 +144,7 @@ struct PrepareCall {
   float* statistics;
   float* dq_sums;  // or null
   double* dsink;   // [hq, tiles] or null
+  int* counter;    // becomes 0
   int q_rows, heads_q;
   const int2* unseen;  // [unseen_tiles] ranges of keys; null: tiles of the list without slices
   WorkList keys;

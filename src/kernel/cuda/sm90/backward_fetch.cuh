@@ -17,7 +17,8 @@ struct BackwardShared {
                             kLseAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
                             kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
-                            kBarrierAt = kStepAt + kStages * BackwardShape::kStepBytes;
+                            kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
+                            kBarrierAt = kItemAt + BackwardShape::kItemBytes;
   unsigned base;
 
   __device__ static unsigned times(int n, int bytes) { return static_cast<unsigned>(n * bytes); }
@@ -29,26 +30,31 @@ struct BackwardShared {
   __device__ unsigned lse(int s) const { return base + kLseAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
+  __device__ unsigned item() const { return base + kItemAt; }
   // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
   __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
   __device__ unsigned keys_full() const { return barrier(0); }
   __device__ unsigned keys_raw() const { return barrier(1); }
-  __device__ unsigned q_full(int s) const { return barrier(2 + s); }
-  __device__ unsigned q_raw(int s) const { return barrier(2 + kStages + s); }
-  __device__ unsigned q_free(int s) const { return barrier(2 + 2 * kStages + s); }
-  __device__ unsigned dout_full(int s) const { return barrier(2 + 3 * kStages + s); }
-  __device__ unsigned dout_raw(int s) const { return barrier(2 + 4 * kStages + s); }
-  __device__ unsigned dout_free(int s) const { return barrier(2 + 5 * kStages + s); }
+  __device__ unsigned keys_free() const { return barrier(2); }
+  __device__ unsigned q_full(int s) const { return barrier(3 + s); }
+  __device__ unsigned q_raw(int s) const { return barrier(3 + kStages + s); }
+  __device__ unsigned q_free(int s) const { return barrier(3 + 2 * kStages + s); }
+  __device__ unsigned dout_full(int s) const { return barrier(3 + 3 * kStages + s); }
+  __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
+  __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
+  __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
 
   __device__ void init() const {
     constexpr int kWarps = 8;  // that multiply
     barrier_init(keys_full(), 1);
     barrier_init(keys_raw(), 1);
+    barrier_init(keys_free(), kWarps);
     for (int s = 0; s < kStages; ++s) {
       for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
       barrier_init(q_free(s), kWarps);
       barrier_init(dout_free(s), kWarps);
     }
+    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps);
     barriers_ready();
   }
 };
@@ -104,10 +110,29 @@ __device__ void load_boxes(unsigned to, const CUtensorMap& map, unsigned barrier
     load_box(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
 }
 
-// K and V of the block. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
+// What the warpgroups that multiply have to know of an item: first key, end, K/V head, flags; slices.
+struct SharedItem {
+  enum Flag : int {
+    kUsed = 1,   // by a query head
+    kMended = 2  // not all keys are shown
+  };
+  int begin, end, kv_head, flags;  // begin < 0: there is no more work
+  int first, last;
+
+  __device__ static SharedItem read(unsigned at) {
+    SharedItem i;
+    asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(i.begin), "=r"(i.end), "=r"(i.kv_head), "=r"(i.flags)
+                 : "r"(at));
+    asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(i.first), "=r"(i.last) : "r"(at + 16));
+    return i;
+  }
+};
+
+// K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
 template <Width kWidth>
 __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
-                           int kv_head) {
+                           int kv_head, unsigned& raw_parity) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = BackwardShape::kKeys;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -116,16 +141,26 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
     const WorkSlice& s = call.keys.list.slices[m];
     covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
   }
-  const bool mended = !__any_sync(0xffffffffu, covers) || (item.end - item.begin < kKeys && item.end < call.k_rows);
+  const bool used = item.has_work();
+  const bool shown = __any_sync(0xffffffffu, covers);
+  const bool mended = used && (!shown || (item.end - item.begin < kKeys && item.end < call.k_rows));
   const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
   if (lane == 0) {
-    arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
-    load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
-    load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, item.begin);
+    store_four(shared.item(), item.begin, item.end, kv_head,
+               (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kMended));
+    store_four(shared.item() + 16, item.first, item.last, 0, 0);
+    if (used) {
+      arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
+      load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
+      load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, item.begin);
+    } else {
+      arrive(barrier);
+    }
   }
   __syncwarp();
   if (!mended) return;
-  wait(barrier, 0);
+  wait(barrier, raw_parity);
+  raw_parity ^= 1;
   const auto dead = [&](int r) { return item.begin + r >= item.end || !item.is_live(call, item.begin + r); };
   clear_rows<kKeys, kShape.k>(shared.k(), dead);
   clear_rows<kKeys, kShape.v>(shared.v(), dead);
@@ -134,15 +169,20 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
   if (lane == 0) arrive(shared.keys_full());
 }
 
-// A warp.
+// What goes on from item to item.
 template <Width kWidth>
-__device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
-                           int kv_head) {
+struct FetchState {
+  StageRing<backward_shape(kWidth).stages> stage;
+  unsigned raw_parity = 0;  // a bit a stage
+};
+
+// The rows of an item.
+template <Width kWidth>
+__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
+                           FetchState<kWidth>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  fetch_keys<kWidth>(call, shared, item, kv_head);
-  StageRing<kShape.stages> stage;
-  unsigned raw_parity = 0;  // a bit a stage
+  auto& [stage, raw_parity] = state;
   RowWalk walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
@@ -185,6 +225,32 @@ __device__ void fetch_tile(const BackwardCall& call, const BackwardShared<kWidth
       }
     }
     stage.next();
+  }
+}
+
+// A warp: hands out items, walks, fetches.
+template <Width kWidth>
+__device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
+  FetchState<kWidth> state;
+  unsigned parity = 0, raw_parity = 0;
+  for (int next = static_cast<int>(blockIdx.x); next < items;) {
+    // Head by head: the dQ that is being added to stays in the L2 cache.
+    const int kv_head = next / call.keys.active, tile = next % call.keys.active;
+    if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);  // looked at when this one is done
+    const KeyItem item(call, tile, kv_head);
+    if (item.is_shown()) {  // otherwise it has its zeros
+      wait(shared.keys_free(), parity ^ 1);
+      parity ^= 1;
+      fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
+      fetch_rows<kWidth>(call, shared, item, state);
+    }
+    next = __shfl_sync(0xffffffffu, next, 0);
+  }
+  wait(shared.keys_free(), parity ^ 1);
+  if (lane == 0) {
+    store_four(shared.item(), -1, 0, 0, 0);
+    arrive(shared.keys_full());
   }
 }
 

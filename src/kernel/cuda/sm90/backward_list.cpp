@@ -6,18 +6,6 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// Rows that overlapping slices hold together, cut into tiles.
-struct Part {
-  int begin, end;
-  int first_tile;
-};
-struct Cut {
-  std::vector<int> ranges;   // of tiles: begin and end
-  std::vector<Part> parts;   // without those that no slice holds
-  std::vector<int> part_of;  // of each slice
-  int tiles() const { return static_cast<int>(ranges.size() / 2); }
-};
-
 // Tiles of at most `size` rows over all `rows`; those of rows that no slice holds end with ~end if `mark`.
 Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
   Cut cut;
@@ -48,13 +36,15 @@ Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
   return cut;
 }
 
+std::span<const int> numbers_of(const std::vector<WorkSlice>& slices) {
+  return {reinterpret_cast<const int*>(slices.data()), slices.size() * sizeof(WorkSlice) / sizeof(int)};
+}
+
 // Items of dQ: `tiles` tiles of rows each, the most expensive first, and their slices.
 struct DqItems {
-  std::vector<int> items, slices;
+  std::vector<int> items;
+  std::vector<WorkSlice> slices;
 };
-void append(std::vector<int>& to, const WorkSlice& s) {
-  to.insert(to.end(), {s.q_begin, s.q_end, s.k_begin, s.k_end, s.k_first, s.lo, s.hi, s.unused});
-}
 DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles) {
   std::vector<std::vector<std::size_t>> of_part(rows.parts.size());
   for (std::size_t n = 0; n < slices.size(); ++n) of_part[static_cast<std::size_t>(rows.part_of[n])].push_back(n);
@@ -73,16 +63,16 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
     const int limit = held ? rows.parts[part].end : part < rows.parts.size() ? rows.parts[part].begin : end_of(rows.tiles() - 1);
     int last = tile;
     while (last + 1 < rows.tiles() && last + 1 < tile + tiles && end_of(last + 1) <= limit) ++last;
-    DqItem item{begin, end_of(last), static_cast<int>(made.slices.size() * sizeof(int) / sizeof(WorkSlice)), 0, tile};
+    DqItem item{begin, end_of(last), static_cast<int>(made.slices.size()), 0, tile};
     cost.push_back(0);
     for (const std::size_t n : held ? of_part[part] : std::vector<std::size_t>{}) {
       const WorkSlice& s = slices[n];
       const Index first_row = max_of(s.q_begin, item.begin), last_row = min_of(s.q_end, item.end) - 1;
       if (first_row > last_row) continue;
-      append(made.slices, s);
+      made.slices.push_back(s);
       cost.back() += min_of(s.k_end, last_row + s.hi + 1) - max_of(s.k_begin, first_row + s.lo);
     }
-    item.last = static_cast<int>(made.slices.size() * sizeof(int) / sizeof(WorkSlice));
+    item.last = static_cast<int>(made.slices.size());
     items.push_back(item);
     tile = last + 1;
   }
@@ -96,53 +86,85 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
   return made;
 }
 
-BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& heads, int tiles_of_dq,
-                       cudaStream_t stream) {
-  constexpr int kKeys = BackwardShape::kKeys;
-  std::vector<WorkSlice> slices;
+}  // namespace
+
+BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
+    : tiles_of_dq_(tiles_of_dq) {
+  rows.log_size = log_size;
+  rows.log_heads = log_heads;
+  rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
+  if (args.device_plan == nullptr) {
+    cut_slices(args, stream);
+    return;
+  }
+  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log_size},
+                            {Side::key, args.k.rows, BackwardShape::kKeys}};
+  lists_ = make_lists({}, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  rows.list = lists_.lists[0];
+  rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log_size));
+  dq_active = tilings[0].tiles();
+  keys.list = lists_.lists[1];
+  keys.active = unseen_tiles = tilings[1].tiles();
+  heads = lists_.heads;
+}
+
+void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   std::vector<Range> q_spans, k_spans;
   for (const Slice& given : args.slices) {
     const WorkSlice s = work_slice(given);
     if (s.q_begin >= s.q_end) continue;
-    slices.push_back(s);
+    slices_.push_back(s);
     q_spans.push_back({s.q_begin, s.q_end});
     k_spans.push_back({s.k_begin, s.k_end});
   }
-  const Cut rows = cut_rows(q_spans, static_cast<int>(args.q.rows), size, true);
-  const Cut keys = cut_rows(k_spans, static_cast<int>(args.k.rows), kKeys, false);
-  const std::size_t tiles = static_cast<std::size_t>(keys.tiles());
+  rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
+  keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), BackwardShape::kKeys, true);
+  std::vector<int> gaps;
+  for (std::size_t t = 0; t < keys_.ranges.size(); t += 2)
+    if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
+  HostLists lists({});
+  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
+  const std::size_t rows_at = lists.add_numbers(rows_.ranges), gaps_at = lists.add_numbers(gaps);
+  first_ = upload(lists.numbers(), stream);
+  rows.ranges = reinterpret_cast<const int2*>(first_.get() + rows_at);
+  rows.tiles = rows_.tiles();
+  unseen = reinterpret_cast<const int2*>(first_.get() + gaps_at);
+  unseen_tiles = static_cast<int>(gaps.size() / 2);
+  heads = lists.heads(first_.get());
+}
 
-  std::vector<int> begin(tiles + 1, 0);
-  std::vector<Index> cost(tiles, 0), part_cost(keys.parts.size(), 0);
-  std::vector<int> part_of_tile(tiles, 0);
+void BackwardWork::add_keys(cudaStream_t stream) {
+  if (rows.ranges == nullptr) return;  // a device_plan's are there
+  constexpr int kKeys = BackwardShape::kKeys;
+  const std::size_t tiles = static_cast<std::size_t>(keys_.tiles());
+  std::vector<int> begin(tiles + 1, 0), part_of_tile(tiles, 0);
+  std::vector<Index> cost(tiles, 0), part_cost(keys_.parts.size(), 0);
   const auto each = [&](auto&& visit) {
-    for (std::size_t n = 0; n < slices.size(); ++n) {
-      const WorkSlice& s = slices[n];
-      const Part& part = keys.parts[static_cast<std::size_t>(keys.part_of[n])];
+    for (std::size_t n = 0; n < slices_.size(); ++n) {
+      const WorkSlice& s = slices_[n];
+      const Part& part = keys_.parts[static_cast<std::size_t>(keys_.part_of[n])];
       const int first = part.first_tile + (s.k_begin - part.begin) / kKeys;
       const int last = part.first_tile + (s.k_end - 1 - part.begin) / kKeys;
       for (int t = first; t <= last; ++t) visit(n, static_cast<std::size_t>(t));
     }
   };
   each([&](std::size_t n, std::size_t t) {
-    const WorkSlice& s = slices[n];
-    const Index first = max_of(s.k_begin, keys.ranges[2 * t]), last = min_of(s.k_end, keys.ranges[2 * t + 1]) - 1;
+    const WorkSlice& s = slices_[n];
+    const Index first = max_of(s.k_begin, keys_.ranges[2 * t]), last = min_of(s.k_end, keys_.ranges[2 * t + 1]) - 1;
     const Index seeing = min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
     ++begin[t + 1];
     cost[t] += seeing;
-    const std::size_t part = static_cast<std::size_t>(keys.part_of[n]);
-    part_cost[part] += seeing;
-    part_of_tile[t] = keys.part_of[n];
+    part_cost[static_cast<std::size_t>(keys_.part_of[n])] += seeing;
+    part_of_tile[t] = keys_.part_of[n];
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  constexpr std::size_t kInts = sizeof(WorkSlice) / sizeof(int);
-  std::vector<int> members(static_cast<std::size_t>(begin.back()) * kInts), next(begin.begin(), begin.end() - 1);
+  std::vector<WorkSlice> members(static_cast<std::size_t>(begin.back()));
+  std::vector<int> next(begin.begin(), begin.end() - 1);
   each([&](std::size_t n, std::size_t t) {
-    WorkSlice s = slices[n];
-    const Part& part = rows.parts[static_cast<std::size_t>(rows.part_of[n])];
-    s.unused = part.first_tile * size - part.begin;
-    const int numbers[kInts] = {s.q_begin, s.q_end, s.k_begin, s.k_end, s.k_first, s.lo, s.hi, s.unused};
-    std::copy(numbers, numbers + kInts, members.begin() + next[t]++ * static_cast<std::ptrdiff_t>(kInts));
+    const Part& part = rows_.parts[static_cast<std::size_t>(rows_.part_of[n])];
+    WorkSlice& s = members[static_cast<std::size_t>(next[t]++)];
+    s = slices_[n];
+    s.unused = part.first_tile * rows.size() - part.begin;
   });
   std::vector<int> order;
   for (std::size_t t = 0; t < tiles; ++t)
@@ -153,61 +175,25 @@ BackwardWork from_host(const BackwardArgs& args, int size, const HeadGroups& hea
     if (px != py) return part_cost[px] != part_cost[py] ? part_cost[px] > part_cost[py] : px < py;
     return cost[x] > cost[y];
   });
-  std::vector<int> items, unseen;
+  std::vector<int> items;
   for (const int t : order) {
     const std::size_t x = static_cast<std::size_t>(t);
-    items.insert(items.end(), {keys.ranges[2 * x], keys.ranges[2 * x + 1], begin[x], begin[x + 1]});
+    items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
   }
-  for (std::size_t t = 0; t < tiles; ++t)
-    if (begin[t] == begin[t + 1]) unseen.insert(unseen.end(), {keys.ranges[2 * t], keys.ranges[2 * t + 1]});
+  DqItems dq;
+  if (tiles_of_dq_ > 0) dq = cut_dq(slices_, rows_, tiles_of_dq_);
 
   HostLists lists({});
-  lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
-  const std::size_t members_at = lists.add_numbers(members), items_at = lists.add_numbers(items),
-                    unseen_at = lists.add_numbers(unseen), rows_at = lists.add_numbers(rows.ranges);
-  DqItems dq;
-  if (tiles_of_dq > 0) dq = cut_dq(slices, rows, tiles_of_dq);
-  const std::size_t dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(dq.slices);
-  BackwardWork work;
-  work.memory = upload(lists.numbers(), stream);
-  const int* base = work.memory.get();
-  work.keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
-  work.keys.items = reinterpret_cast<const int4*>(base + items_at);
-  work.keys.active = static_cast<int>(order.size());
-  work.unseen = reinterpret_cast<const int2*>(base + unseen_at);
-  work.unseen_tiles = static_cast<int>(unseen.size() / 2);
-  work.rows.ranges = reinterpret_cast<const int2*>(base + rows_at);
-  work.rows.tiles = rows.tiles();
-  work.heads = lists.heads(base);
-  work.dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
-  work.dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
-  work.dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));
-  return work;
-}
-
-}  // namespace
-
-BackwardWork make_backward_work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq,
-                                cudaStream_t stream) {
-  const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
-  BackwardWork work;
-  if (args.device_plan == nullptr) {
-    work = from_host(args, 1 << log_size, heads, tiles_of_dq, stream);
-  } else {
-    work.rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
-    const Tiling tilings[] = {{Side::query, args.q.rows, work.rows.listed << log_size},
-                              {Side::key, args.k.rows, BackwardShape::kKeys}};
-    work.lists = make_lists({}, args.device_plan, tilings, heads, stream);
-    work.rows.list = work.lists.lists[0];
-    work.rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log_size));
-    work.dq_active = tilings[0].tiles();
-    work.keys.list = work.lists.lists[1];
-    work.keys.active = work.unseen_tiles = tilings[1].tiles();
-    work.heads = work.lists.heads;
-  }
-  work.rows.log_size = log_size;
-  work.rows.log_heads = log_heads;
-  return work;
+  const std::size_t members_at = lists.add_numbers(numbers_of(members)), items_at = lists.add_numbers(items),
+                    dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices));
+  second_ = upload(lists.numbers(), stream);
+  const int* base = second_.get();
+  keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
+  keys.items = reinterpret_cast<const int4*>(base + items_at);
+  keys.active = static_cast<int>(order.size());
+  dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
+  dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
+  dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));
 }
 
 }  // namespace weft::cuda::sm90

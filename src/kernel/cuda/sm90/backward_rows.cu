@@ -19,6 +19,11 @@ __device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
   return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile / tiles.listed, row);
 }
 
+__device__ float2 two_floats(unsigned x, DType dtype) {
+  if (dtype == DType::bf16) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
 // Zeros in rows of dK or dV, of one head.
 __device__ void clear_keys(const TensorView& to, bool wide, int2 keys, int head) {
   const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
@@ -47,41 +52,81 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
   __shared__ double shares[kRows];
   const int units = call.heads_q >> call.rows.log_heads, more = static_cast<int>(blockIdx.x) - call.rows.tiles * units;
-  if (more >= 0) return clear_unseen(call, more);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *call.counter = 0;
+  if (more >= 0) {
+    if (more < call.unseen_tiles * static_cast<int>(call.dk.heads)) clear_unseen(call, more);
+    return;
+  }
   const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
-  if (call.dq_sums != nullptr) {
+  float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+  constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
+  const int piece = thread % kLanes;
+  const auto row_of = [&](int i) { return rows.x + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
+  const auto head_of = [&](int i) {
+    return (unit << call.rows.log_heads) + ((i * kStep + thread / kLanes) & (call.rows.heads() - 1));
+  };
+  const auto clear_sums = [&] {
+    if (call.dq_sums == nullptr) return;
     float4* sums = reinterpret_cast<float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kShape.k));
 #pragma unroll
     for (int i = 0; i < kRows * kShape.k / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
+  };
+  bool live[kEach];
+  float lse[kEach], delta[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    live[i] = row_of(i) < rows.y && is_live(call.rows, tile, row_of(i));
+    lse[i] = kMinusInfinity<float>;
+    if (live[i] && piece == 0) lse[i] = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(i), head_of(i)));
+    delta[i] = 0;
   }
-  float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+  if (call.out.direct && call.out.same && call.dout.direct && call.dout.same) {  // everything is asked for before it is used
+    uint4 a[kEach], b[kEach];
+    const auto load = [&](const Source& from, int i) {
+      if (!live[i] || piece * 8 >= dim) return make_uint4(0, 0, 0, 0);
+      return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
+                                             offset_of(from.view, row_of(i), head_of(i)) + piece * 8);
+    };
 #pragma unroll
-  for (int first = 0; first < kRows; first += kThreads / kLanes) {
-    const int r = first + thread / kLanes, piece = thread % kLanes;
-    const int row = rows.x + (r >> call.rows.log_heads), head = (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1));
-    const bool live = row < rows.y && is_live(call.rows, tile, row);
-    float delta = 0;
-    if (live && piece * 8 < dim) {
-      float a[8], b[8];
-      load_eight(call.out, offset_of(call.out.view, row, head) + piece * 8, dim - piece * 8, a);
-      load_eight(call.dout, offset_of(call.dout.view, row, head) + piece * 8, dim - piece * 8, b);
+    for (int i = 0; i < kEach; ++i) a[i] = load(call.out, i), b[i] = load(call.dout, i);
+    clear_sums();
+    const auto dot = [&](unsigned x, unsigned y) {
+      const float2 u = two_floats(x, call.dout.view.dtype), v = two_floats(y, call.dout.view.dtype);
+      return u.x * v.x + u.y * v.y;
+    };
 #pragma unroll
-      for (int i = 0; i < 8; ++i) delta += a[i] * b[i];
+    for (int i = 0; i < kEach; ++i)
+      delta[i] = dot(a[i].x, b[i].x) + dot(a[i].y, b[i].y) + dot(a[i].z, b[i].z) + dot(a[i].w, b[i].w);
+  } else {
+    clear_sums();
+#pragma unroll 1
+    for (int i = 0; i < kEach; ++i) {
+      float a[8] = {}, b[8] = {}, sum = 0;
+      if (row_of(i) < rows.y && is_live(call.rows, tile, row_of(i)) && piece * 8 < dim) {
+        load_eight(call.out, offset_of(call.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
+        load_eight(call.dout, offset_of(call.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
+      }
+      for (int j = 0; j < 8; ++j) sum += a[j] * b[j];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (j == i) delta[j] = sum;
     }
+  }
 #pragma unroll
-    for (int lane = kLanes / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, lane);
+  for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+    for (int lane = kLanes / 2; lane > 0; lane /= 2) delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], lane);
     if (piece != 0) continue;
-    float lse = kMinusInfinity<float>;
-    if (live) lse = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head));
+    const int r = i * kStep + thread / kLanes;
     if (call.dsink != nullptr) {
-      const float sink = sink_logit(call.sink, head);
-      shares[r] = live && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse) * delta) : 0.0;
+      const float sink = sink_logit(call.sink, head_of(i));
+      shares[r] = live[i] && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse[i]) * delta[i]) : 0.0;
     }
-    const bool keys = lse != kMinusInfinity<float>;  // without keys P is 0, whatever the score
-    statistics[r] = keys ? lse * kLog2E : -kMinusInfinity<float>;
-    statistics[kRows + r] = keys ? call.scale * delta : 0.0f;
+    const bool keys = lse[i] != kMinusInfinity<float>;  // without keys P is 0, whatever the score
+    statistics[r] = keys ? lse[i] * kLog2E : -kMinusInfinity<float>;
+    statistics[kRows + r] = keys ? call.scale * delta[i] : 0.0f;
   }
   if (call.dsink == nullptr) return;
   __syncthreads();
@@ -149,8 +194,9 @@ __global__ void __launch_bounds__(kThreads)
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads)) +
                           static_cast<unsigned>(call.unseen_tiles * static_cast<int>(call.dk.heads));
+  // One at least, for the counter.
   launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
-         {dim3(blocks), dim3(kThreads), 0}, stream, call);
+         {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
 }
 
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {

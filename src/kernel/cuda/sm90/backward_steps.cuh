@@ -53,12 +53,7 @@ struct KeyItem {
       head = call.heads.list.begin[kv_head], heads = call.heads.list.begin[kv_head + 1];
     }
   }
-  // Its keys, asked for again: registers are dearer than a load.
-  __device__ static int2 keys(const BackwardCall& call, int tile) {
-    if (call.keys.items != nullptr) return {call.keys.items[tile].x, call.keys.items[tile].y};
-    tile = call.keys.list.order[tile];
-    return {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
-  }
+  __device__ bool is_shown() const { return first < last; }
   __device__ bool has_work() const { return first < last && head < heads; }
   __device__ bool is_live(const BackwardCall& call, int key) const {
     for (int m = first; m < last; ++m) {
