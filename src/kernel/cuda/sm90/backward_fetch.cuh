@@ -43,6 +43,7 @@ struct BackwardShared {
   __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
+  __device__ unsigned ds_full(int b) const { return barrier(3 + 6 * kStages + 2 + b); }
 
   __device__ void init() const {
     constexpr int kWarps = 8;  // that multiply
@@ -54,7 +55,7 @@ struct BackwardShared {
       barrier_init(q_free(s), kWarps);
       barrier_init(dout_free(s), kWarps);
     }
-    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps);
+    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps), barrier_init(ds_full(b), kWarps);
     barriers_ready();
   }
 };
@@ -237,7 +238,6 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
     // Head by head: the dQ that is being added to stays in the L2 cache.
     const int kv_head = next / call.keys.active, tile = next % call.keys.active;
-    if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);  // looked at when this one is done
     const KeyItem item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
       wait(shared.keys_free(), parity ^ 1);
@@ -245,6 +245,8 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
       fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
       fetch_rows<kWidth>(call, shared, item, state);
     }
+    // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
+    if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);
     next = __shfl_sync(0xffffffffu, next, 0);
   }
   wait(shared.keys_free(), parity ^ 1);
