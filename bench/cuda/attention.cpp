@@ -32,6 +32,7 @@ struct BenchCase {
   Mask mask = {.causal = true};
   Index ranks = 1, rank = 0;
   DType dtype = DType::bf16;
+  bool ring = false;  // the backward in steps, the keys of one rank each
 };
 
 std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> counts) {
@@ -47,6 +48,7 @@ std::vector<BenchCase> all_cases() {
   return {{"packed", packed, 32, 8, 128},
           {"rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3},
           {"short-rank-of-8", short_ones, 32, 8, 128, {.causal = true}, 8, 3},
+          {"ring-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true},
           {"dense", {16384}, 32, 8, 128},
           {"width-64", repeated({{16, 4096}}), 16, 16, 64},
           {"window", {32768}, 32, 8, 128, {.causal = true, .left = 4096}},
@@ -138,15 +140,16 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layout layout = make_layouts(kind, problem, c.ranks).q;
-  const Plan plan = make_plan(problem, layout.runs(c.rank), layout.sequence_order());
+  const Plan plan = make_plan(problem, layout.runs(c.rank), c.ring ? layout.rank_order() : layout.sequence_order());
   Index pairs = 0;
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
   const DType type = c.dtype;
   const Tensor q(type, plan.q_rows, c.heads_q, c.dim, 1), k(type, plan.k_rows, c.heads_k, c.dim, 2),
       v(type, plan.k_rows, c.heads_k, c.dim, 3), dout(type, plan.q_rows, c.heads_q, c.dim, 4);
   const Tensor out(type, plan.q_rows, c.heads_q, c.dim), lse(DType::f32, plan.q_rows, c.heads_q, 1);
-  const Tensor dq(type, plan.q_rows, c.heads_q, c.dim), dk(type, plan.k_rows, c.heads_k, c.dim),
-      dv(type, plan.k_rows, c.heads_k, c.dim);
+  const DType gradients = c.ring ? DType::f32 : type;  // that travel
+  const Tensor dq(gradients, plan.q_rows, c.heads_q, c.dim), dk(gradients, plan.k_rows, c.heads_k, c.dim),
+      dv(gradients, plan.k_rows, c.heads_k, c.dim);
   const Place place{.kind = DeviceKind::cuda};
   const ForwardArgs forward{.q = q.view(),
                             .k = k.view(),
@@ -167,13 +170,36 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
                         .dv = dv.view(),
                         .place = place};
   std::optional<OnDevice> on_device;
-  if (graph) on_device.emplace(c, kind);
+  if (graph && !c.ring) on_device.emplace(c, kind);
+  // Steps of a ring, one after another: dk and dv are added to, dq is each step's share. Nothing moves.
+  std::vector<Plan> plans;
+  for (Index rank = 0; c.ring && rank < c.ranks; ++rank)
+    plans.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
+  const auto ring_backward = [&] {
+    for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+      BackwardArgs step = backward;
+      const Index rows = plans[rank].k_rows;
+      const auto part = [&](auto view) {
+        view.data = detail::advanced(view.data, view.dtype, static_cast<Index>(rank) * rows * view.row_stride);
+        view.rows = rows;
+        return view;
+      };
+      step.k = part(backward.k);
+      step.v = part(backward.v);
+      step.dk = part(backward.dk);
+      step.dv = part(backward.dv);
+      step.slices = plans[rank].slices;
+      step.add_keys = true;
+      attend_backward(step, kernel);
+    }
+  };
   const auto time_backward = [&] {
+    if (c.ring) return median_ms(ring_backward);
     return graph ? on_device->ms(backward, &attend_backward, kernel)
                  : median_ms([&] { attend_backward(backward, kernel); });
   };
   const float forward_ms =
-      graph ? on_device->ms(forward, &attend, kernel) : median_ms([&] { attend(forward, kernel); });
+      on_device ? on_device->ms(forward, &attend, kernel) : median_ms([&] { attend(forward, kernel); });
   const float backward_ms = time_backward();
   backward.deterministic = true;
   const float same_ms = time_backward();

@@ -10,9 +10,6 @@
 // Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
 // multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
 #pragma once
-#ifndef VARIANT
-#define VARIANT 0
-#endif
 
 #include "cuda/launch.h"
 #include "kernel/cuda/scores.cuh"
@@ -230,20 +227,13 @@ struct BackwardMath {
       unsigned p[kRows / 4], g[kRows / 4];
       wait(shared.q_full(at), parity);
       wait(shared.dout_full(at), parity);
-#if VARIANT != 1
       await_turn();
-#endif
       products_begin();
       multiply_rows<kK>(s, shared.k(), shared.q(at));
       multiply_rows<kV>(dp, shared.v(), shared.dout(at));
-#if VARIANT == 0
       pass_turn();
-#endif
       products_wait<1>();
       settled(s);
-#if VARIANT == 2
-      pass_turn();
-#endif
       const int flags = read_flags(shared.step(at));
       if constexpr (kBent)
         make_bent_shares(s, p, flags, at);
@@ -256,11 +246,6 @@ struct BackwardMath {
         wait(shared.ds_free(at), parity ^ 1);
         keep_ds(g, at);
         stores_visible();
-#if VARIANT == 1
-        __syncwarp();
-        if (leads_warp()) arrive(shared.ds_full(at));
-        if (late >= 0) wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
-#endif
       }
       float dq[kOwn / 2];
       await_turn();
@@ -296,9 +281,6 @@ struct BackwardMath {
     settled(dv);
     if constexpr (kDq) {
       float dq[kOwn / 2];
-#if VARIANT == 1
-      wait(shared.ds_full(at ^ 1), parity ^ (at == 0 ? 1u : 0u));
-#endif
       await_turn();
       products_begin();
       multiply_dq(dq, at ^ 1);

@@ -30,7 +30,7 @@ struct BackwardShape {
   }
   WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
-           8 * (3 + 6 * stages + 2 * kDsBuffers);
+           8 * (3 + 6 * stages + kDsBuffers);
   }
 };
 

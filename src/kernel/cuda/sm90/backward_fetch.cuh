@@ -43,7 +43,6 @@ struct BackwardShared {
   __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
-  __device__ unsigned ds_full(int b) const { return barrier(3 + 6 * kStages + 2 + b); }
 
   __device__ void init() const {
     constexpr int kWarps = 8;  // that multiply
@@ -55,7 +54,7 @@ struct BackwardShared {
       barrier_init(q_free(s), kWarps);
       barrier_init(dout_free(s), kWarps);
     }
-    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps), barrier_init(ds_full(b), kWarps);
+    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps);
     barriers_ready();
   }
 };

@@ -24,6 +24,10 @@ __device__ float2 two_floats(unsigned x, DType dtype) {
   return __half22float2(*reinterpret_cast<const __half2*>(&x));
 }
 
+// In one order, whichever way the numbers came: a row's bits do not depend on its view.
+__device__ float dot_two(float2 a, float2 b) { return __fmaf_rn(a.x, b.x, __fmul_rn(a.y, b.y)); }
+__device__ float add_four_sums(float a, float b, float c, float d) { return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d)); }
+
 // Zeros in rows of dK or dV, of one head.
 __device__ void clear_keys(const TensorView& to, bool wide, int2 keys, int head) {
   const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
@@ -92,23 +96,23 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 #pragma unroll
     for (int i = 0; i < kEach; ++i) a[i] = load(call.out, i), b[i] = load(call.dout, i);
     clear_sums();
-    const auto dot = [&](unsigned x, unsigned y) {
-      const float2 u = two_floats(x, call.dout.view.dtype), v = two_floats(y, call.dout.view.dtype);
-      return u.x * v.x + u.y * v.y;
+    const auto both = [&](unsigned x, unsigned y) {
+      return dot_two(two_floats(x, call.dout.view.dtype), two_floats(y, call.dout.view.dtype));
     };
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      delta[i] = dot(a[i].x, b[i].x) + dot(a[i].y, b[i].y) + dot(a[i].z, b[i].z) + dot(a[i].w, b[i].w);
+      delta[i] = add_four_sums(both(a[i].x, b[i].x), both(a[i].y, b[i].y), both(a[i].z, b[i].z), both(a[i].w, b[i].w));
   } else {
     clear_sums();
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
-      float a[8] = {}, b[8] = {}, sum = 0;
+      float a[8] = {}, b[8] = {};
       if (row_of(i) < rows.y && is_live(call.rows, tile, row_of(i)) && piece * 8 < dim) {
         load_eight(call.out, offset_of(call.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
         load_eight(call.dout, offset_of(call.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
       }
-      for (int j = 0; j < 8; ++j) sum += a[j] * b[j];
+      const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
+      const float sum = add_four_sums(both(0), both(2), both(4), both(6));
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
         if (j == i) delta[j] = sum;
