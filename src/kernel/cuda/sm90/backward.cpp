@@ -91,8 +91,9 @@ void backward(const BackwardArgs& given) {
   const int log_size = shape.log_rows - log_heads;
   const Index units = args.q.heads >> log_heads;
   BackwardWork work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
-  check_grid(max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
-             max_of(units, args.k.heads));
+  check_grid(
+      max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
+      max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());

@@ -1,11 +1,11 @@
 // The backward on Hopper: one launch, as many blocks as multiprocessors, each taking items until there are none left.
 //
-// An item is 128 keys of one K/V head, and all query rows that see them pass by, for all heads
-// of the group. dK and dV stay in registers, are written once, and have the same bits on every run.
+// An item is 128 keys of one K/V head, and all query rows that see them pass by, for all heads of the group. dK and dV
+// stay in registers, are written once, and have the same bits on every run.
 //
-// A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as dV += P^T·dO
-// and dK += dS^T·Q want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a part from
-// all 128 keys, one step late, and adds it to f32 sums in device memory.
+// A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
+// products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
+// part from all 128 keys, one step late, and adds it to f32 sums in device memory.
 //
 // Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
 // multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
@@ -55,7 +55,8 @@ struct BackwardMath {
   }
   // Sums [64 keys][columns] += of[keys][rows] · rows.
   template <int kColumns>
-  __device__ __forceinline__ void add_rows(float (&sums)[kColumns / 2], const unsigned (&of)[kRows / 4], unsigned rows) {
+  __device__ __forceinline__ void add_rows(float (&sums)[kColumns / 2], const unsigned (&of)[kRows / 4],
+                                           unsigned rows) {
     const unsigned b = tile_at<kRows * 128>(rows);
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {
@@ -154,7 +155,7 @@ struct BackwardMath {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         ds[2 * n + i] = packed_pair<N>(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
-                               p[4 * n + 2 * i + 1] * fmaf(dp[4 * n + 2 * i + 1], scale, -x.y));
+                                       p[4 * n + 2 * i + 1] * fmaf(dp[4 * n + 2 * i + 1], scale, -x.y));
     }
   }
   // dS^T to shared memory, [key][row].
@@ -163,8 +164,8 @@ struct BackwardMath {
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {
       const int piece = 2 * (i % 4) + lane() / 16;
-      const unsigned to = shared.ds(buffer) + static_cast<unsigned>(i / 4 * kKeys * 128 + key * 128 +
-                                                                    ((piece ^ (key & 7)) << 4));
+      const unsigned to =
+          shared.ds(buffer) + static_cast<unsigned>(i / 4 * kKeys * 128 + key * 128 + ((piece ^ (key & 7)) << 4));
       const unsigned four[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
       store_matrices(to, four);
     }
@@ -294,8 +295,8 @@ struct BackwardMath {
 
   // A finished tile to its keys.
   template <int kColumns>
-  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2],
-                                        int2 keys, int kv_head, int live) const {
+  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2], int2 keys,
+                                        int kv_head, int live) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = keys.x + first_key() + 8 * i;
@@ -335,7 +336,8 @@ struct BackwardMath {
 };
 
 template <class N, Width kWidth, bool kBent, bool kDq>
-__global__ void __launch_bounds__(BackwardShape::kThreads, 1) backward_kernel(const __grid_constant__ BackwardCall call) {
+__global__ void __launch_bounds__(BackwardShape::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<kWidth> shared{shared_address(memory)};

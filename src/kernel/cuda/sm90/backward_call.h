@@ -40,8 +40,8 @@ WEFT_HD constexpr BackwardShape backward_shape(Width w) {
 // Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
 constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
 
-// Query heads that are rows of one tile, a power of two: as many as make the tiles of rows short against the slices, whose
-// ends are computed for nothing. No more: heads one after another have less dQ under way than all at once.
+// Query heads that are rows of one tile, a power of two: as many as make the tiles of rows short against the slices,
+// whose ends are computed for nothing. No more: heads one after another have less dQ under way than all at once.
 constexpr int log_heads_of_tile(int heads_of_group, int rows, Index mean_rows_of_slices) {
   constexpr int kMost = 4, kShort = 32;
   int log = 0;
@@ -51,8 +51,9 @@ constexpr int log_heads_of_tile(int heads_of_group, int rows, Index mean_rows_of
 
 // Tiles of query rows. Slices have in `unused` what brings a row to where tiles lie every `size` rows from 0 on.
 struct QueryTiles {
-  const int2* ranges;  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`
-  WorkList list;       // slices of each `listed` tiles, where `ranges` is null
+  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`, and
+  const int2* ranges;
+  WorkList list;  // slices of each `listed` tiles
   int listed;
   int tiles;
   int log_size, log_heads;  // rows, and query heads that are rows of one tile: powers of two
@@ -66,7 +67,6 @@ struct KeyTiles {
   const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
   WorkList list;      // tiles lie every kKeys
   int active;         // that may have slices
-
 };
 // Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
 struct HeadTiles {
@@ -94,8 +94,8 @@ struct BackwardCall {
 void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
 void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
 
-// dQ by the owner of its rows, 128 rows times heads: S and dP computed once more, and nothing added by several blocks, so
-// that its bits are the same on every run.
+// dQ by the owner of its rows, 128 rows times heads: S and dP computed once more, and nothing added by several blocks,
+// so that its bits are the same on every run.
 struct DqShape {
   int k, v;
   static constexpr int kRows = 128, kKeys = 128, kStages = 2, kThreads = 384, kStepBytes = 16;

@@ -1,5 +1,5 @@
-// dQ by the owner of its rows: as the forward goes through keys, with two products more. A block has 128 rows times heads,
-// a warpgroup 64 of them: S = Q·K^T and dP = dO·V^T are its sums, and dS stays in its registers for dQ += dS·K.
+// dQ by the owner of its rows: as the forward goes through keys, with two products more. A block has 128 rows times
+// heads, a warpgroup 64 of them: S = Q·K^T and dP = dO·V^T are its sums, and dS stays in its registers for dQ += dS·K.
 #pragma once
 
 #include "cuda/launch.h"
@@ -44,8 +44,8 @@ __device__ inline DqItem dq_item(const DqCall& call, int n) {
   if (call.items != nullptr) return call.items[n];
   const int block = call.rows.list.order[n], log = call.rows.log_size;
   const int2 range = call.rows.list.ranges[block];
-  return {(block * call.rows.listed) << log, min(((block + 1) * call.rows.listed) << log, call.q_rows), range.x, range.y,
-          block * call.rows.listed};
+  return {(block * call.rows.listed) << log, min(((block + 1) * call.rows.listed) << log, call.q_rows), range.x,
+          range.y, block * call.rows.listed};
 }
 
 // The tiles of keys that the rows of an item see, slice by slice, counted from the slice's k_first: a row's bits do not
@@ -99,7 +99,8 @@ class DqWalk {
 
 // A warp.
 template <Width kWidth>
-__device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, const DqItem& item, int head, int kv_head) {
+__device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, const DqItem& item, int head,
+                         int kv_head) {
   constexpr DqShape kShape = dq_shape(kWidth);
   constexpr int kTileRows = backward_shape(kWidth).rows();
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -160,7 +161,8 @@ struct DqMath {
   const int group;
   float sums[kK / 2];
 
-  __device__ __forceinline__ DqMath(const DqCall& c, const DqShared<kWidth>& sh, int g) : call(c), shared(sh), group(g) {
+  __device__ __forceinline__ DqMath(const DqCall& c, const DqShared<kWidth>& sh, int g)
+      : call(c), shared(sh), group(g) {
 #pragma unroll
     for (int i = 0; i < kK / 2; ++i) sums[i] = 0;
   }

@@ -2,8 +2,6 @@
 
 namespace weft::cuda::sm90 {
 
-void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream) {
-  launch_any<F16>(width, call, stream);
-}
+void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
 
 }  // namespace weft::cuda::sm90

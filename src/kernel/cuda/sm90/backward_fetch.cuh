@@ -211,7 +211,8 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
     if (mended) {
       const unsigned parity = raw_parity >> stage.at & 1;
       raw_parity ^= 1u << stage.at;
-      const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows) << call.rows.log_heads;
+      const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows)
+                                                                              << call.rows.log_heads;
       const auto dead = [&](int r) { return r < begin || r >= end; };
       wait(q_ready, parity);
       clear_rows<kShape.rows(), kShape.k>(shared.q(stage.at), dead);

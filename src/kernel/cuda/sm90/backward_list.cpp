@@ -60,7 +60,9 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
     const int begin = rows.ranges[2 * static_cast<std::size_t>(tile)];
     while (part < rows.parts.size() && rows.parts[part].end <= begin) ++part;
     const bool held = part < rows.parts.size() && rows.parts[part].begin <= begin;
-    const int limit = held ? rows.parts[part].end : part < rows.parts.size() ? rows.parts[part].begin : end_of(rows.tiles() - 1);
+    const int limit = held                       ? rows.parts[part].end
+                      : part < rows.parts.size() ? rows.parts[part].begin
+                                                 : end_of(rows.tiles() - 1);
     int last = tile;
     while (last + 1 < rows.tiles() && last + 1 < tile + tiles && end_of(last + 1) <= limit) ++last;
     DqItem item{begin, end_of(last), static_cast<int>(made.slices.size()), 0, tile};

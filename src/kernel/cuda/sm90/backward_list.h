@@ -1,8 +1,8 @@
 // The work of a Hopper backward: tiles of query rows, and which slices touch which tile of keys.
 //
-// From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key tiles
-// of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in the L2
-// cache; within a document the most expensive first. From a device_plan tiles lie on a fixed grid.
+// From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key
+// tiles of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in
+// the L2 cache; within a document the most expensive first. From a device_plan tiles lie on a fixed grid.
 #pragma once
 
 #include "kernel/cuda/list.h"

@@ -26,7 +26,9 @@ __device__ float2 two_floats(unsigned x, DType dtype) {
 
 // In one order, whichever way the numbers came: a row's bits do not depend on its view.
 __device__ float dot_two(float2 a, float2 b) { return __fmaf_rn(a.x, b.x, __fmul_rn(a.y, b.y)); }
-__device__ float add_four_sums(float a, float b, float c, float d) { return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d)); }
+__device__ float add_four_sums(float a, float b, float c, float d) {
+  return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
+}
 
 // Zeros in rows of dK or dV, of one head.
 __device__ void clear_keys(const TensorView& to, bool wide, int2 keys, int head) {
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     if (more < call.unseen_tiles * static_cast<int>(call.dk.heads)) clear_unseen(call, more);
     return;
   }
-  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
+  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles,
+            unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
   float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
@@ -83,10 +86,12 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   for (int i = 0; i < kEach; ++i) {
     live[i] = row_of(i) < rows.y && is_live(call.rows, tile, row_of(i));
     lse[i] = kMinusInfinity<float>;
-    if (live[i] && piece == 0) lse[i] = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(i), head_of(i)));
+    if (live[i] && piece == 0)
+      lse[i] = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(i), head_of(i)));
     delta[i] = 0;
   }
-  if (call.out.direct && call.out.same && call.dout.direct && call.dout.same) {  // everything is asked for before it is used
+  if (call.out.direct && call.out.same && call.dout.direct &&
+      call.dout.same) {  // everything is asked for before it is used
     uint4 a[kEach], b[kEach];
     const auto load = [&](const Source& from, int i) {
       if (!live[i] || piece * 8 >= dim) return make_uint4(0, 0, 0, 0);
@@ -146,7 +151,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kRows = kShape.rows(), kK = kShape.k, kPitch = kK + 8;
   __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
-  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles, unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
+  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles,
+            unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
   const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kK));
   const float* lse = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
@@ -154,7 +160,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
   for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
     const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
-    const int half = kRows == 64 ? 0 : eight / (kK / 8), column = (kRows == 64 ? eight : eight % (kK / 8)) * 8 + lane % 4 * 2;
+    const int half = kRows == 64 ? 0 : eight / (kK / 8),
+              column = (kRows == 64 ? eight : eight % (kK / 8)) * 8 + lane % 4 * 2;
     const float4 four = sums[e];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -167,7 +174,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
         *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
       } else {
         const int row = rows.x + (r >> call.rows.log_heads);
-        if (row < rows.y) RowOut(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))).store(column, x, y);
+        if (row < rows.y)
+          RowOut(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))).store(column, x, y);
       }
     }
   }
@@ -175,7 +183,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
-    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8, row = rows.x + (r >> call.rows.log_heads);
+    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8,
+              row = rows.x + (r >> call.rows.log_heads);
     if (row >= rows.y || column >= call.dq.dim) continue;
     const Index at = offset_of(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))) + column;
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =

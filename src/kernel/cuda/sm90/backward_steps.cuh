@@ -1,4 +1,5 @@
-// What the fetching warp of the backward tells the others of a tile of queries, and its way through a key tile's slices.
+// What the fetching warp of the backward tells the others of a tile of queries, and its way through a key tile's
+// slices.
 #pragma once
 
 #include "kernel/cuda/sm90/backward_call.h"
@@ -33,7 +34,7 @@ __device__ inline Seen rows_of_key(const RowStep& step, int key) {
 
 // A tile of keys, its slices, and the query heads that use it.
 struct KeyItem {
-  int begin, end;  // keys
+  int begin, end;   // keys
   int first, last;  // slices: [first, last)
   int head, heads;  // in the order of WorkHeads::heads: [head, heads)
 
