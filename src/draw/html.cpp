@@ -1,0 +1,152 @@
+// The page: data as compact JSON, and the files of draw/page, in one piece.
+#include <sstream>
+#include <utility>
+
+#include "draw/assets.h"
+#include "draw/scene.h"
+#include "draw/written.h"
+#include "text.h"
+#include "weft/version.h"
+
+namespace weft::draw {
+namespace {
+
+// Past any token, and exact in JavaScript's numbers also after a sum.
+constexpr Index kFar = Index{1} << 40;
+
+Index bound(Index b) { return min_of(max_of(b, -kFar), kFar); }
+
+class List {
+ public:
+  void add(const std::string& item) {
+    if (!items_.empty()) items_ += ',';
+    items_ += item;
+  }
+  std::string json() const { return text("[", items_, "]"); }
+
+ private:
+  std::string items_;
+};
+
+// Columns of numbers, each as differences.
+class Columns {
+ public:
+  explicit Columns(std::size_t count) : columns_(count) {}
+  template <class... Values>
+  void add(Values... values) {
+    std::size_t at = 0;
+    (columns_[at++].push_back(values), ...);
+  }
+  std::string json() const {
+    List list;
+    for (const std::vector<Index>& column : columns_) list.add(json_deltas(column));
+    return list.json();
+  }
+
+ private:
+  std::vector<std::vector<Index>> columns_;
+};
+
+std::string stream_json(const Stream& stream) {
+  return text("{\"tokens\":", stream.tokens(), ",\"offsets\":",
+              json_deltas({stream.offsets().begin(), stream.offsets().end()}), ",\"used\":",
+              json_list({stream.used_lengths().begin(), stream.used_lengths().end()}), "}");
+}
+
+std::string runs_json(const Layout& layout) {
+  Columns columns(5);
+  for (Index r = 0; r < layout.ranks(); ++r)
+    for (const Run& run : layout.runs(r).runs()) columns.add(r, run.row, run.token, run.count, run.stride);
+  return text("{\"rows\":", layout.rows(), ",\"runs\":", columns.json(), "}");
+}
+
+std::string slices_json(const std::vector<Slice>& slices) {
+  Columns columns(6);
+  for (const Slice& s : slices)
+    columns.add(s.q_begin, s.q_end - s.q_begin, s.k_begin, s.k_end - s.k_begin, bound(s.lo), bound(s.hi));
+  return columns.json();
+}
+
+std::string placed_json(const std::vector<PlacedSlice>& slices) {
+  Columns columns(10);
+  for (const PlacedSlice& p : slices)
+    columns.add(p.rank, p.step, p.slice.q_begin, p.slice.q_end - p.slice.q_begin, p.slice.k_begin,
+                p.slice.k_end - p.slice.k_begin, bound(p.slice.lo), bound(p.slice.hi), p.k_shift, p.k_stride);
+  return columns.json();
+}
+
+std::string number(double value) {
+  std::ostringstream out;
+  out.precision(6);
+  out << value;
+  return out.str();
+}
+
+std::string times_json(const Times& times) {
+  List ranks;
+  for (const RankTimeline& line : times.timeline.detail) {
+    List events;
+    for (const TimelineEvent& e : line.events)
+      events.add(text("[", static_cast<int>(e.kind), ",", json_string(e.name), ",", e.step, ",", number(e.begin), ",",
+                      number(e.end), ",", e.kind == TimelineEvent::Kind::compute ? e.pairs : e.bytes_in, "]"));
+    ranks.add(text("{\"rank\":", line.rank, ",\"events\":", events.json(), "}"));
+  }
+  return text("{\"about\":", json_string(times.about), ",\"seconds\":", times.seconds ? "true" : "false", ",\"end\":",
+              number(times.timeline.seconds), ",\"ideal\":", number(times.timeline.ideal), ",\"ranks\":", ranks.json(), "}");
+}
+
+bool same_layout(const Layouts& layouts) {
+  if (layouts.q.rows() != layouts.k.rows() || !(layouts.q.stream() == layouts.k.stream())) return false;
+  for (Index r = 0; r < layouts.q.ranks(); ++r)
+    if (layouts.q.runs(r).runs() != layouts.k.runs(r).runs()) return false;
+  return true;
+}
+
+std::string panel_json(const Panel& p) {
+  Columns shares(5);
+  for (const RankShare& r : p.ranks)
+    shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
+               r.backward.bytes_sent);
+  return text("{\"name\":", json_string(words(p)), ",\"layout\":", json_string(name(p.layouts.q.kind())),
+              ",\"schedule\":", json_string(name(p.options.kind)), ",\"ranks\":", p.layouts.q.ranks(),
+              ",\"inside\":", p.inside, ",\"steps\":", p.steps, ",\"headSteps\":", p.head_steps,
+              ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance), ",\"q\":",
+              runs_json(p.layouts.q), ",\"k\":", same_layout(p.layouts) ? "null" : runs_json(p.layouts.k),
+              ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total, ",\"slices\":",
+              static_cast<Index>(p.slices.size()) == p.slices_total ? placed_json(p.slices) : "null", ",\"times\":",
+              times_json(p.times), "}");
+}
+
+std::string data_json(const Scene& scene) {
+  const Subject& s = scene.subject;
+  const Packing& packing = s.problem.packing();
+  List panels;
+  for (const Panel& p : scene.panels) panels.add(panel_json(p));
+  return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
+              ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()), ",\"pairs\":",
+              s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",",
+              s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)), ",\"far\":", kFar, ",\"q\":",
+              stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()), ",\"mask\":",
+              slices_json(scene.mask), ",\"panels\":", panels.json(), "}");
+}
+
+}  // namespace
+
+std::string html(const Scene& scene) {
+  const std::vector<std::pair<std::string_view, std::string>> parts = {
+      {"{{title}}", escaped(scene.subject.title.empty() ? words(scene.subject) : scene.subject.title)},
+      {"{{style}}", std::string(assets::style)},
+      {"{{data}}", data_json(scene)},
+      {"{{script}}", std::string(assets::script)}};
+  // In the order of the page, and only forward: what was put in is not looked at again.
+  std::string page;
+  std::string_view rest = assets::page;
+  for (const auto& [mark, with] : parts) {
+    const std::size_t at = rest.find(mark);
+    page.append(rest.substr(0, at)).append(with);
+    rest.remove_prefix(at + mark.size());
+  }
+  return page.append(rest);
+}
+
+}  // namespace weft::draw

@@ -1,0 +1,2 @@
+#include "draw/scene.h"
+namespace weft::draw { std::string svg(const Scene&) { return ""; } }
