@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "draw/assets.h"
+#include "draw/palette.h"
 #include "draw/scene.h"
 #include "draw/written.h"
 #include "text.h"
@@ -125,7 +126,7 @@ std::string data_json(const Scene& scene) {
   return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
               ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()), ",\"pairs\":",
               s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",",
-              s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)), ",\"far\":", kFar, ",\"q\":",
+              s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)), ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(), ",\"far\":", kFar, ",\"q\":",
               stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()), ",\"mask\":",
               slices_json(scene.mask), ",\"panels\":", panels.json(), "}");
 }

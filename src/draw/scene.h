@@ -18,6 +18,7 @@ struct Subject {
   TensorShape shape = {};
   std::string title = {};    // any text; empty: said from the problem
   std::string command = {};  // how it was made, any text
+  bool by_step = false;      // the matrix coloured by step, not by rank (the page can change it)
 };
 
 // One panel: who holds what, and how it moves.

@@ -20,7 +20,8 @@ draw::Subject subject_of(const Flags& flags, const check::Case& c) {
           .head_map = c.head_map,
           .shape = {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v},
           .title = flags.text("title", ""),
-          .command = "weft explain" + flags.words()};
+          .command = "weft explain" + flags.words(),
+          .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};
 }
 
 void write(FileOutput& to, const std::string& text, std::size_t panels) {
@@ -38,6 +39,7 @@ const std::vector<FlagSpec>& drawn_flags() {
         {"html", "FILE", "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list"},
         {"svg", "FILE", "draw a picture for papers and pages, of the same"},
         {"title", "TEXT", "--html, --svg: a heading"},
+        {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
         {"schedule", "LIST", "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact"}};
     for (const FlagSpec& flag : schedule_flags()) {
       for (const std::string_view kept : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {

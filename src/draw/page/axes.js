@@ -97,24 +97,27 @@ function drawEdges(matrix, context, theme) {
   context.globalAlpha = 1;
 }
 
+// Names of documents, the largest first, where no other name is in the way.
 function drawDocuments(matrix, context, theme, number) {
-  const side = sideOf(matrix, number), { left, top } = matrix.margin;
+  const side = sideOf(matrix, number), { left, top } = matrix.margin, taken = [];
   context.font = FONT;
   context.fillStyle = css(theme.quiet);
   context.textAlign = "center";
   context.textBaseline = "middle";
-  for (const { document, from, to } of documentsIn(side, 4)) {
-    const room = to - from - 6;
-    const label = [`document ${document}`, `doc ${document}`, `${document}`].find(
-        (text) => context.measureText(text).width <= room);
-    if (!label) continue;
+  const shown = [...documentsIn(side, 8)].sort((a, b) => b.to - b.from - (a.to - a.from)).slice(0, 60);
+  for (const { document, from, to } of shown) {
+    const wide = context.measureText(`document ${document}`).width <= to - from - 6;
+    const label = wide ? `document ${document}` : `doc ${document}`, half = context.measureText(label).width / 2 + 4;
+    const at = Math.min(Math.max((from + to) / 2, half - 4), side.length - half + 4);
+    if (to - from < 10 || taken.some(([a, b]) => at - half < b && at + half > a)) continue;
+    taken.push([at - half, at + half]);
     context.save();
     if (number === 0) {
-      context.translate(8, top + (from + to) / 2);
+      context.translate(8, top + at);
       context.rotate(-Math.PI / 2);
       context.fillText(label, 0, 0);
     } else {
-      context.fillText(label, left + (from + to) / 2, 22);
+      context.fillText(label, left + at, 22);
     }
     context.restore();
   }

@@ -181,7 +181,7 @@ class Panel {
 
 function readPage(data) {
   const page = { title: data.title, words: data.words, command: data.command, version: data.version, far: data.far,
-                 pairs: data.pairs, heads: data.heads, dims: data.dims, dtype: data.dtype };
+                 pairs: data.pairs, heads: data.heads, dims: data.dims, dtype: data.dtype, mode: data.mode, palettes: data.palettes };
   page.q = new Stream(data.q);
   page.k = data.k ? new Stream(data.k) : page.q;
   page.self = !data.k;

@@ -3,7 +3,7 @@ const page = readPage(JSON.parse(document.getElementById("data").textContent));
 const view = new View(page.q.tokens, page.k.tokens);
 const byId = (id) => document.getElementById(id);
 const tip = byId("tip"), said = byId("said");
-const state = { mode: "query", chosen: -1, theme: null, printing: false };
+const state = { mode: page.mode, chosen: -1, theme: null, printing: false };
 const scale = { work: most(page.panels.map((p) => most(p.work))),
                 bytes: most(page.panels.map((p) => most(p.bytesIn.map((v, r) => v + p.backwardIn[r])))),
                 time: most(page.panels.map((p) => p.times.end)) };
@@ -173,7 +173,7 @@ function layOut() {
 }
 
 function setTheme() {
-  state.theme = makeTheme(isDark(), page.ranks, page.steps);
+  state.theme = makeTheme(page.palettes, isDark(), page.ranks, page.steps);
   byId("theme").textContent = isDark() ? "Light" : "Dark";
   for (const panel of page.panels) panel.bars.replaceChildren(drawBars(panel, state.theme, scale));
   drawKey();
@@ -188,10 +188,10 @@ function start() {
   byId("panels").classList.toggle("single", page.panels.length === 1);
   for (const [value, text] of MODES) {
     const input = element("input", { type: "radio", name: "mode", value });
+    input.checked = value === state.mode;
     input.addEventListener("change", () => choose(value));
     byId("modes").append(element("label", {}, input, document.createTextNode(text)));
   }
-  document.querySelector("#modes input").checked = true;
   page.panels.forEach((panel) => addPanel(panel));
   byId("in").addEventListener("click", () => view.zoom(0.6));
   byId("out").addEventListener("click", () => view.zoom(1 / 0.6));
