@@ -151,13 +151,13 @@ void draw_ticks(const Frame& frame, bool keys, Ink& ink) {
   const double step = std::max(round_step(tokens * (keys ? widest : 24) / length), 1.0);
   const double middle = length / tokens >= 7 ? 0.5 : 0;
   const double side = kGap + kStrip;
-  for (double t = 0; t < tokens; t += step) {
+  for (double t = 0; t + (keys ? step * 0.25 : 0) < tokens; t += step) {
     const std::string said = grouped(static_cast<Index>(t));
     if (keys) {
       const double x = frame.x(t + middle);
       ink.line({x, frame.box.y - side - 4}, {x, frame.box.y - side}, "edge");
-      const bool first = t == 0 && middle == 0, last = x + widest / 2 > frame.box.x + frame.box.width + 8;
-      ink.label({x, frame.box.y - side - 6}, said, first ? "small" : last ? "small end" : "small mid");
+      const double half = text_width(said) / 2, right = frame.box.x + frame.box.width - half;
+      ink.label({std::clamp(x, frame.box.x + half, right), frame.box.y - side - 6}, said, "small mid");
     } else {
       const double y = frame.y(t + middle);
       ink.line({frame.box.x - side - 4, y}, {frame.box.x - side, y}, "edge");

@@ -219,6 +219,7 @@ function start() {
     const root = document.documentElement.dataset;
     if (now) before = root.theme;
     state.printing = now;
+    document.documentElement.classList.toggle("paper", now);
     if (now) root.theme = "light";
     else if (before) root.theme = before;
     else delete root.theme;

@@ -19,7 +19,7 @@ function sampled(begin, size, count, holders, stream) {
 class Matrix {
   constructor(panel, view, canvas) {
     Object.assign(this, { panel, view, canvas });
-    this.margin = { left: 84, top: 62, right: 6, bottom: 6 };
+    this.margin = { left: 98, top: 62, right: 6, bottom: 6 };
     this.buffer = document.createElement("canvas");
     this.width = this.height = 0;
   }
