@@ -46,21 +46,24 @@ struct Level {
 
 struct Machine {
   std::string name = {}, about = {};
-  std::vector<KernelRate> kernels;
-  std::vector<Level> levels;   // the innermost first; the last one joins all
+  std::vector<KernelRate> kernels = {};
+  std::vector<Level> levels = {};   // the innermost first; the last one joins all
   double memory_bytes = 0;     // of a rank; 0: no limit
   double row_bandwidth = 0;    // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
   double row_seconds = 0;      // each such pass
   double copy_bandwidth = 0;   // ranks copy what they receive, when they wait; 0: hardware of its own does
   // False: bytes move only while ranks wait, so a call ends when those it sends to have come to a wait too.
   bool progress = true;
+  // Gathered rows enter a group of ranks once and are passed on inside, as collective libraries do; Weft's own exchange
+  // sends them to each rank.
+  bool relays_gathers = false;
   Index processor_ranks = 1;      // ranks that share a processor; 0: all
   double processor_kernels = 1;   // calls that it runs at full rate at once; more share
   std::string source = {};
 };
 
 // Error that names the value and the way out: rates above 0, shares below 1, levels that grow.
-WEFT_API void check(const Machine& machine);
+WEFT_API void check_machine(const Machine& machine);
 
 // Machines that come with the library: "h100-400g", "cpu", ..
 WEFT_API std::span<const Machine> machine_presets();

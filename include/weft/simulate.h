@@ -3,7 +3,7 @@
 
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/config.h"
@@ -54,9 +54,10 @@ struct Timeline {
   double seconds = 0;  // until the last rank ends
   // All pairs dealt out evenly, in whole tiles' rate, with no call, no tile cost, no exchange.
   double ideal = 0;
-  std::vector<RankTimes> ranks;
-  std::vector<RankTimeline> detail;  // of the ranks that were asked for
+  std::vector<RankTimes> ranks = {};
+  std::vector<RankTimeline> detail = {};  // of the ranks that were asked for
   RankMemory memory = {};            // of the rank that needs most
+  Index planned = 0;                 // ranks whose slices were counted; where not all, the others are as their neighbours
 
   double efficiency() const { return seconds > 0 ? ideal / seconds : 1; }
   double overlap() const;       // share of all exchange time that lies under computes; 1 if there is none

@@ -105,8 +105,10 @@ Index Schedule::step_heads_k() const {
   return swap ? swap->heads_k[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_k;
 }
 
-Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
-                       const ScheduleOptions& options) {
+namespace schedule {
+
+Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+               const ScheduleOptions& options) {
   check_layouts(problem, layouts, rank);
   check_heads(heads);
   require_support({.schedule = options.kind,
@@ -126,6 +128,19 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
              .swap = {},
              .plans = {},
              .steps = {}};
+  if (options.kind == ScheduleKind::all_to_all) swap_heads(s, s.ranks);
+  if (options.kind == ScheduleKind::hybrid) {
+    check_mesh(s);
+    swap_heads(s, options.inside);
+  }
+  return s;
+}
+
+}  // namespace schedule
+
+Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                       const ScheduleOptions& options) {
+  Schedule s = schedule::begin(problem, layouts, rank, heads, options);
   switch (options.kind) {
     case ScheduleKind::all_gather:
       schedule::all_gather(s);
@@ -137,12 +152,9 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
       schedule::exact(s);
       break;
     case ScheduleKind::all_to_all:
-      schedule::swap_heads(s, s.ranks);
       schedule::stay(s);
       break;
     case ScheduleKind::hybrid:
-      check_mesh(s);
-      schedule::swap_heads(s, options.inside);
       if (options.across == ScheduleKind::ring)
         schedule::ring(s);
       else
