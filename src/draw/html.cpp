@@ -1,4 +1,6 @@
 // The page: data as compact JSON, and the files of draw/page, in one piece.
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -83,27 +85,55 @@ std::string number(double value) {
   return out.str();
 }
 
-std::string times_json(const Times& times) {
+// Nanoseconds, and a list of what there is to say instead of saying it with each event.
+std::string timeline_json(const Timeline& timeline) {
+  std::vector<std::string> names;
+  const auto number_of = [&](const TimelineEvent& e) {
+    const std::string name = text("[", static_cast<int>(e.kind), ",", json_string(e.name), "]");
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    if (static_cast<std::size_t>(at) == names.size()) names.push_back(name);
+    return static_cast<Index>(at);
+  };
+  const auto nano = [](double seconds) { return static_cast<Index>(std::llround(seconds * 1e9)); };
   List ranks;
-  for (const RankTimeline& line : times.timeline.detail) {
-    List events;
+  for (const RankTimeline& line : timeline.detail) {
+    Columns columns(5);
     for (const TimelineEvent& e : line.events)
-      events.add(text("[", static_cast<int>(e.kind), ",", json_string(e.name), ",", e.step, ",", number(e.begin), ",",
-                      number(e.end), ",", e.kind == TimelineEvent::Kind::compute ? e.pairs : e.bytes_in, "]"));
-    ranks.add(text("{\"rank\":", line.rank, ",\"events\":", events.json(), "}"));
+      columns.add(number_of(e), e.step, nano(e.begin), nano(e.end) - nano(e.begin),
+                  e.kind == TimelineEvent::Kind::compute ? e.pairs : e.bytes_in);
+    ranks.add(text("{\"rank\":", line.rank, ",\"events\":", columns.json(), "}"));
   }
-  return text("{\"about\":", json_string(times.about), ",\"seconds\":", times.seconds ? "true" : "false", ",\"end\":",
-              number(times.timeline.seconds), ",\"ideal\":", number(times.timeline.ideal), ",\"ranks\":", ranks.json(), "}");
+  List said;
+  for (const std::string& name : names) said.add(name);
+  return text("{\"end\":", number(timeline.seconds), ",\"ideal\":", number(timeline.ideal), ",\"overlap\":",
+              number(timeline.overlap()), ",\"names\":", said.json(), ",\"ranks\":", ranks.json(), "}");
 }
 
-bool same_layout(const Layouts& layouts) {
-  if (layouts.q.rows() != layouts.k.rows() || !(layouts.q.stream() == layouts.k.stream())) return false;
-  for (Index r = 0; r < layouts.q.ranks(); ++r)
-    if (layouts.q.runs(r).runs() != layouts.k.runs(r).runs()) return false;
-  return true;
+std::string times_json(const Times& times) {
+  return text("{\"about\":", json_string(times.about), ",\"forward\":", timeline_json(times.forward), ",\"backward\":",
+              timeline_json(times.backward), "}");
 }
 
-std::string panel_json(const Panel& p) {
+// Each layout once, whichever panels have it.
+class LayoutList {
+ public:
+  std::size_t number(const Layout& layout) {
+    const std::string json = runs_json(layout);
+    const auto at = static_cast<std::size_t>(std::find(layouts_.begin(), layouts_.end(), json) - layouts_.begin());
+    if (at == layouts_.size()) layouts_.push_back(json);
+    return at;
+  }
+  std::string json() const {
+    List list;
+    for (const std::string& layout : layouts_) list.add(layout);
+    return list.json();
+  }
+
+ private:
+  std::vector<std::string> layouts_;
+};
+
+std::string panel_json(const Panel& p, LayoutList& layouts) {
   Columns shares(5);
   for (const RankShare& r : p.ranks)
     shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
@@ -112,8 +142,7 @@ std::string panel_json(const Panel& p) {
               ",\"schedule\":", json_string(name(p.options.kind)), ",\"ranks\":", p.layouts.q.ranks(),
               ",\"inside\":", p.inside, ",\"steps\":", p.steps, ",\"headSteps\":", p.head_steps,
               ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance), ",\"q\":",
-              runs_json(p.layouts.q), ",\"k\":", same_layout(p.layouts) ? "null" : runs_json(p.layouts.k),
-              ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total, ",\"slices\":",
+              layouts.number(p.layouts.q), ",\"k\":", layouts.number(p.layouts.k), ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total, ",\"slices\":",
               static_cast<Index>(p.slices.size()) == p.slices_total ? placed_json(p.slices) : "null", ",\"times\":",
               times_json(p.times), "}");
 }
@@ -122,13 +151,14 @@ std::string data_json(const Scene& scene) {
   const Subject& s = scene.subject;
   const Packing& packing = s.problem.packing();
   List panels;
-  for (const Panel& p : scene.panels) panels.add(panel_json(p));
+  LayoutList layouts;
+  for (const Panel& p : scene.panels) panels.add(panel_json(p, layouts));
   return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
               ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()), ",\"pairs\":",
               s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",",
               s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)), ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(), ",\"far\":", kFar, ",\"q\":",
               stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()), ",\"mask\":",
-              slices_json(scene.mask), ",\"panels\":", panels.json(), "}");
+              slices_json(scene.mask), ",\"layouts\":", layouts.json(), ",\"panels\":", panels.json(), "}");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace {
 
 // A page of 5 MB holds this many slices in all its panels; past it panels go without, and say so.
 constexpr Index kSlices = 60'000;
+constexpr Index kEvents = 60'000;  // of timelines
 // Every rank plans against every other and looks at every document: some 10 ns each.
 constexpr Index kWork = Index{1} << 30, kMaxRanks = 4096;
 
@@ -58,7 +59,7 @@ void add_slices(const std::vector<Schedule>& all, Panel& panel) {
   }
 }
 
-Panel make_panel(const Subject& subject, const Setting& setting, Index& room) {
+Panel make_panel(const Subject& subject, const Setting& setting, Index& room, Index events) {
   const Index ranks = setting.layouts.q.ranks();
   std::vector<Schedule> all;
   for (Index r = 0; r < ranks; ++r)
@@ -82,7 +83,7 @@ Panel make_panel(const Subject& subject, const Setting& setting, Index& room) {
     add_slices(all, panel);
     room -= panel.slices_total;
   }
-  panel.times = make_times(all, subject.shape);
+  panel.times = make_times(all, subject.shape, subject.machine, events);
   return panel;
 }
 
@@ -124,7 +125,8 @@ Scene make_scene(const Subject& subject, const std::vector<Setting>& settings) {
   check_size(subject, settings);
   Scene scene{.subject = subject, .mask = subject.problem.global_slices(), .panels = {}};
   Index room = kSlices;
-  for (const Setting& setting : settings) scene.panels.push_back(make_panel(subject, setting, room));
+  const Index events = kEvents / (2 * static_cast<Index>(settings.size()));
+  for (const Setting& setting : settings) scene.panels.push_back(make_panel(subject, setting, room, events));
   return scene;
 }
 

@@ -16,6 +16,7 @@ struct Subject {
   Index heads_q = 1, heads_k = 1;
   std::vector<Index> head_map = {};
   TensorShape shape = {};
+  Machine machine = {};      // that the timelines are of
   std::string title = {};    // any text; empty: said from the problem
   std::string command = {};  // how it was made, any text
   bool by_step = false;      // the matrix coloured by step, not by rank (the page can change it)
@@ -39,11 +40,10 @@ struct RankShare {
   Traffic forward = {}, backward = {};
 };
 
-// When ranks compute and exchange, in the forward pass.
+// When ranks compute and exchange.
 struct Times {
-  std::string about = {};  // what was timed, and in which unit
-  bool seconds = true;
-  Timeline timeline = {};  // with the events of all ranks, or of some spread evenly if there are many
+  std::string about = {};  // what was timed, or why not
+  Timeline forward = {}, backward = {};  // with the events of all ranks, or of some spread evenly if there are many
 };
 
 struct Panel {

@@ -15,8 +15,7 @@ double work(const Scene& scene, const RankShare& r) {
   return static_cast<double>(r.pair_heads) / static_cast<double>(scene.subject.heads_q);
 }
 
-std::string time_text(const Times& times, double t) {
-  if (!times.seconds) return decimal(t);
+std::string time_text(double t) {
   if (t == 0) return "0";
   const double scale = t >= 1 ? 1 : t >= 1e-3 ? 1e3 : 1e6;
   return weft::text(decimal(t * scale), t >= 1 ? " s" : t >= 1e-3 ? " ms" : " µs");
@@ -44,7 +43,7 @@ Scales scales_of(const Scene& scene) {
       scales.work = std::max(scales.work, work(scene, r));
       scales.bytes = std::max(scales.bytes, static_cast<double>(r.forward.bytes_received + r.backward.bytes_received));
     }
-    scales.time = std::max(scales.time, p.times.timeline.seconds);
+    scales.time = std::max(scales.time, p.times.forward.seconds);
   }
   return scales;
 }
@@ -76,13 +75,13 @@ double draw_bars(const Scene& scene, const Panel& panel, const Scales& scales, P
 
 double draw_times(const Panel& panel, const Scales& scales, Point at, double width, Ink& ink) {
   const Times& times = panel.times;
-  const std::vector<RankTimeline>& detail = times.timeline.detail;
+  const std::vector<RankTimeline>& detail = times.forward.detail;
   const Index ranks = static_cast<Index>(detail.size()), shown = min_of(ranks, kListed);
   const double left = at.x + 36, length = width - 36 - 6, end = scales.time > 0 ? scales.time : 1;
   const double high = shown <= 8 ? 17 : 12, lane = high + 3, split = high * 0.62;
   const auto x = [&](double t) { return left + t / end * length; };
   ink.label({left - 8, at.y}, "rank", "small quiet end");
-  ink.label({left, at.y}, weft::text("time: ", times.about), "small quiet");
+  ink.label({left, at.y}, weft::text("forward, ", times.about), "small quiet");
   for (Index i = 0; i < shown; ++i) {
     const RankTimeline& line = detail[static_cast<std::size_t>(i * ranks / shown)];
     const double y = at.y + 6 + lane * static_cast<double>(i);
@@ -96,7 +95,7 @@ double draw_times(const Panel& panel, const Scales& scales, Point at, double wid
       const Box box = moves ? Box{x(e.begin), y + split + 1, wide - gap, high - split - 1} : Box{x(e.begin), y, wide - gap, split};
       ink.box(box, e.step < 0 ? "other" : weft::text(moves ? "t" : "s", e.step),
               weft::text("rank ", line.rank, ": ", e.name, e.step < 0 ? "" : weft::text(", step ", e.step), ", ",
-                         time_text(times, e.end - e.begin)));
+                         time_text(e.end - e.begin)));
     }
   }
   const double bottom = at.y + 6 + lane * static_cast<double>(shown);
@@ -104,7 +103,7 @@ double draw_times(const Panel& panel, const Scales& scales, Point at, double wid
   for (double n = 0; n * step <= end * 1.0001; ++n) {
     const double t = n * step;
     ink.line({x(t), bottom - 1}, {x(t), bottom + 3}, "edge");
-    ink.label({x(t), bottom + 13}, time_text(times, t), n == 0 ? "small" : t > end * 0.95 ? "small end" : "small mid");
+    ink.label({x(t), bottom + 13}, time_text(t), n == 0 ? "small" : t > end * 0.95 ? "small end" : "small mid");
   }
   return bottom + 18 - at.y;
 }

@@ -4,8 +4,10 @@
 
 #include "draw/scene.h"
 #include "file_output.h"
+#include "json_file.h"
 #include "numbers.h"
 #include "schedule_flags.h"
+#include "weft/cost.h"
 #include "weft/error.h"
 
 namespace weft::tool {
@@ -13,12 +15,22 @@ namespace {
 
 const std::vector<std::string> kLayouts = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced"};
 
+// A preset's name, or a file.
+Machine machine_of(const Flags& flags) {
+  const std::string name = flags.text("machine", "h100-400g");
+  for (const Machine& m : machine_presets())
+    if (m.name == name) return m;
+  if (name.find_first_of("./") == std::string::npos) return machine_preset(name);  // Error lists the names
+  return machine_from_json(read_file(name), name);
+}
+
 draw::Subject subject_of(const Flags& flags, const check::Case& c) {
   return {.problem = check::problem_of(c),
           .heads_q = c.heads_q,
           .heads_k = c.heads_k,
           .head_map = c.head_map,
           .shape = {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v},
+          .machine = machine_of(flags),
           .title = flags.text("title", ""),
           .command = "weft explain" + flags.words(),
           .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};
@@ -40,6 +52,7 @@ const std::vector<FlagSpec>& drawn_flags() {
         {"svg", "FILE", "draw a picture for papers and pages, of the same"},
         {"title", "TEXT", "--html, --svg: a heading"},
         {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
+        {"machine", "NAME", "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
         {"schedule", "LIST", "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact"}};
     for (const FlagSpec& flag : schedule_flags()) {
       for (const std::string_view kept : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {

@@ -127,10 +127,12 @@ class MaskSlices {
 class Panel {
   constructor(data, page) {
     Object.assign(this, { name: data.name, ranks: data.ranks, inside: data.inside, steps: data.steps,
-                          headSteps: data.headSteps, stepOf: data.stepOf, balance: data.balance, times: data.times,
+                          headSteps: data.headSteps, stepOf: data.stepOf, balance: data.balance,
                           slicesTotal: data.slicesTotal, page });
-    this.q = new Holders(data.q);
-    this.k = data.k ? new Holders(data.k) : this.q;
+    const { about, forward, backward } = data.times;
+    this.times = { about, forward: readTimeline(forward), backward: readTimeline(backward) };
+    this.q = page.layouts[data.q];
+    this.k = page.layouts[data.k];
     this.groups = this.ranks / this.inside;
     [this.work, this.bytesIn, this.bytesOut, this.backwardIn, this.backwardOut] = data.shares.map(sums);
     this.work = this.work.map((pairHeads) => pairHeads / page.heads[0]);
@@ -179,6 +181,15 @@ class Panel {
   }
 }
 
+// Events as [kind, name, step, begin, end, amount], in seconds.
+function readTimeline({ end, ideal, overlap, names, ranks }) {
+  const lines = ranks.map(({ rank, events }) => {
+    const [what, step, begin, length, amount] = events.map(sums);
+    return { rank, events: Array.from(what, (n, i) => [...names[n], step[i], begin[i] / 1e9, (begin[i] + length[i]) / 1e9, amount[i]]) };
+  });
+  return { end, ideal, overlap, ranks: lines };
+}
+
 function readPage(data) {
   const page = { title: data.title, words: data.words, command: data.command, version: data.version, far: data.far,
                  pairs: data.pairs, heads: data.heads, dims: data.dims, dtype: data.dtype, mode: data.mode, palettes: data.palettes };
@@ -186,6 +197,7 @@ function readPage(data) {
   page.k = data.k ? new Stream(data.k) : page.q;
   page.self = !data.k;
   page.mask = new MaskSlices(data.mask);
+  page.layouts = data.layouts.map((layout) => new Holders(layout));
   page.panels = data.panels.map((panel) => new Panel(panel, page));
   page.ranks = Math.max(...page.panels.map((panel) => panel.ranks));
   page.steps = Math.max(...page.panels.map((panel) => panel.steps));

@@ -3,10 +3,9 @@ const page = readPage(JSON.parse(document.getElementById("data").textContent));
 const view = new View(page.q.tokens, page.k.tokens);
 const byId = (id) => document.getElementById(id);
 const tip = byId("tip"), said = byId("said");
-const state = { mode: page.mode, chosen: -1, theme: null, printing: false };
+const state = { mode: page.mode, chosen: -1, pass: "forward", theme: null, printing: false };
 const scale = { work: most(page.panels.map((p) => most(p.work))),
-                bytes: most(page.panels.map((p) => most(p.bytesIn.map((v, r) => v + p.backwardIn[r])))),
-                time: most(page.panels.map((p) => p.times.end)) };
+                bytes: most(page.panels.map((p) => most(p.bytesIn.map((v, r) => v + p.backwardIn[r])))) };
 
 const isDark = () => !state.printing && (document.documentElement.dataset.theme ||
     (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -73,11 +72,11 @@ function addPanel(panel) {
                           element("div", { class: "sides" }, element("div", {}, canvas), numbers));
   byId("panels").append(section);
   panel.matrix = new Matrix(panel, view, canvas);
-  panel.chart = new TimelineChart(panel, time, scale.time);
-  const some = panel.chart.lines.length < panel.ranks ? `, ${panel.chart.lines.length} of ${panel.ranks} ranks` : "";
+  panel.chart = new TimelineChart(panel, time);
   panel.bars = element("div");
-  numbers.append(panel.bars, element("div", {}, element("h3", { text: "Timeline " }, element("small", { text: panel.times.about + some })), time,
-                                     element("p", { class: "about legend", text: "a lane a rank, coloured by step: above it computes, below it exchanges" })),
+  panel.timed = element("small");
+  numbers.append(panel.bars, element("div", {}, element("h3", { text: "Timeline " }, panel.timed), time,
+                                     element("p", { class: "about legend", text: "a lane a rank, coloured by step: above it computes, below it exchanges; grey: passes over rows, swaps of heads" })),
                  numbersTable(panel));
   listenTo(panel.matrix, showPair, forget);
   listenToTimeline(panel.chart);
@@ -105,6 +104,17 @@ function listenToTimeline(chart) {
     event.preventDefault();
     show(found, true);
   });
+}
+
+// Timelines of one pass, all on one scale.
+function choosePass(pass) {
+  state.pass = pass;
+  const end = most(page.panels.map((panel) => panel.times[pass].end));
+  for (const panel of page.panels) {
+    const { chart, times } = panel, of = times[pass], some = of.ranks.length < panel.ranks ? `, ${of.ranks.length} of ${panel.ranks} ranks` : "";
+    chart.show(pass, end);
+    panel.timed.textContent = of.end > 0 ? `${times.about}: ${duration(of.end)}, ${(100 * of.ideal / of.end).toFixed(0)} % of the ideal${some}` : times.about;
+  }
 }
 
 const MODES = [["query", "query's rank"], ["key", "key's rank"], ["step", "step"]];
@@ -192,7 +202,17 @@ function start() {
     input.addEventListener("change", () => choose(value));
     byId("modes").append(element("label", {}, input, document.createTextNode(text)));
   }
+  for (const value of ["forward", "backward"]) {
+    const input = element("input", { type: "radio", name: "pass", value });
+    input.checked = value === state.pass;
+    input.addEventListener("change", () => {
+      choosePass(value);
+      layOut();
+    });
+    byId("passes").append(element("label", {}, input, document.createTextNode(value)));
+  }
   page.panels.forEach((panel) => addPanel(panel));
+  choosePass("forward");
   byId("in").addEventListener("click", () => view.zoom(0.6));
   byId("out").addEventListener("click", () => view.zoom(1 / 0.6));
   byId("fit").addEventListener("click", () => view.fit());

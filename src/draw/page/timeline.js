@@ -2,12 +2,18 @@
 const KINDS = ["compute", "exchange", "rows", "wait"];
 
 class TimelineChart {
-  constructor(panel, canvas, end) {
-    Object.assign(this, { panel, canvas, end: end || 1 });
-    this.lines = panel.times.ranks;
-    this.lane = this.lines.length <= 8 ? 26 : this.lines.length <= 16 ? 18 : 13;
+  constructor(panel, canvas) {
+    Object.assign(this, { panel, canvas });
     this.left = 48;
     this.top = 20;
+    this.show("forward", 1);
+  }
+
+  show(pass, end) {
+    this.pass = this.panel.times[pass];
+    this.end = end || 1;
+    this.lines = this.pass.ranks;
+    this.lane = this.lines.length <= 8 ? 26 : this.lines.length <= 16 ? 18 : 13;
     this.chosen = null;  // [line, event]
   }
 
@@ -15,10 +21,6 @@ class TimelineChart {
     this.width = Math.max(this.canvas.clientWidth, 200);
     this.height = this.top + this.lines.length * this.lane + 4;
     this.canvas.style.height = `${this.height}px`;
-  }
-
-  time(value) {
-    return this.panel.times.seconds ? duration(value) : three(value);
   }
 
   x(time) {
@@ -87,7 +89,7 @@ class TimelineChart {
       context.moveTo(x, this.top - 5);
       context.lineTo(x, this.height);
       context.stroke();
-      const label = this.time(n * step), half = context.measureText(label).width / 2;
+      const label = duration(n * step), half = context.measureText(label).width / 2;
       context.fillStyle = css(theme.quiet);
       context.textAlign = "center";
       context.fillText(n === 0 ? "0" : label, Math.min(x, this.width - half), 7);
@@ -115,7 +117,7 @@ class TimelineChart {
         : KINDS[kind] === "exchange" ? `${bytes(amount)} in` : "";
     return [["Rank", String(this.lines[line].rank)], ["What", `${KINDS[kind]}: ${name}${step >= 0 ? `, step ${step}` : ""}`],
             ...(what ? [["How much", what]] : []),
-            ["When", `${this.time(begin)} to ${this.time(end)} (${this.time(end - begin)})`]];
+            ["When", `${duration(begin)} to ${duration(end)} (${duration(end - begin)})`]];
   }
 
   // The next event by an arrow key.
