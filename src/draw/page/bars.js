@@ -58,10 +58,12 @@ function columnBars(values, back, theme, scale, say) {
   return canvas;
 }
 
+// "3 MiB to 5 MiB", or once if all are the same.
+const span = (list, say) => [...new Set([least(list), most(list)].map(say))].join(" to ");
+
 function drawBars(panel, theme, scale) {
-  const work = `${grouped(least(panel.work))} to ${grouped(most(panel.work))} visible pairs a rank, mean ${grouped(mean(panel.work))}`;
-  const moved = `${bytes(least(panel.bytesIn))} to ${bytes(most(panel.bytesIn))} into a rank forward, ` +
-      `${bytes(least(panel.backwardIn))} to ${bytes(most(panel.backwardIn))} backward`;
+  const work = `${span(panel.work, grouped)} visible pairs a rank, mean ${grouped(mean(panel.work))}`;
+  const moved = `${span(panel.bytesIn, bytes)} into a rank forward, ${span(panel.backwardIn, bytes)} backward`;
   const box = element("div");
   box.append(element("h3", { text: "Work and bytes " }, element("small", {
     text: `balance ${panel.balance.toFixed(3)}: the busiest rank has ${(100 * (panel.balance - 1)).toFixed(1)} % more than the mean` })));
