@@ -46,6 +46,28 @@ void TileCounter::add(const Slice& given, Index first_row) {
   work_.rows += static_cast<double>(s.q_end - s.q_begin) * heads_;
 }
 
+void TileCounter::add_roughly(const Slice& given) {
+  constexpr Index kFew = 4;  // tiles: as quickly counted
+  const Slice s = trimmed(given, true);
+  const Index rows = s.q_end - s.q_begin;
+  if (rows <= 0) return;
+  if (rows <= kFew * tokens_) return add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+  const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
+  // An edge that cuts: a tile goes as far as its farthest row, half a tile more than the mean row. And the last tile of
+  // keys is half empty.
+  const auto cuts = [&](bool edge) { return edge ? static_cast<double>(tokens_ - 1) / 2 : 0.0; };
+  const bool hi = s.hi < s.k_end - 1 - s.q_begin, lo = s.lo > s.k_begin - (s.q_end - 1);
+  const double more = cuts(hi) + cuts(lo) + static_cast<double>(keys_ - 1) / (lo ? 1 : 2);
+  const double tiles = static_cast<double>(ceil_div(rows, tokens_)) + 0.5;
+  const double covered = static_cast<double>(pairs) + static_cast<double>(rows) * more;
+  const double widest = static_cast<double>(min_of(keys, lo && hi ? s.hi - s.lo + tokens_ : keys) + keys_ / 2);
+  longest_ = std::max(longest_, widest * static_cast<double>(tokens_));
+  pairs_ += pairs;
+  work_.covered += covered * heads_;
+  work_.tiles += tiles * groups_;
+  work_.rows += static_cast<double>(rows) * heads_;
+}
+
 TileWork TileCounter::take() {
   TileWork done = work_;
   done.pairs = static_cast<double>(pairs_) * heads_;

@@ -13,6 +13,8 @@ class TileCounter {
 
   // Rows of the slice begin at `first_row` of the buffer that tiles count from.
   void add(const Slice& slice, Index first_row);
+  // The same in constant time, to within half a tile at each edge.
+  void add_roughly(const Slice& slice);
   bool any() const { return pairs_ > 0; }
   Index pairs() const { return pairs_; }  // of one head
   TileWork take();                        // and begin anew

@@ -58,15 +58,6 @@ void check_layouts(const Problem& problem, const Layouts& layouts, Index rank) {
     throw Error("the layouts were made for other streams than the problem's", "make them from the same packing");
 }
 
-void check_mesh(const Schedule& s) {
-  const Index inside = s.options.inside;
-  if (inside < 1 || s.ranks % inside != 0)
-    throw Error(text("a mesh with ", inside, " ranks inside does not divide ", s.ranks, " ranks"),
-                "use a number of ranks inside that divides them");
-  if (s.options.across != ScheduleKind::ring && s.options.across != ScheduleKind::all_gather)
-    throw Error(text("hybrid with ", name(s.options.across), " across"), "use ring or all_gather across");
-}
-
 }  // namespace
 
 std::span<const ScheduleKind> schedule_kinds() {
@@ -106,6 +97,15 @@ Index Schedule::step_heads_k() const {
 }
 
 namespace schedule {
+
+void check_mesh(const Schedule& s) {
+  const Index inside = s.options.inside;
+  if (inside < 1 || s.ranks % inside != 0)
+    throw Error(text("a mesh with ", inside, " ranks inside does not divide ", s.ranks, " ranks"),
+                "use a number of ranks inside that divides them");
+  if (s.options.across != ScheduleKind::ring && s.options.across != ScheduleKind::all_gather)
+    throw Error(text("hybrid with ", name(s.options.across), " across"), "use ring or all_gather across");
+}
 
 Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                const ScheduleOptions& options) {

@@ -28,6 +28,7 @@ inline Index rows_in(const std::vector<Range>& ranges) {
 Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                const ScheduleOptions& options);
 
+void check_mesh(const Schedule& s);  // Error unless the hybrid's mesh makes up the ranks
 void swap_heads(Schedule& s, Index inside);
 // Error unless the groups of heads that are gathered one after another can be.
 void check_head_groups(const Schedule& s);
