@@ -40,7 +40,9 @@ void bind_draw(nb::module_& m) {
             for (const PlacedLayouts* placed : layouts)
               for (const std::string& kind : schedules)
                 settings.push_back(
-                    {placed->layouts, options_of(kind, key_order_name, head_groups, inside, across, stages)});
+                    kind == "auto" ? chosen(subject, placed->layouts)
+                                   : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups, inside,
+                                                                               across, stages)});
             const nb::gil_scoped_release others_run;
             new (self) draw::Scene(make_scene(subject, settings));
           },

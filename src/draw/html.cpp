@@ -138,8 +138,7 @@ std::string panel_json(const Panel& p, LayoutList& layouts) {
   for (const RankShare& r : p.ranks)
     shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
                r.backward.bytes_sent);
-  return text("{\"name\":", json_string(words(p)), ",\"layout\":", json_string(name(p.layouts.q.kind())),
-              ",\"schedule\":", json_string(name(p.options.kind)), ",\"ranks\":", p.layouts.q.ranks(),
+  return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note), ",\"ranks\":", p.layouts.q.ranks(),
               ",\"inside\":", p.inside, ",\"steps\":", p.steps, ",\"headSteps\":", p.head_steps,
               ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance), ",\"q\":",
               layouts.number(p.layouts.q), ",\"k\":", layouts.number(p.layouts.k), ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total, ",\"slices\":",

@@ -6,6 +6,7 @@
 #include "draw/written.h"
 #include "draw/times.h"
 #include "text.h"
+#include "weft/choose.h"
 #include "weft/error.h"
 #include "weft/plan.h"
 
@@ -65,7 +66,7 @@ Panel make_panel(const Subject& subject, const Setting& setting, Index& room, In
   for (Index r = 0; r < ranks; ++r)
     all.push_back(make_schedule(subject.problem, setting.layouts, r,
                                 {subject.heads_q, subject.heads_k, subject.head_map}, setting.options));
-  Panel panel{.layouts = setting.layouts, .options = setting.options};
+  Panel panel{.layouts = setting.layouts, .options = setting.options, .note = setting.note};
   panel.inside = all.front().ranks_inside();
   panel.steps = static_cast<Index>(all.front().steps.size());
   panel.head_steps = panel.steps / max_of(static_cast<Index>(all.front().plans.size()), 1);
@@ -108,16 +109,16 @@ std::string words(const Subject& subject) {
 }
 
 std::string words(const Panel& panel) {
-  const ScheduleOptions& o = panel.options;
-  std::string said = text(name(panel.layouts.q.kind()), ", ", name(o.kind));
-  const bool gathers = o.kind == ScheduleKind::all_gather ||
-                       (o.kind == ScheduleKind::hybrid && o.across == ScheduleKind::all_gather);
-  if (o.kind == ScheduleKind::hybrid)
-    said += text(" ", o.inside, "x", panel.layouts.q.ranks() / max_of(o.inside, 1), " ", name(o.across));
-  if (gathers && o.key_order != KeyOrder::automatic) said += text(", keys in ", name(o.key_order), " order");
-  if (gathers && o.head_groups > 1) said += text(", ", o.head_groups, " head groups");
-  if (o.kind == ScheduleKind::exact) said += text(", ", counted(max_of(panel.steps - 1, 0), "stage"));
-  return said;
+  return text(name(panel.layouts.q.kind()), ", ", weft::words(panel.options));
+}
+
+Setting chosen(const Subject& subject, const Layouts& layouts) {
+  const ScheduleChoice choice = choose_schedule({.problem = subject.problem,
+                                                 .heads_q = subject.heads_q,
+                                                 .heads_k = subject.heads_k,
+                                                 .shape = subject.shape},
+                                                layouts, subject.machine);
+  return {layouts, choice.schedule(), text("chosen: ", choice.why())};
 }
 
 Scene make_scene(const Subject& subject, const std::vector<Setting>& settings) {

@@ -26,6 +26,7 @@ struct Subject {
 struct Setting {
   Layouts layouts;
   ScheduleOptions options = {};
+  std::string note = {};  // why this one, any text
 };
 
 // A slice of a rank's plan, and where its key rows lie: token = k_shift + row · k_stride.
@@ -49,6 +50,7 @@ struct Times {
 struct Panel {
   Layouts layouts;
   ScheduleOptions options;
+  std::string note = {};
   Index inside = 1;           // ranks that swap heads: a group attends together
   Index steps = 0;
   Index head_steps = 1;       // steps that attend the same slices, a group of heads each
@@ -68,6 +70,9 @@ struct Scene {
 
 // Error for what make_schedule refuses, and for more ranks or documents than can be gone through.
 Scene make_scene(const Subject& subject, const std::vector<Setting>& settings);
+
+// The schedule that is predicted to be the quickest on the subject's machine, and why.
+Setting chosen(const Subject& subject, const Layouts& layouts);
 
 // "3 documents, 16 tokens, mask causal" and "zigzag, ring".
 std::string words(const Subject& subject);

@@ -135,6 +135,7 @@ CASES = [
     ("explain --docs 4 --html p.html --schedule ring,ring", ["comes twice"]),
     ("explain --docs 4 --html p.html --layout zigzag,odd", ["'odd'", "zigzag"]),
     ("explain --docs 4 --html p.html --schedule ring --stages 3", ["--stages 3", "exact"]),
+    ("explain --docs 4 --html p.html --schedule auto --stages 3", ["--stages 3", "leave it out"]),
     ("explain --docs 4 --html p.html --colour red", ["'red'", "rank or step"]),
     ("explain --docs 4 --html p.html --machine toaster", ["'toaster'", "h100-400g"]),
     ("explain --docs 4 --html p.html --machine ./none.json", ["./none.json", "can be read"]),

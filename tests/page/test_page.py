@@ -219,6 +219,14 @@ def test_many_ranks(weft, show):
     assert page.evaluate("weft.state.chosen") == 7
 
 
+def test_chosen_ones_say_why(show):
+    page = show("--docs", "3000,500,700", "--mask", "causal", "--ranks", 4, "--layout", "auto,contiguous", "--schedule", "ring,auto")
+    names = page.locator("h2").all_inner_texts()
+    assert len(names) == 4 and names[0].split(",")[0] in ("zigzag", "balanced", "contiguous") and names[2] == "contiguous, ring"
+    notes = page.locator(".note").all_inner_texts()
+    assert len(notes) == 2 and all(re.match(r"chosen: \w+.*: .* ms", note) for note in notes), notes
+
+
 def test_keyboard(show):
     page = show("--docs", "7,3,6", "--mask", "causal", "--ranks", 4, "--schedule", "ring")
     for _ in range(40):

@@ -1,12 +1,14 @@
 #include "drawn.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "draw/scene.h"
 #include "file_output.h"
 #include "json_file.h"
 #include "numbers.h"
 #include "schedule_flags.h"
+#include "weft/choose.h"
 #include "weft/cost.h"
 #include "weft/error.h"
 
@@ -36,6 +38,28 @@ draw::Subject subject_of(const Flags& flags, const check::Case& c) {
           .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};
 }
 
+struct Schedules {
+  std::vector<ScheduleOptions> given;
+  bool automatic = false;  // one more, chosen for each layout
+};
+Schedules schedules_asked(const Flags& flags) {
+  std::vector<std::string> names;
+  for (const ScheduleKind kind : schedule_kinds()) names.emplace_back(name(kind));
+  names = list_of("--schedule", flags.text("schedule", "all_gather"), names);
+  const bool automatic = std::erase(names, "auto") > 0;
+  if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
+  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages"}) {
+    if (flags.given(option))
+      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)), "leave it out: it is chosen too");
+  }
+  return {{}, automatic};
+}
+
+Layouts chosen_layouts(const draw::Subject& s, Index ranks) {
+  const Layer layer{.problem = s.problem, .heads_q = s.heads_q, .heads_k = s.heads_k, .shape = s.shape};
+  return make_layouts(choose({&layer, 1}, ranks, s.machine).layout, s.problem, ranks);
+}
+
 void write(FileOutput& to, const std::string& text, std::size_t panels) {
   if (!to) return;
   to.write(text);
@@ -48,12 +72,12 @@ void write(FileOutput& to, const std::string& text, std::size_t panels) {
 const std::vector<FlagSpec>& drawn_flags() {
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = {
-        {"html", "FILE", "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list"},
+        {"html", "FILE", "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
         {"svg", "FILE", "draw a picture for papers and pages, of the same"},
         {"title", "TEXT", "--html, --svg: a heading"},
         {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
         {"machine", "NAME", "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
-        {"schedule", "LIST", "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact"}};
+        {"schedule", "LIST", "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
     for (const FlagSpec& flag : schedule_flags()) {
       for (const std::string_view kept : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {
         if (flag.name == kept) all.push_back(flag);
@@ -79,14 +103,16 @@ int explain_drawn(const Flags& flags) {
     flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder"},
                   "write pages and pictures by themselves");
   FileOutput page("--html", flags.find("html")), picture("--svg", flags.find("svg"));
+  const Schedules schedules = schedules_asked(flags);
   std::vector<draw::Setting> settings;
   std::optional<draw::Subject> subject;
-  for (const std::string& layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {
-    const check::Case c = case_of(flags.with("layout", layout), kExplainDefaults);
+  for (std::string layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {
+    const bool automatic = layout == "auto";
+    const check::Case c = case_of(flags.with("layout", automatic ? "zigzag" : layout), kExplainDefaults);
     if (!subject) subject = subject_of(flags, c);
-    const Layouts layouts = check::layouts_of(c, subject->problem);
-    for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all_gather"), {}))
-      settings.push_back({layouts, fitted(options, c)});
+    const Layouts layouts = automatic ? chosen_layouts(*subject, c.ranks) : check::layouts_of(c, subject->problem);
+    for (const ScheduleOptions& options : schedules.given) settings.push_back({layouts, fitted(options, c)});
+    if (schedules.automatic) settings.push_back(chosen(*subject, layouts));
   }
   const draw::Scene scene = make_scene(*subject, settings);
   write(page, page ? html(scene) : "", settings.size());

@@ -126,7 +126,7 @@ class MaskSlices {
 // One panel's schedule: in which step a query's rank meets a key's, and by which slice.
 class Panel {
   constructor(data, page) {
-    Object.assign(this, { name: data.name, ranks: data.ranks, inside: data.inside, steps: data.steps,
+    Object.assign(this, { name: data.name, note: data.note, ranks: data.ranks, inside: data.inside, steps: data.steps,
                           headSteps: data.headSteps, stepOf: data.stepOf, balance: data.balance,
                           slicesTotal: data.slicesTotal, page });
     const { about, forward, backward } = data.times;

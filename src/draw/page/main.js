@@ -69,6 +69,7 @@ function addPanel(panel) {
   const section = element("section", { class: "panel", "aria-label": panel.name },
                           element("header", {}, element("h2", { text: panel.name }),
                                   element("span", { class: "about", text: `${counted(panel.ranks, "rank")}, ${counted(panel.steps, "step")}, ${counted(panel.slicesTotal, "slice")}` })),
+                          ...(panel.note ? [element("p", { class: "about note", text: panel.note })] : []),
                           element("div", { class: "sides" }, element("div", {}, canvas), numbers));
   byId("panels").append(section);
   panel.matrix = new Matrix(panel, view, canvas);
