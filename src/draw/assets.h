@@ -5,7 +5,8 @@
 
 namespace weft::draw::assets {
 
-extern const std::string_view page;    // with {{title}}, {{style}}, {{data}} and {{script}} to be filled in, in this order
+extern const std::string_view
+    page;  // with {{title}}, {{style}}, {{data}} and {{script}} to be filled in, in this order
 extern const std::string_view style;
 extern const std::string_view script;
 

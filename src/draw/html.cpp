@@ -51,9 +51,9 @@ class Columns {
 };
 
 std::string stream_json(const Stream& stream) {
-  return text("{\"tokens\":", stream.tokens(), ",\"offsets\":",
-              json_deltas({stream.offsets().begin(), stream.offsets().end()}), ",\"used\":",
-              json_list({stream.used_lengths().begin(), stream.used_lengths().end()}), "}");
+  return text("{\"tokens\":", stream.tokens(),
+              ",\"offsets\":", json_deltas({stream.offsets().begin(), stream.offsets().end()}),
+              ",\"used\":", json_list({stream.used_lengths().begin(), stream.used_lengths().end()}), "}");
 }
 
 std::string runs_json(const Layout& layout) {
@@ -105,13 +105,14 @@ std::string timeline_json(const Timeline& timeline) {
   }
   List said;
   for (const std::string& name : names) said.add(name);
-  return text("{\"end\":", number(timeline.seconds), ",\"ideal\":", number(timeline.ideal), ",\"overlap\":",
-              number(timeline.overlap()), ",\"names\":", said.json(), ",\"ranks\":", ranks.json(), "}");
+  return text("{\"end\":", number(timeline.seconds), ",\"ideal\":", number(timeline.ideal),
+              ",\"overlap\":", number(timeline.overlap()), ",\"names\":", said.json(), ",\"ranks\":", ranks.json(),
+              "}");
 }
 
 std::string times_json(const Times& times) {
-  return text("{\"about\":", json_string(times.about), ",\"forward\":", timeline_json(times.forward), ",\"backward\":",
-              timeline_json(times.backward), "}");
+  return text("{\"about\":", json_string(times.about), ",\"forward\":", timeline_json(times.forward),
+              ",\"backward\":", timeline_json(times.backward), "}");
 }
 
 // Each layout once, whichever panels have it.
@@ -138,12 +139,13 @@ std::string panel_json(const Panel& p, LayoutList& layouts) {
   for (const RankShare& r : p.ranks)
     shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
                r.backward.bytes_sent);
-  return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note), ",\"ranks\":", p.layouts.q.ranks(),
-              ",\"inside\":", p.inside, ",\"steps\":", p.steps, ",\"headSteps\":", p.head_steps,
-              ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance), ",\"q\":",
-              layouts.number(p.layouts.q), ",\"k\":", layouts.number(p.layouts.k), ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total, ",\"slices\":",
-              static_cast<Index>(p.slices.size()) == p.slices_total ? placed_json(p.slices) : "null", ",\"times\":",
-              times_json(p.times), "}");
+  return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note),
+              ",\"ranks\":", p.layouts.q.ranks(), ",\"inside\":", p.inside, ",\"steps\":", p.steps,
+              ",\"headSteps\":", p.head_steps, ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance),
+              ",\"q\":", layouts.number(p.layouts.q), ",\"k\":", layouts.number(p.layouts.k),
+              ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total,
+              ",\"slices\":", static_cast<Index>(p.slices.size()) == p.slices_total ? placed_json(p.slices) : "null",
+              ",\"times\":", times_json(p.times), "}");
 }
 
 std::string data_json(const Scene& scene) {
@@ -153,11 +155,13 @@ std::string data_json(const Scene& scene) {
   LayoutList layouts;
   for (const Panel& p : scene.panels) panels.add(panel_json(p, layouts));
   return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
-              ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()), ",\"pairs\":",
-              s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",",
-              s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)), ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(), ",\"far\":", kFar, ",\"q\":",
-              stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()), ",\"mask\":",
-              slices_json(scene.mask), ",\"layouts\":", layouts.json(), ",\"panels\":", panels.json(), "}");
+              ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()),
+              ",\"pairs\":", s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[",
+              s.shape.dim_qk, ",", s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)),
+              ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(), ",\"far\":", kFar,
+              ",\"q\":", stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()),
+              ",\"mask\":", slices_json(scene.mask), ",\"layouts\":", layouts.json(), ",\"panels\":", panels.json(),
+              "}");
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ void Ink::path(std::string_view d, std::string_view classes) {
 
 void Ink::label(Point at, std::string_view said, std::string_view classes, double turned) {
   const std::string turn =
-      turned == 0 ? "" : weft::text(" transform=\"rotate(", decimal(turned), " ", decimal(at.x), " ", decimal(at.y), ")\"");
+      turned == 0 ? ""
+                  : weft::text(" transform=\"rotate(", decimal(turned), " ", decimal(at.x), " ", decimal(at.y), ")\"");
   out_ += weft::text("<text class=\"", classes, "\" x=\"", decimal(at.x), "\" y=\"", decimal(at.y), "\"", turn, ">",
                      escaped(said), "</text>\n");
 }

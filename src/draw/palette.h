@@ -1,5 +1,5 @@
-// Colours, said once for pages and pictures. People who see red and green as one can tell them apart: eight by hand, more
-// along ramps whose lightness never turns back.
+// Colours, said once for pages and pictures. People who see red and green as one can tell them apart: eight by hand,
+// more along ramps whose lightness never turns back.
 #pragma once
 
 #include <string>

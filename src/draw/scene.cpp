@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "draw/contents.h"
-#include "draw/written.h"
 #include "draw/times.h"
+#include "draw/written.h"
 #include "text.h"
 #include "weft/choose.h"
 #include "weft/error.h"
@@ -102,22 +102,18 @@ std::string mask_words(const Mask& mask) {
 
 std::string words(const Subject& subject) {
   const Packing& p = subject.problem.packing();
-  const std::string tokens = p.self() ? counted(p.q().tokens(), "token")
-                                      : text(counted(p.q().tokens(), "query token"), ", ",
-                                             counted(p.k().tokens(), "key token"));
+  const std::string tokens =
+      p.self() ? counted(p.q().tokens(), "token")
+               : text(counted(p.q().tokens(), "query token"), ", ", counted(p.k().tokens(), "key token"));
   return text(counted(p.sequences(), "document"), ", ", tokens, ", ", mask_words(subject.problem.mask()));
 }
 
-std::string words(const Panel& panel) {
-  return text(name(panel.layouts.q.kind()), ", ", weft::words(panel.options));
-}
+std::string words(const Panel& panel) { return text(name(panel.layouts.q.kind()), ", ", weft::words(panel.options)); }
 
 Setting chosen(const Subject& subject, const Layouts& layouts) {
-  const ScheduleChoice choice = choose_schedule({.problem = subject.problem,
-                                                 .heads_q = subject.heads_q,
-                                                 .heads_k = subject.heads_k,
-                                                 .shape = subject.shape},
-                                                layouts, subject.machine);
+  const ScheduleChoice choice = choose_schedule(
+      {.problem = subject.problem, .heads_q = subject.heads_q, .heads_k = subject.heads_k, .shape = subject.shape},
+      layouts, subject.machine);
   return {layouts, choice.schedule(), text("chosen: ", choice.why())};
 }
 

@@ -43,7 +43,7 @@ struct RankShare {
 
 // When ranks compute and exchange.
 struct Times {
-  std::string about = {};  // what was timed, or why not
+  std::string about = {};                // what was timed, or why not
   Timeline forward = {}, backward = {};  // with the events of all ranks, or of some spread evenly if there are many
 };
 
@@ -51,9 +51,9 @@ struct Panel {
   Layouts layouts;
   ScheduleOptions options;
   std::string note = {};
-  Index inside = 1;           // ranks that swap heads: a group attends together
+  Index inside = 1;  // ranks that swap heads: a group attends together
   Index steps = 0;
-  Index head_steps = 1;       // steps that attend the same slices, a group of heads each
+  Index head_steps = 1;             // steps that attend the same slices, a group of heads each
   std::vector<Index> step_of = {};  // by (query's group - key's group) mod groups, or [groups, groups]; -1: never
   double balance = 1;
   std::vector<RankShare> ranks = {};

@@ -14,28 +14,32 @@ constexpr Index kColumns = 3;
 
 std::string colours(const Scene& scene, bool dark, Index ranks, Index steps) {
   const Palette& p = palette(dark);
-  std::string out = weft::text("text{fill:", hex(p.ink), "}.quiet{fill:", hex(p.quiet), "}.empty{fill:", hex(p.empty), "}.soft{fill:",
-                         hex(p.soft), "}.wait{fill:", hex(p.wait), "}.frame{stroke:", hex(p.edge), "}.edge{stroke:", hex(p.edge),
-                         "}.mixed{fill:", hex(p.quiet), "}.other{fill:", hex(p.quiet), "}.cell{stroke:", hex(p.paper), "}");
+  std::string out = weft::text("text{fill:", hex(p.ink), "}.quiet{fill:", hex(p.quiet), "}.empty{fill:", hex(p.empty),
+                               "}.soft{fill:", hex(p.soft), "}.wait{fill:", hex(p.wait), "}.frame{stroke:", hex(p.edge),
+                               "}.edge{stroke:", hex(p.edge), "}.mixed{fill:", hex(p.quiet),
+                               "}.other{fill:", hex(p.quiet), "}.cell{stroke:", hex(p.paper), "}");
   const std::vector<Colour> by_rank = rank_colours(p, ranks), by_step = step_colours(p, steps);
   for (std::size_t r = 0; r < by_rank.size(); ++r)
     out += weft::text(".r", r, "{fill:", hex(by_rank[r]), "}.p", r, "{fill:", hex(pale(p, by_rank[r])), "}");
   for (std::size_t s = 0; s < by_step.size(); ++s)
-    out += weft::text(".s", s, "{fill:", hex(by_step[s]), "}.t", s, "{fill:", hex(mixed(by_step[s], p.soft, 0.35)), "}");
+    out +=
+        weft::text(".s", s, "{fill:", hex(by_step[s]), "}.t", s, "{fill:", hex(mixed(by_step[s], p.soft, 0.35)), "}");
   // Small shapes keep a hair's width of their own colour.
   for (std::size_t r = 0; r < by_rank.size(); ++r)
-    out += weft::text(".r", r, ".area{stroke:", hex(by_rank[r]), "}.p", r, ".area{stroke:", hex(pale(p, by_rank[r])), "}");
+    out +=
+        weft::text(".r", r, ".area{stroke:", hex(by_rank[r]), "}.p", r, ".area{stroke:", hex(pale(p, by_rank[r])), "}");
   if (scene.subject.by_step)
     for (std::size_t s = 0; s < by_step.size(); ++s) out += weft::text(".s", s, ".area{stroke:", hex(by_step[s]), "}");
   return out;
 }
 
 std::string style(const Scene& scene, Index ranks, Index steps) {
-  return weft::text("<style>text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:13px}"
-              ".title{font-size:16px;font-weight:600}.name{font-weight:600}.small{font-size:10.5px}.mid{text-anchor:middle}"
-              ".end{text-anchor:end}.frame{fill:none}.area{stroke-width:.3}.cell{stroke-width:.7}.edge{stroke-width:.7}",
-              colours(scene, false, ranks, steps), "@media(prefers-color-scheme:dark){", colours(scene, true, ranks, steps),
-              "}</style>\n");
+  return weft::text(
+      "<style>text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:13px}"
+      ".title{font-size:16px;font-weight:600}.name{font-weight:600}.small{font-size:10.5px}.mid{text-anchor:middle}"
+      ".end{text-anchor:end}.frame{fill:none}.area{stroke-width:.3}.cell{stroke-width:.7}.edge{stroke-width:.7}",
+      colours(scene, false, ranks, steps), "@media(prefers-color-scheme:dark){", colours(scene, true, ranks, steps),
+      "}</style>\n");
 }
 
 // Which colour is which, in one line; a ramp's ends where there are many.
@@ -52,7 +56,8 @@ void draw_key(std::string_view word, char letter, Index count, Point at, Ink& in
   }
   ink.label({x, at.y + 9}, "0", "small");
   x += 12;
-  for (Index i = 0; i < 32; ++i) ink.box({x + 4 * static_cast<double>(i), at.y, 4.2, 10}, weft::text(letter, i * (count - 1) / 31));
+  for (Index i = 0; i < 32; ++i)
+    ink.box({x + 4 * static_cast<double>(i), at.y, 4.2, 10}, weft::text(letter, i * (count - 1) / 31));
   ink.label({x + 134, at.y + 9}, std::to_string(count - 1), "small");
 }
 
@@ -75,7 +80,8 @@ std::string svg(const Scene& scene) {
     top += 20;
   }
   draw_key("rank", 'r', ranks, {kMargin, top}, ink);
-  if (!scene.subject.by_step) ink.label({kMargin + kPanel * 0.62, top + 9}, "pale: the key is on another rank", "small quiet");
+  if (!scene.subject.by_step)
+    ink.label({kMargin + kPanel * 0.62, top + 9}, "pale: the key is on another rank", "small quiet");
   if (steps > 1 || scene.subject.by_step) draw_key("step", 's', steps, {kMargin, top += 17}, ink);
   top += 34;
   double row_bottom = top;
@@ -92,11 +98,13 @@ std::string svg(const Scene& scene) {
     y += draw_times(panel, scales, {x, y}, kPanel, ink);
     row_bottom = std::max(row_bottom, y);
   }
-  const double width = 2 * kMargin + kPanel * static_cast<double>(columns) + kBetween * static_cast<double>(columns - 1);
+  const double width =
+      2 * kMargin + kPanel * static_cast<double>(columns) + kBetween * static_cast<double>(columns - 1);
   const double height = row_bottom + kMargin;
-  return weft::text("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", decimal(width), " ", decimal(height),
-              "\" width=\"", decimal(width), "\" height=\"", decimal(height), "\">\n<title>", escaped(title), "</title>\n<desc>",
-              escaped(said), ". Made by weft explain.</desc>\n", style(scene, ranks, steps), ink.text(), "</svg>\n");
+  return weft::text("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", decimal(width), " ",
+                    decimal(height), "\" width=\"", decimal(width), "\" height=\"", decimal(height), "\">\n<title>",
+                    escaped(title), "</title>\n<desc>", escaped(said), ". Made by weft explain.</desc>\n",
+                    style(scene, ranks, steps), ink.text(), "</svg>\n");
 }
 
 }  // namespace weft::draw

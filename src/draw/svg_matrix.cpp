@@ -10,7 +10,7 @@ namespace weft::draw {
 namespace {
 
 constexpr double kStrip = 7, kGap = 3;
-constexpr Index kCells = 128;        // up to so many tokens cells are drawn one by one
+constexpr Index kCells = 128;  // up to so many tokens cells are drawn one by one
 constexpr std::size_t kPolygons = 20'000;
 
 // Where tokens lie in the picture.
@@ -43,7 +43,10 @@ Polygon cut(const Polygon& in, const Side& side) {
 // x: keys, y: queries. The middle of a row's cells decides where its band ends.
 Polygon polygon(const Slice& s) {
   const auto at = [](Index v) { return static_cast<double>(v); };
-  Polygon p = {{at(s.k_begin), at(s.q_begin)}, {at(s.k_end), at(s.q_begin)}, {at(s.k_end), at(s.q_end)}, {at(s.k_begin), at(s.q_end)}};
+  Polygon p = {{at(s.k_begin), at(s.q_begin)},
+               {at(s.k_end), at(s.q_begin)},
+               {at(s.k_end), at(s.q_end)},
+               {at(s.k_begin), at(s.q_end)}};
   if (!is_unlimited(s.hi)) p = cut(p, [&](const Point& c) { return c.y + at(s.hi) + 0.5 - c.x; });
   if (!is_unlimited(s.lo)) p = cut(p, [&](const Point& c) { return c.x - (c.y + at(s.lo) - 0.5); });
   return p;
@@ -89,17 +92,22 @@ std::vector<Piece> pieces_of(const Problem& problem, const Layouts& layouts) {
 
 Slice in_tokens(const Piece& p) {
   const Index q = p.q.token - p.q.row, k = p.k.token - p.k.row;
-  return {p.slice.q_begin + q,        p.slice.q_end + q, p.slice.k_begin + k, p.slice.k_end + k,
-          shift_bound(p.slice.lo, k - q), shift_bound(p.slice.hi, k - q)};
+  return {p.slice.q_begin + q,
+          p.slice.q_end + q,
+          p.slice.k_begin + k,
+          p.slice.k_end + k,
+          shift_bound(p.slice.lo, k - q),
+          shift_bound(p.slice.hi, k - q)};
 }
 
 // Each cell by itself, or a row's cells at once where they are neighbours.
 void add_cells(const Frame& frame, const Piece& p, std::string& path) {
   const auto token = [](const Run& run, Index row) { return run.token + (row - run.row) * run.stride; };
   const auto rectangle = [&](Index q, Index k0, Index k1) {
-    path += weft::text("M", decimal(frame.x(static_cast<double>(k0))), " ", decimal(frame.y(static_cast<double>(q))), "H",
-                       decimal(frame.x(static_cast<double>(k1))), "V", decimal(frame.y(static_cast<double>(q + 1))), "H",
-                       decimal(frame.x(static_cast<double>(k0))), "Z");
+    path +=
+        weft::text("M", decimal(frame.x(static_cast<double>(k0))), " ", decimal(frame.y(static_cast<double>(q))), "H",
+                   decimal(frame.x(static_cast<double>(k1))), "V", decimal(frame.y(static_cast<double>(q + 1))), "H",
+                   decimal(frame.x(static_cast<double>(k0))), "Z");
   };
   const Slice& s = p.slice;
   for (Index q = s.q_begin; q < s.q_end; ++q) {
@@ -119,8 +127,8 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
   std::vector<std::string> paths(static_cast<std::size_t>(layout.ranks()));
   const auto mark = [&](Index rank, Index begin, Index end) {
     const Box b = place(static_cast<double>(begin), static_cast<double>(end));
-    paths[static_cast<std::size_t>(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v",
-                                                        decimal(b.height), "h", decimal(-b.width), "Z");
+    paths[static_cast<std::size_t>(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width),
+                                                        "v", decimal(b.height), "h", decimal(-b.width), "Z");
   };
   for (Index r = 0; r < layout.ranks(); ++r) {
     for (const Run& run : layout.runs(r).runs()) {
@@ -130,7 +138,8 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
       }
       // Alternating tokens: one by one where they can be seen, else a sample of them.
       const Index step = max_of(1, run.count / 400);
-      for (Index i = 0; i < run.count; i += step) mark(r, run.token + i * run.stride, run.token + i * run.stride + step);
+      for (Index i = 0; i < run.count; i += step)
+        mark(r, run.token + i * run.stride, run.token + i * run.stride + step);
     }
   }
   for (std::size_t r = 0; r < paths.size(); ++r)
@@ -139,14 +148,17 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
   std::string padding;
   for (Index i = 0; i < stream.sequences(); ++i) {
     if (stream.used(i) == stream.padded(i)) continue;
-    const Box b = place(static_cast<double>(stream.offset(i) + stream.used(i)), static_cast<double>(stream.offset(i + 1)));
-    padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h", decimal(-b.width), "Z");
+    const Box b =
+        place(static_cast<double>(stream.offset(i) + stream.used(i)), static_cast<double>(stream.offset(i + 1)));
+    padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h",
+                          decimal(-b.width), "Z");
   }
   if (!padding.empty()) ink.path(padding, "wait");
 }
 
 void draw_ticks(const Frame& frame, bool keys, Ink& ink) {
-  const double tokens = static_cast<double>(keys ? frame.keys : frame.queries), length = keys ? frame.box.width : frame.box.height;
+  const double tokens = static_cast<double>(keys ? frame.keys : frame.queries),
+               length = keys ? frame.box.width : frame.box.height;
   const double widest = text_width(grouped(static_cast<Index>(tokens))) + 12;
   const double step = std::max(round_step(tokens * (keys ? widest : 24) / length), 1.0);
   const double middle = length / tokens >= 7 ? 0.5 : 0;
@@ -196,8 +208,10 @@ void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& in
     const std::string whole = "document " + std::to_string(i);
     const std::string said = text_width(whole) <= size - 6 ? whole : "doc " + std::to_string(i);
     const double half = text_width(said) / 2 + 4, least = first + half - 4, greatest = first + length - half + 4;
-    const double at = std::min(std::max(first + static_cast<double>(stream.offset(i)) * scale + size / 2, least), greatest);
-    if (std::any_of(taken.begin(), taken.end(), [&](const auto& t) { return at - half < t.second && at + half > t.first; }))
+    const double at =
+        std::min(std::max(first + static_cast<double>(stream.offset(i)) * scale + size / 2, least), greatest);
+    if (std::any_of(taken.begin(), taken.end(),
+                    [&](const auto& t) { return at - half < t.second && at + half > t.first; }))
       continue;
     taken.emplace_back(at - half, at + half);
     if (keys)
@@ -226,7 +240,7 @@ void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& in
   std::map<std::string, std::string> paths;  // by class
   for (const Piece& p : pieces) {
     const std::string colour = scene.subject.by_step ? weft::text("s", max_of(step(p), 0))
-                                             : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
+                                                     : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
     if (cells)
       add_cells(frame, p, paths[colour]);
     else
@@ -245,7 +259,8 @@ void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& in
   draw_ticks(frame, false, ink);
   draw_ticks(frame, true, ink);
   ink.box(box, "frame");
-  if (pieces.empty() && strided) ink.label({box.x + box.width - 8, box.y + 18}, "ranks alternate token by token", "small quiet end");
+  if (pieces.empty() && strided)
+    ink.label({box.x + box.width - 8, box.y + 18}, "ranks alternate token by token", "small quiet end");
 }
 
 }  // namespace weft::draw

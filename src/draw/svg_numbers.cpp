@@ -59,17 +59,20 @@ double draw_bars(const Scene& scene, const Panel& panel, const Scales& scales, P
     const RankShare& r = panel.ranks[static_cast<std::size_t>(rank)];
     const double y = at.y + 6 + kLine * static_cast<double>(i), pairs = work(scene, r);
     const auto part = [](double value, double of, double length) { return of > 0 ? value / of * length : 0; };
-    const double forward = static_cast<double>(r.forward.bytes_received), backward = static_cast<double>(r.backward.bytes_received);
+    const double forward = static_cast<double>(r.forward.bytes_received),
+                 backward = static_cast<double>(r.backward.bytes_received);
     ink.label({left - 8, y + 9}, std::to_string(rank), "small end");
     ink.box({left, y, part(pairs, scales.work, bar), 11}, weft::text("r", rank));
     ink.label({left + part(pairs, scales.work, bar) + 4, y + 9}, short_number(pairs), "small");
     const double first = part(forward, scales.bytes, bar - 22), second = part(backward, scales.bytes, bar - 22);
     ink.box({bytes_left, y, first, 11}, weft::text("r", rank));
     ink.box({bytes_left + first, y, second, 11}, weft::text("p", rank));
-    ink.label({bytes_left + first + second + 4, y + 9}, weft::text(bytes_text(forward), ", ", bytes_text(backward)), "small");
+    ink.label({bytes_left + first + second + 4, y + 9}, weft::text(bytes_text(forward), ", ", bytes_text(backward)),
+              "small");
   }
   if (shown < ranks)
-    ink.label({left, at.y + 18 + kLine * static_cast<double>(shown)}, weft::text(shown, " of ", ranks, " ranks"), "small quiet");
+    ink.label({left, at.y + 18 + kLine * static_cast<double>(shown)}, weft::text(shown, " of ", ranks, " ranks"),
+              "small quiet");
   return 12 + kLine * static_cast<double>(shown) + (shown < ranks ? 16 : 0);
 }
 
@@ -92,7 +95,8 @@ double draw_times(const Panel& panel, const Scales& scales, Point at, double wid
       if (e.kind == TimelineEvent::Kind::wait || wide < 0.05) continue;
       const bool moves = e.kind == TimelineEvent::Kind::exchange;
       const double gap = wide > 2 ? 0.5 : 0;
-      const Box box = moves ? Box{x(e.begin), y + split + 1, wide - gap, high - split - 1} : Box{x(e.begin), y, wide - gap, split};
+      const Box box =
+          moves ? Box{x(e.begin), y + split + 1, wide - gap, high - split - 1} : Box{x(e.begin), y, wide - gap, split};
       ink.box(box, e.step < 0 ? "other" : weft::text(moves ? "t" : "s", e.step),
               weft::text("rank ", line.rank, ": ", e.name, e.step < 0 ? "" : weft::text(", step ", e.step), ", ",
                          time_text(e.end - e.begin)));

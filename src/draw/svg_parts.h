@@ -1,4 +1,5 @@
-// The parts of a panel in a picture. Classes: r0.. and p0.. are ranks' colours and their pale forms, s0.. and t0.. steps'.
+// The parts of a panel in a picture. Classes: r0.. and p0.. are ranks' colours and their pale forms, s0.. and t0..
+// steps'.
 #pragma once
 
 #include "draw/ink.h"
@@ -20,6 +21,6 @@ double draw_bars(const Scene& scene, const Panel& panel, const Scales& scales, P
 double draw_times(const Panel& panel, const Scales& scales, Point at, double width, Ink& ink);
 
 double text_width(std::string_view text);  // about, at the size of the labels
-double round_step(double least);            // 1, 2 or 5 times a power of ten, at least this
+double round_step(double least);           // 1, 2 or 5 times a power of ten, at least this
 
 }  // namespace weft::draw

@@ -17,7 +17,8 @@ std::vector<Index> drawn_ranks(Index ranks, Index steps, Index events) {
 }  // namespace
 
 Times make_times(const std::vector<Schedule>& all, const TensorShape& shape, const Machine& machine, Index events) {
-  const SimulateOptions options{.detail = drawn_ranks(static_cast<Index>(all.size()), static_cast<Index>(all.front().steps.size()), events)};
+  const SimulateOptions options{
+      .detail = drawn_ranks(static_cast<Index>(all.size()), static_cast<Index>(all.front().steps.size()), events)};
   Times times{.about = text("simulated on ", machine.name)};
   try {
     times.forward = simulate(all, shape, machine, Pass::forward, options);

@@ -57,9 +57,7 @@ std::string printed(const char* format, double value) {
 }
 
 // Three digits.
-std::string three(double value) {
-  return printed(value >= 99.95 ? "%.0f" : value >= 9.995 ? "%.1f" : "%.2f", value);
-}
+std::string three(double value) { return printed(value >= 99.95 ? "%.0f" : value >= 9.995 ? "%.1f" : "%.2f", value); }
 
 }  // namespace
 
@@ -95,13 +93,20 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
     const std::uint32_t code = take(text, at);
-    if (code == '<') out += "&lt;";
-    else if (code == '>') out += "&gt;";
-    else if (code == '&') out += "&amp;";
-    else if (code == '"') out += "&quot;";
-    else if (code == '\'') out += "&#39;";
-    else if ((code < 0x20 && code != '\t' && code != '\n') || code == 0xFFFE || code == 0xFFFF) put(kReplacement, out);
-    else put(code, out);
+    if (code == '<')
+      out += "&lt;";
+    else if (code == '>')
+      out += "&gt;";
+    else if (code == '&')
+      out += "&amp;";
+    else if (code == '"')
+      out += "&quot;";
+    else if (code == '\'')
+      out += "&#39;";
+    else if ((code < 0x20 && code != '\t' && code != '\n') || code == 0xFFFE || code == 0xFFFF)
+      put(kReplacement, out);
+    else
+      put(code, out);
   }
   return out;
 }

@@ -9,10 +9,10 @@
 
 namespace weft::draw {
 
-std::string grouped(Index value);                              // 12,345
-std::string counted(Index count, std::string_view thing);      // "1 token", "12 tokens"
+std::string grouped(Index value);                                    // 12,345
+std::string counted(Index count, std::string_view thing);            // "1 token", "12 tokens"
 std::string short_number(double value, std::string_view unit = "");  // 1.25 M
-std::string bytes_text(double bytes);                          // 1.25 MiB
+std::string bytes_text(double bytes);                                // 1.25 MiB
 
 // For text and attributes of HTML and SVG. Bytes that are no UTF-8, and characters that XML forbids, become U+FFFD.
 std::string escaped(std::string_view text);

@@ -50,7 +50,8 @@ Schedules schedules_asked(const Flags& flags) {
   if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
   for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages"}) {
     if (flags.given(option))
-      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)), "leave it out: it is chosen too");
+      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
+                  "leave it out: it is chosen too");
   }
   return {{}, automatic};
 }
@@ -72,14 +73,18 @@ void write(FileOutput& to, const std::string& text, std::size_t panels) {
 const std::vector<FlagSpec>& drawn_flags() {
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = {
-        {"html", "FILE", "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
+        {"html", "FILE",
+         "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
         {"svg", "FILE", "draw a picture for papers and pages, of the same"},
         {"title", "TEXT", "--html, --svg: a heading"},
         {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
-        {"machine", "NAME", "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
-        {"schedule", "LIST", "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
+        {"machine", "NAME",
+         "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
+        {"schedule", "LIST",
+         "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
     for (const FlagSpec& flag : schedule_flags()) {
-      for (const std::string_view kept : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {
+      for (const std::string_view kept :
+           {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {
         if (flag.name == kept) all.push_back(flag);
       }
     }

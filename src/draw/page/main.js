@@ -160,9 +160,14 @@ function drawKey() {
 }
 
 let waiting = 0, later = 0;
-function draw(quick) {
+// Panels out of sight are drawn when they come into it.
+function draw(quick, all = false) {
   const ratio = state.printing ? 3 : Math.min(devicePixelRatio || 1, 3);
-  for (const panel of page.panels) panel.matrix.draw(state.theme, state.mode, state.chosen, ratio, quick);
+  for (const panel of page.panels) {
+    const { top, bottom } = panel.matrix.canvas.getBoundingClientRect();
+    panel.stale = !all && (bottom < 0 || top > innerHeight);
+    if (!panel.stale) panel.matrix.draw(state.theme, state.mode, state.chosen, ratio, quick);
+  }
 }
 // In the next frame, coarse where pixels are fine; sharp as soon as nothing moves any more.
 function redraw() {
@@ -180,7 +185,7 @@ function layOut() {
     panel.chart.resize();
     panel.chart.draw(state.theme, state.printing ? 3 : devicePixelRatio || 1);
   }
-  draw(false);
+  draw(false, true);
 }
 
 function setTheme() {
@@ -248,6 +253,7 @@ function start() {
   };
   addEventListener("beforeprint", printing(true));
   addEventListener("afterprint", printing(false));
+  addEventListener("scroll", () => page.panels.some((panel) => panel.stale) && redraw(), { passive: true });
   new ResizeObserver(layOut).observe(byId("panels"));
   view.listeners.push(redraw);
   setTheme();
