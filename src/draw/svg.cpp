@@ -9,7 +9,7 @@
 namespace weft::draw {
 namespace {
 
-constexpr double kMargin = 16, kPanel = 430, kBetween = 34, kSide = 66, kTop = 62, kMatrix = kPanel - kSide;
+constexpr double kMargin = 16, kPanel = 440, kBetween = 30, kSide = 82, kTop = 62, kMatrix = kPanel - kSide;
 constexpr Index kColumns = 3;
 
 std::string colours(const Scene& scene, bool dark, Index ranks, Index steps) {
@@ -42,8 +42,8 @@ std::string style(const Scene& scene, Index ranks, Index steps) {
       "}</style>\n");
 }
 
-// Which colour is which, in one line; a ramp's ends where there are many.
-void draw_key(std::string_view word, char letter, Index count, Point at, Ink& ink) {
+// Which colour is which, in one line; a ramp's ends where there are many. Returns where it ends.
+double draw_key(std::string_view word, char letter, Index count, Point at, Ink& ink) {
   ink.label({at.x, at.y + 9}, word, "small quiet");
   double x = at.x + text_width(word) + 8;
   if (count <= 16) {
@@ -52,13 +52,24 @@ void draw_key(std::string_view word, char letter, Index count, Point at, Ink& in
       ink.label({x + 13, at.y + 9}, std::to_string(i), "small");
       x += 20 + text_width(std::to_string(i));
     }
-    return;
+    return x;
   }
   ink.label({x, at.y + 9}, "0", "small");
   x += 12;
   for (Index i = 0; i < 32; ++i)
     ink.box({x + 4 * static_cast<double>(i), at.y, 4.2, 10}, weft::text(letter, i * (count - 1) / 31));
   ink.label({x + 134, at.y + 9}, std::to_string(count - 1), "small");
+  return x + 144 + text_width(std::to_string(count - 1));
+}
+
+// At most so many letters.
+std::string shortened(const std::string& text, std::size_t letters) {
+  std::size_t seen = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const bool begins = (text[at] & 0xC0) != 0x80;
+    if (begins && ++seen > letters) return text.substr(0, at) + "…";
+  }
+  return text;
 }
 
 }  // namespace
@@ -73,16 +84,22 @@ std::string svg(const Scene& scene) {
   const Index columns = min_of(static_cast<Index>(scene.panels.size()), kColumns);
   const std::string said = words(scene.subject), title = scene.subject.title.empty() ? said : scene.subject.title;
   Ink ink;
-  ink.label({kMargin, kMargin + 14}, title, "title");
+  constexpr double kTitleLetter = 9.8, kLetter = 7.8;  // at their sizes, about
+  constexpr std::size_t kLongest = 90;
+  const std::string heading = shortened(title, kLongest);
+  ink.label({kMargin, kMargin + 14}, heading, "title");
   double top = kMargin + 30;
   if (!scene.subject.title.empty()) {
     ink.label({kMargin, top + 4}, said, "quiet");
     top += 20;
   }
-  draw_key("rank", 'r', ranks, {kMargin, top}, ink);
-  if (!scene.subject.by_step)
-    ink.label({kMargin + kPanel * 0.62, top + 9}, "pale: the key is on another rank", "small quiet");
-  if (steps > 1 || scene.subject.by_step) draw_key("step", 's', steps, {kMargin, top += 17}, ink);
+  const double after = draw_key("rank", 'r', ranks, {kMargin, top}, ink) + 10;
+  if (!scene.subject.by_step) ink.label({after, top + 9}, "pale: the key is on another rank", "small quiet");
+  if (steps > 1 || scene.subject.by_step) {
+    top += 17;
+    const double end = draw_key("step", 's', steps, {kMargin, top}, ink) + 10;
+    ink.label({end, top + 9}, "grey: passes over rows, swaps of heads", "small quiet");
+  }
   top += 34;
   double row_bottom = top;
   for (std::size_t i = 0; i < scene.panels.size(); ++i) {
@@ -98,9 +115,11 @@ std::string svg(const Scene& scene) {
     y += draw_times(panel, scales, {x, y}, kPanel, ink);
     row_bottom = std::max(row_bottom, y);
   }
-  const double width =
+  const double panels =
       2 * kMargin + kPanel * static_cast<double>(columns) + kBetween * static_cast<double>(columns - 1);
-  const double height = row_bottom + kMargin;
+  const double words_width =
+      2 * kMargin + std::max(kTitleLetter * text_width(heading), kLetter * text_width(said)) / text_width("m");
+  const double width = std::max(panels, words_width), height = row_bottom + kMargin;
   return weft::text("<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 ", decimal(width), " ",
                     decimal(height), "\" width=\"", decimal(width), "\" height=\"", decimal(height), "\">\n<title>",
                     escaped(title), "</title>\n<desc>", escaped(said), ". Made by weft explain.</desc>\n",

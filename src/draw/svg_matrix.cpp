@@ -217,7 +217,7 @@ void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& in
     if (keys)
       ink.label({at, frame.box.y - kGap - kStrip - 19}, said, "small quiet mid");
     else
-      ink.label({frame.box.x - 58, at}, said, "small quiet mid", -90);
+      ink.label({frame.box.x - 73, at}, said, "small quiet mid", -90);
   }
 }
 
