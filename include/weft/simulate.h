@@ -68,6 +68,7 @@ struct Timeline {
 
 struct SimulateOptions {
   std::vector<Index> detail = {};  // ranks whose events are kept
+  bool busiest = false;            // .. and those of the rank with most pairs
   // Called now and then with what is done, from 0 to 1; false stops, and simulate throws.
   bool (*progress)(double done, void* context) = nullptr;
   void* context = nullptr;

@@ -11,7 +11,10 @@ Record::Record(const Outline& outline, const SimulateOptions& options, Timeline&
       detail_(static_cast<std::size_t>(outline.ranks), -1),
       under_way_(static_cast<std::size_t>(outline.ranks)) {
   to.ranks.assign(static_cast<std::size_t>(outline.ranks), {});
-  for (const Index rank : options.detail) {
+  std::vector<Index> wanted = options.detail;
+  if (options.busiest)
+    wanted.push_back(std::max_element(outline.pairs.begin(), outline.pairs.end()) - outline.pairs.begin());
+  for (const Index rank : wanted) {
     if (rank < 0 || rank >= outline.ranks)
       throw Error(text("details of rank ", rank, " of ", outline.ranks), "ranks count from 0");
     if (detail_[static_cast<std::size_t>(rank)] >= 0) continue;

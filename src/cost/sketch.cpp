@@ -160,19 +160,35 @@ class Mini {
     p.loads.resize(at(count_));
     return p;
   }
-  // Rank n gets from the sample before it, or waits for nobody.
-  Pattern listed(bool chain) const {
+  // Sample n gets from these samples.
+  Pattern listed(const std::vector<std::vector<Index>>& from) const {
     Pattern p{.peers = Pattern::Peers::listed};
     p.loads.resize(at(count_));
-    p.from_begin.assign(at(count_) + 1, 0);
-    p.to_begin = p.from_begin;
-    for (Index n = 0; n < count_ && chain; ++n) {
-      p.from.push_back(static_cast<std::uint32_t>((n + count_ - 1) % count_));
-      p.to.push_back(static_cast<std::uint32_t>((n + 1) % count_));
-      p.from_bytes.push_back(0);
-      p.from_begin[at(n) + 1] = p.to_begin[at(n) + 1] = at(n) + 1;
+    std::vector<std::vector<Index>> to(at(count_));
+    p.from_begin.assign(1, 0);
+    p.to_begin.assign(1, 0);
+    for (Index n = 0; n < count_; ++n) {
+      for (const Index sender : from[at(n)]) {
+        p.from.push_back(static_cast<std::uint32_t>(sender));
+        p.from_bytes.push_back(0);
+        to[at(sender)].push_back(n);
+      }
+      p.from_begin.push_back(p.from.size());
+    }
+    for (const std::vector<Index>& receivers : to) {
+      for (const Index n : receivers) p.to.push_back(static_cast<std::uint32_t>(n));
+      p.to_begin.push_back(p.to.size());
     }
     return p;
+  }
+  // The sample that stands for a rank.
+  Index nearest(Index rank) const {
+    const auto& all = s_.samples_;
+    const auto after = std::lower_bound(all.begin(), all.end(), rank,
+                                        [](const Sketch::Sample& s, Index r) { return s.rank < r; });
+    if (after == all.end()) return count_ - 1;
+    if (after == all.begin() || after->rank - rank < rank - (after - 1)->rank) return after - all.begin();
+    return after - all.begin() - 1;
   }
 
   void add_swaps() {
@@ -310,7 +326,9 @@ class Mini {
     const Index steps = groups();
     o_.steps.resize(at(steps));
     const auto shift = [&](double each, bool adds) {
-      Pattern p = listed(count_ > 1);
+      std::vector<std::vector<Index>> before(at(count_));
+      for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
+      Pattern p = listed(before);
       for (Index n = 0; n < count_; ++n) {
         const double bytes = static_cast<double>(key_rows() * frames_[at(n)].step_heads_k) * each;
         Load& load = p.loads[at(n)];
@@ -366,7 +384,8 @@ class Mini {
   void add_exact() {
     const Index stages = min_of(options_.stages, s_.ranks_ - 1);
     o_.steps.resize(at(1 + stages));
-    std::vector<Pattern> there(at(stages), listed(false)), back = there;
+    std::vector<std::vector<Load>> there(at(stages), std::vector<Load>(at(count_))), back = there;
+    std::vector<std::vector<std::vector<Index>>> senders(at(stages), std::vector<std::vector<Index>>(at(count_)));
     const double heads = static_cast<double>(s_.layer_.heads_k);
     for (Index n = 0; n < count_; ++n) {
       std::vector<TileWork> by_step(at(1 + stages));
@@ -384,17 +403,23 @@ class Mini {
             topology_.send(load, rank(n), c.source, bytes);  // as much goes out as comes in, about
             load.copied += adds ? 2 * bytes : bytes;
           };
-          both(there[at(stage)].loads[at(n)], static_cast<double>(c.touched) * heads * costs_.kv_bytes(), false);
-          both(back[at(stage)].loads[at(n)], static_cast<double>(c.touched) * heads * costs_.gradient_bytes(), true);
+          both(there[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.kv_bytes(), false);
+          both(back[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.gradient_bytes(), true);
           rows[at(step)] += c.touched;
+          std::vector<Index>& from = senders[at(stage)][at(n)];
+          const Index sender = nearest(c.source);
+          if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
         }
         by_step[at(step)] += c.work[which()];
       }
       add_steps(n, by_step, rows, Move::Kind::send);
     }
     for (Index stage = 0; stage < stages; ++stage) {
-      o_.steps[at(stage + 1)].kv = add(std::move(there[at(stage)]));
-      if (pass_ == Pass::backward) o_.steps[at(stage + 1)].gradients = add(std::move(back[at(stage)]));
+      Pattern p = listed(senders[at(stage)]), q = p;
+      p.loads = std::move(there[at(stage)]);
+      q.loads = std::move(back[at(stage)]);
+      o_.steps[at(stage + 1)].kv = add(std::move(p));
+      if (pass_ == Pass::backward) o_.steps[at(stage + 1)].gradients = add(std::move(q));
     }
   }
 

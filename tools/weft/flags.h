@@ -27,6 +27,12 @@ class Flags {
   void add_to(CLI::App& verb, const std::vector<FlagSpec>& own);
 
   bool given(std::string_view name) const { return find(name) != nullptr; }
+  // The same with one value said anew, for sweeps over lists.
+  Flags with(std::string_view name, std::string value) const {
+    Flags other = *this;
+    other.values_[std::string(name)] = std::move(value);
+    return other;
+  }
   const std::string* find(std::string_view name) const;
   std::string text(std::string_view name, std::string_view otherwise) const;
   // Error unless the value is one of `names`, which it lists.
