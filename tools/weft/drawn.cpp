@@ -5,11 +5,10 @@
 
 #include "draw/scene.h"
 #include "file_output.h"
-#include "json_file.h"
+#include "machine_flag.h"
 #include "numbers.h"
 #include "schedule_flags.h"
 #include "weft/choose.h"
-#include "weft/cost.h"
 #include "weft/error.h"
 
 namespace weft::tool {
@@ -17,22 +16,13 @@ namespace {
 
 const std::vector<std::string> kLayouts = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced"};
 
-// A preset's name, or a file.
-Machine machine_of(const Flags& flags) {
-  const std::string name = flags.text("machine", "h100-400g");
-  for (const Machine& m : machine_presets())
-    if (m.name == name) return m;
-  if (name.find_first_of("./") == std::string::npos) return machine_preset(name);  // Error lists the names
-  return machine_from_json(read_file(name), name);
-}
-
 draw::Subject subject_of(const Flags& flags, const check::Case& c) {
   return {.problem = check::problem_of(c),
           .heads_q = c.heads_q,
           .heads_k = c.heads_k,
           .head_map = c.head_map,
           .shape = {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v},
-          .machine = machine_of(flags),
+          .machine = machine_of(flags, "h100-400g"),
           .title = flags.text("title", ""),
           .command = "weft explain" + flags.words(),
           .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};

@@ -106,12 +106,6 @@ void Flags::exclude(std::string_view name, const std::vector<std::string_view>& 
   }
 }
 
-Flags Flags::with(std::string_view name, std::string value) const {
-  Flags flags = *this;
-  flags.values_[std::string(name)] = std::move(value);
-  return flags;
-}
-
 std::string Flags::words() const {
   constexpr std::size_t kLongest = 400;
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:=_-+/@%";

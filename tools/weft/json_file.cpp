@@ -25,6 +25,22 @@ struct FileClose {
 };
 using File = std::unique_ptr<std::FILE, FileClose>;
 
+std::string read_all(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"));
+  if (!file)
+    throw Error(fmt::format("cannot open '{}': {}", path, std::strerror(errno)), "give a file that can be read");
+  std::string text;
+  char buffer[1 << 16];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
+    text.append(buffer, n);
+    if (text.size() > kMaxBytes)
+      throw Error(fmt::format("'{}' is longer than {} MiB", path, kMaxBytes >> 20), "give a smaller file");
+  }
+  if (std::ferror(file.get()))
+    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), "give a file that can be read");
+  return text;
+}
+
 // One document, with the name that errors begin with.
 struct Source {
   std::string name;
@@ -40,7 +56,7 @@ Source parse(std::string_view flag, const std::string& value, std::string_view e
     return true;
   };
   try {
-    source.value = json::parse(is_inline ? value : read_file(value), shallow);
+    source.value = json::parse(is_inline ? value : read_all(value), shallow);
   } catch (const json::exception& error) {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     what.erase(0, what.find("] ") + 2);
@@ -104,22 +120,6 @@ constexpr std::string_view kSliceExample = R"([{"q": [0, 8], "k": [0, 8], "hi": 
 constexpr std::string_view kRunExample = R"([[{"row": 0, "token": 0, "count": 4}]], keys row, token, count, stride)";
 
 }  // namespace
-
-std::string read_file(const std::string& path) {
-  const File file(std::fopen(path.c_str(), "rb"));
-  if (!file)
-    throw Error(fmt::format("cannot open '{}': {}", path, std::strerror(errno)), "give a file that can be read");
-  std::string text;
-  char buffer[1 << 16];
-  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
-    text.append(buffer, n);
-    if (text.size() > kMaxBytes)
-      throw Error(fmt::format("'{}' is longer than {} MiB", path, kMaxBytes >> 20), "give a smaller file");
-  }
-  if (std::ferror(file.get()))
-    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), "give a file that can be read");
-  return text;
-}
 
 std::vector<Slice> read_slices(std::string_view flag, const std::string& value) {
   const Source source = parse(flag, value, kSliceExample);

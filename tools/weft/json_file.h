@@ -13,9 +13,6 @@
 
 namespace weft::tool {
 
-// The whole file; Error that names it if it cannot be read or is very large.
-std::string read_file(const std::string& path);
-
 // `value` is the name of a file, or JSON itself if it begins with '[' or '{'. Errors name the file (or the flag) and
 // the place.
 // [{"q": [begin, end], "k": [begin, end], "lo": -3, "hi": 0}, ..]; lo, hi left out or null: no limit.
