@@ -7,6 +7,8 @@ import subprocess
 import pytest
 from playwright.sync_api import sync_playwright
 
+LOCAL = ("file:", "data:", "about:")
+
 
 @pytest.fixture(scope="session")
 def chromium():
@@ -44,7 +46,7 @@ def show(chromium, weft):
         page = at.new_page()
         page.on("console", lambda m: faults.append(f"console: {m.text}"))
         page.on("pageerror", lambda e: faults.append(f"error: {e}"))
-        page.on("request", lambda r: r.url.startswith(("file:", "data:", "about:")) or faults.append(f"asked for {r.url}"))
+        page.on("request", lambda r: r.url.startswith(LOCAL) or faults.append(f"asked for {r.url}"))
         page.goto(pathlib.Path(path).resolve().as_uri())
         page.wait_for_function("window.weft !== undefined || !document.querySelector('#data')")
         return page

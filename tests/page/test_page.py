@@ -31,7 +31,7 @@ def tip(page):
 def cell(page, q, k):
     """Where a pair is on the screen."""
     return page.evaluate("""([q, k]) => {
-      const matrix = weft.page.panels[0].matrix, box = matrix.canvas.getBoundingClientRect(), [x, y] = matrix.point(q, k);
+      const { matrix } = weft.page.panels[0], box = matrix.canvas.getBoundingClientRect(), [x, y] = matrix.point(q, k);
       return [box.left + x, box.top + y];
     }""", [q, k])
 
@@ -69,7 +69,8 @@ def test_every_pair_is_as_the_plan_says(weft, show, mask, layout, multiple):
     chosen = random.Random(0).sample(pairs, 250) + [(q, q) for q in range(s.tokens)]
     rows = {r: [t for t in range(s.tokens) if model.owner(layout, s, 4, t) == r] for r in range(4)}
     for panel, schedule in enumerate(schedules):
-        found = page.evaluate("([pairs, p]) => pairs.map(([q, k]) => weft.page.panels[p].describe(q, k))", [chosen, panel])
+        found = page.evaluate("([pairs, p]) => pairs.map(([q, k]) => weft.page.panels[p].describe(q, k))",
+                              [chosen, panel])
         for (q, k), said in zip(chosen, found):
             owners = [model.owner(layout, s, 4, t) for t in (q, k)]
             for token, rank, end in zip((q, k), owners, (said["query"], said["key"])):
@@ -213,16 +214,18 @@ def test_every_layout_and_schedule_of_a_million_tokens_fits(weft):
 
 def test_many_ranks(weft, show):
     page = show("--docs", "30000,10000,5000", "--mask", "causal", "--ranks", 256, "--schedule", "ring")
-    assert describe(page, 20000, 17)["step"] == (model.owner("zigzag", model.stream([30000, 10000, 5000]), 256, 20000) - 0) % 256
+    s = model.stream([30000, 10000, 5000])
+    assert describe(page, 20000, 17)["step"] == model.owner("zigzag", s, 256, 20000)  # the key is on rank 0
     page.get_by_label("Bring out one rank").fill("7")
     page.keyboard.press("Enter")
     assert page.evaluate("weft.state.chosen") == 7
 
 
 def test_chosen_ones_say_why(show):
-    page = show("--docs", "3000,500,700", "--mask", "causal", "--ranks", 4, "--layout", "auto,contiguous", "--schedule", "ring,auto")
+    page = show("--docs", "3000,500,700", "--mask", "causal", "--ranks", 4, "--layout", "auto,contiguous",
+                "--schedule", "ring,auto")
     names = page.locator("h2").all_inner_texts()
-    assert len(names) == 4 and names[0].split(",")[0] in ("zigzag", "balanced", "contiguous") and names[2] == "contiguous, ring"
+    assert len(names) == 4 and names[2] == "contiguous, ring"
     notes = page.locator(".note").all_inner_texts()
     assert len(notes) == 2 and all(re.match(r"chosen: \w+.*: .* ms", note) for note in notes), notes
 
@@ -317,8 +320,9 @@ def test_print_is_light(show):
     page = show("--docs", "7,3,6", "--ranks", 2, context={"color_scheme": "dark"})
     seen = page.evaluate("""() => {
       dispatchEvent(new Event('beforeprint'));
-      const matrix = weft.page.panels[0].matrix, [x, y] = matrix.point(2, 9), ratio = matrix.canvas.width / matrix.canvas.clientWidth;
-      const red = matrix.canvas.getContext('2d').getImageData((x - 7) * ratio, (y - 7) * ratio, 1, 1).data[0];
+      const { matrix } = weft.page.panels[0], { canvas } = matrix, [x, y] = matrix.point(2, 9);
+      const ratio = canvas.width / canvas.clientWidth;
+      const red = canvas.getContext('2d').getImageData((x - 7) * ratio, (y - 7) * ratio, 1, 1).data[0];
       dispatchEvent(new Event('afterprint'));
       return [red, weft.state.theme.dark];
     }""")

@@ -25,7 +25,9 @@ def cells(root):
     found = {}
     for path in root.iter(f"{SVG}path"):
         name, *kind = path.get("class").split()
-        for x, y, x1, y1 in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)", path.get("d")) if kind == ["cell"] else []:
+        if kind != ["cell"]:
+            continue
+        for x, y, x1, y1 in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)", path.get("d")):
             q, k = (float(y) + float(y1)) / 2 - y0, (float(x) + float(x1)) / 2 - x0
             found.setdefault(name, set()).add((int(q / size * 16), int(k / size * 16)))
     return found
@@ -43,9 +45,23 @@ def test_cells_are_those_of_the_mask(weft, layout):
     assert found == want
 
 
+def test_cells_of_runs_in_any_order(weft):
+    runs = '[[{"row":0,"token":8,"count":4},{"row":4,"token":0,"count":4}],[{"row":1,"token":12,"count":4},{"row":6,"token":4,"count":4}]]'
+    slices = '[{"q":[0,16],"k":[2,7]},{"q":[3,13],"k":[9,16],"lo":-3,"hi":4}]'
+    found = cells(picture(weft, "--docs", "16", "--slices", slices, "--layout", "explicit", "--runs", runs))
+    want, owner = {}, lambda t: t // 4 % 2
+    for q in range(16):
+        for k in range(16):
+            if 2 <= k < 7 or (3 <= q < 13 and k >= 9 and -3 <= k - q <= 4):
+                name = f"{'r' if owner(q) == owner(k) else 'p'}{owner(q)}"
+                want.setdefault(name, set()).add((q, k))
+    assert found == want
+
+
 def test_steps_in_colour(weft):
     s = model.stream([7, 3, 6])
-    found = cells(picture(weft, "--docs", "7,3,6", "--mask", "causal", "--ranks", 4, "--schedule", "ring", "--colour", "step"))
+    found = cells(picture(weft, "--docs", "7,3,6", "--mask", "causal", "--ranks", 4, "--schedule", "ring",
+                          "--colour", "step"))
     for q in range(16):
         for k in range(16):
             step = (model.owner("zigzag", s, 4, q) - model.owner("zigzag", s, 4, k)) % 4
@@ -69,7 +85,7 @@ def test_a_browser_shows_it(weft, show):
 
 PICTURES = {
     "sixteen": "--docs 9000,700,20000,300,40000 --mask causal --ranks 16 --schedule ring,exact",
-    "many": "--docs lognormal:count=300,median=2400,max=65536 --padded-to 200 --ranks 100 --schedule all_gather --layout all",
+    "many": "--docs lognormal:count=300,median=2400,max=65536 --padded-to 200 --ranks 100 --layout all",
     "few": "--docs 3 --docs-k 90 --ranks 1",
 }
 
@@ -110,9 +126,9 @@ def test_pictures_of_the_docs_are_up_to_date(weft):
 
 
 def test_a_notebook_shows_the_page(weft, show):
-    weft_module = pytest.importorskip("weft")
-    e = weft_module.explain([0, 7, 10, 16], weft_module.Mask(causal=True), ranks=4, schedule=["ring", "exact"], layout=["zigzag", "striped"],
-                            title="a <b>title</b> & \"quotes\"")
+    module = pytest.importorskip("weft")
+    e = module.explain([0, 7, 10, 16], module.Mask(causal=True), ranks=4, schedule=["ring", "exact"],
+                       layout=["zigzag", "striped"], title="a <b>title</b> & \"quotes\"")
     path = weft.folder / "notebook.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><title>n</title><p>before</p>{e._repr_html_()}<p>after</p>")
     page = show.file(path)
@@ -125,7 +141,8 @@ def test_a_notebook_shows_the_page(weft, show):
     assert (weft.folder / "saved.txt").read_text() == f"{e}\n" and "55 visible pairs" in str(e)
     assert xml.parse(weft.folder / "saved.svg").getroot().tag == f"{SVG}svg"
     assert show.file(weft.folder / "saved.html").locator("canvas.matrix").count() == 4
-    for wrong in (lambda: e.save("x.png"), lambda: weft_module.explain([0, 4], schedule=[]),
-                  lambda: weft_module.explain([0, 4], schedule="rings").html(), lambda: weft_module.explain([0, 4], colour="red").svg()):
-        with pytest.raises(weft_module.Error):
+    for wrong in (lambda: e.save("x.png"), lambda: module.explain([0, 4], schedule=[]),
+                  lambda: module.explain([0, 4], schedule="rings").html(),
+                  lambda: module.explain([0, 4], colour="red").svg()):
+        with pytest.raises(module.Error):
             wrong()

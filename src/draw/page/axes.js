@@ -29,7 +29,7 @@ function drawStrip(matrix, context, theme, number) {
   for (let i = 0; i < count; ++i) {
     let colour = [0, 0, 0];
     for (let s = 0; s < found.n; ++s) {
-      const token = found.tokens[i * found.n + s], rank = found.ranks[i * found.n + s], place = side.stream.place(token);
+      const at = i * found.n + s, rank = found.ranks[at], place = side.stream.place(found.tokens[at]);
       const one = rank < 0 || !place || place.padding ? theme.wait : theme.ranks[rank];
       colour = colour.map((v, c) => v + one[c] / found.n);
     }
@@ -152,8 +152,8 @@ function drawGrid(matrix, context, theme, mode) {
       panel.page.mask.at(i, (begin, end) => {
         const rankQ = panel.q.rankOf(i);
         for (let j = Math.max(begin, Math.floor(k.begin)); j < Math.min(end, k.begin + k.size); ++j) {
-          const rankK = panel.k.rankOf(j), label = mode === "query" ? rankQ : mode === "key" ? rankK : panel.step(rankQ, rankK);
-          const [x, y] = matrix.point(i, j);
+          const rankK = panel.k.rankOf(j), [x, y] = matrix.point(i, j);
+          const label = mode === "query" ? rankQ : mode === "key" ? rankK : panel.step(rankQ, rankK);
           context.fillStyle = onTop(shade(rankQ, rankK));
           context.fillText(String(label), x, y);
         }

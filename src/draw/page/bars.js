@@ -28,8 +28,8 @@ function track(parts, scale) {
 
 function listBars(panel, theme, scale) {
   const box = element("div", { class: "shares", role: "img" });
-  box.append(element("span", { class: "head", text: "rank" }), element("span", { class: "head wide", text: "work: visible pairs" }),
-             element("span", { class: "head wide", text: "bytes in: forward, backward" }));
+  const head = (text, wide = "") => element("span", { class: `head${wide}`, text });
+  box.append(head("rank"), head("work: visible pairs", " wide"), head("bytes in: forward, backward", " wide"));
   for (let r = 0; r < panel.ranks; ++r) {
     const solid = css(theme.ranks[r]), pale = css(theme.pale[r]);
     box.append(element("span", { class: "value", text: String(r) }), track([[panel.work[r], solid]], scale.work),
@@ -65,8 +65,9 @@ function drawBars(panel, theme, scale) {
   const work = `${span(panel.work, grouped)} visible pairs a rank, mean ${grouped(mean(panel.work))}`;
   const moved = `${span(panel.bytesIn, bytes)} into a rank forward, ${span(panel.backwardIn, bytes)} backward`;
   const box = element("div");
-  box.append(element("h3", { text: "Work and bytes " }, element("small", {
-    text: `balance ${panel.balance.toFixed(3)}: the busiest rank has ${(100 * (panel.balance - 1)).toFixed(1)} % more than the mean` })));
+  const more = `the busiest rank has ${(100 * (panel.balance - 1)).toFixed(1)} % more than the mean`;
+  box.append(element("h3", { text: "Work and bytes " },
+                     element("small", { text: `balance ${panel.balance.toFixed(3)}: ${more}` })));
   if (panel.ranks <= LISTED) {
     const list = listBars(panel, theme, scale);
     list.setAttribute("aria-label", `${work}; ${moved}`);
@@ -81,13 +82,17 @@ function drawBars(panel, theme, scale) {
 
 function numbersTable(panel) {
   const heads = ["rank", "visible pairs", "of mean", "forward in", "forward out", "backward in", "backward out"];
-  const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { text, scope: "col" })))));
-  const body = element("tbody"), average = mean(panel.work), shown = Math.min(panel.ranks, 512);
-  for (let r = 0; r < shown; ++r)
-    body.append(element("tr", {}, ...[String(r), grouped(panel.work[r]), average > 0 ? (panel.work[r] / average).toFixed(3) : "1",
-                                      ...[panel.bytesIn, panel.bytesOut, panel.backwardIn, panel.backwardOut].map((list) => bytes(list[r]))]
-        .map((text, at) => element(at ? "td" : "th", { text, ...(at ? {} : { scope: "row" }) }))));
-  table.append(body);
+  const moved = [panel.bytesIn, panel.bytesOut, panel.backwardIn, panel.backwardOut];
+  const average = mean(panel.work), shown = Math.min(panel.ranks, 512), body = element("tbody");
+  for (let r = 0; r < shown; ++r) {
+    const share = average > 0 ? panel.work[r] / average : 1;
+    const cells = [grouped(panel.work[r]), share.toFixed(3), ...moved.map((list) => bytes(list[r]))];
+    body.append(element("tr", {}, element("th", { text: String(r), scope: "row" }),
+                        ...cells.map((text) => element("td", { text }))));
+  }
+  const head = element("tr", {}, ...heads.map((text) => element("th", { text, scope: "col" })));
+  const table = element("table", {}, element("thead", {}, head), body);
   const more = shown < panel.ranks ? ` (the first ${shown} of ${panel.ranks} ranks)` : "";
-  return element("details", {}, element("summary", { text: `Numbers${more}` }), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers of each rank" }, table));
+  const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers of each rank" };
+  return element("details", {}, element("summary", { text: `Numbers${more}` }), element("div", region, table));
 }

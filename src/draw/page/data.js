@@ -110,7 +110,8 @@ class MaskSlices {
         walk(2 * node + 1, first + size / 2, size / 2);
         return;
       }
-      const begin = Math.max(this.k0[first], q + this.lo[first]), end = Math.min(this.k1[first], q + this.hi[first] + 1);
+      const begin = Math.max(this.k0[first], q + this.lo[first]);
+      const end = Math.min(this.k1[first], q + this.hi[first] + 1);
       if (begin < end) visit(begin, end, first);
     };
     if (this.size > 0) walk(1, 0, this.leaves);
@@ -185,14 +186,15 @@ class Panel {
 function readTimeline({ end, ideal, overlap, names, ranks }) {
   const lines = ranks.map(({ rank, events }) => {
     const [what, step, begin, length, amount] = events.map(sums);
-    return { rank, events: Array.from(what, (n, i) => [...names[n], step[i], begin[i] / 1e9, (begin[i] + length[i]) / 1e9, amount[i]]) };
+    const event = (n, i) => [...names[n], step[i], begin[i] / 1e9, (begin[i] + length[i]) / 1e9, amount[i]];
+    return { rank, events: Array.from(what, event) };
   });
   return { end, ideal, overlap, ranks: lines };
 }
 
 function readPage(data) {
-  const page = { title: data.title, words: data.words, command: data.command, version: data.version, far: data.far,
-                 pairs: data.pairs, heads: data.heads, dims: data.dims, dtype: data.dtype, mode: data.mode, palettes: data.palettes };
+  const { title, words, command, version, far, pairs, heads, dims, dtype, mode, palettes } = data;
+  const page = { title, words, command, version, far, pairs, heads, dims, dtype, mode, palettes };
   page.q = new Stream(data.q);
   page.k = data.k ? new Stream(data.k) : page.q;
   page.self = !data.k;

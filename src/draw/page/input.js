@@ -46,7 +46,8 @@ function listenTo(matrix, show, hide) {
               ((before[0] - now[0]) / matrix.width) * view.size[1] * part);
   });
   const release = (event) => {
-    if (pointers.delete(event.pointerId) && !moved && event.type === "pointerup") look(point(event), event.pointerType !== "mouse");
+    const tapped = pointers.delete(event.pointerId) && !moved && event.type === "pointerup";
+    if (tapped) look(point(event), event.pointerType !== "mouse");
     apart = 0;
     if (pointers.size === 0) canvas.classList.remove("moving");
   };
@@ -58,7 +59,8 @@ function listenTo(matrix, show, hide) {
   // From the cross by one cell (a pixel's worth of tokens if they are smaller), or to the next document.
   const next = (side, way, byDocument) => {
     const from = view.cross[side], stream = side === 0 ? matrix.panel.page.q : matrix.panel.page.k;
-    if (!byDocument) return from + way * Math.max(1, Math.round((view.size[side] / (side ? matrix.width : matrix.height)) * 2));
+    const pixel = view.size[side] / (side === 0 ? matrix.height : matrix.width);
+    if (!byDocument) return from + way * Math.max(1, Math.round(2 * pixel));
     const document = stream.document(from) + (way > 0 || stream.place(from)?.position === 0 ? way : 0);
     return stream.documents ? stream.offsets[Math.min(Math.max(document, 0), stream.documents - 1)] : from;
   };

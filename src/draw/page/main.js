@@ -2,53 +2,12 @@
 const page = readPage(JSON.parse(document.getElementById("data").textContent));
 const view = new View(page.q.tokens, page.k.tokens);
 const byId = (id) => document.getElementById(id);
-const tip = byId("tip"), said = byId("said");
 const state = { mode: page.mode, chosen: -1, pass: "forward", theme: null, printing: false };
 const scale = { work: most(page.panels.map((p) => most(p.work))),
                 bytes: most(page.panels.map((p) => most(p.bytesIn.map((v, r) => v + p.backwardIn[r])))) };
 
 const isDark = () => !state.printing && (document.documentElement.dataset.theme ||
     (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-
-// What is known of a pair, as lines of the tip.
-function pairLines(panel, [q, k]) {
-  const found = panel.describe(q, k);
-  const end = ({ token, document, position, padding, rank, row }) => [
-    `token ${grouped(token)}`, document < 0 ? "in no document" : `document ${document}, ${padding ? "padding" : `position ${grouped(position)}`}`,
-    rank < 0 ? "on no rank" : `rank ${rank}, row ${grouped(row)}`].join(" · ");
-  const lines = [["Query", end(found.query)], ["Key", end(found.key)]];
-  if (!found.visible) {
-    const apart = found.query.document !== found.key.document;
-    return [...lines, ["Visible", found.query.padding || found.key.padding ? "no: padding" : apart ? "no: another document" : "no: outside the mask"]];
-  }
-  const first = Math.floor(found.query.rank / panel.inside) * panel.inside;
-  const who = panel.inside > 1 ? `ranks ${first} to ${first + panel.inside - 1}, each for its heads` : `rank ${found.query.rank}`;
-  const when = panel.headSteps > 1 ? `steps ${found.step} to ${found.step + panel.headSteps - 1}, a group of heads each` : `step ${found.step} of ${panel.steps}`;
-  const from = found.query.rank === found.key.rank ? "the key is its own" : `the key comes from rank ${found.key.rank}`;
-  lines.push(["Attended", `by ${who} in ${when}; ${panel.inside > 1 ? "" : from}`.replace(/; $/, "")]);
-  if (found.slice) {
-    const { number, of, q: rows, k: keys, lo, hi } = found.slice;
-    const band = [lo > -page.far ? `${grouped(lo)} ≤ ` : "", "k − q", hi < page.far ? ` ≤ ${grouped(hi)}` : ""].join("");
-    lines.push(["Slice", `${number} of ${of}: q [${grouped(rows[0])}, ${grouped(rows[1])}), k [${grouped(keys[0])}, ${grouped(keys[1])})` +
-        (lo > -page.far || hi < page.far ? `, ${band}` : ", every pair")]);
-  } else if (!panel.slices) {
-    lines.push(["Slice", `not listed: ${grouped(panel.slicesTotal)} slices do not fit the page`]);
-  }
-  return lines;
-}
-
-function showTip(lines, x, y, spoken) {
-  tip.replaceChildren(element("dl", {}, ...lines.flatMap(([name, text]) => [element("dt", { text: name }), element("dd", { text })])));
-  tip.hidden = false;
-  const wide = tip.offsetWidth, high = tip.offsetHeight;
-  tip.style.left = `${Math.max(6, x + 18 + wide > innerWidth ? x - wide - 14 : x + 18)}px`;
-  tip.style.top = `${Math.max(6, y + 18 + high > innerHeight ? y - high - 14 : y + 18)}px`;
-  if (spoken) said.textContent = lines.map(([name, text]) => `${name}: ${text}`).join(". ");
-}
-
-function hideTip() {
-  tip.hidden = true;
-}
 
 function showPair(matrix, spoken) {
   const box = matrix.canvas.getBoundingClientRect(), [x, y] = matrix.point(...view.cross);
@@ -60,25 +19,29 @@ function forget() {
   if (view.cross) view.forget();
 }
 
+const LANES = "a lane a rank, coloured by step: above it computes, below it exchanges; grey: passes over rows, swaps of " +
+    "heads";
+
 function addPanel(panel) {
-  const help = `Matrix of queries by keys, ${panel.name}. Arrows move a cross and read the cell, plus and minus zoom, 0 shows all.`;
-  const canvas = element("canvas", { class: "matrix", tabindex: "0", role: "application", "aria-label": help });
-  const time = element("canvas", { class: "timeline", tabindex: "0", role: "application",
-                                   "aria-label": `Timeline, ${panel.name}, ${panel.times.about}. Arrows go from event to event.` });
-  const numbers = element("div", { class: "numbers" });
-  const section = element("section", { class: "panel", "aria-label": panel.name },
-                          element("header", {}, element("h2", { text: panel.name }),
-                                  element("span", { class: "about", text: `${counted(panel.ranks, "rank")}, ${counted(panel.steps, "step")}, ${counted(panel.slicesTotal, "slice")}` })),
-                          ...(panel.note ? [element("p", { class: "about note", text: panel.note })] : []),
-                          element("div", { class: "sides" }, element("div", {}, canvas), numbers));
-  byId("panels").append(section);
-  panel.matrix = new Matrix(panel, view, canvas);
-  panel.chart = new TimelineChart(panel, time);
+  const { name, note, ranks, steps, slicesTotal, times } = panel;
+  const canvas = (kind, words) =>
+      element("canvas", { class: kind, tabindex: "0", role: "application", "aria-label": words });
+  const matrix = canvas("matrix", `Matrix of queries by keys, ${name}. Arrows move a cross and read the cell, plus ` +
+      "and minus zoom, 0 shows all.");
+  const chart = canvas("timeline", `Timeline, ${name}, ${times.about}. Arrows go from event to event.`);
+  const counts = [counted(ranks, "rank"), counted(steps, "step"), counted(slicesTotal, "slice")].join(", ");
   panel.bars = element("div");
   panel.timed = element("small");
-  numbers.append(panel.bars, element("div", {}, element("h3", { text: "Timeline " }, panel.timed), time,
-                                     element("p", { class: "about legend", text: "a lane a rank, coloured by step: above it computes, below it exchanges; grey: passes over rows, swaps of heads" })),
-                 numbersTable(panel));
+  const timeline = element("div", {}, element("h3", { text: "Timeline " }, panel.timed), chart,
+                           element("p", { class: "about", text: LANES }));
+  const numbers = element("div", { class: "numbers" }, panel.bars, timeline, numbersTable(panel));
+  const heading = element("header", {}, element("h2", { text: name }),
+                          element("span", { class: "about", text: counts }));
+  byId("panels").append(element("section", { class: "panel", "aria-label": name }, heading,
+                                ...(note ? [element("p", { class: "about note", text: note })] : []),
+                                element("div", { class: "sides" }, element("div", {}, matrix), numbers)));
+  panel.matrix = new Matrix(panel, view, matrix);
+  panel.chart = new TimelineChart(panel, chart);
   listenTo(panel.matrix, showPair, forget);
   listenToTimeline(panel.chart);
 }
@@ -89,7 +52,8 @@ function listenToTimeline(chart) {
     chart.chosen = found;
     chart.draw(state.theme, devicePixelRatio);
     if (!found) return hideTip();
-    const box = canvas.getBoundingClientRect(), [x, y, wide] = chart.box(found[0], chart.lines[found[0]].events[found[1]]);
+    const [line, event] = found, [x, y, wide] = chart.box(line, chart.lines[line].events[event]);
+    const box = canvas.getBoundingClientRect();
     showTip(chart.words(found), box.left + x + Math.min(wide / 2, 60), box.top + y + 10, spoken);
   };
   canvas.addEventListener("pointermove", (event) => {
@@ -111,52 +75,31 @@ function listenToTimeline(chart) {
 function choosePass(pass) {
   state.pass = pass;
   const end = most(page.panels.map((panel) => panel.times[pass].end));
-  for (const panel of page.panels) {
-    const { chart, times } = panel, of = times[pass], some = of.ranks.length < panel.ranks ? `, ${of.ranks.length} of ${panel.ranks} ranks` : "";
+  for (const { chart, times, timed, ranks } of page.panels) {
+    const of = times[pass], share = `${(100 * of.ideal / of.end).toFixed(0)} % of the ideal`;
+    const some = of.ranks.length < ranks ? `, ${of.ranks.length} of ${ranks} ranks` : "";
     chart.show(pass, end);
-    panel.timed.textContent = of.end > 0 ? `${times.about}: ${duration(of.end)}, ${(100 * of.ideal / of.end).toFixed(0)} % of the ideal${some}` : times.about;
+    timed.textContent = of.end > 0 ? `${times.about}: ${duration(of.end)}, ${share}${some}` : times.about;
   }
 }
 
 const MODES = [["query", "query's rank"], ["key", "key's rank"], ["step", "step"]];
 
-function choose(mode, chosen = -1) {
-  Object.assign(state, { mode, chosen });
+function choose(mode) {
+  Object.assign(state, { mode, chosen: -1 });
   for (const input of document.querySelectorAll("#modes input")) input.checked = input.value === mode;
   drawKey();
   redraw();
 }
 
-// The legend: a button for each rank or step, or a ramp where there are many.
 function drawKey() {
-  const key = byId("key"), theme = state.theme, steps = state.mode === "step";
-  const count = steps ? page.steps : page.ranks, colours = steps ? theme.steps : theme.ranks, word = steps ? "step" : "rank";
-  key.replaceChildren();
-  if (count <= 16) {
-    for (let i = 0; i < count; ++i) {
-      const swatch = element("i");
-      swatch.style.background = css(colours[i]);
-      const button = element("button", { type: "button", "aria-pressed": String(state.chosen === i), "aria-label": `Bring out ${word} ${i}` },
-                             swatch, document.createTextNode(i === 0 ? `${word} 0` : String(i)));
-      button.addEventListener("click", () => {
-        choose(state.mode, state.chosen === i ? -1 : i);
-        key.querySelectorAll("button")[i].focus();
-      });
-      key.append(button);
-    }
-  } else {
-    const bar = element("i", { class: "ramp" });
-    bar.style.background = `linear-gradient(90deg, ${colours.filter((_, i) => i % Math.ceil(count / 24) === 0).map(css).join(",")})`;
-    const input = element("input", { type: "number", min: "0", max: String(count - 1), placeholder: `one ${word}`, "aria-label": `Bring out one ${word}` });
-    if (state.chosen >= 0) input.value = String(state.chosen);
-    input.addEventListener("change", () => {
-      const value = input.value === "" ? -1 : Math.min(Math.max(Math.floor(Number(input.value)), 0), count - 1);
-      state.chosen = Number.isNaN(value) ? -1 : value;
-      redraw();
-    });
-    key.append(element("span", { text: `${word} 0` }), bar, element("span", { text: String(count - 1) }), input);
-  }
-  if (!steps) key.append(element("span", { text: "pale: key on another rank" }));
+  const { theme, mode, chosen } = state, steps = mode === "step";
+  const legend = steps ? { word: "step", colours: theme.steps, chosen }
+      : { word: "rank", colours: theme.ranks.slice(0, page.ranks), chosen, note: "pale: key on another rank" };
+  drawLegend(byId("key"), legend, (n) => {
+    state.chosen = n;
+    redraw();
+  });
 }
 
 let waiting = 0, later = 0;
@@ -196,27 +139,46 @@ function setTheme() {
   layOut();
 }
 
+// Radio buttons: [value, words] each.
+function addChoices(box, name, choices, now, choose) {
+  for (const [value, words] of choices) {
+    const input = element("input", { type: "radio", name, value });
+    input.checked = value === now;
+    input.addEventListener("change", () => choose(value));
+    box.append(element("label", {}, input, document.createTextNode(words)));
+  }
+}
+
+// On paper all is light, and as wide as the sheet.
+function listenToPrinter() {
+  const root = document.documentElement;
+  let before;
+  const printing = (now) => () => {
+    if (now) before = root.dataset.theme;
+    state.printing = now;
+    root.classList.toggle("paper", now);
+    if (now) root.dataset.theme = "light";
+    else if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    setTheme();
+  };
+  addEventListener("beforeprint", printing(true));
+  addEventListener("afterprint", printing(false));
+}
+
 function start() {
+  const about = [counted(page.pairs, "visible pair"),
+                 `heads ${page.heads.join(":")}, dim ${page.dims.join(":")}, ${page.dtype}`];
   byId("title").textContent = page.title || page.words;
-  byId("words").textContent = `${page.title ? `${page.words}; ` : ""}${counted(page.pairs, "visible pair")}; heads ${page.heads.join(":")}, dim ${page.dims.join(":")}, ${page.dtype}`;
+  byId("words").textContent = [...(page.title ? [page.words] : []), ...about].join("; ");
   byId("command").textContent = page.command;
   byId("made").textContent = `Weft ${page.version}`;
   byId("panels").classList.toggle("single", page.panels.length === 1);
-  for (const [value, text] of MODES) {
-    const input = element("input", { type: "radio", name: "mode", value });
-    input.checked = value === state.mode;
-    input.addEventListener("change", () => choose(value));
-    byId("modes").append(element("label", {}, input, document.createTextNode(text)));
-  }
-  for (const value of ["forward", "backward"]) {
-    const input = element("input", { type: "radio", name: "pass", value });
-    input.checked = value === state.pass;
-    input.addEventListener("change", () => {
-      choosePass(value);
-      layOut();
-    });
-    byId("passes").append(element("label", {}, input, document.createTextNode(value)));
-  }
+  addChoices(byId("modes"), "mode", MODES, state.mode, choose);
+  addChoices(byId("passes"), "pass", [["forward", "forward"], ["backward", "backward"]], state.pass, (pass) => {
+    choosePass(pass);
+    layOut();
+  });
   page.panels.forEach((panel) => addPanel(panel));
   choosePass("forward");
   byId("in").addEventListener("click", () => view.zoom(0.6));
@@ -239,20 +201,7 @@ function start() {
     else if (event.key === "?") help();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", setTheme);
-  // On paper all is light.
-  let before;
-  const printing = (now) => () => {
-    const root = document.documentElement.dataset;
-    if (now) before = root.theme;
-    state.printing = now;
-    document.documentElement.classList.toggle("paper", now);
-    if (now) root.theme = "light";
-    else if (before) root.theme = before;
-    else delete root.theme;
-    setTheme();
-  };
-  addEventListener("beforeprint", printing(true));
-  addEventListener("afterprint", printing(false));
+  listenToPrinter();
   addEventListener("scroll", () => page.panels.some((panel) => panel.stale) && redraw(), { passive: true });
   new ResizeObserver(layOut).observe(byId("panels"));
   view.listeners.push(redraw);

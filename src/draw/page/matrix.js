@@ -1,5 +1,5 @@
-// The mask as a matrix on a canvas. Every frame looks only at the tokens under its pixels: a row of pixels asks the mask
-// which keys its queries see. So a million tokens cost what a thousand do, and a single token is exact.
+// The mask as a matrix on a canvas. Every frame looks only at the tokens under its pixels: a row of pixels asks the
+// mask which keys its queries see. So a million tokens cost what a thousand do, and a single token is exact.
 const SAMPLES = 4;  // tokens that a pixel looks at when it stands for many
 
 // The tokens under each of `count` pixels along one side, and who holds them.

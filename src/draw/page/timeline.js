@@ -68,7 +68,8 @@ class TimelineChart {
       context.fillStyle = css(theme.wait);
       context.fillRect(x, y + high * 0.35, wide, high * 0.3);
     } else {
-      context.fillStyle = css(name === "exchange" ? mix(colour, theme.soft, 0.35) : name === "rows" ? mix(colour, theme.soft, 0.6) : colour);
+      const pale = { exchange: 0.35, rows: 0.6 }[name] || 0;
+      context.fillStyle = css(mix(colour, theme.soft, pale));
       context.fillRect(x, y, wide - gap, high);
     }
     if (name === "compute" && wide > 16 && high >= 11 && step >= 0) {
@@ -115,8 +116,8 @@ class TimelineChart {
     const [kind, name, step, begin, end, amount] = this.lines[line].events[event];
     const what = KINDS[kind] === "compute" ? counted(Math.round(amount / this.panel.page.heads[0]), "visible pair")
         : KINDS[kind] === "exchange" ? `${bytes(amount)} in` : "";
-    return [["Rank", String(this.lines[line].rank)], ["What", `${KINDS[kind]}: ${name}${step >= 0 ? `, step ${step}` : ""}`],
-            ...(what ? [["How much", what]] : []),
+    const done = `${KINDS[kind]}: ${name}${step >= 0 ? `, step ${step}` : ""}`;
+    return [["Rank", String(this.lines[line].rank)], ["What", done], ...(what ? [["How much", what]] : []),
             ["When", `${duration(begin)} to ${duration(end)} (${duration(end - begin)})`]];
   }
 
