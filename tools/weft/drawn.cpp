@@ -101,7 +101,7 @@ int explain_drawn(const Flags& flags) {
   const Schedules schedules = schedules_asked(flags);
   std::vector<draw::Setting> settings;
   std::optional<draw::Subject> subject;
-  for (std::string layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {
+  for (const std::string& layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {
     const bool automatic = layout == "auto";
     const check::Case c = case_of(flags.with("layout", automatic ? "zigzag" : layout), kExplainDefaults);
     if (!subject) subject = subject_of(flags, c);
