@@ -52,6 +52,8 @@ struct Machine {
   double row_bandwidth = 0;    // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
   double row_seconds = 0;      // each such pass
   double copy_bandwidth = 0;   // ranks copy what they receive, when they wait; 0: hardware of its own does
+  double copy_seconds = 0;     // .. and so long for each message
+  double exchange_seconds = 0;  // of a rank's processor, to start an exchange
   // False: bytes move only while ranks wait, so a call ends when those it sends to have come to a wait too.
   bool progress = true;
   // Gathered rows enter a group of ranks once and are passed on inside, as collective libraries do; Weft's own exchange

@@ -25,7 +25,7 @@ void bind_draw(nb::module_& m) {
           "__init__",
           [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
              const std::vector<std::string>& schedules, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
-             Index dim_v, std::string_view machine, std::string title, std::string_view colour,
+             Index dim_v, const Machine& machine, std::string title, std::string_view colour,
              std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages) {
             if (colour != "rank" && colour != "step")
               throw Error(text("there is no colour '", colour, "'"), "use 'rank' or 'step'");
@@ -33,7 +33,7 @@ void bind_draw(nb::module_& m) {
                                   .heads_q = heads_q,
                                   .heads_k = heads_k,
                                   .shape = {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
-                                  .machine = machine_preset(machine),
+                                  .machine = machine,
                                   .title = std::move(title),
                                   .by_step = colour == "step"};
             std::vector<draw::Setting> settings;
@@ -47,8 +47,8 @@ void bind_draw(nb::module_& m) {
             new (self) draw::Scene(make_scene(subject, settings));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
-          "machine"_a = "h100-400g", "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1,
-          "inside"_a = 2, "across"_a = "ring", "stages"_a = 4)
+          "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
+          "across"_a = "ring", "stages"_a = 4)
       .def(
           "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<nb::gil_scoped_release>(),
           "One file, no network: the whole page.")

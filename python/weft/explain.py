@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
 from ._types import AnyLayout, Numbers
+from .cost import AnyMachine, machine as machine_of
 from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
@@ -130,7 +131,7 @@ def _letter(rank):
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "zigzag", ranks: int = 1, heads: Tuple[int, int] = (8, 8),
             dims: Tuple[int, int] = (128, 128), dtype: str = "bf16", schedule: Union[str, Sequence[str]] = "all_gather",
-            machine: str = "h100-400g", title: str = "", colour: str = "rank", key_order: str = "auto",
+            machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
             head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4) -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
 
@@ -145,7 +146,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     if not isinstance(packing, Packing):
         packing = Packing(packing)
     layouts = [layout_of(one, packing, ranks, mask) for one in _list(layout, "layout")]
-    drawn = dict(machine=machine, title=title, colour=colour, key_order=key_order, head_groups=head_groups,
+    drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
                  inside=inside, across=across, stages=stages)
     return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, _list(schedule, "schedule"), drawn)
 

@@ -46,7 +46,10 @@ void run_shared(const Outline& outline, const Machine& machine, Pass pass, const
 
 // Bytes that the rank's processor copies in wait(), in seconds.
 inline double copy_seconds(const Machine& machine, const Load& load) {
-  return machine.copy_bandwidth > 0 ? load.copied / machine.copy_bandwidth : 0;
+  if (machine.copy_bandwidth == 0) return 0;
+  Index messages = 0;
+  for (const Index n : load.messages) messages += n;
+  return load.copied / machine.copy_bandwidth + static_cast<double>(messages) * machine.copy_seconds;
 }
 
 }  // namespace weft::cost

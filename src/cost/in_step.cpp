@@ -72,6 +72,12 @@ class InStep {
   void post(const Op& op) {
     const Pattern& p = o_.pattern(op.pattern);
     Slot& slot = slots_[op.call];
+    if (machine_.exchange_seconds > 0) {
+      for (Index r = 0; r < o_.ranks; ++r) {
+        record_.rows(r, op, time_[at(r)], time_[at(r)] + machine_.exchange_seconds);
+        time_[at(r)] += machine_.exchange_seconds;
+      }
+    }
     slot.posted = time_;
     latest(p, slot.posted, slot.ready, true);
     for (Index r = 0; r < o_.ranks; ++r) {

@@ -62,7 +62,8 @@ void check_machine(const Machine& m) {
   }
   for (const auto& [what, value] :
        {std::pair{": memory_bytes", m.memory_bytes}, {": row_bandwidth", m.row_bandwidth},
-        {": row_seconds", m.row_seconds}, {": copy_bandwidth", m.copy_bandwidth}})
+        {": row_seconds", m.row_seconds}, {": copy_bandwidth", m.copy_bandwidth}, {": copy_seconds", m.copy_seconds},
+        {": exchange_seconds", m.exchange_seconds}})
     require(value >= 0, name + what, value, kNotNegative);
   require(m.processor_kernels > 0, name + ": processor_kernels", m.processor_kernels, kPositive);
   require(m.processor_ranks >= 0, name + ": processor_ranks", static_cast<double>(m.processor_ranks), kNotNegative);

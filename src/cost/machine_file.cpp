@@ -51,6 +51,8 @@ void machine_fields(M& m, F&& f) {
   f("row_bandwidth", m.row_bandwidth);
   f("row_seconds", m.row_seconds);
   f("copy_bandwidth", m.copy_bandwidth);
+  f("copy_seconds", m.copy_seconds);
+  f("exchange_seconds", m.exchange_seconds);
   f("progress", m.progress);
   f("relays_gathers", m.relays_gathers);
   f("processor_ranks", m.processor_ranks);

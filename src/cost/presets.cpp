@@ -134,12 +134,14 @@ Machine cpu() {
                          .tile_q = 16, .tile_k = 8, .tile_seconds = 0.5 * kMicro, .row_seconds = 0.2 * kMicro,
                          .call_seconds = 30 * kMicro, .units = 1, .source = source});
   }
-  m.levels = {{.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 10 * kMicro,
-               .message_seconds = 2 * kMicro, .source = source}};
+  m.levels = {{.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 8 * kMicro,
+               .source = source}};
   m.memory_bytes = 4 * kGiga;
   m.row_bandwidth = 6 * kGiga;
   m.row_seconds = 2 * kMicro;
   m.copy_bandwidth = 6 * kGiga;
+  m.copy_seconds = 1 * kMicro;
+  m.exchange_seconds = 10 * kMicro;
   m.progress = false;
   m.processor_ranks = 0;
   m.processor_kernels = 2;

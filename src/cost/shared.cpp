@@ -98,10 +98,8 @@ class Shared {
     const Op& now = op(r);
     switch (now.kind) {
       case Op::Kind::post:
-        call(r).posted[at(n)] = now_;
-        arrivals(r, n);
-        ++r.op;
-        return;
+        if (machine_.exchange_seconds > 0) return work(r, machine_.exchange_seconds);
+        return post(n, r);
       case Op::Kind::wait:
         return enter(n, r, Rank::State::for_senders);
       case Op::Kind::compute: {
@@ -123,6 +121,12 @@ class Shared {
         return work(r, seconds);
       }
     }
+  }
+
+  void post(Index n, Rank& r) {
+    call(r).posted[at(n)] = now_;
+    arrivals(r, n);
+    ++r.op;
   }
 
   const Work* work_of(Index n, Index step) const {
@@ -275,6 +279,10 @@ class Shared {
   void worked(Index n, Rank& r) {
     const Op& done = op(r);
     switch (done.kind) {
+      case Op::Kind::post:
+        record_.rows(n, done, r.since, now_);
+        r.state = Rank::State::ready;
+        return post(n, r);
       case Op::Kind::wait:  // copied
         record_.rows(n, done, r.since, now_);
         return copied(n, r);

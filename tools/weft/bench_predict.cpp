@@ -64,11 +64,11 @@ Question drawn(std::mt19937_64& engine) {
 
 std::vector<ScheduleOptions> candidates(const check::Case& c) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::exact, .stages = 1},
-                                      {.kind = ScheduleKind::exact},
                                       {.kind = ScheduleKind::ring},
                                       {.kind = ScheduleKind::all_gather},
                                       {.kind = ScheduleKind::all_gather, .head_groups = 2}};
   if (c.ranks <= c.heads_q) all.push_back({.kind = ScheduleKind::all_to_all});
+  if (c.ranks > 2) all.push_back({.kind = ScheduleKind::exact});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::ring});
   return all;
 }
@@ -81,7 +81,6 @@ struct Measured {
 // One executor, warmed up; then rounds of both passes with a gemm on all cores before each.
 Measured measure(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
                  const ScheduleOptions& options, const ThreadRanks& world, Index rounds, double usual_gemm) {
-  const Index cores = std::max(1U, std::thread::hardware_concurrency());
   std::mutex mutex;
   std::vector<std::array<double, 2>> begin(static_cast<std::size_t>(rounds), {1e300, 1e300}),
       end(static_cast<std::size_t>(rounds), {0, 0});
@@ -89,6 +88,7 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
   run_ranks(
       c.ranks,
       [&](Communicator& comm) {
+        stay_on_core(comm.rank(), comm.ranks());
         RankTensors::Rank& t = *tensors.ranks[static_cast<std::size_t>(comm.rank())];
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, options),
                           {.kernel = "cpu"});
@@ -99,7 +99,7 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
         for (Index round = -1; round < rounds; ++round) {
           double mine = 0;
           meet();
-          if (comm.rank() < cores) mine = gemm_seconds(1);
+          if (comm.rank() % ranks_a_core(c.ranks) == 0) mine = gemm_seconds(1);
           for (const Pass pass : {Pass::forward, Pass::backward}) {
             meet();
             const double start = seconds_now();
@@ -123,13 +123,13 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
   std::array<std::vector<double>, 2> scaled;
   for (std::size_t n = 0; n < gemm.size(); ++n)
     for (std::size_t which : {0, 1}) scaled[which].push_back((end[n][which] - begin[n][which]) * usual_gemm / gemm[n]);
-  return {median(scaled[0]), median(scaled[1])};
+  return {*std::min_element(scaled[0].begin(), scaled[0].end()), *std::min_element(scaled[1].begin(), scaled[1].end())};
 }
 
 }  // namespace
 
 int bench_predict(const Flags& flags) {
-  const Index count = flags.whole("predict", 200, "200"), rounds = flags.whole("repeat", 3, "3");
+  const Index count = flags.whole("predict", 200, "200"), rounds = flags.whole("repeat", 7, "7");
   if (count < 1 || count > 100000) throw Error(fmt::format("--predict {}", count), "use from 1 to 100000");
   if (rounds < 1 || rounds > 1000) throw Error(fmt::format("--repeat {}", rounds), "use from 1 to 1000");
   JsonOutput output(flags.find("json"));
@@ -152,19 +152,21 @@ int bench_predict(const Flags& flags) {
       RankTensors tensors(c, layouts);
       const TensorShape shape{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
       Machine machine = calibration.machine;
+      machine.processor_ranks = ranks_a_core(c.ranks);
+      machine.processor_kernels = 1;
       const auto job = [&](const ScheduleOptions& o) { return Job{problem, layouts, c.heads_q, c.heads_k, o, shape}; };
       const Timeline gathered = simulate(job({.kind = ScheduleKind::all_gather}), machine, Pass::forward);
       ThreadRanks world{.bandwidth = static_cast<double>(gathered.bytes_in()) / (q.ratio * gathered.ideal),
                         .latency = 20e-6 * static_cast<double>(engine() % 10)};
       machine.levels[0].bandwidth = world.bandwidth;
       machine.levels[0].latency += world.latency;
-      double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
+          double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
       for (const ScheduleOptions& options : candidates(c)) {
         const double forward = simulate(job(options), machine, Pass::forward).seconds,
                      backward = simulate(job(options), machine, Pass::backward).seconds;
         const Measured m = measure(c, problem, layouts, tensors, options, world, rounds, calibration.gemm_seconds);
         const double error = std::abs((forward + backward) / m.total() - 1);
-        errors.push_back(error);
+              errors.push_back(error);
         by[std::string(name(options.kind))].push_back(error);
         by[fmt::format("{} ranks", c.ranks)].push_back(error);
         by[fmt::format("{}", name(c.dtype))].push_back(error);

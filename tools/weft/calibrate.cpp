@@ -7,6 +7,8 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include "bench_clock.h"
 #include "bench_rounds.h"
@@ -28,7 +30,7 @@ using Features = std::array<double, kUnknowns>;
 double one_gemm() {
   constexpr int n = 160;
   static thread_local std::vector<float> a(n * n, 1.25F), b(n * n, 0.5F), c(n * n, 0);
-  const double start = seconds_now();
+  const double start = thread_seconds_now();
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < n; ++i)
       for (int k = 0; k < n; ++k) {
@@ -39,7 +41,7 @@ double one_gemm() {
       }
     for (float& x : c) x *= 0.125F;  // stays finite
   }
-  return seconds_now() - start;
+  return thread_seconds_now() - start;
 }
 
 // Least squares of relative errors, with nothing below 0: what would be is left out.
@@ -139,35 +141,49 @@ KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& op
   return rate;
 }
 
-// Two ranks swap `bytes`, so many times; seconds a call of the median.
-double exchange_seconds(Index ranks, Index bytes) {
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; seconds a call of the
+// best quarter.
+double exchange_seconds(Index ranks, Index rows, bool to_all) {
+  constexpr Index kRow = 512, kStride = 1024;
+  const Index bytes = rows * kStride;
   double found = 0;
   run_ranks(ranks, [&](Communicator& comm) {
+    stay_on_core(comm.rank(), comm.ranks());
     std::vector<char> mine(static_cast<std::size_t>(bytes)), theirs(static_cast<std::size_t>(bytes * comm.ranks()));
-    const auto block = [&](char* data) { return Block{.data = data, .rows = 1, .bytes = bytes}; };
+    const auto block = [&](char* data) {
+      return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+    };
     std::vector<Block> all;
     for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
+    const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
     std::vector<double> times;
-    for (int n = 0; n < 25; ++n) {
+    for (int n = 0; n < 60; ++n) {
       const double start = seconds_now();
-      if (comm.ranks() == 2)
-        comm.send_receive(1 - comm.rank(), block(mine.data()), 1 - comm.rank(), all[0]).wait();
-      else
+      if (to_all)
         comm.all_gather(block(mine.data()), all).wait();
+      else
+        comm.send_receive(next, block(mine.data()), before, all[0]).wait();
       times.push_back(seconds_now() - start);
     }
-    if (comm.rank() == 0) found = median({times.begin() + 5, times.end()});
+    if (comm.rank() != 0) return;
+    std::sort(times.begin(), times.end());
+    found = times[times.size() / 4];
   });
   return found;
 }
 
+// Processor time of a call and of a message shows where many ranks share a core.
 void measure_exchange(Machine& m) {
-  constexpr Index kSmall = 1024, kLarge = Index{4} << 20, kMany = 8;
-  const double small = exchange_seconds(2, kSmall), large = exchange_seconds(2, kLarge);
-  m.copy_bandwidth = static_cast<double>(kLarge - kSmall) / std::max(1e-6, large - small);
-  Level& level = m.levels[0];
-  level.latency = small;
-  level.message_seconds = std::max(0.0, (exchange_seconds(kMany, kSmall) - small) / static_cast<double>(kMany - 1));
+  constexpr Index kFew = 2, kMany = 256;
+  const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = 4 * cores;
+  const double small = exchange_seconds(cores, kFew, false), shared = exchange_seconds(many, kFew, false);
+  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, kMany, true);
+  // A core copies what four ranks get of all.
+  m.copy_bandwidth = static_cast<double>((kMany - kFew) * 512 * many * 4) / std::max(1e-6, large - gathered);
+  m.exchange_seconds = std::clamp((shared - small) / 3, 0.0, 1e-3);
+  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(4 * (many - 2)), 0.0, 1e-3);
+  m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
+  m.levels[0].message_seconds = 0;
 }
 
 void measure_rows(Machine& m) {
@@ -186,6 +202,13 @@ void measure_rows(Machine& m) {
   constexpr Index kRows = 8192;
   m.row_seconds = pass(1);
   m.row_bandwidth = 3.0 * static_cast<double>(kRows * 256 * 4) / std::max(1e-7, pass(kRows) - m.row_seconds);
+}
+
+void show_exchange(const Machine& m) {
+  fmt::print("threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
+             "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
+             m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
+             m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
 }
 
 std::vector<DType> dtypes_of(const Flags& flags) {
@@ -208,6 +231,17 @@ CalibrateOptions options_of(const Flags& flags) {
 }
 
 }  // namespace
+
+Index ranks_a_core(Index ranks) {
+  return ceil_div(ranks, std::max<Index>(1, std::thread::hardware_concurrency()));
+}
+
+void stay_on_core(Index rank, Index ranks) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(rank / ranks_a_core(ranks)), &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // if it may not, it runs anywhere
+}
 
 double gemm_seconds(int threads) {
   if (threads <= 1) return one_gemm();
@@ -237,6 +271,7 @@ Calibration calibrate(const CalibrateOptions& options) {
     measure_exchange(c.machine);
     measure_rows(c.machine);
     c.machine.source = c.machine.levels[0].source = "weft bench --calibrate";
+    if (options.show) show_exchange(c.machine);
   }
   set_cpu_threads(0);
   return c;
@@ -247,11 +282,6 @@ int bench_calibrate(const Flags& flags) {
   Calibration c = calibrate(options_of(flags));
   if (path.empty()) throw Error("--calibrate without a file", "write --calibrate machine.json");
   write_machine(path, c.machine);
-  const Level& level = c.machine.levels[0];
-  if (!on_gpu(flags.text("kernel", "cpu")))
-    fmt::print("threads: {:.3g} us a call, {:.3g} us a message, copies {:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us\n",
-               level.latency * 1e6, level.message_seconds * 1e6, c.machine.copy_bandwidth * 1e-9,
-               c.machine.row_bandwidth * 1e-9, c.machine.row_seconds * 1e6);
   fmt::print("written to {}\n", path);
   return 0;
 }

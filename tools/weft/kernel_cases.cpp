@@ -6,6 +6,7 @@
 #include "bench_clock.h"
 #include "check/tensors.h"
 #include "device/device.h"
+#include "weft/layout.h"
 #include "weft/plan.h"
 
 namespace weft::tool {
@@ -44,6 +45,14 @@ KernelCase rank_case(std::string name, const std::vector<Index>& lengths, Index 
   return from_plan(std::move(name), make_plan(problem, layout.runs(rank), layout.sequence_order()), heads_q, heads_k);
 }
 
+// Keys in rank order: many small slices.
+KernelCase pieces_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, LayoutKind kind,
+                       Index rank, Index ranks) {
+  const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+  const Layouts layouts = make_layouts(kind, problem, ranks);
+  return from_plan(std::move(name), make_plan(problem, layouts.q.runs(rank), layouts.k.rank_order()), heads_q, heads_k);
+}
+
 std::vector<KernelCase> learned_cases(bool gpu) {
   const auto docs = [](std::size_t count, Index length) { return std::vector<Index>(count, length); };
   if (gpu)
@@ -56,7 +65,8 @@ std::vector<KernelCase> learned_cases(bool gpu) {
             documents_case("full 12 x 1000, heads 16", docs(12, 1000), 16, 16, false, 0),
             documents_case("window 1024, 1 x 16384", {16384}, 32, 8, true, 1024),
             documents_case("causal 1 x 512", {512}, 32, 8, true, 0),
-            rank_case("rank 1 of 4, 12 x 4096", docs(12, 4096), 32, 8, 1, 4)};
+            rank_case("rank 1 of 4, 12 x 4096", docs(12, 4096), 32, 8, 1, 4),
+            pieces_case("zigzag, rank 5 of 8", {9000, 3000, 20000, 768}, 32, 8, LayoutKind::zigzag, 5, 8)};
   return {documents_case("causal 1 x 768", {768}, 4, 2, true, 0),
           documents_case("causal 24 x 32", docs(24, 32), 4, 2, true, 0),
           documents_case("causal 100 x 9", docs(100, 9), 4, 2, true, 0),
@@ -65,7 +75,10 @@ std::vector<KernelCase> learned_cases(bool gpu) {
           documents_case("window 48, 1 x 768", {768}, 4, 2, true, 48),
           documents_case("full 1 x 48, heads 2:1", {48}, 2, 1, false, 0),
           documents_case("full 1 x 8, 1 head", {8}, 1, 1, false, 0),
-          rank_case("rank 1 of 4, 4 x 256", docs(4, 256), 4, 2, 1, 4)};
+          rank_case("rank 1 of 4, 4 x 256", docs(4, 256), 4, 2, 1, 4),
+          pieces_case("striped, rank 3 of 8", {700, 61, 40, 300, 250, 185}, 4, 2, LayoutKind::striped, 3, 8),
+          pieces_case("balanced, rank 2 of 4", {90, 400, 30, 248}, 2, 2, LayoutKind::balanced, 2, 4),
+          pieces_case("zigzag, rank 5 of 8", {500, 200, 300, 24}, 4, 4, LayoutKind::zigzag, 5, 8)};
 }
 
 std::vector<KernelCase> anchor_cases() {
@@ -147,9 +160,10 @@ double KernelCall::seconds() {
   constexpr double kSample = 4e-3;
   constexpr int kMost = 400;
   const auto timed = [&](int calls) {
-    const double start = seconds_now();
+    const auto now = [&] { return parts_->place.kind == DeviceKind::cpu ? thread_seconds_now() : seconds_now(); };
+    const double start = now();
     for (int n = 0; n < calls; ++n) parts_->run(parts_->pass);
-    return (seconds_now() - start) / calls;
+    return (now() - start) / calls;
   };
   if (parts_->calls == 0) {
     timed(1);

@@ -32,7 +32,8 @@ class KernelCall {
   KernelCall(const KernelCall&) = delete;
   KernelCall& operator=(const KernelCall&) = delete;
 
-  double seconds();  // one call, from start to end; several where that is too short
+  // One call, from start to end; on the CPU, of this thread's own time: kernels are to use one thread.
+  double seconds();
 
  private:
   struct Parts;

@@ -55,11 +55,11 @@ def _read(how):
 
 
 def _dealt_by(said, mask):
-    """The mask that layout balanced goes by: that of shard, which is not always the layer's."""
-    if said["layout"] != "balanced":
+    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's."""
+    if said["layout"] not in ("balanced", "auto"):
         return None
     if said["layout_mask"] is None:
-        raise error("layout balanced without layout_mask", "give the mask that shard was given: layers may have others")
+        raise error(f"layout {said['layout']} without layout_mask", "give the mask that shard was given: layers may have others")
     if said["layout_mask"] == "own":
         return mask
     causal, bottom_right, window, chunk_size = said["layout_mask"]
