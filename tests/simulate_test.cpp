@@ -1,8 +1,10 @@
 // The simulator: the same numbers from schedules at hand and from a job, the executor's bytes and workspaces, and what
 // must hold whatever the numbers are.
-#include <gtest/gtest.h>
+#include "weft/simulate.h"
 
 #include <mutex>
+
+#include <gtest/gtest.h>
 
 #include "check/case.h"
 #include "check/random_case.h"
@@ -10,7 +12,6 @@
 #include "cost/engine.h"
 #include "weft/error.h"
 #include "weft/executor.h"
-#include "weft/simulate.h"
 
 namespace weft::test {
 namespace {
@@ -20,10 +21,19 @@ Machine machine() {
   Machine m{.name = "test"};
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const DType dtype : kDTypes)
-      m.kernels.push_back({.pass = pass, .dtype = dtype, .dim = 8, .flops = 1e9, .tile_q = 6, .tile_k = 4,
-                           .tile_seconds = 1e-7, .row_seconds = 1e-8, .call_seconds = 1e-6, .units = 2});
-  m.levels = {{.name = "near", .ranks = 2, .bandwidth = 1e9, .latency = 1e-6, .message_seconds = 1e-7, .interference = 0.1},
-              {.name = "far", .ranks = 0, .bandwidth = 1e8, .latency = 3e-6, .uplink = 1.5e8, .interference = 0.2}};
+      m.kernels.push_back({.pass = pass,
+                           .dtype = dtype,
+                           .dim = 8,
+                           .flops = 1e9,
+                           .tile_q = 6,
+                           .tile_k = 4,
+                           .tile_seconds = 1e-7,
+                           .row_seconds = 1e-8,
+                           .call_seconds = 1e-6,
+                           .units = 2});
+  m.levels = {
+      {.name = "near", .ranks = 2, .bandwidth = 1e9, .latency = 1e-6, .message_seconds = 1e-7, .interference = 0.1},
+      {.name = "far", .ranks = 0, .bandwidth = 1e8, .latency = 3e-6, .uplink = 1.5e8, .interference = 0.2}};
   m.row_bandwidth = 1e9;
   m.row_seconds = 1e-7;
   return m;
@@ -39,8 +49,8 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
   for (Index inside = 1; inside <= p.ranks; ++inside) {
     if (p.ranks % inside != 0) continue;
     all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::ring});
-    all.push_back({.kind = ScheduleKind::hybrid, .head_groups = groups, .inside = inside,
-                   .across = ScheduleKind::all_gather});
+    all.push_back(
+        {.kind = ScheduleKind::hybrid, .head_groups = groups, .inside = inside, .across = ScheduleKind::all_gather});
   }
   return all;
 }
@@ -150,15 +160,22 @@ TEST(Simulate, BytesAndWorkspacesAreTheExecutors) {
           check::Tensor qt = tensor(c.dtype, rows, c.heads_q, c.dim_qk), k = tensor(c.dtype, keys, c.heads_k, c.dim_qk),
                         v = tensor(c.dtype, keys, c.heads_k, c.dim_v), out = tensor(c.dtype, rows, c.heads_q, c.dim_v),
                         dout = tensor(c.dtype, rows, c.heads_q, c.dim_v), lse = tensor(DType::f32, rows, c.heads_q, 1),
-                        dq = tensor(c.dtype, rows, c.heads_q, c.dim_qk), dk = tensor(c.dtype, keys, c.heads_k, c.dim_qk),
-                        dv = tensor(c.dtype, keys, c.heads_k, c.dim_v);
+                        dq = tensor(c.dtype, rows, c.heads_q, c.dim_qk),
+                        dk = tensor(c.dtype, keys, c.heads_k, c.dim_qk), dv = tensor(c.dtype, keys, c.heads_k, c.dim_v);
           Executor executor(comm, make_schedule(*q.problem, *q.layouts, comm.rank(), {c.heads_q, c.heads_k}, options));
           comm.reset_traffic();
           if (pass == Pass::forward)
             executor.forward({.q = qt.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
           else
-            executor.backward({.q = qt.view, .k = k.view, .v = v.view, .dout = dout.view, .out = out.view,
-                               .lse = lse.view, .dq = dq.view, .dk = dk.view, .dv = dv.view});
+            executor.backward({.q = qt.view,
+                               .k = k.view,
+                               .v = v.view,
+                               .dout = dout.view,
+                               .out = out.view,
+                               .lse = lse.view,
+                               .dq = dq.view,
+                               .dk = dk.view,
+                               .dv = dv.view});
           const RankMemory mine = rank_memory(executor.schedule(), q.shape, pass);
           const std::lock_guard lock(mutex);
           workspace = max_of(workspace, executor.workspace_bytes());
@@ -273,7 +290,11 @@ TEST(Simulate, ManyRanksAreSampledAndStillRight) {
 TEST(Simulate, DetailsAreEventsOfTheRank) {
   const std::vector<Index> lengths = {100, 28};
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
-  const Job job{problem, make_layouts(LayoutKind::zigzag, problem, 4), 2, 1, {.kind = ScheduleKind::ring},
+  const Job job{problem,
+                make_layouts(LayoutKind::zigzag, problem, 4),
+                2,
+                1,
+                {.kind = ScheduleKind::ring},
                 {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
   const Timeline t = simulate(job, machine(), Pass::backward, {.detail = {3, 1, 3}});
   ASSERT_EQ(t.detail.size(), 2U);

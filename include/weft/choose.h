@@ -24,20 +24,22 @@ struct Layer {
 };
 
 struct ChooseOptions {
-  double memory_bytes = 0;                     // of a rank for one layer's tensors and workspaces; 0: the machine's
+  double memory_bytes = 0;                      // of a rank for one layer's tensors and workspaces; 0: the machine's
   std::vector<ScheduleOptions> schedules = {};  // to choose among; empty: usual_schedules()
   std::vector<LayoutKind> layouts = {};         // ..; empty: contiguous, zigzag, balanced, and dual_chunk where it can
 };
 
 // Every kind of schedule in the variants worth a look on so many ranks.
-WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q, Index heads_k);
+WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q,
+                                                      Index heads_k);
 
 struct Candidate {
   ScheduleOptions schedule = {};
   double forward = 0, backward = 0;  // predicted seconds of one layer
   Index memory = 0;                  // bytes of the rank that needs most, in the pass that needs most
   bool fits = true;
-  bool at_least = false;     // the seconds are a bound: its exchanges alone take longer than the best; memory was not asked
+  bool at_least =
+      false;  // the seconds are a bound: its exchanges alone take longer than the best; memory was not asked
   std::string refused = {};  // why it cannot be made
 
   double seconds() const { return forward + backward; }
@@ -46,7 +48,7 @@ struct Candidate {
 
 // For one kind of layer, on layouts that are given.
 struct ScheduleChoice {
-  std::size_t chosen = 0;               // of the candidates
+  std::size_t chosen = 0;  // of the candidates
   std::vector<Candidate> candidates = {};
   double memory_bytes = 0;  // the budget
 

@@ -15,13 +15,13 @@
 
 namespace weft {
 
-// A kernel works in whole tiles of rows x keys. A row of a tile is one query row of one head; heads that share a K/V head
-// are stacked in it.
+// A kernel works in whole tiles of rows x keys. A row of a tile is one query row of one head; heads that share a K/V
+// head are stacked in it.
 struct KernelRate {
   Pass pass = Pass::forward;
   DType dtype = DType::bf16;
-  Index dim = 128;          // widths dim_qk + dim_v over two; the nearest one is used
-  double flops = 0;         // per second of a whole processor: 4·dim forward, 10·dim backward for a pair and query head
+  Index dim = 128;   // widths dim_qk + dim_v over two; the nearest one is used
+  double flops = 0;  // per second of a whole processor: 4·dim forward, 10·dim backward for a pair and query head
   Index tile_q = 128, tile_k = 128;
   double tile_seconds = 0;  // whole processor, for each tile of rows and slice it meets: begin, mask, end
   double row_seconds = 0;   // .. for each query row and head of a call
@@ -47,20 +47,20 @@ struct Level {
 struct Machine {
   std::string name = {}, about = {};
   std::vector<KernelRate> kernels = {};
-  std::vector<Level> levels = {};   // the innermost first; the last one joins all
-  double memory_bytes = 0;     // of a rank; 0: no limit
-  double row_bandwidth = 0;    // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
-  double row_seconds = 0;      // each such pass
-  double copy_bandwidth = 0;   // ranks copy what they receive, when they wait; 0: hardware of its own does
-  double copy_seconds = 0;     // .. and so long for each message
+  std::vector<Level> levels = {};  // the innermost first; the last one joins all
+  double memory_bytes = 0;         // of a rank; 0: no limit
+  double row_bandwidth = 0;   // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
+  double row_seconds = 0;     // each such pass
+  double copy_bandwidth = 0;  // ranks copy what they receive, when they wait; 0: hardware of its own does
+  double copy_seconds = 0;    // .. and so long for each message
   double exchange_seconds = 0;  // of a rank's processor, to start an exchange
   // False: bytes move only while ranks wait, so a call ends when those it sends to have come to a wait too.
   bool progress = true;
   // Gathered rows enter a group of ranks once and are passed on inside, as collective libraries do; Weft's own exchange
   // sends them to each rank.
   bool relays_gathers = false;
-  Index processor_ranks = 1;      // ranks that share a processor; 0: all
-  double processor_kernels = 1;   // calls that it runs at full rate at once; more share
+  Index processor_ranks = 1;     // ranks that share a processor; 0: all
+  double processor_kernels = 1;  // calls that it runs at full rate at once; more share
   std::string source = {};
 };
 
@@ -80,11 +80,11 @@ WEFT_API const KernelRate& kernel_rate(const Machine& machine, Pass pass, const 
 
 // What a call does, counted in tiles.
 struct TileWork {
-  double pairs = 0;       // visible, times query heads
-  double covered = 0;     // pairs of all tiles that are touched, times query heads
-  double tiles = 0;       // (tile of rows, slice) that meet, of all groups of heads
-  double rows = 0;        // query rows in slices, times heads; a row in two slices counts twice
-  double longest = 0;     // covered pairs of the longest tile of rows
+  double pairs = 0;    // visible, times query heads
+  double covered = 0;  // pairs of all tiles that are touched, times query heads
+  double tiles = 0;    // (tile of rows, slice) that meet, of all groups of heads
+  double rows = 0;     // query rows in slices, times heads; a row in two slices counts twice
+  double longest = 0;  // covered pairs of the longest tile of rows
 
   TileWork& operator+=(const TileWork& other);
 };

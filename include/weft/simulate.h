@@ -25,9 +25,9 @@ struct TimelineEvent {
   Kind kind = Kind::compute;
   // "attend", "K, V", "dK, dV", "swap in", "swap out", "dK, dV home", "max_logit", "end", ..: static text
   std::string_view name = {};
-  Index step = -1;           // of the schedule; -1: before or after the steps
+  Index step = -1;  // of the schedule; -1: before or after the steps
   double begin = 0, end = 0;
-  Index pairs = 0;           // visible, times query heads; of computes
+  Index pairs = 0;                    // visible, times query heads; of computes
   Index bytes_in = 0, bytes_out = 0;  // of exchanges, between different ranks
 };
 WEFT_API std::string_view name(TimelineEvent::Kind kind);
@@ -56,14 +56,14 @@ struct Timeline {
   double ideal = 0;
   std::vector<RankTimes> ranks = {};
   std::vector<RankTimeline> detail = {};  // of the ranks that were asked for
-  RankMemory memory = {};            // of the rank that needs most
-  Index planned = 0;                 // ranks whose slices were counted; where not all, the others are as their neighbours
+  RankMemory memory = {};                 // of the rank that needs most
+  Index planned = 0;  // ranks whose slices were counted; where not all, the others are as their neighbours
 
   double efficiency() const { return seconds > 0 ? ideal / seconds : 1; }
-  double overlap() const;       // share of all exchange time that lies under computes; 1 if there is none
-  Index slowest() const;        // the rank that computes longest
-  double straggling() const;    // the longest compute over the mean; 1 is even
-  Index bytes_in() const;       // of the rank that receives most
+  double overlap() const;     // share of all exchange time that lies under computes; 1 if there is none
+  Index slowest() const;      // the rank that computes longest
+  double straggling() const;  // the longest compute over the mean; 1 is even
+  Index bytes_in() const;     // of the rank that receives most
 };
 
 struct SimulateOptions {
@@ -83,8 +83,8 @@ struct Job {
   TensorShape shape = {};
 };
 
-// The schedules that make_schedule gives each rank, timed together; without making them one by one, so that thousands of
-// ranks take seconds. Error for what make_schedule refuses.
+// The schedules that make_schedule gives each rank, timed together; without making them one by one, so that thousands
+// of ranks take seconds. Error for what make_schedule refuses.
 WEFT_API Timeline simulate(const Job& job, const Machine& machine, Pass pass, const SimulateOptions& options = {});
 
 // The same for schedules at hand, one a rank, in the order of ranks.

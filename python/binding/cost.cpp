@@ -178,7 +178,8 @@ void bind_cost(nb::module_& m) {
       "simulate",
       [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view kind,
          std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
-         DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward, const std::vector<Index>& detail) {
+         DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
+         const std::vector<Index>& detail) {
         const Job job{problem,
                       placed.layouts,
                       heads_q,

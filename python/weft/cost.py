@@ -84,7 +84,7 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
         >>> full, window = weft.Mask(causal=True), weft.Mask(causal=True, window=(512, 0))
         >>> c = weft.choose(weft.Packing([0, 8192, 65536]), [full, window], ranks=8, machine="h100-400g")
         >>> c.layout, [layer.schedule for layer in c.layers]
-        ('balanced', ['all_gather', 'all_gather'])
+        ('dual_chunk', ['all_gather', 'exact'])
         >>> print(c.layers[0].why().split(";")[0].split(":")[0])
         all_gather in 4 groups of heads
     """

@@ -143,7 +143,8 @@ ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const
 
 std::string ScheduleChoice::why() const {
   const Candidate& won = best();
-  std::string out = text(words(won.schedule), ": ", milliseconds(won.seconds()), " (forward ", milliseconds(won.forward));
+  std::string out =
+      text(words(won.schedule), ": ", milliseconds(won.seconds()), " (forward ", milliseconds(won.forward));
   if (won.backward > 0) out += text(", backward ", milliseconds(won.backward));
   out += text("), ", gigabytes(static_cast<double>(won.memory)), " a rank");
   std::vector<const Candidate*> others;
@@ -158,10 +159,11 @@ std::string ScheduleChoice::why() const {
   for (std::size_t n = 0; n < std::min(kShown, others.size()); ++n) {
     std::ostringstream more;
     more << std::fixed << std::setprecision(1) << 100 * (others[n]->seconds() / won.seconds() - 1);
-    out += text(n == 0 ? "; " : ", ", words(others[n]->schedule), others[n]->at_least ? " takes at least " : " takes ", more.str(),
-                " % more");
+    out += text(n == 0 ? "; " : ", ", words(others[n]->schedule), others[n]->at_least ? " takes at least " : " takes ",
+                more.str(), " % more");
   }
-  if (too_large > 0) out += text("; ", too_large, " of ", candidates.size(), " need more than ", gigabytes(memory_bytes));
+  if (too_large > 0)
+    out += text("; ", too_large, " of ", candidates.size(), " need more than ", gigabytes(memory_bytes));
   return out;
 }
 
@@ -185,8 +187,8 @@ BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& ma
   const auto work = [](const Layer& l) {
     return static_cast<double>(l.problem.visible_pairs()) * static_cast<double>(l.heads_q * l.count);
   };
-  const Layer& main =
-      *std::max_element(layers.begin(), layers.end(), [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
+  const Layer& main = *std::max_element(layers.begin(), layers.end(),
+                                        [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
   BatchChoice best;
   best.seconds = std::numeric_limits<double>::infinity();
   std::vector<BatchChoice::Tried> tried;
@@ -221,8 +223,7 @@ std::string BatchChoice::why() const {
     out += t.refused.empty() ? text("; ", name(t.layout), " ", milliseconds(t.seconds))
                              : text("; ", name(t.layout), " cannot: ", t.refused);
   }
-  for (std::size_t n = 0; n < layers.size(); ++n)
-    out += text("\nlayer ", n, ": ", layers[n].why());
+  for (std::size_t n = 0; n < layers.size(); ++n) out += text("\nlayer ", n, ": ", layers[n].why());
   return out;
 }
 

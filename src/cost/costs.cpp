@@ -35,7 +35,8 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
   const double per_byte = machine_.row_bandwidth > 0 ? 1 / machine_.row_bandwidth : 0;
   if (pass_ == Pass::forward) {
     constexpr Index kThereAndBack = 2;
-    const Index bytes = kThereAndBack * (shape_.dim_v * size_of(DType::f32) + static_cast<Index>(sizeof(RowState<float>)));
+    const Index bytes =
+        kThereAndBack * (shape_.dim_v * size_of(DType::f32) + static_cast<Index>(sizeof(RowState<float>)));
     if (partial) seconds += tiles.rows * real(bytes) * per_byte;
   } else {
     seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte;  // all of dK, dV is written

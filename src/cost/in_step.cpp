@@ -13,7 +13,13 @@ std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
 class InStep {
  public:
   InStep(const Outline& outline, const Machine& machine, Record& record)
-      : o_(outline), machine_(machine), record_(record), time_(at(o_.ranks), 0.0), link_(time_), copied_(time_), taken_(time_) {
+      : o_(outline),
+        machine_(machine),
+        record_(record),
+        time_(at(o_.ranks), 0.0),
+        link_(time_),
+        copied_(time_),
+        taken_(time_) {
     for (Slot& slot : slots_) slot = {time_, time_, time_, time_};
   }
 

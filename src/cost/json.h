@@ -1,5 +1,5 @@
-// A small reader of JSON for machine files: the library needs no JSON library, and a file that is too large, too deep or
-// wrong is refused with the line.
+// A small reader of JSON for machine files: the library needs no JSON library, and a file that is too large, too deep
+// or wrong is refused with the line.
 #pragma once
 
 #include <string>

@@ -32,8 +32,10 @@ void check(const KernelRate& k, const std::string& at) {
 }
 
 void check(const Level& l, const std::string& at) {
-  for (const auto& [what, value] : {std::pair{": bandwidth", l.bandwidth}, {": latency", l.latency},
-                                    {": message_seconds", l.message_seconds}, {": uplink", l.uplink}})
+  for (const auto& [what, value] : {std::pair{": bandwidth", l.bandwidth},
+                                    {": latency", l.latency},
+                                    {": message_seconds", l.message_seconds},
+                                    {": uplink", l.uplink}})
     require(value >= 0, at + what, value, kNotNegative);
   require(l.interference >= 0 && l.interference < 1, at + ": interference", l.interference,
           "give a share from 0 to below 1");
@@ -54,16 +56,17 @@ void check_machine(const Machine& m) {
     const std::string at = text(name, ": level ", i, " '", l.name, "'");
     check(l, at);
     const bool last = i + 1 == m.levels.size();
-    if (last && l.ranks != 0)
-      throw Error(text(at, ": ranks is ", l.ranks), "the last level joins all: give 0");
+    if (last && l.ranks != 0) throw Error(text(at, ": ranks is ", l.ranks), "the last level joins all: give 0");
     if (!last && (l.ranks < 1 || l.ranks % below != 0))
       throw Error(text(at, ": ranks is ", l.ranks), text("give a multiple of the level below's ", below));
     below = last ? below : l.ranks;
   }
-  for (const auto& [what, value] :
-       {std::pair{": memory_bytes", m.memory_bytes}, {": row_bandwidth", m.row_bandwidth},
-        {": row_seconds", m.row_seconds}, {": copy_bandwidth", m.copy_bandwidth}, {": copy_seconds", m.copy_seconds},
-        {": exchange_seconds", m.exchange_seconds}})
+  for (const auto& [what, value] : {std::pair{": memory_bytes", m.memory_bytes},
+                                    {": row_bandwidth", m.row_bandwidth},
+                                    {": row_seconds", m.row_seconds},
+                                    {": copy_bandwidth", m.copy_bandwidth},
+                                    {": copy_seconds", m.copy_seconds},
+                                    {": exchange_seconds", m.exchange_seconds}})
     require(value >= 0, name + what, value, kNotNegative);
   require(m.processor_kernels > 0, name + ": processor_kernels", m.processor_kernels, kPositive);
   require(m.processor_ranks >= 0, name + ": processor_ranks", static_cast<double>(m.processor_ranks), kNotNegative);

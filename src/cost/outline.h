@@ -26,7 +26,7 @@ struct Pattern {
   std::vector<std::uint32_t> from = {}, to = {};
   std::vector<std::size_t> from_begin = {}, to_begin = {};
   std::vector<double> from_bytes = {};
-  std::vector<Load> loads = {};                      // [ranks]
+  std::vector<Load> loads = {};                         // [ranks]
   std::vector<double> seconds = {}, interference = {};  // [ranks]
 };
 

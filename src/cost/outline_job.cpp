@@ -159,8 +159,7 @@ class FromJob {
         if (!counters.front().any()) return;
         seen.push_back({step, {}});
         const double all = static_cast<double>(inside_) / static_cast<double>(ceil_div(inside_, skip_));
-        for (std::size_t n = 0; n < kinds.size(); ++n)
-          seen.back().by_group[kinds[n]] = times(counters[n].take(), all);
+        for (std::size_t n = 0; n < kinds.size(); ++n) seen.back().by_group[kinds[n]] = times(counters[n].take(), all);
       };
       sort_items(items);
       for (std::size_t n = 0; n < items.size(); ++n) {
@@ -230,7 +229,8 @@ class FromJob {
     for (std::size_t n = 0; n < items.size(); ++n) {
       if (items[n].step == 0) continue;
       ranges.push_back(touched_keys(items[n].slice));
-      if (n + 1 < items.size() && items[n + 1].step == items[n].step && items[n + 1].source == items[n].source) continue;
+      if (n + 1 < items.size() && items[n + 1].step == items[n].step && items[n + 1].source == items[n].source)
+        continue;
       std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
       Index touched = 0, end = 0;
       for (const Range& r : ranges) {
@@ -260,7 +260,8 @@ class FromJob {
         for (Index step = s.step; step < last; ++step) {
           const StepHeads& h = heads(place, step);
           if (h.q == 0) continue;
-          const TileWork work = times(s.by_group.at(group_of(h)), static_cast<double>(h.q) / static_cast<double>(group_of(h)));
+          const TileWork work =
+              times(s.by_group.at(group_of(h)), static_cast<double>(h.q) / static_cast<double>(group_of(h)));
           const StepFrame shape{.key_rows = key_rows[at(step)], .heads_q = h.q, .heads_k = h.k};
           o_.steps[at(step)].work.push_back(costs_.work(rank, frame, shape, work, partial, first));
           pairs += work.pairs;
@@ -302,8 +303,7 @@ class FromJob {
     o_.swap_in = add(make_.swap(inside_, bytes(costs_.swap_in()), false, false));
     o_.swap_out = add(make_.swap(inside_, bytes(costs_.swap_out()), true, false));
     if (pass_ == Pass::backward)
-      o_.swap_home =
-          add(make_.swap(inside_, bytes({0, static_cast<Index>(costs_.gradient_bytes())}), true, true));
+      o_.swap_home = add(make_.swap(inside_, bytes({0, static_cast<Index>(costs_.gradient_bytes())}), true, true));
   }
 
   // Rows of K and V that a rank gives to a gather.
@@ -386,8 +386,8 @@ class FromJob {
   Patterns make_;
   bool sequence_ = false;
   std::optional<Swap> swap_;
-  std::vector<Frame> frames_;                       // by place in a group
-  std::vector<std::vector<StepHeads>> heads_;       // by place, and step of a gather
+  std::vector<Frame> frames_;                          // by place in a group
+  std::vector<std::vector<StepHeads>> heads_;          // by place, and step of a gather
   std::vector<std::vector<Patterns::Sent>> messages_;  // exact: rows, by stage
   Outline o_;
 };

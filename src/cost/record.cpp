@@ -52,15 +52,13 @@ void Record::compute(Index rank, const Op& op, double begin, double end, double 
 void Record::rows(Index rank, const Op& op, double begin, double end) {
   if (end <= begin) return;
   to_.ranks[static_cast<std::size_t>(rank)].rows += end - begin;
-  keep(rank,
-       {.kind = TimelineEvent::Kind::rows, .name = op.name, .step = op.step, .begin = begin, .end = end});
+  keep(rank, {.kind = TimelineEvent::Kind::rows, .name = op.name, .step = op.step, .begin = begin, .end = end});
 }
 
 void Record::wait(Index rank, const Op& op, double begin, double end) {
   if (end <= begin) return;
   to_.ranks[static_cast<std::size_t>(rank)].waiting += end - begin;
-  keep(rank,
-       {.kind = TimelineEvent::Kind::wait, .name = op.name, .step = op.step, .begin = begin, .end = end});
+  keep(rank, {.kind = TimelineEvent::Kind::wait, .name = op.name, .step = op.step, .begin = begin, .end = end});
 }
 
 void Record::exchange(Index rank, const Op& op, const Load& load, double begin, double end) {

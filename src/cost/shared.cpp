@@ -25,11 +25,11 @@ struct Rank {
   enum class State { ready, working, for_senders, for_arrival, done };
   State state = State::ready;
   std::size_t op = 0;
-  double since = 0;       // of the state
-  double left = 0;        // work, in seconds of a whole processor
+  double since = 0;  // of the state
+  double left = 0;   // work, in seconds of a whole processor
   const Work* work = nullptr;
-  bool adding = false;    // the pass after a kernel
-  double link = 0;        // free from then on
+  bool adding = false;  // the pass after a kernel
+  double link = 0;      // free from then on
 };
 
 class Shared {
@@ -75,7 +75,8 @@ class Shared {
         return;
       case Pattern::Peers::listed: {
         const auto& begin = senders ? p.from_begin : p.to_begin;
-        for (std::size_t i = begin[at(r)]; i < begin[at(r) + 1]; ++i) f(static_cast<Index>((senders ? p.from : p.to)[i]));
+        for (std::size_t i = begin[at(r)]; i < begin[at(r) + 1]; ++i)
+          f(static_cast<Index>((senders ? p.from : p.to)[i]));
         return;
       }
     }

@@ -14,16 +14,28 @@ std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
 constexpr Index kSamples = 8;
 
-// Evenly spread, and the busiest.
-std::vector<Index> sampled_ranks(const Problem& problem, const Layout& q) {
-  const Index ranks = q.ranks();
+// The rank whose keys are seen most: it has most to send. The same count with queries and keys changed about.
+Index most_wanted(const Problem& problem, const Layout& k) {
+  std::vector<Slice> turned = problem.global_slices();
+  for (Slice& s : turned) {
+    std::swap(s.q_begin, s.k_begin);
+    std::swap(s.q_end, s.k_end);
+    s = {s.q_begin, s.q_end, s.k_begin, s.k_end, -s.hi, -s.lo};
+  }
+  const Problem other(Packing(problem.packing().k(), problem.packing().q()), Mask{.slices = std::move(turned)});
+  const std::vector<Index> pairs = pairs_by_rank(other, k);
+  return std::max_element(pairs.begin(), pairs.end()) - pairs.begin();
+}
+
+// Evenly spread, the busiest, and the one that sends most.
+std::vector<Index> sampled_ranks(const Problem& problem, const Layout& k, const std::vector<double>& pairs) {
+  const Index ranks = k.ranks();
   std::vector<Index> chosen;
   for (Index n = 0; n < min_of(kSamples, ranks); ++n)
     chosen.push_back(ranks <= kSamples ? n : n * (ranks - 1) / (kSamples - 1));
-  // Layouts that cut each sequence are even by themselves.
-  if (ranks > kSamples && q.kind() != LayoutKind::dual_chunk && q.kind() != LayoutKind::striped) {
-    const std::vector<Index> pairs = pairs_by_rank(problem, q);
+  if (ranks > kSamples && !pairs.empty()) {
     chosen.push_back(std::max_element(pairs.begin(), pairs.end()) - pairs.begin());
+    chosen.push_back(most_wanted(problem, k));
   }
   std::sort(chosen.begin(), chosen.end());
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
@@ -46,8 +58,7 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       machine_(machine),
       ranks_(layouts.q.ranks()),
       stride_(layouts.k.rank_order().stride()),
-      base_(schedule::begin(layer.problem, layouts, 0, {layer.heads_q, layer.heads_k},
-                            {.kind = ScheduleKind::exact})) {
+      base_(schedule::begin(layer.problem, layouts, 0, {layer.heads_q, layer.heads_k}, {.kind = ScheduleKind::exact})) {
   const Index group = max_of(1, layer.heads_q / max_of(1, layer.heads_k)), rows = max_of(1, layouts.k.rows());
   std::vector<TileCounter> counters;
   for (const Pass pass : {Pass::forward, Pass::backward})
@@ -56,9 +67,12 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
   const auto take = [&](TileWork* to) {
     for (std::size_t n = 0; n < counters.size(); ++n) to[n] = counters[n].take();
   };
-  const RunList keys = layouts.k.rank_order();
-  for (const Index rank : sampled_ranks(layer.problem, layouts.q)) {
-    Sample sample{.rank = rank, .cells = {}, .in_sequence = {}};
+  const RunList keys = layouts.k.rank_order(), queries = layouts.q.rank_order();
+  // Layouts that cut each sequence are even by themselves.
+  if (layouts.q.kind() != LayoutKind::dual_chunk && layouts.q.kind() != LayoutKind::striped)
+    for (const Index n : pairs_by_rank(layer.problem, layouts.q)) pairs_.push_back(static_cast<double>(n));
+  for (const Index rank : sampled_ranks(layer.problem, layouts.k, pairs_)) {
+    Sample sample{.rank = rank, .cells = {}, .in_sequence = {}, .sent = {}};
     Plan plan = make_plan(layer.problem, layouts.q.runs(rank), keys);
     std::sort(plan.slices.begin(), plan.slices.end(),
               [](const Slice& a, const Slice& b) { return a.k_begin < b.k_begin; });
@@ -79,6 +93,25 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       for (const Slice& s : make_plan(layer.problem, layouts.q.runs(rank), layouts.k.sequence_order()).slices)
         for (TileCounter& c : counters) c.add_roughly(s);
       take(sample.in_sequence);
+    }
+    // Who wants the rank's own keys, and how many: the first keys of a long document go to many.
+    Plan wanted = make_plan(layer.problem, queries, layouts.k.runs(rank));
+    const Index q_rows = max_of(1, layouts.q.rows());
+    std::sort(wanted.slices.begin(), wanted.slices.end(), [&](const Slice& a, const Slice& b) {
+      return std::pair(a.q_begin / q_rows, a.k_begin) < std::pair(b.q_begin / q_rows, b.k_begin);
+    });
+    Index last = -1;
+    for (const Slice& s : wanted.slices) {
+      const Index to = s.q_begin / q_rows;
+      if (to == rank) continue;
+      if (to != last) {
+        sample.sent.push_back({to, 0});
+        end = 0;
+        last = to;
+      }
+      const Range seen = touched_keys(s);
+      sample.sent.back().rows += max_of(0, seen.end - max_of(end, seen.begin));
+      end = max_of(end, seen.end);
     }
     samples_.push_back(std::move(sample));
   }
@@ -124,7 +157,8 @@ class Mini {
   Schedule made(const ScheduleOptions& options) const {
     Schedule s = s_.base_;
     s.options = options;
-    require_support({.schedule = options.kind, .key_order = options.key_order, .stride_q = s_.stride_, .stride_k = s_.stride_});
+    require_support(
+        {.schedule = options.kind, .key_order = options.key_order, .stride_q = s_.stride_, .stride_k = s_.stride_});
     if (options.kind == ScheduleKind::all_to_all) schedule::swap_heads(s, s.ranks);
     if (options.kind == ScheduleKind::hybrid) {
       schedule::check_mesh(s);
@@ -184,8 +218,8 @@ class Mini {
   // The sample that stands for a rank.
   Index nearest(Index rank) const {
     const auto& all = s_.samples_;
-    const auto after = std::lower_bound(all.begin(), all.end(), rank,
-                                        [](const Sketch::Sample& s, Index r) { return s.rank < r; });
+    const auto after =
+        std::lower_bound(all.begin(), all.end(), rank, [](const Sketch::Sample& s, Index r) { return s.rank < r; });
     if (after == all.end()) return count_ - 1;
     if (after == all.begin() || after->rank - rank < rank - (after - 1)->rank) return after - all.begin();
     return after - all.begin() - 1;
@@ -219,10 +253,18 @@ class Mini {
 
   Index key_rows() const { return s_.layouts_.k.rows() * inside_; }
 
-  // All that a group's queries see of a source: as much for each of its ranks as for the sample.
-  TileWork scaled(const TileWork& unit, const Frame& f, Index heads_q) const {
+  // All that a group's queries see, as what the sample's own see: in the ratio of their pairs.
+  double group_over_own(Index n) const {
+    if (!first_->swap) return 1;
+    if (s_.pairs_.empty()) return static_cast<double>(inside_);
+    const Index begin = rank(n) / inside_ * inside_;
+    double sum = 0;
+    for (Index r = begin; r < begin + inside_; ++r) sum += s_.pairs_[at(r)];
+    return sum / std::max(1.0, s_.pairs_[at(rank(n))]);
+  }
+  TileWork scaled(const TileWork& unit, Index n, Index heads_q) const {
     const Index group = max_of(1, s_.layer_.heads_q / max_of(1, s_.layer_.heads_k));
-    return times(unit, static_cast<double>(inside_ * heads_q) / static_cast<double>(group * (f.swaps ? 1 : inside_)));
+    return times(unit, group_over_own(n) * static_cast<double>(heads_q) / static_cast<double>(group));
   }
 
   void add_work(Index n, Index step, Index rows, const TileWork& unit, Index heads_q, Index heads_k, bool partial,
@@ -230,7 +272,7 @@ class Mini {
     if (unit.pairs == 0 || heads_q == 0) return;
     const Frame& f = frames_[at(n)];
     const StepFrame shape{.key_rows = rows, .heads_q = heads_q, .heads_k = heads_k};
-    o_.steps[at(step)].work.push_back(costs_.work(n, f, shape, scaled(unit, f, heads_q), partial, first));
+    o_.steps[at(step)].work.push_back(costs_.work(n, f, shape, scaled(unit, n, heads_q), partial, first));
   }
 
   void end(Index n, std::span<const StepFrame> steps, bool partial) {
@@ -242,11 +284,18 @@ class Mini {
 
   void add_stay() {
     o_.steps.resize(1);
+    // Every rank has all queries of its heads: as much as the samples together, in the ratio of pairs.
+    TileWork all;
+    double pairs = 0, whole = 0;
     for (Index n = 0; n < count_; ++n) {
-      TileWork all;
       for (const Sketch::Cell& c : sample(n).cells) all += c.work[which()];
+      pairs += s_.pairs_.empty() ? 1 : s_.pairs_[at(rank(n))];
+    }
+    for (Index r = 0; r < s_.ranks_; ++r) whole += s_.pairs_.empty() ? 1 : s_.pairs_[at(r)];
+    all = times(all, whole / std::max(1.0, pairs));
+    for (Index n = 0; n < count_; ++n) {
       const Frame& f = frames_[at(n)];
-      add_work(n, 0, key_rows(), all, f.step_heads_q, f.step_heads_k, false, true);
+      add_work(n, 0, key_rows(), times(all, 1 / group_over_own(n)), f.step_heads_q, f.step_heads_k, false, true);
       const StepFrame step{.key_rows = key_rows(), .heads_q = f.step_heads_q, .heads_k = f.step_heads_k};
       end(n, {&step, 1}, false);
     }
@@ -289,8 +338,8 @@ class Mini {
  private:
   void add_gathers() {
     const Index head_groups = options_.head_groups;
-    const bool sequence = options_.key_order == KeyOrder::sequence ||
-                          (options_.key_order == KeyOrder::automatic && s_.stride_ == 1);
+    const bool sequence =
+        options_.key_order == KeyOrder::sequence || (options_.key_order == KeyOrder::automatic && s_.stride_ == 1);
     const Index rows = sequence ? s_.layouts_.k.stream().tokens() : s_.layouts_.k.rows() * s_.ranks_;
     o_.steps.resize(at(head_groups));
     for (Index g = 0; g < head_groups; ++g) {
@@ -365,20 +414,28 @@ class Mini {
 
   void add_steps(Index n, const std::vector<TileWork>& by_step, const std::vector<Index>& rows, Move::Kind kind) {
     const Frame& f = frames_[at(n)];
-    const auto computed =
-        std::count_if(by_step.begin(), by_step.end(), [](const TileWork& w) { return w.pairs > 0; });
+    const auto computed = std::count_if(by_step.begin(), by_step.end(), [](const TileWork& w) { return w.pairs > 0; });
     bool first = true;
     for (std::size_t step = 0; step < by_step.size(); ++step) {
       if (by_step[step].pairs == 0) continue;
-      add_work(n, static_cast<Index>(step), rows[step], by_step[step], f.step_heads_q, f.step_heads_k, computed > 1, first);
+      add_work(n, static_cast<Index>(step), rows[step], by_step[step], f.step_heads_q, f.step_heads_k, computed > 1,
+               first);
       first = false;
     }
     std::vector<StepFrame> frames;
     for (std::size_t step = 0; step < by_step.size(); ++step) {
       if (kind == Move::Kind::shift && step > 2) break;  // all alike
-      frames.push_back({rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
+      frames.push_back(
+          {rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
     }
-    end(n, frames, computed > 1 && f.step_heads_q > 0);
+    // The others of a group see keys of other steps too.
+    end(n, frames, (computed > 1 || (inside_ > 1 && by_step.size() > 1)) && f.step_heads_q > 0);
+  }
+
+  Index stage_of(Index distance, Index stages) const {
+    Index stage = min_of(stages - 1, (distance - 1) * stages / (s_.ranks_ - 1));
+    while (distance >= schedule::stage_distances(s_.ranks_, stages, stage).end) ++stage;
+    return stage;
   }
 
   void add_exact() {
@@ -395,22 +452,26 @@ class Mini {
         const Index distance = (rank(n) - c.source + s_.ranks_) % s_.ranks_;
         Index step = 0;
         if (distance > 0) {
-          Index stage = min_of(stages - 1, (distance - 1) * stages / (s_.ranks_ - 1));
-          while (distance >= schedule::stage_distances(s_.ranks_, stages, stage).end) ++stage;
+          const Index stage = stage_of(distance, stages);
           step = 1 + stage;
-          const auto both = [&](Load& load, double bytes, bool adds) {
-            topology_.receive(load, rank(n), c.source, bytes);
-            topology_.send(load, rank(n), c.source, bytes);  // as much goes out as comes in, about
-            load.copied += adds ? 2 * bytes : bytes;
-          };
-          both(there[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.kv_bytes(), false);
-          both(back[at(stage)][at(n)], static_cast<double>(c.touched) * heads * costs_.gradient_bytes(), true);
+          const double kv = static_cast<double>(c.touched) * heads * costs_.kv_bytes();
+          topology_.receive(there[at(stage)][at(n)], rank(n), c.source, kv);
+          there[at(stage)][at(n)].copied += kv;
+          topology_.send(back[at(stage)][at(n)], rank(n), c.source,
+                         static_cast<double>(c.touched) * heads * costs_.gradient_bytes());
           rows[at(step)] += c.touched;
           std::vector<Index>& from = senders[at(stage)][at(n)];
           const Index sender = nearest(c.source);
           if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
         }
         by_step[at(step)] += c.work[which()];
+      }
+      for (const Sketch::Sent& sent : sample(n).sent) {
+        const Index stage = stage_of((sent.to - rank(n) + s_.ranks_) % s_.ranks_, stages);
+        const double values = static_cast<double>(sent.rows) * heads, gradients = values * costs_.gradient_bytes();
+        topology_.send(there[at(stage)][at(n)], rank(n), sent.to, values * costs_.kv_bytes());
+        topology_.receive(back[at(stage)][at(n)], rank(n), sent.to, gradients);
+        back[at(stage)][at(n)].copied += 2 * gradients;
       }
       add_steps(n, by_step, rows, Move::Kind::send);
     }

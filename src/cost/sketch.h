@@ -27,10 +27,14 @@ class Sketch {
     TileWork work[2];   // of one K/V head and its query heads, forward and backward
     Index touched = 0;  // rows of the source
   };
+  struct Sent {
+    Index to = 0, rows = 0;
+  };
   struct Sample {
     Index rank = 0;
     std::vector<Cell> cells;
     TileWork in_sequence[2];
+    std::vector<Sent> sent;  // own rows that others touch
   };
 
   const Layer& layer_;
@@ -38,8 +42,9 @@ class Sketch {
   const Machine& machine_;
   Index ranks_;
   Index stride_;
-  Schedule base_;  // checked: heads, layouts
+  Schedule base_;                // checked: heads, layouts
   std::vector<Sample> samples_;  // by rank
+  std::vector<double> pairs_;    // [ranks] of the ranks' queries; empty: even
 };
 
 }  // namespace weft::cost

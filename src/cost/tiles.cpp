@@ -1,7 +1,7 @@
 // Kernel time from a list of slices: tiles are counted as kernels walk them.
-#include <algorithm>
-
 #include "cost/tiles.h"
+
+#include <algorithm>
 
 namespace weft {
 
@@ -51,12 +51,13 @@ void TileCounter::add_roughly(const Slice& given) {
   const Slice s = trimmed(given, true);
   const Index rows = s.q_end - s.q_begin;
   if (rows <= 0) return;
-  if (rows <= kFew * tokens_) return add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+  if (rows <= kFew * tokens_)
+    return add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
   const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
   // An edge that cuts: a tile goes as far as its farthest row, half a tile more than the mean row. And the last tile of
   // keys is half empty.
   const auto cuts = [&](bool edge) { return edge ? static_cast<double>(tokens_ - 1) / 2 : 0.0; };
-  const bool hi = s.hi < s.k_end - 1 - s.q_begin, lo = s.lo > s.k_begin - (s.q_end - 1);
+  const bool hi = s.hi<s.k_end - 1 - s.q_begin, lo = s.lo> s.k_begin - (s.q_end - 1);
   const double more = cuts(hi) + cuts(lo) + static_cast<double>(keys_ - 1) / (lo ? 1 : 2);
   const double tiles = static_cast<double>(ceil_div(rows, tokens_)) + 0.5;
   const double covered = static_cast<double>(pairs) + static_cast<double>(rows) * more;

@@ -220,7 +220,7 @@ const std::vector<FlagSpec>& bench_flags() {
       {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
       {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
       {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
-      {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, and write a machine file for simulate"},
+      {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
       {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
       {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
       {"machine", "NAME", "with --check-kernels: a machine file, or a preset's name"}};

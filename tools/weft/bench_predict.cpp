@@ -15,6 +15,7 @@
 #include "bench_rounds.h"
 #include "calibrate.h"
 #include "json_file.h"
+#include "lengths.h"
 #include "progress.h"
 #include "schedule_runs.h"
 #include "weft/choose.h"
@@ -32,7 +33,8 @@ struct Question {
 };
 
 // Some milliseconds of work: documents, heads, masks and layouts of all kinds.
-Question drawn(std::mt19937_64& engine) {
+// Documents are drawn too, unless they are given.
+Question drawn(std::mt19937_64& engine, const std::vector<Index>& documents) {
   const auto pick = [&](std::initializer_list<Index> from) { return *(from.begin() + engine() % from.size()); };
   const auto uniform = [&] { return static_cast<double>(engine() >> 11) * 0x1p-53; };
   Question q;
@@ -41,7 +43,8 @@ Question drawn(std::mt19937_64& engine) {
   const Index tokens = pick({768, 1024, 1536, 2048});
   Index left = tokens;
   const double median = std::exp(std::log(40.0) + uniform() * std::log(static_cast<double>(tokens) / 40));
-  while (left > 0) {
+  for (const Index n : documents) c.q.cu_seqlens.push_back(c.q.cu_seqlens.back() + n);
+  while (left > 0 && documents.empty()) {
     const double length = median * std::exp(2 * (uniform() + uniform() - 1));
     const Index n = std::clamp<Index>(std::llround(length), 1, left);
     c.q.cu_seqlens.push_back(c.q.cu_seqlens.back() + n);
@@ -106,8 +109,15 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
             if (pass == Pass::forward)
               executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});
             else
-              executor.backward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .dout = t.dout.view, .out = t.out.view,
-                                 .lse = t.lse.view, .dq = t.dq.view, .dk = t.dk.view, .dv = t.dv.view});
+              executor.backward({.q = t.q.view,
+                                 .k = t.k.view,
+                                 .v = t.v.view,
+                                 .dout = t.dout.view,
+                                 .out = t.out.view,
+                                 .lse = t.lse.view,
+                                 .dq = t.dq.view,
+                                 .dk = t.dk.view,
+                                 .dv = t.dv.view});
             const double stop = seconds_now();
             if (round < 0) continue;
             const std::lock_guard lock(mutex);
@@ -133,19 +143,25 @@ int bench_predict(const Flags& flags) {
   if (count < 1 || count > 100000) throw Error(fmt::format("--predict {}", count), "use from 1 to 100000");
   if (rounds < 1 || rounds > 1000) throw Error(fmt::format("--repeat {}", rounds), "use from 1 to 1000");
   JsonOutput output(flags.find("json"));
-  const CalibrateOptions how{.dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true};
+  const CalibrateOptions how{
+      .dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true};
   const Calibration calibration = calibrate(how);
   set_cpu_threads(1);
   std::mt19937_64 engine(seed_of(flags));
   std::vector<double> errors, chosen_errors, losses;
   std::map<std::string, std::vector<double>> by;
+  std::map<std::pair<Index, std::string>, std::vector<double>>
+      fixed;  // logarithms of measured times over the chosen one's
   json all = json::array();
   Index near = 0;
   {
     Progress progress(count, "problems");
     for (Index n = 0; n < count; ++n) {
       progress.show(n, 0);
-      const Question q = drawn(engine);
+      std::vector<Index> documents;
+      if (const std::string* docs = flags.find("docs"))
+        documents = parse_lengths("--docs", *docs, seed_of(flags) + static_cast<unsigned long long>(n));
+      const Question q = drawn(engine, documents);
       const check::Case& c = q.given;
       const Problem problem = check::problem_of(c);
       const Layouts layouts = check::layouts_of(c, problem);
@@ -160,41 +176,61 @@ int bench_predict(const Flags& flags) {
                         .latency = 20e-6 * static_cast<double>(engine() % 10)};
       machine.levels[0].bandwidth = world.bandwidth;
       machine.levels[0].latency += world.latency;
-          double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
+      std::map<std::string, double> times;
+      double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
       for (const ScheduleOptions& options : candidates(c)) {
         const double forward = simulate(job(options), machine, Pass::forward).seconds,
                      backward = simulate(job(options), machine, Pass::backward).seconds;
         const Measured m = measure(c, problem, layouts, tensors, options, world, rounds, calibration.gemm_seconds);
         const double error = std::abs((forward + backward) / m.total() - 1);
-              errors.push_back(error);
+        errors.push_back(error);
         by[std::string(name(options.kind))].push_back(error);
         by[fmt::format("{} ranks", c.ranks)].push_back(error);
         by[fmt::format("{}", name(c.dtype))].push_back(error);
         by["forward alone"].push_back(std::abs(forward / m.forward - 1));
         by["backward alone"].push_back(std::abs(backward / m.backward - 1));
         by["signed, all"].push_back((forward + backward) / m.total() - 1);
+        times[weft::words(options)] = m.total();
         best_measured = std::min(best_measured, m.total());
         if (forward + backward < best_predicted) {
           best_predicted = forward + backward;
           of_chosen = m.total();
           error_of_chosen = error;
         }
-        all.push_back({{"problem", n}, {"flags", check::flags(c)}, {"ratio", q.ratio}, {"bandwidth", world.bandwidth},
-                       {"latency", world.latency}, {"schedule", weft::words(options)}, {"forward", m.forward},
-                       {"backward", m.backward}, {"predicted_forward", forward}, {"predicted_backward", backward}});
+        all.push_back({{"problem", n},
+                       {"flags", check::flags(c)},
+                       {"ratio", q.ratio},
+                       {"bandwidth", world.bandwidth},
+                       {"latency", world.latency},
+                       {"schedule", weft::words(options)},
+                       {"forward", m.forward},
+                       {"backward", m.backward},
+                       {"predicted_forward", forward},
+                       {"predicted_backward", backward}});
       }
+      for (const auto& [schedule, seconds] : times) fixed[{c.ranks, schedule}].push_back(std::log(seconds / of_chosen));
+      fixed[{c.ranks, "the best measured"}].push_back(std::log(best_measured / of_chosen));
       losses.push_back(of_chosen / best_measured - 1);
       chosen_errors.push_back(error_of_chosen);
       near += losses.back() <= 0.1;
     }
   }
   set_cpu_threads(0);
-  fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(), rounds);
+  fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(),
+             rounds);
   fmt::print("median error {:.1f} % of all runs, {:.1f} % of the chosen ones\n", 100 * median(errors),
              100 * median(chosen_errors));
-  for (const auto& [what, of] : by) fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
-  fmt::print("the chosen schedule is within 10 % of the best measured in {} of {} ({:.0f} %); median loss {:.1f} %\n", near,
-             count, 100.0 * static_cast<double>(near) / static_cast<double>(count), 100 * median(losses));
+  for (const auto& [what, of] : by)
+    fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
+  fmt::print("the chosen schedule is within 10 % of the best measured in {} of {} ({:.0f} %); median loss {:.1f} %\n",
+             near, count, 100.0 * static_cast<double>(near) / static_cast<double>(count), 100 * median(losses));
+  fmt::print("measured time of each fixed choice over that of the chosen one, geometric mean:\n");
+  for (const auto& [key, logs] : fixed) {
+    double sum = 0;
+    for (const double x : logs) sum += x;
+    fmt::print("  {} ranks  {:<34}{:>6.3f}  ({} problems)\n", key.first, key.second,
+               std::exp(sum / static_cast<double>(logs.size())), logs.size());
+  }
   output.write(all);
   return 0;
 }

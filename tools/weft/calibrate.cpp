@@ -74,8 +74,9 @@ Features fitted(const std::vector<Features>& x, const std::vector<double>& secon
     for (int i = 0; i < kUnknowns; ++i) {
       const double value = m[i][i] != 0 ? m[i][kUnknowns] / m[i][i] : 0;
       found[static_cast<std::size_t>(i)] = value;
-      if (value < 0 && (worst < 0 || value * x[0][static_cast<std::size_t>(i)] <
-                                         found[static_cast<std::size_t>(worst)] * x[0][static_cast<std::size_t>(worst)]))
+      if (value < 0 &&
+          (worst < 0 || value * x[0][static_cast<std::size_t>(i)] <
+                            found[static_cast<std::size_t>(worst)] * x[0][static_cast<std::size_t>(worst)]))
         worst = i;
     }
     if (worst < 0) return found;
@@ -130,8 +131,8 @@ KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& op
   rate.source = fmt::format("weft bench --calibrate, kernel {}, one thread a call", find_kernel(options.kernel).name);
   if (!options.show) return rate;
   fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n",
-             pass == Pass::forward ? "forward" : "backward", name(dtype), dim, rate.flops * 1e-9, rate.tile_seconds * 1e6,
-             rate.row_seconds * 1e6, rate.call_seconds * 1e6);
+             pass == Pass::forward ? "forward" : "backward", name(dtype), dim, rate.flops * 1e-9,
+             rate.tile_seconds * 1e6, rate.row_seconds * 1e6, rate.call_seconds * 1e6);
   for (std::size_t n = 0; n < cases.size(); ++n) {
     const double predicted =
         kernel_seconds(tile_work(cases[n].slices, cases[n].heads_q, cases[n].heads_k, rate), rate, shape);
@@ -205,10 +206,11 @@ void measure_rows(Machine& m) {
 }
 
 void show_exchange(const Machine& m) {
-  fmt::print("threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
-             "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
-             m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
-             m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
+  fmt::print(
+      "threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
+      "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
+      m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
+      m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
 }
 
 std::vector<DType> dtypes_of(const Flags& flags) {
@@ -219,8 +221,11 @@ std::vector<DType> dtypes_of(const Flags& flags) {
 }
 
 CalibrateOptions options_of(const Flags& flags) {
-  CalibrateOptions options{.dtypes = dtypes_of(flags), .dims = {64, 128}, .kernel = flags.text("kernel", "cpu"),
-                           .rounds = flags.whole("repeat", 5, "5"), .show = true};
+  CalibrateOptions options{.dtypes = dtypes_of(flags),
+                           .dims = {64, 128},
+                           .kernel = flags.text("kernel", "cpu"),
+                           .rounds = flags.whole("repeat", 5, "5"),
+                           .show = true};
   if (flags.given("dim")) options.dims = whole_numbers("--dim", *flags.find("dim"), "64,128");
   for (const Index dim : options.dims)
     if (dim < 1 || dim > 1024) throw Error(fmt::format("--dim {}", dim), "use from 1 to 1024");
@@ -232,9 +237,7 @@ CalibrateOptions options_of(const Flags& flags) {
 
 }  // namespace
 
-Index ranks_a_core(Index ranks) {
-  return ceil_div(ranks, std::max<Index>(1, std::thread::hardware_concurrency()));
-}
+Index ranks_a_core(Index ranks) { return ceil_div(ranks, std::max<Index>(1, std::thread::hardware_concurrency())); }
 
 void stay_on_core(Index rank, Index ranks) {
   cpu_set_t set;

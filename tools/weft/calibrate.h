@@ -13,8 +13,8 @@ namespace weft::tool {
 // threads at once. Seconds of the slowest, of the threads' own time.
 double gemm_seconds(int threads);
 
-// The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are measured
-// this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1.
+// The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
+// measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1.
 void stay_on_core(Index rank, Index ranks);
 Index ranks_a_core(Index ranks);
 

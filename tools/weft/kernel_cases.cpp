@@ -31,8 +31,8 @@ KernelCase from_plan(std::string name, Plan plan, Index heads_q, Index heads_k) 
 
 bool on_gpu(const std::string& kernel) { return kernel.starts_with("cuda"); }
 
-KernelCase documents_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, bool causal,
-                          Index window) {
+KernelCase documents_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k,
+                          bool causal, Index window) {
   const Problem problem(Stream::from_lengths(lengths), {.causal = causal, .left = window > 0 ? window : -1});
   const RunList all = RunList::sequence_order(problem.packing().q().tokens());
   return from_plan(std::move(name), make_plan(problem, all, all), heads_q, heads_k);
@@ -46,8 +46,8 @@ KernelCase rank_case(std::string name, const std::vector<Index>& lengths, Index 
 }
 
 // Keys in rank order: many small slices.
-KernelCase pieces_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, LayoutKind kind,
-                       Index rank, Index ranks) {
+KernelCase pieces_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k,
+                       LayoutKind kind, Index rank, Index ranks) {
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
   const Layouts layouts = make_layouts(kind, problem, ranks);
   return from_plan(std::move(name), make_plan(problem, layouts.q.runs(rank), layouts.k.rank_order()), heads_q, heads_k);
@@ -136,8 +136,17 @@ struct KernelCall::Parts {
     if (which == Pass::forward)
       attend({.q = q, .k = k_, .v = v, .slices = given.slices, .out = out, .lse = lse, .place = place}, kernel);
     else
-      attend_backward({.q = q, .k = k_, .v = v, .slices = given.slices, .dout = dout, .out = out, .lse = lse, .dq = dq,
-                       .dk = dk, .dv = dv, .place = place},
+      attend_backward({.q = q,
+                       .k = k_,
+                       .v = v,
+                       .slices = given.slices,
+                       .dout = dout,
+                       .out = out,
+                       .lse = lse,
+                       .dq = dq,
+                       .dk = dk,
+                       .dv = dv,
+                       .place = place},
                       kernel);
     if (place.kind != DeviceKind::cpu) device::synchronize(place);
   }
@@ -167,7 +176,8 @@ double KernelCall::seconds() {
   };
   if (parts_->calls == 0) {
     timed(1);
-    parts_->calls = static_cast<int>(std::clamp(std::ceil(kSample / std::max(1e-7, timed(1))), 1.0, static_cast<double>(kMost)));
+    parts_->calls =
+        static_cast<int>(std::clamp(std::ceil(kSample / std::max(1e-7, timed(1))), 1.0, static_cast<double>(kMost)));
   }
   return timed(parts_->calls);
 }

@@ -16,8 +16,8 @@ struct KernelCase {
   Index q_rows = 0, k_rows = 0, heads_q = 1, heads_k = 1;
 };
 
-KernelCase documents_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, bool causal,
-                          Index window);
+KernelCase documents_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k,
+                          bool causal, Index window);
 // Rank `rank` of `ranks`, layout dual_chunk, keys in sequence order.
 KernelCase rank_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, Index rank,
                      Index ranks);

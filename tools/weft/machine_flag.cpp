@@ -23,7 +23,8 @@ Machine read_machine(const std::string& path) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 20;
   const File file(std::fopen(path.c_str(), "rb"));
   if (!file)
-    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), "give a machine file, or a preset's name");
+    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)),
+                "give a machine file, or a preset's name");
   std::string text(kMostBytes + 1, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   if (std::ferror(file.get()) != 0)

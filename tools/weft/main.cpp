@@ -45,7 +45,8 @@ int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<
 // Before the parser, which would not say which word it did not know.
 void check_verb(int argc, char** argv, const std::vector<Verb>& verbs) {
   if (argc < 2)
-    throw weft::Error("no verb", "use weft explain or weft verify, weft bench for timings, weft simulate, or see weft --help");
+    throw weft::Error("no verb",
+                      "use weft explain or weft verify, weft bench for timings, weft simulate, or see weft --help");
   const std::string_view word = argv[1];
   const bool is_verb =
       std::any_of(verbs.begin(), verbs.end(), [&](const Verb& v) { return v.app->get_name() == word; });

@@ -35,7 +35,8 @@ std::vector<Pass> passes_of(const Flags& flags) {
 }
 
 // Values of a flag that a sweep goes through; one without the flag.
-std::vector<std::string> values_of(const Flags& flags, std::string_view flag, std::string_view otherwise, char separator) {
+std::vector<std::string> values_of(const Flags& flags, std::string_view flag, std::string_view otherwise,
+                                   char separator) {
   std::vector<std::string> values;
   const std::string given = flags.text(flag, otherwise);
   for (const std::string_view part : split(given, separator)) {
@@ -66,9 +67,7 @@ struct Sweep {
   bool automatic = false;
   std::vector<SimulatedLine> lines = {};
 
-  TensorShape shape(const check::Case& c) const {
-    return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
-  }
+  TensorShape shape(const check::Case& c) const { return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v}; }
 
   void run(SimulatedLine& line, const check::Case& c, const Problem& problem, const Layouts& layouts) {
     const Job job{problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
@@ -82,7 +81,8 @@ struct Sweep {
   }
 };
 
-SimulatedLine line_of(const check::Case& c, const Problem& problem, const std::string& docs, const std::string& window) {
+SimulatedLine line_of(const check::Case& c, const Problem& problem, const std::string& docs,
+                      const std::string& window) {
   SimulatedLine line;
   line.ranks = c.ranks;
   line.docs = docs;
@@ -117,7 +117,6 @@ void add_chosen(Sweep& sweep, check::Case c, const Problem& problem, const std::
   }
   sweep.lines.push_back(std::move(line));
 }
-
 
 void print_lines(const std::vector<SimulatedLine>& lines, bool windows, bool documents, bool heads) {
   fmt::print("{:>6} ", "ranks");
@@ -166,18 +165,32 @@ json to_json(const Timeline& t) {
     compute = std::max(compute, r.compute);
     waiting = std::max(waiting, r.waiting);
   }
-  json out = {{"seconds", t.seconds},   {"ideal", t.ideal},       {"efficiency", t.efficiency()},
-              {"overlap", t.overlap()}, {"straggling", t.straggling()}, {"slowest", t.slowest()},
-              {"longest_compute", compute}, {"longest_waiting", waiting}, {"bytes_in", t.bytes_in()},
-              {"memory_bytes", t.memory.total()}, {"workspace_bytes", t.memory.workspace}, {"planned_ranks", t.planned},
+  json out = {{"seconds", t.seconds},
+              {"ideal", t.ideal},
+              {"efficiency", t.efficiency()},
+              {"overlap", t.overlap()},
+              {"straggling", t.straggling()},
+              {"slowest", t.slowest()},
+              {"longest_compute", compute},
+              {"longest_waiting", waiting},
+              {"bytes_in", t.bytes_in()},
+              {"memory_bytes", t.memory.total()},
+              {"workspace_bytes", t.memory.workspace},
+              {"planned_ranks", t.planned},
               {"timelines", json::array()}};
   for (const RankTimeline& rank : t.detail) {
     json events = json::array();
     constexpr std::size_t kMost = 1000;
     for (std::size_t n = 0; n < std::min(kMost, rank.events.size()); ++n) {
       const TimelineEvent& e = rank.events[n];
-      events.push_back({{"kind", weft::name(e.kind)}, {"name", e.name}, {"step", e.step}, {"begin", e.begin},
-                        {"end", e.end}, {"pairs", e.pairs}, {"bytes_in", e.bytes_in}, {"bytes_out", e.bytes_out}});
+      events.push_back({{"kind", weft::name(e.kind)},
+                        {"name", e.name},
+                        {"step", e.step},
+                        {"begin", e.begin},
+                        {"end", e.end},
+                        {"pairs", e.pairs},
+                        {"bytes_in", e.bytes_in},
+                        {"bytes_out", e.bytes_out}});
     }
     out["timelines"].push_back({{"rank", rank.rank}, {"events", std::move(events)}});
   }
@@ -185,8 +198,13 @@ json to_json(const Timeline& t) {
 }
 
 json to_json(const SimulatedLine& l) {
-  json out = {{"ranks", l.ranks}, {"tokens", l.tokens}, {"documents", l.documents}, {"window", l.window},
-              {"heads", l.heads}, {"layout", weft::name(l.layout)}, {"schedule", weft::words(l.schedule)},
+  json out = {{"ranks", l.ranks},
+              {"tokens", l.tokens},
+              {"documents", l.documents},
+              {"window", l.window},
+              {"heads", l.heads},
+              {"layout", weft::name(l.layout)},
+              {"schedule", weft::words(l.schedule)},
               {"auto", l.chosen}};
   if (!l.refused.empty()) out["refused"] = l.refused;
   if (!l.why.empty()) out["why"] = l.why;
@@ -290,8 +308,7 @@ int simulate(const Flags& flags) {
               const check::Case c = case_of(one, kSimulateDefaults);
               const Problem problem = check::problem_of(c);
               SimulatedLine base = line_of(c, problem, docs, window);
-              if (heading.empty())
-                heading = fmt::format("{}, {}", mask_words(c.mask), attention_words(c));
+              if (heading.empty()) heading = fmt::format("{}, {}", mask_words(c.mask), attention_words(c));
               for (const ScheduleOptions& options : fixed) {
                 progress.show(static_cast<Index>(sweep.lines.size()), 0);
                 if (any) {  // the layout chosen for this schedule
@@ -319,7 +336,8 @@ int simulate(const Flags& flags) {
   json all_lines = json::array();
   for (const SimulatedLine& line : sweep.lines) all_lines.push_back(to_json(line));
   output.write({{"machine", sweep.machine.name}, {"lines", std::move(all_lines)}});
-  if (const std::string* path = flags.find("html")) write_page(*path, simulated_page(sweep.machine, heading, sweep.lines));
+  if (const std::string* path = flags.find("html"))
+    write_page(*path, simulated_page(sweep.machine, heading, sweep.lines));
   return 0;
 }
 

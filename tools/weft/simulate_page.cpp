@@ -47,7 +47,8 @@ constexpr const char* kHead =
     "content=\"width=device-width\"><title>weft simulate</title><style>"
     ":root{color-scheme:light dark;--ink:#222;--faint:#888;--line:#ccc;--ground:#fff}"
     "@media(prefers-color-scheme:dark){:root{--ink:#eee;--faint:#999;--line:#444;--ground:#181818}}"
-    "body{font:15px/1.4 system-ui,sans-serif;color:var(--ink);background:var(--ground);max-width:70rem;margin:2rem auto;"
+    "body{font:15px/1.4 system-ui,sans-serif;color:var(--ink);background:var(--ground);max-width:70rem;margin:2rem "
+    "auto;"
     "padding:0 1rem}table{border-collapse:collapse;font-size:13px}td,th{padding:.15rem .6rem;text-align:right;"
     "border-bottom:1px solid var(--line)}td.t,th.t{text-align:left}svg{width:100%;height:auto}"
     "svg text{fill:var(--ink);font:11px system-ui,sans-serif}svg .f{fill:var(--faint)}svg .l{stroke:var(--line)}"
@@ -66,11 +67,12 @@ std::string bars(const std::vector<const SimulatedLine*>& lines) {
     const double forward = l->forward ? l->forward->seconds : 0, all = l->seconds();
     const double a = kWide * forward / most, b = kWide * all / most;
     out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>", kLeft - 8, y + 13, escaped(l->name()));
-    out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"12\" fill=\"{}\"/>", kLeft, y + 3, a, colour(0));
-    out += fmt::format("<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"12\" fill=\"{}\"/>", kLeft + a, y + 3, b - a,
-                       colour(5));
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{:.3g} ms, {:.0f} % of ideal</text>", kLeft + b + 6, y + 13, all * 1e3,
-                       100 * l->ideal() / all);
+    out +=
+        fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"12\" fill=\"{}\"/>", kLeft, y + 3, a, colour(0));
+    out += fmt::format("<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"12\" fill=\"{}\"/>", kLeft + a, y + 3,
+                       b - a, colour(5));
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{:.3g} ms, {:.0f} % of ideal</text>", kLeft + b + 6, y + 13,
+                       all * 1e3, 100 * l->ideal() / all);
     y += kHigh;
   }
   return out + "</svg>";
@@ -97,13 +99,14 @@ std::string curves(const std::vector<const SimulatedLine*>& lines) {
   std::string out = "<svg viewBox=\"0 0 1000 310\" role=\"img\" aria-label=\"share of the ideal over ranks\">";
   for (int n = 0; n <= 4; ++n) {
     const double share = top * n / 4;
-    out += fmt::format("<line class=\"l\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/><text class=\"f\" x=\"{}\" "
-                       "y=\"{:.1f}\" text-anchor=\"end\">{:.0f} %</text>",
-                       kLeft, kLeft + kWide, y(share), y(share), kLeft - 6, y(share) + 4, 100 * share);
+    out += fmt::format(
+        "<line class=\"l\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/><text class=\"f\" x=\"{}\" "
+        "y=\"{:.1f}\" text-anchor=\"end\">{:.0f} %</text>",
+        kLeft, kLeft + kWide, y(share), y(share), kLeft - 6, y(share) + 4, 100 * share);
   }
   for (const Index rank : ranks)
-    out += fmt::format("<text class=\"f\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(rank), kTop + kHigh + 18,
-                       rank);
+    out += fmt::format("<text class=\"f\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(rank),
+                       kTop + kHigh + 18, rank);
   std::size_t n = 0;
   for (const auto& [name, of] : by_name) {
     std::string points;
@@ -132,19 +135,21 @@ std::string timeline(const Timeline& t) {
       if (e.kind == TimelineEvent::Kind::wait || ++drawn > kMostEvents) continue;
       const bool moves = e.kind == TimelineEvent::Kind::exchange;
       const double x = kLeft + kWide * e.begin / t.seconds, w = std::max(0.3, kWide * (e.end - e.begin) / t.seconds);
-      out += fmt::format("<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"11\" fill=\"{}\"><title>{} {}: {:.4g} to "
-                         "{:.4g} ms</title></rect>",
-                         x, top + (moves ? 2 : 14), w,
-                         moves                                        ? colour(2)
-                         : e.kind == TimelineEvent::Kind::compute ? colour(0)
-                                                                      : colour(4),
-                         escaped(e.name), e.step, e.begin * 1e3, e.end * 1e3);
+      out += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"11\" fill=\"{}\"><title>{} {}: {:.4g} to "
+          "{:.4g} ms</title></rect>",
+          x, top + (moves ? 2 : 14), w,
+          moves                                    ? colour(2)
+          : e.kind == TimelineEvent::Kind::compute ? colour(0)
+                                                   : colour(4),
+          escaped(e.name), e.step, e.begin * 1e3, e.end * 1e3);
     }
     top += kRow;
   }
-  return out + fmt::format("<text class=\"f\" x=\"{}\" y=\"{}\">0</text><text class=\"f\" x=\"{}\" y=\"{}\" "
-                           "text-anchor=\"end\">{:.4g} ms</text></svg>",
-                           kLeft, top + 13, kLeft + kWide, top + 13, t.seconds * 1e3);
+  return out + fmt::format(
+                   "<text class=\"f\" x=\"{}\" y=\"{}\">0</text><text class=\"f\" x=\"{}\" y=\"{}\" "
+                   "text-anchor=\"end\">{:.4g} ms</text></svg>",
+                   kLeft, top + 13, kLeft + kWide, top + 13, t.seconds * 1e3);
 }
 
 std::string table(const std::vector<const SimulatedLine*>& lines) {
@@ -153,19 +158,22 @@ std::string table(const std::vector<const SimulatedLine*>& lines) {
       "<th>hidden</th><th>busiest / mean</th><th>MiB in</th><th>memory</th></tr>";
   for (const SimulatedLine* l : lines) {
     const Timeline& t = l->backward ? *l->backward : *l->forward;
-    const auto ms = [](const std::optional<Timeline>& of) { return of ? fmt::format("{:.3f}", of->seconds * 1e3) : "-"; };
-    out += fmt::format("<tr><td class=\"t\">{}</td><td>{}</td><td>{}</td><td>{:.0f} %</td><td>{:.0f} %</td><td>{:.2f}</td>"
-                       "<td>{:.1f}</td><td>{}</td></tr>",
-                       escaped(l->name()), ms(l->forward), ms(l->backward), 100 * l->ideal() / l->seconds(),
-                       100 * t.overlap(), t.straggling(), static_cast<double>(t.bytes_in()) / 0x1p20,
-                       bytes_text(l->memory()));
+    const auto ms = [](const std::optional<Timeline>& of) {
+      return of ? fmt::format("{:.3f}", of->seconds * 1e3) : "-";
+    };
+    out += fmt::format(
+        "<tr><td class=\"t\">{}</td><td>{}</td><td>{}</td><td>{:.0f} %</td><td>{:.0f} %</td><td>{:.2f}</td>"
+        "<td>{:.1f}</td><td>{}</td></tr>",
+        escaped(l->name()), ms(l->forward), ms(l->backward), 100 * l->ideal() / l->seconds(), 100 * t.overlap(),
+        t.straggling(), static_cast<double>(t.bytes_in()) / 0x1p20, bytes_text(l->memory()));
   }
   return out + "</table>";
 }
 
 }  // namespace
 
-std::string simulated_page(const Machine& machine, const std::string& heading, const std::vector<SimulatedLine>& lines) {
+std::string simulated_page(const Machine& machine, const std::string& heading,
+                           const std::vector<SimulatedLine>& lines) {
   std::string out = kHead;
   out += fmt::format("<h1>{}</h1><p>{}</p><p>{}</p>", escaped(machine.name), escaped(machine.about), escaped(heading));
   std::vector<const SimulatedLine*> right;
@@ -176,7 +184,8 @@ std::string simulated_page(const Machine& machine, const std::string& heading, c
                        l.window.empty() ? "" : fmt::format(", window {}", l.window), l.heads);
   };
   std::map<std::string, std::vector<const SimulatedLine*>> sweeps;  // over ranks
-  for (const SimulatedLine* l : right) sweeps[fmt::format("{}, heads {}, window {}", l->docs, l->heads, l->window)].push_back(l);
+  for (const SimulatedLine* l : right)
+    sweeps[fmt::format("{}, heads {}, window {}", l->docs, l->heads, l->window)].push_back(l);
   for (const auto& [name, of] : sweeps) {
     const std::string plot = curves(of);
     if (!plot.empty()) out += fmt::format("<h2>Share of the ideal over ranks</h2><p>{}</p>{}", escaped(name), plot);
@@ -191,18 +200,21 @@ std::string simulated_page(const Machine& machine, const std::string& heading, c
   std::size_t drawn = 0;
   for (const auto& [name, of] : problems) {
     out += fmt::format("<h2>{}</h2>{}{}", escaped(name), bars(of), table(of));
-    out += "<p>Forward dark, backward light. Timelines: exchanges above, computes below, passes over rows in purple.</p>";
+    out +=
+        "<p>Forward dark, backward light. Timelines: exchanges above, computes below, passes over rows in purple.</p>";
     for (const SimulatedLine* l : of) {
       for (const auto* t : {&l->forward, &l->backward}) {
         if (!*t || drawn >= kTimelines) continue;
         ++drawn;
-        out += fmt::format("<h3>{}, {}</h3>{}", escaped(l->name()), t == &l->forward ? "forward" : "backward", timeline(**t));
+        out += fmt::format("<h3>{}, {}</h3>{}", escaped(l->name()), t == &l->forward ? "forward" : "backward",
+                           timeline(**t));
       }
       if (!l->why.empty()) out += fmt::format("<pre>{}</pre>", escaped(l->why));
     }
   }
   for (const SimulatedLine& l : lines)
-    if (!l.refused.empty()) out += fmt::format("<p>{}, {} ranks: {}</p>", escaped(l.name()), l.ranks, escaped(l.refused));
+    if (!l.refused.empty())
+      out += fmt::format("<p>{}, {} ranks: {}</p>", escaped(l.name()), l.ranks, escaped(l.refused));
   return out + "</body></html>\n";
 }
 
