@@ -2,8 +2,10 @@
 #pragma once
 
 #include "weft/attention.h"
+#include "weft/choose.h"
 #include "weft/communicator.h"
 #include "weft/config.h"
+#include "weft/cost.h"
 #include "weft/device.h"
 #include "weft/device_plan.h"
 #include "weft/device_rows.h"
@@ -20,6 +22,7 @@
 #include "weft/prepare.h"
 #include "weft/rows.h"
 #include "weft/schedule.h"
+#include "weft/simulate.h"
 #include "weft/slice.h"
 #include "weft/state.h"
 #include "weft/support.h"

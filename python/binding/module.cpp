@@ -41,7 +41,9 @@ NB_MODULE(_core, m) {
   weft::python::bind_problem(m);
   weft::python::bind_communicator(m);
   weft::python::bind_attention(m);
+  weft::python::bind_cost(m);
   weft::python::bind_prepare(m);
   weft::python::bind_rows(m);
   weft::python::bind_support(m);
+  weft::python::bind_draw(m);
 }

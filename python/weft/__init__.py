@@ -12,8 +12,9 @@ training with PyTorch, `weft.transformers` for models of that library.
 """
 
 from . import prepare, rows
-from ._core import Communicator, Error, Layout, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
+from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
 from .attention import Attended, Gradients, attention, plan
+from .cost import choose, machine, set_machine, simulate
 from .explain import Explanation, explain
 from .ranks import spawn
 from .sharding import position_ids, shard, unshard
@@ -26,6 +27,7 @@ __all__ = [
     "Explanation",
     "Gradients",
     "Layout",
+    "Machine",
     "Mask",
     "Packing",
     "Plan",
@@ -33,13 +35,17 @@ __all__ = [
     "Support",
     "UNLIMITED",
     "attention",
+    "choose",
     "explain",
+    "machine",
     "plan",
     "position_ids",
     "prepare",
     "rows",
     "set_cpu_threads",
+    "set_machine",
     "shard",
+    "simulate",
     "spawn",
     "support",
     "unshard",

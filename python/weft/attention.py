@@ -6,6 +6,7 @@ from . import _arrays, _core
 from ._arrays import error
 from ._core import Communicator, DType, Mask, Packing, Plan, Problem
 from ._types import AnyLayout, Array, Numbers
+from .cost import chosen_schedule
 from .sharding import batch_shape, layout_of
 
 
@@ -106,8 +107,8 @@ class _OneRank:
         _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
 
 
-_NAMES = {"schedule": frozenset(_core.schedules()),
-          "layout": frozenset(("contiguous", "dual_chunk", "zigzag", "striped", "balanced"))}
+_NAMES = {"schedule": frozenset(("auto", *_core.schedules())),
+          "layout": frozenset(("auto", "contiguous", "dual_chunk", "zigzag", "striped", "balanced"))}
 
 
 def _check_names(**given):
@@ -139,7 +140,8 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
     sink: None, "off_by_one", or an array of one logit a query head.
 
     On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
-    and a schedule: all_gather, ring, all_to_all, hybrid or exact (docs/schedules.md has their options).
+    and a schedule: all_gather, ring, all_to_all, hybrid or exact (docs/schedules.md has their options), or auto: the best
+    predicted for the machine of weft.set_machine (docs/cost.md).
 
     Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
     stream, or into `stream`.
@@ -185,8 +187,11 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, schedule, key_order, head_groups, inside,
-                              across, stages)
+        options = (schedule, key_order, head_groups, inside, across, stages)
+        if schedule == "auto":
+            options = chosen_schedule(problem, placed, None, heads, k_shape[-2], q_view.dtype, q_shape[-1],
+                                      v_shape[-1]).options.values()
+        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, *options)
         run = _core.Executor(comm, made, kernel or "", deterministic, checked, q_view.device, stream)
 
     dtype, device = q_view.dtype, q_view.device

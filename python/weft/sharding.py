@@ -9,6 +9,7 @@ from . import _arrays
 from ._arrays import error
 from ._core import Communicator, Layout, Mask, Packing
 from ._types import AnyLayout, Array, Numbers
+from .cost import chosen_layout
 
 
 def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
@@ -31,9 +32,11 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
 def layout_of(layout, packing, ranks, mask=None):
     """The Layout that a caller means: by name, or as it is."""
     if not isinstance(layout, Layout):
-        if layout == "balanced" and mask is None:
-            raise error("layout balanced without a mask",
+        if layout in ("balanced", "auto") and mask is None:
+            raise error(f"layout {layout} without a mask",
                         "it deals out work, so it must know the mask: give the same one everywhere")
+        if layout == "auto":
+            layout = chosen_layout(packing, mask, ranks)
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
@@ -70,7 +73,7 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     """This rank's rows of an array of all tokens: [t, ...], or a batch [b, s, ...] / [s, b, ...].
 
     `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`
-    wants the `mask` too. Rows that hold no token are zero.
+    and `auto` want the `mask` too. Rows that hold no token are zero.
 
         >>> import numpy as np, weft
         >>> weft.shard(np.arange(16), 0, ranks=4, cu_seqlens=[0, 7, 10, 16], layout="zigzag").tolist()

@@ -93,9 +93,20 @@ std::vector<Range> touched_keys(const Plan& plan) {
 std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& layout) {
   std::vector<Index> pairs(static_cast<std::size_t>(layout.ranks()), 0);
   const std::vector<Slice> slices = problem.global_slices();
+  check_stream("query", layout.runs(0), problem.packing().q());
+  if (layout.kind() != LayoutKind::dual_chunk) {  // all ranks at once: a slice is looked at where it lies
+    const RunList all = layout.rank_order();
+    const Index rows = max_of(1, layout.rows());
+    with_runs(all, all, [&](const auto& runs, const auto&) {
+      for (const Slice& s : slices)
+        runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
+          pairs[static_cast<std::size_t>(run.row / rows)] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
+        });
+    });
+    return pairs;
+  }
   for (Index rank = 0; rank < layout.ranks(); ++rank) {
     const RunList q = searchable(layout.runs(rank));
-    check_stream("query", q, problem.packing().q());
     with_runs(q, q, [&](const auto& runs, const auto&) {
       for (const Slice& s : slices)
         runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {

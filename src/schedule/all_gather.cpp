@@ -32,8 +32,9 @@ Placed placed(const Layout& layout, const Groups& groups, Index group, bool sequ
   return p;
 }
 
-// Query heads of K/V heads [begin, end): one range, or Error.
-Range heads_of(const Schedule& s, Range k) {
+}  // namespace
+
+Range query_heads(const Schedule& s, Range k) {
   const Index heads_q = s.step_heads_q(), heads_k = s.step_heads_k();
   if (heads_q == 0) return {};
   const std::vector<Index>& map = s.swap ? s.swap->head_map : s.head_map;
@@ -52,17 +53,24 @@ Range heads_of(const Schedule& s, Range k) {
   return count > 0 ? q : Range{};
 }
 
-}  // namespace
+void check_head_groups(const Schedule& s) {
+  const Index head_groups = s.options.head_groups;
+  if (head_groups < 1 || head_groups > s.heads_k)
+    throw Error(text("head_groups ", head_groups, " with ", s.heads_k, " K/V heads"),
+                text("use from 1 to ", s.heads_k, " groups"));
+}
+
+bool in_sequence_order(const Schedule& s) {
+  return s.options.key_order == KeyOrder::sequence ||
+         (s.options.key_order == KeyOrder::automatic && s.layouts.k.rank_order().stride() == 1);
+}
 
 void all_gather(Schedule& s) {
   const Layout& k = s.layouts.k;
   const Groups groups(s);
   const Index head_groups = s.options.head_groups, heads = s.step_heads_k();
-  if (head_groups < 1 || head_groups > s.heads_k)
-    throw Error(text("head_groups ", head_groups, " with ", s.heads_k, " K/V heads"),
-                text("use from 1 to ", s.heads_k, " groups"));
-  const bool sequence = s.options.key_order == KeyOrder::sequence ||
-                        (s.options.key_order == KeyOrder::automatic && k.rank_order().stride() == 1);
+  check_head_groups(s);
+  const bool sequence = in_sequence_order(s);
   const RunList keys = sequence ? k.sequence_order() : k.rank_order();
   s.plans.push_back(make_plan(s.problem, s.layouts.q.rank_order(groups.members(groups.mine)), keys));
   Move move{.kind = Move::Kind::gather, .sends = {}, .receives = {}};
@@ -74,7 +82,7 @@ void all_gather(Schedule& s) {
   for (Index g = 0; g < head_groups; ++g) {
     const Range heads_k{heads * g / head_groups, heads * (g + 1) / head_groups};
     s.steps.push_back(
-        {.move = move, .key_rows = keys.rows(), .plan = 0, .heads_q = heads_of(s, heads_k), .heads_k = heads_k});
+        {.move = move, .key_rows = keys.rows(), .plan = 0, .heads_q = query_heads(s, heads_k), .heads_k = heads_k});
   }
 }
 

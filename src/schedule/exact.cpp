@@ -44,7 +44,8 @@ void exact(Schedule& s) {
   for (Index stage = 0; stage < stages; ++stage) {
     Move move{.kind = Move::Kind::send, .sends = {}, .receives = {}};
     Plan plan{.slices = {}, .q_rows = s.q_rows, .k_rows = 0};
-    for (Index distance = others * stage / stages + 1; distance <= others * (stage + 1) / stages; ++distance) {
+    const Range distances = stage_distances(s.ranks, stages, stage);
+    for (Index distance = distances.begin; distance < distances.end; ++distance) {
       const Index from = (s.rank - distance + s.ranks) % s.ranks, to = (s.rank + distance) % s.ranks;
       const Plan part = make_plan(s.problem, q.runs(s.rank), k.runs(from));
       const std::vector<Range> touched = touched_keys(part);

@@ -58,15 +58,6 @@ void check_layouts(const Problem& problem, const Layouts& layouts, Index rank) {
     throw Error("the layouts were made for other streams than the problem's", "make them from the same packing");
 }
 
-void check_mesh(const Schedule& s) {
-  const Index inside = s.options.inside;
-  if (inside < 1 || s.ranks % inside != 0)
-    throw Error(text("a mesh with ", inside, " ranks inside does not divide ", s.ranks, " ranks"),
-                "use a number of ranks inside that divides them");
-  if (s.options.across != ScheduleKind::ring && s.options.across != ScheduleKind::all_gather)
-    throw Error(text("hybrid with ", name(s.options.across), " across"), "use ring or all_gather across");
-}
-
 }  // namespace
 
 std::span<const ScheduleKind> schedule_kinds() {
@@ -105,8 +96,19 @@ Index Schedule::step_heads_k() const {
   return swap ? swap->heads_k[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_k;
 }
 
-Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
-                       const ScheduleOptions& options) {
+namespace schedule {
+
+void check_mesh(const Schedule& s) {
+  const Index inside = s.options.inside;
+  if (inside < 1 || s.ranks % inside != 0)
+    throw Error(text("a mesh with ", inside, " ranks inside does not divide ", s.ranks, " ranks"),
+                "use a number of ranks inside that divides them");
+  if (s.options.across != ScheduleKind::ring && s.options.across != ScheduleKind::all_gather)
+    throw Error(text("hybrid with ", name(s.options.across), " across"), "use ring or all_gather across");
+}
+
+Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+               const ScheduleOptions& options) {
   check_layouts(problem, layouts, rank);
   check_heads(heads);
   require_support({.schedule = options.kind,
@@ -126,6 +128,19 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
              .swap = {},
              .plans = {},
              .steps = {}};
+  if (options.kind == ScheduleKind::all_to_all) swap_heads(s, s.ranks);
+  if (options.kind == ScheduleKind::hybrid) {
+    check_mesh(s);
+    swap_heads(s, options.inside);
+  }
+  return s;
+}
+
+}  // namespace schedule
+
+Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                       const ScheduleOptions& options) {
+  Schedule s = schedule::begin(problem, layouts, rank, heads, options);
   switch (options.kind) {
     case ScheduleKind::all_gather:
       schedule::all_gather(s);
@@ -137,12 +152,9 @@ Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index ran
       schedule::exact(s);
       break;
     case ScheduleKind::all_to_all:
-      schedule::swap_heads(s, s.ranks);
       schedule::stay(s);
       break;
     case ScheduleKind::hybrid:
-      check_mesh(s);
-      schedule::swap_heads(s, options.inside);
       if (options.across == ScheduleKind::ring)
         schedule::ring(s);
       else

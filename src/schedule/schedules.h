@@ -24,7 +24,22 @@ inline Index rows_in(const std::vector<Range>& ranges) {
   return rows;
 }
 
+// Checks, and all of a schedule but its plans and steps.
+Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+               const ScheduleOptions& options);
+
+void check_mesh(const Schedule& s);  // Error unless the hybrid's mesh makes up the ranks
 void swap_heads(Schedule& s, Index inside);
+// Error unless the groups of heads that are gathered one after another can be.
+void check_head_groups(const Schedule& s);
+// Keys are gathered in the order of tokens, not of ranks.
+bool in_sequence_order(const Schedule& s);
+// Query heads of K/V heads [begin, end) of a step: one range, or Error.
+Range query_heads(const Schedule& s, Range k);
+// Peers at these distances are in this stage of exact: [begin, end).
+inline Range stage_distances(Index ranks, Index stages, Index stage) {
+  return {(ranks - 1) * stage / stages + 1, (ranks - 1) * (stage + 1) / stages + 1};
+}
 
 void all_gather(Schedule& s);
 void ring(Schedule& s);

@@ -9,9 +9,11 @@
 
 #include "bench_memory.h"
 #include "bench_peer.h"
+#include "bench_predict.h"
 #include "bench_record.h"
 #include "bench_rounds.h"
 #include "bench_schedules.h"
+#include "calibrate.h"
 #include "json_file.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -217,11 +219,18 @@ const std::vector<FlagSpec>& bench_flags() {
       {"mesh", "AxB", "with --schedule: hybrid: the same with both sides said"},
       {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
       {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
-      {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"}};
+      {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+      {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
+      {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
+      {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
+      {"machine", "NAME", "with --check-kernels: a machine file, or a preset's name"}};
   return flags;
 }
 
 int bench(const Flags& flags) {
+  if (flags.given("calibrate")) return bench_calibrate(flags);
+  if (flags.given("check-kernels")) return bench_check_kernels(flags);
+  if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
   for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");

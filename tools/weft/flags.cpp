@@ -22,7 +22,8 @@ const std::vector<Group>& shared_groups() {
   static const std::vector<Group> groups = {
       {"Documents",
        {{"docs", "LENGTHS",
-         "256,512,1024, or lognormal:count=64,median=2400,sigma=1,min=16,max=16384 (drawn by --seed)"},
+         "256,512,1024, or lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
+         "by --seed)"},
         {"docs-k", "LENGTHS", "lengths of the keys, if they are others than the queries' (cross-attention)"},
         {"padded-to", "M", "pad every document to a multiple of M"},
         {"cu-seqlens", "LIST", "0,5,12: instead of --docs, prefix sums of lengths"},
@@ -103,6 +104,24 @@ void Flags::exclude(std::string_view name, const std::vector<std::string_view>& 
     if (given(other))
       throw Error(fmt::format("--{} {} and --{} {}", name, *find(name), other, *find(other)), std::string(remedy));
   }
+}
+
+std::string Flags::words() const {
+  constexpr std::size_t kLongest = 400;
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:=_-+/@%";
+  std::string all;
+  for (const auto& [name, value] : values_) {
+    all += " --" + name;
+    if (value.empty()) continue;
+    std::string shown = value.size() > kLongest ? value.substr(0, kLongest) + "…" : value;
+    if (shown.find_first_not_of(kPlain) != std::string::npos) {
+      for (std::size_t at = shown.find('\''); at != std::string::npos; at = shown.find('\'', at + 4))
+        shown.replace(at, 1, "'\\''");
+      shown = "'" + shown + "'";
+    }
+    all += " " + shown;
+  }
+  return all;
 }
 
 unsigned long long seed_of(const Flags& flags) {

@@ -27,6 +27,12 @@ class Flags {
   void add_to(CLI::App& verb, const std::vector<FlagSpec>& own);
 
   bool given(std::string_view name) const { return find(name) != nullptr; }
+  // The same with one value said anew, for sweeps over lists.
+  Flags with(std::string_view name, std::string value) const {
+    Flags other = *this;
+    other.values_[std::string(name)] = std::move(value);
+    return other;
+  }
   const std::string* find(std::string_view name) const;
   std::string text(std::string_view name, std::string_view otherwise) const;
   // Error unless the value is one of `names`, which it lists.
@@ -34,6 +40,8 @@ class Flags {
   Index whole(std::string_view name, Index otherwise, std::string_view example) const;
   // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
   void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
+  // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
+  std::string words() const;
 
  private:
   void add(CLI::App& verb, std::string_view group, const FlagSpec& flag);

@@ -88,10 +88,57 @@ std::vector<Index> draw(const Lognormal& d, unsigned long long seed) {
   return lengths;
 }
 
+constexpr std::string_view kPublished = "published:";
+constexpr std::string_view kPublishedExample = "published:tokens=1048576,max=196608";
+
+// Share of documents up to a length, in published long-context training data: up to 200 tokens 18.6 %, 500 46.8 %, ..
+struct Quantile {
+  double share;
+  Index length;
+};
+constexpr Quantile kQuantiles[] = {{0, 16},       {0.186, 200},   {0.468, 500},   {0.714, 1024},   {0.870, 2048},
+                                   {0.944, 4096}, {0.974, 8192},  {0.987, 16384}, {0.996, 32768},  {1, 196608}};
+
+// Between two of them as straight as can be in the logarithm of the length.
+Index published_length(double share) {
+  const Quantile* to = kQuantiles + 1;
+  while (to->share < share) ++to;
+  const Quantile& from = to[-1];
+  const double at = (share - from.share) / (to->share - from.share);
+  const double low = std::log(static_cast<double>(from.length)), high = std::log(static_cast<double>(to->length));
+  return std::llround(std::exp(low + at * (high - low)));
+}
+
+std::vector<Index> published(std::string_view flag, std::string_view text, unsigned long long seed) {
+  Index tokens = 0, max = kQuantiles[std::size(kQuantiles) - 1].length;
+  for (const std::string_view part : split(text, ',')) {
+    const std::size_t at = part.find('=');
+    const std::string_view key = part.substr(0, at);
+    check(at != std::string_view::npos && (key == "tokens" || key == "max"), flag,
+          fmt::format("published has no '{}'", part), fmt::format("write e.g. {} {}", flag, kPublishedExample));
+    const Index value = whole_number(fmt::format("{} published:{}", flag, key), part.substr(at + 1), "65536");
+    check(value >= 1 && value <= kMaxTokens, flag, fmt::format("published {}={}", key, value),
+          fmt::format("use from 1 to {}", kMaxTokens));
+    (key == "tokens" ? tokens : max) = value;
+  }
+  check(tokens > 0, flag, "published needs tokens", fmt::format("write e.g. {} {}", flag, kPublishedExample));
+  std::mt19937_64 engine(seed);
+  std::vector<Index> lengths;
+  while (tokens > 0) {
+    const double share = (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53;
+    lengths.push_back(std::min({published_length(share), max, tokens}));
+    tokens -= lengths.back();
+    check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("more than {} documents", kMaxCount),
+          "use fewer tokens");
+  }
+  return lengths;
+}
+
 }  // namespace
 
 std::vector<Index> parse_lengths(std::string_view flag, std::string_view text, unsigned long long seed) {
   if (text.starts_with(kPrefix)) return draw(parse_lognormal(flag, text.substr(kPrefix.size())), seed);
+  if (text.starts_with(kPublished)) return published(flag, text.substr(kPublished.size()), seed);
   const std::vector<Index> lengths = whole_numbers(flag, text, "256,512,1024");
   check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("{} documents", lengths.size()),
         fmt::format("use at most {}", kMaxCount));

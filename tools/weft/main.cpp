@@ -45,13 +45,14 @@ int refuse_parse(CLI::App& app, const CLI::ParseError& error, const std::vector<
 // Before the parser, which would not say which word it did not know.
 void check_verb(int argc, char** argv, const std::vector<Verb>& verbs) {
   if (argc < 2)
-    throw weft::Error("no verb", "use weft explain or weft verify, weft bench for timings, or see weft --help");
+    throw weft::Error("no verb",
+                      "use weft explain or weft verify, weft bench for timings, weft simulate, or see weft --help");
   const std::string_view word = argv[1];
   const bool is_verb =
       std::any_of(verbs.begin(), verbs.end(), [&](const Verb& v) { return v.app->get_name() == word; });
   if (!is_verb && word != "--help" && word != "-h" && word != "--version")
     throw weft::Error(fmt::format("there is no verb '{}'", word),
-                      "use explain or verify, bench for timings, or see weft --help");
+                      "use explain or verify, bench for timings, simulate, or see weft --help");
 }
 
 int run(int argc, char** argv) {
@@ -63,10 +64,13 @@ int run(int argc, char** argv) {
       {app.add_subcommand("explain", "draw who holds which tokens and which slices each rank gets"),
        weft::tool::explain},
       {app.add_subcommand("verify", "check slices and attention of one problem, or of --random N"), weft::tool::verify},
-      {app.add_subcommand("bench", "time the kernels, beside a peer if one is given"), weft::tool::bench}};
+      {app.add_subcommand("bench", "time the kernels, beside a peer if one is given"), weft::tool::bench},
+      {app.add_subcommand("simulate", "predict schedules and layouts on a machine, up to thousands of ranks"),
+       weft::tool::simulate}};
   verbs[0].flags.add_to(*verbs[0].app, weft::tool::explain_flags());
   verbs[1].flags.add_to(*verbs[1].app, weft::tool::verify_flags());
   verbs[2].flags.add_to(*verbs[2].app, weft::tool::bench_flags());
+  verbs[3].flags.add_to(*verbs[3].app, weft::tool::simulate_flags());
   check_verb(argc, argv, verbs);
   try {
     app.parse(argc, argv);

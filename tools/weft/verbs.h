@@ -16,4 +16,7 @@ int verify(const Flags& flags);
 const std::vector<FlagSpec>& bench_flags();
 int bench(const Flags& flags);
 
+const std::vector<FlagSpec>& simulate_flags();
+int simulate(const Flags& flags);
+
 }  // namespace weft::tool

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import _arrays, _core, ranks
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
+from ..cost import chosen_layout, chosen_schedule
 from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
 
@@ -55,11 +56,11 @@ def _read(how):
 
 
 def _dealt_by(said, mask):
-    """The mask that layout balanced goes by: that of shard, which is not always the layer's."""
-    if said["layout"] != "balanced":
+    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's."""
+    if said["layout"] not in ("balanced", "auto"):
         return None
     if said["layout_mask"] is None:
-        raise error("layout balanced without layout_mask", "give the mask that shard was given: layers may have others")
+        raise error(f"layout {said['layout']} without layout_mask", "give the mask that shard was given: layers may have others")
     if said["layout_mask"] == "own":
         return mask
     causal, bottom_right, window, chunk_size = said["layout_mask"]
@@ -69,7 +70,7 @@ def _dealt_by(said, mask):
 class _Run:
     """A question with all that was made for it."""
 
-    def __init__(self, packing, said, heads_q, heads_k, device, stream):
+    def __init__(self, packing, said, heads_q, heads_k, shape, device, stream):
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
         self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
         whole, slices = unpack(packing)
@@ -81,11 +82,15 @@ class _Run:
             return
         self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
-        placed = _core.Layout(said["layout"], whole, comm.ranks, _dealt_by(said, mask))
+        dealt_by = _dealt_by(said, mask)
+        layout = chosen_layout(whole, dealt_by, comm.ranks) if said["layout"] == "auto" else said["layout"]
+        placed = _core.Layout(layout, whole, comm.ranks, dealt_by)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
-        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], said["schedule"], said["key_order"],
-                              said["head_groups"], said["inside"], said["across"], said["stages"])
+        options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages")]
+        if said["schedule"] == "auto":
+            options = chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, *shape).options.values()
+        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], *options)
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)
         if said["checked"]:
@@ -113,17 +118,17 @@ def clear_cache():
         _runs.clear()
 
 
-def _run_of(packing, how, heads_q, heads_k, device, stream):
+def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
-    key = (packing.numpy().tobytes(), how, heads_q, heads_k, device)
+    key = (packing.numpy().tobytes(), how, heads_q, heads_k, shape, device)
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
         run = runs.get(key)
     # A group may have ended, and another have its name.
     if run is None or run.comm is not (communicator(said["group"]) if said["group"] else None):
-        run = _Run(packing, said, heads_q, heads_k, device, stream)
+        run = _Run(packing, said, heads_q, heads_k, shape, device, stream)
     with _lock:
         runs[key] = run
         runs.move_to_end(key)
@@ -166,7 +171,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
               how: str) -> Tuple[Tensor, Tensor, Tensor]:
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     stream = _arrays.stream_of(q)
-    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], views[0].device, stream)
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], (views[0].dtype, q.shape[-1], v.shape[-1]),
+                       views[0].device, stream)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
@@ -187,7 +193,8 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
                        packing: Tensor, how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     stream = _arrays.stream_of(q)
-    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], views[0].device, stream)
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], (views[0].dtype, q.shape[-1], v.shape[-1]),
+                       views[0].device, stream)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
     results = [_arrays.array(x, True) for x in (dq, dk, dv)]

@@ -1,0 +1,85 @@
+// Chooses a schedule for each layer and a layout for the batch: the best predicted one that fits the memory. A pure
+// function of its arguments, so all ranks get the same answer without talking.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/cost.h"
+#include "weft/layout.h"
+#include "weft/mask.h"
+#include "weft/schedule.h"
+
+namespace weft {
+
+// Layers that ask the same question: full ones, those with a window, ..
+struct Layer {
+  Problem problem;
+  Index heads_q = 1, heads_k = 1;
+  TensorShape shape = {};
+  Index count = 1;
+  bool backward = true;  // false: only the forward counts
+};
+
+struct ChooseOptions {
+  double memory_bytes = 0;                      // of a rank for one layer's tensors and workspaces; 0: the machine's
+  std::vector<ScheduleOptions> schedules = {};  // to choose among; empty: usual_schedules()
+  std::vector<LayoutKind> layouts = {};         // ..; empty: contiguous, zigzag, balanced, and dual_chunk where it can
+};
+
+// Every kind of schedule in the variants worth a look on so many ranks.
+WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q,
+                                                      Index heads_k);
+
+struct Candidate {
+  ScheduleOptions schedule = {};
+  double forward = 0, backward = 0;  // predicted seconds of one layer
+  Index memory = 0;                  // bytes of the rank that needs most, in the pass that needs most
+  bool fits = true;
+  bool at_least =
+      false;  // the seconds are a bound: its exchanges alone take longer than the best; memory was not asked
+  std::string refused = {};  // why it cannot be made
+
+  double seconds() const { return forward + backward; }
+  bool usable() const { return fits && refused.empty(); }
+};
+
+// For one kind of layer, on layouts that are given.
+struct ScheduleChoice {
+  std::size_t chosen = 0;  // of the candidates
+  std::vector<Candidate> candidates = {};
+  double memory_bytes = 0;  // the budget
+
+  const Candidate& best() const { return candidates[chosen]; }
+  const ScheduleOptions& schedule() const { return best().schedule; }
+  // In words and numbers: what it takes, what the next best would take, and what does not fit.
+  std::string why() const;
+};
+// Error if nothing fits, with what would.
+WEFT_API ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
+                                        const ChooseOptions& options = {});
+
+// For a batch: one layout, and a schedule for each kind of layer.
+struct BatchChoice {
+  struct Tried {
+    LayoutKind layout = LayoutKind::zigzag;
+    double seconds = 0;        // of all layers
+    std::string refused = {};  // why it cannot be made, or nothing fits
+  };
+  LayoutKind layout = LayoutKind::zigzag;
+  double seconds = 0;
+  std::vector<ScheduleChoice> layers = {};
+  std::vector<Tried> layouts = {};
+
+  std::string why() const;
+};
+// All layers have the same packing. Error if they do not, or nothing fits.
+WEFT_API BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine,
+                            const ChooseOptions& options = {});
+
+// "ring", "all_gather in 4 groups of heads", "hybrid 8 x ring", ..
+WEFT_API std::string words(const ScheduleOptions& options);
+
+}  // namespace weft

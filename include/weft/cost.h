@@ -1,0 +1,101 @@
+// What things cost on a machine: kernels by tiles, exchanges by levels of links, memory by rank.
+// Seconds and bytes throughout. docs/cost.md derives every formula.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/config.h"
+#include "weft/dtype.h"
+#include "weft/kernel.h"
+#include "weft/schedule.h"
+#include "weft/slice.h"
+
+namespace weft {
+
+// A kernel works in whole tiles of rows x keys. A row of a tile is one query row of one head; heads that share a K/V
+// head are stacked in it.
+struct KernelRate {
+  Pass pass = Pass::forward;
+  DType dtype = DType::bf16;
+  Index dim = 128;   // widths dim_qk + dim_v over two; the nearest one is used
+  double flops = 0;  // per second of a whole processor: 4·dim forward, 10·dim backward for a pair and query head
+  Index tile_q = 128, tile_k = 128;
+  double tile_seconds = 0;  // whole processor, for each tile of rows and slice it meets: begin, mask, end
+  double row_seconds = 0;   // .. for each query row and head of a call
+  double call_seconds = 0;  // each call
+  Index units = 1;          // tiles of rows that run side by side: no call is shorter than its longest one
+  std::string source = {};  // where the numbers come from
+};
+
+// What joins ranks: those of a node, of a rack, all of them.
+struct Level {
+  std::string name = {};
+  Index ranks = 0;             // neighbours [n·ranks, (n + 1)·ranks) that it joins; 0: all
+  double bandwidth = 0;        // bytes per second into a rank, and out of it; 0: no limit
+  bool full_duplex = true;     // both at once; otherwise they share
+  bool limits_sends = true;    // false: only what comes in is slow
+  double latency = 0;          // seconds a call
+  double message_seconds = 0;  // each message of a call
+  double uplink = 0;           // bytes per second out of a group of the level below, and into it; 0: no limit
+  double interference = 0;     // share of its rate that a kernel loses while bytes move here
+  std::string source = {};
+};
+
+struct Machine {
+  std::string name = {}, about = {};
+  std::vector<KernelRate> kernels = {};
+  std::vector<Level> levels = {};  // the innermost first; the last one joins all
+  double memory_bytes = 0;         // of a rank; 0: no limit
+  double row_bandwidth = 0;   // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
+  double row_seconds = 0;     // each such pass
+  double copy_bandwidth = 0;  // ranks copy what they receive, when they wait; 0: hardware of its own does
+  double copy_seconds = 0;    // .. and so long for each message
+  double exchange_seconds = 0;  // of a rank's processor, to start an exchange
+  // False: bytes move only while ranks wait, so a call ends when those it sends to have come to a wait too.
+  bool progress = true;
+  // Gathered rows enter a group of ranks once and are passed on inside, as collective libraries do; Weft's own exchange
+  // sends them to each rank.
+  bool relays_gathers = false;
+  Index processor_ranks = 1;     // ranks that share a processor; 0: all
+  double processor_kernels = 1;  // calls that it runs at full rate at once; more share
+  std::string source = {};
+};
+
+// Error that names the value and the way out: rates above 0, shares below 1, levels that grow.
+WEFT_API void check_machine(const Machine& machine);
+
+// Machines that come with the library: "h100-400g", "cpu", ..
+WEFT_API std::span<const Machine> machine_presets();
+WEFT_API const Machine& machine_preset(std::string_view name);  // Error lists the names
+
+// A machine file. Errors name the file and the place; at most 1 MiB and 8 levels deep.
+WEFT_API Machine machine_from_json(std::string_view json, std::string_view file = "machine");
+WEFT_API std::string to_json(const Machine& machine);
+
+// The rate for these; another dtype of the same size, or the nearest width, if there is no better one. Error if none.
+WEFT_API const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape);
+
+// What a call does, counted in tiles.
+struct TileWork {
+  double pairs = 0;    // visible, times query heads
+  double covered = 0;  // pairs of all tiles that are touched, times query heads
+  double tiles = 0;    // (tile of rows, slice) that meet, of all groups of heads
+  double rows = 0;     // query rows in slices, times heads; a row in two slices counts twice
+  double longest = 0;  // covered pairs of the longest tile of rows
+
+  TileWork& operator+=(const TileWork& other);
+};
+WEFT_API TileWork tile_work(std::span<const Slice> slices, Index heads_q, Index heads_k, const KernelRate& rate);
+WEFT_API double kernel_seconds(const TileWork& work, const KernelRate& rate, const TensorShape& shape);
+
+// Bytes of a rank in one pass: its tensors (inputs and outputs), and the executor's workspaces.
+struct RankMemory {
+  Index tensors = 0, workspace = 0;
+  Index total() const { return tensors + workspace; }
+};
+WEFT_API RankMemory rank_memory(const Schedule& schedule, const TensorShape& shape, Pass pass);
+
+}  // namespace weft

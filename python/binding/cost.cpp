@@ -1,0 +1,206 @@
+// Machines, predictions and choices.
+#include <string>
+#include <vector>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "convert.h"
+#include "module.h"
+#include "problem.h"
+#include "tensor.h"
+#include "weft/choose.h"
+#include "weft/simulate.h"
+
+namespace weft::python {
+namespace {
+
+using namespace nb::literals;
+
+nb::dict options_dict(const ScheduleOptions& o) {
+  nb::dict out;
+  out["schedule"] = std::string(name(o.kind));
+  out["key_order"] = std::string(name(o.key_order));
+  out["head_groups"] = o.head_groups;
+  out["inside"] = o.inside;
+  out["across"] = std::string(name(o.across));
+  out["stages"] = o.stages;
+  return out;
+}
+
+nb::dict timeline_dict(const Timeline& t) {
+  nb::dict out;
+  out["seconds"] = t.seconds;
+  out["ideal"] = t.ideal;
+  out["efficiency"] = t.efficiency();
+  out["overlap"] = t.overlap();
+  out["straggling"] = t.straggling();
+  out["slowest"] = t.slowest();
+  out["bytes_in"] = t.bytes_in();
+  out["memory_bytes"] = t.memory.total();
+  out["workspace_bytes"] = t.memory.workspace;
+  nb::list ranks, timelines;
+  for (const RankTimes& r : t.ranks) {
+    nb::dict rank;
+    rank["end"] = r.end;
+    rank["compute"] = r.compute;
+    rank["rows"] = r.rows;
+    rank["exchange"] = r.exchange;
+    rank["overlapped"] = r.overlapped;
+    rank["waiting"] = r.waiting;
+    rank["pairs"] = r.pairs;
+    rank["bytes_in"] = r.bytes_in;
+    rank["bytes_out"] = r.bytes_out;
+    ranks.append(rank);
+  }
+  for (const RankTimeline& rank : t.detail) {
+    nb::list events;
+    for (const TimelineEvent& e : rank.events) {
+      nb::dict event;
+      event["kind"] = std::string(name(e.kind));
+      event["name"] = std::string(e.name);
+      event["step"] = e.step;
+      event["begin"] = e.begin;
+      event["end"] = e.end;
+      event["pairs"] = e.pairs;
+      event["bytes_in"] = e.bytes_in;
+      event["bytes_out"] = e.bytes_out;
+      events.append(event);
+    }
+    nb::dict one;
+    one["rank"] = rank.rank;
+    one["events"] = events;
+    timelines.append(one);
+  }
+  out["ranks"] = ranks;
+  out["timelines"] = timelines;
+  return out;
+}
+
+TensorShape shape_of(DType dtype, Index dim_qk, Index dim_v) {
+  return {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v};
+}
+
+}  // namespace
+
+void bind_cost(nb::module_& m) {
+  nb::class_<Machine>(m, "Machine", R"(What kernels and links cost on a machine: a preset, or a machine file's text.
+
+    >>> import weft
+    >>> weft.Machine("a100-200g").about
+    'nodes of 8 A100 SXM (80 GB) joined by NVLink, 200 Gb/s a GPU between nodes'
+)")
+      .def(
+          "__init__", [](Machine* self, std::string_view preset) { new (self) Machine(machine_preset(preset)); },
+          "preset"_a)
+      .def_static(
+          "from_json", [](std::string_view json, std::string_view file) { return machine_from_json(json, file); },
+          "json"_a, "file"_a = "machine")
+      .def("to_json", [](const Machine& machine) { return to_json(machine); })
+      .def_ro("name", &Machine::name)
+      .def_ro("about", &Machine::about)
+      .def(
+          "__eq__", [](const Machine& a, const Machine& b) { return to_json(a) == to_json(b); }, nb::is_operator())
+      .def("__hash__", [](const Machine& machine) { return std::hash<std::string>{}(to_json(machine)); })
+      .def("__repr__", [](const Machine& machine) { return "Machine(" + machine.name + ": " + machine.about + ")"; });
+  m.def("machines", [] {
+    std::vector<std::string> names;
+    for (const Machine& machine : machine_presets()) names.push_back(machine.name);
+    return names;
+  });
+
+  nb::class_<ScheduleChoice>(m, "ScheduleChoice", "The best predicted schedule of a layer.")
+      .def_prop_ro("options", [](const ScheduleChoice& c) { return options_dict(c.schedule()); })
+      .def_prop_ro("schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); })
+      .def_prop_ro("seconds", [](const ScheduleChoice& c) { return c.best().seconds(); })
+      .def_prop_ro("forward", [](const ScheduleChoice& c) { return c.best().forward; })
+      .def_prop_ro("backward", [](const ScheduleChoice& c) { return c.best().backward; })
+      .def_prop_ro("memory_bytes", [](const ScheduleChoice& c) { return c.best().memory; })
+      .def_prop_ro("candidates",
+                   [](const ScheduleChoice& c) {
+                     nb::list all;
+                     for (const Candidate& each : c.candidates) {
+                       nb::dict one = options_dict(each.schedule);
+                       one["words"] = words(each.schedule);
+                       one["seconds"] = each.seconds();
+                       one["at_least"] = each.at_least;
+                       one["memory_bytes"] = each.memory;
+                       one["fits"] = each.fits;
+                       one["refused"] = each.refused;
+                       all.append(one);
+                     }
+                     return all;
+                   })
+      .def("why", &ScheduleChoice::why)
+      .def("__repr__", [](const ScheduleChoice& c) { return "ScheduleChoice(" + words(c.schedule()) + ")"; });
+  m.def(
+      "choose_schedule",
+      [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
+         Index dim_v, const Machine& machine, bool backward, double memory_bytes) {
+        return choose_schedule({.problem = problem,
+                                .heads_q = heads_q,
+                                .heads_k = heads_k,
+                                .shape = shape_of(dtype, dim_qk, dim_v),
+                                .count = 1,
+                                .backward = backward},
+                               placed.layouts, machine, {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}});
+      },
+      "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
+      "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")
+      .def_prop_ro("layout", [](const BatchChoice& c) { return std::string(name(c.layout)); })
+      .def_ro("seconds", &BatchChoice::seconds)
+      .def_ro("layers", &BatchChoice::layers)
+      .def("why", &BatchChoice::why)
+      .def("__repr__", [](const BatchChoice& c) { return "BatchChoice(" + std::string(name(c.layout)) + ")"; });
+  m.def(
+      "choose",
+      [](const std::vector<Problem>& problems, const std::vector<Index>& counts, Index ranks, Index heads_q,
+         Index heads_k, DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
+         double memory_bytes) {
+        std::vector<Layer> layers;
+        for (std::size_t n = 0; n < problems.size(); ++n)
+          layers.push_back({.problem = problems[n],
+                            .heads_q = heads_q,
+                            .heads_k = heads_k,
+                            .shape = shape_of(dtype, dim_qk, dim_v),
+                            .count = counts[n],
+                            .backward = backward});
+        return choose(layers, ranks, machine, {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}});
+      },
+      "problems"_a, "counts"_a, "ranks"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
+      "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<nb::gil_scoped_release>());
+
+  m.def(
+      "simulate",
+      [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view kind,
+         std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
+         DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
+         const std::vector<Index>& detail) {
+        const Job job{problem,
+                      placed.layouts,
+                      heads_q,
+                      heads_k,
+                      {.kind = schedule_kind(kind),
+                       .key_order = key_order(key_order_name),
+                       .head_groups = head_groups,
+                       .inside = inside,
+                       .across = schedule_kind(across),
+                       .stages = stages},
+                      shape_of(dtype, dim_qk, dim_v)};
+        const Pass pass = backward ? Pass::backward : Pass::forward;
+        Timeline t;
+        {
+          const nb::gil_scoped_release others_run;
+          t = simulate(job, machine, pass, {.detail = detail});
+        }
+        return timeline_dict(t);
+      },
+      "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "schedule"_a, "key_order"_a, "head_groups"_a, "inside"_a,
+      "across"_a, "stages"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a, "backward"_a, "detail"_a);
+}
+
+}  // namespace weft::python

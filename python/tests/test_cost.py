@@ -1,0 +1,96 @@
+"""Machines, predictions, and schedule and layout auto."""
+
+import json
+
+import numpy as np
+import pytest
+
+import weft
+
+CU = [0, 300, 340, 1000, 1024]
+CAUSAL = weft.Mask(causal=True)
+
+
+def test_machines_by_name_file_and_object(tmp_path):
+    assert "h100-400g" in weft._core.machines()
+    a100 = weft.machine("a100-200g")
+    path = tmp_path / "m.json"
+    path.write_text(a100.to_json())
+    assert weft.machine(path) == a100 and weft.machine(a100) is a100
+    assert json.loads(a100.to_json())["levels"][0]["name"] == "NVLink"
+    with pytest.raises(weft.Error, match="there is no machine 'nope'"):
+        weft.machine("nope")
+    with pytest.raises(weft.Error, match="cannot read"):
+        weft.machine(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text, says", [("{", "is missing"), ('{"name": ', "ends too early"), ("[]", "no object"), ('{"name": 3}', "name is no string"),
+                                        ('{"speed": 1}', "speed is not known"), ("[" * 100, "deeper than"),
+                                        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"), ("{}", "no kernels")])
+def test_wrong_machine_files(text, says):
+    with pytest.raises(weft.Error, match=says):
+        weft.Machine.from_json(text, "m.json")
+
+
+def test_simulate():
+    t = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="ring", heads=(4, 2), detail=[1])
+    assert t["seconds"] >= t["ideal"] > 0 and len(t["ranks"]) == 4
+    assert sum(r["pairs"] for r in t["ranks"]) == 4 * weft.Problem(weft.Packing(CU), CAUSAL).visible_pairs
+    (one,) = t["timelines"]
+    assert one["rank"] == 1 and sum(e["bytes_in"] for e in one["events"]) == t["ranks"][1]["bytes_in"]
+    made = weft._core.Schedule(weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None,
+                               "ring")
+    assert made.traffic(weft._core.DType.bf16, 128, 128)["bytes_received"] == t["ranks"][1]["bytes_in"]
+    slow = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="auto", layout="auto", backward=True)
+    assert slow["seconds"] > 0
+
+
+def test_choose_by_layer_and_why():
+    packing = weft.Packing(np.arange(0, 65537, 16384))
+    c = weft.choose(packing, [CAUSAL, weft.Mask(causal=True, window=(256, 0))], 64, heads=(64, 8), counts=[2, 6])
+    full, window = c.layers
+    assert window.schedule == "exact" and window.seconds < full.seconds
+    assert c.layout in c.why() and "% more" in window.why() and "ms" in c.why()
+    assert abs(c.seconds - 2 * full.seconds - 6 * window.seconds) < 1e-9
+    assert {x["schedule"] for x in full.candidates} >= {"ring", "exact", "all_gather"}
+    with pytest.raises(weft.Error, match="needs"):
+        weft.choose(packing, CAUSAL, 64, memory_bytes=1000)
+
+
+def test_memory_budget_changes_the_choice():
+    packing = weft.Packing([0, 1 << 17])
+    free = weft.choose(packing, CAUSAL, 8).layers[0]
+    least = min(c["memory_bytes"] for c in free.candidates if not c["at_least"])
+    tight = weft.choose(packing, CAUSAL, 8, memory_bytes=least).layers[0]
+    assert tight.memory_bytes <= least < free.memory_bytes and tight.seconds >= free.seconds
+    assert "need more than" in tight.why()
+
+
+def test_attention_auto():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1024, h, 16), np.float32) for h in (4, 2, 2))
+    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True)
+
+    def rank(comm):
+        how = dict(layout="auto", mask=CAUSAL)
+        mine = [weft.shard(x, comm, cu_seqlens=CU, **how) for x in (q, k, v)]
+        out = weft.attention(*mine, packing=weft.Packing(CU), mask=CAUSAL, comm=comm, schedule="auto", layout="auto").out
+        return out, weft.cost.chosen_layout(weft.Packing(CU), CAUSAL, comm.ranks)
+
+    results = weft.spawn(4, rank)
+    assert len({layout for _, layout in results}) == 1
+    many = weft.unshard([out for out, _ in results], cu_seqlens=CU, layout="auto", mask=CAUSAL)
+    assert np.abs(many - one.out).max() < 1e-5
+
+
+def test_set_machine():
+    try:
+        weft.set_machine("cpu")
+        assert weft.machine().name == "cpu"
+    finally:
+        weft.set_machine("h100-400g")
+
+
+def test_layout_auto_wants_the_mask():
+    with pytest.raises(weft.Error, match="layout auto without a mask"):
+        weft.shard(np.zeros(1024), 0, ranks=2, cu_seqlens=CU, layout="auto")

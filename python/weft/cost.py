@@ -1,0 +1,123 @@
+"""What a schedule will take on a machine, and which one to take."""
+
+import functools
+import os
+from typing import Any, Optional, Sequence, Tuple, Union
+
+from . import _core
+from ._arrays import error
+from ._core import BatchChoice, Machine, Mask, Packing, Problem
+
+AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
+_default = ["h100-400g"]
+_MOST_BYTES = 1 << 20
+
+
+def machine(which: AnyMachine = None) -> Machine:
+    """A machine: by a preset's name, from a machine file (weft bench --calibrate writes one), as it is, or the default.
+
+        >>> import weft
+        >>> weft.machine("h200-400g").name
+        'h200-400g'
+    """
+    if which is None:
+        which = _default[0]
+    if isinstance(which, Machine):
+        return which
+    name = os.fspath(which)
+    if not any(c in name for c in "./"):
+        return Machine(name)
+    try:
+        with open(name, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except OSError as e:
+        raise error(f"cannot read {name!r}: {e.strerror}", "give a machine file, or a preset's name") from e
+    return Machine.from_json(text, name)
+
+
+def set_machine(which: AnyMachine) -> None:
+    """What schedule="auto" and layout="auto" predict for from now on; must be the same on all ranks."""
+    _default[0] = machine(which)
+
+
+@functools.lru_cache(maxsize=256)
+def _chosen_layout(packing, mask, ranks, where):
+    # Heads of a model of today: which layout is best hardly depends on them, and shard knows nothing of them.
+    return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, _core.DType.bf16, 128, 128, where).layout
+
+
+def chosen_layout(packing, mask, ranks):
+    """The name that layout="auto" stands for: the same wherever packing, mask, ranks and machine are the same."""
+    return _chosen_layout(packing, mask, ranks, machine())
+
+
+@functools.lru_cache(maxsize=256)
+def _chosen_schedule(packing, mask, kind, dealt_by, ranks, heads_q, heads_k, dtype, dim_qk, dim_v, where):
+    placed = _core.Layout(kind, packing, ranks, dealt_by)
+    return _core.choose_schedule(Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+
+
+def chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, dtype, dim_qk, dim_v):
+    """What schedule="auto" stands for. Kept, so that layers and steps that ask the same are answered at once."""
+    if dtype is _core.DType.f64:
+        raise error("schedule auto in f64", "use f32: ranks sum in f32")
+    where = machine()
+    if placed.kind == "explicit":
+        return _core.choose_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+    return _chosen_schedule(placed.packing, problem.mask, placed.kind, dealt_by or problem.mask, placed.ranks, heads_q, heads_k,
+                            dtype, dim_qk, dim_v, where)
+
+
+def _dtype(name):
+    for dtype in (_core.DType.f32, _core.DType.bf16, _core.DType.f16):
+        if dtype.name == name:
+            return dtype
+    raise error(f"there is no dtype {name!r} here", "use f32, bf16 or f16")
+
+
+def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),
+           dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16", counts: Optional[Sequence[int]] = None,
+           machine: AnyMachine = None, backward: bool = True, memory_bytes: float = 0) -> BatchChoice:
+    """The layout for a batch and the schedule for each kind of layer (one mask each, `counts` layers of it).
+
+        >>> import weft
+        >>> full, window = weft.Mask(causal=True), weft.Mask(causal=True, window=(512, 0))
+        >>> c = weft.choose(weft.Packing([0, 8192, 65536]), [full, window], ranks=8, machine="h100-400g")
+        >>> c.layout, [layer.schedule for layer in c.layers]
+        ('dual_chunk', ['all_gather', 'exact'])
+        >>> print(c.layers[0].why().split(";")[0].split(":")[0])
+        all_gather in 4 groups of heads
+    """
+    masks = [masks] if isinstance(masks, Mask) else list(masks)
+    dims = dim if isinstance(dim, tuple) else (dim, dim)
+    counts = [1] * len(masks) if counts is None else list(counts)
+    if len(counts) != len(masks):
+        raise error(f"{len(counts)} counts for {len(masks)} masks", "give one for each mask")
+    return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, _dtype(dtype), *dims,
+                        _module_machine(machine), backward, memory_bytes)
+
+
+def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_gather", layout: Any = "zigzag",
+             heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16",
+             key_order: str = "auto", head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
+             machine: AnyMachine = None, backward: bool = False, detail: Sequence[int] = ()) -> dict:
+    """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
+
+        >>> import weft
+        >>> t = weft.simulate(weft.Packing([0, 65536]), weft.Mask(causal=True), ranks=8, schedule="ring", detail=[0])
+        >>> t["seconds"] >= t["ideal"], t["timelines"][0]["events"][0]["kind"]
+        (True, 'exchange')
+    """
+    from .sharding import layout_of
+
+    dims = dim if isinstance(dim, tuple) else (dim, dim)
+    problem = Problem(packing, mask)
+    placed = layout_of(layout, packing, ranks, mask)
+    options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages)
+    if schedule == "auto":
+        options = _core.choose_schedule(problem, placed, *heads, _dtype(dtype), *dims, _module_machine(machine)).options
+    return _core.simulate(problem, placed, *heads, *options.values(), _dtype(dtype), *dims, _module_machine(machine), backward,
+                          list(detail))
+
+
+_module_machine = machine

@@ -1,0 +1,125 @@
+#include "cost/costs.h"
+
+#include "weft/state.h"
+
+namespace weft::cost {
+namespace {
+
+double real(Index n) { return static_cast<double>(n); }
+
+constexpr Index kLine = 64;  // what the executor's workspaces are aligned to, and at least
+
+// As run::take_kv.
+Index kv_size(Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype) {
+  return (rows * heads * dim_qk * size_of(dtype) + kLine - 1) / kLine * kLine + rows * heads * dim_v * size_of(dtype) +
+         kLine;
+}
+
+}  // namespace
+
+Frame frame_of(const Schedule& s) {
+  return {.ranks = s.ranks,
+          .inside = s.ranks_inside(),
+          .q_rows = s.q_rows,
+          .k_rows = s.k_rows,
+          .heads_q = s.heads_q,
+          .heads_k = s.heads_k,
+          .step_heads_q = s.step_heads_q(),
+          .step_heads_k = s.step_heads_k(),
+          .swaps = s.swap.has_value()};
+}
+
+Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
+                 bool first) const {
+  double seconds = kernel_seconds(tiles, rate_, shape_), rows = 0;
+  const double per_byte = machine_.row_bandwidth > 0 ? 1 / machine_.row_bandwidth : 0;
+  if (pass_ == Pass::forward) {
+    constexpr Index kThereAndBack = 2;
+    const Index bytes =
+        kThereAndBack * (shape_.dim_v * size_of(DType::f32) + static_cast<Index>(sizeof(RowState<float>)));
+    if (partial) seconds += tiles.rows * real(bytes) * per_byte;
+  } else {
+    seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte;  // all of dK, dV is written
+    const double dq = real(frame.step_q_rows() * step.heads_q * shape_.dim_qk * size_of(DType::f32));
+    if (partial) seconds += dq * per_byte;
+    if (partial && !first) rows = pass_over(3 * dq);  // two are read, one is written
+  }
+  return {static_cast<std::uint32_t>(rank), static_cast<float>(seconds), static_cast<float>(rows), tiles.pairs};
+}
+
+double Costs::begin_rows(const Frame& f, bool first_moves) const {
+  if (pass_ == Pass::forward || !first_moves) return 0;
+  return pass_over(real(f.k_rows * f.inside * f.step_heads_k) * gradient_bytes());
+}
+
+double Costs::end_rows(const Frame& f, bool partial) const {
+  const Index rows = f.step_q_rows() * f.step_heads_q;
+  if (pass_ == Pass::forward) {
+    if (!partial) return 0;
+    const Index state = static_cast<Index>(sizeof(RowState<float>));
+    const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
+    return pass_over(real(rows * state)) +
+           pass_over(real(rows * (shape_.dim_v * (size_of(DType::f32) + size(shape_.out)) + state + lse)));
+  }
+  double seconds = 0;
+  if (partial && size(shape_.dq) != size_of(DType::f32))
+    seconds += pass_over(real(rows * shape_.dim_qk * (size_of(DType::f32) + size(shape_.dq))));
+  const double own = real(f.k_rows * f.heads_k * dims());
+  if (f.swaps) seconds += pass_over(own * real(size_of(DType::f32)));
+  if (shape_.dtype != DType::f32) seconds += pass_over(own * real(size_of(DType::f32) + size_of(shape_.dtype)));
+  return seconds;
+}
+
+Costs::SwapBytes Costs::swap_in() const {
+  const Index kv = dims() * size_of(shape_.dtype), q = shape_.dim_qk * size_of(shape_.dtype);
+  if (pass_ == Pass::forward) return {q, kv};
+  const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
+  return {q + shape_.dim_v * (size(shape_.dout) + size(shape_.out)) + lse, kv};
+}
+
+Costs::SwapBytes Costs::swap_out() const {
+  if (pass_ == Pass::backward) return {shape_.dim_qk * size(shape_.dq), 0};
+  return {shape_.dim_v * size(shape_.out) + (shape_.lse ? size_of(*shape_.lse) : 0), 0};
+}
+
+RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial) const {
+  const bool backward = pass_ == Pass::backward;
+  const Index dqk = shape_.dim_qk, dv = shape_.dim_v, lse = shape_.lse ? size_of(*shape_.lse) : 0;
+  RankMemory m;
+  const Index rows = f.q_rows * f.heads_q;
+  m.tensors = rows * (dqk * size({}) + dv * size(shape_.out) + lse) + f.k_rows * f.heads_k * dims() * size({});
+  if (backward)
+    m.tensors += rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + f.k_rows * f.heads_k * dims() * size({});
+
+  Index keys[2] = {0, 0}, gradients[2] = {0, 0};
+  for (std::size_t n = 0; n < steps.size(); ++n) {
+    const StepFrame& s = steps[n];
+    if (s.moves) keys[n % 2] = max_of(keys[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
+    if (backward && (s.moves || s.travels))
+      gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, DType::f32));
+  }
+  m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];
+  const Index step_rows = f.step_q_rows() * f.step_heads_q, f32 = size_of(DType::f32);
+  if (backward) {
+    const bool own = shape_.dtype != DType::f32;
+    m.workspace += kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, DType::f32);
+    if (partial) m.workspace += step_rows * dqk * f32 * (size(shape_.dq) == f32 ? 1 : 2);
+  } else if (partial) {
+    m.workspace += step_rows * (dv * f32 + static_cast<Index>(sizeof(RowState<float>)));
+  }
+  if (backward ? shape_.dsink : shape_.max_logit)
+    m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
+  if (f.swaps) {
+    const Index key_rows = f.k_rows * f.inside;
+    m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, shape_.dtype);
+    m.workspace += step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine;
+    if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += step_rows * lse + kLine;
+    if (backward) {
+      m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, DType::f32);
+      m.workspace += step_rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + 2 * kLine;
+    }
+  }
+  return m;
+}
+
+}  // namespace weft::cost

@@ -1,0 +1,65 @@
+// Seconds of what a rank does beside moving bytes, and bytes of what it holds.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cost/outline.h"
+#include "cost/tiles.h"
+
+namespace weft::cost {
+
+// A rank's tensors as its steps see them.
+struct Frame {
+  Index ranks = 1, inside = 1;
+  Index q_rows = 0, k_rows = 0;    // of the rank's own tensors
+  Index heads_q = 1, heads_k = 1;  // ..
+  Index step_heads_q = 1, step_heads_k = 1;
+  bool swaps = false;
+
+  Index step_q_rows() const { return q_rows * inside; }
+};
+Frame frame_of(const Schedule& schedule);
+
+struct StepFrame {
+  Index key_rows = 0, heads_q = 0, heads_k = 0;
+  bool moves = false, travels = false;  // travels: gradients go on with the keys
+};
+
+class Costs {
+ public:
+  Costs(const Machine& machine, const TensorShape& shape, Pass pass)
+      : machine_(machine), shape_(shape), pass_(pass), rate_(kernel_rate(machine, pass, shape)) {}
+
+  const KernelRate& rate() const { return rate_; }
+  Index dims() const { return shape_.dim_qk + shape_.dim_v; }
+  double kv_bytes() const { return static_cast<double>(dims() * size_of(shape_.dtype)); }  // a row and head of K and V
+  double gradient_bytes() const { return static_cast<double>(dims() * size_of(DType::f32)); }
+
+  // `first`: the rank's first step that computes; `partial`: it has several of the same heads.
+  Work work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
+            bool first) const;
+  double begin_rows(const Frame& frame, bool first_moves) const;
+  double end_rows(const Frame& frame, bool partial) const;
+  RankMemory memory(const Frame& frame, std::span<const StepFrame> steps, bool partial) const;
+
+  // Bytes of a row and head: what is swapped as queries and as keys, on the way in and on the way back.
+  struct SwapBytes {
+    Index q = 0, k = 0;
+  };
+  SwapBytes swap_in() const;
+  SwapBytes swap_out() const;
+
+ private:
+  double pass_over(double bytes) const {
+    return machine_.row_seconds + (machine_.row_bandwidth > 0 ? bytes / machine_.row_bandwidth : 0);
+  }
+  Index size(std::optional<DType> dtype) const { return size_of(dtype.value_or(shape_.dtype)); }
+
+  const Machine& machine_;
+  const TensorShape& shape_;
+  Pass pass_;
+  const KernelRate& rate_;
+};
+
+}  // namespace weft::cost

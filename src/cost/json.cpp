@@ -1,0 +1,133 @@
+#include "cost/json.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cost {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+constexpr int kDeepest = 8;
+
+class Reader {
+ public:
+  Reader(std::string_view json, std::string_view file) : json_(json), file_(file) {}
+
+  Json all() {
+    if (json_.size() > kMostBytes)
+      throw Error(text(file_, " has ", json_.size(), " bytes"), text("a machine file has at most ", kMostBytes));
+    Json value = any(0);
+    space();
+    if (at_ != json_.size()) fail("something follows the end", "leave it out");
+    return value;
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view what, std::string_view remedy) const {
+    throw Error(text(file_, ": line ", line_, ": ", what), std::string(remedy));
+  }
+
+  void space() {
+    while (at_ < json_.size() && (json_[at_] == ' ' || json_[at_] == '\n' || json_[at_] == '\t' || json_[at_] == '\r'))
+      line_ += json_[at_++] == '\n';
+  }
+  bool eat(char c) {
+    space();
+    if (at_ >= json_.size() || json_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!eat(c)) fail(text("a '", c, "' is missing"), "see to the commas, quotes and brackets before it");
+  }
+  bool word(std::string_view w) {
+    if (json_.substr(at_, w.size()) != w) return false;
+    at_ += w.size();
+    return true;
+  }
+
+  Json any(int depth) {
+    if (depth > kDeepest) fail(text("deeper than ", kDeepest), "a machine is a list of kernels and one of levels");
+    space();
+    Json value;
+    value.line = line_;
+    if (at_ >= json_.size()) fail("the file ends too early", "see to its brackets");
+    const char c = json_[at_];
+    if (c == '{') {
+      value.kind = Json::Kind::object;
+      ++at_;
+      if (eat('}')) return value;
+      do {
+        space();
+        std::string key = string();
+        for (const auto& [other, unused] : value.members)
+          if (other == key) fail(text(quoted(key), " comes twice"), "say it once");
+        expect(':');
+        value.members.emplace_back(std::move(key), any(depth + 1));
+      } while (eat(','));
+      expect('}');
+    } else if (c == '[') {
+      value.kind = Json::Kind::array;
+      ++at_;
+      if (eat(']')) return value;
+      do value.items.push_back(any(depth + 1));
+      while (eat(','));
+      expect(']');
+    } else if (c == '"') {
+      value.kind = Json::Kind::string;
+      value.string = string();
+    } else if (word("true") || word("false")) {
+      value.kind = Json::Kind::boolean;
+      value.flag = c == 't';
+    } else if (!word("null")) {
+      value.kind = Json::Kind::number;
+      const auto [end, code] = std::from_chars(json_.data() + at_, json_.data() + json_.size(), value.number);
+      if (code != std::errc() || !std::isfinite(value.number))
+        fail(text(quoted(json_.substr(at_, 20)), " is no value"), "give a number, a string, true or false");
+      at_ = static_cast<std::size_t>(end - json_.data());
+    }
+    return value;
+  }
+
+  std::string string() {
+    expect('"');
+    std::string out;
+    while (at_ < json_.size() && json_[at_] != '"') {
+      char c = json_[at_++];
+      if (static_cast<unsigned char>(c) < ' ') fail("a string goes over its line", "end it with a quote");
+      if (c == '\\') {
+        if (at_ >= json_.size()) break;
+        c = json_[at_++];
+        if (c == 'n' || c == 't' || c == 'r' || c == 'b' || c == 'f')
+          c = ' ';
+        else if (c == 'u')
+          fail("\\u in a string", "write the character itself");
+      }
+      out += c;
+    }
+    expect('"');
+    return out;
+  }
+
+  std::string_view json_, file_;
+  std::size_t at_ = 0;
+  int line_ = 1;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view json, std::string_view file) { return Reader(json, file).all(); }
+
+std::string quoted(std::string_view string) {
+  std::string out = "\"";
+  for (const char c : string) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return out + '"';
+}
+
+}  // namespace weft::cost

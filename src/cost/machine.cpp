@@ -1,0 +1,96 @@
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "cost/load.h"
+#include "text.h"
+#include "weft/cost.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+void require(bool right, const std::string& what, double value, const char* remedy) {
+  if (!right || !std::isfinite(value)) throw Error(text(what, " is ", value), remedy);
+}
+
+constexpr const char* kPositive = "give more than 0";
+constexpr const char* kNotNegative = "give 0 or more";
+
+void check(const KernelRate& k, const std::string& at) {
+  require(k.flops > 0, at + ": flops", k.flops, kPositive);
+  const auto whole = [&](const char* what, Index value, Index most) {
+    require(value >= 1 && value <= most, text(at, ": ", what), static_cast<double>(value), "give from 1 to 65536");
+  };
+  whole("dim", k.dim, 65536);
+  whole("tile_q", k.tile_q, 65536);
+  whole("tile_k", k.tile_k, 65536);
+  whole("units", k.units, 65536);
+  require(k.tile_seconds >= 0, at + ": tile_seconds", k.tile_seconds, kNotNegative);
+  require(k.row_seconds >= 0, at + ": row_seconds", k.row_seconds, kNotNegative);
+  require(k.call_seconds >= 0, at + ": call_seconds", k.call_seconds, kNotNegative);
+}
+
+void check(const Level& l, const std::string& at) {
+  for (const auto& [what, value] : {std::pair{": bandwidth", l.bandwidth},
+                                    {": latency", l.latency},
+                                    {": message_seconds", l.message_seconds},
+                                    {": uplink", l.uplink}})
+    require(value >= 0, at + what, value, kNotNegative);
+  require(l.interference >= 0 && l.interference < 1, at + ": interference", l.interference,
+          "give a share from 0 to below 1");
+}
+
+}  // namespace
+
+void check_machine(const Machine& m) {
+  const std::string name = text("machine '", m.name, "'");
+  if (m.kernels.empty()) throw Error(name + " has no kernels", "give at least one rate: flops of a pass and dtype");
+  if (m.levels.empty()) throw Error(name + " has no levels", "give at least one level that joins all ranks");
+  if (m.levels.size() > cost::kMaxLevels)
+    throw Error(text(name, " has ", m.levels.size(), " levels"), text("use at most ", cost::kMaxLevels));
+  for (std::size_t i = 0; i < m.kernels.size(); ++i) check(m.kernels[i], text(name, ": kernel ", i));
+  Index below = 1;
+  for (std::size_t i = 0; i < m.levels.size(); ++i) {
+    const Level& l = m.levels[i];
+    const std::string at = text(name, ": level ", i, " '", l.name, "'");
+    check(l, at);
+    const bool last = i + 1 == m.levels.size();
+    if (last && l.ranks != 0) throw Error(text(at, ": ranks is ", l.ranks), "the last level joins all: give 0");
+    if (!last && (l.ranks < 1 || l.ranks % below != 0))
+      throw Error(text(at, ": ranks is ", l.ranks), text("give a multiple of the level below's ", below));
+    below = last ? below : l.ranks;
+  }
+  for (const auto& [what, value] : {std::pair{": memory_bytes", m.memory_bytes},
+                                    {": row_bandwidth", m.row_bandwidth},
+                                    {": row_seconds", m.row_seconds},
+                                    {": copy_bandwidth", m.copy_bandwidth},
+                                    {": copy_seconds", m.copy_seconds},
+                                    {": exchange_seconds", m.exchange_seconds}})
+    require(value >= 0, name + what, value, kNotNegative);
+  require(m.processor_kernels > 0, name + ": processor_kernels", m.processor_kernels, kPositive);
+  require(m.processor_ranks >= 0, name + ": processor_ranks", static_cast<double>(m.processor_ranks), kNotNegative);
+}
+
+const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape) {
+  const KernelRate* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  const double width = static_cast<double>(shape.dim_qk + shape.dim_v) / 2;
+  for (const KernelRate& k : machine.kernels) {
+    if (k.pass != pass || size_of(k.dtype) != size_of(shape.dtype)) continue;
+    constexpr double kOtherType = 1e6;  // any width of the same type is nearer
+    const double distance =
+        std::abs(std::log2(width / static_cast<double>(k.dim))) + (k.dtype == shape.dtype ? 0 : kOtherType);
+    if (distance < least) {
+      least = distance;
+      best = &k;
+    }
+  }
+  if (best == nullptr)
+    throw Error(text("machine '", machine.name, "' has no rate for a ", pass == Pass::forward ? "forward" : "backward",
+                     " in ", name(shape.dtype)),
+                "measure it (weft bench --calibrate), or add a kernel of that dtype to its file");
+  return *best;
+}
+
+}  // namespace weft

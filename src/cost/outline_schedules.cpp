@@ -1,0 +1,150 @@
+// Schedules at hand, a rank each: their own moves and slices.
+#include "cost/costs.h"
+#include "cost/outline.h"
+#include "cost/patterns.h"
+#include "schedule/schedules.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cost {
+namespace {
+
+std::size_t at(Index n) { return static_cast<std::size_t>(n); }
+
+void check(std::span<const Schedule> all) {
+  if (all.empty()) throw Error("no schedules", "give one for each rank");
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const Schedule& s = all[r];
+    if (s.ranks != static_cast<Index>(all.size()) || s.rank != static_cast<Index>(r))
+      throw Error(text("schedule ", r, " of ", all.size(), " is that of rank ", s.rank, " of ", s.ranks),
+                  "give the schedules of all ranks, in their order");
+    if (s.steps.size() != all[0].steps.size())
+      throw Error(text("rank ", r, " has ", s.steps.size(), " steps and rank 0 ", all[0].steps.size()),
+                  "make all schedules from the same problem and options");
+  }
+}
+
+std::span<const Slice> slices(const Schedule& s, const Step& step) { return s.plans[at(step.plan)].slices; }
+
+// Several computed steps of the same heads.
+bool partial(const Schedule& s) {
+  std::vector<Range> seen;
+  for (const Step& step : s.steps) {
+    if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
+    for (const Range& other : seen)
+      if (other == step.heads_q) return true;
+    seen.push_back(step.heads_q);
+  }
+  return false;
+}
+
+bool is_shift(const Schedule& s, std::size_t n) {
+  return n < s.steps.size() && s.steps[n].move && s.steps[n].move->kind == Move::Kind::shift;
+}
+
+std::vector<StepFrame> frames(const Schedule& s) {
+  std::vector<StepFrame> all;
+  for (std::size_t n = 0; n < s.steps.size(); ++n) {
+    const Step& step = s.steps[n];
+    const bool travels = is_shift(s, n) || (!step.move && is_shift(s, n + 1));
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), travels});
+  }
+  return all;
+}
+
+}  // namespace
+
+Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, const Machine& machine, Pass pass) {
+  check(all);
+  const Schedule& first = all[0];
+  const Costs costs(machine, shape, pass);
+  const Patterns make(machine, first.ranks);
+  Outline o;
+  o.ranks = o.planned = first.ranks;
+  o.pairs.assign(all.size(), 0);
+  o.steps.resize(first.steps.size());
+  const auto add = [&](Pattern p) {
+    o.patterns.push_back(std::move(p));
+    return static_cast<int>(o.patterns.size()) - 1;
+  };
+  const bool backward = pass == Pass::backward;
+
+  if (first.swap) {
+    const auto swap = [&](const Costs::SwapBytes& of, bool back, bool adds) {
+      std::vector<double> bytes;
+      for (std::size_t i = 0; i < first.swap->heads_q.size(); ++i)
+        bytes.push_back(static_cast<double>(first.q_rows * first.swap->heads_q[i].size() * of.q +
+                                            first.k_rows * first.swap->heads_k[i].size() * of.k));
+      return add(make.swap(first.ranks_inside(), bytes, back, adds));
+    };
+    o.swap_in = swap(costs.swap_in(), false, false);
+    o.swap_out = swap(costs.swap_out(), true, false);
+    if (backward) o.swap_home = swap({0, static_cast<Index>(costs.gradient_bytes())}, true, true);
+  }
+
+  for (std::size_t n = 0; n < first.steps.size(); ++n) {
+    if (!first.steps[n].move) continue;
+    const bool shifts = is_shift(first, n), uneven = first.steps[n].move->kind == Move::Kind::send;
+    std::vector<Patterns::Sent> there, back, home;
+    for (const Schedule& s : all) {
+      const Step& step = s.steps[n];
+      for (const PeerRows& peer : step.move->sends) {
+        const double values = static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
+        there.push_back({s.rank, peer.peer, values * costs.kv_bytes()});
+        const double gradients = values * costs.gradient_bytes();
+        if (shifts) {
+          back.push_back({s.rank, peer.peer, gradients});
+          home.push_back({s.rank, peer.peer, gradients});
+        } else {
+          back.push_back({peer.peer, s.rank, gradients});
+        }
+      }
+    }
+    o.steps[n].shifts = shifts;
+    o.steps[n].kv = add(make.listed(std::move(there), false, uneven));
+    if (backward) o.steps[n].gradients = add(make.listed(std::move(back), true, uneven));
+    if (backward && shifts && n + 1 == first.steps.size()) o.home = add(make.listed(std::move(home), false, false));
+  }
+
+  for (const Schedule& s : all) {
+    const Frame frame = frame_of(s);
+    const std::vector<StepFrame> shapes = frames(s);
+    const bool several = partial(s);
+    bool first_step = true;
+    double pairs = 0;
+    for (std::size_t n = 0; n < s.steps.size(); ++n) {
+      const Step& step = s.steps[n];
+      if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
+      const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
+      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
+      pairs += work.pairs;
+      first_step = false;
+    }
+    o.pairs[at(s.rank)] = static_cast<Index>(pairs);
+    o.begin_rows.push_back(
+        static_cast<float>(costs.begin_rows(frame, !s.steps.empty() && s.steps.front().move.has_value())));
+    o.end_rows.push_back(static_cast<float>(costs.end_rows(frame, several)));
+    const RankMemory m = costs.memory(frame, shapes, several);
+    if (m.total() > o.memory.total()) o.memory = m;
+  }
+  if (backward ? shape.dsink : shape.max_logit)
+    o.numbers = add(make.numbers(static_cast<double>(first.heads_q) * sizeof(double)));
+  return o;
+}
+
+}  // namespace weft::cost
+
+namespace weft {
+
+RankMemory rank_memory(const Schedule& s, const TensorShape& shape, Pass pass) {
+  // Rates are not asked for: any machine will do.
+  static const Machine any = [] {
+    Machine m;
+    for (const Pass p : {Pass::forward, Pass::backward})
+      for (const DType d : kDTypes) m.kernels.push_back({.pass = p, .dtype = d, .flops = 1});
+    return m;
+  }();
+  return cost::Costs(any, shape, pass).memory(cost::frame_of(s), cost::frames(s), cost::partial(s));
+}
+
+}  // namespace weft

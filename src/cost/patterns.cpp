@@ -1,0 +1,156 @@
+#include "cost/patterns.h"
+
+#include <algorithm>
+
+namespace weft::cost {
+namespace {
+
+std::size_t at(Index n) { return static_cast<std::size_t>(n); }
+
+}  // namespace
+
+void Patterns::finish(Pattern& p) const {
+  for (std::size_t l = 0; l < topology_.levels(); ++l) {
+    if (machine_.levels[l].uplink == 0) continue;
+    const Index below = topology_.below(l);
+    for (Index first = 0; first < ranks_; first += below) {
+      const Index end = min_of(ranks_, first + below);
+      double in = 0, out = 0;
+      for (Index r = first; r < end; ++r) {
+        in += p.loads[at(r)].in[l];
+        out += p.loads[at(r)].out[l];
+      }
+      for (Index r = first; r < end; ++r) p.loads[at(r)].up[l] = std::max(in, out);
+    }
+  }
+  p.seconds.reserve(p.loads.size());
+  p.interference.reserve(p.loads.size());
+  for (const Load& load : p.loads) {
+    p.seconds.push_back(topology_.seconds(load));
+    p.interference.push_back(topology_.interference(load));
+  }
+}
+
+Pattern Patterns::listed(std::vector<Sent> messages, bool adds, bool uneven) const {
+  Pattern p{.peers = Pattern::Peers::listed, .size = 1, .uneven = uneven};
+  p.loads.resize(at(ranks_));
+  p.from_begin.assign(at(ranks_) + 1, 0);
+  p.to_begin.assign(at(ranks_) + 1, 0);
+  std::erase_if(messages, [](const Sent& m) { return m.bytes == 0; });
+  for (const Sent& m : messages) {
+    p.loads[at(m.to)].copied += copies(m.bytes, adds);
+    if (m.from == m.to) continue;
+    topology_.receive(p.loads[at(m.to)], m.to, m.from, m.bytes);
+    topology_.send(p.loads[at(m.from)], m.from, m.to, m.bytes);
+    ++p.from_begin[at(m.to) + 1];
+    ++p.to_begin[at(m.from) + 1];
+  }
+  for (std::size_t r = 0; r < at(ranks_); ++r) {
+    p.from_begin[r + 1] += p.from_begin[r];
+    p.to_begin[r + 1] += p.to_begin[r];
+  }
+  p.from.resize(p.from_begin.back());
+  p.from_bytes.resize(p.from_begin.back());
+  p.to.resize(p.to_begin.back());
+  std::vector<std::size_t> next_from(p.from_begin.begin(), p.from_begin.end() - 1),
+      next_to(p.to_begin.begin(), p.to_begin.end() - 1);
+  for (const Sent& m : messages) {
+    if (m.from == m.to) continue;
+    p.from_bytes[next_from[at(m.to)]] = m.bytes;
+    p.from[next_from[at(m.to)]++] = static_cast<std::uint32_t>(m.from);
+    p.to[next_to[at(m.from)]++] = static_cast<std::uint32_t>(m.to);
+  }
+  finish(p);
+  return p;
+}
+
+Pattern Patterns::gather(Index inside, const std::vector<double>& bytes, bool back) const {
+  constexpr Index kFew = 1024;
+  if (ranks_ <= kFew && !machine_.relays_gathers && std::find(bytes.begin(), bytes.end(), 0.0) != bytes.end()) {
+    std::vector<Sent> all;  // nobody waits for a rank that has nothing
+    for (Index from = 0; from < ranks_; ++from)
+      for (Index to = from % inside; to < ranks_; to += inside)
+        all.push_back(back ? Sent{to, from, bytes[at(from)]} : Sent{from, to, bytes[at(from)]});
+    return listed(std::move(all), back, false);
+  }
+  Pattern p{.peers = Pattern::Peers::across, .size = inside};
+  p.loads.resize(at(ranks_));
+  const Index count = ranks_ / inside;
+  std::vector<double> sums(at(count) + 1);
+  for (Index place = 0; place < inside; ++place) {
+    for (Index g = 0; g < count; ++g) sums[at(g) + 1] = sums[at(g)] + bytes[at(g * inside + place)];
+    for (Index g = 0; g < count; ++g) {
+      const Index me = g * inside + place;
+      const double mine = bytes[at(me)];
+      Load& load = p.loads[at(me)];
+      Range inner{g, g + 1};  // groups whose peers the levels so far join
+      for (std::size_t l = 0; l < topology_.levels(); ++l) {
+        const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
+        const Index first = me / size * size;
+        const Range outer{max_of(0, ceil_div(first - place, inside)),
+                          min_of(count, ceil_div(min_of(ranks_, first + size) - place, inside))};
+        const Index peers = outer.size() - inner.size();
+        double in = sums[at(outer.end)] - sums[at(outer.begin)] - sums[at(inner.end)] + sums[at(inner.begin)];
+        double out = mine * static_cast<double>(peers);
+        if (back) std::swap(in, out);
+        load.bytes_in += static_cast<Index>(in);
+        load.bytes_out += static_cast<Index>(out);
+        load.messages[l] = peers;
+        if (machine_.relays_gathers && l > 0) {  // each of the inner peers brings its share, and passes it on
+          const double share = 1 / static_cast<double>(inner.size());
+          load.in[l - 1] += in * (1 - share);
+          load.out[l - 1] += out * (1 - share);
+          in *= share;
+          out *= share;
+        }
+        load.in[l] += in;
+        load.out[l] += out;
+        inner = outer;
+      }
+      load.copied = copies(static_cast<double>(load.bytes_in) + mine, back);
+    }
+  }
+  finish(p);
+  return p;
+}
+
+Pattern Patterns::swap(Index inside, const std::vector<double>& bytes, bool back, bool adds) const {
+  Pattern p{.peers = Pattern::Peers::block, .size = inside};
+  p.loads.resize(at(ranks_));
+  for (Index me = 0; me < ranks_; ++me) {
+    const Index first = me / inside * inside;
+    const double mine = bytes[at(me - first)];
+    Load& load = p.loads[at(me)];
+    for (Index peer = first; peer < first + inside; ++peer) {
+      const double theirs = bytes[at(peer - first)];
+      load.copied += copies(back ? theirs : mine, adds);
+      if (peer == me) continue;
+      topology_.receive(load, me, peer, back ? theirs : mine);
+      topology_.send(load, me, peer, back ? mine : theirs);
+    }
+  }
+  finish(p);
+  return p;
+}
+
+Pattern Patterns::numbers(double bytes) const {
+  Pattern p{.peers = Pattern::Peers::block, .size = ranks_};
+  p.loads.resize(at(ranks_));
+  for (Index me = 0; me < ranks_; ++me) {
+    Load& load = p.loads[at(me)];
+    Index inner = 1;
+    for (std::size_t l = 0; l < topology_.levels(); ++l) {
+      const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
+      const Index outer = min_of(ranks_, me / size * size + size) - me / size * size;
+      load.messages[l] = outer - inner;
+      load.in[l] = load.out[l] = bytes * static_cast<double>(outer - inner);
+      inner = outer;
+    }
+    load.bytes_in = load.bytes_out = static_cast<Index>(bytes) * (ranks_ - 1);
+    load.copied = bytes * static_cast<double>(ranks_);
+  }
+  finish(p);
+  return p;
+}
+
+}  // namespace weft::cost

@@ -1,0 +1,262 @@
+// Machines that come with the library. Each number says where it comes from; where somebody measured, that counts, and
+// where only a data sheet is at hand, the source says so.
+#include <algorithm>
+
+#include "text.h"
+#include "weft/cost.h"
+#include "weft/error.h"
+
+namespace weft {
+namespace {
+
+constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
+
+struct GpuRates {
+  double forward, backward;  // TFLOP/s of full tiles at width 128
+  const char* source;
+};
+
+// What tiles of Hopper's and Ampere's best kernels cost, by width.
+void add_gpu(Machine& m, const GpuRates& rates, Index units) {
+  struct Width {
+    Index dim;
+    double forward, backward;  // share of the rate at 128
+  };
+  for (const Width& w : {Width{64, 0.64, 0.87}, Width{128, 1, 1}, Width{256, 1, 0.55}}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      m.kernels.push_back({.pass = Pass::forward,
+                           .dtype = dtype,
+                           .dim = w.dim,
+                           .flops = rates.forward * w.forward * kTera,
+                           .tile_q = 128,
+                           .tile_k = 128,
+                           .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
+                           .row_seconds = 0,
+                           .call_seconds = 8 * kMicro,
+                           .units = units,
+                           .source = rates.source});
+      m.kernels.push_back({.pass = Pass::backward,
+                           .dtype = dtype,
+                           .dim = w.dim,
+                           .flops = rates.backward * w.backward * kTera,
+                           .tile_q = 64,
+                           .tile_k = 128,
+                           .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
+                           .row_seconds = 0,
+                           .call_seconds = 20 * kMicro,
+                           .units = units,
+                           .source = rates.source});
+    }
+  }
+}
+
+// f32 runs without tensor cores.
+void add_f32(Machine& m, const GpuRates& rates, Index units) {
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    m.kernels.push_back({.pass = pass,
+                         .dtype = DType::f32,
+                         .dim = 128,
+                         .flops = (pass == Pass::forward ? rates.forward : rates.backward) * kTera,
+                         .tile_q = 64,
+                         .tile_k = 64,
+                         .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
+                         .row_seconds = 0,
+                         .call_seconds = 20 * kMicro,
+                         .units = units,
+                         .source = rates.source});
+}
+constexpr const char* kF32Source =
+    "docs/performance.md: cuda.portable in f32 on an H200, 32 and 24 TFLOP/s of one long document; on other GPUs times "
+    "the ratio of their data sheets' f32 rates to its";
+
+Machine h100() {
+  Machine m{.name = "h100-400g", .about = "nodes of 8 H100 SXM joined by NVLink, 400 Gb/s a GPU between nodes"};
+  add_gpu(m,
+          {660, 520,
+           "FlashAttention-3 paper (arXiv 2407.08608), figures 5 to 7: forward up to 660 causal and 740 full, "
+           "backward up to 550, H100 SXM5; widths 64 and 256 relative to 128 as measured on an H200 "
+           "(docs/performance.md); cost a tile and a call: estimates"},
+          132);
+  add_f32(m, {32, 24, kF32Source}, 132);
+  m.levels = {{.name = "NVLink",
+               .ranks = 8,
+               .bandwidth = 360 * kGiga,
+               .latency = 10 * kMicro,
+               .message_seconds = 1 * kMicro,
+               .interference = 0.05,
+               .source = "NVIDIA H100 data sheet: 900 GB/s both ways, 450 one way; about 80 % reached by nccl-tests "
+                         "send/receive; latency, interference: estimates"},
+              {.name = "InfiniBand",
+               .ranks = 0,
+               .bandwidth = 45 * kGiga,
+               .latency = 20 * kMicro,
+               .message_seconds = 2 * kMicro,
+               .interference = 0.05,
+               .source = "400 Gb/s = 50 GB/s a GPU and way (ConnectX-7 data sheet), about 90 % reached; latency, "
+                         "interference: estimates"}};
+  m.memory_bytes = 80 * kGiga;
+  m.row_bandwidth = 2.6 * kTera;
+  m.row_seconds = 4 * kMicro;
+  m.source = "NVIDIA H100 data sheet: 80 GB, 3.35 TB/s, of which a copy reaches about 80 %";
+  return m;
+}
+
+Machine h200() {
+  Machine m = h100();
+  m.name = "h200-400g";
+  m.about = "nodes of 8 H200 SXM joined by NVLink, 400 Gb/s a GPU between nodes; Weft's own kernels";
+  m.kernels.clear();
+  add_gpu(m,
+          {660, 250,
+           "docs/performance.md: cuda.sm90 forward 613 to 665, cuda.portable backward 242 to 249 of long "
+           "documents, one H200, 2026-11-15; width 64: 382 and 216; cost a tile and a call: estimates"},
+          132);
+  add_f32(m, {32, 24, kF32Source}, 132);
+  m.memory_bytes = 141 * kGiga;
+  m.row_bandwidth = 4.1 * kTera;
+  m.source = "NVIDIA H200 data sheet: 141 GB; docs/performance.md: a device copy reads and writes 4.17 TB/s";
+  return m;
+}
+
+Machine h200_shared() {
+  Machine m = h200();
+  m.name = "h200-shared";
+  m.about = "ranks that share one H200, as tests and measurements here do";
+  m.levels = {{.name = "device memory",
+               .ranks = 0,
+               .bandwidth = 2 * kTera,
+               .latency = 15 * kMicro,
+               .message_seconds = 1 * kMicro,
+               .interference = 0.1,
+               .source = "docs/performance.md: ring of 4 ranks, exchanges of 88 to 115 us; the rest estimates"}};
+  m.processor_ranks = 0;
+  return m;
+}
+
+Machine a100() {
+  Machine m{.name = "a100-200g", .about = "nodes of 8 A100 SXM (80 GB) joined by NVLink, 200 Gb/s a GPU between nodes"};
+  add_gpu(m,
+          {200, 170,
+           "FlashAttention-2 paper (arXiv 2307.08691), figures 4 to 6: forward 190 to 225, backward 150 to "
+           "190 at width 128 on A100; cost a tile and a call: estimates"},
+          108);
+  add_f32(m, {9, 7, kF32Source}, 108);
+  m.levels = {
+      {.name = "NVLink",
+       .ranks = 8,
+       .bandwidth = 240 * kGiga,
+       .latency = 12 * kMicro,
+       .message_seconds = 1 * kMicro,
+       .interference = 0.08,
+       .source = "NVIDIA A100 data sheet: 600 GB/s both ways, 300 one way; about 80 % reached; the rest estimates"},
+      {.name = "InfiniBand",
+       .ranks = 0,
+       .bandwidth = 22 * kGiga,
+       .latency = 20 * kMicro,
+       .message_seconds = 2 * kMicro,
+       .interference = 0.05,
+       .source = "200 Gb/s = 25 GB/s a GPU and way (ConnectX-6 data sheet), about 90 % reached; the rest estimates"}};
+  m.memory_bytes = 80 * kGiga;
+  m.row_bandwidth = 1.6 * kTera;
+  m.row_seconds = 4 * kMicro;
+  m.source = "NVIDIA A100 80GB data sheet: 2.04 TB/s, of which a copy reaches about 80 %";
+  return m;
+}
+
+Machine nvl72() {
+  Machine m{.name = "gb200-nvl72",
+            .about = "racks of 72 Blackwell GPUs joined by NVLink, 400 Gb/s a GPU between racks"};
+  add_gpu(m,
+          {1300, 1000,
+           "an estimate: dense bf16 peak of the NVIDIA GB200 NVL72 data sheet (2.5 PFLOP/s a GPU) times the "
+           "shares that Hopper's kernels reach of theirs; nobody measured it here"},
+          148);
+  add_f32(m, {38, 28, kF32Source}, 148);
+  m.levels = {{.name = "NVLink",
+               .ranks = 72,
+               .bandwidth = 720 * kGiga,
+               .latency = 10 * kMicro,
+               .message_seconds = 1 * kMicro,
+               .interference = 0.05,
+               .source = "NVIDIA GB200 NVL72 data sheet: 1.8 TB/s both ways, 900 GB/s one way; 80 % reached: estimate"},
+              {.name = "InfiniBand",
+               .ranks = 0,
+               .bandwidth = 45 * kGiga,
+               .latency = 20 * kMicro,
+               .message_seconds = 2 * kMicro,
+               .interference = 0.05,
+               .source = "as h100-400g"}};
+  m.memory_bytes = 186 * kGiga;
+  m.row_bandwidth = 6.4 * kTera;
+  m.row_seconds = 4 * kMicro;
+  m.source = "NVIDIA GB200 NVL72 data sheet: 13.4 TB of HBM3e in 72 GPUs, 8 TB/s a GPU, 80 % reached: estimate";
+  return m;
+}
+
+Machine cpu() {
+  Machine m{.name = "cpu", .about = "ranks that are threads of one process on 2 cores of a server or laptop"};
+  const char* source =
+      "weft bench --calibrate on 2 cores of aarch64 Neoverse-V1, 2026-11-15, one thread a kernel; another "
+      "machine is best calibrated itself";
+  struct Rate {
+    DType dtype;
+    Index dim;
+    double forward, backward;  // GFLOP/s a core
+  };
+  for (const Rate& r : {Rate{DType::f32, 128, 62, 61}, Rate{DType::f32, 64, 60, 61}, Rate{DType::bf16, 128, 150, 145},
+                        Rate{DType::bf16, 64, 115, 128}, Rate{DType::f16, 128, 60, 60}}) {
+    m.kernels.push_back({.pass = Pass::forward,
+                         .dtype = r.dtype,
+                         .dim = r.dim,
+                         .flops = r.forward * kGiga,
+                         .tile_q = 16,
+                         .tile_k = 8,
+                         .tile_seconds = 0.5 * kMicro,
+                         .row_seconds = 0.1 * kMicro,
+                         .call_seconds = 20 * kMicro,
+                         .units = 1,
+                         .source = source});
+    m.kernels.push_back({.pass = Pass::backward,
+                         .dtype = r.dtype,
+                         .dim = r.dim,
+                         .flops = r.backward * kGiga,
+                         .tile_q = 16,
+                         .tile_k = 8,
+                         .tile_seconds = 0.5 * kMicro,
+                         .row_seconds = 0.2 * kMicro,
+                         .call_seconds = 30 * kMicro,
+                         .units = 1,
+                         .source = source});
+  }
+  m.levels = {
+      {.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 8 * kMicro, .source = source}};
+  m.memory_bytes = 4 * kGiga;
+  m.row_bandwidth = 6 * kGiga;
+  m.row_seconds = 2 * kMicro;
+  m.copy_bandwidth = 6 * kGiga;
+  m.copy_seconds = 1 * kMicro;
+  m.exchange_seconds = 10 * kMicro;
+  m.progress = false;
+  m.processor_ranks = 0;
+  m.processor_kernels = 2;
+  m.source = source;
+  return m;
+}
+
+}  // namespace
+
+std::span<const Machine> machine_presets() {
+  static const std::vector<Machine> all = {h100(), h200(), h200_shared(), a100(), nvl72(), cpu()};
+  return all;
+}
+
+const Machine& machine_preset(std::string_view name) {
+  std::string names;
+  for (const Machine& m : machine_presets()) {
+    if (m.name == name) return m;
+    names += text(names.empty() ? "" : ", ", m.name);
+  }
+  throw Error(text("there is no machine '", name, "'"), text("use one of ", names, ", or a machine file"));
+}
+
+}  // namespace weft

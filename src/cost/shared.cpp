@@ -1,0 +1,333 @@
+// Ranks that share a processor slow each other down, so time goes from event to event. For tens of ranks.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "cost/engine.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cost {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
+
+// A call as it is seen by every rank.
+struct Call {
+  explicit Call(Index ranks)
+      : posted(at(ranks), kNever), arrival(at(ranks), kNever), begin(at(ranks), kNever), taken(at(ranks), kNever) {}
+  std::vector<double> posted, arrival, begin, taken;
+};
+
+struct Rank {
+  enum class State { ready, working, for_senders, for_arrival, done };
+  State state = State::ready;
+  std::size_t op = 0;
+  double since = 0;  // of the state
+  double left = 0;   // work, in seconds of a whole processor
+  const Work* work = nullptr;
+  bool adding = false;  // the pass after a kernel
+  double link = 0;      // free from then on
+};
+
+class Shared {
+ public:
+  Shared(const Outline& outline, const Machine& machine, Pass pass, Record& record)
+      : o_(outline), machine_(machine), record_(record), ops_(ops_of(outline, pass)), ranks_(at(outline.ranks)) {
+    Index calls = 0;
+    number_.resize(ops_.size(), 0);
+    std::array<Index, kSlots> in_slot{};
+    for (std::size_t n = 0; n < ops_.size(); ++n) {
+      if (ops_[n].kind == Op::Kind::post) in_slot[ops_[n].call] = calls++;
+      number_[n] = in_slot[ops_[n].call];
+    }
+    calls_.assign(at(calls), Call(outline.ranks));
+    const Index together = machine.processor_ranks == 0 ? outline.ranks : machine.processor_ranks;
+    busy_.assign(at(ceil_div(outline.ranks, together)), 0);
+    together_ = together;
+  }
+
+  void run(const SimulateOptions& options) {
+    settle();
+    while (advance()) {
+      std::size_t least = ops_.size();
+      for (const Rank& r : ranks_) least = std::min(least, r.op);
+      const double done = static_cast<double>(least) / static_cast<double>(ops_.size());
+      if (options.progress != nullptr && !options.progress(done, options.context))
+        throw Error("the simulation was stopped", "let it run, or ask for fewer ranks");
+    }
+  }
+
+ private:
+  const Op& op(const Rank& r) const { return ops_[r.op]; }
+  Call& call(const Rank& r) { return calls_[at(number_[r.op])]; }
+
+  template <class F>
+  void for_each_peer(const Pattern& p, Index r, bool senders, F&& f) const {
+    switch (p.peers) {
+      case Pattern::Peers::block:
+        for (Index n = r / p.size * p.size; n < (r / p.size + 1) * p.size; ++n) f(n);
+        return;
+      case Pattern::Peers::across:
+        for (Index n = r % p.size; n < o_.ranks; n += p.size) f(n);
+        return;
+      case Pattern::Peers::listed: {
+        const auto& begin = senders ? p.from_begin : p.to_begin;
+        for (std::size_t i = begin[at(r)]; i < begin[at(r) + 1]; ++i)
+          f(static_cast<Index>((senders ? p.from : p.to)[i]));
+        return;
+      }
+    }
+  }
+
+  // Until the rank has to work or to wait.
+  void step(Index n) {
+    Rank& r = ranks_[at(n)];
+    while (r.state == Rank::State::ready) {
+      if (r.op == ops_.size()) {
+        r.state = Rank::State::done;
+        record_.end(n, now_);
+        return;
+      }
+      begin(n, r);
+    }
+  }
+
+  void begin(Index n, Rank& r) {
+    const Op& now = op(r);
+    switch (now.kind) {
+      case Op::Kind::post:
+        if (machine_.exchange_seconds > 0) return work(r, machine_.exchange_seconds);
+        return post(n, r);
+      case Op::Kind::wait:
+        return enter(n, r, Rank::State::for_senders);
+      case Op::Kind::compute: {
+        r.work = work_of(n, now.step);
+        if (r.work == nullptr) {
+          ++r.op;
+          return;
+        }
+        return work(r, r.work->seconds);
+      }
+      case Op::Kind::rows_begin:
+      case Op::Kind::rows_end: {
+        const std::vector<float>& all = now.kind == Op::Kind::rows_begin ? o_.begin_rows : o_.end_rows;
+        const double seconds = all.empty() ? 0 : static_cast<double>(all[at(n)]);
+        if (seconds == 0) {
+          ++r.op;
+          return;
+        }
+        return work(r, seconds);
+      }
+    }
+  }
+
+  void post(Index n, Rank& r) {
+    call(r).posted[at(n)] = now_;
+    arrivals(r, n);
+    ++r.op;
+  }
+
+  const Work* work_of(Index n, Index step) const {
+    const std::vector<Work>& all = o_.steps[at(step)].work;
+    const Index phase = n % o_.stride, block = n / o_.stride / o_.repeat * o_.repeat;
+    const auto rank = static_cast<std::uint32_t>(block * o_.stride + phase);
+    const auto found =
+        std::lower_bound(all.begin(), all.end(), rank, [](const Work& w, std::uint32_t r) { return w.rank < r; });
+    return found != all.end() && found->rank == rank ? &*found : nullptr;
+  }
+
+  void work(Rank& r, double seconds) {
+    r.state = Rank::State::working;
+    r.since = now_;
+    r.left = seconds;
+  }
+
+  void enter(Index n, Rank& r, Rank::State state) {
+    r.state = state;
+    r.since = now_;
+    look(n, r);
+  }
+
+  // The rank's arrival, and that of those it sends to, may be known now.
+  void arrivals(Rank& r, Index n) {
+    const Pattern& p = o_.pattern(op(r).pattern);
+    Call& c = call(r);
+    const Op& posted = op(r);
+    const auto one = [&](Index to) {
+      if (c.arrival[at(to)] != kNever || c.posted[at(to)] == kNever) return;
+      double ready = c.posted[at(to)];
+      for_each_peer(p, to, true, [&](Index from) { ready = std::max(ready, c.posted[at(from)]); });
+      if (ready == kNever) return;
+      const Load& load = p.loads[at(to)];
+      Rank& receiver = ranks_[at(to)];
+      const double begin = load.any() ? std::max(ready, receiver.link) : ready;
+      c.begin[at(to)] = begin;
+      c.arrival[at(to)] = load.any() ? begin + p.seconds[at(to)] : c.posted[at(to)];
+      if (!load.any()) return;
+      receiver.link = c.arrival[at(to)];
+      record_.exchange(to, posted, load, begin, c.arrival[at(to)]);
+      record_.start(to, receiver.state == Rank::State::working ? receiver.since : now_,
+                    {begin, c.arrival[at(to)], p.interference[at(to)]});
+    };
+    one(n);
+    for_each_peer(p, n, false, one);
+    changed_ = true;
+  }
+
+  // Has what the rank waits for come?
+  void look(Index n, Rank& r) {
+    if (r.state == Rank::State::for_senders) {
+      if (call(r).arrival[at(n)] == kNever) return;
+      record_.wait(n, op(r), r.since, now_);
+      const double copying = copy_seconds(machine_, o_.pattern(op(r).pattern).loads[at(n)]);
+      if (copying > 0) return work(r, copying);
+      copied(n, r);
+    }
+    if (r.state == Rank::State::for_arrival && until(n, r) <= now_) {
+      record_.wait(n, op(r), r.since, now_);
+      r.state = Rank::State::ready;
+      ++r.op;
+      changed_ = true;
+    }
+  }
+
+  void copied(Index n, Rank& r) {
+    changed_ = true;
+    call(r).taken[at(n)] = now_;
+    r.state = Rank::State::for_arrival;
+    r.since = now_;
+  }
+
+  double until(Index n, const Rank& r) {
+    Call& c = call(r);
+    double end = c.arrival[at(n)];
+    if (!machine_.progress)
+      for_each_peer(o_.pattern(op(r).pattern), n, false, [&](Index to) { end = std::max(end, c.taken[at(to)]); });
+    return end;
+  }
+
+  // Share of a processor that a rank has, and until when at most.
+  double rate(Index n, double& boundary) const {
+    const double running = static_cast<double>(busy_[at(n / together_)]);
+    double rate = std::min(1.0, machine_.processor_kernels / running);
+    const Rank& r = ranks_[at(n)];
+    if (op(r).kind != Op::Kind::compute || r.adding) return rate;
+    double lost = 0;
+    for (const Record::Interval& i : record_.under_way(n)) {
+      if (i.interference == 0) continue;
+      if (i.begin > now_)
+        boundary = std::min(boundary, i.begin);
+      else if (i.end > now_) {
+        boundary = std::min(boundary, i.end);
+        lost = std::max(lost, i.interference);
+      }
+    }
+    return rate * (1 - lost);
+  }
+
+  // To the next event; false if there is none.
+  bool advance() {
+    std::fill(busy_.begin(), busy_.end(), 0);
+    for (Index n = 0; n < o_.ranks; ++n)
+      if (ranks_[at(n)].state == Rank::State::working) ++busy_[at(n / together_)];
+    double next = kNever;
+    std::vector<double> rates(ranks_.size(), 0.0);
+    bool waiting = false;
+    for (Index n = 0; n < o_.ranks; ++n) {
+      const Rank& r = ranks_[at(n)];
+      waiting = waiting || r.state == Rank::State::for_senders || r.state == Rank::State::for_arrival;
+      if (r.state == Rank::State::working) {
+        double boundary = kNever;
+        rates[at(n)] = rate(n, boundary);
+        next = std::min({next, now_ + r.left / rates[at(n)], boundary});
+      } else if (r.state == Rank::State::for_arrival) {
+        next = std::min(next, std::max(now_, until(n, r)));
+      }
+    }
+    if (next == kNever) {
+      if (waiting) throw Error("the simulated ranks wait for each other", "report this: no schedule should");
+      return false;
+    }
+    const double passed = next - now_;
+    now_ = next;
+    constexpr double kRounding = 1e-15;
+    std::vector<Index> moved;
+    for (Index n = 0; n < o_.ranks; ++n) {
+      Rank& r = ranks_[at(n)];
+      if (r.state != Rank::State::working) continue;
+      r.left -= passed * rates[at(n)];
+      if (r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
+    }
+    for (const Index n : moved) worked(n, ranks_[at(n)]);
+    settle();
+    return true;
+  }
+
+  // What one rank does may be what another waits for.
+  void settle() {
+    do {
+      changed_ = false;
+      for (Index n = 0; n < o_.ranks; ++n) {
+        look(n, ranks_[at(n)]);
+        step(n);
+      }
+    } while (changed_);
+  }
+
+  void worked(Index n, Rank& r) {
+    const Op& done = op(r);
+    switch (done.kind) {
+      case Op::Kind::post:
+        record_.rows(n, done, r.since, now_);
+        r.state = Rank::State::ready;
+        return post(n, r);
+      case Op::Kind::wait:  // copied
+        record_.rows(n, done, r.since, now_);
+        return copied(n, r);
+      case Op::Kind::compute:
+        if (!r.adding) {
+          record_.compute(n, done, r.since, now_, r.work->pairs);
+          if (r.work->rows > 0) {
+            r.adding = true;
+            return work(r, static_cast<double>(r.work->rows));
+          }
+        } else {
+          record_.rows(n, {.kind = done.kind, .name = "add", .step = done.step}, r.since, now_);
+          r.adding = false;
+        }
+        break;
+      default:
+        record_.rows(n, done, r.since, now_);
+    }
+    r.state = Rank::State::ready;
+    ++r.op;
+  }
+
+  const Outline& o_;
+  const Machine& machine_;
+  Record& record_;
+  std::vector<Op> ops_;
+  std::vector<Index> number_;  // of each op's call
+  std::vector<Call> calls_;
+  std::vector<Rank> ranks_;
+  std::vector<Index> busy_;  // ranks at work, by processor
+  Index together_ = 1;
+  double now_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+void run_shared(const Outline& outline, const Machine& machine, Pass pass, const SimulateOptions& options,
+                Record& record) {
+  constexpr Index kMostRanks = 1024;
+  if (outline.ranks > kMostRanks)
+    throw Error(text(outline.ranks, " ranks that share processors"),
+                text("use up to ", kMostRanks, ", or a machine whose ranks have processors of their own"));
+  Shared(outline, machine, pass, record).run(options);
+}
+
+}  // namespace weft::cost

@@ -1,0 +1,104 @@
+// Kernel time from a list of slices: tiles are counted as kernels walk them.
+#include "cost/tiles.h"
+
+#include <algorithm>
+
+namespace weft {
+
+TileWork& TileWork::operator+=(const TileWork& other) {
+  pairs += other.pairs;
+  covered += other.covered;
+  tiles += other.tiles;
+  rows += other.rows;
+  longest = std::max(longest, other.longest);
+  return *this;
+}
+
+namespace cost {
+
+TileCounter::TileCounter(Index heads_q, Index heads_k, const KernelRate& rate)
+    : group_(heads_k > 0 ? max_of(1, heads_q / heads_k) : 1),
+      tokens_(max_of(1, rate.tile_q / group_)),
+      keys_(max_of(1, rate.tile_k)),
+      heads_(static_cast<double>(heads_q)),
+      groups_(static_cast<double>(heads_q) / static_cast<double>(group_)) {}
+
+void TileCounter::add(const Slice& given, Index first_row) {
+  const Slice s = trimmed(given, true);
+  if (s.q_begin >= s.q_end) return;
+  const Index first = (s.q_begin + first_row) / tokens_, last = (s.q_end - 1 + first_row) / tokens_;
+  if (static_cast<std::size_t>(last) >= by_tile_.size()) by_tile_.resize(static_cast<std::size_t>(last) + 1, 0);
+  const double whole = static_cast<double>(tokens_ * keys_);
+  Index key_tiles = 0;
+  for (Index t = first; t <= last; ++t) {
+    const Index a = max_of(s.q_begin, t * tokens_ - first_row), b = min_of(s.q_end, (t + 1) * tokens_ - first_row);
+    const Index from = max_of(s.k_begin, shift_bound(s.lo, a)), to = min_of(s.k_end, shift_bound(s.hi, b));
+    if (from >= to) continue;
+    const Index n = ceil_div(to - s.k_begin, keys_) - (from - s.k_begin) / keys_;
+    key_tiles += n;
+    double& sum = by_tile_[static_cast<std::size_t>(t)];
+    sum += static_cast<double>(n) * whole;
+    longest_ = std::max(longest_, sum);
+  }
+  pairs_ += visible_pairs(s);
+  work_.covered += static_cast<double>(key_tiles) * whole * heads_;
+  work_.tiles += static_cast<double>(last - first + 1) * groups_;
+  work_.rows += static_cast<double>(s.q_end - s.q_begin) * heads_;
+}
+
+void TileCounter::add_roughly(const Slice& given) {
+  constexpr Index kFew = 4;  // tiles: as quickly counted
+  const Slice s = trimmed(given, true);
+  const Index rows = s.q_end - s.q_begin;
+  if (rows <= 0) return;
+  if (rows <= kFew * tokens_)
+    return add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+  const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
+  // An edge that cuts: a tile goes as far as its farthest row, half a tile more than the mean row. And the last tile of
+  // keys is half empty.
+  const auto cuts = [&](bool edge) { return edge ? static_cast<double>(tokens_ - 1) / 2 : 0.0; };
+  const bool hi = s.hi<s.k_end - 1 - s.q_begin, lo = s.lo> s.k_begin - (s.q_end - 1);
+  const double more = cuts(hi) + cuts(lo) + static_cast<double>(keys_ - 1) / (lo ? 1 : 2);
+  const double tiles = static_cast<double>(ceil_div(rows, tokens_)) + 0.5;
+  const double covered = static_cast<double>(pairs) + static_cast<double>(rows) * more;
+  const double widest = static_cast<double>(min_of(keys, lo && hi ? s.hi - s.lo + tokens_ : keys) + keys_ / 2);
+  longest_ = std::max(longest_, widest * static_cast<double>(tokens_));
+  pairs_ += pairs;
+  work_.covered += covered * heads_;
+  work_.tiles += tiles * groups_;
+  work_.rows += static_cast<double>(rows) * heads_;
+}
+
+TileWork TileCounter::take() {
+  TileWork done = work_;
+  done.pairs = static_cast<double>(pairs_) * heads_;
+  done.longest = longest_ * static_cast<double>(group_);
+  work_ = {};
+  pairs_ = 0;
+  longest_ = 0;
+  std::fill(by_tile_.begin(), by_tile_.end(), 0.0);
+  return done;
+}
+
+double flops_a_pair(const TensorShape& shape, Pass pass) {
+  const Index width =
+      pass == Pass::forward ? 2 * (shape.dim_qk + shape.dim_v) : 2 * (3 * shape.dim_qk + 2 * shape.dim_v);
+  return static_cast<double>(width);
+}
+
+}  // namespace cost
+
+TileWork tile_work(std::span<const Slice> slices, Index heads_q, Index heads_k, const KernelRate& rate) {
+  cost::TileCounter counter(heads_q, heads_k, rate);
+  for (const Slice& s : slices) counter.add(s, 0);
+  return counter.take();
+}
+
+double kernel_seconds(const TileWork& work, const KernelRate& rate, const TensorShape& shape) {
+  const double a_pair = cost::flops_a_pair(shape, rate.pass) / rate.flops;
+  const double spread = work.covered * a_pair + work.tiles * rate.tile_seconds + work.rows * rate.row_seconds;
+  const double alone = work.longest * a_pair * static_cast<double>(rate.units);
+  return rate.call_seconds + std::max(spread, alone);
+}
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// Counts tiles of slices that come one by one.
+#pragma once
+
+#include <vector>
+
+#include "weft/cost.h"
+
+namespace weft::cost {
+
+class TileCounter {
+ public:
+  TileCounter(Index heads_q, Index heads_k, const KernelRate& rate);
+
+  // Rows of the slice begin at `first_row` of the buffer that tiles count from.
+  void add(const Slice& slice, Index first_row);
+  // The same in constant time, to within half a tile at each edge.
+  void add_roughly(const Slice& slice);
+  bool any() const { return pairs_ > 0; }
+  Index pairs() const { return pairs_; }  // of one head
+  TileWork take();                        // and begin anew
+
+ private:
+  Index group_, tokens_, keys_;  // heads in a tile, its tokens, its keys
+  double heads_, groups_;
+  TileWork work_;
+  Index pairs_ = 0;
+  double longest_ = 0;
+  std::vector<double> by_tile_;  // covered pairs of one head
+};
+
+// Of a visible pair and query head.
+double flops_a_pair(const TensorShape& shape, Pass pass);
+
+}  // namespace weft::cost

@@ -1,0 +1,140 @@
+// Choices: near the simulator's, within memory, the same on all ranks, in words.
+#include "weft/choose.h"
+
+#include <mutex>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "check/random_case.h"
+#include "cost/sketch.h"
+#include "weft/communicator.h"
+#include "weft/error.h"
+#include "weft/simulate.h"
+
+namespace weft::test {
+namespace {
+
+Layer layer(const std::vector<Index>& lengths, Mask mask = {.causal = true}) {
+  return {.problem = Problem(Stream::from_lengths(lengths), std::move(mask)),
+          .heads_q = 32,
+          .heads_k = 8,
+          .shape = {.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128}};
+}
+
+// Documents of all lengths, drawn by the seed.
+std::vector<Index> documents(unsigned seed, Index tokens) {
+  check::RandomChoices choices(seed);
+  std::vector<Index> lengths;
+  while (tokens > 0) {
+    lengths.push_back(min_of(tokens, choices.pick(1, Index{1} << choices.pick(6, 15))));
+    tokens -= lengths.back();
+  }
+  return lengths;
+}
+
+TEST(Choose, SketchesAreNearTheSimulator) {
+  const Machine& m = machine_preset("h100-400g");
+  std::vector<double> errors;
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    const Index ranks = seed % 3 == 0 ? 8 : seed % 3 == 1 ? 24 : 64;
+    const Layer l = layer(documents(seed, 4096 * ranks), {.causal = true, .left = seed % 2 == 0 ? -1 : 1024});
+    const LayoutKind kinds[] = {LayoutKind::zigzag, LayoutKind::contiguous, LayoutKind::balanced};
+    const Layouts layouts = make_layouts(kinds[seed / 4 % 3], l.problem, ranks);
+    const cost::Sketch sketch(l, layouts, m);
+    for (const ScheduleOptions& o : usual_schedules(m, ranks, l.heads_q, l.heads_k)) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const cost::Sketch::Result got = sketch.estimate(o, pass);
+        const Timeline want = simulate({l.problem, layouts, l.heads_q, l.heads_k, o, l.shape}, m, pass);
+        errors.push_back(std::abs(got.seconds / want.seconds - 1));
+        EXPECT_LT(errors.back(), 0.5) << seed << " " << words(o);
+        EXPECT_LE(sketch.at_least(o, pass), want.seconds * 1.001) << seed << " " << words(o);
+        EXPECT_NEAR(static_cast<double>(got.memory), static_cast<double>(want.memory.total()),
+                    0.25 * static_cast<double>(want.memory.total()))
+            << seed << " " << words(o);
+      }
+    }
+  }
+  std::sort(errors.begin(), errors.end());
+  EXPECT_LT(errors[errors.size() / 2], 0.03);
+  EXPECT_LT(errors[errors.size() * 9 / 10], 0.15);
+}
+
+TEST(Choose, TheBestOfAll) {
+  const Machine& m = machine_preset("h100-400g");
+  for (unsigned seed = 20; seed < 26; ++seed) {
+    const Layer l = layer(documents(seed, 65536));
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, l.problem, 16);
+    const ScheduleChoice c = choose_schedule(l, layouts, m);
+    double best = 1e300, chosen = 0;
+    for (std::size_t n = 0; n < c.candidates.size(); ++n) {
+      double seconds = 0;
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        seconds +=
+            simulate({l.problem, layouts, l.heads_q, l.heads_k, c.candidates[n].schedule, l.shape}, m, pass).seconds;
+      best = std::min(best, seconds);
+      if (n == c.chosen) chosen = seconds;
+    }
+    EXPECT_LE(chosen, 1.1 * best) << c.why();
+  }
+}
+
+TEST(Choose, WindowsChooseDifferently) {
+  const Machine& m = machine_preset("h100-400g");
+  const std::vector<Layer> layers = {layer({1 << 19}), layer({1 << 19}, {.causal = true, .left = 512})};
+  const BatchChoice c = choose(layers, 64, m);
+  ASSERT_EQ(c.layers.size(), 2U);
+  EXPECT_EQ(c.layers[1].schedule().kind, ScheduleKind::exact);
+  EXPECT_NE(c.layers[0].schedule().kind, ScheduleKind::exact);
+  EXPECT_NE(c.why().find("layout "), std::string::npos);
+  EXPECT_NE(c.why().find("layer 1: exact"), std::string::npos);
+}
+
+TEST(Choose, TheSameOnAllRanks) {
+  std::mutex mutex;
+  std::set<std::string> answers;
+  run_ranks(6, [&](Communicator&) {
+    const Layer l = layer(documents(5, 40000));
+    const std::string why = choose({&l, 1}, 6, machine_preset("a100-200g")).why();
+    const std::lock_guard lock(mutex);
+    answers.insert(why);
+  });
+  EXPECT_EQ(answers.size(), 1U);
+}
+
+TEST(Choose, MemoryIsABudget) {
+  const Machine& m = machine_preset("h100-400g");
+  const Layer l = layer({131072});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, l.problem, 8);
+  const ScheduleChoice free = choose_schedule(l, layouts, m);
+  Index least = free.best().memory;
+  for (const Candidate& c : free.candidates)
+    if (!c.at_least) least = min_of(least, c.memory);
+  ASSERT_LT(least, free.best().memory);
+  const ScheduleChoice tight = choose_schedule(l, layouts, m, {.memory_bytes = static_cast<double>(least)});
+  EXPECT_LE(tight.best().memory, least);
+  EXPECT_NE(tight.why().find("need more than"), std::string::npos);
+  try {
+    choose_schedule(l, layouts, m, {.memory_bytes = 1000});
+    FAIL() << "nothing fits 1000 bytes";
+  } catch (const Error& e) {
+    EXPECT_NE(e.problem().find("the least needs"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Choose, RanksThatShareAProcessor) {
+  Layer l = layer({300, 200, 12});
+  l.shape.dtype = DType::f32;
+  const BatchChoice c = choose({&l, 1}, 4, machine_preset("cpu"));
+  EXPECT_GT(c.seconds, 0);
+}
+
+TEST(Choose, RefusesWhatIsNoBatch) {
+  const Machine& m = machine_preset("cpu");
+  EXPECT_THROW(choose({}, 4, m), Error);
+  const std::vector<Layer> different = {layer({100}), layer({99})};
+  EXPECT_THROW(choose(different, 4, m), Error);
+}
+
+}  // namespace
+}  // namespace weft::test

@@ -1,0 +1,99 @@
+"""weft simulate, and machine files by weft bench: what they print and what they refuse."""
+
+import json
+
+import pytest
+
+SMALL = {"--docs": "3000,500,4692", "--heads": "8:2", "--ranks": "4"}
+
+
+def command(*flags):
+    """A small problem, with what is not as usual."""
+    said = {**SMALL, **dict(zip(flags[::2], flags[1::2]))}
+    return ["simulate", *(x for pair in said.items() for x in pair)]
+
+
+def lines(weft, tmp_path, *flags):
+    out = tmp_path / "out.json"
+    result = weft(*command(*flags), "--json", out)
+    assert result.code == 0, result.err
+    return json.loads(out.read_text())["lines"], result.out
+
+
+def test_every_schedule_and_auto(weft, tmp_path):
+    found, text = lines(weft, tmp_path, "--schedule", "all,auto")
+    assert [x["schedule"].split(" ")[0] for x in found[:5]] == ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
+    for x in found:
+        for t in (x["forward"], x["backward"]):
+            assert t["seconds"] >= t["ideal"] > 0 and 0 <= t["overlap"] <= 1 and t["straggling"] >= 1
+            assert t["timelines"][0]["rank"] == 0
+    chosen = found[-1]
+    total = lambda x: x["forward"]["seconds"] + x["backward"]["seconds"]
+    assert chosen["auto"] and total(chosen) <= 1.15 * min(map(total, found))
+    assert "auto, 4 ranks: " in text and "% more" in text
+
+
+def test_sweeps(weft, tmp_path):
+    found, _ = lines(weft, tmp_path, "--ranks", "2,8", "--layout", "zigzag,balanced", "--window", "64,0/-1,-1", "--heads", "8:2,4:4",
+                     "--schedule", "ring,exact")
+    assert len(found) == 2 * 2 * 2 * 2 * 2
+    assert {x["ranks"] for x in found} == {2, 8} and {x["heads"] for x in found} == {"8:2", "4:4"}
+
+
+def test_page_is_one_file_and_escapes(weft, tmp_path):
+    page = tmp_path / "page.html"
+    file = tmp_path / "m<b>&.json"
+    machine = {"name": "<script>alert(1)</script>", "about": "\"quoted\" & 'so'", "levels": [{"name": "all"}],
+                   "kernels": [{"pass": p, "dtype": "bf16", "flops": 1e12} for p in ("forward", "backward")]}
+    file.write_text(json.dumps(machine))
+    result = weft(*command("--machine", file, "--html", page, "--ranks", "2,4", "--schedule", "auto,ring"))
+    assert result.code == 0, result.err
+    text = page.read_text()
+    assert "<script" not in text and "&lt;script&gt;" in text and "http" not in text
+    assert text.count("<svg") >= 4 and len(text) < 1_000_000
+
+
+def test_published_documents(weft, tmp_path):
+    out = tmp_path / "o.json"
+    for seed in (1, 1, 2):
+        assert weft("explain", "--docs", "published:tokens=100000", "--seed", seed, "--ranks", 2, "--json", out).code == 0
+        docs = json.loads(out.read_text())["docs"]
+        assert sum(docs) == 100000
+    assert weft("explain", "--docs", "published:tokens=4000000", "--ranks", 2, "--json", out).code == 0
+    docs = json.loads(out.read_text())["docs"]
+    for length, share in ((200, 0.186), (500, 0.468), (1024, 0.714), (2048, 0.870), (4096, 0.944), (16384, 0.987)):
+        assert abs(sum(d <= length for d in docs) / len(docs) - share) < 0.04
+    assert max(docs) <= 196608
+
+
+@pytest.mark.parametrize("flags, says", [
+    (["--ranks", "20000"], "use from 1 to 16384"),
+    (["--ranks", "2,,4"], "empty part"),
+    (["--machine", "nowhere"], "there is no machine 'nowhere'"),
+    (["--machine", "./nowhere.json"], "cannot read './nowhere.json'"),
+    (["--schedule", "spiral"], "there is no schedule 'spiral'"),
+    (["--docs", "published:max=5"], "published needs tokens"),
+    (["--docs", "published:tokens=0"], "published tokens=0"),
+    (["--memory", "-1", "--schedule", "auto"], "--memory"),
+    (["--html", "no/such/folder/x.html"], "--html: cannot write"),
+])
+def test_refused(weft, flags, says):
+    result = weft(*command(*flags))
+    assert result.code == 2 and says in result.err, result.err
+
+
+def test_striped_in_sequence_order_is_a_line_not_an_end(weft, tmp_path):
+    found, text = lines(weft, tmp_path, "--layout", "striped", "--schedule", "all_gather,ring", "--key-order", "sequence")
+    assert "stride" in found[0]["refused"] and "seconds" in found[1]["forward"]
+
+
+def test_calibrate_and_use(weft, tmp_path):
+    file = tmp_path / "here.json"
+    result = weft("bench", "--calibrate", file, "--dtype", "f32", "--dim", "16", "--repeat", 1)
+    assert result.code == 0, result.err
+    machine = json.loads(file.read_text())
+    assert {k["pass"] for k in machine["kernels"]} == {"forward", "backward"}
+    assert all(k["flops"] > 1e6 for k in machine["kernels"]) and machine["copy_bandwidth"] > 0
+    result = weft("simulate", "--machine", file, "--docs", "200,300", "--ranks", "2,4", "--heads", "2:1", "--dim", "16", "--dtype",
+                  "f32", "--schedule", "all,auto")
+    assert result.code == 0 and "here: this machine" in result.out, result.err

@@ -1,0 +1,100 @@
+// Machines: presets, files, and tiles counted.
+#include <gtest/gtest.h>
+
+#include "cost/tiles.h"
+#include "weft/cost.h"
+#include "weft/error.h"
+
+namespace weft::test {
+namespace {
+
+TEST(Machine, PresetsAreRightAndSayWhereNumbersComeFrom) {
+  for (const Machine& m : machine_presets()) {
+    EXPECT_NO_THROW(check_machine(m)) << m.name;
+    EXPECT_FALSE(m.source.empty()) << m.name;
+    for (const KernelRate& k : m.kernels) EXPECT_FALSE(k.source.empty()) << m.name;
+    for (const Level& l : m.levels) EXPECT_FALSE(l.source.empty()) << m.name;
+  }
+}
+
+TEST(Machine, FilesSayTheSame) {
+  for (const Machine& m : machine_presets()) {
+    const std::string text = to_json(m);
+    const Machine again = machine_from_json(text, "file");
+    EXPECT_EQ(to_json(again), text) << m.name;
+    EXPECT_EQ(again.kernels.size(), m.kernels.size());
+    EXPECT_EQ(again.levels[0].bandwidth, m.levels[0].bandwidth);
+    EXPECT_EQ(again.kernels[0].tile_seconds, m.kernels[0].tile_seconds);
+  }
+}
+
+void expect_error(const std::string& json, const std::string& says) {
+  try {
+    machine_from_json(json, "m.json");
+    ADD_FAILURE() << json << " was taken";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("m.json"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Machine, WrongFilesAreRefusedWithThePlace) {
+  const std::string good = to_json(machine_preset("cpu"));
+  expect_error("", "ends too early");
+  expect_error("{\n\n\"name\": nothing}", "line 3");
+  expect_error("{\"name\": \"a\", \"name\": \"b\"}", "comes twice");
+  expect_error("{\"name\": [1]}", "name is no string");
+  expect_error("{\"kernels\": [{\"speed\": 1}]}", "kernels[0].speed is not known");
+  expect_error("{\"kernels\": [{\"dim\": 1.5}]}", "kernels[0].dim is 1.5");
+  expect_error(std::string(100, '['), "deeper than 8");
+  expect_error(std::string(2 << 20, ' '), "has 2097152 bytes");
+  expect_error(good + "x", "something follows");
+  expect_error("{\"levels\": [{}], \"kernels\": [{\"flops\": 0}]}", "flops is 0");
+  expect_error("{\"levels\": [{\"interference\": 1}], \"kernels\": [{\"flops\": 1}]}", "interference is 1");
+  expect_error("{\"levels\": [{\"ranks\": 8}], \"kernels\": [{\"flops\": 1}]}", "the last level joins all");
+  expect_error("{\"levels\": [{\"ranks\": 8}, {\"ranks\": 12}, {}], \"kernels\": [{\"flops\": 1}]}", "multiple");
+  expect_error("{\"kernels\": [{\"flops\": 1e999}]}", "no value");
+  for (std::size_t cut = 1; cut < good.size(); cut += 37) expect_error(good.substr(0, cut), "m.json");
+}
+
+TEST(Machine, RatesByDtypeAndWidth) {
+  const Machine& m = machine_preset("h100-400g");
+  EXPECT_EQ(kernel_rate(m, Pass::forward, {.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128}).dim, 128);
+  EXPECT_EQ(kernel_rate(m, Pass::backward, {.dtype = DType::f16, .dim_qk = 72, .dim_v = 72}).dim, 64);
+  EXPECT_EQ(kernel_rate(m, Pass::forward, {.dtype = DType::f32, .dim_qk = 16, .dim_v = 16}).dtype, DType::f32);
+  EXPECT_THROW(kernel_rate(m, Pass::forward, {.dtype = DType::f64, .dim_qk = 16, .dim_v = 16}), Error);
+}
+
+TEST(Tiles, CountedAsKernelsWalkThem) {
+  const KernelRate rate{.flops = 1, .tile_q = 4, .tile_k = 8};
+  // 10 rows of 2 heads that share a K/V head: tiles of 2 tokens. All of 16 keys: 5 x 2 tiles.
+  const Slice full{0, 10, 0, 16};
+  const TileWork w = tile_work({&full, 1}, 2, 1, rate);
+  EXPECT_EQ(w.pairs, 2 * 160);
+  EXPECT_EQ(w.tiles, 5);
+  EXPECT_EQ(w.covered, 2 * 5 * 2 * 16);
+  EXPECT_EQ(w.rows, 20);
+  EXPECT_EQ(w.longest, 2 * 2 * 16);
+  // Causal: the first tile sees keys 0 and 1, the last one 0 to 9.
+  const Slice causal{0, 10, 0, 10, -kUnlimited, 0};
+  EXPECT_EQ(tile_work({&causal, 1}, 2, 1, rate).covered, 2 * 2 * 8 * (1 + 1 + 1 + 1 + 2));
+  EXPECT_EQ(tile_work({}, 2, 1, rate).pairs, 0);
+}
+
+TEST(Tiles, RoughCountsAreNear) {
+  const KernelRate rate{.flops = 1, .tile_q = 128, .tile_k = 128};
+  for (const Slice& s : {Slice{0, 8000, 0, 8000, -kUnlimited, 0}, Slice{100, 9000, 0, 4000},
+                         Slice{0, 5000, 0, 5000, -900, 0}, Slice{0, 3000, 2000, 9000, -kUnlimited, 3000}}) {
+    cost::TileCounter exact(8, 1, rate), rough(8, 1, rate);
+    exact.add(s, 0);
+    rough.add_roughly(s);
+    const TileWork a = exact.take(), b = rough.take();
+    EXPECT_EQ(a.pairs, b.pairs);
+    EXPECT_NEAR(b.covered / a.covered, 1, 0.08);
+    EXPECT_NEAR(b.longest / a.longest, 1, 0.25);
+    EXPECT_EQ(a.rows, b.rows);
+  }
+}
+
+}  // namespace
+}  // namespace weft::test

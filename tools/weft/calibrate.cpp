@@ -1,0 +1,322 @@
+#include "calibrate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <thread>
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include "bench_clock.h"
+#include "bench_rounds.h"
+#include "check/tensors.h"
+#include "kernel_cases.h"
+#include "machine_flag.h"
+#include "numbers.h"
+#include "run/rows.h"
+#include "weft/communicator.h"
+#include "weft/error.h"
+#include "weft/kernel.h"
+
+namespace weft::tool {
+namespace {
+
+constexpr int kUnknowns = 4;  // of a kernel: seconds a flop, a tile, a row, a call
+using Features = std::array<double, kUnknowns>;
+
+double one_gemm() {
+  constexpr int n = 160;
+  static thread_local std::vector<float> a(n * n, 1.25F), b(n * n, 0.5F), c(n * n, 0);
+  const double start = thread_seconds_now();
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < n; ++i)
+      for (int k = 0; k < n; ++k) {
+        const float x = a[static_cast<std::size_t>(i * n + k)];
+        const float* from = b.data() + k * n;
+        float* to = c.data() + i * n;
+        for (int j = 0; j < n; ++j) to[j] += x * from[j];
+      }
+    for (float& x : c) x *= 0.125F;  // stays finite
+  }
+  return thread_seconds_now() - start;
+}
+
+// Least squares of relative errors, with nothing below 0: what would be is left out.
+Features fitted(const std::vector<Features>& x, const std::vector<double>& seconds) {
+  std::array<bool, kUnknowns> used;
+  used.fill(true);
+  for (;;) {
+    double m[kUnknowns][kUnknowns + 1] = {};
+    for (std::size_t n = 0; n < x.size(); ++n)
+      for (int i = 0; i < kUnknowns; ++i) {
+        for (int j = 0; j < kUnknowns; ++j)
+          m[i][j] += x[n][static_cast<std::size_t>(i)] * x[n][static_cast<std::size_t>(j)] / (seconds[n] * seconds[n]);
+        m[i][kUnknowns] += x[n][static_cast<std::size_t>(i)] / seconds[n];
+      }
+    for (int i = 0; i < kUnknowns; ++i) {
+      if (used[static_cast<std::size_t>(i)]) continue;
+      for (int j = 0; j <= kUnknowns; ++j) m[i][j] = i == j ? 1 : 0;
+      for (int j = 0; j < kUnknowns; ++j) m[j][i] = i == j ? 1 : 0;
+    }
+    for (int i = 0; i < kUnknowns; ++i) {  // Gauss; the matrix is positive definite, or nearly
+      const double pivot = m[i][i] != 0 ? m[i][i] : 1;
+      for (int j = 0; j < kUnknowns; ++j) {
+        if (j == i) continue;
+        const double f = m[j][i] / pivot;
+        for (int k = i; k <= kUnknowns; ++k) m[j][k] -= f * m[i][k];
+      }
+    }
+    Features found{};
+    int worst = -1;
+    for (int i = 0; i < kUnknowns; ++i) {
+      const double value = m[i][i] != 0 ? m[i][kUnknowns] / m[i][i] : 0;
+      found[static_cast<std::size_t>(i)] = value;
+      if (value < 0 &&
+          (worst < 0 || value * x[0][static_cast<std::size_t>(i)] <
+                            found[static_cast<std::size_t>(worst)] * x[0][static_cast<std::size_t>(worst)]))
+        worst = i;
+    }
+    if (worst < 0) return found;
+    used[static_cast<std::size_t>(worst)] = false;
+  }
+}
+
+KernelRate tiles_of(Pass pass, DType dtype, Index dim, bool gpu) {
+  KernelRate rate{.pass = pass, .dtype = dtype, .dim = dim, .flops = 1};
+  // CPU kernels skip by panels of 16 rows and a few keys; those of GPUs by whole tiles.
+  rate.tile_q = gpu ? (pass == Pass::forward ? 128 : 64) : 16;
+  rate.tile_k = gpu ? 128 : 8;
+  rate.units = gpu ? 132 : 1;
+  return rate;
+}
+
+struct Timed {
+  std::unique_ptr<KernelCall> call;
+  std::vector<double> ratios;  // over the gemm of the same round
+};
+
+KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, std::vector<double>& gemms) {
+  const bool gpu = on_gpu(options.kernel);
+  const std::vector<KernelCase> cases = learned_cases(gpu);
+  std::vector<Timed> timed(cases.size());
+  for (std::size_t n = 0; n < cases.size(); ++n)
+    timed[n].call = std::make_unique<KernelCall>(cases[n], dtype, dim, pass, options.kernel);
+  for (Index round = 0; round < options.rounds; ++round)
+    for (Timed& t : timed) {
+      const double gemm = gpu ? 1 : (gemm_seconds(1) + gemm_seconds(1)) / 2;
+      gemms.push_back(gemm);
+      t.ratios.push_back(t.call->seconds() / gemm);
+    }
+  const double usual = median(gemms);
+  KernelRate rate = tiles_of(pass, dtype, dim, gpu);
+  const TensorShape shape{.dtype = dtype, .dim_qk = dim, .dim_v = dim};
+  std::vector<Features> x;
+  std::vector<double> seconds;
+  const double flops_a_pair = static_cast<double>(pass == Pass::forward ? 4 * dim : 10 * dim);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const KernelCase& c = cases[n];
+    const TileWork w = tile_work(c.slices, c.heads_q, c.heads_k, rate);
+    const double covered = std::max(w.covered, w.longest * static_cast<double>(rate.units));
+    x.push_back({covered * flops_a_pair, w.tiles, w.rows, 1});
+    seconds.push_back(median(timed[n].ratios) * usual);
+  }
+  const Features found = fitted(x, seconds);
+  rate.flops = found[0] > 0 ? 1 / found[0] : 1e15;
+  rate.tile_seconds = found[1];
+  rate.row_seconds = found[2];
+  rate.call_seconds = found[3];
+  rate.source = fmt::format("weft bench --calibrate, kernel {}, one thread a call", find_kernel(options.kernel).name);
+  if (!options.show) return rate;
+  fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n",
+             pass == Pass::forward ? "forward" : "backward", name(dtype), dim, rate.flops * 1e-9,
+             rate.tile_seconds * 1e6, rate.row_seconds * 1e6, rate.call_seconds * 1e6);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const double predicted =
+        kernel_seconds(tile_work(cases[n].slices, cases[n].heads_q, cases[n].heads_k, rate), rate, shape);
+    fmt::print("  {:<28}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
+               100 * (predicted / seconds[n] - 1));
+  }
+  return rate;
+}
+
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; seconds a call of the
+// best quarter.
+double exchange_seconds(Index ranks, Index rows, bool to_all) {
+  constexpr Index kRow = 512, kStride = 1024;
+  const Index bytes = rows * kStride;
+  double found = 0;
+  run_ranks(ranks, [&](Communicator& comm) {
+    stay_on_core(comm.rank(), comm.ranks());
+    std::vector<char> mine(static_cast<std::size_t>(bytes)), theirs(static_cast<std::size_t>(bytes * comm.ranks()));
+    const auto block = [&](char* data) {
+      return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+    };
+    std::vector<Block> all;
+    for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
+    const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
+    std::vector<double> times;
+    for (int n = 0; n < 60; ++n) {
+      const double start = seconds_now();
+      if (to_all)
+        comm.all_gather(block(mine.data()), all).wait();
+      else
+        comm.send_receive(next, block(mine.data()), before, all[0]).wait();
+      times.push_back(seconds_now() - start);
+    }
+    if (comm.rank() != 0) return;
+    std::sort(times.begin(), times.end());
+    found = times[times.size() / 4];
+  });
+  return found;
+}
+
+// Processor time of a call and of a message shows where many ranks share a core.
+void measure_exchange(Machine& m) {
+  constexpr Index kFew = 2, kMany = 256;
+  const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = 4 * cores;
+  const double small = exchange_seconds(cores, kFew, false), shared = exchange_seconds(many, kFew, false);
+  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, kMany, true);
+  // A core copies what four ranks get of all.
+  m.copy_bandwidth = static_cast<double>((kMany - kFew) * 512 * many * 4) / std::max(1e-6, large - gathered);
+  m.exchange_seconds = std::clamp((shared - small) / 3, 0.0, 1e-3);
+  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(4 * (many - 2)), 0.0, 1e-3);
+  m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
+  m.levels[0].message_seconds = 0;
+}
+
+void measure_rows(Machine& m) {
+  const auto pass = [](Index rows) {
+    check::Tensor a(DType::f32, rows, 1, 256), b(DType::f32, rows, 1, 256);
+    run::clear({}, a.view);
+    run::clear({}, b.view);
+    std::vector<double> times;
+    for (int n = 0; n < 9; ++n) {
+      const double start = seconds_now();
+      run::add({}, a.view, b.view);
+      times.push_back(seconds_now() - start);
+    }
+    return median(times);
+  };
+  constexpr Index kRows = 8192;
+  m.row_seconds = pass(1);
+  m.row_bandwidth = 3.0 * static_cast<double>(kRows * 256 * 4) / std::max(1e-7, pass(kRows) - m.row_seconds);
+}
+
+void show_exchange(const Machine& m) {
+  fmt::print(
+      "threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
+      "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
+      m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
+      m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
+}
+
+std::vector<DType> dtypes_of(const Flags& flags) {
+  std::vector<DType> all;
+  const std::string given = flags.text("dtype", "f32,bf16");
+  for (const std::string_view part : split(given, ',')) all.push_back(dtype(part));
+  return all;
+}
+
+CalibrateOptions options_of(const Flags& flags) {
+  CalibrateOptions options{.dtypes = dtypes_of(flags),
+                           .dims = {64, 128},
+                           .kernel = flags.text("kernel", "cpu"),
+                           .rounds = flags.whole("repeat", 5, "5"),
+                           .show = true};
+  if (flags.given("dim")) options.dims = whole_numbers("--dim", *flags.find("dim"), "64,128");
+  for (const Index dim : options.dims)
+    if (dim < 1 || dim > 1024) throw Error(fmt::format("--dim {}", dim), "use from 1 to 1024");
+  if (options.rounds < 1 || options.rounds > 1000)
+    throw Error(fmt::format("--repeat {}", options.rounds), "use from 1 to 1000");
+  if (on_gpu(options.kernel) && !flags.given("dtype")) options.dtypes = {DType::bf16};
+  return options;
+}
+
+}  // namespace
+
+Index ranks_a_core(Index ranks) { return ceil_div(ranks, std::max<Index>(1, std::thread::hardware_concurrency())); }
+
+void stay_on_core(Index rank, Index ranks) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(rank / ranks_a_core(ranks)), &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // if it may not, it runs anywhere
+}
+
+double gemm_seconds(int threads) {
+  if (threads <= 1) return one_gemm();
+  std::vector<double> each(static_cast<std::size_t>(threads));
+  std::vector<std::thread> all;
+  for (double& seconds : each) all.emplace_back([&seconds] { seconds = one_gemm(); });
+  for (std::thread& t : all) t.join();
+  return *std::max_element(each.begin(), each.end());
+}
+
+Calibration calibrate(const CalibrateOptions& options) {
+  const bool gpu = on_gpu(options.kernel);
+  Calibration c;
+  c.machine = machine_preset(gpu ? "h200-shared" : "cpu");
+  c.machine.name = "here";
+  c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
+  c.machine.kernels.clear();
+  set_cpu_threads(1);
+  std::vector<double> gemms;
+  for (const DType type : options.dtypes)
+    for (const Index dim : options.dims)
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        c.machine.kernels.push_back(measure(pass, type, dim, options, gemms));
+  c.gemm_seconds = median(gemms);
+  if (!gpu) {
+    c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
+    measure_exchange(c.machine);
+    measure_rows(c.machine);
+    c.machine.source = c.machine.levels[0].source = "weft bench --calibrate";
+    if (options.show) show_exchange(c.machine);
+  }
+  set_cpu_threads(0);
+  return c;
+}
+
+int bench_calibrate(const Flags& flags) {
+  const std::string path = flags.text("calibrate", "");
+  Calibration c = calibrate(options_of(flags));
+  if (path.empty()) throw Error("--calibrate without a file", "write --calibrate machine.json");
+  write_machine(path, c.machine);
+  fmt::print("written to {}\n", path);
+  return 0;
+}
+
+int bench_check_kernels(const Flags& flags) {
+  CalibrateOptions options = options_of(flags);
+  const Machine machine = machine_of(flags, on_gpu(options.kernel) ? "h200-shared" : "cpu");
+  set_cpu_threads(1);
+  fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12}{:>12}{:>9}\n", "case", "dtype", "dim", "pass", "measured us", "predicted",
+             "error");
+  std::vector<double> errors;
+  const bool gpu = on_gpu(options.kernel);
+  for (const KernelCase& c : gpu ? anchor_cases() : learned_cases(false))
+    for (const DType type : options.dtypes)
+      for (const Index dim : options.dims)
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+          KernelCall call(c, type, dim, pass, options.kernel);
+          std::vector<double> times;
+          for (Index n = 0; n < options.rounds; ++n) times.push_back(call.seconds());
+          const TensorShape shape{.dtype = type, .dim_qk = dim, .dim_v = dim};
+          const KernelRate& rate = kernel_rate(machine, pass, shape);
+          const double seconds = median(times);
+          const double predicted = kernel_seconds(tile_work(c.slices, c.heads_q, c.heads_k, rate), rate, shape);
+          errors.push_back(std::abs(predicted / seconds - 1));
+          fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12.1f}{:>12.1f}{:>+8.0f}%\n", c.name, name(type), dim,
+                     pass == Pass::forward ? "forward" : "backward", seconds * 1e6, predicted * 1e6,
+                     100 * (predicted / seconds - 1));
+        }
+  set_cpu_threads(0);
+  fmt::print("median error {:.0f} %, worst {:.0f} %\n", 100 * median(errors),
+             100 * *std::max_element(errors.begin(), errors.end()));
+  return 0;
+}
+
+}  // namespace weft::tool
