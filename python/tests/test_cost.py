@@ -83,6 +83,23 @@ def test_attention_auto():
     assert np.abs(many - one.out).max() < 1e-5
 
 
+def test_torch_auto():
+    torch = pytest.importorskip("torch")
+    import weft.torch
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1024, h, 16) for h in (4, 2, 2))
+    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True).out
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, cu_seqlens=CU, layout="auto", mask=CAUSAL) for x in (q, k, v)]
+        return weft.torch.context_parallel_attention(*mine, weft.Packing(CU), CAUSAL, group=comm, schedule="auto", layout="auto",
+                                                     layout_mask=CAUSAL)
+
+    many = weft.unshard(weft.spawn(4, rank), cu_seqlens=CU, layout="auto", mask=CAUSAL)
+    assert (many - one).abs().max() < 1e-5
+
+
 def test_set_machine():
     try:
         weft.set_machine("cpu")
