@@ -18,6 +18,12 @@ __device__ inline void barriers_ready() { asm volatile("fence.mbarrier_init.rele
 __device__ inline void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
+// A branch would cost more than the arrival.
+__device__ inline void arrive_if(bool here, unsigned barrier) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier),
+               "r"(static_cast<int>(here))
+               : "memory");
+}
 __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -26,6 +32,16 @@ __device__ inline bool has_ended(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
       "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// The same, without waiting a while for it.
+__device__ inline bool has_ended_now(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
       : "memory");
