@@ -4,11 +4,12 @@
 #   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make bench   timings, beside torch; also in build/release/bench.json
+#   make pictures   the pictures of the docs, drawn anew
 #   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 bench format lint clean
+.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 bench format lint clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -26,6 +27,11 @@ demo:
 	tools/setup.sh build
 	$(call built,release) --target weft_command
 	tools/demo.sh build/release/weft
+
+pictures:
+	tools/setup.sh build
+	$(call built,release) --target weft_command
+	tools/pictures.sh build/release/weft
 
 # All builds first, then one ctest over all of them: long tests of one build run beside those of another, and there is
 # one verdict at the end.

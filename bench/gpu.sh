@@ -6,7 +6,8 @@
 #   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
 #   all of these if none is named
-# WEFT_BUILT=1: BUILD_DIR holds the programs already. WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
+# WEFT_BUILT=1: BUILD_DIR holds the programs already. WEFT_KERNEL: of the executor's soak (cuda.sm90). WEFT_PYTHON: a Python
+# with torch, a peer of the timings (python3). WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
 set -u
 build=${1:?usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]} out=${2:?}
 shift 2
@@ -68,8 +69,9 @@ fi
 if has soak; then
   problems=${WEFT_PROBLEMS:-10000} seed=${WEFT_SEED:-$(date +%s)}
   if need "$weft" soak.executor; then
+    kernel=${WEFT_KERNEL:-cuda.sm90}
     for schedule in all_gather ring all_to_all hybrid exact; do
-      step "soak.$schedule" 300 "$weft" verify --kernel cuda.portable --schedule $schedule --random $((problems / 5)) \
+      step "soak.$schedule" 300 "$weft" verify --kernel "$kernel" --schedule $schedule --random $((problems / 5)) \
         --seed "$seed"
       seed=$((seed + problems))
     done
@@ -100,13 +102,17 @@ if has sanitize; then
   done
 fi
 if has bench && need "$bench" bench; then
-  printf '%-16s %9s %8s %9s %8s %9s %8s\n' case 'fwd ms' TFLOP/s 'bwd ms' TFLOP/s 'same bits' TFLOP/s >"$out/bench.txt"
+  echo 'milliseconds, TFLOP/s single and one after another: forward, backward, backward with the same bits' >"$out/bench.txt"
   for case in $("$bench" --list); do
     if step "bench.$case" 120 "$bench" "$case"; then cat "$out/bench.$case.log" >>"$out/bench.txt"; fi
   done
   for case in packed rank-of-8 short-rank-of-8; do
     if step "graph.$case" 120 "$bench" --graph "$case"; then sed 's/^/graph: /' "$out/graph.$case.log" >>"$out/bench.txt"; fi
   done
+  python=${WEFT_PYTHON:-python3}  # of a torch with CUDA
+  if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>"$out/torch.log"; then
+    if step bench.torch 120 "$python" "$source/bench/torch_gpu.py"; then cat "$out/bench.torch.log" >>"$out/bench.txt"; fi
+  fi
   cat "$out/bench.txt"
 fi
 printf '\n'

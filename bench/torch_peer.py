@@ -1,4 +1,4 @@
-"""Times torch on the CPU: the child of `weft bench --peer "python bench/torch_peer.py"`.
+"""Times torch: the child of `weft bench --peer "python bench/torch_peer.py"`.
 
 A question and its answer are one JSON object a line, on stdin and stdout:
 
@@ -16,6 +16,8 @@ What can be prepared, as a user of torch would write it:
     mask   one call over all tokens with a boolean mask that keeps documents apart
     gemm   a product of two square matrices: what the machine can do
 
+On a GPU (a question with "device": "cuda") sdpa is cuDNN's, K/V heads are not repeated, and a call is waited for.
+
 It works only between a question and its answer, so Weft and torch never run at the same moment.
 """
 import json
@@ -25,6 +27,7 @@ import sys
 import time
 
 import torch
+import torch.nn.attention
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SAMPLE_SECONDS, MOST_CALLS = 0.01, 1000  # as in Weft: short calls are repeated inside one sample
@@ -45,7 +48,12 @@ def tensors(ask, shape_of):
     (heads_q, heads_k), (dim_qk, dim_v) = ask["heads"], ask["dim"]
     shapes = (heads_q, dim_qk), (heads_k, dim_qk), (heads_k, dim_v)
     backward = ask["pass"] == "backward"
-    return [torch.randn(shape_of(*s)).to(DTYPES[ask["dtype"]]).requires_grad_(backward) for s in shapes]
+    where = {"device": device(ask), "dtype": DTYPES[ask["dtype"]]}
+    return [torch.randn(shape_of(*s)).to(**where).requires_grad_(backward) for s in shapes]
+
+
+def device(ask):
+    return ask.get("device", "cpu")
 
 
 def repeated(x, ask):
@@ -57,8 +65,15 @@ def repeated(x, ask):
 def make_sdpa(ask):
     if len(ask["lengths"]) != 1:
         raise Refused("sdpa takes one sequence")
-    q, k, v = tensors(ask, lambda heads, dim: (1, heads, ask["lengths"][0], dim))
-    return (q, k, v), lambda: attend(q, repeated(k, ask), repeated(v, ask), is_causal=ask["causal"])
+    q, k, v = tensors(ask, lambda heads, dim: (ask.get("batch", 1), heads, ask["lengths"][0], dim))
+    if device(ask) == "cpu":
+        return (q, k, v), lambda: attend(q, repeated(k, ask), repeated(v, ask), is_causal=ask["causal"])
+
+    def call():
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            return attend(q, k, v, is_causal=ask["causal"], enable_gqa=q.shape[1] != k.shape[1])
+
+    return (q, k, v), call
 
 
 def sliced(x, lengths):
@@ -101,8 +116,8 @@ def make_mask(ask):
 
 def make_gemm(ask):
     size, dtype = ask["size"], DTYPES[ask["dtype"]]
-    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-    out = torch.empty(size, size, dtype=dtype)
+    a, b = (torch.randn(size, size).to(device(ask), dtype) for _ in range(2))
+    out = torch.empty(size, size, dtype=dtype, device=device(ask))
     return (), lambda: torch.mm(a, b, out=out)
 
 
@@ -112,7 +127,7 @@ MAKE = {"sdpa": make_sdpa, "loop": make_loop, "slices": lambda ask: make_loop(as
 def backward_of(inputs, call):
     """The backward alone: the graph is built once and kept."""
     out = call()
-    dout = torch.randn(out.shape).to(out.dtype)
+    dout = torch.randn(out.shape).to(out)
     return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
@@ -120,6 +135,14 @@ def without_grad(call):
     def run():
         with torch.no_grad():
             return call()
+
+    return run
+
+
+def waited(call):
+    def run():
+        call()
+        torch.cuda.synchronize()
 
     return run
 
@@ -145,6 +168,8 @@ class Server:
         try:
             inputs, call = MAKE[ask["what"]](ask)
             call = backward_of(inputs, call) if ask.get("pass") == "backward" else without_grad(call)
+            if device(ask) != "cpu":
+                call = waited(call)
             once = seconds_of(call)  # warms up
             if once < 1:
                 once = seconds_of(call)

@@ -32,6 +32,7 @@ struct BenchCase {
   Mask mask = {.causal = true};
   Index ranks = 1, rank = 0;
   DType dtype = DType::bf16;
+  bool ring = false;  // in steps, the keys of one rank each, merged and added up; nothing moves
 };
 
 std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> counts) {
@@ -47,17 +48,22 @@ std::vector<BenchCase> all_cases() {
   return {{"packed", packed, 32, 8, 128},
           {"rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3},
           {"short-rank-of-8", short_ones, 32, 8, 128, {.causal = true}, 8, 3},
+          {"ring-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true},
           {"dense", {16384}, 32, 8, 128},
           {"width-64", repeated({{16, 4096}}), 16, 16, 64},
           {"window", {32768}, 32, 8, 128, {.causal = true, .left = 4096}},
+          {"mha-causal", {16384}, 16, 16, 128},
           {"mha-full", {16384}, 16, 16, 128, {}},
           {"width-256", {8192}, 16, 4, 256},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
 
-// Median milliseconds of 20 runs, after two.
+// Milliseconds: the median of 20 runs that are each waited for, and of 20 that are not.
+struct Times {
+  float single, many;
+};
 template <class Run>
-float median_ms(const Run& run) {
+Times times_of(const Run& run) {
   constexpr int kRuns = 20;
   cudaEvent_t begin, end;
   WEFT_CUDA(cudaEventCreate(&begin));
@@ -72,10 +78,16 @@ float median_ms(const Run& run) {
     WEFT_CUDA(cudaEventElapsedTime(&ms, begin, end));
     if (i >= 2) times.push_back(ms);
   }
+  WEFT_CUDA(cudaEventRecord(begin));
+  for (int i = 0; i < kRuns; ++i) run();
+  WEFT_CUDA(cudaEventRecord(end));
+  WEFT_CUDA(cudaEventSynchronize(end));
+  float all = 0;
+  WEFT_CUDA(cudaEventElapsedTime(&all, begin, end));
   WEFT_CUDA(cudaEventDestroy(begin));
   WEFT_CUDA(cudaEventDestroy(end));
   std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return {times[times.size() / 2], all / kRuns};
 }
 
 // The plan of a case from cu_seqlens in device memory, and passes that are replayed with it. The stream is one that the
@@ -107,7 +119,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
   template <class Args>
-  float ms(Args args, void (*pass)(const Args&, std::string_view), std::string_view kernel) {
+  Times times(Args args, void (*pass)(const Args&, std::string_view), std::string_view kernel) {
     args.slices = {};
     args.device_plan = &*plan_;
     args.place = context_->place();
@@ -119,7 +131,7 @@ class OnDevice {
     pass(args, kernel);
     WEFT_CUDA(cudaStreamEndCapture(stream_, &graph));
     WEFT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    const float result = median_ms([&] { WEFT_CUDA(cudaGraphLaunch(exec, stream_)); });
+    const Times result = times_of([&] { WEFT_CUDA(cudaGraphLaunch(exec, stream_)); });
     WEFT_CUDA(cudaGraphExecDestroy(exec));
     WEFT_CUDA(cudaGraphDestroy(graph));
     context_->check();
@@ -138,15 +150,16 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layout layout = make_layouts(kind, problem, c.ranks).q;
-  const Plan plan = make_plan(problem, layout.runs(c.rank), layout.sequence_order());
+  const Plan plan = make_plan(problem, layout.runs(c.rank), c.ring ? layout.rank_order() : layout.sequence_order());
   Index pairs = 0;
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
   const DType type = c.dtype;
   const Tensor q(type, plan.q_rows, c.heads_q, c.dim, 1), k(type, plan.k_rows, c.heads_k, c.dim, 2),
       v(type, plan.k_rows, c.heads_k, c.dim, 3), dout(type, plan.q_rows, c.heads_q, c.dim, 4);
   const Tensor out(type, plan.q_rows, c.heads_q, c.dim), lse(DType::f32, plan.q_rows, c.heads_q, 1);
-  const Tensor dq(type, plan.q_rows, c.heads_q, c.dim), dk(type, plan.k_rows, c.heads_k, c.dim),
-      dv(type, plan.k_rows, c.heads_k, c.dim);
+  const DType gradients = c.ring ? DType::f32 : type;  // that travel
+  const Tensor dq(gradients, plan.q_rows, c.heads_q, c.dim), dk(gradients, plan.k_rows, c.heads_k, c.dim),
+      dv(gradients, plan.k_rows, c.heads_k, c.dim);
   const Place place{.kind = DeviceKind::cuda};
   const ForwardArgs forward{.q = q.view(),
                             .k = k.view(),
@@ -167,21 +180,71 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
                         .dv = dv.view(),
                         .place = place};
   std::optional<OnDevice> on_device;
-  if (graph) on_device.emplace(c, kind);
-  const auto time_backward = [&] {
-    return graph ? on_device->ms(backward, &attend_backward, kernel)
-                 : median_ms([&] { attend_backward(backward, kernel); });
+  if (graph && !c.ring) on_device.emplace(c, kind);
+  // Steps of a ring, one after another: dk and dv are added to, dq is each step's share. Nothing moves.
+  std::vector<Plan> plans;
+  for (Index rank = 0; c.ring && rank < c.ranks; ++rank)
+    plans.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
+  const auto each_step = [&](auto&& visit) {
+    for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+      const Index rows = plans[rank].k_rows;
+      visit(plans[rank], [&, rank, rows](auto view) {
+        view.data = detail::advanced(view.data, view.dtype, static_cast<Index>(rank) * rows * view.row_stride);
+        view.rows = rows;
+        return view;
+      });
+    }
   };
-  const float forward_ms =
-      graph ? on_device->ms(forward, &attend, kernel) : median_ms([&] { attend(forward, kernel); });
-  const float backward_ms = time_backward();
+  const Index ring_rows = c.ring ? plan.q_rows : 0;
+  const Tensor sums(DType::f32, ring_rows, c.heads_q, c.dim), states(DType::f32, ring_rows, c.heads_q, 2),
+      empty(DType::f32, ring_rows, c.heads_q, 2);
+  const std::vector<RowState<float>> none(static_cast<std::size_t>(ring_rows * c.heads_q));
+  const std::size_t state_bytes = none.size() * sizeof(RowState<float>);
+  WEFT_CUDA(cudaMemcpy(empty.view().data, none.data(), state_bytes, cudaMemcpyHostToDevice));
+  const auto ring_forward = [&] {
+    WEFT_CUDA(cudaMemcpyAsync(states.view().data, empty.view().data, state_bytes, cudaMemcpyDeviceToDevice));
+    ForwardArgs end = forward;
+    end.partial = {sums.view(), static_cast<RowState<float>*>(states.view().data)};
+    each_step([&](const Plan& of, auto&& part) {
+      ForwardArgs step = end;
+      step.out = step.lse = {};
+      step.k = part(forward.k);
+      step.v = part(forward.v);
+      step.slices = of.slices;
+      attend(step, kernel);
+    });
+    finish_partial(end);
+  };
+  const auto ring_backward = [&] {
+    each_step([&](const Plan& of, auto&& part) {
+      BackwardArgs step = backward;
+      step.k = part(backward.k);
+      step.v = part(backward.v);
+      step.dk = part(backward.dk);
+      step.dv = part(backward.dv);
+      step.slices = of.slices;
+      step.add_keys = true;
+      attend_backward(step, kernel);
+    });
+  };
+  const auto time_forward = [&] {
+    if (c.ring) return times_of(ring_forward);
+    return on_device ? on_device->times(forward, &attend, kernel) : times_of([&] { attend(forward, kernel); });
+  };
+  const auto time_backward = [&] {
+    if (c.ring) return times_of(ring_backward);
+    return on_device ? on_device->times(backward, &attend_backward, kernel)
+                     : times_of([&] { attend_backward(backward, kernel); });
+  };
+  const Times ahead = time_forward(), back = time_backward();
   backward.deterministic = true;
-  const float same_ms = time_backward();
+  const Times same = time_backward();
   const double flop = static_cast<double>(pairs * c.heads_q * c.dim);
   const auto rate = [&](double per_pair, float ms) { return per_pair * flop / (static_cast<double>(ms) * 1e9); };
-  const auto d = [](float x) { return static_cast<double>(x); };
-  std::printf("%-16s %9.3f %8.0f %9.3f %8.0f %9.3f %8.0f\n", c.name.c_str(), d(forward_ms), rate(4, forward_ms),
-              d(backward_ms), rate(10, backward_ms), d(same_ms), rate(10, same_ms));
+  std::printf("%-16s", c.name.c_str());
+  for (const auto& [per_pair, t] : {std::pair{4, ahead}, {10, back}, {10, same}})
+    std::printf("   %8.3f %5.0f %5.0f", static_cast<double>(t.single), rate(per_pair, t.single), rate(per_pair, t.many));
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -207,8 +270,8 @@ int main(int count, char** arguments) {
     return 2;
   }
   if (asked.size() != 1)
-    std::printf("%-16s %9s %8s %9s %8s %9s %8s\n", "case", "fwd ms", "TFLOP/s", "bwd ms", "TFLOP/s", "same bits",
-                "TFLOP/s");
+    std::printf("milliseconds, TFLOP/s single and one after another\n%-16s   %-20s   %-20s   %s\n", "case", "forward",
+                "backward", "with the same bits");
   try {
     for (const BenchCase& c : cases)
       if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, kernel, graph);

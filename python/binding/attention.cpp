@@ -108,16 +108,6 @@ struct HeldExecutor {
   Executor executor;
 };
 
-ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
-                           std::string_view across, Index stages) {
-  return {.kind = schedule_kind(kind),
-          .key_order = key_order(key_order_name),
-          .head_groups = head_groups,
-          .inside = inside,
-          .across = schedule_kind(across),
-          .stages = stages};
-}
-
 nb::dict traffic_dict(const Traffic& t) {
   nb::dict out;
   out["bytes_sent"] = t.bytes_sent;
@@ -128,6 +118,16 @@ nb::dict traffic_dict(const Traffic& t) {
 }
 
 }  // namespace
+
+ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
+                           std::string_view across, Index stages) {
+  return {.kind = schedule_kind(kind),
+          .key_order = key_order(key_order_name),
+          .head_groups = head_groups,
+          .inside = inside,
+          .across = schedule_kind(across),
+          .stages = stages};
+}
 
 void bind_attention(nb::module_& m) {
   nb::class_<Settings>(m, "Settings")

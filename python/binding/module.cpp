@@ -45,4 +45,5 @@ NB_MODULE(_core, m) {
   weft::python::bind_prepare(m);
   weft::python::bind_rows(m);
   weft::python::bind_support(m);
+  weft::python::bind_draw(m);
 }

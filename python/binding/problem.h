@@ -1,8 +1,11 @@
 // The question and who holds what, as Python sees them.
 #pragma once
 
+#include <string_view>
+
 #include "weft/layout.h"
 #include "weft/mask.h"
+#include "weft/schedule.h"
 
 namespace weft::python {
 
@@ -11,5 +14,8 @@ struct PlacedLayouts {
   Packing packing;
   Layouts layouts;
 };
+
+ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
+                           std::string_view across, Index stages);
 
 }  // namespace weft::python

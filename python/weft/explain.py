@@ -1,13 +1,16 @@
 """Who holds which tokens, who sees whom, what each rank does and what each schedule moves."""
 
-from typing import Optional, Tuple, Union
+import html
+import pathlib
+from typing import Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _core
-from ._core import Mask, Packing, Problem
+from ._core import Layout, Mask, Packing, Problem
 from ._types import AnyLayout, Numbers
+from .cost import AnyMachine, machine as machine_of
 from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
@@ -15,16 +18,18 @@ _LETTERS = 26
 
 
 class Explanation:
-    """A problem on ranks in numbers; print it to see them.
+    """A problem on ranks: print it for numbers, leave it at the end of a notebook's cell for a page to look into.
 
-    packing, mask, layout; pairs [ranks] visible pairs of each rank's queries, balance (the largest over the mean);
-    traffic {schedule: bytes that the busiest rank receives in (forward, backward), or the reason why not}.
+    packing, mask, layout (the first one); pairs [ranks] visible pairs of each rank's queries, balance (the largest over
+    the mean); traffic {schedule: bytes that the busiest rank receives in (forward, backward), or the reason why not}.
+    html(), svg(): the page and the picture, with a panel for each layout and schedule; save(path) writes either.
     """
 
-    def __init__(self, packing, mask, layout, heads, dims, dtype):
-        self.packing, self.mask, self.layout = packing, mask, layout
+    def __init__(self, packing, mask, layouts, heads, dims, dtype, schedules, drawn):
+        self.packing, self.mask, self.layout, self.layouts = packing, mask, layouts[0], layouts
+        self.schedules, self._drawn, self._scene = schedules, drawn, None
         self.problem = Problem(packing, mask)
-        self.pairs = _core.pairs_by_rank(self.problem, layout)
+        self.pairs = _core.pairs_by_rank(self.problem, self.layout)
         mean = self.pairs.mean() if len(self.pairs) else 0
         self.balance = float(self.pairs.max() / mean) if mean else 1.0
         self.heads, self.dims, self.dtype = heads, dims, dtype
@@ -42,6 +47,33 @@ class Explanation:
         except _core.Error as e:
             return str(e)
         return tuple(busiest)
+
+    def _made(self):
+        if self._scene is None:
+            self._scene = _core.Scene(self.problem, self.layouts, self.schedules, *self.heads, self._dtype, *self.dims,
+                                      **self._drawn)
+        return self._scene
+
+    def html(self) -> str:
+        """The page: mask, work, bytes and timeline, in one file that needs no network."""
+        return self._made().html()
+
+    def svg(self) -> str:
+        """The same as a static picture."""
+        return self._made().svg()
+
+    def save(self, path: Union[str, pathlib.Path]) -> None:
+        """Writes the page (.html), the picture (.svg) or the text (.txt)."""
+        forms = {".html": self.html, ".svg": self.svg, ".txt": lambda: f"{self}\n"}
+        path = pathlib.Path(path)
+        if path.suffix not in forms:
+            raise _arrays.error(f"save('{path}'): there is no '{path.suffix}'", f"use {', '.join(forms)}")
+        path.write_text(forms[path.suffix](), encoding="utf-8")
+
+    def _repr_html_(self):
+        # In a frame of its own: styles and scripts of page and notebook do not meet.
+        return (f'<iframe title="weft.explain" sandbox="allow-scripts" style="width:100%;height:860px;border:0" '
+                f'srcdoc="{html.escape(self.html())}"></iframe>')
 
     def __str__(self):
         ranks = self.layout.ranks
@@ -96,16 +128,32 @@ def _letter(rank):
     return "." if rank < 0 else chr(ord("A") + int(rank) % _LETTERS)
 
 
-def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *, layout: AnyLayout = "zigzag", ranks: int = 1,
-            heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16") -> Explanation:
+def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
+            layout: Union[AnyLayout, Sequence[AnyLayout]] = "zigzag", ranks: int = 1, heads: Tuple[int, int] = (8, 8),
+            dims: Tuple[int, int] = (128, 128), dtype: str = "bf16", schedule: Union[str, Sequence[str]] = "all_gather",
+            machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
+            head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4) -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft
         >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
         >>> e.pairs.tolist(), round(e.balance, 3)
         ([14, 14, 14, 13], 1.018)
+
+    A notebook shows it as a page, with a panel for each layout and schedule: both may be lists.
     """
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)
-    return Explanation(packing, mask, layout_of(layout, packing, ranks, mask), tuple(heads), tuple(dims), dtype)
+    layouts = [layout_of(one, packing, ranks, mask) for one in _list(layout, "layout")]
+    drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
+                 inside=inside, across=across, stages=stages)
+    return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, _list(schedule, "schedule"), drawn)
+
+
+def _list(given, name):
+    if isinstance(given, (str, Layout)):
+        return [given]
+    if not given:
+        raise _arrays.error(f"{name} is an empty list", f"name at least one {name}")
+    return list(given)

@@ -89,13 +89,13 @@ std::vector<Kernel> all_kernels() {
 #ifdef WEFT_WITH_SM90
   all.push_back(
       {.name = "cuda.sm90",
-       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward as cuda.portable",
+       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward above 128 as cuda.portable",
        .refusal =
            [](const KernelRequest& request) {
              return sm90_refusal(properties_for(request), request);
            },
        .forward = cuda::sm90::forward,
-       .backward = cuda::portable_backward});
+       .backward = cuda::sm90::backward});
 #endif
 #ifdef WEFT_WITH_CUDA
   all.push_back(

@@ -190,6 +190,43 @@ TEST_P(GpuForward, HugeLogitsDoNotOverflowAndANanShows) {
   }
 }
 
+// Logits that grow from tile to tile of keys, in some rows beyond what exp can take, in rows beside them not at all.
+TEST_P(GpuForward, GrowingLogits) {
+  for (const Index width : {40, 128, 250}) {
+    SCOPED_TRACE(width);
+    KernelProblem problem{"",
+                          {.tq = 300,
+                           .tk = 900,
+                           .hq = 4,
+                           .hk = 2,
+                           .dqk = width,
+                           .dv = width,
+                           .dtype = dtype(),
+                           .scale = 1.0,
+                           .slices = {{0, 170, 5, 880, -kUnlimited, 700}, {180, 300, 0, 900, -120, 500}}}};
+    AttentionProblem& p = problem.p;
+    Random random(17);
+    p.fill(random);
+    std::vector<double> q = p.q.values(), k = p.k.values();
+    // An error of a logit is one of its share: what is asked of f32's norm holds for small logits.
+    const double most = dtype() == DType::f32 ? 0.5 : 30, steps[] = {0, 0.25, -1, 1, most / 4, most};
+    for (Index row = 0; row < p.tq; ++row)
+      for (Index head = 0; head < p.hq; ++head)
+        for (Index i = 0; i < p.dqk; ++i) {
+          double& x = q[at((row * p.hq + head) * p.dqk + i)];
+          x = i == 0 ? steps[at((row + 2 * head) % 6)] : x / 8;
+        }
+    for (Index key = 0; key < p.tk; ++key)
+      for (Index head = 0; head < p.hk; ++head) k[at((key * p.hk + head) * p.dqk)] = static_cast<double>(key / 64);
+    p.q.set_used(q, p.q_used);
+    p.k.set_used(k, p.k_used);
+    const Outputs got(p);
+    gpu_run(got, problem, Pass::forward);
+    Judge judge(dtype(), false);
+    judge.forward(got.forward, check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype())), p);
+  }
+}
+
 // f32 has its whole range: parts of it as bf16 neither overflow nor go under before the sum does.
 TEST(GpuForwardF32, LargeAndSmallValues) {
   if (find_kernel(kPortable).refusal({.dtype = DType::f32, .dim_qk = 8, .dim_v = 8, .device = DeviceKind::cuda}))

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "bench_gpu.h"
 #include "bench_memory.h"
 #include "bench_peer.h"
 #include "bench_predict.h"
@@ -15,6 +16,7 @@
 #include "bench_schedules.h"
 #include "calibrate.h"
 #include "json_file.h"
+#include "kernel_cases.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/version.h"
@@ -232,6 +234,7 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
+  if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
   for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }

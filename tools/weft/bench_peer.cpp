@@ -125,6 +125,12 @@ std::optional<int> Peer::prepare(const BenchTask& task, const Rival& rival, int 
                   {"dim", {c.dim_qk, c.dim_v}}});
 }
 
+std::optional<int> Peer::prepare_gpu(json question) {
+  question["do"] = "prepare";
+  question["device"] = "cuda";
+  question["threads"] = 1;
+  return prepare(question);
+}
 std::optional<int> Peer::prepare_gemm(DType dtype, Index size, int threads) {
   return prepare(
       {{"do", "prepare"}, {"what", "gemm"}, {"dtype", weft::name(dtype)}, {"threads", threads}, {"size", size}});

@@ -29,6 +29,8 @@ class Peer {
   // None if the peer refuses, which is then said on stderr.
   std::optional<int> prepare(const BenchTask& task, const Rival& rival, int threads);
   std::optional<int> prepare_gemm(DType dtype, Index size, int threads);
+  // On the GPU: a question's own words; "do" and "device" are added.
+  std::optional<int> prepare_gpu(nlohmann::json question);
   double time(int id, int threads);
   void forget();
 

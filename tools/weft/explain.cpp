@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "drawn.h"
 #include "json_file.h"
 #include "micro.h"
 #include "numbers.h"
@@ -78,16 +79,23 @@ json to_json(const check::Case& c, const Problem& problem, const Shares& all, Ke
 }  // namespace
 
 const std::vector<FlagSpec>& explain_flags() {
-  static const std::vector<FlagSpec> flags = {
+  static const std::vector<FlagSpec> own = {
       {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
       {"view", "NAME", "auto (default), picture or table"},
       {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
       {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all = own;
+    all.insert(all.end(), drawn_flags().begin(), drawn_flags().end());
+    return all;
+  }();
   return flags;
 }
 
 int explain(const Flags& flags) {
+  if (asks_for_drawing(flags)) return explain_drawn(flags);
+  refuse_drawn_flags(flags);
   if (flags.given("support")) return explain_support(flags);
   if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);

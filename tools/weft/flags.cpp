@@ -106,6 +106,24 @@ void Flags::exclude(std::string_view name, const std::vector<std::string_view>& 
   }
 }
 
+std::string Flags::words() const {
+  constexpr std::size_t kLongest = 400;
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:=_-+/@%";
+  std::string all;
+  for (const auto& [name, value] : values_) {
+    all += " --" + name;
+    if (value.empty()) continue;
+    std::string shown = value.size() > kLongest ? value.substr(0, kLongest) + "…" : value;
+    if (shown.find_first_not_of(kPlain) != std::string::npos) {
+      for (std::size_t at = shown.find('\''); at != std::string::npos; at = shown.find('\'', at + 4))
+        shown.replace(at, 1, "'\\''");
+      shown = "'" + shown + "'";
+    }
+    all += " " + shown;
+  }
+  return all;
+}
+
 unsigned long long seed_of(const Flags& flags) {
   const std::string text = flags.text("seed", "0");
   unsigned long long seed = 0;

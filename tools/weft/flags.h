@@ -40,6 +40,8 @@ class Flags {
   Index whole(std::string_view name, Index otherwise, std::string_view example) const;
   // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
   void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
+  // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
+  std::string words() const;
 
  private:
   void add(CLI::App& verb, std::string_view group, const FlagSpec& flag);

@@ -154,21 +154,8 @@ std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string
   return ranks;
 }
 
-JsonOutput::JsonOutput(const std::string* path) {
-  if (!path) return;
-  path_ = *path;
-  file_.reset(std::fopen(path_.c_str(), "wb"));
-  if (!file_)
-    throw Error(fmt::format("--json: cannot write '{}': {}", path_, std::strerror(errno)),
-                "give a file in a folder that exists and can be written");
-}
-
 void JsonOutput::write(const json& value) {
-  if (!file_) return;
-  const std::string text = value.dump(2) + "\n";
-  const bool written = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size();
-  if (!written || std::fflush(file_.get()) != 0)
-    throw Error(fmt::format("--json: cannot write '{}': {}", path_, std::strerror(errno)), "make room for the file");
+  if (file_) file_.write(value.dump(2) + "\n");
 }
 
 }  // namespace weft::tool

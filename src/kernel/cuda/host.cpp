@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "cuda/check.h"
@@ -11,6 +12,15 @@
 namespace weft::cuda {
 
 constexpr double kLog2E = 1.44269504088896341;
+
+Source source(const ConstTensorView& view, DType compute) {
+  const Index size = size_of(view.dtype);
+  const auto aligned = [&](Index elements) { return elements * size % 16 == 0; };
+  const bool direct = size <= 4 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.dim % 8 == 0 &&
+                      (aligned(view.row_stride) || view.rows == 1) && (aligned(view.head_stride) || view.heads == 1) &&
+                      (view.inner == 0 || aligned(view.outer_stride));
+  return {view, direct, view.dtype == compute};
+}
 
 double scale_of(const Attention& attention, Index dim) {
   return attention.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));

@@ -12,6 +12,7 @@ namespace weft::cuda {
 inline cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
 inline SinkLogits sink_of(const Sink& sink) { return {sink.kind != Sink::Kind::none, sink.logits}; }
 
+Source source(const ConstTensorView& view, DType compute);
 double scale_of(const Attention& attention, Index dim);
 // A logit in base 2 is factor·score, or factor·tanh(bend·score). No bend: there is no cap, or the scale is so small
 // that it caps nothing.

@@ -62,9 +62,11 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
         visit(n, static_cast<std::size_t>(t - ranges_of_rows.begin()));
     }
   };
+  // A tile with few rows walks as far as a full one: it costs what it meets on the other side.
   each([&](std::size_t n, std::size_t t) {
     ++begin[t + 1];
-    cost[t] += visible_pairs(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end));
+    const Slice met = trimmed(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end), true);
+    if (met.q_begin < met.q_end) cost[t] += rows_of(met, side == Side::query ? Side::key : Side::query).size();
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int> members(static_cast<std::size_t>(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);

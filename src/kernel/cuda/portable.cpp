@@ -18,15 +18,6 @@ namespace {
 
 constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
 
-Source source(const ConstTensorView& view, DType compute) {
-  const Index size = size_of(view.dtype);
-  const auto aligned = [&](Index elements) { return elements * size % 16 == 0; };
-  const bool direct = size <= 4 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.dim % 8 == 0 &&
-                      (aligned(view.row_stride) || view.rows == 1) && (aligned(view.head_stride) || view.heads == 1) &&
-                      (view.inner == 0 || aligned(view.outer_stride));
-  return {view, direct, view.dtype == compute};
-}
-
 }  // namespace
 
 GpuProperties gpu_properties(int device) {

@@ -1,5 +1,5 @@
-// The Hopper forward's shared memory, and the warpgroup that fills it: one thread hands out tiles and fetches, a warp
-// mends V, two write what no slice touches.
+// The Hopper forward's shared memory, and the warpgroup that fills it: one thread hands out tiles and fetches Q and K,
+// one fetches V, a warp mends V, one writes what no slice touches.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -13,7 +13,7 @@ template <Width kWidth>
 struct Shared {
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr unsigned kQBytes = kShape.q_bytes(), kKBytes = kShape.k_bytes(), kVBytes = kShape.v_bytes();
-  static constexpr int kStages = kShape.stages, kQBuffers = kShape.q_buffers;
+  static constexpr int kK = kShape.k_stages, kV = kShape.v_stages, kQBuffers = kShape.q_buffers;
   unsigned base;
 
   __device__ unsigned q(int buffer) const { return base + static_cast<unsigned>(buffer) * kQBytes; }
@@ -21,28 +21,32 @@ struct Shared {
     return base + kQBuffers * kQBytes + static_cast<unsigned>(stage) * kKBytes;
   }
   __device__ unsigned v(int stage) const {
-    return base + kQBuffers * kQBytes + kStages * kKBytes + static_cast<unsigned>(stage) * kVBytes;
+    return base + kQBuffers * kQBytes + kK * kKBytes + static_cast<unsigned>(stage) * kVBytes;
   }
   __device__ unsigned step(int stage) const {
     return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * 32;
   }
   __device__ unsigned barrier(int n) const {
-    return base + static_cast<unsigned>(kShape.tile_bytes()) + kStages * 32 + static_cast<unsigned>(n) * 8;
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + kK * 32 + static_cast<unsigned>(n) * 8;
   }
   // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
   __device__ unsigned k_full(int s) const { return barrier(s); }
-  __device__ unsigned k_free(int s) const { return barrier(kStages + s); }
-  __device__ unsigned v_full(int s) const { return barrier(2 * kStages + s); }
-  __device__ unsigned v_free(int s) const { return barrier(3 * kStages + s); }
-  __device__ unsigned v_raw(int s) const { return barrier(4 * kStages + s); }
-  __device__ unsigned q_full(int b) const { return barrier(5 * kStages + b); }
-  __device__ unsigned q_free(int b) const { return barrier(5 * kStages + kQBuffers + b); }
+  __device__ unsigned k_free(int s) const { return barrier(kK + s); }
+  __device__ unsigned step_full(int s) const { return barrier(2 * kK + s); }  // the step is written
+  __device__ unsigned v_full(int s) const { return barrier(3 * kK + s); }
+  __device__ unsigned v_free(int s) const { return barrier(3 * kK + kV + s); }
+  __device__ unsigned v_raw(int s) const { return barrier(3 * kK + 2 * kV + s); }
+  __device__ unsigned q_full(int b) const { return barrier(3 * kK + 3 * kV + b); }
+  __device__ unsigned q_free(int b) const { return barrier(3 * kK + 3 * kV + kQBuffers + b); }
 
   __device__ void init() const {
     constexpr int kWarps = 4 * kShape.groups;
-    for (int s = 0; s < kStages; ++s) {
+    for (int s = 0; s < kK; ++s) {
       barrier_init(k_full(s), 1);
-      barrier_init(k_free(s), kWarps + 1);  // and the mending warp, which reads the step
+      barrier_init(k_free(s), kWarps + 2);  // and those who fetch and mend V, who read the step
+      barrier_init(step_full(s), 1);
+    }
+    for (int s = 0; s < kV; ++s) {
       barrier_init(v_full(s), 1);
       barrier_init(v_free(s), kWarps);
       barrier_init(v_raw(s), 1);
@@ -75,6 +79,11 @@ __device__ inline Step read_step(unsigned at) {
                : "r"(at));
   return s;
 }
+__device__ inline int read_flags(unsigned at) {
+  int flags;
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(flags) : "r"(at));
+  return flags;
+}
 __device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
   asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -83,27 +92,48 @@ __device__ inline StepTile read_tile(unsigned at) {
   asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.row), "=r"(t.rows_unit) : "r"(at + 16));
   return t;
 }
+// Its first key, and the K/V head.
+__device__ inline int2 read_place(unsigned at) {
+  int2 place;
+  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(place.x), "=r"(place.y) : "r"(at + 24));
+  return place;
+}
 // Rows of a tile of queries.
 __device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
   if (call.tile_rows != nullptr) return call.tile_rows[tile];
   return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
 }
 
-// One thread: hands out tiles, walks, fetches.
+// Tiles are handed out longest first. Unit by unit would keep K and V in the cache, but the last unit's longest tile
+// would then start when others are done; so the longest eighth goes first unit by unit, then the next eighth, the next
+// quarter, the rest.
+struct Item {
+  int unit, tile;
+};
+__device__ inline Item item_at(int item, int tiles, int units) {
+  int begin = 0;
+  for (int eighths = 1; eighths < 8; eighths *= 2) {
+    const int end = static_cast<int>(static_cast<Index>(tiles) * eighths / 8);
+    if (item < end * units) return {(item - begin * units) / (end - begin), begin + (item - begin * units) % (end - begin)};
+    begin = end;
+  }
+  return {(item - begin * units) / (tiles - begin), begin + (item - begin * units) % (tiles - begin)};
+}
+
+// One thread: hands out tiles, walks, fetches Q and K.
 template <Width kWidth>
 __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   prefetch_map(call.q);
   prefetch_map(call.k);
-  prefetch_map(call.v);
-  Ring<kShape.stages> stage;
+  Ring<kShape.k_stages> stage;
   Ring<kShape.q_buffers> buffer;
   const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
   const int items = call.tiles * call.units;
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
     const int item = next;
-    next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);  // looked at when this tile is done
-    const int unit = item / call.tiles, tile = call.list.order[item % call.tiles];
+    const Item at = item_at(item, call.tiles, call.units);
+    const int unit = at.unit, tile = call.list.order[at.tile];
     const int2 rows = rows_of_tile(call, tile);
     const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
     StepWalk<kShape.keys> walk(call.list, tile, rows.x, rows.y - rows.x);
@@ -123,24 +153,46 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       wait(shared.k_free(stage.at), stage.parity ^ 1);
       write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
-      if (first) write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, 0, 0);
+      write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, key, kv_head);
+      arrive(shared.step_full(stage.at));
       arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
       for (int box = 0; box < kShape.k / 64; ++box)
         load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
                  64 * box, kv_head, key);
-      wait(shared.v_free(stage.at), stage.parity ^ 1);
-      const unsigned v_full = (step.flags & Step::kMended) != 0 ? shared.v_raw(stage.at) : shared.v_full(stage.at);
-      arrive_expecting(v_full, kShape.v_bytes());
-      for (int box = 0; box < kShape.v / 64; ++box)
-        load_box(shared.v(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.v, v_full, 64 * box, kv_head,
-                 key);
       stage.next();
       first = false;
     }
+    // Only now: what a block holds back, others that are done could do. The math is steps behind and does not wait.
+    next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);
   }
   wait(shared.k_free(stage.at), stage.parity ^ 1);
   write_four(shared.step(stage.at), Step::kStop, 0, 0, 0);
+  arrive(shared.step_full(stage.at));
   arrive(shared.k_full(stage.at));
+}
+
+// Another: V. It is free later than K, and K does not wait for that.
+template <Width kWidth>
+__device__ void fetch_values(const ForwardCall& call, const Shared<kWidth>& shared) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  prefetch_map(call.v);
+  Ring<kShape.k_stages> stage;
+  Ring<kShape.v_stages> values;
+  while (true) {
+    wait(shared.step_full(stage.at), stage.parity);
+    const Step step = read_step(shared.step(stage.at));
+    const int2 where = read_place(shared.step(stage.at));
+    arrive(shared.k_free(stage.at));
+    if ((step.flags & Step::kStop) != 0) return;
+    wait(shared.v_free(values.at), values.parity ^ 1);
+    const unsigned full = (step.flags & Step::kMended) != 0 ? shared.v_raw(values.at) : shared.v_full(values.at);
+    arrive_expecting(full, kShape.v_bytes());
+    for (int box = 0; box < kShape.v / 64; ++box)
+      load_box(shared.v(values.at) + static_cast<unsigned>(box * kShape.keys * 128), call.v, full, 64 * box, where.y,
+               where.x);
+    stage.next();
+    values.next();
+  }
 }
 
 // A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
@@ -148,42 +200,44 @@ template <Width kWidth>
 __device__ void mend(const Shared<kWidth>& shared) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  Ring<kShape.stages> stage;
+  Ring<kShape.k_stages> stage;
+  Ring<kShape.v_stages> values;
   unsigned raw_parity = 0;  // a bit a stage
   while (true) {
-    wait(shared.k_full(stage.at), stage.parity);
+    wait(shared.step_full(stage.at), stage.parity);
     const Step step = read_step(shared.step(stage.at));
     __syncwarp();
     if (lane == 0) arrive(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
     if ((step.flags & Step::kMended) != 0) {
-      wait(shared.v_raw(stage.at), raw_parity >> stage.at & 1);
-      raw_parity ^= 1u << stage.at;
+      wait(shared.v_raw(values.at), raw_parity >> values.at & 1);
+      raw_parity ^= 1u << values.at;
       const int begin = Step::low(step.keys), end = Step::high(step.keys);
       // 16 bytes a lane, four rows at a time.
       for (int box = 0; box < kShape.v / 64; ++box)
         for (int key = lane / 8; key < kShape.keys; key += 4)
           if (key < begin || key >= end)
-            write_four(shared.v(stage.at) + static_cast<unsigned>((box * kShape.keys + key) * 128 + lane % 8 * 16), 0, 0,
+            write_four(shared.v(values.at) + static_cast<unsigned>((box * kShape.keys + key) * 128 + lane % 8 * 16), 0, 0,
                        0, 0);
       stores_visible();
       __syncwarp();
-      if (lane == 0) arrive(shared.v_full(stage.at));
+      if (lane == 0) arrive(shared.v_full(values.at));
     }
     stage.next();
+    values.next();
   }
 }
 
-// Two warps: rows of tiles without slices.
+// A warp: rows of tiles without slices.
 __device__ inline void clear_rest(const ForwardCall& call) {
   if (call.partial.states != nullptr) return;  // they keep what they have
-  const int thread = static_cast<int>(threadIdx.x) - 64;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
     const int2 range = call.list.ranges[tile];
     if (range.x < range.y) continue;
     const int2 rows = rows_of_tile(call, tile);
     const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
-    for (int i = thread; i < (rows.y - rows.x) * call.heads_q * words; i += 64) {
+    for (int i = lane; i < (rows.y - rows.x) * call.heads_q * words; i += 32) {
       const int row = rows.x + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
       const Index at = offset_of(call.out, row, head);
       static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;

@@ -13,6 +13,7 @@
 
 #include "cuda/launch.h"
 #include "kernel/cuda/sm90/fetch.cuh"
+#include "kernel/cuda/sm90/warp_scores.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
@@ -63,46 +64,58 @@ struct FloatRow {
   }
 };
 
-template <class N, Width kWidth, bool kBent>
+// kMore: there may be a softcap, a scale that is not positive, or somebody who asks for the largest logits (max_logit;
+// partial states, which hold it).
+template <class N, Width kWidth, bool kMore>
 struct ForwardMath {
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
+  static constexpr int kEights = kKeys / 8, kEarly = kShape.early;
+  static constexpr float kLargeSum = 1 << 14;  // of 32 shares of a lane; f16 has room for each
 
   const ForwardCall& call;
   const Shared<kWidth> shared;
-  const int group;           // of warps
-  int row_of[2], head_of[2];  // within a tile; what is computed of a row past it goes nowhere
+  const int group;  // of warps
+  unsigned places;  // of the lane's two rows in a tile: rows, then heads, a byte each
   float o[kV / 2], s[kKeys / 2];
   unsigned p[kKeys / 4];
-  float top[2], total[2];  // largest score; this lane's share of the sum
-  float shrink[2];
+  // Shares are taken against a score of the row that was the largest when it was taken: that of the row's first step,
+  // until shares sum to more than kLargeSum. So most steps need not look for their largest.
+  float against[2];  // times the factor
+  float total[2];    // this lane's share of the sum
+  float peak[2];     // largest score of all, if kMore
+  int unseen;        // bit i: row i of the lane has seen no key yet
+  Ring<kShape.k_stages> stage;   // of this step's K
+  Ring<kShape.v_stages> before;  // of the last one's V
+  Ring<kShape.q_buffers> buffer;
+  int flags;  // of this step
+  StepTile tile;
 
   __device__ __forceinline__ ForwardMath(const ForwardCall& c, const Shared<kWidth>& sh, int g)
-      : call(c), shared(sh), group(g) {
+      : call(c), shared(sh), group(g), places(0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4 +
                     8 * i;
-      row_of[i] = m / call.heads;
-      head_of[i] = m % call.heads;
-      if (row_of[i] >= call.rows) row_of[i] = 0x3fff;
-      top[i] = kMinusInfinity<float>;
-      total[i] = 0;
+      const int row = m / call.heads;  // what is computed of a row past the tile goes nowhere
+      places |= static_cast<unsigned>(min(row, 255) | m % call.heads << 16) << (8 * i);
     }
   }
+  __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
+  __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
 
-  __device__ __forceinline__ void multiply_scores(int buffer, int stage) {
-    const unsigned q = tile_at(shared.q(buffer) + static_cast<unsigned>(group) * 8192);
-    const unsigned k = tile_at(shared.k(stage));
+  __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
+    const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
+    const unsigned k = tile_at(shared.k(k_at));
 #pragma unroll
     for (int i = 0; i < kShape.k / 16; ++i)
       product<kBf16>(s, moved(q, static_cast<unsigned>(i / 4 * kShape.rows() * 128 + i % 4 * 32)),
                      moved(k, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)), i > 0);
     products_commit();
   }
-  __device__ __forceinline__ void multiply_values(int stage, bool add) {
-    const unsigned v = tile_at<kKeys * 128>(shared.v(stage));
+  __device__ __forceinline__ void multiply_values(int v_at, bool add) {
+    const unsigned v = tile_at<kKeys * 128>(shared.v(v_at));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
       const unsigned a[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
@@ -111,97 +124,162 @@ struct ForwardMath {
     products_commit();
   }
 
-  __device__ __forceinline__ void hide(const Step& step) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Seen seen = keys_of_row(step, row_of[i]);
-      const int first = seen.first - 2 * static_cast<int>(threadIdx.x % 4);
-      const unsigned span = seen.last >= seen.first ? static_cast<unsigned>(seen.last - seen.first) : 0u;
-      const bool none = seen.last < seen.first;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (none || static_cast<unsigned>(8 * n + j - first) > span) s[4 * n + 2 * i + j] = kMinusInfinity<float>;
-    }
+  // A bit for each of the lane's keys of a row, two of every eight: those of the first `count` keys of the step.
+  __device__ __forceinline__ static unsigned keys_below(int count) {
+    const int own = max(0, count - 2 * static_cast<int>(threadIdx.x % 4));
+    const int bits = own / 8 * 2 + min(own % 8, 2);
+    return bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
   }
-
-  // Scores become shares against the new maximum.
-  __device__ __forceinline__ void make_shares() {
-    const float factor = call.scores.factor;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float most = max_nan(s[2 * i], s[2 * i + 1]);
-#pragma unroll
-      for (int n = 1; n < kKeys / 8; ++n) most = max_nan(most, max_nan(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
-      most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      most = max_nan(top[i], most);
-      // A row without keys so far: anything finite will do, and -inf - -inf would not.
-      const float against = most == kMinusInfinity<float> ? 0.0f : __fmul_rn(most, factor);
-      // Not fused: exactly 1 where the largest stays the largest.
-      shrink[i] = exp2_fast(__fsub_rn(__fmul_rn(top[i], factor), against));
-      top[i] = most;
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float share = exp2_fast(fmaf(s[4 * n + 2 * i + j], factor, -against));
-          s[4 * n + 2 * i + j] = share;
-          sum += share;
-        }
-      total[i] = fmaf(total[i], shrink[i], sum);
-    }
-  }
-  // Two ways that differ in their last word: the compiler would make one of them, and then move the wait for the
-  // products with V from behind the shares to before them.
-  __device__ __forceinline__ void softmax(const Step& step) {
-    if constexpr (kBent) {
+  // Scores as they count: bent, and -inf where the row does not see the key.
+  __device__ __forceinline__ void bend_and_hide(int now, int k_at) {
+    if constexpr (kMore) {
       const float bend = call.scores.bend * call.sign;
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
     }
-    if ((step.flags & Step::kMasked) != 0) {
-      hide(step);
-      make_shares();
-      settle(s);
-      asm volatile("// some seen\n" ::: "memory");
-    } else {
-      make_shares();
-      settle(s);
-      asm volatile("// all seen\n" ::: "memory");
+    if ((now & Step::kMasked) == 0) return;
+    const Step step = read_step(shared.step(k_at));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Seen seen = keys_of_row(step, row_of(i));
+      const unsigned shown = seen.last < seen.first ? 0u : keys_below(seen.last + 1) & ~keys_below(seen.first);
+#pragma unroll
+      for (int n = 0; n < kEights; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          if ((shown >> (2 * n + j) & 1) == 0) s[4 * n + 2 * i + j] = kMinusInfinity<float>;
     }
   }
+  // Each row's largest score of the step.
+  __device__ __forceinline__ void find_largest(float (&largest)[2]) {
+    float most[4] = {s[0], s[1], s[2], s[3]};  // of either row, in two chains
+#pragma unroll
+    for (int n = 1; n < kEights; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most[i] = max_nan(most[i], s[4 * n + i]);
+    largest[0] = max_nan(most[0], most[1]);
+    largest[1] = max_nan(most[2], most[3]);
+#pragma unroll
+    for (int bit = 1; bit <= 2; ++bit)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) largest[i] = max_nan(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], bit));
+  }
+  __device__ __forceinline__ void raise_peak() {
+    if constexpr (kMore) {
+      if (call.max_logit == nullptr && call.partial.states == nullptr) return;
+      float largest[2];
+      find_largest(largest);
+      peak[0] = max_nan(peak[0], largest[0]);
+      peak[1] = max_nan(peak[1], largest[1]);
+    }
+  }
+
+  // A new tile.
+  __device__ __forceinline__ void begin_rows() {
+    unseen = (row_of(0) < tile.rows() ? 1 : 0) | (row_of(1) < tile.rows() ? 2 : 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      against[i] = 0;  // anything finite will do while there are no keys
+      peak[i] = kMinusInfinity<float>;
+      total[i] = 0;
+    }
+  }
+  // Rows whose first keys these are take their shares against the largest.
+  __device__ __forceinline__ void look_at_first_keys() {
+    float largest[2];
+    find_largest(largest);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if ((unseen >> i & 1) != 0 && largest[i] != kMinusInfinity<float>) {
+        against[i] = __fmul_rn(largest[i], call.scores.factor);
+        unseen ^= 1 << i;
+      }
+  }
+  // Scores of the keys' eights [kFrom, kTo) become shares.
+  template <int kFrom, int kTo>
+  __device__ __forceinline__ void make_shares(float (&sum)[2]) {
+#pragma unroll
+    for (int n = kFrom; n < kTo; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float share = exp2_fast(fmaf(s[4 * n + 2 * i + j], call.scores.factor, -against[i]));
+          s[4 * n + 2 * i + j] = share;
+          sum[i] += share;
+        }
+  }
+  template <int kFrom, int kTo>
   __device__ __forceinline__ void round_shares() {
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
+    for (int i = 2 * kFrom; i < 2 * kTo; ++i) {
       unsigned one[1];
       N::pack(one, s[2 * i], s[2 * i + 1]);
       p[i] = one[0];
     }
   }
-  __device__ __forceinline__ void shrink_sums() {
-    if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;  // times 1
+  // Shares of a row grew too large: they are made again, against this step's largest score. Products of a warpgroup would
+  // need all its warps, so the warp multiplies for itself. Rows beside such a row keep their bits.
+  __device__ __forceinline__ void make_shares_again(int now, float (&sum)[2]) {
+    const int warp = static_cast<int>(threadIdx.x % 128) / 32;
+    scores_by_warp<N, kShape.k>(s, shared.q(q_of(now)) + static_cast<unsigned>((group * 64 + warp * 16) * 128),
+                                kShape.rows() * 128, shared.k(k_of(now)), kKeys * 128);
+    bend_and_hide(now, k_of(now));
+    float largest[2], shrink[2];
+    find_largest(largest);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float most = sum[i];  // of the row's four lanes
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      const bool again = most > kLargeSum;
+      const float old = against[i];
+      if (again) against[i] = __fmul_rn(largest[i], call.scores.factor);
+      shrink[i] = again ? exp2_fast(__fsub_rn(old, against[i])) : 1.0f;
+      total[i] *= shrink[i];
+      float fresh = 0;
+#pragma unroll
+      for (int n = 0; n < kEights; ++n) {
+        const float x = exp2_fast(fmaf(s[4 * n + 2 * i], call.scores.factor, -against[i]));
+        const float y = exp2_fast(fmaf(s[4 * n + 2 * i + 1], call.scores.factor, -against[i]));
+        fresh += x;
+        fresh += y;
+        unsigned one[1];
+        N::pack(one, x, y);
+        if (again) p[2 * n + i] = one[0];
+      }
+      if (again) sum[i] = fresh;
+    }
 #pragma unroll
     for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
   }
 
   // A finished tile to its rows.
-  __device__ __forceinline__ void store(const StepTile& tile, const float (&most)[2], const float (&sums)[2]) {
+  struct Rows {
+    float against[2], total[2], peak[2];
+  };
+  __device__ __forceinline__ Rows rows_now() const {
+    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}};
+  }
+  __device__ __forceinline__ void store(const Rows& rows) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = sums[i];
+      float sum = rows.total[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int row = tile.row + row_of[i], head = tile.unit() * call.heads + head_of[i];
-      const bool valid = row_of[i] < tile.rows();
+      const int row = tile.row + row_of(i), head = tile.unit() * call.heads + head_of(i);
+      const bool valid = row_of(i) < tile.rows();
       RowState<float> state;
-      if (most[i] != kMinusInfinity<float>) state = {most[i] * (call.scores.factor * kLn2), sum};
-      if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
-        atomicMax(call.max_logit + head, ordered(state.max));
-      if (call.partial.states != nullptr) {
-        if (valid && !is_empty(state)) merge_into(row, head, i, state);
+      if (sum != 0) state = {rows.against[i] * kLn2, sum};  // a row's first share is 1
+      if constexpr (kMore)
+        if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
+          atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
+      if (kMore && call.partial.states != nullptr) {
+        if (!valid || is_empty(state)) continue;
+        // Against the largest of all, as states are.
+        const float largest = __fmul_rn(rows.peak[i], call.scores.factor);
+        const float shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
+        merge_into(row, head, i, {largest * kLn2, sum * shrink}, shrink);
         continue;
       }
       FinishedRow<float> done;
@@ -211,10 +289,13 @@ struct ForwardMath {
           store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done.lse);
       }
       if (!valid && !call.wide_out) continue;
-      // A row without keys: its sums are zeros times anything finite, or were never written.
-      const bool empty = is_empty(state);
+      // A row without keys: its sums are zeros times anything.
+      if (is_empty(state)) {
+#pragma unroll
+        for (int n = 0; n < kV / 8; ++n) o[4 * n + 2 * i] = o[4 * n + 2 * i + 1] = 0;
+      }
       // A zero that shrank to -0 is 0 again.
-      const auto value = [&](int n, int j) { return empty ? 0.0f : o[4 * n + 2 * i + j] * done.weight + 0.0f; };
+      const auto value = [&](int n, int j) { return fmaf(o[4 * n + 2 * i + j], done.weight, 0.0f); };
       if (!call.wide_out) {
         const FloatRow to(call.out, row, head);
 #pragma unroll
@@ -237,7 +318,7 @@ struct ForwardMath {
       }
     }
   }
-  __device__ __forceinline__ void merge_into(int row, int head, int i, const RowState<float>& state) {
+  __device__ __forceinline__ void merge_into(int row, int head, int i, const RowState<float>& state, float shrink) {
     RowState<float>& kept = call.partial.states[static_cast<Index>(row) * call.heads_q + head];
     const RowState<float> old = kept;
     const MergedState<float> merged = merge(state, old);
@@ -245,15 +326,24 @@ struct ForwardMath {
     if (threadIdx.x % 4 == 0) kept = merged.state;
     const FloatRow to(call.partial.sums, row, head);
     const bool first = is_empty(old);
+    // Eight loads at a time: the compiler does not take one before the store that comes before it.
 #pragma unroll
-    for (int n = 0; n < kV / 8; ++n) {
-      float x = o[4 * n + 2 * i] + 0.0f, y = o[4 * n + 2 * i + 1] + 0.0f;  // not -0
+    for (int from = 0; from < kV / 8; from += 8) {
+      float2 before[8];
       if (!first) {
-        const float2 before = to.load(n);
-        x = merged(x, before.x);
-        y = merged(y, before.y);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) before[n] = to.load(from + n);
       }
-      to.store(n, x, y);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const int at = 4 * (from + n) + 2 * i;
+        float x = fmaf(o[at], shrink, 0.0f), y = fmaf(o[at + 1], shrink, 0.0f);  // not -0
+        if (!first) {
+          x = merged(x, before[n].x);
+          y = merged(y, before[n].y);
+        }
+        to.store(from + n, x, y);
+      }
     }
   }
 
@@ -277,15 +367,27 @@ struct ForwardMath {
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(1 + (group + 1) % kGroups, 256); }
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
+  __device__ __forceinline__ void await_step() {
+    wait(shared.k_full(stage.at), stage.parity);
+    flags = read_flags(shared.step(stage.at));
+  }
+  // Flags of a step and places in the rings, in one number that is the same in all lanes, and said so: what is made of it
+  // is then made by the uniform half of the machine.
+  static constexpr int kFresh = 1 << 20, kUnseen = 1 << 21;  // the sums are another tile's; a row has seen no key yet
+  __device__ __forceinline__ int all_of_step(bool fresh) const {
+    const int own = flags | stage.at << 8 | before.at << 12 | buffer.at << 16 | (fresh ? kFresh : 0) |
+                    (unseen != 0 ? kUnseen : 0);
+    return static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(own)));
+  }
+  __device__ static int k_of(int now) { return now >> 8 & 15; }
+  __device__ static int v_of(int now) { return now >> 12 & 15; }
+  __device__ static int q_of(int now) { return now >> 16 & 15; }
 
   __device__ __forceinline__ void run() {
     if (group == kGroups - 1) named_arrive(1, 256);  // the first one's turn
-    Ring<kShape.stages> stage, before;
-    Ring<kShape.q_buffers> buffer;
-    wait(shared.k_full(0), 0);
-    Step step = read_step(shared.step(0));
-    if ((step.flags & Step::kStop) != 0) return;
-    StepTile tile = read_tile(shared.step(0));
+    await_step();
+    if ((flags & Step::kStop) != 0) return;
+    tile = read_tile(shared.step(0));
     wait(shared.q_full(0), 0);
     await_turn();
     begin_products();
@@ -293,72 +395,100 @@ struct ForwardMath {
     pass_turn();
     products_wait<0>();
     settle(s);
-    release(step, stage, buffer);
-    softmax(step);
-    round_shares();
+    begin_rows();
+    bend_and_hide(flags, 0);
+    raise_peak();
+    look_at_first_keys();
+    make_shares<0, kEights>(total);
+    round_shares<0, kEights>();
+    release(flags, 0);
+    wait(shared.v_full(0), 0);
+    stage.next();
+    await_step();
     bool fresh = true;  // the sums are another tile's
     while (true) {
-      stage.next();
-      wait(shared.k_full(stage.at), stage.parity);
-      step = read_step(shared.step(stage.at));
-      if ((step.flags & Step::kStop) != 0) break;
-      const bool first = (step.flags & Step::kFirst) != 0;
-      StepTile next_tile = tile;
-      if (first) {
-        next_tile = read_tile(shared.step(stage.at));
-        wait(shared.q_full(buffer.at), buffer.parity);
+      while ((flags & (Step::kFirst | Step::kStop)) == 0) {
+        next_step<false>(fresh);
+        fresh = false;
       }
-      wait(shared.v_full(before.at), before.parity);
-      await_turn();
-      begin_products();
-      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
-      const int where = static_cast<int>(
-          __reduce_or_sync(0xffffffffu, static_cast<unsigned>(stage.at | before.at << 4 | buffer.at << 8 |
-                                                              (fresh ? 1 << 12 : 0))));
-      multiply_scores(where >> 8 & 15, where & 15);
-      multiply_values(where >> 4 & 15, where >> 12 == 0);
-      pass_turn();
-      products_wait<1>();
-      settle(s);
-      release(step, stage, buffer);
-      const float most[2] = {top[0], top[1]}, sums[2] = {total[0], total[1]};
-      if (first) {
-        top[0] = top[1] = kMinusInfinity<float>;
-        total[0] = total[1] = 0;
-      }
-      softmax(step);
-      products_wait<0>();
-      settle(o);
-      if (leads()) arrive(shared.v_free(before.at));
-      before.next();
-      if (first)
-        store(tile, most, sums);
-      else
-        shrink_sums();
-      fresh = first;
-      tile = next_tile;
-      round_shares();
+      if ((flags & Step::kStop) != 0) break;
+      next_step<true>(fresh);
+      fresh = true;
     }
-    wait(shared.v_full(before.at), before.parity);
     begin_products();
     multiply_values(before.at, !fresh);
     products_wait<0>();
     settle(o);
-    store(tile, top, total);
+    store(rows_now());
   }
-  // The scores are there: K is read, and Q if that was its last tile of keys.
-  __device__ __forceinline__ void release(const Step& step, const Ring<kShape.stages>& stage,
-                                          Ring<kShape.q_buffers>& buffer) const {
-    const bool last = (step.flags & Step::kLast) != 0;
-    if (leads()) {
-      arrive(shared.k_free(stage.at));
-      if (last) arrive(shared.q_free(buffer.at));
+
+  // kFirst: of another tile than the step before.
+  template <bool kFirst>
+  __device__ __forceinline__ void next_step(bool fresh) {
+    const int now = all_of_step(fresh);
+    StepTile next_tile;
+    if constexpr (kFirst) {
+      next_tile = read_tile(shared.step(stage.at));
+      wait(shared.q_full(buffer.at), buffer.parity);
     }
-    if (last) buffer.next();
+    await_turn();
+    begin_products();
+    multiply_scores(q_of(now), k_of(now));
+    multiply_values(v_of(now), (now & kFresh) == 0);
+    pass_turn();
+    products_wait<1>();
+    settle(s);
+    const Rows done = rows_now();
+    const StepTile done_tile = tile;
+    if constexpr (kFirst) {
+      tile = next_tile;
+      begin_rows();
+    }
+    bend_and_hide(now, k_of(now));
+    raise_peak();
+    if (kFirst || (now & kUnseen) != 0) look_at_first_keys();
+    float sum[2] = {0, 0};
+    make_shares<0, kEarly>(sum);
+    settle(s);
+    Ring<kShape.v_stages> values = before;
+    values.next();
+    wait(shared.v_full(values.at), values.parity);  // and a branch, over which the compiler does not move the next wait
+    products_wait<0>();
+    settle(o);
+    settle(p);
+    arrive_if(leads(), shared.v_free(before.at));
+    before = values;
+    if constexpr (kFirst) {
+      tile = done_tile;
+      store(done);
+      tile = next_tile;
+    }
+    // What comes next is asked for now and looked at when the shares are made.
+    stage.next();
+    const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
+    const int coming = read_flags(shared.step(stage.at));
+    round_shares<0, kEarly>();
+    make_shares<kEarly, kEights>(sum);
+    round_shares<kEarly, kEights>();
+    if constexpr (!kFirst)
+      if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+    total[0] += sum[0];
+    total[1] += sum[1];
+    release(now, k_of(now));
+    flags = coming;
+    if (!there) await_step();
+  }
+  // The shares are made: K is read, and Q if that was its last tile of keys.
+  __device__ __forceinline__ void release(int now, int k_at) {
+    arrive_if(leads(), shared.k_free(k_at));
+    if ((now & Step::kLast) != 0) {
+      arrive_if(leads(), shared.q_free(buffer.at));
+      buffer.next();
+    }
   }
 };
 
-template <class N, Width kWidth, bool kBent>
+template <class N, Width kWidth, bool kMore>
 __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -372,22 +502,23 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     give_registers<kShape.fetch_registers>();
     if (threadIdx.x == 0) fetch<kWidth>(call, shared);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp == 1) mend<kWidth>(shared);
-    if (warp >= 2) clear_rest(call);
+    if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
+    if (warp == 2) mend<kWidth>(shared);
+    if (warp == 3) clear_rest(call);
   } else {
     take_registers<kShape.math_registers>();
-    ForwardMath<N, kWidth, kBent>(call, shared, group - 1).run();
+    ForwardMath<N, kWidth, kMore>(call, shared, group - 1).run();
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here
 #endif
 }
 
-template <class N, Width kWidth, bool kBent>
+template <class N, Width kWidth, bool kMore>
 void launch_forward(const ForwardCall& call, cudaStream_t stream) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int blocks = min(call.tiles * call.units, call.processors);
-  launch(&forward_kernel<N, kWidth, kBent>,
+  launch(&forward_kernel<N, kWidth, kMore>,
          {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
           static_cast<std::size_t>(kShape.shared_bytes())},
          stream, call);
@@ -395,8 +526,9 @@ void launch_forward(const ForwardCall& call, cudaStream_t stream) {
 
 template <class N, Width kWidth>
 void launch_width(const ForwardCall& call, cudaStream_t stream) {
-  const bool bent = call.scores.bend != 0 || call.sign != 1.0f;
-  (bent ? launch_forward<N, kWidth, true> : launch_forward<N, kWidth, false>)(call, stream);
+  const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
+                    call.partial.states != nullptr;
+  (more ? launch_forward<N, kWidth, true> : launch_forward<N, kWidth, false>)(call, stream);
 }
 
 template <class N>

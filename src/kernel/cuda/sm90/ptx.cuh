@@ -18,6 +18,12 @@ __device__ inline void barriers_ready() { asm volatile("fence.mbarrier_init.rele
 __device__ inline void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
+// A branch would cost more than the arrival.
+__device__ inline void arrive_if(bool here, unsigned barrier) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier),
+               "r"(static_cast<int>(here))
+               : "memory");
+}
 __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -26,6 +32,16 @@ __device__ inline bool has_ended(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
       "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// The same, without waiting a while for it.
+__device__ inline bool has_ended_now(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
       : "memory");
@@ -51,11 +67,25 @@ __device__ inline void load_box(unsigned to, const CUtensorMap& map, unsigned ba
       ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
+// Bytes that follow each other, a multiple of 16 at a multiple of 16.
+__device__ inline void load_bytes(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }
 // Ordinary stores to shared memory before, products or bulk copies of it after: every writer, then a barrier.
 __device__ inline void stores_visible() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit numbers, spread over the lanes as sums are; lane l has the address of row l % 8 of matrix
+// l / 8.
+__device__ inline void store_matrices(unsigned to, const unsigned (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(m[0]), "r"(m[1]),
+               "r"(m[2]), "r"(m[3])
+               : "memory");
+}
 
 // --- registers and named barriers ---
 

@@ -12,8 +12,9 @@ struct ForwardShape {
   int k, v;       // columns of Q and K, and of V
   int groups;     // that multiply
   int keys;       // of a tile
-  int stages;     // tiles of K and V in shared memory
+  int k_stages, v_stages;  // tiles of K and of V in shared memory
   int q_buffers;  // two: the next tile's queries arrive while this one's are used
+  int early;      // eights of keys whose shares are made before P·V of the last step is awaited
   int fetch_registers, math_registers;
 
   WEFT_HD constexpr int rows() const { return 64 * groups; }
@@ -22,20 +23,22 @@ struct ForwardShape {
   WEFT_HD constexpr int k_bytes() const { return 2 * keys * k; }
   WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
   // Tiles, then what says what is in them, then barriers.
-  WEFT_HD constexpr int tile_bytes() const { return q_buffers * q_bytes() + stages * (k_bytes() + v_bytes()); }
-  WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + stages * 32 + 8 * (5 * stages + 2 * q_buffers); }
+  WEFT_HD constexpr int tile_bytes() const { return q_buffers * q_bytes() + k_stages * k_bytes() + v_stages * v_bytes(); }
+  WEFT_HD constexpr int shared_bytes() const { 
+    return tile_bytes() + k_stages * 32 + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
+  }
 };
 
 WEFT_HD constexpr ForwardShape forward_shape(Width w) {
   switch (w) {
     case Width::w64:
-      return {64, 64, 3, 128, 3, 2, 32, 160};
+      return {64, 64, 3, 128, 4, 4, 2, 8, 32, 160};
     case Width::w128:
-      return {128, 128, 2, 128, 2, 2, 40, 232};
+      return {128, 128, 2, 128, 3, 2, 2, 12, 40, 232};
     case Width::w192_128:
-      return {192, 128, 2, 128, 2, 1, 40, 232};
+      return {192, 128, 2, 128, 2, 2, 1, 12, 40, 232};
     default:
-      return {256, 256, 2, 64, 2, 1, 40, 232};
+      return {256, 256, 2, 64, 3, 2, 1, 4, 40, 232};
   }
 }
 inline constexpr int kSharedBytesOfBlock = 227 * 1024;

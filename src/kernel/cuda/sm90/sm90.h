@@ -6,5 +6,6 @@
 namespace weft::cuda::sm90 {
 
 void forward(const ForwardArgs& args);
+void backward(const BackwardArgs& args);
 
 }  // namespace weft::cuda::sm90

@@ -49,10 +49,13 @@ __device__ inline void products_wait() {
   "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // Both operands in shared memory, [m][k] and [n][k]. The sums come last: they hold commas.
-#define WEFT_PRODUCT_SS(N, TYPE, NUMBERS, A, B, P, ...)                                                              \
+#define WEFT_PRODUCT_SS(...) WEFT_PRODUCT_SHARED("0, 0", __VA_ARGS__)
+// Both in shared memory by columns: [k][m], of 64 m, and [k][n].
+#define WEFT_PRODUCT_CC(...) WEFT_PRODUCT_SHARED("1, 1", __VA_ARGS__)
+#define WEFT_PRODUCT_SHARED(BY, N, TYPE, NUMBERS, A, B, P, ...)                                                      \
   asm volatile("{\n.reg .pred p;\n.reg .b64 left, right;\nsetp.ne.b32 p, " P ", 0;\nmov.b64 left, {" A ", " WEFT_UPPER \
                "};\nmov.b64 right, {" B ", " WEFT_UPPER "};\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE     \
-               "." TYPE " {" NUMBERS "}, left, right, p, 1, 1, 0, 0;\n}\n"                                           \
+               "." TYPE " {" NUMBERS "}, left, right, p, 1, 1, " BY ";\n}\n"                                           \
                : __VA_ARGS__                                                                                         \
                : "r"(a), "r"(b), "r"(static_cast<int>(add)))
 // Left operand in registers; the right one is [k][n].
@@ -91,9 +94,21 @@ __device__ inline void product(float (&d)[128], const unsigned (&a)[4], unsigned
                WEFT_F64(d, 64));
 }
 
+// The same of operands that lie by columns.
+template <bool kBf16>
+__device__ inline void product_columns(float (&d)[32], unsigned a, unsigned b, bool add) {
+  WEFT_PRODUCT(CC, "64", WEFT_N0, "%32", "%33", "%34", WEFT_F32(d, 0));
+}
+template <bool kBf16>
+__device__ inline void product_columns(float (&d)[64], unsigned a, unsigned b, bool add) {
+  WEFT_PRODUCT(CC, "128", WEFT_N0 WEFT_N32, "%64", "%65", "%66", WEFT_F64(d, 0));
+}
+
 #undef WEFT_UPPER
 #undef WEFT_PRODUCT
 #undef WEFT_PRODUCT_SS
+#undef WEFT_PRODUCT_CC
+#undef WEFT_PRODUCT_SHARED
 #undef WEFT_PRODUCT_RS
 #undef WEFT_F8
 #undef WEFT_F32

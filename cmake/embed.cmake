@@ -1,0 +1,23 @@
+# Writes the files of a page as C++: cmake -Dfolder=src/draw/page -Dout=draw_assets.cpp -P embed.cmake
+# Scripts are put together in the order of their names' list here, inside one function, so that none of it is global.
+set(scripts numbers colours data view matrix axes input bars timeline tip legend main)
+file(GLOB found RELATIVE ${folder} ${folder}/*.js)
+list(LENGTH scripts named)
+list(LENGTH found there)
+if(NOT named EQUAL there)
+  message(FATAL_ERROR "embed: ${there} scripts in ${folder}, ${named} named here: ${scripts}")
+endif()
+set(script "(() => {\n\"use strict\";\n")
+foreach(name IN LISTS scripts)
+  file(READ ${folder}/${name}.js text)
+  string(APPEND script "// ${name}.js\n${text}")
+endforeach()
+string(APPEND script "})();\n")
+file(READ ${folder}/page.html page)
+file(READ ${folder}/style.css style)
+
+set(cpp "// Made by cmake/embed.cmake from src/draw/page.\n#include \"draw/assets.h\"\n\nnamespace weft::draw::assets {\n")
+foreach(name IN ITEMS page style script)
+  string(APPEND cpp "const std::string_view ${name} = R\"weft(${${name}})weft\";\n")
+endforeach()
+file(WRITE ${out} "${cpp}}  // namespace weft::draw::assets\n")

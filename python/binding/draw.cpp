@@ -1,0 +1,60 @@
+// Pages and pictures of schedules.
+#include <utility>
+#include <vector>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "convert.h"
+#include "draw/scene.h"
+#include "module.h"
+#include "problem.h"
+#include "tensor.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::python {
+
+using namespace nb::literals;
+
+void bind_draw(nb::module_& m) {
+  nb::class_<draw::Scene>(m, "Scene", "A problem under layouts and schedules, ready to be drawn.")
+      .def(
+          "__init__",
+          [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
+             const std::vector<std::string>& schedules, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
+             Index dim_v, const Machine& machine, std::string title, std::string_view colour,
+             std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages) {
+            if (colour != "rank" && colour != "step")
+              throw Error(text("there is no colour '", colour, "'"), "use 'rank' or 'step'");
+            draw::Subject subject{.problem = problem,
+                                  .heads_q = heads_q,
+                                  .heads_k = heads_k,
+                                  .shape = {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
+                                  .machine = machine,
+                                  .title = std::move(title),
+                                  .by_step = colour == "step"};
+            std::vector<draw::Setting> settings;
+            for (const PlacedLayouts* placed : layouts)
+              for (const std::string& kind : schedules)
+                settings.push_back(kind == "auto"
+                                       ? chosen(subject, placed->layouts)
+                                       : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups,
+                                                                                   inside, across, stages)});
+            const nb::gil_scoped_release others_run;
+            new (self) draw::Scene(make_scene(subject, settings));
+          },
+          "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
+          "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
+          "across"_a = "ring", "stages"_a = 4)
+      .def(
+          "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<nb::gil_scoped_release>(),
+          "One file, no network: the whole page.")
+      .def(
+          "svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<nb::gil_scoped_release>(),
+          "A static picture.");
+}
+
+}  // namespace weft::python

@@ -1,0 +1,115 @@
+#include "draw/contents.h"
+
+#include <algorithm>
+
+#include "weft/error.h"
+
+namespace weft::draw {
+namespace {
+
+const Schedule& of(const std::vector<Schedule>& all, Index rank) { return all[static_cast<std::size_t>(rank)]; }
+const Step& step_of(const Schedule& s, Index step) { return s.steps[static_cast<std::size_t>(step)]; }
+
+std::vector<Run> by_row(std::vector<Run> runs) {
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.row < b.row; });
+  return runs;
+}
+
+// What the rank begins with: its own keys, or its group's once heads are swapped.
+std::vector<Run> own(const Schedule& s) {
+  const Index inside = s.ranks_inside();
+  return by_row(s.layouts.k.rank_order({s.rank / inside * inside, inside, 1}).runs());
+}
+
+// The part of `from` (sorted by row) that lies in `rows`, moved by `by` rows.
+void copy_rows(const std::vector<Run>& from, Range rows, Index by, std::vector<Run>& to) {
+  auto run = std::upper_bound(from.begin(), from.end(), rows.begin,
+                              [](Index row, const Run& r) { return row < r.row + r.count; });
+  for (; run != from.end() && run->row < rows.end; ++run) {
+    const Index begin = max_of(run->row, rows.begin), end = min_of(run->row + run->count, rows.end);
+    to.push_back({begin + by, run->token + (begin - run->row) * run->stride, end - begin, run->stride});
+  }
+}
+
+// Rows that the peer sends to `rank`, in the order in which they fill the ranges of `into`.
+void receive(const std::vector<Run>& theirs, const std::vector<PeerRows>& sends, Index rank,
+             const std::vector<Range>& into, std::vector<Run>& to) {
+  const auto sent = std::find_if(sends.begin(), sends.end(), [&](const PeerRows& p) { return p.peer == rank; });
+  if (sent == sends.end()) return;
+  auto place = into.begin();
+  Index done = 0;  // rows of *place that are filled
+  for (Range rows : sent->rows) {
+    while (rows.size() > 0 && place != into.end()) {
+      const Index count = min_of(rows.size(), place->size() - done);
+      copy_rows(theirs, {rows.begin, rows.begin + count}, place->begin + done - rows.begin, to);
+      rows.begin += count;
+      done += count;
+      if (done == place->size()) {
+        ++place;
+        done = 0;
+      }
+    }
+  }
+}
+
+// Groups whose keys each group has at a step, given the step before.
+using Held = std::vector<std::vector<Index>>;
+Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
+  const Index inside = all.front().ranks_inside();
+  Held held(before.size());
+  for (std::size_t group = 0; group < held.size(); ++group) {
+    const Schedule& s = of(all, static_cast<Index>(group) * inside);
+    if (step >= static_cast<Index>(s.steps.size())) continue;
+    const std::optional<Move>& move = step_of(s, step).move;
+    if (!move) {
+      held[group] = {static_cast<Index>(group)};
+    } else if (move->kind == Move::Kind::shift) {
+      held[group] = before[static_cast<std::size_t>(move->receives.front().peer / inside)];
+    } else {
+      for (const PeerRows& p : move->receives) held[group].push_back(p.peer / inside);
+    }
+  }
+  return held;
+}
+
+}  // namespace
+
+std::vector<Run> contents(const std::vector<Schedule>& all, Index rank, Index step) {
+  const Schedule& s = of(all, rank);
+  const std::optional<Move>& move = step_of(s, step).move;
+  if (!move) return own(s);
+  std::vector<Run> runs;
+  for (const PeerRows& p : move->receives) {
+    const Schedule& peer = of(all, p.peer);
+    const bool shift = move->kind == Move::Kind::shift;
+    receive(shift ? contents(all, p.peer, step - 1) : own(peer), step_of(peer, step).move->sends, rank, p.rows, runs);
+  }
+  return by_row(std::move(runs));
+}
+
+std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
+  const Index inside = all.front().ranks_inside(), groups = static_cast<Index>(all.size()) / inside;
+  std::vector<Index> near(static_cast<std::size_t>(groups), -1), table(static_cast<std::size_t>(groups * groups), -1);
+  Held held(static_cast<std::size_t>(groups));
+  for (Index step = 0; step < static_cast<Index>(all.front().steps.size()); ++step) {
+    held = next(all, held, step);
+    for (Index q = 0; q < groups; ++q) {
+      for (const Index k : held[static_cast<std::size_t>(q)]) {
+        Index& known = table[static_cast<std::size_t>(q * groups + k)];
+        if (known < 0) known = step;
+      }
+    }
+  }
+  bool by_distance = true;
+  for (Index q = 0; q < groups; ++q) {
+    for (Index k = 0; k < groups; ++k) {
+      const Index step = table[static_cast<std::size_t>(q * groups + k)];
+      Index& known = near[static_cast<std::size_t>((q - k + groups) % groups)];
+      if (step >= 0 && known >= 0 && step != known) by_distance = false;
+      if (step >= 0) known = step;
+    }
+  }
+  return by_distance ? near : table;
+}
+
+}  // namespace weft::draw

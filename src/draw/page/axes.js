@@ -1,0 +1,205 @@
+// Around the cells: owners of the tokens along both sides, token numbers, documents and their edges, the cross.
+const STRIP = 9;
+const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+
+// One side of the matrix: 0 queries, from top to bottom; 1 keys, from left to right.
+function sideOf(matrix, side) {
+  const { panel, view } = matrix, page = panel.page;
+  const length = side === 0 ? matrix.height : matrix.width, begin = view.begin[side], size = view.size[side];
+  return { length, begin, size, stream: side === 0 ? page.q : page.k, holders: side === 0 ? panel.q : panel.k,
+           cell: length / size, at: (token) => ((token - begin) / size) * length };
+}
+
+// Documents that reach into the view, with where they begin and end on the side; those too small to see are left out.
+function* documentsIn(side, least) {
+  const { stream, at, begin, size, length } = side;
+  let drawn = -Infinity;
+  for (let i = Math.max(lastAtMost(stream.offsets, begin), 0); i < stream.documents; ++i) {
+    if (stream.offsets[i] >= begin + size) return;
+    const from = at(stream.offsets[i]), to = at(stream.offsets[i + 1]);
+    if (to <= 0 || to - drawn < least) continue;
+    drawn = from;
+    yield { document: i, from: Math.max(from, 0), to: Math.min(to, length), whole: to - from, edge: from };
+  }
+}
+
+function drawStrip(matrix, context, theme, number) {
+  const side = sideOf(matrix, number), count = Math.ceil(side.length), { left, top } = matrix.margin;
+  const found = sampled(side.begin, (side.size * count) / side.length, count, side.holders, side.stream);
+  for (let i = 0; i < count; ++i) {
+    let colour = [0, 0, 0];
+    for (let s = 0; s < found.n; ++s) {
+      const at = i * found.n + s, rank = found.ranks[at], place = side.stream.place(found.tokens[at]);
+      const one = rank < 0 || !place || place.padding ? theme.wait : theme.ranks[rank];
+      colour = colour.map((v, c) => v + one[c] / found.n);
+    }
+    context.fillStyle = css(colour);
+    if (number === 0) context.fillRect(left - STRIP - 3, top + i, STRIP, 1.02);
+    else context.fillRect(left + i, top - STRIP - 3, 1.02, STRIP);
+  }
+}
+
+function drawTicks(matrix, context, theme, number) {
+  const side = sideOf(matrix, number), { left, top } = matrix.margin;
+  const step = Math.max(roundStep((side.size * (number === 0 ? 26 : 72)) / side.length), 1);
+  const middle = side.cell >= 9 ? 0.5 : 0;
+  context.fillStyle = css(theme.ink);
+  context.strokeStyle = css(theme.edge);
+  context.lineWidth = 1;
+  context.font = FONT;
+  for (let t = Math.ceil(side.begin / step) * step; t <= side.begin + side.size && t < side.stream.tokens; t += step) {
+    const at = side.at(t + middle);
+    if (at < -0.5 || at > side.length + 0.5) continue;
+    context.beginPath();
+    if (number === 0) {
+      context.moveTo(left - STRIP - 7, top + at);
+      context.lineTo(left - STRIP - 3, top + at);
+      context.textAlign = "right";
+      context.textBaseline = "middle";
+      context.fillText(grouped(t), left - STRIP - 10, top + Math.min(Math.max(at, 5), side.length - 5));
+    } else {
+      context.moveTo(left + at, top - STRIP - 7);
+      context.lineTo(left + at, top - STRIP - 3);
+      const half = context.measureText(grouped(t)).width / 2;
+      context.textAlign = "center";
+      context.textBaseline = "alphabetic";
+      context.fillText(grouped(t), left + Math.min(Math.max(at, half), side.length - half), top - STRIP - 10);
+    }
+    context.stroke();
+  }
+}
+
+// Edges through the whole picture where documents are large; else a box around each, or a mark at the side.
+function drawEdges(matrix, context, theme) {
+  const q = sideOf(matrix, 0), k = sideOf(matrix, 1), { left, top } = matrix.margin;
+  const line = (x0, y0, x1, y1) => {
+    context.beginPath();
+    context.moveTo(left + x0, top + y0);
+    context.lineTo(left + x1, top + y1);
+    context.stroke();
+  };
+  context.strokeStyle = css(theme.edge);
+  context.lineWidth = 1;
+  for (const [side, number] of [[q, 0], [k, 1]]) {
+    const shown = [...documentsIn(side, 3)], few = shown.length <= 16;
+    const end = few ? (number === 0 ? matrix.width : matrix.height) : 0;
+    context.globalAlpha = few ? 0.6 : 1;
+    for (const { edge } of shown)
+      if (edge > 0.5) number === 0 ? line(-STRIP - 3, edge, end, edge) : line(edge, -STRIP - 3, edge, end);
+    if (few || number === 1) continue;
+    context.globalAlpha = 0.45;
+    for (const { document, whole } of shown) {
+      const [x0, x1] = [0, 1].map((i) => Math.min(Math.max(k.at(k.stream.offsets[document + i]), 0), matrix.width));
+      const [y0, y1] = [0, 1].map((i) => Math.min(Math.max(q.at(q.stream.offsets[document + i]), 0), matrix.height));
+      if (whole >= 6 && x1 - x0 >= 3) context.strokeRect(left + x0, top + y0, x1 - x0, y1 - y0);
+    }
+  }
+  context.globalAlpha = 1;
+}
+
+// Names of documents, the largest first, where no other name is in the way.
+function drawDocuments(matrix, context, theme, number) {
+  const side = sideOf(matrix, number), { left, top } = matrix.margin, taken = [];
+  context.font = FONT;
+  context.fillStyle = css(theme.quiet);
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const shown = [...documentsIn(side, 8)].sort((a, b) => b.to - b.from - (a.to - a.from)).slice(0, 60);
+  for (const { document, from, to } of shown) {
+    const wide = context.measureText(`document ${document}`).width <= to - from - 6;
+    const label = wide ? `document ${document}` : `doc ${document}`, half = context.measureText(label).width / 2 + 4;
+    const at = Math.min(Math.max((from + to) / 2, half - 4), side.length - half + 4);
+    if (to - from < 10 || taken.some(([a, b]) => at - half < b && at + half > a)) continue;
+    taken.push([at - half, at + half]);
+    context.save();
+    if (number === 0) {
+      context.translate(8, top + at);
+      context.rotate(-Math.PI / 2);
+      context.fillText(label, 0, 0);
+    } else {
+      context.fillText(label, left + at, 22);
+    }
+    context.restore();
+  }
+}
+
+// From some size on cells are cells: lines between them, then what they are written into them.
+function drawGrid(matrix, context, theme, mode) {
+  const { panel, view, margin } = matrix, q = sideOf(matrix, 0), k = sideOf(matrix, 1);
+  if (Math.min(q.cell, k.cell) < 7) return;
+  context.save();
+  context.beginPath();
+  context.rect(margin.left, margin.top, matrix.width, matrix.height);
+  context.clip();
+  context.strokeStyle = css(theme.paper);
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let t = Math.ceil(q.begin); t < q.begin + q.size; ++t) {
+    context.moveTo(margin.left, margin.top + q.at(t));
+    context.lineTo(margin.left + matrix.width, margin.top + q.at(t));
+  }
+  for (let t = Math.ceil(k.begin); t < k.begin + k.size; ++t) {
+    context.moveTo(margin.left + k.at(t), margin.top);
+    context.lineTo(margin.left + k.at(t), margin.top + matrix.height);
+  }
+  context.stroke();
+  if (Math.min(q.cell, k.cell) >= 20) {
+    const shade = matrix.shade(theme, mode, -1);
+    context.font = FONT;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let i = Math.floor(view.begin[0]); i < Math.min(q.begin + q.size, q.stream.tokens); ++i)
+      panel.page.mask.at(i, (begin, end) => {
+        const rankQ = panel.q.rankOf(i);
+        for (let j = Math.max(begin, Math.floor(k.begin)); j < Math.min(end, k.begin + k.size); ++j) {
+          const rankK = panel.k.rankOf(j), [x, y] = matrix.point(i, j);
+          const label = mode === "query" ? rankQ : mode === "key" ? rankK : panel.step(rankQ, rankK);
+          context.fillStyle = onTop(shade(rankQ, rankK));
+          context.fillText(String(label), x, y);
+        }
+      });
+  }
+  context.restore();
+}
+
+function drawCross(matrix, context, theme) {
+  const { view, margin } = matrix;
+  if (!view.cross) return;
+  const q = sideOf(matrix, 0), k = sideOf(matrix, 1), [i, j] = view.cross;
+  const y = margin.top + q.at(i), x = margin.left + k.at(j), high = Math.max(q.cell, 1), wide = Math.max(k.cell, 1);
+  context.save();
+  context.beginPath();
+  context.rect(margin.left - STRIP - 3, margin.top - STRIP - 3, matrix.width + STRIP + 3, matrix.height + STRIP + 3);
+  context.clip();
+  context.fillStyle = css(theme.ink);
+  context.globalAlpha = 0.13;
+  context.fillRect(margin.left - STRIP - 3, y, matrix.width + STRIP + 3, high);
+  context.fillRect(x, margin.top - STRIP - 3, wide, matrix.height + STRIP + 3);
+  context.globalAlpha = 1;
+  context.strokeStyle = css(theme.ink);
+  context.lineWidth = 1.5;
+  context.strokeRect(x - 0.5, y - 0.5, wide + 1, high + 1);
+  context.restore();
+}
+
+function drawAxes(matrix, context, theme, mode) {
+  const { margin } = matrix;
+  drawGrid(matrix, context, theme, mode);
+  drawEdges(matrix, context, theme);
+  for (const number of [0, 1]) {
+    drawStrip(matrix, context, theme, number);
+    drawTicks(matrix, context, theme, number);
+    drawDocuments(matrix, context, theme, number);
+  }
+  context.strokeStyle = css(theme.edge);
+  context.lineWidth = 1;
+  context.strokeRect(margin.left - 0.5, margin.top - 0.5, matrix.width + 1, matrix.height + 1);
+  context.fillStyle = css(theme.quiet);
+  context.font = FONT;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.fillText("keys →", margin.left, 7);
+  context.textAlign = "right";
+  context.fillText("queries ↓", margin.left - STRIP - 10, margin.top - 10);
+  drawCross(matrix, context, theme);
+}

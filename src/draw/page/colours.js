@@ -1,0 +1,28 @@
+// Colours by the palettes that come with the data.
+const hex = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+const css = ([r, g, b]) => `rgb(${Math.round(r)},${Math.round(g)},${Math.round(b)})`;
+const mix = (a, b, share) => a.map((v, i) => v + (b[i] - v) * share);
+const onTop = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#14171a" : "#ffffff");
+
+function ramp(stops, count) {
+  const colours = stops.map(hex);
+  return Array.from({ length: count }, (_, i) => {
+    const at = count === 1 ? 0 : (i / (count - 1)) * (colours.length - 1);
+    const low = Math.min(Math.floor(at), colours.length - 2);
+    return mix(colours[low], colours[low + 1], at - low);
+  });
+}
+
+// Colours of one theme for so many ranks and steps.
+function makeTheme(palettes, dark, ranks, steps) {
+  const style = getComputedStyle(document.documentElement);
+  const said = (name) => hex(style.getPropertyValue(name).trim());
+  const palette = palettes[dark ? "dark" : "light"];
+  const theme = { dark, empty: said("--empty"), ink: said("--ink"), quiet: said("--quiet"), line: said("--line"),
+                  edge: said("--edge"), paper: said("--paper"), soft: said("--soft"), wait: said("--wait"),
+                  accent: said("--accent") };
+  theme.ranks = ranks <= palette.ranks.length ? palette.ranks.map(hex) : ramp(palette.rankRamp, ranks);
+  theme.pale = theme.ranks.map((c) => mix(c, theme.empty, 0.55));
+  theme.steps = ramp(palette.stepRamp, Math.max(steps, 1));
+  return theme;
+}

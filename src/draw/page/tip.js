@@ -1,0 +1,54 @@
+// What is known of the thing that is looked at: seen beside it, and spoken if the keyboard led there.
+function endWords({ token, document, position, padding, rank, row }) {
+  const place = padding ? "padding" : `position ${grouped(position)}`;
+  return [`token ${grouped(token)}`, document < 0 ? "in no document" : `document ${document}, ${place}`,
+          rank < 0 ? "on no rank" : `rank ${rank}, row ${grouped(row)}`].join(" · ");
+}
+
+function whyNot({ query, key }) {
+  if (query.padding || key.padding) return "no: padding";
+  return query.document !== key.document ? "no: another document" : "no: outside the mask";
+}
+
+function attendedWords(panel, { query, key, step }) {
+  const first = Math.floor(query.rank / panel.inside) * panel.inside, last = first + panel.inside - 1;
+  const who = panel.inside > 1 ? `ranks ${first} to ${last}, each for its heads` : `rank ${query.rank}`;
+  const end = step + panel.headSteps - 1;
+  const when = end > step ? `steps ${step} to ${end}, a group of heads each` : `step ${step} of ${panel.steps}`;
+  const from = query.rank === key.rank ? "the key is its own" : `the key comes from rank ${key.rank}`;
+  return `by ${who} in ${when}${panel.inside > 1 ? "" : `; ${from}`}`;
+}
+
+function sliceWords({ number, of, q, k, lo, hi }, far) {
+  const range = ([begin, end]) => `[${grouped(begin)}, ${grouped(end)})`;
+  const low = lo > -far ? `${grouped(lo)} ≤ ` : "", high = hi < far ? ` ≤ ${grouped(hi)}` : "";
+  return `${number} of ${of}: q ${range(q)}, k ${range(k)}, ${low || high ? `${low}k − q${high}` : "every pair"}`;
+}
+
+// [name, words] of a pair.
+function pairLines(panel, [q, k]) {
+  const found = panel.describe(q, k);
+  const lines = [["Query", endWords(found.query)], ["Key", endWords(found.key)]];
+  if (!found.visible) return [...lines, ["Visible", whyNot(found)]];
+  lines.push(["Attended", attendedWords(panel, found)]);
+  if (found.slice) lines.push(["Slice", sliceWords(found.slice, panel.page.far)]);
+  else if (!panel.slices)
+    lines.push(["Slice", `not listed: ${counted(panel.slicesTotal, "slice")} do not fit the page`]);
+  return lines;
+}
+
+// Beside a point of the window, inside of it.
+function showTip(lines, x, y, spoken) {
+  const tip = document.getElementById("tip");
+  const entries = lines.flatMap(([name, text]) => [element("dt", { text: name }), element("dd", { text })]);
+  tip.replaceChildren(element("dl", {}, ...entries));
+  tip.hidden = false;
+  const wide = tip.offsetWidth, high = tip.offsetHeight;
+  tip.style.left = `${Math.max(6, x + 18 + wide > innerWidth ? x - wide - 14 : x + 18)}px`;
+  tip.style.top = `${Math.max(6, y + 18 + high > innerHeight ? y - high - 14 : y + 18)}px`;
+  if (spoken) document.getElementById("said").textContent = lines.map(([name, text]) => `${name}: ${text}`).join(". ");
+}
+
+function hideTip() {
+  document.getElementById("tip").hidden = true;
+}

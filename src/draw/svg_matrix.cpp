@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <map>
+
+#include "draw/svg_frame.h"
+#include "draw/svg_parts.h"
+#include "text.h"
+
+namespace weft::draw {
+namespace {
+
+constexpr Index kCells = 128;  // up to so many tokens cells are drawn one by one
+constexpr std::size_t kPolygons = 20'000;
+
+using Polygon = std::vector<Point>;
+
+// Keeps the part where side(point) >= 0.
+template <class Side>
+Polygon cut(const Polygon& in, const Side& side) {
+  Polygon out;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const Point &a = in[i], &b = in[(i + 1) % in.size()];
+    const double da = side(a), db = side(b);
+    if (da >= 0) out.push_back(a);
+    if ((da < 0) != (db < 0)) {
+      const double share = da / (da - db);
+      out.push_back({a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share});
+    }
+  }
+  return out;
+}
+
+// x: keys, y: queries. The middle of a row's cells decides where its band ends.
+Polygon polygon(const Slice& s) {
+  const auto at = [](Index v) { return static_cast<double>(v); };
+  Polygon p = {{at(s.k_begin), at(s.q_begin)},
+               {at(s.k_end), at(s.q_begin)},
+               {at(s.k_end), at(s.q_end)},
+               {at(s.k_begin), at(s.q_end)}};
+  if (!is_unlimited(s.hi)) p = cut(p, [&](const Point& c) { return c.y + at(s.hi) + 0.5 - c.x; });
+  if (!is_unlimited(s.lo)) p = cut(p, [&](const Point& c) { return c.x - (c.y + at(s.lo) - 0.5); });
+  return p;
+}
+
+void add(const Frame& frame, const Polygon& polygon, std::string& path) {
+  for (std::size_t i = 0; i < polygon.size(); ++i)
+    path += weft::text(i == 0 ? "M" : "L", decimal(frame.x(polygon[i].x)), " ", decimal(frame.y(polygon[i].y)));
+  if (!polygon.empty()) path += 'Z';
+}
+
+// A slice of one rank's queries and one rank's keys, with the runs that its rows lie in.
+struct Piece {
+  Index rank_q = 0, rank_k = 0;
+  Slice slice;
+  Run q, k;
+};
+
+const Run* run_of(const std::vector<Run>& runs, Index row) {
+  for (const Run& r : runs)
+    if (row >= r.row && row < r.row + r.count) return &r;
+  return nullptr;
+}
+
+// All of them, or none if they are too many for a picture.
+std::vector<Piece> pieces_of(const Problem& problem, const Layouts& layouts) {
+  std::vector<Piece> pieces;
+  std::vector<std::vector<Run>> k_runs;
+  for (Index k = 0; k < layouts.k.ranks(); ++k) k_runs.push_back(layouts.k.runs(k).runs());
+  for (Index q = 0; q < layouts.q.ranks(); ++q) {
+    const std::vector<Run> q_runs = layouts.q.runs(q).runs();
+    for (Index k = 0; k < layouts.k.ranks(); ++k) {
+      for (const Slice& given : make_plan(problem, layouts.q.runs(q), layouts.k.runs(k)).slices) {
+        const Slice s = trimmed(given, true);
+        const Run *rows = run_of(q_runs, s.q_begin), *keys = run_of(k_runs[static_cast<std::size_t>(k)], s.k_begin);
+        if (rows != nullptr && keys != nullptr) pieces.push_back({q, k, s, *rows, *keys});
+        if (pieces.size() > kPolygons) return {};
+      }
+    }
+  }
+  return pieces;
+}
+
+Slice in_tokens(const Piece& p) {
+  const Index q = p.q.token - p.q.row, k = p.k.token - p.k.row;
+  return {p.slice.q_begin + q,
+          p.slice.q_end + q,
+          p.slice.k_begin + k,
+          p.slice.k_end + k,
+          shift_bound(p.slice.lo, k - q),
+          shift_bound(p.slice.hi, k - q)};
+}
+
+// Each cell by itself.
+void add_cells(const Frame& frame, const Piece& p, std::string& path) {
+  const auto token = [](const Run& run, Index row) { return run.token + (row - run.row) * run.stride; };
+  const auto rectangle = [&](Index q, Index k0, Index k1) {
+    path +=
+        weft::text("M", decimal(frame.x(static_cast<double>(k0))), " ", decimal(frame.y(static_cast<double>(q))), "H",
+                   decimal(frame.x(static_cast<double>(k1))), "V", decimal(frame.y(static_cast<double>(q + 1))), "H",
+                   decimal(frame.x(static_cast<double>(k0))), "Z");
+  };
+  const Slice& s = p.slice;
+  for (Index q = s.q_begin; q < s.q_end; ++q) {
+    for (Index k = s.k_begin; k < s.k_end; ++k) {
+      if (sees(s, q, k)) rectangle(token(p.q, q), token(p.k, k), token(p.k, k) + 1);
+    }
+  }
+}
+
+}  // namespace
+
+void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& ink) {
+  const Packing& packing = scene.subject.problem.packing();
+  const Frame frame{box, max_of(packing.q().tokens(), 1), max_of(packing.k().tokens(), 1)};
+  ink.box(box, "empty");
+  const bool strided = panel.layouts.q.rank_order().stride() != 1;
+  const bool cells = max_of(frame.queries, frame.keys) <= kCells;
+  const Index inside = panel.inside, groups = panel.layouts.q.ranks() / inside;
+  const auto step = [&](const Piece& p) {
+    const Index q = p.rank_q / inside, k = p.rank_k / inside;
+    const bool near = static_cast<Index>(panel.step_of.size()) == groups;
+    return panel.step_of[static_cast<std::size_t>(near ? (q - k + groups) % groups : q * groups + k)];
+  };
+  std::vector<Piece> pieces;
+  if (!strided || cells) pieces = pieces_of(scene.subject.problem, panel.layouts);
+  std::map<std::string, std::string> paths;  // by class
+  for (const Piece& p : pieces) {
+    const std::string colour = scene.subject.by_step ? weft::text("s", max_of(step(p), 0))
+                                                     : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
+    if (cells)
+      add_cells(frame, p, paths[colour]);
+    else
+      add(frame, polygon(in_tokens(p)), paths[colour]);
+  }
+  if (pieces.empty())
+    for (const Slice& s : scene.mask) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
+  for (const auto& [colour, path] : paths) ink.path(path, colour + (cells ? " cell" : " area"));
+  draw_side(panel.layouts.q, frame, false, ink);
+  draw_side(panel.layouts.k, frame, true, ink);
+  ink.box(box, "frame");
+  if (pieces.empty() && strided)
+    ink.label({box.x + box.width - 8, box.y + 18}, "ranks alternate token by token", "small quiet end");
+}
+
+}  // namespace weft::draw

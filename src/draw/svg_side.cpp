@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <cmath>
+
+#include "draw/svg_frame.h"
+#include "draw/svg_parts.h"
+#include "draw/written.h"
+#include "text.h"
+
+namespace weft::draw {
+namespace {
+
+constexpr double kStrip = 7, kGap = 3;
+
+void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
+  const Stream& stream = layout.stream();
+  const auto place = [&](double begin, double end) {
+    return keys ? Box{frame.x(begin), frame.box.y - kGap - kStrip, frame.x(end) - frame.x(begin), kStrip}
+                : Box{frame.box.x - kGap - kStrip, frame.y(begin), kStrip, frame.y(end) - frame.y(begin)};
+  };
+  ink.box(place(0, static_cast<double>(keys ? frame.keys : frame.queries)), "wait");
+  std::vector<std::string> paths(static_cast<std::size_t>(layout.ranks()));
+  const auto mark = [&](Index rank, Index begin, Index end) {
+    const Box b = place(static_cast<double>(begin), static_cast<double>(end));
+    paths[static_cast<std::size_t>(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width),
+                                                        "v", decimal(b.height), "h", decimal(-b.width), "Z");
+  };
+  for (Index r = 0; r < layout.ranks(); ++r) {
+    for (const Run& run : layout.runs(r).runs()) {
+      if (run.stride == 1) {
+        mark(r, run.token, run.token + run.count);
+        continue;
+      }
+      // Alternating tokens: one by one where they can be seen, else a sample of them.
+      const Index step = max_of(1, run.count / 400);
+      for (Index i = 0; i < run.count; i += step)
+        mark(r, run.token + i * run.stride, run.token + i * run.stride + step);
+    }
+  }
+  for (std::size_t r = 0; r < paths.size(); ++r)
+    if (!paths[r].empty()) ink.path(paths[r], weft::text("r", r));
+  // Padding over it.
+  std::string padding;
+  for (Index i = 0; i < stream.sequences(); ++i) {
+    if (stream.used(i) == stream.padded(i)) continue;
+    const Box b =
+        place(static_cast<double>(stream.offset(i) + stream.used(i)), static_cast<double>(stream.offset(i + 1)));
+    padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h",
+                          decimal(-b.width), "Z");
+  }
+  if (!padding.empty()) ink.path(padding, "wait");
+}
+
+void draw_ticks(const Frame& frame, bool keys, Ink& ink) {
+  const double tokens = static_cast<double>(keys ? frame.keys : frame.queries),
+               length = keys ? frame.box.width : frame.box.height;
+  const double widest = text_width(grouped(static_cast<Index>(tokens))) + 12;
+  const double step = std::max(round_step(tokens * (keys ? widest : 24) / length), 1.0);
+  const double middle = length / tokens >= 7 ? 0.5 : 0;
+  const double side = kGap + kStrip;
+  for (double t = 0; t + (keys ? step * 0.25 : 0) < tokens; t += step) {
+    const std::string said = grouped(static_cast<Index>(t));
+    if (keys) {
+      const double x = frame.x(t + middle);
+      ink.line({x, frame.box.y - side - 4}, {x, frame.box.y - side}, "edge");
+      const double half = text_width(said) / 2, right = frame.box.x + frame.box.width - half;
+      ink.label({std::clamp(x, frame.box.x + half, right), frame.box.y - side - 6}, said, "small mid");
+    } else {
+      const double y = frame.y(t + middle);
+      ink.line({frame.box.x - side - 4, y}, {frame.box.x - side, y}, "edge");
+      ink.label({frame.box.x - side - 6, y + (t == 0 && middle == 0 ? 7 : 3.5)}, said, "small end");
+    }
+  }
+}
+
+// Edges through the whole picture where documents are few, else marks at the side.
+void draw_edges(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
+  const double side = kGap + kStrip;
+  const bool few = stream.sequences() <= 16;
+  double drawn = keys ? frame.box.x : frame.box.y;
+  for (Index i = 1; i < stream.sequences(); ++i) {
+    const double token = static_cast<double>(stream.offset(i)), at = keys ? frame.x(token) : frame.y(token);
+    if (at - drawn < 2.5 || stream.padded(i) == 0) continue;
+    drawn = at;
+    if (keys)
+      ink.line({at, frame.box.y - side}, {at, few ? frame.box.y + frame.box.height : frame.box.y - kGap}, "edge");
+    else
+      ink.line({frame.box.x - side, at}, {few ? frame.box.x + frame.box.width : frame.box.x - kGap, at}, "edge");
+  }
+}
+
+// Names of documents, the largest first, where no other name is in the way.
+void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
+  std::vector<Index> order;
+  for (Index i = 0; i < stream.sequences(); ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return stream.padded(a) > stream.padded(b); });
+  const double first = keys ? frame.box.x : frame.box.y, length = keys ? frame.box.width : frame.box.height;
+  const double scale = length / static_cast<double>(keys ? frame.keys : frame.queries);
+  std::vector<std::pair<double, double>> taken;
+  for (const Index i : order) {
+    const double size = static_cast<double>(stream.padded(i)) * scale;
+    if (size < 10) break;
+    const std::string whole = "document " + std::to_string(i);
+    const std::string said = text_width(whole) <= size - 6 ? whole : "doc " + std::to_string(i);
+    const double half = text_width(said) / 2 + 4, least = first + half - 4, greatest = first + length - half + 4;
+    const double at =
+        std::min(std::max(first + static_cast<double>(stream.offset(i)) * scale + size / 2, least), greatest);
+    if (std::any_of(taken.begin(), taken.end(),
+                    [&](const auto& t) { return at - half < t.second && at + half > t.first; }))
+      continue;
+    taken.emplace_back(at - half, at + half);
+    if (keys)
+      ink.label({at, frame.box.y - kGap - kStrip - 19}, said, "small quiet mid");
+    else
+      ink.label({frame.box.x - 73, at}, said, "small quiet mid", -90);
+  }
+}
+
+}  // namespace
+
+void draw_side(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
+  draw_strip(layout, frame, keys, ink);
+  draw_edges(layout.stream(), frame, keys, ink);
+  name_documents(layout.stream(), frame, keys, ink);
+  draw_ticks(frame, keys, ink);
+}
+
+}  // namespace weft::draw

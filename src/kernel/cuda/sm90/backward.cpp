@@ -1,0 +1,195 @@
+#include <cstdint>
+
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "cuda/on_device.h"
+#include "kernel/cuda/host.h"
+#include "kernel/cuda/portable.h"
+#include "kernel/cuda/sm90/backward_list.h"
+#include "kernel/cuda/sm90/even.h"
+#include "kernel/cuda/sm90/sm90.h"
+#include "kernel/cuda/sm90/tensor_map.h"
+
+namespace weft::cuda::sm90 {
+namespace {
+
+// out and lse where the caller did not keep them.
+struct Kept {
+  Kept(BackwardArgs& args, cudaStream_t stream) {
+    if (args.out.given()) return;
+    const std::size_t rows = static_cast<std::size_t>(args.q.rows * args.q.heads);
+    out = StreamArray<float>(rows * static_cast<std::size_t>(args.v.dim), stream);
+    lse = StreamArray<float>(rows, stream);
+    const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
+    const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
+    forward({.q = args.q,
+             .k = args.k,
+             .v = args.v,
+             .slices = args.slices,
+             .device_plan = args.device_plan,
+             .attention = args.attention,
+             .out = out_view,
+             .lse = lse_view,
+             .place = args.place});
+    args.out = out_view;
+    args.lse = lse_view;
+  }
+  StreamArray<float> out, lse;
+};
+
+// A tensor of the inputs' dtype: itself, or rounded.
+struct Rounded {
+  Rounded(const ConstTensorView& from, DType dtype, cudaStream_t stream) : view(from) {
+    if (from.dtype == dtype || from.rows == 0) return;
+    const Index width = ceil_div(from.dim, 8) * 8;
+    copy = StreamArray<std::uint16_t>(static_cast<std::size_t>(from.rows * from.heads * width), stream);
+    round_to(from, dtype, copy.get(), width, stream);
+    view = thd(copy.get(), dtype, from.rows, from.heads, width);
+    view.dim = from.dim;
+  }
+  StreamArray<std::uint16_t> copy;
+  ConstTensorView view;
+};
+
+int processors_of(int device) {
+  int count = 0;
+  WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+// Query rows of a slice, about.
+Index mean_rows(const BackwardArgs& args) {
+  if (args.device_plan != nullptr) return 0;  // not known here
+  Index rows = 0;
+  for (const Slice& s : args.slices) rows += s.q_end - s.q_begin;
+  return args.slices.empty() ? 0 : rows / static_cast<Index>(args.slices.size());
+}
+
+// Can 8 elements be stored at once?
+bool is_wide(const TensorView& view, DType dtype) {
+  const auto multiple = [](Index stride) { return stride % 8 == 0; };
+  return view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
+         multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
+}
+
+}  // namespace
+
+void backward(const BackwardArgs& given) {
+  const DType dtype = given.q.dtype;
+  Width width = width_of(dtype, given.q.dim, given.v.dim);
+  // With softcap the registers of the narrow one do not suffice.
+  if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
+  if (!has_backward(width)) return portable_backward(given);
+  const OnDevice on(given.place.device);
+  const cudaStream_t stream = stream_of(given.place);
+  BackwardArgs args = given;
+  check_rows(max_of(args.q.rows, args.k.rows));
+  const Kept kept(args, stream);
+  const BackwardShape shape = backward_shape(width);
+  const int group = args.attention.head_map.empty() ? static_cast<int>(args.q.heads / args.k.heads) : 0;
+  const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
+  const int log_size = shape.log_rows - log_heads;
+  const Index units = args.q.heads >> log_heads;
+  BackwardWork work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  check_grid(
+      max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
+      max_of(units, args.k.heads));
+
+  const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
+  const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
+  const StreamArray<float> statistics(2 * rows, stream);
+  const StreamArray<float> dq_sums(args.deterministic ? 0 : rows * static_cast<std::size_t>(shape.k), stream);
+  const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
+  const StreamArray<int> counter(1, stream);
+  const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
+  const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
+  prepare_rows(width,
+               {.out = source(args.out, dtype),
+                .dout = source(args.dout, dtype),
+                .lse = args.lse,
+                .rows = work.rows,
+                .sink = sink_of(args.attention.sink),
+                .scale = scale,
+                .statistics = statistics.get(),
+                .dq_sums = dq_sums.get(),
+                .dsink = dsink.get(),
+                .counter = counter.get(),
+                .q_rows = static_cast<int>(args.q.rows),
+                .heads_q = static_cast<int>(args.q.heads),
+                .unseen = work.unseen,
+                .keys = work.keys.list,
+                .unseen_tiles = args.add_keys ? 0 : work.unseen_tiles,
+                .dk = dk.view(),
+                .dv = dv.view(),
+                .wide_dk = dk.wide(),
+                .wide_dv = dv.wide(),
+                .k_rows = static_cast<int>(args.k.rows)},
+               stream);
+  if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
+
+  work.add_keys(stream);
+  const Rounded dout_rounded(args.dout, dtype, stream);
+  const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
+  BackwardCall call{.q = {},
+                    .dout = {},
+                    .k = {},
+                    .v = {},
+                    .rows = work.rows,
+                    .keys = work.keys,
+                    .heads = {work.heads, group},
+                    .q_rows = static_cast<int>(args.q.rows),
+                    .k_rows = static_cast<int>(args.k.rows),
+                    .heads_k = static_cast<int>(args.k.heads),
+                    .processors = processors_of(args.place.device),
+                    .counter = counter.get(),
+                    .scores = scores_of(scale_of(args.attention, args.q.dim), args.attention.softcap),
+                    .scale = scale,
+                    .statistics = statistics.get(),
+                    .dq_sums = dq_sums.get(),
+                    .dk = dk.view(),
+                    .dv = dv.view(),
+                    .wide_dk = dk.wide(),
+                    .wide_dv = dv.wide(),
+                    .add_keys = args.add_keys};
+  // Without rows there is nothing to describe, and nothing is read.
+  if (args.q.rows > 0 && args.k.rows > 0) {
+    call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
+    call.dout = tensor_map(dout.view(), 1 << log_heads, 1 << log_size);
+    call.k = tensor_map(k.view(), 1, BackwardShape::kKeys);
+    call.v = tensor_map(v.view(), 1, BackwardShape::kKeys);
+    (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
+  }
+  dk.finish();
+  dv.finish();
+  if (args.deterministic) {
+    const DqCall dq{.q = call.q,
+                    .dout = call.dout,
+                    .k = call.k,
+                    .v = call.v,
+                    .rows = call.rows,
+                    .items = work.dq_items,
+                    .slices = work.dq_slices,
+                    .active = work.dq_active,
+                    .heads = call.heads,
+                    .q_rows = call.q_rows,
+                    .k_rows = call.k_rows,
+                    .heads_q = static_cast<int>(args.q.heads),
+                    .scores = call.scores,
+                    .scale = scale,
+                    .statistics = statistics.get(),
+                    .dq = args.dq,
+                    .wide = is_wide(args.dq, dtype)};
+    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
+    return;
+  }
+  store_rows(width,
+             {.rows = work.rows,
+              .statistics = statistics.get(),
+              .dq_sums = dq_sums.get(),
+              .dq = args.dq,
+              .wide = is_wide(args.dq, dtype),
+              .q_rows = static_cast<int>(args.q.rows)},
+             dtype, stream);
+}
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,379 @@
+// The backward on Hopper: one launch, as many blocks as multiprocessors, each taking items until there are none left.
+//
+// An item is 128 keys of one K/V head, and all query rows that see them pass by, for all heads of the group. dK and dV
+// stay in registers, are written once, and have the same bits on every run.
+//
+// A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
+// products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
+// part from all 128 keys, one step late, and adds it to f32 sums in device memory.
+//
+// Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
+// multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
+#pragma once
+
+#include "cuda/launch.h"
+#include "kernel/cuda/scores.cuh"
+#include "kernel/cuda/sm90/backward_fetch.cuh"
+#include "kernel/cuda/sm90/backward_lanes.cuh"
+#include "kernel/cuda/sm90/wgmma.cuh"
+
+namespace weft::cuda::sm90 {
+
+// kDq: dQ is made here.
+template <class N, Width kWidth, bool kBent, bool kDq>
+struct BackwardMath {
+  static constexpr BackwardShape kShape = backward_shape(kWidth);
+  static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
+  static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = BackwardShape::kKeys;
+  static constexpr int kStages = kShape.stages;
+  // dQ of a warpgroup: half the columns of 64 rows, or half of 128 rows.
+  static constexpr int kOwn = kRows == 64 ? kK / 2 : kK;
+
+  const BackwardCall& call;
+  const BackwardShared<kWidth> shared;
+  const int group;  // of warps
+  float dk[kK / 2], dv[kV / 2];
+  int at = 0;  // stage, and buffer of dS
+  unsigned parity = 0;
+
+  __device__ __forceinline__ BackwardMath(const BackwardCall& c, const BackwardShared<kWidth>& sh, int g)
+      : call(c), shared(sh), group(g) {}
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x % 128) / 32; }
+  __device__ __forceinline__ int first_key() const { return group * 64 + warp() * 16 + lane() / 4; }  // and 8 behind
+
+  // Sums [64 keys][rows]: keys' rows of K or V times those of Q or dO.
+  template <int kColumns>
+  __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], unsigned keys, unsigned rows) const {
+    const unsigned a = tile_at(keys + static_cast<unsigned>(group) * 8192), b = tile_at(rows);
+#pragma unroll
+    for (int i = 0; i < kColumns / 16; ++i)
+      product<kBf16>(sums, moved(a, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)),
+                     moved(b, static_cast<unsigned>(i / 4 * kRows * 128 + i % 4 * 32)), i > 0);
+    products_commit();
+  }
+  // Sums [64 keys][columns] += of[keys][rows] · rows.
+  template <int kColumns>
+  __device__ __forceinline__ void add_rows(float (&sums)[kColumns / 2], const unsigned (&of)[kRows / 4],
+                                           unsigned rows) {
+    const unsigned b = tile_at<kRows * 128>(rows);
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) {
+      const unsigned a[4] = {of[4 * i], of[4 * i + 1], of[4 * i + 2], of[4 * i + 3]};
+      product<kBf16>(sums, a, moved(b, static_cast<unsigned>(i * 2048)), true);
+    }
+  }
+  __device__ __forceinline__ void multiply_dq(float (&sums)[kOwn / 2], int buffer) const {
+    const unsigned box = static_cast<unsigned>(group) * (kKeys * 128);
+    const unsigned a = tile_at(shared.ds(buffer) + (kRows == 64 ? 0u : box));
+    const unsigned b = tile_at<kKeys * 128>(shared.k() + (kRows == 64 ? kOwn / 64 * box : 0u));
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i)
+      product_columns<kBf16>(sums, moved(a, static_cast<unsigned>(i * 2048)), moved(b, static_cast<unsigned>(i * 2048)),
+                             i > 0);
+    products_commit();
+  }
+
+  __device__ __forceinline__ static float2 load_pair(unsigned at) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+  }
+
+  // Columns of a lane's two keys that are seen: those c with unsigned(c - first) < count.
+  struct Columns {
+    int first[2];
+    unsigned count[2];
+    __device__ __forceinline__ bool sees(int i, int column) const {
+      return static_cast<unsigned>(column - first[i]) < count[i];
+    }
+  };
+  __device__ __forceinline__ Columns columns_of(const RowStep& step) const {
+    Columns columns;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Seen seen = rows_of_key(step, first_key() + 8 * i);
+      columns.first[i] = (seen.first << call.rows.log_heads) - 2 * (lane() % 4);
+      columns.count[i] = static_cast<unsigned>(max(0, seen.last - seen.first + 1)) << call.rows.log_heads;
+    }
+    return columns;
+  }
+  // Scores become shares; p has them rounded.
+  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
+                                              int stage) const {
+    const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
+    const float factor = call.scores.factor;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], factor, -(i % 2 == 0 ? x.x : x.y)));
+    }
+    if ((flags & RowStep::kMasked) != 0) {
+      const Columns columns = columns_of(read_row_step(shared.step(stage)));
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i)
+        if (!columns.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows / 4; ++i) p[i] = packed_pair<N>(s[2 * i], s[2 * i + 1]);
+  }
+  // With softcap: p has the shares, and s what dS is multiplied by.
+  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
+                                                   int stage) const {
+    const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
+    Columns columns{{-8, -8}, {~0u, ~0u}};
+    if ((flags & RowStep::kMasked) != 0) columns = columns_of(read_row_step(shared.step(stage)));
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float share[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& score = s[4 * n + 2 * i + j];
+          float slope;
+          const float bent = bent_score(score * call.scores.bend, slope);
+          share[j] = exp2_fast(fmaf(bent, call.scores.factor, -(j == 0 ? x.x : x.y)));
+          if (!columns.sees(i, 8 * n + j)) share[j] = slope = 0;
+          score = share[j] * slope;
+        }
+        p[2 * n + i] = packed_pair<N>(share[0], share[1]);
+      }
+    }
+  }
+  // dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
+  __device__ __forceinline__ void make_ds(unsigned (&ds)[kRows / 4], const float (&p)[kRows / 2],
+                                          const float (&dp)[kRows / 2], int stage) const {
+    const unsigned delta = shared.delta(stage) + static_cast<unsigned>(lane() % 4) * 8;
+    const float scale = call.scale;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 x = load_pair(delta + static_cast<unsigned>(n * 32));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        ds[2 * n + i] = packed_pair<N>(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
+                                       p[4 * n + 2 * i + 1] * fmaf(dp[4 * n + 2 * i + 1], scale, -x.y));
+    }
+  }
+  // dS^T to shared memory, [key][row].
+  __device__ __forceinline__ void keep_ds(const unsigned (&ds)[kRows / 4], int buffer) const {
+    const int key = group * 64 + warp() * 16 + lane() % 16;
+#pragma unroll
+    for (int i = 0; i < kRows / 16; ++i) {
+      const int piece = 2 * (i % 4) + lane() / 16;
+      const unsigned to =
+          shared.ds(buffer) + static_cast<unsigned>(i / 4 * kKeys * 128 + key * 128 + ((piece ^ (key & 7)) << 4));
+      const unsigned four[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
+      store_matrices(to, four);
+    }
+  }
+  __device__ __forceinline__ void add_dq(const float (&x)[kOwn / 2], int tile) const {
+    float* to = call.dq_sums + static_cast<Index>(tile) * (kRows * kK) + group * (64 * kOwn) +
+                static_cast<int>(threadIdx.x % 128) * 4;
+#pragma unroll
+    for (int j = 0; j < kOwn / 8; ++j) {
+      const float four[4] = {x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]};
+      add_four(to + j * 512, four);
+    }
+  }
+
+  __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
+  __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
+
+  __device__ __forceinline__ void run() {
+    if (group == 1) named_arrive(1, 256);  // the first one's turn
+    for (unsigned keys_parity = 0;; keys_parity ^= 1) {
+      wait(shared.keys_full(), keys_parity);
+      const int flags = SharedItem::read(shared.item()).flags;
+      if (SharedItem::read(shared.item()).begin < 0) return;
+#pragma unroll
+      for (int i = 0; i < kK / 2; ++i) dk[i] = 0;
+#pragma unroll
+      for (int i = 0; i < kV / 2; ++i) dv[i] = 0;
+      if ((flags & SharedItem::kUsed) != 0) attend();
+      const SharedItem item = SharedItem::read(shared.item());
+      __syncwarp();
+      if (leads_warp()) arrive(shared.keys_free());  // the next ones come while these are written
+      store_both(item);
+    }
+  }
+  __device__ __forceinline__ void store_both(const SharedItem& item) const {
+    int live = 0;  // a bit for each of a lane's two keys
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = item.begin + first_key() + 8 * i;
+      bool seen = key < item.end && (item.flags & SharedItem::kUsed) != 0;
+      if (seen && (item.flags & SharedItem::kMended) != 0) {
+        seen = false;
+        for (int m = item.first; m < item.last && !seen; ++m) {
+          const WorkSlice& s = call.keys.list.slices[m];
+          seen = key >= s.k_begin && key < s.k_end;
+        }
+      }
+      live |= seen ? 1 << i : 0;
+    }
+    store<kK>(call.dk, call.wide_dk, dk, {item.begin, item.end}, item.kv_head, live);
+    store<kV>(call.dv, call.wide_dv, dv, {item.begin, item.end}, item.kv_head, live);
+  }
+  // All rows of an item.
+  __device__ __forceinline__ void attend() {
+    static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
+    int late = -1;  // tile of dQ of the last step
+    bool last;
+    do {
+      float s[kRows / 2], dp[kRows / 2];
+      unsigned p[kRows / 4], g[kRows / 4];
+      wait(shared.q_full(at), parity);
+      wait(shared.dout_full(at), parity);
+      await_turn();
+      products_begin();
+      multiply_rows<kK>(s, shared.k(), shared.q(at));
+      multiply_rows<kV>(dp, shared.v(), shared.dout(at));
+      pass_turn();
+      products_wait<1>();
+      settled(s);
+      const int flags = read_flags(shared.step(at));
+      if constexpr (kBent)
+        make_bent_shares(s, p, flags, at);
+      else
+        make_shares(s, p, flags, at);
+      products_wait<0>();
+      settled(dp);
+      make_ds(g, s, dp, at);
+      if constexpr (kDq) {
+        wait(shared.ds_free(at), parity ^ 1);
+        keep_ds(g, at);
+        stores_visible();
+      }
+      float dq[kOwn / 2];
+      await_turn();
+      settled(p);
+      settled(g);
+      products_begin();
+      add_rows<kV>(dv, p, shared.dout(at));
+      add_rows<kK>(dk, g, shared.q(at));
+      products_commit();
+      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
+      pass_turn();
+      const int sums = kDq ? read_sums(shared.step(at)) : 0;
+      products_wait<kDq ? 1 : 0>();
+      if (leads_warp()) {
+        arrive(shared.q_free(at));
+        arrive(shared.dout_free(at));
+      }
+      if constexpr (kDq) {
+        products_wait<0>();
+        settled(dq);
+        if (late >= 0) {
+          if (leads_warp()) arrive(shared.ds_free(at ^ 1));
+          add_dq(dq, late);
+        }
+        late = sums;
+      }
+      last = (flags & RowStep::kLast) != 0;
+      if (at == 1) parity ^= 1;
+      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
+      at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
+    } while (!last);
+    settled(dk);
+    settled(dv);
+    if constexpr (kDq) {
+      float dq[kOwn / 2];
+      await_turn();
+      products_begin();
+      multiply_dq(dq, at ^ 1);
+      pass_turn();
+      products_wait<0>();
+      settled(dq);
+      if (leads_warp()) arrive(shared.ds_free(at ^ 1));
+      add_dq(dq, late);
+    }
+  }
+
+  // A finished tile to its keys.
+  template <int kColumns>
+  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2], int2 keys,
+                                        int kv_head, int live) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = keys.x + first_key() + 8 * i;
+      const bool inside = key < keys.y, seen = (live >> i & 1) != 0;
+      const auto value = [&](int n, int j) { return seen ? sums[4 * n + 2 * i + j] : 0.0f; };
+      if (!wide) {
+        if (!inside || (call.add_keys && !seen)) continue;
+        const int first = 2 * (lane() % 4), columns = static_cast<int>(to.dim) - first;
+        float* at = static_cast<float*>(to.data) + offset_of(to, key, kv_head) + first;
+        const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) {
+          float2 x = {value(n, 0), value(n, 1)};
+          if (pairs && 8 * n < columns) {
+            float2* const both = reinterpret_cast<float2*>(at + 8 * n);
+            if (call.add_keys) x = {both->x + x.x, both->y + x.y};
+            *both = x;
+          } else {
+            if (8 * n < columns) at[8 * n] = call.add_keys ? at[8 * n] + x.x : x.x;
+            if (8 * n + 1 < columns) at[8 * n + 1] = call.add_keys ? at[8 * n + 1] + x.y : x.y;
+          }
+        }
+        continue;
+      }
+      std::uint16_t* at = static_cast<std::uint16_t*>(to.data) + (inside ? offset_of(to, key, kv_head) : 0);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; n += 4) {
+        unsigned w[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
+        transpose_words(w);
+        const int column = 8 * (n + lane() % 4);
+        if (inside && column < to.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+  }
+};
+
+template <class N, Width kWidth, bool kBent, bool kDq>
+__global__ void __launch_bounds__(BackwardShape::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardCall call) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const BackwardShared<kWidth> shared{shared_address(memory)};
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group == 0) {
+    give_registers<BackwardShape::kFetchRegisters>();
+    if (threadIdx.x < 32) fetch<kWidth>(call, shared);
+  } else {
+    take_registers<BackwardShape::kMathRegisters>();
+    BackwardMath<N, kWidth, kBent, kDq>(call, shared, group - 1).run();
+  }
+#else
+  __trap();  // compiled for another GPU: the registry does not come here
+#endif
+}
+
+template <class N, Width kWidth, bool kBent>
+void launch_backward(const BackwardCall& call, cudaStream_t stream) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  static_assert(kShape.shared_bytes() <= 227 * 1024);
+  launch(call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, true> : &backward_kernel<N, kWidth, kBent, false>,
+         {dim3(static_cast<unsigned>(min(call.keys.active * call.heads_k, call.processors))),
+          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes())},
+         stream, call);
+}
+
+template <class N>
+void launch_any(Width width, const BackwardCall& call, cudaStream_t stream) {
+  if (width == Width::w64)
+    launch_backward<N, Width::w64, false>(call, stream);
+  else if (call.scores.bend == 0)
+    launch_backward<N, Width::w128, false>(call, stream);
+  else
+    launch_backward<N, Width::w128, true>(call, stream);
+}
+
+}  // namespace weft::cuda::sm90

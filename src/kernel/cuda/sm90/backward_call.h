@@ -1,0 +1,172 @@
+// Sizes of the backward's tiles, its arguments, and the functions that launch it.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernel/cuda/calls.h"
+#include "weft/config.h"
+
+namespace weft::cuda::sm90 {
+
+// A block is a warpgroup that fetches and two that multiply, 64 keys each. Registers as in ForwardShape.
+struct BackwardShape {
+  int k, v;      // columns of Q and K, and of V
+  int log_rows;  // of a tile of queries: rows times heads
+  int stages;    // tiles of Q and dO in shared memory
+  static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
+  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
+
+  WEFT_HD constexpr int rows() const { return 1 << log_rows; }
+  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
+  WEFT_HD constexpr int q_bytes() const { return 2 * rows() * k; }
+  WEFT_HD constexpr int dout_bytes() const { return 2 * rows() * v; }
+  WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows(); }
+  WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
+  // K, V, stages of Q and dO, dS; statistics, steps, the item, barriers.
+  WEFT_HD constexpr int tile_bytes() const {
+    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
+  }
+  WEFT_HD constexpr int shared_bytes() const {
+    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
+           8 * (3 + 6 * stages + kDsBuffers);
+  }
+};
+
+WEFT_HD constexpr BackwardShape backward_shape(Width w) {
+  return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
+}
+// Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
+constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
+
+// Query heads that are rows of one tile, a power of two: as many as make the tiles of rows short against the slices,
+// whose ends are computed for nothing. No more: heads one after another have less dQ under way than all at once.
+constexpr int log_heads_of_tile(int heads_of_group, int rows, Index mean_rows_of_slices) {
+  constexpr int kMost = 4, kShort = 32;
+  int log = 0;
+  while (log < kMost && heads_of_group % (2 << log) == 0 && (rows >> log) * kShort > mean_rows_of_slices) ++log;
+  return log;
+}
+
+// Tiles of query rows. Slices have in `unused` what brings a row to where tiles lie every `size` rows from 0 on.
+struct QueryTiles {
+  // [tiles] first row and the one past the last, ~ of it if no slice shows them; null: every `size`, and
+  const int2* ranges;
+  WorkList list;  // slices of each `listed` tiles
+  int listed;
+  int tiles;
+  int log_size, log_heads;  // rows, and query heads that are rows of one tile: powers of two
+
+  WEFT_HD int size() const { return 1 << log_size; }
+  WEFT_HD int heads() const { return 1 << log_heads; }
+};
+
+// Tiles of keys. On the host they are made in the order in which they are worked on.
+struct KeyTiles {
+  const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
+  WorkList list;      // tiles lie every kKeys
+  int active;         // that may have slices
+};
+// Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
+struct HeadTiles {
+  WorkHeads list;
+  int group;
+};
+
+struct BackwardCall {
+  CUtensorMap q, dout;  // boxes {64, heads, size} of a tile of queries
+  CUtensorMap k, v;     // boxes {64, 1, kKeys}
+  QueryTiles rows;
+  KeyTiles keys;
+  HeadTiles heads;
+  int q_rows, k_rows, heads_k;
+  int processors;  // blocks at most
+  int* counter;    // items handed out so far: 0
+  Scores scores;
+  float scale;              // d logit / d q·k, but for softcap
+  const float* statistics;  // [units, tiles]: lse·log2(e) of all rows, then scale·(dout·out); +inf and 0 for no row
+  float* dq_sums;           // [units, tiles], in the order of registers
+  TensorView dk, dv;
+  bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32
+  bool add_keys;
+};
+void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
+void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
+
+// dQ by the owner of its rows, 128 rows times heads: S and dP computed once more, and nothing added by several blocks,
+// so that its bits are the same on every run.
+struct DqShape {
+  int k, v;
+  static constexpr int kRows = 128, kKeys = 128, kStages = 2, kThreads = 384, kStepBytes = 16;
+
+  WEFT_HD constexpr int q_bytes() const { return 2 * kRows * k; }
+  WEFT_HD constexpr int dout_bytes() const { return 2 * kRows * v; }
+  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
+  WEFT_HD constexpr int tile_bytes() const { return q_bytes() + dout_bytes() + kStages * (k_bytes() + v_bytes()); }
+  WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + kStages * kStepBytes + 8 * (1 + 3 * kStages); }
+};
+WEFT_HD constexpr DqShape dq_shape(Width w) { return {backward_shape(w).k, backward_shape(w).v}; }
+// Tiles of the backward that are one here.
+WEFT_HD constexpr int tiles_of_dq(Width w) { return DqShape::kRows / backward_shape(w).rows(); }
+
+struct DqItem {
+  int begin, end;   // rows
+  int first, last;  // slices
+  int tile;         // its first one of QueryTiles
+  int unused[3] = {};
+};
+struct DqCall {
+  CUtensorMap q, dout, k, v;  // as in BackwardCall
+  QueryTiles rows;
+  const DqItem* items;      // [active], or null: rows.list
+  const WorkSlice* slices;  // of the items
+  int active;
+  HeadTiles heads;
+  int q_rows, k_rows, heads_q;
+  Scores scores;
+  float scale;
+  const float* statistics;
+  TensorView dq;
+  bool wide;
+};
+void dq_bf16(Width width, const DqCall& call, cudaStream_t stream);
+void dq_f16(Width width, const DqCall& call, cudaStream_t stream);
+
+// Before: statistics, and zeros in dQ's sums and in dK and dV of keys that no slice shows.
+struct PrepareCall {
+  Source out, dout;
+  ConstTensorView lse;
+  QueryTiles rows;
+  SinkLogits sink;
+  float scale;
+  float* statistics;
+  float* dq_sums;  // or null
+  double* dsink;   // [hq, tiles] or null
+  int* counter;    // becomes 0
+  int q_rows, heads_q;
+  const int2* unseen;  // [unseen_tiles] ranges of keys; null: tiles of the list without slices
+  WorkList keys;
+  int unseen_tiles;
+  TensorView dk, dv;  // not if they are added to
+  bool wide_dk, wide_dv;
+  int k_rows;
+};
+void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream);
+
+// After: dQ's sums, rounded, to their rows.
+struct StoreCall {
+  QueryTiles rows;
+  const float* statistics;
+  const float* dq_sums;
+  TensorView dq;
+  bool wide;  // as in BackwardCall
+  int q_rows;
+};
+void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream);
+
+// A tensor of any dtype as one of 16 bits, [rows, heads, width], zeros past its columns.
+void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream);
+
+}  // namespace weft::cuda::sm90

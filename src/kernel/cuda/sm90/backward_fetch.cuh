@@ -1,0 +1,259 @@
+// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends.
+#pragma once
+
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/backward_steps.cuh"
+#include "kernel/cuda/sm90/ptx.cuh"
+
+namespace weft::cuda::sm90 {
+
+template <Width kWidth>
+struct BackwardShared {
+  static constexpr BackwardShape kShape = backward_shape(kWidth);
+  static constexpr int kStages = kShape.stages, kDsBuffers = BackwardShape::kDsBuffers;
+  static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
+                            kDoutAt = kQAt + kStages * kShape.q_bytes(),
+                            kDsAt = kDoutAt + kStages * kShape.dout_bytes(),
+                            kLseAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
+                            kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
+                            kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
+                            kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
+                            kBarrierAt = kItemAt + BackwardShape::kItemBytes;
+  unsigned base;
+
+  __device__ static unsigned times(int n, int bytes) { return static_cast<unsigned>(n * bytes); }
+  __device__ unsigned k() const { return base; }
+  __device__ unsigned v() const { return base + kVAt; }
+  __device__ unsigned q(int s) const { return base + kQAt + times(s, kShape.q_bytes()); }
+  __device__ unsigned dout(int s) const { return base + kDoutAt + times(s, kShape.dout_bytes()); }
+  __device__ unsigned ds(int b) const { return base + kDsAt + times(b, kShape.ds_bytes()); }
+  __device__ unsigned lse(int s) const { return base + kLseAt + times(s, kShape.statistics_bytes()); }
+  __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
+  __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
+  __device__ unsigned item() const { return base + kItemAt; }
+  // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
+  __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
+  __device__ unsigned keys_full() const { return barrier(0); }
+  __device__ unsigned keys_raw() const { return barrier(1); }
+  __device__ unsigned keys_free() const { return barrier(2); }
+  __device__ unsigned q_full(int s) const { return barrier(3 + s); }
+  __device__ unsigned q_raw(int s) const { return barrier(3 + kStages + s); }
+  __device__ unsigned q_free(int s) const { return barrier(3 + 2 * kStages + s); }
+  __device__ unsigned dout_full(int s) const { return barrier(3 + 3 * kStages + s); }
+  __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
+  __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
+  __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
+
+  __device__ void init() const {
+    constexpr int kWarps = 8;  // that multiply
+    barrier_init(keys_full(), 1);
+    barrier_init(keys_raw(), 1);
+    barrier_init(keys_free(), kWarps);
+    for (int s = 0; s < kStages; ++s) {
+      for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
+      barrier_init(q_free(s), kWarps);
+      barrier_init(dout_free(s), kWarps);
+    }
+    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps);
+    barriers_ready();
+  }
+};
+
+// A place in a ring of stages, and the parity of its barriers.
+template <int kSize>
+struct StageRing {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ void next() {
+    if (++at == kSize) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline void store_four(unsigned at, int a, int b, int c, int d) {
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ inline void write_step(unsigned at, const RowStep& s) {
+  store_four(at, s.flags, s.rows, s.keys, s.band);
+  asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at + 16), "r"(s.sums) : "memory");
+}
+__device__ inline int read_flags(unsigned at) {
+  int flags;
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(flags) : "r"(at));
+  return flags;
+}
+__device__ inline int read_sums(unsigned at) { return read_flags(at + 16); }
+__device__ inline RowStep read_row_step(unsigned at) {
+  RowStep s;
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
+               : "r"(at));
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(s.sums) : "r"(at + 16));
+  return s;
+}
+
+// A warp makes zeros of rows of a tile; 16 bytes a lane, four rows at a time.
+template <int kRows, int kColumns, class Dead>
+__device__ void clear_rows(unsigned tile, const Dead& dead) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int r = lane / 8; r < kRows; r += 4)
+    if (dead(r))
+      for (int box = 0; box < kColumns / 64; ++box)
+        store_four(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
+}
+
+template <int kColumns>
+__device__ void load_boxes(unsigned to, const CUtensorMap& map, unsigned barrier, int rows, int head, int row) {
+  for (int box = 0; box < kColumns / 64; ++box)
+    load_box(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
+}
+
+// What the warpgroups that multiply have to know of an item: first key, end, K/V head, flags; slices.
+struct SharedItem {
+  enum Flag : int {
+    kUsed = 1,   // by a query head
+    kMended = 2  // not all keys are shown
+  };
+  int begin, end, kv_head, flags;  // begin < 0: there is no more work
+  int first, last;
+
+  __device__ static SharedItem read(unsigned at) {
+    SharedItem i;
+    asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(i.begin), "=r"(i.end), "=r"(i.kv_head), "=r"(i.flags)
+                 : "r"(at));
+    asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(i.first), "=r"(i.last) : "r"(at + 16));
+    return i;
+  }
+};
+
+// K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
+template <Width kWidth>
+__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
+                           int kv_head, unsigned& raw_parity) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kKeys = BackwardShape::kKeys;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
+  for (int m = item.first + lane; m < item.last; m += 32) {
+    const WorkSlice& s = call.keys.list.slices[m];
+    covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
+  }
+  const bool used = item.has_work();
+  const bool shown = __any_sync(0xffffffffu, covers);
+  const bool mended = used && (!shown || (item.end - item.begin < kKeys && item.end < call.k_rows));
+  const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
+  if (lane == 0) {
+    store_four(shared.item(), item.begin, item.end, kv_head,
+               (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kMended));
+    store_four(shared.item() + 16, item.first, item.last, 0, 0);
+    if (used) {
+      arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
+      load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
+      load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, item.begin);
+    } else {
+      arrive(barrier);
+    }
+  }
+  __syncwarp();
+  if (!mended) return;
+  wait(barrier, raw_parity);
+  raw_parity ^= 1;
+  const auto dead = [&](int r) { return item.begin + r >= item.end || !item.is_live(call, item.begin + r); };
+  clear_rows<kKeys, kShape.k>(shared.k(), dead);
+  clear_rows<kKeys, kShape.v>(shared.v(), dead);
+  stores_visible();
+  __syncwarp();
+  if (lane == 0) arrive(shared.keys_full());
+}
+
+// What goes on from item to item.
+template <Width kWidth>
+struct FetchState {
+  StageRing<backward_shape(kWidth).stages> stage;
+  unsigned raw_parity = 0;  // a bit a stage
+};
+
+// The rows of an item.
+template <Width kWidth>
+__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
+                           FetchState<kWidth>& state) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  auto& [stage, raw_parity] = state;
+  RowWalk walk(call, item);
+  for (bool more = walk.start(); more;) {
+    RowStep step = walk.step();
+    const int row = walk.row(), head = walk.head();
+    more = walk.next();
+    if (!more) step.flags |= RowStep::kLast;
+    const bool mended = (step.flags & RowStep::kMended) != 0;
+    const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
+    const unsigned q_ready = mended ? shared.q_raw(stage.at) : shared.q_full(stage.at);
+    const unsigned dout_ready = mended ? shared.dout_raw(stage.at) : shared.dout_full(stage.at);
+    wait(shared.q_free(stage.at), stage.parity ^ 1);
+    if (lane == 0) {
+      write_step(shared.step(stage.at), step);
+      arrive_expecting(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
+      load_boxes<kShape.k>(shared.q(stage.at), call.q, q_ready, kShape.rows(), head, row);
+      load_bytes(shared.lse(stage.at), statistics, kShape.statistics_bytes(), q_ready);
+    }
+    __syncwarp();
+    wait(shared.dout_free(stage.at), stage.parity ^ 1);
+    if (lane == 0) {
+      arrive_expecting(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
+      load_boxes<kShape.v>(shared.dout(stage.at), call.dout, dout_ready, kShape.rows(), head, row);
+      load_bytes(shared.delta(stage.at), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
+    }
+    __syncwarp();
+    if (mended) {
+      const unsigned parity = raw_parity >> stage.at & 1;
+      raw_parity ^= 1u << stage.at;
+      const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows)
+                                                                              << call.rows.log_heads;
+      const auto dead = [&](int r) { return r < begin || r >= end; };
+      wait(q_ready, parity);
+      clear_rows<kShape.rows(), kShape.k>(shared.q(stage.at), dead);
+      wait(dout_ready, parity);
+      clear_rows<kShape.rows(), kShape.v>(shared.dout(stage.at), dead);
+      stores_visible();
+      __syncwarp();
+      if (lane == 0) {
+        arrive(shared.q_full(stage.at));
+        arrive(shared.dout_full(stage.at));
+      }
+    }
+    stage.next();
+  }
+}
+
+// A warp: hands out items, walks, fetches.
+template <Width kWidth>
+__device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
+  FetchState<kWidth> state;
+  unsigned parity = 0, raw_parity = 0;
+  for (int next = static_cast<int>(blockIdx.x); next < items;) {
+    // Head by head: the dQ that is being added to stays in the L2 cache.
+    const int kv_head = next / call.keys.active, tile = next % call.keys.active;
+    const KeyItem item(call, tile, kv_head);
+    if (item.is_shown()) {  // otherwise it has its zeros
+      wait(shared.keys_free(), parity ^ 1);
+      parity ^= 1;
+      fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
+      fetch_rows<kWidth>(call, shared, item, state);
+    }
+    // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
+    if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);
+    next = __shfl_sync(0xffffffffu, next, 0);
+  }
+  wait(shared.keys_free(), parity ^ 1);
+  if (lane == 0) {
+    store_four(shared.item(), -1, 0, 0, 0);
+    arrive(shared.keys_full());
+  }
+}
+
+}  // namespace weft::cuda::sm90

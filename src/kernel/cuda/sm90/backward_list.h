@@ -1,0 +1,52 @@
+// The work of a Hopper backward: tiles of query rows, and which slices touch which tile of keys.
+//
+// From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key
+// tiles of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in
+// the L2 cache; within a document the most expensive first. From a device_plan tiles lie on a fixed grid.
+#pragma once
+
+#include "kernel/cuda/list.h"
+#include "kernel/cuda/sm90/backward_call.h"
+
+namespace weft::cuda::sm90 {
+
+// Rows that overlapping slices hold together, cut into tiles.
+struct Part {
+  int begin, end;
+  int first_tile;
+};
+struct Cut {
+  std::vector<int> ranges;   // of tiles: begin and end
+  std::vector<Part> parts;   // without those that no slice holds
+  std::vector<int> part_of;  // of each slice
+  int tiles() const { return static_cast<int>(ranges.size() / 2); }
+};
+
+class BackwardWork {
+ public:
+  // tiles_of_dq: of rows that are one item of dQ; 0: no such items. Has what goes before the products;
+  BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream);
+  // the rest, while that is under way.
+  void add_keys(cudaStream_t stream);
+
+  QueryTiles rows = {};
+  const int2* unseen = nullptr;  // as in PrepareCall
+  int unseen_tiles = 0;
+  KeyTiles keys = {};
+  WorkHeads heads = {};
+  // Of dQ by the owner of its rows; items are null with a device_plan.
+  const DqItem* dq_items = nullptr;
+  const WorkSlice* dq_slices = nullptr;
+  int dq_active = 0;
+
+ private:
+  void cut_slices(const BackwardArgs& args, cudaStream_t stream);
+
+  int tiles_of_dq_;
+  CallLists lists_;  // of a device_plan
+  std::vector<WorkSlice> slices_;
+  Cut rows_, keys_;
+  StreamArray<int> first_, second_;
+};
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,128 @@
+// What the fetching warp of the backward tells the others of a tile of queries, and its way through a key tile's
+// slices.
+#pragma once
+
+#include "kernel/cuda/sm90/backward_call.h"
+#include "kernel/cuda/walk.cuh"
+
+namespace weft::cuda::sm90 {
+
+// One tile of queries for one tile of keys. Rows and keys are counted from the tiles' first ones.
+struct RowStep {
+  enum Flag : int {
+    kLast = 1,    // of its tile of keys
+    kMasked = 2,  // not every row sees every key
+    kMended = 4   // rows outside the slice are made zeros
+  };
+  int flags;
+  int rows;  // begin | end << 16 of the slice
+  int keys;  // begin | end << 16
+  int band;  // lo | hi << 16: key k is seen by rows k - hi .. k - lo
+  int sums;  // tile of dQ
+
+  __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
+  __device__ static int low(int pair) { return static_cast<short>(pair); }
+  __device__ static int high(int pair) { return pair >> 16; }
+};
+
+// Rows that see a key, both ends included.
+__device__ inline Seen rows_of_key(const RowStep& step, int key) {
+  if (key < RowStep::low(step.keys) || key >= RowStep::high(step.keys)) return {1, 0};
+  return {max(RowStep::low(step.rows), key - RowStep::high(step.band)),
+          min(RowStep::high(step.rows) - 1, key - RowStep::low(step.band))};
+}
+
+// A tile of keys, its slices, and the query heads that use it.
+struct KeyItem {
+  int begin, end;   // keys
+  int first, last;  // slices: [first, last)
+  int head, heads;  // in the order of WorkHeads::heads: [head, heads)
+
+  __device__ KeyItem(const BackwardCall& call, int tile, int kv_head) {
+    if (call.keys.items != nullptr) {
+      const int4 item = call.keys.items[tile];
+      begin = item.x, end = item.y, first = item.z, last = item.w;
+    } else {
+      tile = call.keys.list.order[tile];
+      const int2 range = call.keys.list.ranges[tile];
+      begin = tile * BackwardShape::kKeys, end = min((tile + 1) * BackwardShape::kKeys, call.k_rows);
+      first = range.x, last = range.y;
+    }
+    if (call.heads.group > 0) {
+      head = kv_head * call.heads.group, heads = head + call.heads.group;
+    } else {
+      head = call.heads.list.begin[kv_head], heads = call.heads.list.begin[kv_head + 1];
+    }
+  }
+  __device__ bool is_shown() const { return first < last; }
+  __device__ bool has_work() const { return first < last && head < heads; }
+  __device__ bool is_live(const BackwardCall& call, int key) const {
+    for (int m = first; m < last; ++m) {
+      const WorkSlice& s = call.keys.list.slices[m];
+      if (key >= s.k_begin && key < s.k_end) return true;
+    }
+    return false;
+  }
+};
+
+// The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
+// then add to the same tiles of dQ, which are in the L2 cache.
+class RowWalk {
+ public:
+  __device__ RowWalk(const BackwardCall& call, const KeyItem& item)
+      : call_(call), item_(item), member_(item.first), head_(item.head) {}
+  __device__ bool start() { return item_.has_work() && enter(); }
+  __device__ bool next() {
+    if (--tile_ >= stop_) return true;
+    ++member_;
+    return enter();
+  }
+  __device__ int row() const { return (tile_ << call_.rows.log_size) - slice_.unused; }
+  __device__ int head() const { return call_.heads.group > 0 ? head_ : call_.heads.list.heads[head_]; }
+  __device__ RowStep step() const {
+    constexpr int kFar = 0x3fff;
+    const WorkSlice& s = slice_;
+    const int size = call_.rows.size(), row = this->row(), key = item_.begin, keys = item_.end - key;
+    // Rows behind the tile's own have no share in anything, but what lies there must not be multiplied.
+    int rows = min(size, call_.q_rows - row);
+    const bool mended = row < s.q_begin || row + rows > s.q_end;
+    if (mended && call_.rows.ranges != nullptr) rows = min(rows, call_.rows.ranges[tile_].y - row);
+    const bool all = row >= s.q_begin && row + rows <= s.q_end && key >= s.k_begin &&
+                     key + BackwardShape::kKeys <= s.k_end && keys == BackwardShape::kKeys &&
+                     key - (row + rows - 1) >= s.lo && key + BackwardShape::kKeys - 1 - row <= s.hi;
+    const long long shift = static_cast<long long>(row) - key;
+    const auto near = [](long long x) { return static_cast<int>(x < -kFar ? -kFar : x > kFar ? kFar : x); };
+    return {(all ? 0 : RowStep::kMasked) | (mended ? RowStep::kMended : 0),
+            RowStep::pair(max(0, s.q_begin - row), min(size, s.q_end - row)),
+            RowStep::pair(max(0, s.k_begin - key), min(keys, s.k_end - key)),
+            RowStep::pair(near(s.lo + shift), near(s.hi + shift)),
+            (head() >> call_.rows.log_heads) * call_.rows.tiles + tile_};
+  }
+
+ private:
+  __device__ bool enter() {
+    while (true) {
+      for (; member_ < item_.last; ++member_) {
+        slice_ = read(call_.keys.list.slices, member_);
+        const WorkSlice& s = slice_;
+        const long long first = max(s.k_begin, item_.begin), last = min(s.k_end, item_.end) - 1;
+        const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
+        const int end = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
+        if (first > last || begin >= end) continue;
+        tile_ = (end - 1 + s.unused) >> call_.rows.log_size;
+        stop_ = (begin + s.unused) >> call_.rows.log_size;
+        return true;
+      }
+      head_ += call_.rows.heads();
+      if (head_ >= item_.heads) return false;
+      member_ = item_.first;
+    }
+  }
+
+  const BackwardCall& call_;
+  const KeyItem& item_;
+  WorkSlice slice_;
+  int member_, head_, tile_, stop_;
+};
+
+}  // namespace weft::cuda::sm90

@@ -1,0 +1,122 @@
+// What is drawn: every visible pair by exactly one slice, in the step that the table says; text of any origin as text.
+#include <map>
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "check/random_case.h"
+#include "draw/contents.h"
+#include "draw/scene.h"
+#include "draw/written.h"
+#include "weft/cost.h"
+#include "weft/error.h"
+
+namespace weft::draw {
+namespace {
+
+using Pair = std::pair<Index, Index>;
+
+std::set<Pair> pairs_of(const Problem& problem) {
+  std::set<Pair> pairs;
+  for (const Slice& s : problem.global_slices())
+    for (Index q = s.q_begin; q < s.q_end; ++q)
+      for (Index k = s.k_begin; k < s.k_end; ++k)
+        if (sees(s, q, k)) pairs.emplace(q, k);
+  return pairs;
+}
+
+std::vector<Index> owners(const Layout& layout) {
+  std::vector<Index> owner(static_cast<std::size_t>(layout.stream().tokens()), -1);
+  for (Index r = 0; r < layout.ranks(); ++r)
+    for (const Index t : layout.tokens(r))
+      if (t != kNoToken) owner[static_cast<std::size_t>(t)] = r;
+  return owner;
+}
+
+// The pairs of the panel's slices, each rank's rows and keys as tokens; one that comes twice is a fault. Ranks of a
+// group attend the same pairs, each for its heads: the query's own rank stands for them.
+void check_panel(const Scene& scene, const Panel& panel) {
+  const Layouts& layouts = panel.layouts;
+  const std::vector<Index> q_owner = owners(layouts.q), k_owner = owners(layouts.k);
+  const Index groups = layouts.q.ranks() / panel.inside;
+  std::set<Pair> seen;
+  for (const PlacedSlice& p : panel.slices) {
+    const Index first = p.rank / panel.inside * panel.inside;
+    for (Index row = p.slice.q_begin; row < p.slice.q_end; ++row) {
+      const Index q =
+          layouts.q.tokens(first + row / layouts.q.rows())[static_cast<std::size_t>(row % layouts.q.rows())];
+      for (Index k_row = p.slice.k_begin; k_row < p.slice.k_end; ++k_row) {
+        if (!sees(p.slice, row, k_row)) continue;
+        const Index k = p.k_shift + k_row * p.k_stride;
+        ASSERT_GE(q, 0);
+        ASSERT_TRUE(k >= 0 && k < layouts.k.stream().tokens());
+        const Index rank_q = q_owner[static_cast<std::size_t>(q)], rank_k = k_owner[static_cast<std::size_t>(k)];
+        const Index gq = rank_q / panel.inside, gk = rank_k / panel.inside;
+        const bool near = static_cast<Index>(panel.step_of.size()) == groups;
+        ASSERT_EQ(panel.step_of[static_cast<std::size_t>(near ? (gq - gk + groups) % groups : gq * groups + gk)],
+                  p.step);
+        if (rank_q == p.rank) {
+          ASSERT_TRUE(seen.emplace(q, k).second) << q << " " << k;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen, pairs_of(scene.subject.problem));
+}
+
+TEST(Draw, EveryPairIsDrawnOnceInItsStep) {
+  check::RandomChoices random(1);
+  int drawn = 0;
+  for (int i = 0; i < 400; ++i) {
+    const check::Case c = check::random_case(random);
+    const Problem problem = check::problem_of(c);
+    if (problem.packing().q().tokens() > 200 || problem.packing().k().tokens() > 200) continue;
+    const Layouts layouts = check::layouts_of(c, problem);
+    if (layouts.q.rows() * c.ranks > 4000) continue;
+    for (const ScheduleKind kind : schedule_kinds()) {
+      const Subject subject{.problem = problem,
+                            .heads_q = 4,
+                            .heads_k = 2,
+                            .shape = {.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64},
+                            .machine = machine_preset("h100-400g")};
+      const ScheduleOptions options{.kind = kind, .inside = c.ranks % 2 == 0 ? 2 : 1};
+      std::optional<Scene> scene;
+      try {
+        scene = make_scene(subject, {{layouts, options, {}}});
+      } catch (const Error&) {  // strides that differ
+        continue;
+      }
+      check_panel(*scene, scene->panels.front());
+      if (::testing::Test::HasFatalFailure()) FAIL() << name(kind) << " " << check::flags(c);
+      ++drawn;
+      if (i % 8 == 0) {
+        EXPECT_NE(html(*scene).find("</html>"), std::string::npos);
+        EXPECT_NE(svg(*scene).find("</svg>"), std::string::npos);
+      }
+    }
+  }
+  EXPECT_GT(drawn, 500);
+}
+
+TEST(Draw, TextStaysText) {
+  EXPECT_EQ(escaped("<a href='x'>\"&"), "&lt;a href=&#39;x&#39;&gt;&quot;&amp;");
+  EXPECT_EQ(escaped("\x01\xff\xc3"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_EQ(escaped("a\u00e9\u20ac\U0001f600"), "a\u00e9\u20ac\U0001f600");
+  EXPECT_EQ(escaped("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");  // half a surrogate pair
+  EXPECT_EQ(escaped("\xc0\xaf"), "\xef\xbf\xbd\xef\xbf\xbd");                  // a slash, written too long
+  EXPECT_EQ(json_string("</script>\n\"\\\u2028"), "\"\\u003c/script\\u003e\\u000a\\u0022\\u005c\\u2028\"");
+  EXPECT_EQ(json_deltas({5, 7, 7, 1}), "[5,2,0,-6]");
+  EXPECT_EQ(json_deltas({}), "[]");
+}
+
+TEST(Draw, NumbersForPeople) {
+  EXPECT_EQ(grouped(-1234567), "-1,234,567");
+  EXPECT_EQ(grouped(999), "999");
+  EXPECT_EQ(counted(1, "token"), "1 token");
+  EXPECT_EQ(bytes_text(1536), "1.50 KiB");
+  EXPECT_EQ(short_number(9'996'000), "10.0 M");
+}
+
+}  // namespace
+}  // namespace weft::draw

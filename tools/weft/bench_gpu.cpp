@@ -1,0 +1,152 @@
+#include "bench_gpu.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "bench_peer.h"
+#include "json_file.h"
+#include "kernel_cases.h"
+#include "numbers.h"
+#include "weft/error.h"
+#include "weft/plan.h"
+#include "weft/version.h"
+#include "words.h"
+
+namespace weft::tool {
+namespace {
+
+struct GpuCase {
+  std::string name;
+  KernelCase of;
+  Index dim = 128;
+  // What torch's attention would be asked for; no tokens: it has no call for it.
+  Index batch = 0, tokens = 0;
+  bool causal = true;
+};
+
+std::vector<GpuCase> gpu_cases() {
+  std::vector<KernelCase> anchors = anchor_cases();
+  const std::vector<Index> many(16, 4096);
+  return {{"dense", anchors[0], 128, 1, 16384},
+          {"packed", anchors[1]},
+          {"window", anchors[2]},
+          {"mha-causal", anchors[3], 128, 1, 16384},
+          {"mha-full", anchors[4], 128, 1, 16384, false},
+          {"rank-of-8", anchors[5]},
+          {"short-rank-of-8", anchors[6]},
+          {"width-64", documents_case("16 x 4096, heads 16", many, 16, 16, true, 0), 64, 16, 4096},
+          {"width-256", documents_case("1 x 8192, heads 16:4", {8192}, 16, 4, true, 0), 256, 1, 8192}};
+}
+
+std::vector<GpuCase> asked_cases(const Flags& flags) {
+  std::vector<GpuCase> all = gpu_cases();
+  const std::string* asked = flags.find("cases");
+  if (asked == nullptr) return all;
+  std::vector<GpuCase> some;
+  for (const std::string_view name : split(*asked, ',')) {
+    const auto found = std::find_if(all.begin(), all.end(), [&](const GpuCase& c) { return c.name == name; });
+    if (found == all.end()) {
+      std::string names;
+      for (const GpuCase& c : all) names += (names.empty() ? "" : ", ") + c.name;
+      throw Error(fmt::format("--cases {}: on a GPU there is no case {}", *asked, name), "use some of " + names);
+    }
+    some.push_back(*found);
+  }
+  return some;
+}
+
+double middle(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Weft and its peers in turns.
+struct Contest {
+  std::vector<double> weft, peer, product;
+};
+
+}  // namespace
+
+int bench_gpu(const Flags& flags) {
+  constexpr Index kProduct = 8192, kMostRounds = 1000;
+  const std::string kernel = flags.text("kernel", "cuda.sm90");
+  const Index rounds = flags.whole("repeat", 20, "20");
+  if (rounds < 1 || rounds > kMostRounds)
+    throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
+  const DType type = dtype(flags.text("dtype", "bf16"));
+  const std::vector<GpuCase> cases = asked_cases(flags);
+  for (const GpuCase& c : cases)
+    if (const std::optional<std::string> why =
+            find_kernel(kernel).refusal({.dtype = type, .dim_qk = c.dim, .dim_v = c.dim, .device = DeviceKind::cuda}))
+      throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel, c.name, weft::name(type), *why),
+                  "choose others by --cases and --dtype, or another --kernel");
+  JsonOutput output(flags.find("json"));
+  std::unique_ptr<Peer> peer;
+  if (const std::string* command = flags.find("peer")) peer = std::make_unique<Peer>(*command);
+
+  fmt::print("weft {}, kernel {}, {}, {} rounds; peer: {}\n", version(), kernel, weft::name(type), rounds,
+             peer ? peer->name() + " " + peer->version() : "none");
+  fmt::print("Useful TFLOP/s on visible pairs; a call is waited for, its lists made in it. product: {0} x {0} x {0}.\n\n",
+             kProduct);
+  fmt::print("{:<17}{:<9}{:>10}{:>9}{:>9}{:>8}{:>9}\n", "case", "pass", "ms", "TFLOP/s", "peer", "ratio", "product");
+  nlohmann::json all = nlohmann::json::array();
+  for (const GpuCase& c : cases) {
+    double pairs = 0;
+    for (const Slice& s : c.of.slices) pairs += static_cast<double>(visible_pairs(s));
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      KernelCall call(c.of, type, c.dim, pass, kernel);
+      std::optional<int> sdpa, product;
+      if (peer) {
+        if (c.tokens > 0)
+          sdpa = peer->prepare_gpu({{"what", "sdpa"},
+                                    {"pass", pass == Pass::forward ? "forward" : "backward"},
+                                    {"dtype", weft::name(type)},
+                                    {"causal", c.causal},
+                                    {"batch", c.batch},
+                                    {"lengths", {c.tokens}},
+                                    {"heads", {c.of.heads_q, c.of.heads_k}},
+                                    {"dim", {c.dim, c.dim}}});
+        product = peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(type)}, {"size", kProduct}});
+      }
+      Contest contest;
+      for (Index round = 0; round < rounds; ++round) {
+        contest.weft.push_back(call.seconds());
+        if (sdpa) contest.peer.push_back(peer->time(*sdpa, 1));
+        if (product) contest.product.push_back(peer->time(*product, 1));
+      }
+      if (peer) peer->forget();
+      const double flop = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(c.of.heads_q * c.dim) * pairs;
+      const double seconds = middle(contest.weft);
+      nlohmann::json record = {{"case", c.name},
+                               {"pass", pass == Pass::forward ? "forward" : "backward"},
+                               {"dtype", weft::name(type)},
+                               {"kernel", kernel},
+                               {"ms", seconds * 1e3},
+                               {"tflops", flop / seconds * 1e-12}};
+      std::string beside = "-", ratio = "-", square = "-";
+      if (sdpa) {
+        const double other = middle(contest.peer);
+        beside = fmt::format("{:.0f}", flop / other * 1e-12);
+        ratio = fmt::format("{:.2f}", other / seconds);
+        record["peer_tflops"] = flop / other * 1e-12;
+        record["ratio"] = other / seconds;
+      }
+      if (product) {
+        const double rate = 2.0 * kProduct * kProduct * kProduct / middle(contest.product) * 1e-12;
+        square = fmt::format("{:.0f}", rate);
+        record["product_tflops"] = rate;
+      }
+      fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>9}{:>8}{:>9}\n", c.name, record["pass"].get<std::string>(), seconds * 1e3,
+                 flop / seconds * 1e-12, beside, ratio, square);
+      std::fflush(stdout);
+      all.push_back(record);
+    }
+  }
+  output.write(all);
+  return 0;
+}
+
+}  // namespace weft::tool
