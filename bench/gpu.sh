@@ -89,7 +89,7 @@ if has soak; then
   wait $pids
 fi
 if has sanitize; then
-  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
+  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GrowingLogits*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
     some=$kernels:$ranks:$executor

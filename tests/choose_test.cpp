@@ -134,6 +134,8 @@ TEST(Choose, RefusesWhatIsNoBatch) {
   EXPECT_THROW(choose({}, 4, m), Error);
   const std::vector<Layer> different = {layer({100}), layer({99})};
   EXPECT_THROW(choose(different, 4, m), Error);
+  const Layer one = layer({100});
+  EXPECT_THROW(choose({&one, 1}, 0, m), Error);
 }
 
 }  // namespace

@@ -275,6 +275,40 @@ TEST(Simulate, RanksThatShareAProcessorTakeTurns) {
   EXPECT_NEAR(simulate(job, m, Pass::forward).seconds, 4 * alone, 1e-6 * alone);
 }
 
+// A clock of thousands of seconds and pieces of microseconds: what is left of one may not move the clock any more.
+TEST(Simulate, ALongTimeOnSharedProcessorsEnds) {
+  Machine m = machine();
+  for (KernelRate& rate : m.kernels) rate.flops = 3e2;
+  m.processor_ranks = 0;
+  m.processor_kernels = 2;
+  m.copy_bandwidth = 1e9;
+  m.copy_seconds = 1e-7;
+  m.exchange_seconds = 1e-6;
+  const std::vector<Index> lengths = {1500, 250, 2346};
+  const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+  for (const ScheduleKind kind : {ScheduleKind::exact, ScheduleKind::ring, ScheduleKind::all_gather}) {
+    const Job job{problem,
+                  make_layouts(LayoutKind::zigzag, problem, 4),
+                  2,
+                  1,
+                  {.kind = kind},
+                  {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
+    EXPECT_GT(simulate(job, m, Pass::forward).seconds, 1e4);
+  }
+}
+
+TEST(Simulate, RefusesWhatTheScheduleRefuses) {
+  const std::vector<Index> lengths = {100};
+  const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+  const Job job{problem,
+                make_layouts(LayoutKind::zigzag, problem, 4),
+                2,
+                1,
+                {.kind = ScheduleKind::exact, .stages = 0},
+                {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
+  EXPECT_THROW(simulate(job, machine(), Pass::forward), Error);
+}
+
 TEST(Simulate, ManyRanksAreSampledAndStillRight) {
   const std::vector<Index> lengths(40, 1024);
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});

@@ -58,7 +58,7 @@ std::vector<BenchCase> all_cases() {
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
 
-// Milliseconds: the median of 20 runs that are each waited for, and of 20 that are not.
+// Milliseconds: the median of 20 runs that are each waited for, and the mean of 20 that are not.
 struct Times {
   float single, many;
 };

@@ -47,7 +47,7 @@ struct Candidate {
 };
 
 // For one kind of layer, on layouts that are given.
-struct ScheduleChoice {
+struct WEFT_API ScheduleChoice {
   std::size_t chosen = 0;  // of the candidates
   std::vector<Candidate> candidates = {};
   double memory_bytes = 0;  // the budget
@@ -62,7 +62,7 @@ WEFT_API ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layou
                                         const ChooseOptions& options = {});
 
 // For a batch: one layout, and a schedule for each kind of layer.
-struct BatchChoice {
+struct WEFT_API BatchChoice {
   struct Tried {
     LayoutKind layout = LayoutKind::zigzag;
     double seconds = 0;        // of all layers

@@ -79,7 +79,7 @@ WEFT_API std::string to_json(const Machine& machine);
 WEFT_API const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape);
 
 // What a call does, counted in tiles.
-struct TileWork {
+struct WEFT_API TileWork {
   double pairs = 0;    // visible, times query heads
   double covered = 0;  // pairs of all tiles that are touched, times query heads
   double tiles = 0;    // (tile of rows, slice) that meet, of all groups of heads

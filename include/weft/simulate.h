@@ -1,7 +1,6 @@
 // Times a schedule on a machine, event by event: what the executor would do, without tensors and without ranks.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -49,7 +48,7 @@ struct RankTimeline {
   std::vector<TimelineEvent> events;  // by begin
 };
 
-struct Timeline {
+struct WEFT_API Timeline {
   Pass pass = Pass::forward;
   double seconds = 0;  // until the last rank ends
   // All pairs dealt out evenly, in whole tiles' rate, with no call, no tile cost, no exchange.

@@ -108,6 +108,30 @@ def test_set_machine():
         weft.set_machine("h100-400g")
 
 
+def test_another_machine_is_another_question():
+    """torch keeps runs: one that was chosen for a machine must not answer for the next, nor a backward change machines."""
+    from weft.torch.op import how_of
+
+    before = how_of(layout="auto", causal=True)
+    try:
+        weft.set_machine("cpu")
+        assert how_of(layout="auto", causal=True) != before
+        assert how_of(layout="zigzag", causal=True) == how_of(causal=True)
+    finally:
+        weft.set_machine("h100-400g")
+
+
+def test_auto_and_a_map_of_heads():
+    q, k = np.zeros((1024, 4, 8), np.float32), np.zeros((1024, 2, 8), np.float32)
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, cu_seqlens=[0, 1024]) for x in (q, k, k)]
+        with pytest.raises(weft.Error, match="auto with head_map"):
+            weft.attention(*mine, cu_seqlens_q=[0, 1024], causal=True, comm=comm, schedule="auto", head_map=[0, 1, 0, 1])
+
+    weft.spawn(2, rank)
+
+
 def test_layout_auto_wants_the_mask():
     with pytest.raises(weft.Error, match="layout auto without a mask"):
         weft.shard(np.zeros(1024), 0, ranks=2, cu_seqlens=CU, layout="auto")

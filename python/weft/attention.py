@@ -189,6 +189,8 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
             batch_shape(placed, format, whole, ranks)
         options = (schedule, key_order, head_groups, inside, across, stages)
         if schedule == "auto":
+            if head_map is not None:
+                raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
             options = chosen_schedule(problem, placed, None, heads, k_shape[-2], q_view.dtype, q_shape[-1],
                                       v_shape[-1]).options.values()
         made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, *options)

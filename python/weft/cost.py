@@ -9,7 +9,7 @@ from ._arrays import error
 from ._core import BatchChoice, Machine, Mask, Packing, Problem
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
-_default = ["h100-400g"]
+_machines = ["h100-400g"]  # all defaults so far; the last one counts
 _MOST_BYTES = 1 << 20
 
 
@@ -21,7 +21,7 @@ def machine(which: AnyMachine = None) -> Machine:
         'h200-400g'
     """
     if which is None:
-        which = _default[0]
+        which = _machines[-1]
     if isinstance(which, Machine):
         return which
     name = os.fspath(which)
@@ -37,7 +37,16 @@ def machine(which: AnyMachine = None) -> Machine:
 
 def set_machine(which: AnyMachine) -> None:
     """What schedule="auto" and layout="auto" predict for from now on; must be the same on all ranks."""
-    _default[0] = machine(which)
+    _machines.append(machine(which))
+
+
+def machine_number() -> int:
+    """Of the default: what is chosen by it can be chosen again later, when there is another."""
+    return len(_machines) - 1
+
+
+def machine_numbered(number: int) -> Machine:
+    return machine(_machines[number])
 
 
 @functools.lru_cache(maxsize=256)
@@ -46,9 +55,9 @@ def _chosen_layout(packing, mask, ranks, where):
     return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, _core.DType.bf16, 128, 128, where).layout
 
 
-def chosen_layout(packing, mask, ranks):
+def chosen_layout(packing, mask, ranks, where=None):
     """The name that layout="auto" stands for: the same wherever packing, mask, ranks and machine are the same."""
-    return _chosen_layout(packing, mask, ranks, machine())
+    return _chosen_layout(packing, mask, ranks, machine(where))
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,11 +66,11 @@ def _chosen_schedule(packing, mask, kind, dealt_by, ranks, heads_q, heads_k, dty
     return _core.choose_schedule(Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
 
 
-def chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, dtype, dim_qk, dim_v):
+def chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, dtype, dim_qk, dim_v, where=None):
     """What schedule="auto" stands for. Kept, so that layers and steps that ask the same are answered at once."""
     if dtype is _core.DType.f64:
         raise error("schedule auto in f64", "use f32: ranks sum in f32")
-    where = machine()
+    where = machine(where)
     if placed.kind == "explicit":
         return _core.choose_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
     return _chosen_schedule(placed.packing, problem.mask, placed.kind, dealt_by or problem.mask, placed.ranks, heads_q, heads_k,
@@ -112,7 +121,7 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_g
 
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     problem = Problem(packing, mask)
-    placed = layout_of(layout, packing, ranks, mask)
+    placed = layout_of(layout, packing, ranks, mask, machine)
     options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages)
     if schedule == "auto":
         options = _core.choose_schedule(problem, placed, *heads, _dtype(dtype), *dims, _module_machine(machine)).options

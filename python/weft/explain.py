@@ -145,7 +145,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)
-    layouts = [layout_of(one, packing, ranks, mask) for one in _list(layout, "layout")]
+    layouts = [layout_of(one, packing, ranks, mask, machine) for one in _list(layout, "layout")]
     drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
                  inside=inside, across=across, stages=stages)
     return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, _list(schedule, "schedule"), drawn)

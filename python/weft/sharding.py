@@ -29,14 +29,14 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
 
 
-def layout_of(layout, packing, ranks, mask=None):
-    """The Layout that a caller means: by name, or as it is."""
+def layout_of(layout, packing, ranks, mask=None, machine=None):
+    """The Layout that a caller means: by name, or as it is. auto: the best on the machine."""
     if not isinstance(layout, Layout):
         if layout in ("balanced", "auto") and mask is None:
             raise error(f"layout {layout} without a mask",
                         "it deals out work, so it must know the mask: give the same one everywhere")
         if layout == "auto":
-            layout = chosen_layout(packing, mask, ranks)
+            layout = chosen_layout(packing, mask, ranks, machine)
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")

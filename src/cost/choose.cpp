@@ -168,6 +168,7 @@ std::string ScheduleChoice::why() const {
 }
 
 BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options) {
+  if (ranks < 1) throw Error(text("a choice for ", ranks, " ranks"), "use at least one");
   if (layers.empty()) throw Error("no layers", "give at least one");
   for (const Layer& layer : layers)
     if (!(layer.problem.packing().q() == layers[0].problem.packing().q()) ||

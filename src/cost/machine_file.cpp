@@ -132,7 +132,11 @@ class Filler {
   }
   void set(DType& to, const Json& value, const std::string& at) const {
     expect(value, Json::Kind::string, at, "string");
-    to = dtype(value.string);
+    try {
+      to = dtype(value.string);
+    } catch (const Error& error) {
+      fail(value, at, text("is ", cost::quoted(value.string)), error.what());
+    }
   }
   template <class T>
   void set(std::vector<T>& to, const Json& value, const std::string& at) const {

@@ -234,7 +234,7 @@ class Shared {
     for (Index n = 0; n < o_.ranks; ++n)
       if (ranks_[at(n)].state == Rank::State::working) ++busy_[at(n / together_)];
     double next = kNever;
-    std::vector<double> rates(ranks_.size(), 0.0);
+    std::vector<double> rates(ranks_.size(), 0.0), ends(ranks_.size(), kNever);
     bool waiting = false;
     for (Index n = 0; n < o_.ranks; ++n) {
       const Rank& r = ranks_[at(n)];
@@ -242,7 +242,8 @@ class Shared {
       if (r.state == Rank::State::working) {
         double boundary = kNever;
         rates[at(n)] = rate(n, boundary);
-        next = std::min({next, now_ + r.left / rates[at(n)], boundary});
+        ends[at(n)] = now_ + r.left / rates[at(n)];
+        next = std::min({next, ends[at(n)], boundary});
       } else if (r.state == Rank::State::for_arrival) {
         next = std::min(next, std::max(now_, until(n, r)));
       }
@@ -259,7 +260,8 @@ class Shared {
       Rank& r = ranks_[at(n)];
       if (r.state != Rank::State::working) continue;
       r.left -= passed * rates[at(n)];
-      if (r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
+      // By its end too: late in a long simulation what is left may be too little to move the clock.
+      if (ends[at(n)] <= now_ || r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
     }
     for (const Index n : moved) worked(n, ranks_[at(n)]);
     settle();

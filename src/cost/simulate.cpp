@@ -1,6 +1,7 @@
 #include "weft/simulate.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "cost/engine.h"
 #include "cost/tiles.h"
@@ -30,8 +31,9 @@ Timeline run(const cost::Outline& outline, const TensorShape& shape, const Machi
   const KernelRate& rate = kernel_rate(machine, pass, shape);
   t.ideal = pairs * cost::flops_a_pair(shape, pass) / rate.flops / std::max(kernels, 1e-9);
   for (RankTimeline& rank : t.detail)
-    std::stable_sort(rank.events.begin(), rank.events.end(),
-                     [](const TimelineEvent& a, const TimelineEvent& b) { return a.begin < b.begin; });
+    std::sort(rank.events.begin(), rank.events.end(), [](const TimelineEvent& a, const TimelineEvent& b) {
+      return std::tie(a.begin, a.end, a.step, a.kind, a.name) < std::tie(b.begin, b.end, b.step, b.kind, b.name);
+    });
   return t;
 }
 

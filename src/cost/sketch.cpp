@@ -182,7 +182,10 @@ class Mini {
   }
 
   int add(Pattern p) {
-    for (const Load& load : p.loads) {
+    for (Load& load : p.loads) {
+      // Neighbours do the same over the same link.
+      for (std::size_t l = 0; l < topology_.levels(); ++l)
+        load.up[l] = std::max(load.up[l], std::max(load.in[l], load.out[l]) * static_cast<double>(topology_.below(l)));
       p.seconds.push_back(topology_.seconds(load));
       p.interference.push_back(topology_.interference(load));
     }

@@ -92,7 +92,9 @@ void draw_edges(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
 void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
   std::vector<Index> order;
   for (Index i = 0; i < stream.sequences(); ++i) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return stream.padded(a) > stream.padded(b); });
+  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    return stream.padded(a) != stream.padded(b) ? stream.padded(a) > stream.padded(b) : a < b;
+  });
   const double first = keys ? frame.box.x : frame.box.y, length = keys ? frame.box.width : frame.box.height;
   const double scale = length / static_cast<double>(keys ? frame.keys : frame.queries);
   std::vector<std::pair<double, double>> taken;

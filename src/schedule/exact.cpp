@@ -34,7 +34,6 @@ void add_slices(const Plan& plan, const std::vector<Range>& touched, Index first
 }  // namespace
 
 void exact(Schedule& s) {
-  if (s.options.stages < 1) throw Error(text("exact in ", s.options.stages, " stages"), "use at least one");
   const Layout &q = s.layouts.q, &k = s.layouts.k;
   const Range heads_q{0, s.heads_q}, heads_k{0, s.heads_k};
   s.plans.push_back(make_plan(s.problem, q.runs(s.rank), k.runs(s.rank)));

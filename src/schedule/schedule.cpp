@@ -128,6 +128,8 @@ Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const
              .swap = {},
              .plans = {},
              .steps = {}};
+  if (options.kind == ScheduleKind::exact && options.stages < 1)
+    throw Error(text("exact in ", options.stages, " stages"), "use at least one");
   if (options.kind == ScheduleKind::all_to_all) swap_heads(s, s.ranks);
   if (options.kind == ScheduleKind::hybrid) {
     check_mesh(s);

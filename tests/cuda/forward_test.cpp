@@ -223,7 +223,45 @@ TEST_P(GpuForward, GrowingLogits) {
     const Outputs got(p);
     gpu_run(got, problem, Pass::forward);
     Judge judge(dtype(), false);
-    judge.forward(got.forward, check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype())), p);
+    const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
+    judge.forward(got.forward, want, p);
+    // Who does not ask for the largest logits is answered by another kernel.
+    const Outputs plain(p);
+    ForwardArgs args = plain.forward_args(problem);
+    args.max_logit = {};
+    gpu_attend(args);
+    judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
+    judge.close("lse", plain.forward.lse.values(), want.lse, p.hq, 1);
+  }
+}
+
+// More tiles than a GPU has multiprocessors: blocks go from one to the next, of other lengths, some without keys.
+TEST_P(GpuForward, ManyTilesForEachBlock) {
+  Judge judge(dtype(), true);
+  for (const Index width : {64, 128, 192, 256}) {
+    SCOPED_TRACE(width);
+    KernelProblem problem{"",
+                          {.tq = 420,
+                           .tk = 700,
+                           .hq = 160,
+                           .hk = 160,
+                           .dqk = width,
+                           .dv = width == 192 ? 128 : width,
+                           .dtype = dtype(),
+                           .slices = {{0, 60, 0, 500}, {60, 61, 3, 700}, {90, 230, 100, 420, -kUnlimited, 200},
+                                      {300, 420, 0, 700, -250, 280}}}};
+    AttentionProblem& p = problem.p;
+    Random random(18);
+    p.fill(random);
+    const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
+    for (const bool largest : {true, false}) {
+      const Outputs got(p);
+      ForwardArgs args = got.forward_args(problem);
+      if (!largest) args.max_logit = {};
+      gpu_attend(args);
+      judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
+      judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
+    }
   }
 }
 

@@ -234,9 +234,14 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
   for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
+  }
+  if (on_gpu(flags.text("kernel", "cpu"))) {
+    for (const char* flag : {"list", "threads", "pass"})
+      if (flags.given(flag))
+        throw Error(fmt::format("--{} with a kernel of a GPU", flag), "use --cases, --dtype, --repeat, --peer and --json");
+    return bench_gpu(flags);
   }
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;

@@ -1,7 +1,9 @@
 #include "bench_gpu.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -113,7 +115,10 @@ int bench_gpu(const Flags& flags) {
       }
       Contest contest;
       for (Index round = 0; round < rounds; ++round) {
+        // The peer rests as long after each of its samples: whoever comes next finds the same chip.
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
         contest.weft.push_back(call.seconds());
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (sdpa) contest.peer.push_back(peer->time(*sdpa, 1));
         if (product) contest.product.push_back(peer->time(*product, 1));
       }

@@ -155,7 +155,7 @@ std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string
 }
 
 void JsonOutput::write(const json& value) {
-  if (file_) file_.write(value.dump(2) + "\n");
+  if (file_) file_.write(value.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace weft::tool

@@ -12,7 +12,7 @@
 namespace weft::tool {
 namespace {
 
-// ANCHORS of other libraries are told on these documents: 65,536 tokens.
+// Figures of other libraries are told on these documents: 65,536 tokens.
 const std::vector<Index> kPacked = {1456, 1952, 704,  4320, 2624,  1280, 4560, 1008, 16384,
                                     4176, 2432, 2288, 2704, 12384, 2464, 3248, 1040, 512};
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from .. import _arrays, _core, ranks
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
-from ..cost import chosen_layout, chosen_schedule
+from ..cost import chosen_layout, chosen_schedule, machine_number, machine_numbered
 from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
                  off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
                  schedule="all_gather", layout="zigzag", layout_mask=None, key_order="auto", head_groups=1, inside=2,
-                 across="ring", stages=4, checked=False)
+                 across="ring", stages=4, checked=False, machine=0)
 
 
 def _plain(value):
@@ -36,12 +36,16 @@ def _plain(value):
 
 def how_of(**options):
     """The settings that are not as usual, as a string."""
-    unknown = [name for name in options if name not in _DEFAULTS]
+    known = [name for name in _DEFAULTS if name != "machine"]
+    unknown = [name for name in options if name not in known]
     if unknown:
-        raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(_DEFAULTS)}")
+        raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(known)}")
     if not isinstance(options.get("layout", ""), str):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     said = {}
+    # The backward must choose as its forward did, also after another set_machine.
+    if "auto" in (options.get("layout"), options.get("schedule")):
+        said["machine"] = machine_number()
     for name, value in options.items():
         value = _plain(value) if hasattr(value, "tolist") else list(value) if isinstance(value, tuple) else value
         usual = _DEFAULTS[name]
@@ -83,13 +87,16 @@ class _Run:
         self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
         dealt_by = _dealt_by(said, mask)
-        layout = chosen_layout(whole, dealt_by, comm.ranks) if said["layout"] == "auto" else said["layout"]
+        where = machine_numbered(said["machine"])
+        layout = chosen_layout(whole, dealt_by, comm.ranks, where) if said["layout"] == "auto" else said["layout"]
         placed = _core.Layout(layout, whole, comm.ranks, dealt_by)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
         options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages")]
         if said["schedule"] == "auto":
-            options = chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, *shape).options.values()
+            if said["head_map"] is not None:
+                raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
+            options = chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, *shape, where).options.values()
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], *options)
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)

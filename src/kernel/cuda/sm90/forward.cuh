@@ -1,8 +1,9 @@
 // The forward on Hopper: one launch, as many blocks as multiprocessors, each taking tiles until there are none left.
 //
-// A tile is some query rows times the query heads of one K/V head. One warp of the block walks through its slices and
-// fetches K and V by bulk tensor copies; two or three warpgroups multiply, each 64 rows. Steps of different tiles
-// follow each other without a gap: the scores of the next tile are computed while the last products of this one run.
+// A tile is some query rows times the query heads of one K/V head. One thread of the block walks through its slices and
+// fetches Q and K by bulk tensor copies, another one V; two or three warpgroups multiply, each 64 rows. Steps of
+// different tiles follow each other without a gap: the scores of the next tile are computed while the last products of
+// this one run.
 //
 // In a step a warpgroup issues S = Q·K of this step and O += P·V of the last one, and makes P of S while the other
 // warpgroups multiply. A row's bits depend on its keys alone: tiles of keys count from the slice's k_first, and a tile
@@ -179,7 +180,8 @@ struct ForwardMath {
     unseen = (row_of(0) < tile.rows() ? 1 : 0) | (row_of(1) < tile.rows() ? 2 : 0);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      against[i] = 0;  // anything finite will do while there are no keys
+      // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
+      against[i] = row_of(i) < tile.rows() ? 0.0f : -kMinusInfinity<float>;
       peak[i] = kMinusInfinity<float>;
       total[i] = 0;
     }
@@ -257,9 +259,10 @@ struct ForwardMath {
   // A finished tile to its rows.
   struct Rows {
     float against[2], total[2], peak[2];
+    int unseen;
   };
   __device__ __forceinline__ Rows rows_now() const {
-    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}};
+    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen};
   }
   __device__ __forceinline__ void store(const Rows& rows) {
 #pragma unroll
@@ -270,7 +273,7 @@ struct ForwardMath {
       const int row = tile.row + row_of(i), head = tile.unit() * call.heads + head_of(i);
       const bool valid = row_of(i) < tile.rows();
       RowState<float> state;
-      if (sum != 0) state = {rows.against[i] * kLn2, sum};  // a row's first share is 1
+      if (valid && (rows.unseen >> i & 1) == 0) state = {rows.against[i] * kLn2, sum};
       if constexpr (kMore)
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));

@@ -24,7 +24,7 @@ struct ForwardShape {
   WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
   // Tiles, then what says what is in them, then barriers.
   WEFT_HD constexpr int tile_bytes() const { return q_buffers * q_bytes() + k_stages * k_bytes() + v_stages * v_bytes(); }
-  WEFT_HD constexpr int shared_bytes() const { 
+  WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + k_stages * 32 + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
   }
 };
@@ -42,6 +42,7 @@ WEFT_HD constexpr ForwardShape forward_shape(Width w) {
   }
 }
 inline constexpr int kSharedBytesOfBlock = 227 * 1024;
+static_assert(forward_shape(Width::w64).shared_bytes() <= kSharedBytesOfBlock);
 static_assert(forward_shape(Width::w128).shared_bytes() <= kSharedBytesOfBlock);
 static_assert(forward_shape(Width::w192_128).shared_bytes() <= kSharedBytesOfBlock);
 static_assert(forward_shape(Width::w256).shared_bytes() <= kSharedBytesOfBlock);

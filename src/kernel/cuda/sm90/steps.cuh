@@ -1,4 +1,4 @@
-// What the fetching warp tells the others of a tile of keys, and its way through a tile's slices.
+// What the fetching thread tells the others of a tile of keys, and its way through a tile's slices.
 #pragma once
 
 #include "kernel/cuda/walk.cuh"
