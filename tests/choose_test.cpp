@@ -136,6 +136,10 @@ TEST(Choose, RefusesWhatIsNoBatch) {
   EXPECT_THROW(choose(different, 4, m), Error);
   const Layer one = layer({100});
   EXPECT_THROW(choose({&one, 1}, 0, m), Error);
+  EXPECT_THROW(choose({&one, 1}, 4, m, {.memory_bytes = -5}), Error);
+  Layer less = one;
+  less.count = -1;
+  EXPECT_THROW(choose({&less, 1}, 4, m), Error);
 }
 
 }  // namespace

@@ -170,6 +170,10 @@ std::string ScheduleChoice::why() const {
 BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options) {
   if (ranks < 1) throw Error(text("a choice for ", ranks, " ranks"), "use at least one");
   if (layers.empty()) throw Error("no layers", "give at least one");
+  if (!(options.memory_bytes >= 0))
+    throw Error(text("a budget of ", options.memory_bytes, " bytes"), "give bytes, or 0 for the machine's");
+  for (const Layer& layer : layers)
+    if (layer.count < 1) throw Error(text(layer.count, " layers of a kind"), "give at least one");
   for (const Layer& layer : layers)
     if (!(layer.problem.packing().q() == layers[0].problem.packing().q()) ||
         !(layer.problem.packing().k() == layers[0].problem.packing().k()))

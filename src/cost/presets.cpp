@@ -107,9 +107,9 @@ Machine h200() {
   m.about = "nodes of 8 H200 SXM joined by NVLink, 400 Gb/s a GPU between nodes; Weft's own kernels";
   m.kernels.clear();
   add_gpu(m,
-          {660, 250,
-           "docs/performance.md: cuda.sm90 forward 613 to 665, cuda.portable backward 242 to 249 of long "
-           "documents, one H200, 2026-11-15; width 64: 382 and 216; cost a tile and a call: estimates"},
+          {680, 560,
+           "docs/performance.md: cuda.sm90, long documents: forward 657 to 735, backward 555 to 574, one H200, "
+           "2026-11-15; width 64: 450 and 435 to 473; cost a tile and a call: estimates"},
           132);
   add_f32(m, {32, 24, kF32Source}, 132);
   m.memory_bytes = 141 * kGiga;

@@ -2,14 +2,13 @@
 #include "simulate.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "file_output.h"
 #include "json_file.h"
 #include "machine_flag.h"
 #include "numbers.h"
@@ -214,15 +213,6 @@ json to_json(const SimulatedLine& l) {
   return out;
 }
 
-void write_page(const std::string& path, const std::string& page) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  const bool written = file != nullptr && std::fwrite(page.data(), 1, page.size(), file) == page.size();
-  const int why = errno;
-  if ((file != nullptr && std::fclose(file) != 0) || !written)
-    throw Error(fmt::format("--html: cannot write '{}': {}", path, std::strerror(why)),
-                "give a file in a folder that exists and can be written");
-}
-
 int list_machines() {
   for (const Machine& m : machine_presets()) {
     fmt::print("{:<14}{}\n", m.name, m.about);
@@ -289,6 +279,7 @@ int simulate(const Flags& flags) {
   if (static_cast<Index>(all) > kMostLines)
     throw Error(fmt::format("{} lines", all), fmt::format("sweep over fewer values: up to {}", kMostLines));
   JsonOutput output(flags.find("json"));
+  FileOutput page("--html", flags.find("html"));
   std::string heading;
   {
     Progress progress(static_cast<Index>(all), "simulations");
@@ -336,8 +327,7 @@ int simulate(const Flags& flags) {
   json all_lines = json::array();
   for (const SimulatedLine& line : sweep.lines) all_lines.push_back(to_json(line));
   output.write({{"machine", sweep.machine.name}, {"lines", std::move(all_lines)}});
-  if (const std::string* path = flags.find("html"))
-    write_page(*path, simulated_page(sweep.machine, heading, sweep.lines));
+  if (page) page.write(simulated_page(sweep.machine, heading, sweep.lines));
   return 0;
 }
 
