@@ -114,11 +114,15 @@ function draw(quick, all = false) {
 }
 // In the next frame, coarse where pixels are fine; sharp as soon as nothing moves any more.
 function redraw() {
+  state.sharp = false;
   if (!waiting) waiting = requestAnimationFrame(() => {
     waiting = 0;
     draw(true);
     clearTimeout(later);
-    later = setTimeout(() => draw(false), 120);
+    later = setTimeout(() => {
+      draw(false);
+      state.sharp = true;
+    }, 120);
   });
 }
 
@@ -129,6 +133,7 @@ function layOut() {
     panel.chart.draw(state.theme, state.printing ? 3 : devicePixelRatio || 1);
   }
   draw(false, true);
+  state.sharp = !waiting;
 }
 
 function setTheme() {
