@@ -47,6 +47,32 @@ void check_rows(Index rows) {
     throw Error(text("a tensor of ", rows, " rows on a GPU"), text("give it at most ", kMost, " at a time"));
 }
 
+int processors_of(int device) {
+  int count = 0;
+  WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+Kept::Kept(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t stream) {
+  if (args.out.given()) return;
+  const std::size_t rows = static_cast<std::size_t>(args.q.rows * args.q.heads);
+  out = StreamArray<float>(rows * static_cast<std::size_t>(args.v.dim), stream);
+  lse = StreamArray<float>(rows, stream);
+  const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
+  const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
+  forward({.q = args.q,
+           .k = args.k,
+           .v = args.v,
+           .slices = args.slices,
+           .device_plan = args.device_plan,
+           .attention = args.attention,
+           .out = out_view,
+           .lse = lse_view,
+           .place = args.place});
+  args.out = out_view;
+  args.lse = lse_view;
+}
+
 unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream) {
   if (!max_logit.given()) return nullptr;
   to = StreamArray<unsigned>(static_cast<std::size_t>(max_logit.heads), stream);

@@ -21,6 +21,12 @@ Scores scores_of(double scale, double softcap);
 void check_grid(Index tiles, Index heads);
 // Tiles count rows past the last one, in 32 bits.
 void check_rows(Index rows);
+int processors_of(int device);
+// out and lse, computed by `forward` where the caller did not keep them.
+struct Kept {
+  Kept(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t stream);
+  StreamArray<float> out, lse;
+};
 // Null if max_logit is not asked for.
 unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream);
 

@@ -79,39 +79,12 @@ void portable_forward(const ForwardArgs& args) {
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }
 
-namespace {
-
-// out and lse where the caller did not keep them.
-struct Kept {
-  Kept(BackwardArgs& args, cudaStream_t stream) {
-    if (args.out.given()) return;
-    out = StreamArray<float>(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim), stream);
-    lse = StreamArray<float>(static_cast<std::size_t>(args.q.rows * args.q.heads), stream);
-    const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
-    const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
-    portable_forward({.q = args.q,
-                      .k = args.k,
-                      .v = args.v,
-                      .slices = args.slices,
-                      .device_plan = args.device_plan,
-                      .attention = args.attention,
-                      .out = out_view,
-                      .lse = lse_view,
-                      .place = args.place});
-    args.out = out_view;
-    args.lse = lse_view;
-  }
-  StreamArray<float> out, lse;
-};
-
-}  // namespace
-
 void portable_backward(const BackwardArgs& given) {
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
   BackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
-  const Kept kept(args, stream);
+  const Kept kept(args, &portable_forward, stream);
   const DType dtype = args.q.dtype;
   const bool f32 = dtype == DType::f32;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);

@@ -13,30 +13,6 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// out and lse where the caller did not keep them.
-struct Kept {
-  Kept(BackwardArgs& args, cudaStream_t stream) {
-    if (args.out.given()) return;
-    const std::size_t rows = static_cast<std::size_t>(args.q.rows * args.q.heads);
-    out = StreamArray<float>(rows * static_cast<std::size_t>(args.v.dim), stream);
-    lse = StreamArray<float>(rows, stream);
-    const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
-    const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
-    forward({.q = args.q,
-             .k = args.k,
-             .v = args.v,
-             .slices = args.slices,
-             .device_plan = args.device_plan,
-             .attention = args.attention,
-             .out = out_view,
-             .lse = lse_view,
-             .place = args.place});
-    args.out = out_view;
-    args.lse = lse_view;
-  }
-  StreamArray<float> out, lse;
-};
-
 // A tensor of the inputs' dtype: itself, or rounded.
 struct Rounded {
   Rounded(const ConstTensorView& from, DType dtype, cudaStream_t stream) : view(from) {
@@ -50,12 +26,6 @@ struct Rounded {
   StreamArray<std::uint16_t> copy;
   ConstTensorView view;
 };
-
-int processors_of(int device) {
-  int count = 0;
-  WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
 
 // Query rows of a slice, about.
 Index mean_rows(const BackwardArgs& args) {
@@ -84,7 +54,7 @@ void backward(const BackwardArgs& given) {
   const cudaStream_t stream = stream_of(given.place);
   BackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
-  const Kept kept(args, stream);
+  const Kept kept(args, &forward, stream);
   const BackwardShape shape = backward_shape(width);
   const int group = args.attention.head_map.empty() ? static_cast<int>(args.q.heads / args.k.heads) : 0;
   const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));

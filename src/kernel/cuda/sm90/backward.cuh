@@ -14,7 +14,7 @@
 #include "cuda/launch.h"
 #include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
-#include "kernel/cuda/sm90/backward_lanes.cuh"
+#include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
@@ -234,14 +234,14 @@ struct BackwardMath {
       multiply_rows<kV>(dp, shared.v(), shared.dout(at));
       pass_turn();
       products_wait<1>();
-      settled(s);
-      const int flags = read_flags(shared.step(at));
+      settle(s);
+      const int flags = read_word(shared.step(at));
       if constexpr (kBent)
         make_bent_shares(s, p, flags, at);
       else
         make_shares(s, p, flags, at);
       products_wait<0>();
-      settled(dp);
+      settle(dp);
       make_ds(g, s, dp, at);
       if constexpr (kDq) {
         wait(shared.ds_free(at), parity ^ 1);
@@ -250,8 +250,8 @@ struct BackwardMath {
       }
       float dq[kOwn / 2];
       await_turn();
-      settled(p);
-      settled(g);
+      settle(p);
+      settle(g);
       products_begin();
       add_rows<kV>(dv, p, shared.dout(at));
       add_rows<kK>(dk, g, shared.q(at));
@@ -266,7 +266,7 @@ struct BackwardMath {
       }
       if constexpr (kDq) {
         products_wait<0>();
-        settled(dq);
+        settle(dq);
         if (late >= 0) {
           if (leads_warp()) arrive(shared.ds_free(at ^ 1));
           add_dq(dq, late);
@@ -278,8 +278,8 @@ struct BackwardMath {
       // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
       at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
     } while (!last);
-    settled(dk);
-    settled(dv);
+    settle(dk);
+    settle(dv);
     if constexpr (kDq) {
       float dq[kOwn / 2];
       await_turn();
@@ -287,7 +287,7 @@ struct BackwardMath {
       multiply_dq(dq, at ^ 1);
       pass_turn();
       products_wait<0>();
-      settled(dq);
+      settle(dq);
       if (leads_warp()) arrive(shared.ds_free(at ^ 1));
       add_dq(dq, late);
     }
@@ -327,7 +327,7 @@ struct BackwardMath {
         unsigned w[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-        transpose_words(w);
+        exchange(w);
         const int column = 8 * (n + lane() % 4);
         if (inside && column < to.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
       }

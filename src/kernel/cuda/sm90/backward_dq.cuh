@@ -4,7 +4,7 @@
 
 #include "cuda/launch.h"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
-#include "kernel/cuda/sm90/backward_lanes.cuh"
+#include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
@@ -104,7 +104,7 @@ __device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, con
   constexpr DqShape kShape = dq_shape(kWidth);
   constexpr int kTileRows = backward_shape(kWidth).rows();
   const int lane = static_cast<int>(threadIdx.x % 32);
-  StageRing<DqShape::kStages> stage;
+  Ring<DqShape::kStages> stage;
   unsigned raw_parity = 0;  // a bit a stage
   DqWalk walk(call, item);
   bool more = walk.start();
@@ -127,7 +127,7 @@ __device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, con
     const unsigned ready = mended ? shared.keys_raw(stage.at) : shared.keys_full(stage.at);
     wait(shared.keys_free(stage.at), stage.parity ^ 1);
     if (lane == 0) {
-      store_four(shared.step(stage.at), step.flags, step.rows, step.keys, step.band);
+      write_four(shared.step(stage.at), step.flags, step.rows, step.keys, step.band);
       arrive_expecting(ready, kShape.k_bytes() + kShape.v_bytes());
       load_boxes<kShape.k>(shared.k(stage.at), call.k, ready, DqShape::kKeys, kv_head, key);
       load_boxes<kShape.v>(shared.v(stage.at), call.v, ready, DqShape::kKeys, kv_head, key);
@@ -198,7 +198,7 @@ struct DqMath {
       s[i] = exp2_fast(fmaf(s[i], call.scores.factor, -lse[i / 2 % 2]));
       if constexpr (kBent) s[i] *= slope;
     }
-    if ((read_flags(at) & RowStep::kMasked) == 0) return;
+    if ((read_word(at) & RowStep::kMasked) == 0) return;
     int flags, rows, keys, band;
     asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n" : "=r"(flags), "=r"(rows), "=r"(keys), "=r"(band) : "r"(at));
 #pragma unroll
@@ -235,17 +235,17 @@ struct DqMath {
       multiply_rows<kV>(dp, shared.dout(group), shared.v(at));
       pass_turn();
       products_wait<1>();
-      settled(s);
+      settle(s);
       make_shares(s, lse, shared.step(at));
-      last = (read_flags(shared.step(at)) & RowStep::kLast) != 0;
+      last = (read_word(shared.step(at)) & RowStep::kLast) != 0;
       products_wait<0>();
-      settled(dp);
+      settle(dp);
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i)
         ds[i] = packed_pair<N>(s[2 * i] * fmaf(dp[2 * i], call.scale, -delta[i % 2]),
                                s[2 * i + 1] * fmaf(dp[2 * i + 1], call.scale, -delta[i % 2]));
       await_turn();
-      settled(ds);
+      settle(ds);
       products_begin();
       add_keys(ds, shared.k(at));
       pass_turn();
@@ -254,7 +254,7 @@ struct DqMath {
       if (at == 1) parity ^= 1;
       at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
     } while (!last);
-    settled(sums);
+    settle(sums);
   }
 
   __device__ __forceinline__ void store(const DqItem& item, int head, const float (&lse)[2]) const {
@@ -277,7 +277,7 @@ struct DqMath {
         unsigned w[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-        transpose_words(w);
+        exchange(w);
         const int column = 8 * (n + lane() % 4);
         if (inside && column < call.dq.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
       }

@@ -4,6 +4,7 @@
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/backward_steps.cuh"
 #include "kernel/cuda/sm90/ptx.cuh"
+#include "kernel/cuda/sm90/ring.cuh"
 
 namespace weft::cuda::sm90 {
 
@@ -59,32 +60,11 @@ struct BackwardShared {
   }
 };
 
-// A place in a ring of stages, and the parity of its barriers.
-template <int kSize>
-struct StageRing {
-  int at = 0;
-  unsigned parity = 0;
-  __device__ void next() {
-    if (++at == kSize) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-__device__ inline void store_four(unsigned at, int a, int b, int c, int d) {
-  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
 __device__ inline void write_step(unsigned at, const RowStep& s) {
-  store_four(at, s.flags, s.rows, s.keys, s.band);
+  write_four(at, s.flags, s.rows, s.keys, s.band);
   asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at + 16), "r"(s.sums) : "memory");
 }
-__device__ inline int read_flags(unsigned at) {
-  int flags;
-  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(flags) : "r"(at));
-  return flags;
-}
-__device__ inline int read_sums(unsigned at) { return read_flags(at + 16); }
+__device__ inline int read_sums(unsigned at) { return read_word(at + 16); }
 __device__ inline RowStep read_row_step(unsigned at) {
   RowStep s;
   asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
@@ -101,7 +81,7 @@ __device__ void clear_rows(unsigned tile, const Dead& dead) {
   for (int r = lane / 8; r < kRows; r += 4)
     if (dead(r))
       for (int box = 0; box < kColumns / 64; ++box)
-        store_four(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
+        write_four(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
 }
 
 template <int kColumns>
@@ -146,9 +126,9 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
   const bool mended = used && (!shown || (item.end - item.begin < kKeys && item.end < call.k_rows));
   const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
   if (lane == 0) {
-    store_four(shared.item(), item.begin, item.end, kv_head,
+    write_four(shared.item(), item.begin, item.end, kv_head,
                (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kMended));
-    store_four(shared.item() + 16, item.first, item.last, 0, 0);
+    write_four(shared.item() + 16, item.first, item.last, 0, 0);
     if (used) {
       arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
       load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
@@ -172,7 +152,7 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
 // What goes on from item to item.
 template <Width kWidth>
 struct FetchState {
-  StageRing<backward_shape(kWidth).stages> stage;
+  Ring<backward_shape(kWidth).stages> stage;
   unsigned raw_parity = 0;  // a bit a stage
 };
 
@@ -251,7 +231,7 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
   }
   wait(shared.keys_free(), parity ^ 1);
   if (lane == 0) {
-    store_four(shared.item(), -1, 0, 0, 0);
+    write_four(shared.item(), -1, 0, 0, 0);
     arrive(shared.keys_full());
   }
 }

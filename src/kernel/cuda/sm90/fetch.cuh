@@ -5,6 +5,7 @@
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/call.h"
 #include "kernel/cuda/sm90/ptx.cuh"
+#include "kernel/cuda/sm90/ring.cuh"
 #include "kernel/cuda/sm90/steps.cuh"
 
 namespace weft::cuda::sm90 {
@@ -59,33 +60,12 @@ struct Shared {
   }
 };
 
-// A place in a ring of buffers, and the parity of its barriers.
-template <int kSize>
-struct Ring {
-  int at = 0;
-  unsigned parity = 0;
-  __device__ void next() {
-    if (++at == kSize) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 __device__ inline Step read_step(unsigned at) {
   Step s;
   asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
                : "r"(at));
   return s;
-}
-__device__ inline int read_flags(unsigned at) {
-  int flags;
-  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(flags) : "r"(at));
-  return flags;
-}
-__device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
-  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 __device__ inline StepTile read_tile(unsigned at) {
   StepTile t;

@@ -14,6 +14,7 @@
 
 #include "cuda/launch.h"
 #include "kernel/cuda/sm90/fetch.cuh"
+#include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/warp_scores.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
@@ -24,20 +25,6 @@ __device__ inline float bent(float x) {
   const float y = x * x;
   if (y < 0.01f) return x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f);
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
-}
-
-// A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
-__device__ inline void exchange(unsigned (&w)[4]) {
-  const int lane = static_cast<int>(threadIdx.x);
-  const auto swap = [&](unsigned& a, unsigned& b, int bit) {
-    const bool upper = (lane & bit) != 0;
-    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? a : b, bit);
-    (upper ? a : b) = got;
-  };
-  swap(w[0], w[1], 1);
-  swap(w[2], w[3], 1);
-  swap(w[0], w[2], 2);
-  swap(w[1], w[3], 2);
 }
 
 // What a lane has of a row of f32: two columns of each eight.
@@ -350,16 +337,6 @@ struct ForwardMath {
     }
   }
 
-  // Registers are written before this, and read after it, not where the compiler would like it better.
-  template <class T, int kSize>
-  __device__ __forceinline__ static void settle(T (&x)[kSize]) {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i)
-      if constexpr (std::is_same_v<T, float>)
-        asm volatile("" : "+f"(x[i])::"memory");
-      else
-        asm volatile("" : "+r"(x[i])::"memory");
-  }
   __device__ __forceinline__ void begin_products() {
     settle(p);
     settle(o);
@@ -369,10 +346,9 @@ struct ForwardMath {
   // Warpgroups take turns at issuing products: while one multiplies, the others make shares.
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(1 + (group + 1) % kGroups, 256); }
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
   __device__ __forceinline__ void await_step() {
     wait(shared.k_full(stage.at), stage.parity);
-    flags = read_flags(shared.step(stage.at));
+    flags = read_word(shared.step(stage.at));
   }
   // Flags of a step and places in the rings, in one number that is the same in all lanes, and said so: what is made of it
   // is then made by the uniform half of the machine.
@@ -459,7 +435,7 @@ struct ForwardMath {
     products_wait<0>();
     settle(o);
     settle(p);
-    arrive_if(leads(), shared.v_free(before.at));
+    arrive_if(leads_warp(), shared.v_free(before.at));
     before = values;
     if constexpr (kFirst) {
       tile = done_tile;
@@ -469,7 +445,7 @@ struct ForwardMath {
     // What comes next is asked for now and looked at when the shares are made.
     stage.next();
     const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
-    const int coming = read_flags(shared.step(stage.at));
+    const int coming = read_word(shared.step(stage.at));
     round_shares<0, kEarly>();
     make_shares<kEarly, kEights>(sum);
     round_shares<kEarly, kEights>();
@@ -483,9 +459,9 @@ struct ForwardMath {
   }
   // The shares are made: K is read, and Q if that was its last tile of keys.
   __device__ __forceinline__ void release(int now, int k_at) {
-    arrive_if(leads(), shared.k_free(k_at));
+    arrive_if(leads_warp(), shared.k_free(k_at));
     if ((now & Step::kLast) != 0) {
-      arrive_if(leads(), shared.q_free(buffer.at));
+      arrive_if(leads_warp(), shared.q_free(buffer.at));
       buffer.next();
     }
   }

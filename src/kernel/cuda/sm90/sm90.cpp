@@ -62,12 +62,6 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   return made;
 }
 
-int processors_of(int device) {
-  int count = 0;
-  WEFT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 }  // namespace
 
 void forward(const ForwardArgs& args) {

@@ -1,4 +1,4 @@
-// What lanes of the backward's products do with their own numbers.
+// What lanes do with their own numbers of a warpgroup's products.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +18,7 @@ __device__ inline float bent_score(float x, float& slope) {
 
 // Registers are written before this, and read after it, not where the compiler would like it better.
 template <class T, int kSize>
-__device__ __forceinline__ void settled(T (&x)[kSize]) {
+__device__ __forceinline__ void settle(T (&x)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize; ++i)
     if constexpr (std::is_same_v<T, float>)
@@ -28,7 +28,7 @@ __device__ __forceinline__ void settled(T (&x)[kSize]) {
 }
 
 // A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
-__device__ inline void transpose_words(unsigned (&w)[4]) {
+__device__ inline void exchange(unsigned (&w)[4]) {
   const int lane = static_cast<int>(threadIdx.x);
   const auto swap = [&](unsigned& a, unsigned& b, int bit) {
     const bool upper = (lane & bit) != 0;
