@@ -6,37 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "draw/written.h"
 #include "numbers.h"
 #include "simulate.h"
 
 namespace weft::tool {
 namespace {
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-    }
-  }
-  return out;
-}
+using draw::escaped;
 
 constexpr const char* kColours[] = {"#3366cc", "#dc3912", "#ff9900", "#109618", "#990099",
                                     "#0099c6", "#dd4477", "#66aa00", "#b82e2e", "#316395"};
