@@ -16,7 +16,7 @@
 #include "bench_schedules.h"
 #include "calibrate.h"
 #include "json_file.h"
-#include "kernel_cases.h"
+#include "kernel_call.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/version.h"
@@ -225,7 +225,8 @@ const std::vector<FlagSpec>& bench_flags() {
       {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
       {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
       {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
-      {"machine", "NAME", "with --check-kernels: a machine file, or a preset's name"}};
+      {"machine", "NAME", "with --check-kernels: a machine file, or a preset's name"},
+      {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}};
   return flags;
 }
 
