@@ -48,7 +48,7 @@ double one_gemm() {
 std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
                              const CalibrateOptions& options, Calibration& into, std::vector<double>& gemms) {
   std::vector<double> seconds;
-  if (!options.measured.empty()) {
+  if (options.measured.read_from_file()) {
     for (const KernelCase& c : cases) seconds.push_back(options.measured.seconds(c.name, dtype, dim, pass));
     return seconds;
   }
@@ -221,7 +221,7 @@ Calibration calibrate(const CalibrateOptions& options) {
       for (const Pass pass : {Pass::forward, Pass::backward})
         c.machine.kernels.push_back(measure(pass, type, dim, options, c, gemms));
   if (!gemms.empty()) c.gemm_seconds = median(gemms);
-  if (!gpu && options.measured.empty()) {
+  if (!gpu && !options.measured.read_from_file()) {
     c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
     measure_exchange(c.machine);
     measure_rows(c.machine);
@@ -256,7 +256,7 @@ int bench_check_kernels(const Flags& flags) {
              "error");
   const auto check = [&](const KernelCase& c, DType type, Index dim, Pass pass) {
     double seconds = 0;
-    if (options.measured.empty()) {
+    if (!options.measured.read_from_file()) {
       KernelCall call(c, type, dim, pass, options.kernel, noise);
       std::vector<double> rounds;
       for (Index n = 0; n < options.rounds; ++n) rounds.push_back(call.sustained_seconds());

@@ -33,7 +33,7 @@ struct CalibrateOptions {
   std::string kernel = "cpu";  // or one of a GPU
   Index rounds = 5;
   bool show = false;  // the cases and how well they are met
-  KernelTimes measured = {};  // not empty: these instead of measuring
+  KernelTimes measured = {};  // read from a file: these instead of measuring
 };
 Calibration calibrate(const CalibrateOptions& options);
 

@@ -39,6 +39,7 @@ nlohmann::json KernelTimes::json() const {
 KernelTimes KernelTimes::read(const std::string& path) {
   KernelTimes times;
   times.path_ = path;
+  times.read_ = true;
   const nlohmann::json all = read_json("--measured", path, R"([{"case": "causal 1 x 768", "dtype": "f32", ..}, ..])");
   try {
     for (const nlohmann::json& t : all) {

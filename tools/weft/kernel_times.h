@@ -20,6 +20,7 @@ class KernelTimes {
   // Error if there is none.
   double seconds(const std::string& name, DType dtype, Index dim, Pass pass) const;
   bool empty() const { return times_.empty(); }
+  bool read_from_file() const { return read_; }
 
   // [{"case": .., "dtype": .., "dim": .., "pass": .., "seconds": ..}, ..]
   nlohmann::json json() const;
@@ -30,6 +31,7 @@ class KernelTimes {
   std::map<Key, double> times_;
   std::vector<Key> order_;
   std::string path_ = "what was measured";
+  bool read_ = false;
 };
 
 }  // namespace weft::tool
