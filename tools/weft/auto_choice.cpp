@@ -68,7 +68,8 @@ void refuse_auto(const Flags& flags, std::string_view by) {
     if (names_auto(flags, flag))
       throw Error(fmt::format("--{} {} with {}", flag, *flags.find(flag), by),
                   fmt::format("name {}s or all of them: problems that are drawn are to meet every one", flag));
-  if (flags.given("machine")) throw Error(fmt::format("--machine {} with {}", *flags.find("machine"), by), "leave it out");
+  if (flags.given("machine"))
+    throw Error(fmt::format("--machine {} with {}", *flags.find("machine"), by), "leave it out");
 }
 
 }  // namespace weft::tool

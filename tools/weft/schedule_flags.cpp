@@ -86,7 +86,7 @@ std::vector<KeyOrder> orders_of(const Flags& flags, const std::vector<KeyOrder>&
 
 const std::vector<FlagSpec>& schedule_flags() {
   static const std::vector<FlagSpec> flags = {
-      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring, all_to_all, hybrid, exact, or all; auto: as chosen"},
+      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring, all_to_all, hybrid, exact, auto, or all"},
       {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
