@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 constexpr int kDeepest = 8;
+constexpr std::size_t kMostMembers = 64;  // of an object; also keeps the search for keys that come twice short
 
 class Reader {
  public:
@@ -65,6 +66,8 @@ class Reader {
         std::string key = string();
         for (const auto& [other, unused] : value.members)
           if (other == key) fail(text(quoted(key), " comes twice"), "say it once");
+        if (value.members.size() == kMostMembers)
+          fail(text("an object has more than ", kMostMembers, " members"), "leave out what no machine has");
         expect(':');
         value.members.emplace_back(std::move(key), any(depth + 1));
       } while (eat(','));

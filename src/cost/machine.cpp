@@ -14,11 +14,21 @@ void require(bool right, const std::string& what, double value, const char* reme
   if (!right || !std::isfinite(value)) throw Error(text(what, " is ", value), remedy);
 }
 
-constexpr const char* kPositive = "give more than 0";
-constexpr const char* kNotNegative = "give 0 or more";
+// Far past any machine; within them no prediction leaves the range of a double.
+constexpr double kLeast = 1e-12, kMost = 1e30, kMostSeconds = 1e12;
+
+void require_rate(const std::string& what, double value) {
+  require(value >= kLeast && value <= kMost, what, value, "give more than 0: from 1e-12 to 1e30");
+}
+void require_rate_or_none(const std::string& what, double value) {
+  require(value == 0 || (value >= kLeast && value <= kMost), what, value, "give 0 for no limit, or from 1e-12 to 1e30");
+}
+void require_seconds(const std::string& what, double value) {
+  require(value >= 0 && value <= kMostSeconds, what, value, "give from 0 to 1e12 seconds");
+}
 
 void check(const KernelRate& k, const std::string& at) {
-  require(k.flops > 0, at + ": flops", k.flops, kPositive);
+  require_rate(at + ": flops", k.flops);
   const auto whole = [&](const char* what, Index value, Index most) {
     require(value >= 1 && value <= most, text(at, ": ", what), static_cast<double>(value), "give from 1 to 65536");
   };
@@ -26,19 +36,18 @@ void check(const KernelRate& k, const std::string& at) {
   whole("tile_q", k.tile_q, 65536);
   whole("tile_k", k.tile_k, 65536);
   whole("units", k.units, 65536);
-  require(k.tile_seconds >= 0, at + ": tile_seconds", k.tile_seconds, kNotNegative);
-  require(k.row_seconds >= 0, at + ": row_seconds", k.row_seconds, kNotNegative);
-  require(k.call_seconds >= 0, at + ": call_seconds", k.call_seconds, kNotNegative);
+  require_seconds(at + ": tile_seconds", k.tile_seconds);
+  require_seconds(at + ": row_seconds", k.row_seconds);
+  require_seconds(at + ": call_seconds", k.call_seconds);
 }
 
 void check(const Level& l, const std::string& at) {
-  for (const auto& [what, value] : {std::pair{": bandwidth", l.bandwidth},
-                                    {": latency", l.latency},
-                                    {": message_seconds", l.message_seconds},
-                                    {": uplink", l.uplink}})
-    require(value >= 0, at + what, value, kNotNegative);
-  require(l.interference >= 0 && l.interference < 1, at + ": interference", l.interference,
-          "give a share from 0 to below 1");
+  require_rate_or_none(at + ": bandwidth", l.bandwidth);
+  require_rate_or_none(at + ": uplink", l.uplink);
+  require_seconds(at + ": latency", l.latency);
+  require_seconds(at + ": message_seconds", l.message_seconds);
+  require(l.interference >= 0 && l.interference <= 0.999, at + ": interference", l.interference,
+          "give a share from 0 to 0.999");
 }
 
 }  // namespace
@@ -63,13 +72,14 @@ void check_machine(const Machine& m) {
   }
   for (const auto& [what, value] : {std::pair{": memory_bytes", m.memory_bytes},
                                     {": row_bandwidth", m.row_bandwidth},
-                                    {": row_seconds", m.row_seconds},
-                                    {": copy_bandwidth", m.copy_bandwidth},
+                                    {": copy_bandwidth", m.copy_bandwidth}})
+    require_rate_or_none(name + what, value);
+  for (const auto& [what, value] : {std::pair{": row_seconds", m.row_seconds},
                                     {": copy_seconds", m.copy_seconds},
                                     {": exchange_seconds", m.exchange_seconds}})
-    require(value >= 0, name + what, value, kNotNegative);
-  require(m.processor_kernels > 0, name + ": processor_kernels", m.processor_kernels, kPositive);
-  require(m.processor_ranks >= 0, name + ": processor_ranks", static_cast<double>(m.processor_ranks), kNotNegative);
+    require_seconds(name + what, value);
+  require_rate(name + ": processor_kernels", m.processor_kernels);
+  require(m.processor_ranks >= 0, name + ": processor_ranks", static_cast<double>(m.processor_ranks), "give 0 or more");
 }
 
 const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape) {

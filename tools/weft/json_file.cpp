@@ -1,6 +1,7 @@
 #include "json_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -18,7 +19,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
-constexpr int kMaxDepth = 4;  // runs: list, list, object, number
+constexpr int kMaxDepth = 4;                // runs: list, list, object, number
+constexpr std::size_t kMaxKeys = 16;        // of an object: more than any has
+constexpr std::size_t kLongestError = 300;  // of the parser, which would quote a number of a million digits
 
 struct FileClose {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -41,6 +44,14 @@ std::string read_all(const std::string& path) {
   return text;
 }
 
+// A value in an error: short, and readable even if its bytes are no UTF-8.
+std::string shown(const json& value) {
+  constexpr std::size_t kLongest = 60;
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
 // One document, with the name that errors begin with.
 struct Source {
   std::string name;
@@ -51,28 +62,32 @@ Source parse(std::string_view flag, const std::string& value, std::string_view e
   const bool is_inline = value.starts_with('[') || value.starts_with('{');
   Source source{is_inline ? std::string(flag) : value, {}};
   const std::string remedy = fmt::format("write e.g. {}", example);
-  const auto shallow = [&](int depth, json::parse_event_t, json&) {
+  std::array<std::vector<std::string>, kMaxDepth + 1> keys;  // so far, of the object open at each depth
+  const auto sober = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", source.name), remedy);
+    if (event == json::parse_event_t::object_start && depth < kMaxDepth)
+      keys.at(static_cast<std::size_t>(depth) + 1).clear();
+    if (event != json::parse_event_t::key) return true;
+    std::vector<std::string>& before = keys.at(static_cast<std::size_t>(depth));
+    const std::string& key = parsed.get_ref<const std::string&>();
+    if (std::find(before.begin(), before.end(), key) != before.end())
+      throw Error(fmt::format("{}: key {} comes twice in an object", source.name, shown(parsed)), "say it once");
+    if (before.size() == kMaxKeys)
+      throw Error(fmt::format("{}: an object has more than {} keys", source.name, kMaxKeys), remedy);
+    before.push_back(key);
     return true;
   };
   try {
-    source.value = json::parse(is_inline ? value : read_all(value), shallow);
+    source.value = json::parse(is_inline ? value : read_all(value), sober);
   } catch (const json::exception& error) {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     what.erase(0, what.find("] ") + 2);
+    if (what.size() > kLongestError) what = what.substr(0, kLongestError) + "...";
     std::replace_if(what.begin(), what.end(), [](char c) { return static_cast<unsigned char>(c) > 126; }, '?');
     throw Error(fmt::format("{}: {}", source.name, what), remedy);
   }
   if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
   return source;
-}
-
-// A value in an error: short, and readable even if its bytes are no UTF-8.
-std::string shown(const json& value) {
-  constexpr std::size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
 }
 
 [[noreturn]] void refuse(const std::string& at, std::string_view problem, std::string_view remedy) {
