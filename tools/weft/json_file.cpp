@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
-constexpr int kMaxDepth = 4;                // runs: list, list, object, number
+constexpr std::size_t kMaxDepth = 4;        // runs need 3, slices too
 constexpr std::size_t kMaxKeys = 16;        // of an object: more than any has
 constexpr std::size_t kLongestError = 300;  // of the parser, which would quote a number of a million digits
 
@@ -58,34 +58,65 @@ struct Source {
   json value;
 };
 
-Source parse(std::string_view flag, const std::string& value, std::string_view example) {
-  const bool is_inline = value.starts_with('[') || value.starts_with('{');
-  Source source{is_inline ? std::string(flag) : value, {}};
-  const std::string remedy = fmt::format("write e.g. {}", example);
-  std::array<std::vector<std::string>, kMaxDepth + 1> keys;  // so far, of the object open at each depth
-  const auto sober = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", source.name), remedy);
-    if (event == json::parse_event_t::object_start && depth < kMaxDepth)
-      keys.at(static_cast<std::size_t>(depth) + 1).clear();
-    if (event != json::parse_event_t::key) return true;
-    std::vector<std::string>& before = keys.at(static_cast<std::size_t>(depth));
-    const std::string& key = parsed.get_ref<const std::string&>();
+// Looks at a document before anything is built of it: depth, and keys that come twice. (The parser's own callback would
+// do, but it walks through a whole list after each of its objects.)
+class Sober : public nlohmann::json_sax<json> {
+ public:
+  Sober(std::string_view name, std::string_view remedy) : name_(name), remedy_(remedy) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_array(std::size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool start_object(std::size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool key(string_t& key) override {
+    std::vector<std::string>& before = keys_.at(depth_ - 1);
     if (std::find(before.begin(), before.end(), key) != before.end())
-      throw Error(fmt::format("{}: key {} comes twice in an object", source.name, shown(parsed)), "say it once");
+      throw Error(fmt::format("{}: key {} comes twice in an object", name_, shown(key)), "say it once");
     if (before.size() == kMaxKeys)
-      throw Error(fmt::format("{}: an object has more than {} keys", source.name, kMaxKeys), remedy);
+      throw Error(fmt::format("{}: an object has more than {} keys", name_, kMaxKeys), remedy_);
     before.push_back(key);
     return true;
-  };
-  try {
-    source.value = json::parse(is_inline ? value : read_all(value), sober);
-  } catch (const json::exception& error) {
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     what.erase(0, what.find("] ") + 2);
     if (what.size() > kLongestError) what = what.substr(0, kLongestError) + "...";
     std::replace_if(what.begin(), what.end(), [](char c) { return static_cast<unsigned char>(c) > 126; }, '?');
-    throw Error(fmt::format("{}: {}", source.name, what), remedy);
+    throw Error(fmt::format("{}: {}", name_, what), remedy_);
   }
+
+ private:
+  bool open() {
+    if (depth_ == kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", name_), remedy_);
+    keys_.at(depth_++).clear();
+    return true;
+  }
+  bool close() {
+    --depth_;
+    return true;
+  }
+
+  std::string name_, remedy_;
+  std::size_t depth_ = 0;
+  std::array<std::vector<std::string>, kMaxDepth> keys_;  // so far, of what is open
+};
+
+Source parse(std::string_view flag, const std::string& value, std::string_view example) {
+  const bool is_inline = value.starts_with('[') || value.starts_with('{');
+  Source source{is_inline ? std::string(flag) : value, {}};
+  const std::string remedy = fmt::format("write e.g. {}", example);
+  const std::string file = is_inline ? "" : read_all(value);
+  const std::string& text = is_inline ? value : file;
+  Sober sober(source.name, remedy);
+  json::sax_parse(text, &sober);
+  source.value = json::parse(text);
   if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
   return source;
 }
