@@ -3,7 +3,6 @@
 import json
 import resource
 import subprocess
-import time
 
 import pytest
 
@@ -12,11 +11,13 @@ LIMIT = 64 * MIB  # of slices and runs; a machine file: 1 MiB
 SLICE = '{"q":[0,4],"k":[0,4]}'
 
 
-def run(weft, folder, *args, memory=4 << 30, seconds=30):
-    began = time.monotonic()
-    done = subprocess.run([weft.command, *args], capture_output=True, timeout=100, cwd=folder,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)))
-    assert time.monotonic() - began < seconds
+def run(weft, folder, *args, memory=2 << 30, seconds=15):
+    """Seconds of the processor: what else the machine does is no matter."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([weft.command, *args], capture_output=True, timeout=500, cwd=folder, preexec_fn=lambda: (
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory)), resource.setrlimit(resource.RLIMIT_CPU, (60, 60))))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
     return done.returncode, done.stderr.decode(errors="replace")
 
 
@@ -29,12 +30,12 @@ LISTS = {
     "too long": (" " * (LIMIT + MIB), "longer than 64 MiB"),
     "deep": ("[" * (8 * MIB), "too deep"),
     "deep objects": ('[{"q":' * MIB, "too deep"),
-    "a number of digits alone": ("[" + "9" * (40 * MIB) + "]", "number overflow"),
-    "a fraction without end": ("[0." + "1" * (40 * MIB) + "]", "not an object"),
-    "many empty lists": ("[" + "[]," * (15 * MIB) + "[]]", "not an object"),
-    "many empty objects": ("[" + "{}," * (15 * MIB) + "{}]", "is missing"),
-    "many keys": ("[{" + keys(2_000_000) + "}]", "more than 16 keys"),
-    "a long string": ('["' + "a" * (40 * MIB) + '"]', "not an object"),
+    "a number of digits alone": ("[" + "9" * (8 * MIB) + "]", "number overflow"),
+    "a fraction without end": ("[0." + "1" * (8 * MIB) + "]", "not an object"),
+    "many empty lists": ("[" + "[]," * (3 * MIB) + "[]]", "not an object"),
+    "many empty objects": ("[" + "{}," * (3 * MIB) + "{}]", "is missing"),
+    "many keys": ("[{" + keys(500_000) + "}]", "more than 16 keys"),
+    "a long string": ('["' + "a" * (8 * MIB) + '"]', "not an object"),
     "keys that come twice": ('[{"q":[0,4],"k":[0,4],"q":[0,2]}]', 'key "q" comes twice'),
     "NaN": ('[{"q":[NaN,4],"k":[0,4]}]', "parse error"),
     "infinity": ('[{"q":[0,1e999],"k":[0,4]}]', "number overflow"),
@@ -48,22 +49,33 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("what", LISTS)
-@pytest.mark.parametrize("flag", ["slices", "runs"])
-def test_lists(weft, tmp_path, flag, what):
-    text, says = LISTS[what]
-    says = "not a list of runs" if flag == "runs" and says in ("not an object", "is missing") and what != "many empty lists" else says
-    if flag == "runs" and what == "many empty lists":
-        says = "lists for"  # of ranks, each empty
-    if flag == "runs":
-        text = text.replace('[{"q":[0,4],"k":[0,4],"q":[0,2]}]', '[[{"row":0,"row":1}]]')
-        says = says.replace('"q"', '"row"')
-    if flag == "runs" and "whole number" in says:
-        pytest.skip("runs have other keys: the same code reads them")
-    (tmp_path / "f.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    how = ["--slices", "f.json"] if flag == "slices" else ["--layout", "explicit", "--runs", "f.json", "--ranks", "2"]
-    code, err = run(weft, tmp_path, "explain", "--docs", "8", *how)
+# What runs say otherwise; None: it is about keys that runs do not have.
+OF_RUNS = {
+    "a fraction without end": "not a list of runs",
+    "many empty lists": "lists for 2 ranks",
+    "many empty objects": "not a list of runs",
+    "a long string": "not a list of runs",
+    "past 64 bits": None,
+    "the edge of 64 bits": None,
+    "a string for a number": None,
+}
+
+
+def refused(weft, folder, text, says, *flags):
+    (folder / "f.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    code, err = run(weft, folder, "explain", "--docs", "8", *flags)
     assert code == 2 and says in err and len(err) < 2000 and err.count("\n") == 1, err[:500]
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_slices(weft, tmp_path, what):
+    refused(weft, tmp_path, *LISTS[what], "--slices", "f.json")
+
+
+@pytest.mark.parametrize("what", [what for what in LISTS if OF_RUNS.get(what, "") is not None])
+def test_runs(weft, tmp_path, what):
+    text, says = LISTS[what]
+    refused(weft, tmp_path, text, OF_RUNS.get(what, says), "--layout", "explicit", "--runs", "f.json", "--ranks", "2")
 
 
 def test_a_million_slices_are_read(weft, tmp_path):
@@ -93,7 +105,7 @@ MACHINES = {
 def test_machines(weft, tmp_path, what):
     text, says = MACHINES[what]
     (tmp_path / "f.json").write_text(text)
-    code, err = run(weft, tmp_path, "simulate", "--docs", "64", "--ranks", "2", "--machine", "./f.json", memory=1 << 30, seconds=10)
+    code, err = run(weft, tmp_path, "simulate", "--docs", "64", "--ranks", "2", "--machine", "./f.json", memory=1 << 30)
     assert code == 2 and says in err and len(err) < 6000 and err.count("\n") == 1, err[:500]
 
 
