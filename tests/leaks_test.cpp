@@ -7,8 +7,8 @@
 #include "ranks.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/allocator_interface.h>
 #include <sanitizer/lsan_interface.h>
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ leaves its header out
 #endif
 
 namespace weft::test {
@@ -48,8 +48,8 @@ TEST(Leaks, AThousandPassesOnFourRanks) {
 #endif
 }
 
-// One executor a rank, called again and again.
-TEST(Leaks, AThousandCallsOfOneExecutor) {
+// One executor a rank and schedule, called again and again.
+TEST(Leaks, AThousandCallsOfExecutors) {
   const Index rows = 8, heads = 4, dim = 4;
   const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 4);
@@ -68,7 +68,7 @@ TEST(Leaks, AThousandCallsOfOneExecutor) {
         float token = 0;
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
       };
-      for (Index i = 0; i < 1100; ++i) {
+      for (Index i = 0; i < 220; ++i) {
         executor.forward({.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
         executor.backward({.q = q.view,
                            .k = k.view,
@@ -79,9 +79,9 @@ TEST(Leaks, AThousandCallsOfOneExecutor) {
                            .dq = dq.view,
                            .dk = dk.view,
                            .dv = dv.view});
-        if (i != 99 && i != 1099) continue;
+        if (i != 19 && i != 219) continue;
         meet();
-        if (comm.rank() == 0) (i == 99 ? before : after) = held();
+        if (comm.rank() == 0) (i == 19 ? before : after) = held();
         meet();
       }
     });
