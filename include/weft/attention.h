@@ -7,6 +7,7 @@
 #pragma once
 
 #include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,9 @@ struct Attention {
 struct PartialView {
   TensorView sums = {};               // [tq, hq, dv] f32
   RowState<float>* states = nullptr;  // [tq, hq]
+  // States' max is to be the largest logit, of which finish_partial can make max_logit. Otherwise it may be any number near
+  // it, which is less work on some GPUs.
+  bool largest = true;
 
   bool given() const { return states != nullptr || sums.heads != 0; }
 };
@@ -69,6 +73,14 @@ struct ForwardArgs {
 };
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
+// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows is made by
+// the first, and dq is summed up between them and written by the last. For kernels that can (Kernel::takes_steps).
+struct QuerySteps {
+  std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
+  bool last = false;
+  std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
+};
+
 struct BackwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
   ConstTensorView k = {};  // [tk, hk, dqk]
@@ -87,6 +99,7 @@ struct BackwardArgs {
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
   Place place = {};       // as in ForwardArgs
   bool deterministic = false;  // the same bits on every run; kernels that have them always do not look
+  QuerySteps* steps = nullptr;  // dq is then written by the last call only
 };
 
 // Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernel/convert.h"
@@ -43,26 +44,28 @@ void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* g
   }
 }
 
-// dQ over the steps: written by the kernel where a head is in one step, summed in f32 otherwise.
+// dQ over the steps: written by the kernel where a head is in one step or the kernel sums up itself, summed in f32
+// otherwise.
 class QueryGradient {
  public:
-  QueryGradient(const run::Computed& computed, run::Workspace& workspace, const Place& place, const TensorView& dq)
-      : computed_(computed), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
-    if (!computed.once() && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
+  QueryGradient(const run::Computed& computed, bool by_kernel, run::Workspace& workspace, const Place& place,
+                const TensorView& dq)
+      : computed_(computed), once_(computed.once() || by_kernel), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
+    if (!once_ && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
   }
 
   TensorView begin(const Step& step) {
-    if (computed_.once()) return run::some_heads(dq_, step.heads_q);
+    if (once_) return run::some_heads(dq_, step.heads_q);
     part_ = first_ ? sum_ : buffer(Slot::step_dq);
     return part_;
   }
   void end() {
-    if (!computed_.once() && !first_) run::add(place_, sum_, part_);
+    if (!once_ && !first_) run::add(place_, sum_, part_);
     first_ = false;
   }
   void finish() {
     for (const Step& step : computed_.blind()) run::clear(place_, run::some_heads(dq_, step.heads_q));
-    if (!computed_.once() && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
+    if (!once_ && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
   }
 
  private:
@@ -72,11 +75,26 @@ class QueryGradient {
   }
 
   const run::Computed& computed_;
-  bool first_ = true;
+  bool once_, first_ = true;
   run::Workspace& workspace_;
   Place place_;
   TensorView dq_, sum_, part_;
 };
+
+// Query rows that steps hold, apart where no slice goes on.
+std::vector<Range> rows_of_steps(const Schedule& schedule) {
+  std::vector<Range> rows, joined;
+  for (const Plan& plan : schedule.plans)
+    for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
+  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (const Range& r : rows) {
+    if (!joined.empty() && r.begin < joined.back().end)
+      joined.back().end = max_of(joined.back().end, r.end);
+    else
+      joined.push_back(r);
+  }
+  return joined;
+}
 
 // f32 sums of the own dK and dV: in the outputs themselves if they are f32.
 Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
@@ -101,7 +119,12 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                                                        .device = args.place.kind,
                                                        .gpu = args.place.device});
   run::Log log(options, Pass::backward, schedule);
-  QueryGradient dq(computed, workspace, args.place, args.dq);
+  BackwardArgs asked = args;
+  asked.deterministic = options.deterministic;
+  const bool summed = !computed.once() && kernel.takes_steps != nullptr && kernel.takes_steps(asked);
+  const std::vector<Range> rows = summed ? rows_of_steps(schedule) : std::vector<Range>{};
+  QuerySteps query_steps{.rows = rows};
+  QueryGradient dq(computed, summed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
@@ -123,7 +146,9 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                               .dk = to.k,
                               .dv = to.v,
                               .place = args.place,
-                              .deterministic = options.deterministic};
+                              .deterministic = options.deterministic,
+                              .steps = summed ? &query_steps : nullptr};
+      query_steps.last = n == computed.last();
       log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
       dq.end();
     }

@@ -30,6 +30,7 @@ Computed::Computed(const Schedule& schedule) {
   std::vector<Index> times;
   for (const Step& step : schedule.steps) {
     const bool computed = !slices_of(schedule, step).empty() && step.heads_q.size() > 0;
+    if (computed) last_ = static_cast<Index>(steps_.size());
     steps_.push_back(computed);
     const auto same = [&](const Step* other) { return other->heads_q == step.heads_q; };
     const auto at = static_cast<std::size_t>(std::find_if(ranges.begin(), ranges.end(), same) - ranges.begin());

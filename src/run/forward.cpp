@@ -51,7 +51,10 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
                                                        .device = args.place.kind,
                                                        .gpu = args.place.device});
   ForwardArgs whole = args;
-  if (!once) whole.partial = empty_states(workspace, args);
+  if (!once) {
+    whole.partial = empty_states(workspace, args);
+    whole.partial.largest = args.max_logit.given();
+  }
 
   run::Log log(options, Pass::forward, schedule);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});

@@ -87,6 +87,7 @@ class Computed {
   explicit Computed(const Schedule& schedule);
 
   bool operator()(Index step) const { return steps_[static_cast<std::size_t>(step)]; }
+  Index last() const { return last_; }  // that does; -1: none
   // No query head is in two of them, so that results need no merging.
   bool once() const { return once_; }
   // Steps of heads that see nothing in any step, one for each such range.
@@ -94,6 +95,7 @@ class Computed {
 
  private:
   std::vector<bool> steps_;
+  Index last_ = -1;
   bool once_ = true;
   std::vector<Step> blind_;
 };

@@ -44,32 +44,51 @@ TEST_P(GpuForward, OutputsOfAnyDType) {
   }
 }
 
-// The keys in two parts, the later one first: each adds to the states, and the end is the whole.
+// The keys in parts, a call each that adds to the states, and the end of these.
+void attend_in_parts(const Outputs& got, const KernelProblem& problem, std::initializer_list<Range> parts, bool largest) {
+  const AttentionProblem& p = problem.p;
+  const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
+  std::vector<RowState<float>> states(at(p.tq * p.hq));
+  ForwardArgs end = got.forward_args(problem);
+  end.partial = {sums.view(), states.data(), largest};
+  if (!largest) end.max_logit = {};
+  ForwardArgs step = end;
+  step.out = step.lse = step.max_logit = {};
+  for (const Range keys : parts) {
+    std::vector<Slice> part = p.slices;
+    for (Slice& s : part) {
+      s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+      s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+    }
+    step.slices = part;
+    gpu_attend(step);
+  }
+  gpu_finish_partial(end);
+}
+void judge_parts(Judge& judge, const KernelProblem& problem, const check::Expected& want,
+                 std::initializer_list<Range> parts) {
+  const AttentionProblem& p = problem.p;
+  for (const bool largest : {true, false}) {
+    SCOPED_TRACE(largest);
+    const Outputs got(p);
+    attend_in_parts(got, problem, parts, largest);
+    if (largest) {
+      judge.forward(got.forward, want, p);
+    } else {
+      judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
+      judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
+    }
+  }
+}
+
+// The later part first: the end is the whole.
 TEST_P(GpuForward, PartialStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(11);
   for (const Judged& j : judged(dtype(), Pass::backward, feature_problems)) {
     SCOPED_TRACE(j.problem.name);
-    const AttentionProblem& p = j.problem.p;
-    const Outputs got(p);
-    const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
-    std::vector<RowState<float>> states(at(p.tq * p.hq));
-    ForwardArgs end = got.forward_args(j.problem);
-    end.partial = {sums.view(), states.data()};
-    ForwardArgs step = end;
-    step.out = step.lse = step.max_logit = {};
-    const Index cut = random.index(0, p.tk);
-    for (const Range keys : {Range{cut, p.tk}, Range{0, cut}}) {
-      std::vector<Slice> part = p.slices;
-      for (Slice& s : part) {
-        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-      }
-      step.slices = part;
-      gpu_attend(step);
-    }
-    gpu_finish_partial(end);
-    judge.forward(got.forward, j.want, p);
+    const Index tk = j.problem.p.tk, cut = random.index(0, tk);
+    judge_parts(judge, j.problem, j.want, {{cut, tk}, {0, cut}});
   }
 }
 
@@ -80,19 +99,21 @@ TEST_P(GpuForward, PartialStepsLeaveOtherRowsAlone) {
   const AttentionProblem& p = problem.p;
   Random random(12);
   problem.p.fill(random);
-  Buffer sums(DType::f32, p.tq, p.hq, p.dv);
-  sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
-  std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
-  const Outputs none(p);
-  ForwardArgs args = none.forward_args(problem);
-  args.out = args.lse = args.max_logit = {};
-  args.partial = {sums.view(), states.data()};
-  gpu_attend(args);
-  const std::vector<double> sum = sums.values();
-  for (Index row = 0; row < p.tq; ++row) {
-    const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
-    EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
-    EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
+  for (const bool largest : {true, false}) {
+    Buffer sums(DType::f32, p.tq, p.hq, p.dv);
+    sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
+    std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
+    const Outputs none(p);
+    ForwardArgs args = none.forward_args(problem);
+    args.out = args.lse = args.max_logit = {};
+    args.partial = {sums.view(), states.data(), largest};
+    gpu_attend(args);
+    const std::vector<double> sum = sums.values();
+    for (Index row = 0; row < p.tq; ++row) {
+      const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
+      EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
+      EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
+    }
   }
 }
 
@@ -232,6 +253,8 @@ TEST_P(GpuForward, GrowingLogits) {
     gpu_attend(args);
     judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
     judge.close("lse", plain.forward.lse.values(), want.lse, p.hq, 1);
+    // Kept states are outgrown by the first keys of a later part.
+    judge_parts(judge, problem, want, {{0, 300}, {300, 310}, {310, 900}});
   }
 }
 
@@ -241,15 +264,15 @@ TEST_P(GpuForward, ManyTilesForEachBlock) {
   for (const Index width : {64, 128, 192, 256}) {
     SCOPED_TRACE(width);
     KernelProblem problem{"",
-                          {.tq = 420,
-                           .tk = 700,
-                           .hq = 160,
-                           .hk = 160,
+                          {.tq = 620,
+                           .tk = 420,
+                           .hq = 140,
+                           .hk = 140,
                            .dqk = width,
                            .dv = width == 192 ? 128 : width,
                            .dtype = dtype(),
-                           .slices = {{0, 60, 0, 500}, {60, 61, 3, 700}, {90, 230, 100, 420, -kUnlimited, 200},
-                                      {300, 420, 0, 700, -250, 280}}}};
+                           .slices = {{0, 20, 0, 300}, {20, 21, 3, 420}, {200, 205, 100, 420, -kUnlimited, 0},
+                                      {400, 430, 0, 420, -250, -100}, {618, 620, 7, 10}}}};
     AttentionProblem& p = problem.p;
     Random random(18);
     p.fill(random);
@@ -262,7 +285,32 @@ TEST_P(GpuForward, ManyTilesForEachBlock) {
       judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
       judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
     }
+    judge_parts(judge, problem, want, {{200, 420}, {0, 150}, {150, 200}});
   }
+}
+
+// Lists that are kept between calls of a stream are those of the slices that are asked for, and are used any number of
+// times.
+TEST_P(GpuForward, TheSameSlicesAgain) {
+  Judge judge(dtype(), true);
+  OnGpu gpu;
+  Random random(19);
+  const std::vector<Slice> some[] = {{{0, 40, 0, 200, -kUnlimited, 150}},
+                                     {{0, 40, 0, 200, -kUnlimited, 149}},
+                                     {{0, 20, 0, 100}, {20, 40, 100, 200, -60, 120}}};
+  for (int round = 0; round < 3; ++round)
+    for (const std::vector<Slice>& slices : some) {
+      KernelProblem problem{
+          "", {.tq = 40, .tk = 200, .hq = 70, .hk = 35, .dqk = 64, .dv = 64, .dtype = dtype(), .slices = slices}};
+      problem.p.fill(random);
+      const Outputs got(problem.p);
+      gpu_attend(gpu, got.forward_args(problem));
+      gpu_attend_backward(gpu, got.backward_args(problem));
+      const check::Expected want =
+          check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), dtype()));
+      judge.forward(got.forward, want, problem.p);
+      judge.backward(got.backward, want, problem.p);
+    }
 }
 
 // f32 has its whole range: parts of it as bf16 neither overflow nor go under before the sum does.

@@ -309,11 +309,12 @@ struct BackwardMath {
         const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n) {
-          float2 x = {value(n, 0), value(n, 1)};
+          const float2 x = {value(n, 0), value(n, 1)};
           if (pairs && 8 * n < columns) {
-            float2* const both = reinterpret_cast<float2*>(at + 8 * n);
-            if (call.add_keys) x = {both->x + x.x, both->y + x.y};
-            *both = x;
+            if (call.add_keys)
+              add_two(at + 8 * n, x.x, x.y);
+            else
+              *reinterpret_cast<float2*>(at + 8 * n) = x;
           } else {
             if (8 * n < columns) at[8 * n] = call.add_keys ? at[8 * n] + x.x : x.x;
             if (8 * n + 1 < columns) at[8 * n + 1] = call.add_keys ? at[8 * n + 1] + x.y : x.y;

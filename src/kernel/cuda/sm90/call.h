@@ -27,7 +27,7 @@ struct ForwardCall {
   bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32
   PartialView partial;
   unsigned* max_logit;  // [hq] as ordered integers, or null
-  int* counter;         // tiles handed out so far: 0
+  int* counter;         // tiles handed out so far: 0, and 0 again in the end
 };
 
 void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream);

@@ -143,7 +143,9 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       first = false;
     }
     // Only now: what a block holds back, others that are done could do. The math is steps behind and does not wait.
-    next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);
+    const int taken = atomicAdd(call.counter, 1);
+    if (taken == items - 1) *call.counter = 0;  // the last one asked: for the next call
+    next = static_cast<int>(gridDim.x) + taken;
   }
   wait(shared.k_free(stage.at), stage.parity ^ 1);
   write_four(shared.step(stage.at), Step::kStop, 0, 0, 0);
@@ -175,9 +177,24 @@ __device__ void fetch_values(const ForwardCall& call, const Shared<kWidth>& shar
   }
 }
 
+// A warp: what is kept of a tile's rows, into the L2 cache, where the math soon looks for it.
+__device__ inline void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
+  const TensorView& sums = call.partial.sums;
+  const bool joined = sums.head_stride == sums.dim;
+  const unsigned bytes = static_cast<unsigned>(sums.dim * 4) * static_cast<unsigned>(joined ? call.heads : 1);
+  for (int r = static_cast<int>(threadIdx.x % 32); r < tile.rows(); r += 32) {
+    const int row = tile.row + r, head = tile.unit() * call.heads;
+    if (is_empty(call.partial.states[static_cast<Index>(row) * call.heads_q + head])) continue;
+    for (int h = 0; h < (joined ? 1 : call.heads); ++h) {
+      const float* at = static_cast<const float*>(sums.data) + offset_of(sums, row, head + h);
+      if (reinterpret_cast<std::uintptr_t>(at) % 16 == 0 && bytes % 16 == 0) prefetch_bytes(at, bytes);
+    }
+  }
+}
+
 // A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
 template <Width kWidth>
-__device__ void mend(const Shared<kWidth>& shared) {
+__device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<kShape.k_stages> stage;
@@ -186,9 +203,11 @@ __device__ void mend(const Shared<kWidth>& shared) {
   while (true) {
     wait(shared.step_full(stage.at), stage.parity);
     const Step step = read_step(shared.step(stage.at));
+    const StepTile tile = read_tile(shared.step(stage.at));
     __syncwarp();
     if (lane == 0) arrive(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
+    if ((step.flags & Step::kFirst) != 0 && call.partial.states != nullptr) prefetch_sums(call, tile);
     if ((step.flags & Step::kMended) != 0) {
       wait(shared.v_raw(values.at), raw_parity >> values.at & 1);
       raw_parity ^= 1u << values.at;

@@ -38,12 +38,15 @@ struct FloatRow {
     columns = static_cast<int>(view.dim) - first;
     pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && view.dim % 2 == 0;
   }
+  // kAny: pairs or not.
+  template <bool kAny>
   __device__ float2 load(int n) const {
-    if (pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
+    if (!kAny || pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
     return {8 * n < columns ? at[8 * n] : 0.0f, 8 * n + 1 < columns ? at[8 * n + 1] : 0.0f};
   }
+  template <bool kAny>
   __device__ void store(int n, float x, float y) const {
-    if (pairs) {
+    if (!kAny || pairs) {
       if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = {x, y};
       return;
     }
@@ -52,10 +55,13 @@ struct FloatRow {
   }
 };
 
-// kMore: there may be a softcap, a scale that is not positive, or somebody who asks for the largest logits (max_logit;
-// partial states, which hold it).
-template <class N, Width kWidth, bool kMore>
+// What a kernel is compiled for: plain scores that end as out and lse, plain scores whose sums go on from kept states and
+// back to them, or whatever is asked: softcap, scales that are not positive, the largest logits, sums of any alignment.
+enum class Form { plain, partial, any };
+
+template <class N, Width kWidth, Form kForm>
 struct ForwardMath {
+  static constexpr bool kMore = kForm == Form::any;
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
@@ -73,7 +79,8 @@ struct ForwardMath {
   float against[2];  // times the factor
   float total[2];    // this lane's share of the sum
   float peak[2];     // largest score of all, if kMore
-  int unseen;        // bit i: row i of the lane has seen no key yet
+  int unseen;        // bit i: row i of the lane has seen no key yet, in this call or before it
+  int untouched;     // bit i: it has seen none in this call, if its sums go on
   Ring<kShape.k_stages> stage;   // of this step's K
   Ring<kShape.v_stages> before;  // of the last one's V
   Ring<kShape.q_buffers> buffer;
@@ -92,6 +99,13 @@ struct ForwardMath {
   }
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
+  // Sums go on from what is kept, and back there.
+  __device__ __forceinline__ bool goes_on() const {
+    return kForm == Form::partial || (kMore && call.partial.states != nullptr);
+  }
+  __device__ __forceinline__ bool wants_largest() const {
+    return kMore && (call.max_logit != nullptr || (call.partial.states != nullptr && call.partial.largest));
+  }
 
   __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
     const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
@@ -125,11 +139,15 @@ struct ForwardMath {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
     }
-    if ((now & Step::kMasked) == 0) return;
+    if ((now & Step::kMasked) == 0) {
+      untouched = 0;
+      return;
+    }
     const Step step = read_step(shared.step(k_at));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Seen seen = keys_of_row(step, row_of(i));
+      if (seen.first <= seen.last) untouched &= ~(1 << i);
       const unsigned shown = seen.last < seen.first ? 0u : keys_below(seen.last + 1) & ~keys_below(seen.first);
 #pragma unroll
       for (int n = 0; n < kEights; ++n)
@@ -154,7 +172,7 @@ struct ForwardMath {
   }
   __device__ __forceinline__ void raise_peak() {
     if constexpr (kMore) {
-      if (call.max_logit == nullptr && call.partial.states == nullptr) return;
+      if (!wants_largest()) return;
       float largest[2];
       find_largest(largest);
       peak[0] = max_nan(peak[0], largest[0]);
@@ -162,15 +180,52 @@ struct ForwardMath {
     }
   }
 
+  // What is kept of the lane's two rows of a tile.
+  struct Kept {
+    RowState<float> of[2];
+  };
+  __device__ __forceinline__ RowState<float>& state_at(const StepTile& of, int i) const {
+    return call.partial
+        .states[static_cast<Index>(of.row + row_of(i)) * call.heads_q + of.unit() * call.heads + head_of(i)];
+  }
+  __device__ __forceinline__ Kept kept_of(const StepTile& of) const {
+    Kept kept;
+    if (goes_on())
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (row_of(i) < of.rows()) kept.of[i] = state_at(of, i);
+    return kept;
+  }
+  __device__ __forceinline__ static float against_of(float max) { return __fmul_rn(max, kLog2E); }
+  __device__ __forceinline__ float peak_of(float of) const { return __fdiv_rn(of, call.scores.factor); }
   // A new tile.
-  __device__ __forceinline__ void begin_rows() {
-    unseen = (row_of(0) < tile.rows() ? 1 : 0) | (row_of(1) < tile.rows() ? 2 : 0);
+  __device__ __forceinline__ void begin_rows(const Kept& kept) {
+    unseen = 0;
+    untouched = 3;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const RowState<float>& old = kept.of[i];
+      const bool known = goes_on() && !is_empty(old), valid = row_of(i) < tile.rows();
+      if (valid && !known) unseen |= 1 << i;
       // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
-      against[i] = row_of(i) < tile.rows() ? 0.0f : -kMinusInfinity<float>;
-      peak[i] = kMinusInfinity<float>;
-      total[i] = 0;
+      against[i] = known ? against_of(old.max) : valid ? 0.0f : -kMinusInfinity<float>;
+      peak[i] = known ? peak_of(against[i]) : kMinusInfinity<float>;
+      total[i] = known && threadIdx.x % 4 == 0 ? old.sum : 0.0f;
+    }
+  }
+  // Its sums: those kept, or zeros. They arrive while shares are made.
+  __device__ __forceinline__ void begin_sums(const Kept& kept) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool known = !is_empty(kept.of[i]);
+      const FloatRow from(call.partial.sums, known ? tile.row + row_of(i) : 0,
+                          known ? tile.unit() * call.heads + head_of(i) : 0);
+#pragma unroll
+      for (int n = 0; n < kV / 8; ++n) {
+        const float2 x = known ? from.template load<kMore>(n) : float2{0, 0};
+        o[4 * n + 2 * i] = x.x;
+        o[4 * n + 2 * i + 1] = x.y;
+      }
     }
   }
   // Rows whose first keys these are take their shares against the largest.
@@ -243,15 +298,19 @@ struct ForwardMath {
     for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
   }
 
+  __device__ __forceinline__ void mend_shares(int now, float (&sum)[2]) {
+    if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+  }
+
   // A finished tile to its rows.
   struct Rows {
     float against[2], total[2], peak[2];
-    int unseen;
+    int unseen, untouched;
   };
   __device__ __forceinline__ Rows rows_now() const {
-    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen};
+    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen, untouched};
   }
-  __device__ __forceinline__ void store(const Rows& rows) {
+  __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float sum = rows.total[i];
@@ -264,12 +323,9 @@ struct ForwardMath {
       if constexpr (kMore)
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
-      if (kMore && call.partial.states != nullptr) {
-        if (!valid || is_empty(state)) continue;
-        // Against the largest of all, as states are.
-        const float largest = __fmul_rn(rows.peak[i], call.scores.factor);
-        const float shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
-        merge_into(row, head, i, {largest * kLn2, sum * shrink}, shrink);
+      if (goes_on()) {
+        if (valid && !is_empty(state) && (rows.untouched >> i & 1) == 0)
+          keep(rows, i, sum, kept.of[i].max);
         continue;
       }
       FinishedRow<float> done;
@@ -289,7 +345,7 @@ struct ForwardMath {
       if (!call.wide_out) {
         const FloatRow to(call.out, row, head);
 #pragma unroll
-        for (int n = 0; n < kV / 8; ++n) to.store(n, value(n, 0), value(n, 1));
+        for (int n = 0; n < kV / 8; ++n) to.template store<true>(n, value(n, 0), value(n, 1));
         continue;
       }
       std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + (valid ? offset_of(call.out, row, head) : 0);
@@ -308,33 +364,20 @@ struct ForwardMath {
       }
     }
   }
-  __device__ __forceinline__ void merge_into(int row, int head, int i, const RowState<float>& state, float shrink) {
-    RowState<float>& kept = call.partial.states[static_cast<Index>(row) * call.heads_q + head];
-    const RowState<float> old = kept;
-    const MergedState<float> merged = merge(state, old);
-    __syncwarp(0xfu << (threadIdx.x % 32 / 4 * 4));  // all four lanes have read it
-    if (threadIdx.x % 4 == 0) kept = merged.state;
-    const FloatRow to(call.partial.sums, row, head);
-    const bool first = is_empty(old);
-    // Eight loads at a time: the compiler does not take one before the store that comes before it.
-#pragma unroll
-    for (int from = 0; from < kV / 8; from += 8) {
-      float2 before[8];
-      if (!first) {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) before[n] = to.load(from + n);
-      }
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int at = 4 * (from + n) + 2 * i;
-        float x = fmaf(o[at], shrink, 0.0f), y = fmaf(o[at + 1], shrink, 0.0f);  // not -0
-        if (!first) {
-          x = merged(x, before[n].x);
-          y = merged(y, before[n].y);
-        }
-        to.store(from + n, x, y);
-      }
+  // A row's sums go back to where they are kept. Where the state's max does not grow it stays what it is to the last bit,
+  // however many calls there are.
+  __device__ __forceinline__ void keep(const Rows& rows, int i, float sum, float before) {
+    const float first = against_of(before);
+    float largest = rows.against[i], shrink = 1;
+    if (wants_largest()) {
+      largest = rows.peak[i] == peak_of(first) ? first : __fmul_rn(rows.peak[i], call.scores.factor);
+      shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
     }
+    if (threadIdx.x % 4 == 0) state_at(tile, i) = {largest == first ? before : largest * kLn2, sum * shrink};
+    const FloatRow to(call.partial.sums, tile.row + row_of(i), tile.unit() * call.heads + head_of(i));
+#pragma unroll
+    for (int n = 0; n < kV / 8; ++n)
+      to.template store<kMore>(n, fmaf(o[4 * n + 2 * i], shrink, 0.0f), fmaf(o[4 * n + 2 * i + 1], shrink, 0.0f));
   }
 
   __device__ __forceinline__ void begin_products() {
@@ -367,6 +410,7 @@ struct ForwardMath {
     await_step();
     if ((flags & Step::kStop) != 0) return;
     tile = read_tile(shared.step(0));
+    const Kept kept = kept_of(tile);
     wait(shared.q_full(0), 0);
     await_turn();
     begin_products();
@@ -374,17 +418,22 @@ struct ForwardMath {
     pass_turn();
     products_wait<0>();
     settle(s);
-    begin_rows();
+    begin_rows(kept);
+    if (goes_on()) begin_sums(kept);
     bend_and_hide(flags, 0);
     raise_peak();
     look_at_first_keys();
-    make_shares<0, kEights>(total);
+    float sum[2] = {0, 0};
+    make_shares<0, kEights>(sum);
     round_shares<0, kEights>();
+    if (goes_on()) mend_shares(flags, sum);
+    total[0] += sum[0];
+    total[1] += sum[1];
     release(flags, 0);
     wait(shared.v_full(0), 0);
     stage.next();
     await_step();
-    bool fresh = true;  // the sums are another tile's
+    bool fresh = !goes_on();  // the sums are another tile's
     while (true) {
       while ((flags & (Step::kFirst | Step::kStop)) == 0) {
         next_step<false>(fresh);
@@ -392,13 +441,13 @@ struct ForwardMath {
       }
       if ((flags & Step::kStop) != 0) break;
       next_step<true>(fresh);
-      fresh = true;
+      fresh = !goes_on();
     }
     begin_products();
     multiply_values(before.at, !fresh);
     products_wait<0>();
     settle(o);
-    store(rows_now());
+    store(rows_now(), kept_of(tile));
   }
 
   // kFirst: of another tile than the step before.
@@ -406,8 +455,11 @@ struct ForwardMath {
   __device__ __forceinline__ void next_step(bool fresh) {
     const int now = all_of_step(fresh);
     StepTile next_tile;
+    Kept old, kept;  // of the last tile and of this one
     if constexpr (kFirst) {
       next_tile = read_tile(shared.step(stage.at));
+      old = kept_of(tile);
+      kept = kept_of(next_tile);
       wait(shared.q_full(buffer.at), buffer.parity);
     }
     await_turn();
@@ -421,11 +473,13 @@ struct ForwardMath {
     const StepTile done_tile = tile;
     if constexpr (kFirst) {
       tile = next_tile;
-      begin_rows();
+      begin_rows(kept);
     }
     bend_and_hide(now, k_of(now));
     raise_peak();
-    if (kFirst || (now & kUnseen) != 0) look_at_first_keys();
+    // Of kept states few or none begin here.
+    const bool begins = kFirst ? !goes_on() || __any_sync(0xffffffffu, unseen != 0) : (now & kUnseen) != 0;
+    if (begins) look_at_first_keys();
     float sum[2] = {0, 0};
     make_shares<0, kEarly>(sum);
     settle(s);
@@ -439,8 +493,9 @@ struct ForwardMath {
     before = values;
     if constexpr (kFirst) {
       tile = done_tile;
-      store(done);
+      store(done, old);
       tile = next_tile;
+      if (goes_on()) begin_sums(kept);
     }
     // What comes next is asked for now and looked at when the shares are made.
     stage.next();
@@ -449,8 +504,7 @@ struct ForwardMath {
     round_shares<0, kEarly>();
     make_shares<kEarly, kEights>(sum);
     round_shares<kEarly, kEights>();
-    if constexpr (!kFirst)
-      if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+    if (!kFirst || goes_on()) mend_shares(now, sum);
     total[0] += sum[0];
     total[1] += sum[1];
     release(now, k_of(now));
@@ -467,7 +521,7 @@ struct ForwardMath {
   }
 };
 
-template <class N, Width kWidth, bool kMore>
+template <class N, Width kWidth, Form kForm>
 __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -482,32 +536,40 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     if (threadIdx.x == 0) fetch<kWidth>(call, shared);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
-    if (warp == 2) mend<kWidth>(shared);
+    if (warp == 2) mend<kWidth>(call, shared);
     if (warp == 3) clear_rest(call);
   } else {
     take_registers<kShape.math_registers>();
-    ForwardMath<N, kWidth, kMore>(call, shared, group - 1).run();
+    ForwardMath<N, kWidth, kForm>(call, shared, group - 1).run();
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here
 #endif
 }
 
-template <class N, Width kWidth, bool kMore>
+template <class N, Width kWidth, Form kForm>
 void launch_forward(const ForwardCall& call, cudaStream_t stream) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int blocks = min(call.tiles * call.units, call.processors);
-  launch(&forward_kernel<N, kWidth, kMore>,
+  launch(&forward_kernel<N, kWidth, kForm>,
          {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
           static_cast<std::size_t>(kShape.shared_bytes())},
          stream, call);
 }
 
+// Two floats of a row can be stored at once, wherever they begin.
+inline bool in_pairs(const TensorView& view) {
+  const auto even = [](Index stride) { return stride % 2 == 0; };
+  return reinterpret_cast<std::uintptr_t>(view.data) % 8 == 0 && even(view.dim) && even(view.row_stride) &&
+         even(view.head_stride) && (view.inner == 0 || even(view.outer_stride));
+}
 template <class N, Width kWidth>
 void launch_width(const ForwardCall& call, cudaStream_t stream) {
-  const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
-                    call.partial.states != nullptr;
-  (more ? launch_forward<N, kWidth, true> : launch_forward<N, kWidth, false>)(call, stream);
+  const bool kept = call.partial.states != nullptr;
+  if (call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
+      (kept && (call.partial.largest || !in_pairs(call.partial.sums))))
+    return launch_forward<N, kWidth, Form::any>(call, stream);
+  (kept ? launch_forward<N, kWidth, Form::partial> : launch_forward<N, kWidth, Form::plain>)(call, stream);
 }
 
 template <class N>

@@ -1,11 +1,13 @@
 #include "kernel/cuda/sm90/sm90.h"
 
 #include <cmath>
+#include <memory>
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "kernel/cuda/host.h"
+#include "kernel/cuda/kept_lists.h"
 #include "kernel/cuda/list.h"
 #include "kernel/cuda/sm90/call.h"
 #include "kernel/cuda/sm90/even.h"
@@ -32,25 +34,25 @@ struct Tiles {
   int* counter = nullptr;
   int tiles = 0;
 };
+Tiles tiles_of_plan(const ForwardArgs& args, int size, cudaStream_t stream) {
+  Tiles made;
+  const Tiling tiling[] = {{Side::query, args.q.rows, size}};
+  made.lists = make_lists({}, args.device_plan, tiling, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  made.memory = StreamArray<int>(1, stream);
+  WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(int), stream));
+  made.list = made.lists.lists[0];
+  made.kv_head = made.lists.heads.kv_head;
+  made.counter = made.memory.get();
+  made.tiles = tiling[0].tiles();
+  return made;
+}
 Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   Tiles made;
   const int zero[] = {0};
-  const HeadGroups heads{args.q.heads, args.k.heads, args.attention.head_map};
-  if (args.device_plan != nullptr) {
-    const Tiling tiling[] = {{Side::query, args.q.rows, size}};
-    made.lists = make_lists({}, args.device_plan, tiling, heads, stream);
-    made.memory = StreamArray<int>(1, stream);
-    WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(zero), stream));
-    made.list = made.lists.lists[0];
-    made.kv_head = made.lists.heads.kv_head;
-    made.counter = made.memory.get();
-    made.tiles = tiling[0].tiles();
-    return made;
-  }
   HostLists lists(args.slices);
   const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size);
   made.tiles = lists.add_tiles(Side::query, tiles);
-  lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
+  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   std::vector<int> rows;
   for (const Range& t : tiles) rows.insert(rows.end(), {static_cast<int>(t.begin), static_cast<int>(t.end)});
   const std::size_t rows_at = lists.add_numbers(rows), zero_at = lists.add_numbers(zero);
@@ -59,6 +61,16 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   made.rows = reinterpret_cast<const int2*>(made.memory.get() + rows_at);
   made.kv_head = lists.heads(made.memory.get()).kv_head;
   made.counter = made.memory.get() + zero_at;
+  return made;
+}
+// Kept between calls: the kernel leaves the counter at 0.
+std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, cudaStream_t stream) {
+  if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, size, stream));
+  enum : Index { kForward = 1 };
+  const ListKey key(args.slices, args.attention.head_map, {kForward, args.q.rows, size, args.q.heads, args.k.heads});
+  if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
+  const auto made = std::make_shared<Tiles>(make_tiles(args, size, stream));
+  keep_lists(key, made, made->memory.size() * sizeof(int), stream);
   return made;
 }
 
@@ -76,7 +88,8 @@ void forward(const ForwardArgs& args) {
   const bool mapped = group == 1 && !args.attention.head_map.empty();
   const Grouping side = grouping(width, group);
   const int units = static_cast<int>(args.q.heads) / side.heads;
-  const Tiles work = make_tiles(args, side.rows, stream);
+  const std::shared_ptr<const Tiles> tiles = tiles_of(args, side.rows, stream);
+  const Tiles& work = *tiles;
   check_grid(work.tiles, units);
 
   const double scale = scale_of(args.attention, args.q.dim);

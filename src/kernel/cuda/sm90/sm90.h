@@ -7,5 +7,6 @@ namespace weft::cuda::sm90 {
 
 void forward(const ForwardArgs& args);
 void backward(const BackwardArgs& args);
+bool takes_steps(const BackwardArgs& args);
 
 }  // namespace weft::cuda::sm90
