@@ -30,8 +30,8 @@ def machine(which: AnyMachine = None) -> Machine:
     try:
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_BYTES + 1)
-    except OSError as e:
-        raise error(f"cannot read {name!r}: {e.strerror}", "give a machine file, or a preset's name") from e
+    except (OSError, ValueError) as e:  # ValueError: a name with a zero in it, which no file has
+        raise error(f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name") from e
     return Machine.from_json(text, name)
 
 

@@ -10,8 +10,8 @@
 namespace weft {
 namespace {
 
-constexpr const char* kPositive = "give more than 0";
-constexpr const char* kNotNegative = "give 0 or more";
+// Far past any machine; within them no prediction leaves the range of a double.
+constexpr double kLeast = 1e-12, kMost = 1e30, kMostSeconds = 1e12;
 
 // Where a value stands, put into words only for an error: every choice checks its machine.
 struct At {
@@ -30,27 +30,36 @@ struct At {
 void require(bool right, const At& at, const char* what, double value, const char* remedy) {
   if (!right || !std::isfinite(value)) throw Error(text(at.words(), ": ", what, " is ", value), remedy);
 }
+void require_rate(const At& at, const char* what, double value) {
+  require(value >= kLeast && value <= kMost, at, what, value, "give more than 0: from 1e-12 to 1e30");
+}
+void require_rate_or_none(const At& at, const char* what, double value) {
+  require(value == 0 || (value >= kLeast && value <= kMost), at, what, value,
+          "give 0 for no limit, or from 1e-12 to 1e30");
+}
+void require_seconds(const At& at, const char* what, double value) {
+  require(value >= 0 && value <= kMostSeconds, at, what, value, "give from 0 to 1e12 seconds");
+}
 
 void check(const KernelRate& k, const At& at) {
-  require(k.flops > 0, at, "flops", k.flops, kPositive);
-  constexpr Index kMost = 65536;
+  require_rate(at, "flops", k.flops);
+  constexpr Index kMostWhole = 65536;
   for (const auto& [what, value] :
        {std::pair{"dim", k.dim}, {"tile_q", k.tile_q}, {"tile_k", k.tile_k}, {"units", k.units}})
-    require(value >= 1 && value <= kMost, at, what, static_cast<double>(value), "give from 1 to 65536");
+    require(value >= 1 && value <= kMostWhole, at, what, static_cast<double>(value), "give from 1 to 65536");
   for (const auto& [what, value] : {std::pair{"tile_seconds", k.tile_seconds},
                                     {"row_seconds", k.row_seconds},
                                     {"call_seconds", k.call_seconds}})
-    require(value >= 0, at, what, value, kNotNegative);
+    require_seconds(at, what, value);
 }
 
 void check(const Level& l, const At& at) {
-  for (const auto& [what, value] : {std::pair{"bandwidth", l.bandwidth},
-                                    {"latency", l.latency},
-                                    {"message_seconds", l.message_seconds},
-                                    {"uplink", l.uplink}})
-    require(value >= 0, at, what, value, kNotNegative);
-  require(l.interference >= 0 && l.interference < 1, at, "interference", l.interference,
-          "give a share from 0 to below 1");
+  require_rate_or_none(at, "bandwidth", l.bandwidth);
+  require_rate_or_none(at, "uplink", l.uplink);
+  require_seconds(at, "latency", l.latency);
+  require_seconds(at, "message_seconds", l.message_seconds);
+  require(l.interference >= 0 && l.interference <= 0.999, at, "interference", l.interference,
+          "give a share from 0 to 0.999");
 }
 
 }  // namespace
@@ -78,13 +87,14 @@ void check_machine(const Machine& m) {
   }
   for (const auto& [what, value] : {std::pair{"memory_bytes", m.memory_bytes},
                                     {"row_bandwidth", m.row_bandwidth},
-                                    {"row_seconds", m.row_seconds},
-                                    {"copy_bandwidth", m.copy_bandwidth},
+                                    {"copy_bandwidth", m.copy_bandwidth}})
+    require_rate_or_none(whole, what, value);
+  for (const auto& [what, value] : {std::pair{"row_seconds", m.row_seconds},
                                     {"copy_seconds", m.copy_seconds},
                                     {"exchange_seconds", m.exchange_seconds}})
-    require(value >= 0, whole, what, value, kNotNegative);
-  require(m.processor_kernels > 0, whole, "processor_kernels", m.processor_kernels, kPositive);
-  require(m.processor_ranks >= 0, whole, "processor_ranks", static_cast<double>(m.processor_ranks), kNotNegative);
+    require_seconds(whole, what, value);
+  require_rate(whole, "processor_kernels", m.processor_kernels);
+  require(m.processor_ranks >= 0, whole, "processor_ranks", static_cast<double>(m.processor_ranks), "give 0 or more");
 }
 
 const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape) {

@@ -125,7 +125,8 @@ std::string timeline_json(const Timeline& timeline, Index most) {
     if (static_cast<std::size_t>(at) == names.size()) names.push_back(name);
     return static_cast<Index>(at);
   };
-  const auto nano = [](double seconds) { return static_cast<Index>(std::llround(seconds * 1e9)); };
+  // A machine file can make a call last for ever; the page counts to 2^53.
+  const auto nano = [](double seconds) { return static_cast<Index>(std::llround(std::min(seconds * 1e9, 0x1p53))); };
   List ranks;
   for (const RankTimeline& line : timeline.detail) {
     most -= static_cast<Index>(line.events.size());
