@@ -12,7 +12,12 @@ import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+TIME_LIMIT = "time limit"
 LIMITS = "ulimit -c 0 -f 200000 -v 24000000; exec \"$@\""  # a mutant may write and ask for memory without end
+
+
+class LinkError(Exception):
+    pass
 
 
 class Build:
@@ -31,7 +36,7 @@ class Build:
         self.live_lines = {}
         self.plain = {}        # object -> bytes without debug info
         self.lock = threading.Lock()
-        self.linker = next((["-fuse-ld=" + l] for l in ("lld", "gold") if shutil.which("ld." + l)), [])
+        self.linker = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
 
     def read_lines(self, programs):
         """Which lines of which files each object was made of, from its line table."""
@@ -110,7 +115,7 @@ class Build:
         argv[first:first] = [str(m) for m in mutated.values() if str(m) not in argv]
         done = subprocess.run(argv + ["-Wl,-S"] + self.linker, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
+            raise LinkError(done.stderr[-2000:])
 
 
 class Program:
@@ -145,12 +150,15 @@ def run(program, arguments, environment, limit, folder, number=0):
     with open(log, "w") as out:
         child = subprocess.Popen(argv, stdout=out, stderr=out, cwd=folder, stdin=subprocess.DEVNULL,
                                  env={**os.environ, **environment}, start_new_session=True)
-        try:
-            status = child.wait(limit)
-        except subprocess.TimeoutExpired:
+        # Seconds are counted by naps: a machine that was halted for a while has not taken the program's time.
+        naps = 0
+        while (status := child.poll()) is None and naps < limit * 10:
+            time.sleep(0.01 if naps < 10 else 0.1)
+            naps += 1
+        if status is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            return "time limit"
+            return TIME_LIMIT
     if status == 0:
         return None
     if status < 0 or status > 128:
