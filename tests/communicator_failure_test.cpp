@@ -106,6 +106,24 @@ TEST(Disagreement, UnwantedAfterOthers) {
   EXPECT_FALSE(result[1].has_value());
 }
 
+// The sender waits already, and learns it as soon as the receiver has all that it wants, not when the time is up.
+TEST(Disagreement, UnwantedIsToldAtOnce) {
+  std::vector<float> memory(64);
+  std::atomic<bool> told = false;
+  run(2, [&](Communicator& c) {
+    if (c.rank() == 0) {
+      Request request = c.exchange(std::vector<Message>(2, {1, {{memory.data(), 1, 1, 16}}}), {});
+      EXPECT_THROW(request.wait(), Error);
+      told = true;
+      return;
+    }
+    sleep(0.05);  // rank 0 waits
+    c.exchange({}, {{0, {{memory.data() + 32, 1, 1, 16}}}}).wait();
+    for (int i = 0; i < 1000 && !told; ++i) sleep(0.01);
+    EXPECT_TRUE(told);
+  });
+}
+
 TEST(Disagreement, AddOfWhatIsNotF32) {
   std::vector<float> memory(64);
   const auto result = errors(2, [&](Communicator& c) {
@@ -257,6 +275,11 @@ TEST(Failure, WhileOthersCopyFromIt) {
     const auto body = [&](Communicator& c) {
       const Index rows = 50000;  // with gaps, so that copies take long and a sanitizer looks at every row
       std::vector<float> memory(at(5 * rows), 1.0f), into(at(4 * rows));
+      // Gone after the request: what a receiver took must be from before.
+      struct Overwrites {
+        std::vector<float>& values;
+        ~Overwrites() { std::fill(values.begin(), values.end(), 2.0f); }
+      } overwrites{memory};
       std::vector<Message> sends, receives;
       for (Index peer = 1; peer < 4 && c.rank() == 0; ++peer) {
         sends.push_back({peer, {{memory.data(), rows, 1, 16, 20, 0}}});
@@ -270,6 +293,7 @@ TEST(Failure, WhileOthersCopyFromIt) {
       }
       ++others_came;
       request.wait();
+      EXPECT_EQ(std::count(into.begin(), into.end(), 1.0f), 4 * rows);
     };
     EXPECT_THROW(run(4, body), std::runtime_error);
   }

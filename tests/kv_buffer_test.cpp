@@ -338,6 +338,12 @@ TEST(KvBuffer, Refuses) {
     args.k = args.v = {};
     buffer.forward(0, args);  // once more, as recomputation does
     expect_refusal([&] { buffer.backward(1, backward_args(r, t, {8, 16})); }, {"0 is next"});
+    BackwardArgs shared = backward_args(r, t, {0, 8});
+    shared.dk.row_stride = 0;
+    expect_refusal([&] { buffer.backward(0, shared); }, {"dk is written to"});
+    shared = backward_args(r, t, {0, 8});
+    shared.dv.row_stride = 0;
+    expect_refusal([&] { buffer.backward(0, shared); }, {"dv is written to"});
     buffer.backward(0, backward_args(r, t, {0, 8}));
     expect_refusal([&] { buffer.backward(0, backward_args(r, t, {0, 8})); }, {"none is next"});
     expect_refusal([&] { buffer.start_gather(1, t.k.view, t.v.view); }, {"in its backward"});
