@@ -126,6 +126,17 @@ class Program:
                               check=True).stdout.strip().splitlines()[-1]
         self.link = shlex.split(line.removeprefix(": && ").removesuffix(" && :"))
         self.own = [a for a in self.link if a.endswith(".o")]
+        # What of the archives goes in: a mutant elsewhere cannot be noticed.
+        scratch = build.folder / "mutants" / "traced"
+        scratch.parent.mkdir(exist_ok=True)
+        argv = list(self.link)
+        argv[argv.index("-o") + 1] = str(scratch)
+        trace = subprocess.run(argv + ["-Wl,-S", "-Wl,--trace"] + build.linker, cwd=build.folder, capture_output=True,
+                               text=True, check=True)
+        self.members = set(re.findall(r"\(?([\w.]+\.cpp\.o)\)?", trace.stdout + trace.stderr))
+
+    def holds(self, objects):
+        return any(o in self.own or pathlib.Path(o).name in self.members for o in objects)
 
 
 def plain(obj, scratch):

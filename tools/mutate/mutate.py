@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants small faults in Weft's sources, one at a time, and reports which of them the tests notice.
 
-    tools/mutate/mutate.py --build build/mutants --count 320 --seed 1 --jobs 2     make mutants
+    tools/mutate/mutate.py --build build/mutants --count 300 --seed 1 --jobs 2     make mutants
     tools/mutate/mutate.py --list --count 16                                       what would be planted
     tools/mutate/mutate.py --build build/mutants --again survived                  once more those that survived
 
@@ -23,7 +23,10 @@ import build
 import checks
 import cpp
 import operators
+import report
 
+LEAST = 30           # mutants of a room
+SLOW = {"cpu", "include"}  # mostly headers, of which each mutant compiles many files: these get no more than that
 ROOMS = {
     "plan": ["src/plan"], "schedule": ["src/schedule"], "kernel": ["src/kernel", "src/kernel/reference"],
     "cpu": ["src/kernel/cpu"], "run": ["src/run"], "comm": ["src/comm"], "prepare": ["src/prepare"],
@@ -72,6 +75,14 @@ def draws(room, seed):
             del by_operator[name]
 
 
+def shares(rooms, count):
+    """How many of each room: LEAST where that is slow, and the rest in equal parts."""
+    slow = {room: min(LEAST, -(-count // len(rooms))) for room in rooms if room in SLOW}
+    others = [room for room in rooms if room not in SLOW]
+    rest = count - sum(slow.values())
+    return slow | {room: -(-rest // len(others)) for room in others}
+
+
 class Trial:
     """One mutant in a folder of its own: what must be compiled, linked and run."""
     def __init__(self, b, suite, order, mutant, folder, number):
@@ -109,6 +120,8 @@ class Trial:
         program = self.folder / "program"
         linked = None
         for check in suite:
+            if self.mutant and not check.program.holds(self.objects):
+                continue
             if linked != check.program.target:
                 self.b.link(check.program, self.objects, program)
                 linked = check.program.target
@@ -155,6 +168,11 @@ class Run:
         self.results = json.loads(self.report.read_text()) if self.report.exists() else {}
         self.kills = collections.Counter((r["room"], r["by"]) for r in self.results.values() if r["verdict"] == "killed")
         self.lock = threading.Lock()
+        self.listed = report.listed(ROOT / "tools/mutate/equivalent.json")
+
+    def again(self, mutant, known):
+        """Whether it is asked for once more; what is known to be equivalent is not."""
+        return known["verdict"] == self.args.again and (mutant.file, *mutant.change()) not in self.listed
 
     def order(self, mutant):
         """Quick checks first, and those that killed others of the room."""
@@ -190,7 +208,7 @@ class Run:
     def wanted(self):
         """Mutants until each room has its share of those that change code. Rooms take turns."""
         rooms = [self.args.only] if self.args.only else list(ROOMS)
-        share = -(-self.args.count // len(rooms))
+        share = shares(rooms, self.args.count)
         left = {room: draws(room, self.args.seed) for room in rooms}
         under_way = collections.Counter()
         count = collections.Counter()
@@ -203,19 +221,19 @@ class Run:
             for room in list(left):
                 mutant = None
                 with self.lock:
-                    full = count[room] >= share
-                    wait = count[room] + under_way[room] >= share
+                    full = count[room] >= share[room]
+                    wait = count[room] + under_way[room] >= share[room]
                 if full or (not wait and (mutant := next(left[room], None)) is None):
                     del left[room]
                 elif not wait:
                     with self.lock:
                         under_way[room] += 1
                         known = self.results.get(mutant.name)
-                    if known and known["verdict"] != self.args.again:
+                    if known and not self.again(mutant, known):
                         settle(room, known["verdict"])
                     else:
                         yield mutant, lambda verdict, room=room: settle(room, verdict)
-            if left and all(count[r] + under_way[r] >= share for r in left):
+            if left and all(count[r] + under_way[r] >= share[r] for r in left):
                 yield None, None
 
     def all(self):
@@ -248,7 +266,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/mutants")
     parser.add_argument("--report", type=pathlib.Path, help="where results are kept; BUILD/mutants.json if not given")
-    parser.add_argument("--count", type=int, default=320)
+    parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", choices=ROOMS)
@@ -259,13 +277,12 @@ def main():
     if args.list:
         rooms = [args.only] if args.only else list(ROOMS)
         for room in rooms:
-            for _, mutant in zip(range(-(-args.count // len(rooms))), draws(room, args.seed)):
+            for _, mutant in zip(range(shares(rooms, args.count)[room]), draws(room, args.seed)):
                 was, is_ = mutant.change()
                 print(f"{mutant.file}:{mutant.line} [{mutant.operator}]\n  - {was}\n  + {is_}")
         return
     run = Run(args)
     run.all()
-    import report
     print(report.summary(run.results, ROOT / "tools/mutate/equivalent.json"))
 
 

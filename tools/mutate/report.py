@@ -6,13 +6,19 @@ import pathlib
 import sys
 
 
+def listed(equivalent):
+    """(file, was, is) -> why that changes nothing."""
+    entries = json.loads(equivalent.read_text()) if equivalent.exists() else []
+    return {(e["file"], e["was"], e["is"]): e["why"] for e in entries}
+
+
 def judged(results, equivalent):
     """Killed and survived mutants; survivors that are listed as equivalent are called so."""
-    listed = {(e["file"], e["was"], e["is"]): e["why"] for e in json.loads(equivalent.read_text())} if equivalent.exists() else {}
+    known = listed(equivalent)
     for r in results.values():
         if r["room"] == "control" or r["verdict"] not in ("killed", "survived", "same code"):
             continue
-        why = listed.get((r["file"], r["was"], r["is"])) if r["verdict"] == "survived" else None
+        why = known.get((r["file"], r["was"], r["is"])) if r["verdict"] == "survived" else None
         yield r | ({"verdict": "equivalent", "reason": why} if why else {})
 
 
