@@ -370,6 +370,26 @@ TEST(SlowLink, TakesBytesPerBandwidth) {
   run(3, [](Communicator& c) { EXPECT_GE(time_of(c, 2, 100000, 0), 0.2); }, how);  // one link
 }
 
+// Nothing can come before it was sent, however long its receiver has been there.
+TEST(SlowLink, BeginsWithTheLast) {
+  std::atomic<double> sent = 0;
+  const Clock::time_point start = Clock::now();
+  run(2,
+      [&](Communicator& c) {
+        float x = 1;
+        const Block one{.data = &x, .rows = 1, .bytes = 4};
+        if (c.rank() == 0) {
+          sleep(0.1);
+          sent = seconds_since(start);
+          c.exchange({{1, {one}}}, {}).wait();
+        } else {
+          c.exchange({}, {{0, {one}}}).wait();
+          EXPECT_GE(seconds_since(start), sent + 0.09);
+        }
+      },
+      {.time_limit = 60, .latency = 0.09});
+}
+
 TEST(SlowLink, LatencyIsPerCall) {
   run(2, [](Communicator& c) { EXPECT_GE(time_of(c, 3, 1, 0), 0.15); }, {.time_limit = 60, .latency = 0.05});
 }

@@ -330,7 +330,11 @@ TEST(KvBuffer, BackwardOfWhatIsStillOnItsWay) {
       const Range rows = sequence.rows(comm.rank(), m);
       buffer.start_gather(m, rows_of(ConstTensorView(t.k.view), rows), rows_of(ConstTensorView(t.v.view), rows));
     }
+    EXPECT_FALSE(buffer.dk().given() || buffer.dv().given());
     for (Index m = 4; m-- > 0;) buffer.backward(m, backward_args(r, t, sequence.rows(comm.rank(), m)));
+    EXPECT_TRUE(buffer.dk().given() && buffer.dv().given());
+    EXPECT_EQ(buffer.dk().dim, r.dim_qk);
+    EXPECT_EQ(buffer.dv().dim, r.dim_v);
   });
   EXPECT_EQ(t.dq.bytes, dq);
   EXPECT_EQ(t.dk.bytes, dk);
