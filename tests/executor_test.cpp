@@ -292,23 +292,11 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST(Schedule, NamesGoBothWays) {
-  for (const KeyOrder order : {KeyOrder::automatic, KeyOrder::rank, KeyOrder::sequence})
-    EXPECT_EQ(key_order(name(order)), order) << name(order);
-  for (const ScheduleKind kind : schedule_kinds()) EXPECT_EQ(schedule_kind(name(kind)), kind) << name(kind);
-}
-
 TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
   const Problem problem(documents({64}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   const Layouts striped = make_layouts(LayoutKind::striped, problem, 2);
   EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 2, {1, 1}); }).find("rank 2 of 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, -1, {1, 1}); }).find("rank -1 of 2"), std::string::npos);
-  for (const Index head : {-1, 2})
-    EXPECT_NE(error_of([&] {
-                make_schedule(problem, layouts, 0, {2, 2, std::vector<Index>{0, head}});
-              }).find("names K/V head"),
-              std::string::npos);
   EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {3, 2}); }).find("3 query heads over 2"),
             std::string::npos);
   EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }).find("head_groups 3"),

@@ -112,7 +112,7 @@ class Build:
         for obj, replacement in mutated.items():
             argv = [str(replacement) if a == obj else a for a in argv]
         first = next(i for i, a in enumerate(argv) if a.endswith(".o"))
-        argv[first:first] = [str(m) for m in mutated.values() if str(m) not in argv]
+        argv[first:first] = [str(m) for obj, m in mutated.items() if obj in self.objects and obj not in program.own]
         done = subprocess.run(argv + ["-Wl,-S"] + self.linker, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             raise LinkError(done.stderr[-2000:])

@@ -77,6 +77,8 @@ def draws(room, seed):
 
 def shares(rooms, count):
     """How many of each room: LEAST where that is slow, and the rest in equal parts."""
+    if len(rooms) == 1:
+        return {rooms[0]: count}
     slow = {room: min(LEAST, -(-count // len(rooms))) for room in rooms if room in SLOW}
     others = [room for room in rooms if room not in SLOW]
     rest = count - sum(slow.values())
