@@ -117,8 +117,9 @@ TEST(Disagreement, UnwantedIsToldAtOnce) {
       told = true;
       return;
     }
-    sleep(0.05);  // rank 0 waits
-    c.exchange({}, {{0, {{memory.data() + 32, 1, 1, 16}}}}).wait();
+    Request request = c.exchange({}, {{0, {{memory.data() + 32, 1, 1, 16}}}});
+    sleep(0.05);  // rank 0 has seen that it came, and waits
+    request.wait();
     for (int i = 0; i < 1000 && !told; ++i) sleep(0.01);
     EXPECT_TRUE(told);
   });

@@ -16,8 +16,10 @@ TEST(Schedule, NamesGoBothWays) {
 TEST(Schedule, Refusals) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
-  for (const Index rank : {-1, 2})
-    expect_refusal([&] { make_schedule(problem, layouts, rank, {1, 1}); }, {"rank " + std::to_string(rank) + " of 2"});
+  for (const ScheduleKind kind : schedule_kinds())
+    for (const Index rank : {-1, 2})
+      expect_refusal([&] { make_schedule(problem, layouts, rank, {2, 2}, {.kind = kind}); },
+                     {"rank " + std::to_string(rank) + " of 2", "ranks count from 0"});
   for (const Index head : {-1, 2}) {
     const std::vector<Index> map{0, head};
     expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2, map}); },
