@@ -228,6 +228,22 @@ TEST(KernelRegistry, PartialStatesOfNoRows) {
   }
 }
 
+TEST(KernelRegistry, StepsAreForKernelsThatSumUp) {
+  const Call call(DType::f32, 4, 4);
+  const Outputs outputs(call.problem.p, DType::f64);
+  reference_forward(outputs.forward_args(call.problem));
+  const Range rows[] = {{0, 3}};
+  QuerySteps steps{.rows = rows};
+  BackwardArgs args = outputs.backward_args(call.problem);
+  args.steps = &steps;
+  for (const std::string_view kernel : {"reference", "cpu.scalar"})
+    expect_refusal([&] { attend_backward(args, kernel); }, {std::string(kernel), "steps"});
+  ForwardArgs forward = outputs.forward_args(call.problem);
+  forward.steps = &steps;
+  for (const std::string_view kernel : {"reference", "cpu.scalar"})
+    expect_refusal([&] { attend(forward, kernel); }, {std::string(kernel), "steps"});
+}
+
 TEST(KernelRegistry, ThreadsCannotBeNegative) {
   expect_refusal([] { set_cpu_threads(-1); }, {"-1"});
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,14 @@ struct PartialView {
   bool given() const { return states != nullptr || sums.heads != 0; }
 };
 
+// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays with the
+// kernel between them, out and lse, or dq, are written by the last. For kernels that can (Kernel::takes_steps).
+struct QuerySteps {
+  std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
+  bool last = false;
+  std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
+};
+
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
 struct ForwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
@@ -65,6 +74,7 @@ struct ForwardArgs {
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
   PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
+  QuerySteps* steps = nullptr;  // out and lse are then written by the last call only
   Place place = {};           // of all tensors; slices and head_map are read on the host
 };
 
@@ -87,6 +97,7 @@ struct BackwardArgs {
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
   Place place = {};       // as in ForwardArgs
   bool deterministic = false;  // the same bits on every run; kernels that have them always do not look
+  QuerySteps* steps = nullptr;  // dq is then written by the last call only
 };
 
 // Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.

@@ -43,26 +43,28 @@ void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* g
   }
 }
 
-// dQ over the steps: written by the kernel where a head is in one step, summed in f32 otherwise.
+// dQ over the steps: written by the kernel where a head is in one step or the kernel sums up itself, summed in f32
+// otherwise.
 class QueryGradient {
  public:
-  QueryGradient(const run::Computed& computed, run::Workspace& workspace, const Place& place, const TensorView& dq)
-      : computed_(computed), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
-    if (!computed.once() && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
+  QueryGradient(const run::Computed& computed, bool by_kernel, run::Workspace& workspace, const Place& place,
+                const TensorView& dq)
+      : computed_(computed), once_(computed.once() || by_kernel), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
+    if (!once_ && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
   }
 
   TensorView begin(const Step& step) {
-    if (computed_.once()) return run::some_heads(dq_, step.heads_q);
+    if (once_) return run::some_heads(dq_, step.heads_q);
     part_ = first_ ? sum_ : buffer(Slot::step_dq);
     return part_;
   }
   void end() {
-    if (!computed_.once() && !first_) run::add(place_, sum_, part_);
+    if (!once_ && !first_) run::add(place_, sum_, part_);
     first_ = false;
   }
   void finish() {
     for (const Step& step : computed_.blind()) run::clear(place_, run::some_heads(dq_, step.heads_q));
-    if (!computed_.once() && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
+    if (!once_ && sum_.data != dq_.data) run::round_to(place_, dq_, sum_);
   }
 
  private:
@@ -72,7 +74,7 @@ class QueryGradient {
   }
 
   const run::Computed& computed_;
-  bool first_ = true;
+  bool once_, first_ = true;
   run::Workspace& workspace_;
   Place place_;
   TensorView dq_, sum_, part_;
@@ -101,7 +103,12 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                                                        .device = args.place.kind,
                                                        .gpu = args.place.device});
   run::Log log(options, Pass::backward, schedule);
-  QueryGradient dq(computed, workspace, args.place, args.dq);
+  BackwardArgs asked = args;
+  asked.deterministic = options.deterministic;
+  const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(asked);
+  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
+  QuerySteps query_steps{.rows = rows};
+  QueryGradient dq(computed, summed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
@@ -123,7 +130,9 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
                               .dk = to.k,
                               .dv = to.v,
                               .place = args.place,
-                              .deterministic = options.deterministic};
+                              .deterministic = options.deterministic,
+                              .steps = summed ? &query_steps : nullptr};
+      query_steps.last = n == computed.last();
       log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
       dq.end();
     }

@@ -51,7 +51,10 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
                                                        .device = args.place.kind,
                                                        .gpu = args.place.device});
   ForwardArgs whole = args;
-  if (!once) whole.partial = empty_states(workspace, args);
+  const bool summed = !once && kernel.takes_steps != nullptr && kernel.takes_steps(args);
+  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
+  QuerySteps query_steps{.rows = rows};
+  if (!once && !summed) whole.partial = empty_states(workspace, args);
 
   run::Log log(options, Pass::forward, schedule);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
@@ -60,14 +63,18 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    ForwardArgs part =
-        once ? of_heads(args, step.heads_q) : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
+    ForwardArgs part = once || summed
+                           ? of_heads(args, step.heads_q)
+                           : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
+    if (summed) part.steps = &query_steps;
+    query_steps.last = n == computed.last();
     part.k = kv.k;
     part.v = kv.v;
     part.slices = run::slices_of(schedule, step);
     part.attention = heads.attention;
     log(StepEvent::Kind::compute, n, [&] { kernel.forward(part); });
   }
+  if (summed) return;
   if (!once) return finish_partial(whole);
   for (const Step& step : computed.blind()) {  // nothing to see: the kernel knows what that gives
     const run::StepHeads heads = run::heads_of_step(args.attention, step);

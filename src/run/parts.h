@@ -81,12 +81,16 @@ StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
 
+// Query rows that slices of some step hold, apart where no slice goes on: QuerySteps::rows.
+std::vector<Range> rows_of_steps(const Schedule& schedule);
+
 // Which steps call the kernel: those with something to see.
 class Computed {
  public:
   explicit Computed(const Schedule& schedule);
 
   bool operator()(Index step) const { return steps_[static_cast<std::size_t>(step)]; }
+  Index last() const { return last_; }  // that does; -1: none
   // No query head is in two of them, so that results need no merging.
   bool once() const { return once_; }
   // Steps of heads that see nothing in any step, one for each such range.
@@ -94,6 +98,7 @@ class Computed {
 
  private:
   std::vector<bool> steps_;
+  Index last_ = -1;
   bool once_ = true;
   std::vector<Step> blind_;
 };

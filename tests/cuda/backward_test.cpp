@@ -105,6 +105,56 @@ TEST_P(GpuBackward, PartsOfTheKeysAddUp) {
   judge.close("dv", sums.dv.values(), want.dv, p.hk, p.dv);
 }
 
+// The keys in parts, a call each, and dq of all of them by the last.
+TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
+  Judge judge(dtype(), true);
+  Random random(28);
+  Index done = 0;
+  for (const Judged& j : judged(dtype(), Pass::backward, feature_problems)) {
+    SCOPED_TRACE(j.problem.name);
+    const AttentionProblem& p = j.problem.p;
+    const Outputs got(p);
+    gpu_attend(got.forward_args(j.problem));
+    Backward sums(p, DType::f32);
+    sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
+    sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
+    BackwardArgs host = got.backward_args(j.problem);
+    host.dsink = {};
+    const Kernel& kernel = find_kernel(gpu_kernel);
+    if (kernel.takes_steps_backward == nullptr || !kernel.takes_steps_backward(host)) continue;
+    ++done;
+    host.dk = sums.dk.view();
+    host.dv = sums.dv.view();
+    host.add_keys = true;
+    std::vector<Range> rows;
+    for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
+    QuerySteps steps{.rows = rows};
+    OnGpu gpu;
+    BackwardArgs args = on_gpu(gpu, host);
+    args.steps = &steps;
+    const Index cut = random.index(0, p.tk), other = random.index(cut, p.tk);
+    const Range parts[] = {{other, p.tk}, {0, cut}, {cut, other}};
+    for (const Range& keys : parts) {
+      std::vector<Slice> part = p.slices;
+      for (Slice& s : part) {
+        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+      }
+      args.slices = part;
+      steps.last = &keys == &parts[2];
+      attend_backward(args, gpu_kernel);
+    }
+    EXPECT_EQ(steps.kept, nullptr);
+    gpu.finish();
+    judge.close("dq", got.backward.dq.values(), j.want.dq, p.hq, p.dqk);
+    judge.close("dk", sums.dk.values(), j.want.dk, p.hk, p.dqk);
+    judge.close("dv", sums.dv.values(), j.want.dv, p.hk, p.dv);
+  }
+  if (std::string_view(gpu_kernel) == "cuda.sm90") {
+    EXPECT_GT(done, 3);
+  }
+}
+
 // Keys that nobody sees keep what they have, bit for bit, and so do K/V heads that nobody uses.
 TEST_P(GpuBackward, AddingLeavesOtherKeysAlone) {
   KernelProblem problem{

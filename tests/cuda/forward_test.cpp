@@ -44,32 +44,107 @@ TEST_P(GpuForward, OutputsOfAnyDType) {
   }
 }
 
-// The keys in two parts, the later one first: each adds to the states, and the end is the whole.
+// The keys in parts, a call each: partial states, or sums that the kernel keeps.
+std::vector<Slice> keys_of(const std::vector<Slice>& slices, Range keys) {
+  std::vector<Slice> part = slices;
+  for (Slice& s : part) {
+    s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+    s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+  }
+  return part;
+}
+void attend_partially(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
+  const AttentionProblem& p = problem.p;
+  const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
+  std::vector<RowState<float>> states(at(p.tq * p.hq));
+  ForwardArgs end = got.forward_args(problem);
+  end.partial = {sums.view(), states.data()};
+  ForwardArgs step = end;
+  step.out = step.lse = step.max_logit = {};
+  for (const Range keys : parts) {
+    const std::vector<Slice> part = keys_of(p.slices, keys);
+    step.slices = part;
+    gpu_attend(step);
+  }
+  gpu_finish_partial(end);
+}
+// False if the kernel does not do that.
+bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
+  const AttentionProblem& p = problem.p;
+  OnGpu gpu;
+  ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
+  args.max_logit = {};
+  const Kernel& kernel = find_kernel(gpu_kernel);
+  if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) return false;
+  std::vector<Range> rows;
+  for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
+  QuerySteps steps{.rows = rows};
+  args.steps = &steps;
+  for (std::size_t n = 0; n < parts.size(); ++n) {
+    const std::vector<Slice> part = keys_of(p.slices, parts[n]);
+    args.slices = part;
+    steps.last = n + 1 == parts.size();
+    attend(args, gpu_kernel);
+  }
+  EXPECT_EQ(steps.kept, nullptr);
+  gpu.finish();
+  return true;
+}
+bool judge_parts(Judge& judge, const KernelProblem& problem, const check::Expected& want,
+                 const std::vector<Range>& parts) {
+  const AttentionProblem& p = problem.p;
+  const Outputs partly(p), stepped(p);
+  attend_partially(partly, problem, parts);
+  judge.forward(partly.forward, want, p);
+  if (!attend_in_steps(stepped, problem, parts)) return false;
+  judge.close("out", stepped.forward.out.values(), want.out, p.hq, p.dv);
+  judge.close("lse", stepped.forward.lse.values(), want.lse, p.hq, 1);
+  return true;
+}
+
+// The later part first: the end is the whole.
 TEST_P(GpuForward, PartialStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(11);
+  int stepped = 0;
   for (const Judged& j : judged(dtype(), Pass::backward, feature_problems)) {
     SCOPED_TRACE(j.problem.name);
-    const AttentionProblem& p = j.problem.p;
-    const Outputs got(p);
-    const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
-    std::vector<RowState<float>> states(at(p.tq * p.hq));
-    ForwardArgs end = got.forward_args(j.problem);
-    end.partial = {sums.view(), states.data()};
-    ForwardArgs step = end;
-    step.out = step.lse = step.max_logit = {};
-    const Index cut = random.index(0, p.tk);
-    for (const Range keys : {Range{cut, p.tk}, Range{0, cut}}) {
-      std::vector<Slice> part = p.slices;
-      for (Slice& s : part) {
-        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-      }
-      step.slices = part;
-      gpu_attend(step);
+    const Index tk = j.problem.p.tk, cut = random.index(0, tk);
+    if (judge_parts(judge, j.problem, j.want, {{cut, tk}, {0, cut}})) ++stepped;
+  }
+  if (std::string_view(gpu_kernel) == "cuda.sm90") {
+    EXPECT_GT(stepped, 5);
+  }
+}
+
+// Values that are infinite, and seen by some rows only: other rows of their tile keep what they had before.
+TEST_P(GpuForward, StepsKeepInfinitiesApart) {
+  KernelProblem problem{"",
+                        {.tq = 24,
+                         .tk = 40,
+                         .hq = 2,
+                         .hk = 1,
+                         .dqk = 64,
+                         .dv = 64,
+                         .dtype = dtype(),
+                         .slices = {{0, 10, 0, 20}, {2, 6, 20, 30}, {10, 20, 30, 40}}}};
+  AttentionProblem& p = problem.p;
+  Random random(20);
+  p.fill(random);
+  std::vector<double> v = p.v.values();
+  for (Index key = 20; key < 40; ++key)
+    for (Index i = 0; i < p.dv; ++i) v[at(key * p.dv + i)] = std::numeric_limits<double>::infinity();
+  p.v.set(v);
+  const Outputs got(p);
+  if (!attend_in_steps(got, problem, {{0, 20}, {20, 30}, {30, 40}})) GTEST_SKIP();
+  const std::vector<double> out = got.forward.out.values();
+  for (Index row = 0; row < p.tq; ++row) {
+    const double x = out[at(row * p.hq * p.dv)];
+    const bool infinite = (row >= 2 && row < 6) || (row >= 10 && row < 20);
+    EXPECT_EQ(std::isfinite(x), !infinite) << row;
+    if (row >= 20) {
+      EXPECT_EQ(x, 0) << row;
     }
-    gpu_finish_partial(end);
-    judge.forward(got.forward, j.want, p);
   }
 }
 
@@ -232,6 +307,8 @@ TEST_P(GpuForward, GrowingLogits) {
     gpu_attend(args);
     judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
     judge.close("lse", plain.forward.lse.values(), want.lse, p.hq, 1);
+    // Kept states are outgrown by the first keys of a later part.
+    judge_parts(judge, problem, want, {{0, 300}, {300, 310}, {310, 900}});
   }
 }
 
@@ -239,17 +316,18 @@ TEST_P(GpuForward, GrowingLogits) {
 TEST_P(GpuForward, ManyTilesForEachBlock) {
   Judge judge(dtype(), true);
   for (const Index width : {64, 128, 192, 256}) {
+    if (width > 64 && std::string_view(gpu_kernel) != "cuda.sm90") break;  // the others' blocks have one tile each
     SCOPED_TRACE(width);
     KernelProblem problem{"",
-                          {.tq = 420,
-                           .tk = 700,
-                           .hq = 160,
-                           .hk = 160,
+                          {.tq = 340,
+                           .tk = 300,
+                           .hq = 140,
+                           .hk = 140,
                            .dqk = width,
                            .dv = width == 192 ? 128 : width,
                            .dtype = dtype(),
-                           .slices = {{0, 60, 0, 500}, {60, 61, 3, 700}, {90, 230, 100, 420, -kUnlimited, 200},
-                                      {300, 420, 0, 700, -250, 280}}}};
+                           .slices = {{0, 20, 0, 200}, {20, 21, 3, 300}, {140, 145, 100, 300, -kUnlimited, 0},
+                                      {300, 310, 0, 300, -250, -100}, {338, 340, 7, 10}}}};
     AttentionProblem& p = problem.p;
     Random random(18);
     p.fill(random);
@@ -262,7 +340,32 @@ TEST_P(GpuForward, ManyTilesForEachBlock) {
       judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
       judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
     }
+    judge_parts(judge, problem, want, {{150, 300}, {0, 100}, {100, 150}});
   }
+}
+
+// Lists that are kept between calls of a stream are those of the slices that are asked for, and are used any number of
+// times.
+TEST_P(GpuForward, TheSameSlicesAgain) {
+  Judge judge(dtype(), true);
+  OnGpu gpu;
+  Random random(19);
+  const std::vector<Slice> some[] = {{{0, 40, 0, 200, -kUnlimited, 150}},
+                                     {{0, 40, 0, 200, -kUnlimited, 149}},
+                                     {{0, 20, 0, 100}, {20, 40, 100, 200, -60, 120}}};
+  for (int round = 0; round < 3; ++round)
+    for (const std::vector<Slice>& slices : some) {
+      KernelProblem problem{
+          "", {.tq = 40, .tk = 200, .hq = 70, .hk = 35, .dqk = 64, .dv = 64, .dtype = dtype(), .slices = slices}};
+      problem.p.fill(random);
+      const Outputs got(problem.p);
+      gpu_attend(gpu, got.forward_args(problem));
+      gpu_attend_backward(gpu, got.backward_args(problem));
+      const check::Expected want =
+          check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), dtype()));
+      judge.forward(got.forward, want, problem.p);
+      judge.backward(got.backward, want, problem.p);
+    }
 }
 
 // f32 has its whole range: parts of it as bf16 neither overflow nor go under before the sum does.

@@ -99,6 +99,8 @@ class OnGpu {
         }
       EXPECT_TRUE(between == now) << "something was written between the elements";
     }
+    outputs_.clear();
+    copies_.clear();
   }
 
  private:
@@ -142,15 +144,21 @@ inline BackwardArgs on_gpu(OnGpu& gpu, BackwardArgs args) {
   return args;
 }
 
+inline void gpu_attend(OnGpu& gpu, const ForwardArgs& args) {
+  attend(on_gpu(gpu, args), gpu_kernel);
+  gpu.finish();
+}
 inline void gpu_attend(const ForwardArgs& args) {
   OnGpu gpu;
-  attend(on_gpu(gpu, args), gpu_kernel);
+  gpu_attend(gpu, args);
+}
+inline void gpu_attend_backward(OnGpu& gpu, const BackwardArgs& args) {
+  attend_backward(on_gpu(gpu, args), gpu_kernel);
   gpu.finish();
 }
 inline void gpu_attend_backward(const BackwardArgs& args) {
   OnGpu gpu;
-  attend_backward(on_gpu(gpu, args), gpu_kernel);
-  gpu.finish();
+  gpu_attend_backward(gpu, args);
 }
 inline void gpu_finish_partial(const ForwardArgs& args) {
   OnGpu gpu;

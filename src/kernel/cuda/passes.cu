@@ -124,11 +124,21 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const int row = static_cast<int>(item / sums.heads), head = static_cast<int>(item % sums.heads);
   const RowState<float> state = call.partial.states[item];
   const FinishedRow<float> done = finish(state, sink_logit(call.sink, head));
-  const Index from = offset_of(sums, row, head), to = offset_of(call.out, row, head);
+  const float* from = static_cast<const float*>(sums.data) + offset_of(sums, row, head);
+  const bool fours = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && sums.dim % 4 == 0;
+  const RowOut to(call.out, row, head);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int i = lane; i < sums.dim; i += 32)
-    store_element(call.out.data, call.out.dtype, to + i,
-                  is_empty(state) ? 0.0f : static_cast<const float*>(sums.data)[from + i] * done.weight);
+  for (int i = 4 * lane; i < sums.dim; i += 128) {
+    float x[4] = {0, 0, 0, 0};
+    if (!is_empty(state)) {
+      if (fours)
+        *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from + i);
+      else
+        for (int j = 0; j < 4 && i + j < sums.dim; ++j) x[j] = from[i + j];
+    }
+    to.store(i, x[0] * done.weight, x[1] * done.weight);
+    to.store(i + 2, x[2] * done.weight, x[3] * done.weight);
+  }
   if (lane != 0) return;
   if (call.lse.given()) store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done.lse);
   if (call.max_logit != nullptr && !is_empty(state)) atomicMax(call.max_logit + head, ordered(state.max));

@@ -1,14 +1,19 @@
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "kernel/cuda/host.h"
+#include "kernel/cuda/kept_lists.h"
 #include "kernel/cuda/portable.h"
 #include "kernel/cuda/sm90/backward_list.h"
 #include "kernel/cuda/sm90/even.h"
 #include "kernel/cuda/sm90/sm90.h"
 #include "kernel/cuda/sm90/tensor_map.h"
+#include "text.h"
+#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -31,9 +36,46 @@ struct Rounded {
 Index mean_rows(const BackwardArgs& args) {
   if (args.device_plan != nullptr) return 0;  // not known here
   Index rows = 0;
+  if (args.steps != nullptr) {
+    for (const Range& r : args.steps->rows) rows += r.size();
+    return args.steps->rows.empty() ? 0 : rows / static_cast<Index>(args.steps->rows.size());
+  }
   for (const Slice& s : args.slices) rows += s.q_end - s.q_begin;
   return args.slices.empty() ? 0 : rows / static_cast<Index>(args.slices.size());
 }
+
+// The work of a call: kept from one like it, or made. `known` if it needs no more.
+struct Work {
+  Work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream) {
+    enum : Index { kBackward = 2 };
+    if (args.device_plan == nullptr) {
+      std::vector<Index> sizes = {kBackward,    args.q.rows, args.k.rows, args.q.heads,
+                                  args.k.heads, log_size,    log_heads,   tiles_of_dq};
+      if (args.steps != nullptr)
+        for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
+      key.emplace(args.slices, args.attention.head_map, std::move(sizes));
+      of = std::static_pointer_cast<BackwardWork>(find_lists(*key, stream));
+    }
+    known = of != nullptr;
+    if (!known) of = std::make_shared<BackwardWork>(args, log_size, log_heads, tiles_of_dq, stream);
+  }
+  void complete(int processors, cudaStream_t stream) {
+    if (known) return;
+    of->add_keys(processors, stream);
+    if (key) keep_lists(std::move(*key), of, of->bytes(), stream);
+  }
+  std::optional<ListKey> key;
+  std::shared_ptr<BackwardWork> of;
+  bool known = false;
+};
+
+// What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
+struct KeptRows {
+  KeptRows(std::size_t of, std::size_t columns, cudaStream_t stream)
+      : rows(of), statistics(2 * of, stream), dq_sums(of * columns, stream) {}
+  std::size_t rows;
+  StreamArray<float> statistics, dq_sums;
+};
 
 // Can 8 elements be stored at once?
 bool is_wide(const TensorView& view, DType dtype) {
@@ -43,6 +85,11 @@ bool is_wide(const TensorView& view, DType dtype) {
 }
 
 }  // namespace
+
+bool takes_steps_backward(const BackwardArgs& args) {
+  return has_backward(width_of(args.q.dtype, args.q.dim, args.v.dim)) && !args.deterministic &&
+         args.device_plan == nullptr;
+}
 
 void backward(const BackwardArgs& given) {
   const DType dtype = given.q.dtype;
@@ -60,30 +107,41 @@ void backward(const BackwardArgs& given) {
   const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
   const int log_size = shape.log_rows - log_heads;
   const Index units = args.q.heads >> log_heads;
-  BackwardWork work(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  Work lists(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  const BackwardWork& work = *lists.of;
   check_grid(
       max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
       max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
-  const StreamArray<float> statistics(2 * rows, stream);
-  const StreamArray<float> dq_sums(args.deterministic ? 0 : rows * static_cast<std::size_t>(shape.k), stream);
+  auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
+  const bool prepared = kept_rows != nullptr;
+  if (!prepared)
+    kept_rows =
+        std::make_shared<KeptRows>(rows, args.deterministic ? 0 : static_cast<std::size_t>(shape.k), stream);
+  if (kept_rows->rows != rows)
+    throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
+                "give all calls the same queries and the same QuerySteps::rows");
+  const StreamArray<float>&statistics = kept_rows->statistics, &dq_sums = kept_rows->dq_sums;
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
-  const StreamArray<int> counter(1, stream);
+  const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
+  int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
+  QueryTiles unprepared = work.rows;
+  if (prepared) unprepared.tiles = 0;
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
   const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   prepare_rows(width,
                {.out = source(args.out, dtype),
                 .dout = source(args.dout, dtype),
                 .lse = args.lse,
-                .rows = work.rows,
+                .rows = unprepared,
                 .sink = sink_of(args.attention.sink),
                 .scale = scale,
                 .statistics = statistics.get(),
                 .dq_sums = dq_sums.get(),
                 .dsink = dsink.get(),
-                .counter = counter.get(),
+                .counter = own_counter.get(),
                 .q_rows = static_cast<int>(args.q.rows),
                 .heads_q = static_cast<int>(args.q.heads),
                 .unseen = work.unseen,
@@ -97,7 +155,7 @@ void backward(const BackwardArgs& given) {
                stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
-  work.add_keys(stream);
+  lists.complete(processors_of(args.place.device), stream);
   const Rounded dout_rounded(args.dout, dtype, stream);
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
   BackwardCall call{.q = {},
@@ -111,7 +169,7 @@ void backward(const BackwardArgs& given) {
                     .k_rows = static_cast<int>(args.k.rows),
                     .heads_k = static_cast<int>(args.k.heads),
                     .processors = processors_of(args.place.device),
-                    .counter = counter.get(),
+                    .counter = counter,
                     .scores = scores_of(scale_of(args.attention, args.q.dim), args.attention.softcap),
                     .scale = scale,
                     .statistics = statistics.get(),
@@ -151,6 +209,10 @@ void backward(const BackwardArgs& given) {
                     .wide = is_wide(args.dq, dtype)};
     (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
     return;
+  }
+  if (args.steps != nullptr) {
+    args.steps->kept = args.steps->last ? nullptr : kept_rows;
+    if (!args.steps->last) return;
   }
   store_rows(width,
              {.rows = work.rows,

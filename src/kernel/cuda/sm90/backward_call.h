@@ -67,6 +67,7 @@ struct KeyTiles {
   const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
   WorkList list;      // tiles lie every kKeys
   int active;         // that may have slices
+  const int* order;   // [active · K/V heads] of items: head · active + tile; null: head by head
 };
 // Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
 struct HeadTiles {
@@ -82,7 +83,7 @@ struct BackwardCall {
   HeadTiles heads;
   int q_rows, k_rows, heads_k;
   int processors;  // blocks at most
-  int* counter;    // items handed out so far: 0
+  int* counter;    // items handed out so far: 0, and 0 again in the end
   Scores scores;
   float scale;              // d logit / d q·k, but for softcap
   const float* statistics;  // [units, tiles]: lse·log2(e) of all rows, then scale·(dout·out); +inf and 0 for no row
@@ -144,7 +145,7 @@ struct PrepareCall {
   float* statistics;
   float* dq_sums;  // or null
   double* dsink;   // [hq, tiles] or null
-  int* counter;    // becomes 0
+  int* counter;    // becomes 0; or null
   int q_rows, heads_q;
   const int2* unseen;  // [unseen_tiles] ranges of keys; null: tiles of the list without slices
   WorkList keys;

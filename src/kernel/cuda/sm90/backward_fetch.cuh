@@ -216,8 +216,8 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
   FetchState<kWidth> state;
   unsigned parity = 0, raw_parity = 0;
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
-    // Head by head: the dQ that is being added to stays in the L2 cache.
-    const int kv_head = next / call.keys.active, tile = next % call.keys.active;
+    const int at = call.keys.order != nullptr ? call.keys.order[next] : next;
+    const int kv_head = at / call.keys.active, tile = at % call.keys.active;
     const KeyItem item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
       wait(shared.keys_free(), parity ^ 1);
@@ -226,7 +226,11 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
       fetch_rows<kWidth>(call, shared, item, state);
     }
     // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
-    if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(call.counter, 1);
+    if (lane == 0) {
+      next = atomicAdd(call.counter, 1);
+      if (next == items - 1) *call.counter = 0;  // the last one asked: for the next call
+      next += static_cast<int>(gridDim.x);
+    }
     next = __shfl_sync(0xffffffffu, next, 0);
   }
   wait(shared.keys_free(), parity ^ 1);

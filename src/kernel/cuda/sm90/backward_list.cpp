@@ -88,10 +88,32 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
   return made;
 }
 
+// Items (head · tiles + tile) head by head, tiles in their order, except that one which would end after the time that all
+// work takes, spread evenly, begins as much earlier. None at all if there is no such item.
+std::vector<int> order_items(const std::vector<Index>& costs, Index heads, int processors) {
+  const Index of_head = std::accumulate(costs.begin(), costs.end(), Index{0}), time = of_head * heads / processors;
+  const Index longest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
+  // Shorter ones end in time, or nearly; heads at once would have more dQ under way than the L2 cache holds.
+  if (3 * longest <= time) return {};
+  const std::size_t tiles = costs.size(), all = tiles * static_cast<std::size_t>(heads);
+  std::vector<Index> start(all);
+  Index before = 0;
+  for (std::size_t i = 0; i < all; ++i) {
+    const Index cost = costs[i % tiles];
+    start[i] = min_of(before / processors, time - cost);
+    before += cost;
+  }
+  std::vector<int> order(all);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return start[static_cast<std::size_t>(a)] < start[static_cast<std::size_t>(b)]; });
+  return order;
+}
+
 }  // namespace
 
 BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
-    : tiles_of_dq_(tiles_of_dq) {
+    : tiles_of_dq_(tiles_of_dq), heads_k_(args.k.heads) {
   rows.log_size = log_size;
   rows.log_heads = log_heads;
   rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
@@ -119,6 +141,7 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
     q_spans.push_back({s.q_begin, s.q_end});
     k_spans.push_back({s.k_begin, s.k_end});
   }
+  if (args.steps != nullptr) q_spans.insert(q_spans.end(), args.steps->rows.begin(), args.steps->rows.end());
   rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
   keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), BackwardShape::kKeys, true);
   std::vector<int> gaps;
@@ -126,16 +149,19 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
     if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
   HostLists lists({});
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const std::size_t rows_at = lists.add_numbers(rows_.ranges), gaps_at = lists.add_numbers(gaps);
+  const int zero[] = {0};
+  const std::size_t rows_at = lists.add_numbers(rows_.ranges), gaps_at = lists.add_numbers(gaps),
+                    zero_at = lists.add_numbers(zero);
   first_ = upload(lists.numbers(), stream);
   rows.ranges = reinterpret_cast<const int2*>(first_.get() + rows_at);
   rows.tiles = rows_.tiles();
   unseen = reinterpret_cast<const int2*>(first_.get() + gaps_at);
   unseen_tiles = static_cast<int>(gaps.size() / 2);
+  counter = first_.get() + zero_at;
   heads = lists.heads(first_.get());
 }
 
-void BackwardWork::add_keys(cudaStream_t stream) {
+void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   if (rows.ranges == nullptr) return;  // a device_plan's are there
   constexpr int kKeys = BackwardShape::kKeys;
   const std::size_t tiles = static_cast<std::size_t>(keys_.tiles());
@@ -178,24 +204,31 @@ void BackwardWork::add_keys(cudaStream_t stream) {
     return cost[x] > cost[y];
   });
   std::vector<int> items;
+  std::vector<Index> costs;
   for (const int t : order) {
     const std::size_t x = static_cast<std::size_t>(t);
     items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
+    costs.push_back(cost[x] + rows.size());  // to begin and to end takes about a step of a tile
   }
+  const std::vector<int> item_order = order_items(costs, heads_k_, processors);
   DqItems dq;
   if (tiles_of_dq_ > 0) dq = cut_dq(slices_, rows_, tiles_of_dq_);
 
   HostLists lists({});
   const std::size_t members_at = lists.add_numbers(numbers_of(members)), items_at = lists.add_numbers(items),
-                    dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices));
+                    dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices)),
+                    order_at = lists.add_numbers(item_order);
   second_ = upload(lists.numbers(), stream);
   const int* base = second_.get();
   keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
   keys.items = reinterpret_cast<const int4*>(base + items_at);
   keys.active = static_cast<int>(order.size());
+  keys.order = item_order.empty() ? nullptr : base + order_at;
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));
+  slices_ = {};
+  rows_ = keys_ = {};
 }
 
 }  // namespace weft::cuda::sm90

@@ -2,7 +2,8 @@
 //
 // From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key
 // tiles of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in
-// the L2 cache; within a document the most expensive first. From a device_plan tiles lie on a fixed grid.
+// the L2 cache; within a document the most expensive first. K/V heads come one after another for the same reason, but for
+// items so long that they would end after all others. From a device_plan tiles lie on a fixed grid.
 #pragma once
 
 #include "kernel/cuda/list.h"
@@ -27,7 +28,8 @@ class BackwardWork {
   // tiles_of_dq: of rows that are one item of dQ; 0: no such items. Has what goes before the products;
   BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream);
   // the rest, while that is under way.
-  void add_keys(cudaStream_t stream);
+  void add_keys(int processors, cudaStream_t stream);
+  std::size_t bytes() const { return (first_.size() + second_.size()) * sizeof(int); }  // on the device
 
   QueryTiles rows = {};
   const int2* unseen = nullptr;  // as in PrepareCall
@@ -38,11 +40,13 @@ class BackwardWork {
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
   int dq_active = 0;
+  int* counter = nullptr;  // at 0; null with a device_plan
 
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);
 
   int tiles_of_dq_;
+  Index heads_k_;
   CallLists lists_;  // of a device_plan
   std::vector<WorkSlice> slices_;
   Cut rows_, keys_;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
   __shared__ double shares[kRows];
   const int units = call.heads_q >> call.rows.log_heads, more = static_cast<int>(blockIdx.x) - call.rows.tiles * units;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *call.counter = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && call.counter != nullptr) *call.counter = 0;
   if (more >= 0) {
     if (more < call.unseen_tiles * static_cast<int>(call.dk.heads)) clear_unseen(call, more);
     return;
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads)) +
                           static_cast<unsigned>(call.unseen_tiles * static_cast<int>(call.dk.heads));
-  // One at least, for the counter.
+  if (blocks == 0 && call.counter == nullptr) return;
   launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
          {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
 }

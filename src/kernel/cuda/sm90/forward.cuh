@@ -52,10 +52,13 @@ struct FloatRow {
   }
 };
 
-// kMore: there may be a softcap, a scale that is not positive, or somebody who asks for the largest logits (max_logit;
-// partial states, which hold it).
-template <class N, Width kWidth, bool kMore>
+// What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps), or whatever
+// is asked: softcap, scales that are not positive, the largest logits, partial states.
+enum class Form { plain, steps, any };
+
+template <class N, Width kWidth, Form kForm>
 struct ForwardMath {
+  static constexpr bool kMore = kForm == Form::any, kSteps = kForm == Form::steps;
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
@@ -73,7 +76,8 @@ struct ForwardMath {
   float against[2];  // times the factor
   float total[2];    // this lane's share of the sum
   float peak[2];     // largest score of all, if kMore
-  int unseen;        // bit i: row i of the lane has seen no key yet
+  int unseen;        // bit i: row i of the lane has seen no key yet, in this call or before it
+  int untouched;     // bit i: it has seen none in this call, if its sums go on
   Ring<kShape.k_stages> stage;   // of this step's K
   Ring<kShape.v_stages> before;  // of the last one's V
   Ring<kShape.q_buffers> buffer;
@@ -92,6 +96,8 @@ struct ForwardMath {
   }
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
+  // Sums go on from what is kept.
+  __device__ __forceinline__ bool goes_on() const { return kSteps || (kMore && call.partial.states != nullptr); }
 
   __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
     const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
@@ -125,11 +131,15 @@ struct ForwardMath {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
     }
-    if ((now & Step::kMasked) == 0) return;
+    if ((now & Step::kMasked) == 0) {
+      untouched = 0;
+      return;
+    }
     const Step step = read_step(shared.step(k_at));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Seen seen = keys_of_row(step, row_of(i));
+      if (seen.first <= seen.last) untouched &= ~(1 << i);
       const unsigned shown = seen.last < seen.first ? 0u : keys_below(seen.last + 1) & ~keys_below(seen.first);
 #pragma unroll
       for (int n = 0; n < kEights; ++n)
@@ -162,15 +172,82 @@ struct ForwardMath {
     }
   }
 
+  // What is kept of the lane's two rows of a tile. Of QuerySteps max is times log2(e).
+  struct Kept {
+    RowState<float> of[2];
+  };
+  __device__ __forceinline__ RowState<float>& state_at(const StepTile& of, int i) const {
+    if constexpr (kSteps) {
+      const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4;
+      return call.steps.states[call.steps.block(of.unit(), of.tile, call.tiles) * kShape.rows() + m + 8 * i];
+    }
+    return call.partial
+        .states[static_cast<Index>(of.row + row_of(i)) * call.heads_q + of.unit() * call.heads + head_of(i)];
+  }
+  __device__ __forceinline__ Kept kept_of(const StepTile& of) const {
+    Kept kept;
+    if (goes_on() && !(kSteps && call.steps.first))
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (row_of(i) < of.rows()) kept.of[i] = read_state(&state_at(of, i));
+    return kept;
+  }
+  // Here, not where the compiler would like it better.
+  __device__ __forceinline__ static RowState<float> read_state(const RowState<float>* at) {
+    RowState<float> state;
+    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "l"(at) : "memory");
+    return state;
+  }
+  // The warp's sums of QuerySteps: as its registers have them, four of a lane after those of the lane before.
+  __device__ __forceinline__ float* sums_at(const StepTile& of) const {
+    const Index block = call.steps.block(of.unit(), of.tile, call.tiles);
+    const int warp = group * 4 + static_cast<int>(threadIdx.x % 128) / 32;
+    return call.steps.sums + (block * kShape.rows() + 16 * warp) * kV + static_cast<int>(threadIdx.x % 32) * 4;
+  }
+  __device__ __forceinline__ static float against_of(float max) { return __fmul_rn(max, kLog2E); }
+  __device__ __forceinline__ float peak_of(float of) const { return __fdiv_rn(of, call.scores.factor); }
   // A new tile.
-  __device__ __forceinline__ void begin_rows() {
-    unseen = (row_of(0) < tile.rows() ? 1 : 0) | (row_of(1) < tile.rows() ? 2 : 0);
+  __device__ __forceinline__ void begin_rows(const Kept& kept) {
+    unseen = untouched = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const RowState<float>& old = kept.of[i];
+      const bool known = goes_on() && !is_empty(old), valid = row_of(i) < tile.rows();
+      if (valid && !known) unseen |= 1 << i;
+      if (valid) untouched |= 1 << i;
       // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
-      against[i] = row_of(i) < tile.rows() ? 0.0f : -kMinusInfinity<float>;
-      peak[i] = kMinusInfinity<float>;
-      total[i] = 0;
+      against[i] = known ? (kSteps ? old.max : against_of(old.max)) : valid ? 0.0f : -kMinusInfinity<float>;
+      peak[i] = known ? peak_of(against[i]) : kMinusInfinity<float>;
+      total[i] = known && threadIdx.x % 4 == 0 ? old.sum : 0.0f;
+    }
+  }
+  // Its sums: those kept, or zeros. They arrive while shares are made.
+  __device__ __forceinline__ void begin_sums(const Kept& kept) {
+    if constexpr (kSteps) {
+      if (__any_sync(0xffffffffu, !is_empty(kept.of[0]) || !is_empty(kept.of[1]))) {
+        const float* from = sums_at(tile);
+#pragma unroll
+        for (int n = 0; n < kV / 8; ++n) {
+          const float4 x = *reinterpret_cast<const float4*>(from + 128 * n);
+          o[4 * n] = x.x, o[4 * n + 1] = x.y, o[4 * n + 2] = x.z, o[4 * n + 3] = x.w;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kV / 2; ++i) o[i] = 0;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool known = !is_empty(kept.of[i]);
+        const FloatRow from(call.partial.sums, known ? tile.row + row_of(i) : 0,
+                            known ? tile.unit() * call.heads + head_of(i) : 0);
+#pragma unroll
+        for (int n = 0; n < kV / 8; ++n) {
+          const float2 x = known ? from.load(n) : float2{0, 0};
+          o[4 * n + 2 * i] = x.x;
+          o[4 * n + 2 * i + 1] = x.y;
+        }
+      }
     }
   }
   // Rows whose first keys these are take their shares against the largest.
@@ -243,15 +320,23 @@ struct ForwardMath {
     for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
   }
 
+  __device__ __forceinline__ void mend_shares(int now, float (&sum)[2]) {
+    if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+  }
+
   // A finished tile to its rows.
   struct Rows {
     float against[2], total[2], peak[2];
-    int unseen;
+    int unseen, untouched;
   };
   __device__ __forceinline__ Rows rows_now() const {
-    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen};
+    return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen, untouched};
   }
-  __device__ __forceinline__ void store(const Rows& rows) {
+  __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
+    if constexpr (kSteps) {
+      restore_untouched(rows);
+      if (!call.steps.last) return keep_sums(rows);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float sum = rows.total[i];
@@ -265,11 +350,8 @@ struct ForwardMath {
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
       if (kMore && call.partial.states != nullptr) {
-        if (!valid || is_empty(state)) continue;
-        // Against the largest of all, as states are.
-        const float largest = __fmul_rn(rows.peak[i], call.scores.factor);
-        const float shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
-        merge_into(row, head, i, {largest * kLn2, sum * shrink}, shrink);
+        if (valid && !is_empty(state) && (rows.untouched >> i & 1) == 0)
+          keep(rows, i, sum, kept.of[i].max);
         continue;
       }
       FinishedRow<float> done;
@@ -308,33 +390,47 @@ struct ForwardMath {
       }
     }
   }
-  __device__ __forceinline__ void merge_into(int row, int head, int i, const RowState<float>& state, float shrink) {
-    RowState<float>& kept = call.partial.states[static_cast<Index>(row) * call.heads_q + head];
-    const RowState<float> old = kept;
-    const MergedState<float> merged = merge(state, old);
-    __syncwarp(0xfu << (threadIdx.x % 32 / 4 * 4));  // all four lanes have read it
-    if (threadIdx.x % 4 == 0) kept = merged.state;
-    const FloatRow to(call.partial.sums, row, head);
-    const bool first = is_empty(old);
-    // Eight loads at a time: the compiler does not take one before the store that comes before it.
+  // A row's sums go back to where they are kept. Where the state's max does not grow it stays what it is to the last bit,
+  // however many calls there are.
+  __device__ __forceinline__ void keep(const Rows& rows, int i, float sum, float before) {
+    const float first = against_of(before);
+    const float largest = rows.peak[i] == peak_of(first) ? first : __fmul_rn(rows.peak[i], call.scores.factor);
+    const float shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
+    if (threadIdx.x % 4 == 0) state_at(tile, i) = {largest == first ? before : largest * kLn2, sum * shrink};
+    const FloatRow to(call.partial.sums, tile.row + row_of(i), tile.unit() * call.heads + head_of(i));
 #pragma unroll
-    for (int from = 0; from < kV / 8; from += 8) {
-      float2 before[8];
-      if (!first) {
+    for (int n = 0; n < kV / 8; ++n)
+      to.store(n, fmaf(o[4 * n + 2 * i], shrink, 0.0f), fmaf(o[4 * n + 2 * i + 1], shrink, 0.0f));
+  }
+  // Of QuerySteps. Keys that a row does not see were multiplied by zeros, which makes NaN of an infinity: rows without a key
+  // in this call have their sums back, rows without one in any call zeros.
+  __device__ __forceinline__ void restore_untouched(const Rows& rows) {
+    if (!__any_sync(0xffffffffu, (rows.unseen | rows.untouched) != 0)) return;
 #pragma unroll
-        for (int n = 0; n < 8; ++n) before[n] = to.load(from + n);
-      }
+    for (int i = 0; i < 2; ++i) {
+      if (((rows.unseen | rows.untouched) >> i & 1) == 0) continue;
+      const bool kept = (rows.unseen >> i & 1) == 0;
+      const float* from = sums_at(tile) + 2 * i;
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int at = 4 * (from + n) + 2 * i;
-        float x = fmaf(o[at], shrink, 0.0f), y = fmaf(o[at + 1], shrink, 0.0f);  // not -0
-        if (!first) {
-          x = merged(x, before[n].x);
-          y = merged(y, before[n].y);
-        }
-        to.store(from + n, x, y);
+      for (int n = 0; n < kV / 8; ++n) {
+        const float2 x = kept ? *reinterpret_cast<const float2*>(from + 128 * n) : float2{0, 0};
+        o[4 * n + 2 * i] = x.x, o[4 * n + 2 * i + 1] = x.y;
       }
     }
+  }
+  __device__ __forceinline__ void keep_sums(const Rows& rows) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = rows.total[i];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (threadIdx.x % 4 == 0)
+        state_at(tile, i) = (rows.unseen >> i & 1) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
+    }
+    float* to = sums_at(tile);
+#pragma unroll
+    for (int n = 0; n < kV / 8; ++n)
+      *reinterpret_cast<float4*>(to + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
   }
 
   __device__ __forceinline__ void begin_products() {
@@ -366,7 +462,8 @@ struct ForwardMath {
     if (group == kGroups - 1) named_arrive(1, 256);  // the first one's turn
     await_step();
     if ((flags & Step::kStop) != 0) return;
-    tile = read_tile(shared.step(0));
+    tile = read_tile<kSteps>(shared.step(0));
+    const Kept kept = kept_of(tile);
     wait(shared.q_full(0), 0);
     await_turn();
     begin_products();
@@ -374,17 +471,22 @@ struct ForwardMath {
     pass_turn();
     products_wait<0>();
     settle(s);
-    begin_rows();
+    begin_rows(kept);
+    if (goes_on()) begin_sums(kept);
     bend_and_hide(flags, 0);
     raise_peak();
     look_at_first_keys();
-    make_shares<0, kEights>(total);
+    float sum[2] = {0, 0};
+    make_shares<0, kEights>(sum);
     round_shares<0, kEights>();
+    if (goes_on()) mend_shares(flags, sum);
+    total[0] += sum[0];
+    total[1] += sum[1];
     release(flags, 0);
     wait(shared.v_full(0), 0);
     stage.next();
     await_step();
-    bool fresh = true;  // the sums are another tile's
+    bool fresh = !goes_on();  // the sums are another tile's
     while (true) {
       while ((flags & (Step::kFirst | Step::kStop)) == 0) {
         next_step<false>(fresh);
@@ -392,13 +494,13 @@ struct ForwardMath {
       }
       if ((flags & Step::kStop) != 0) break;
       next_step<true>(fresh);
-      fresh = true;
+      fresh = !goes_on();
     }
     begin_products();
     multiply_values(before.at, !fresh);
     products_wait<0>();
     settle(o);
-    store(rows_now());
+    store(rows_now(), kMore ? kept_of(tile) : Kept{});
   }
 
   // kFirst: of another tile than the step before.
@@ -406,8 +508,11 @@ struct ForwardMath {
   __device__ __forceinline__ void next_step(bool fresh) {
     const int now = all_of_step(fresh);
     StepTile next_tile;
+    Kept old, kept;  // of the last tile, if it is partial, and of this one
     if constexpr (kFirst) {
-      next_tile = read_tile(shared.step(stage.at));
+      next_tile = read_tile<kSteps>(shared.step(stage.at));
+      if constexpr (kMore) old = kept_of(tile);
+      if constexpr (kMore) kept = kept_of(next_tile);
       wait(shared.q_full(buffer.at), buffer.parity);
     }
     await_turn();
@@ -415,17 +520,20 @@ struct ForwardMath {
     multiply_scores(q_of(now), k_of(now));
     multiply_values(v_of(now), (now & kFresh) == 0);
     pass_turn();
+    if constexpr (kFirst && kSteps) kept = kept_of(next_tile);  // they arrive while products run
     products_wait<1>();
     settle(s);
     const Rows done = rows_now();
     const StepTile done_tile = tile;
     if constexpr (kFirst) {
       tile = next_tile;
-      begin_rows();
+      begin_rows(kept);
     }
     bend_and_hide(now, k_of(now));
     raise_peak();
-    if (kFirst || (now & kUnseen) != 0) look_at_first_keys();
+    // Of kept states few or none begin here.
+    const bool begins = kFirst ? !goes_on() || __any_sync(0xffffffffu, unseen != 0) : (now & kUnseen) != 0;
+    if (begins) look_at_first_keys();
     float sum[2] = {0, 0};
     make_shares<0, kEarly>(sum);
     settle(s);
@@ -439,8 +547,9 @@ struct ForwardMath {
     before = values;
     if constexpr (kFirst) {
       tile = done_tile;
-      store(done);
+      store(done, old);
       tile = next_tile;
+      if (goes_on()) begin_sums(kept);
     }
     // What comes next is asked for now and looked at when the shares are made.
     stage.next();
@@ -449,8 +558,7 @@ struct ForwardMath {
     round_shares<0, kEarly>();
     make_shares<kEarly, kEights>(sum);
     round_shares<kEarly, kEights>();
-    if constexpr (!kFirst)
-      if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+    if (!kFirst || goes_on()) mend_shares(now, sum);
     total[0] += sum[0];
     total[1] += sum[1];
     release(now, k_of(now));
@@ -467,7 +575,7 @@ struct ForwardMath {
   }
 };
 
-template <class N, Width kWidth, bool kMore>
+template <class N, Width kWidth, Form kForm>
 __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -482,22 +590,22 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     if (threadIdx.x == 0) fetch<kWidth>(call, shared);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
-    if (warp == 2) mend<kWidth>(shared);
+    if (warp == 2) mend<kWidth>(call, shared);
     if (warp == 3) clear_rest(call);
   } else {
     take_registers<kShape.math_registers>();
-    ForwardMath<N, kWidth, kMore>(call, shared, group - 1).run();
+    ForwardMath<N, kWidth, kForm>(call, shared, group - 1).run();
   }
 #else
   __trap();  // compiled for another GPU: the registry does not come here
 #endif
 }
 
-template <class N, Width kWidth, bool kMore>
+template <class N, Width kWidth, Form kForm>
 void launch_forward(const ForwardCall& call, cudaStream_t stream) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int blocks = min(call.tiles * call.units, call.processors);
-  launch(&forward_kernel<N, kWidth, kMore>,
+  launch(&forward_kernel<N, kWidth, kForm>,
          {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
           static_cast<std::size_t>(kShape.shared_bytes())},
          stream, call);
@@ -507,7 +615,9 @@ template <class N, Width kWidth>
 void launch_width(const ForwardCall& call, cudaStream_t stream) {
   const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
                     call.partial.states != nullptr;
-  (more ? launch_forward<N, kWidth, true> : launch_forward<N, kWidth, false>)(call, stream);
+  (more                          ? launch_forward<N, kWidth, Form::any>
+   : call.steps.sums != nullptr ? launch_forward<N, kWidth, Form::steps>
+                                 : launch_forward<N, kWidth, Form::plain>)(call, stream);
 }
 
 template <class N>

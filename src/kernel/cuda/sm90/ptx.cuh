@@ -73,8 +73,16 @@ __device__ inline void load_bytes(unsigned to, const void* from, unsigned bytes,
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// The same into the L2 cache only, of global memory.
+__device__ inline void prefetch_bytes(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+// Added to two floats at a multiple of 8 bytes, without waiting for them.
+__device__ inline void add_two(float* to, float x, float y) {
+  asm volatile("red.global.add.v2.f32 [%0], {%1,%2};\n" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
 // Ordinary stores to shared memory before, products or bulk copies of it after: every writer, then a barrier.
 __device__ inline void stores_visible() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
