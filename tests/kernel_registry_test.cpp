@@ -52,6 +52,18 @@ TEST(KernelRegistry, NamesAreFoundAndWordsAreThere) {
   EXPECT_TRUE(names.contains("cpu.scalar"));
 }
 
+// Before a kernel is asked: most do not look at shapes themselves.
+TEST(KernelRegistry, OutputsOfAnotherShapeAreRefused) {
+  const Call call(DType::f32, 8, 8);
+  const Outputs outputs(call.problem.p, DType::f32);
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.refusal(plain(DType::f32, Pass::forward, 8))) continue;
+    ForwardArgs args = outputs.forward_args(call.problem);
+    args.out.dim = 7;
+    expect_refusal([&] { attend(args, kernel.name); }, {"out has shape", "7"});
+  }
+}
+
 TEST(KernelRegistry, AnUnknownNameListsTheNames) {
   for (const std::function<void()>& call :
        {std::function<void()>([] { find_kernel("nope"); }),
