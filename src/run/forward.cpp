@@ -27,7 +27,11 @@ PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
 
 // The part of a call's outputs that some heads are.
 ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
-  const auto mine = [&](const TensorView& view) { return view.given() ? run::some_heads(view, heads) : view; };
+  const auto mine = [&](TensorView view) {
+    if (view.given()) return run::some_heads(view, heads);
+    if (view.heads > 0) view.heads = heads.size();  // of no rows, which is not the same as left out
+    return view;
+  };
   return {.q = run::some_heads(args.q, heads),
           .k = args.k,
           .v = args.v,
