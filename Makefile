@@ -2,6 +2,7 @@
 #   make build   the library, the command build/release/weft, examples
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
+#   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
@@ -10,7 +11,7 @@
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 mutants bench format lint clean
+.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -54,6 +55,12 @@ test-release test-asan test-tsan test-fuzz test-cuda: test-%:
 	tools/setup.sh build test
 	$(call built,$*)
 	$(CTEST) --test-dir build/$* -LE soak
+
+fuzz:
+	tools/setup.sh build test
+	$(call built,fuzz)
+	set -e; for f in build/fuzz/tests/fuzz_*; do if [ -x "$$f" ] && [ -f "$$f" ]; then \
+	  WEFT_FUZZ_SECONDS=$(or $(SECONDS),1800) tests/fuzz/run.sh "$$f"; fi; done
 
 soak:
 	tools/setup.sh build test

@@ -84,13 +84,17 @@ TEST(ReferenceErrors, Inputs) {
 TEST(ReferenceErrors, Attention) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.scale = nan; }),
-            "scale is nan; give a finite scale, or none for 1 / sqrt(dim of q)");
+            "scale is nan; give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
   EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.scale = -inf; }),
-            "scale is -inf; give a finite scale, or none for 1 / sqrt(dim of q)");
+            "scale is -inf; give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
   EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = -30; }),
-            "softcap is -30; give a finite softcap above 0, or 0 for none");
+            "softcap is -30; give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
   EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = nan; }), "");
   EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = inf; }), "");
+  // In f32 these would be infinite or 0, and every logit NaN.
+  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = 1e-300; }), "");
+  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = 1e300; }), "");
+  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.scale = -1e300; }), "");
   EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.logits.data = nullptr; }),
             "sink.logits has 1 rows and a null pointer; point it at its elements");
   EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.logits.heads = 2; }),
@@ -174,7 +178,7 @@ TEST(ReferenceErrors, Backward) {
   EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dsink.dtype = DType::f16; }),
             "dsink is f16; give it as f32 or f64");
   EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.attention.softcap = -1; }),
-            "softcap is -1; give a finite softcap above 0, or 0 for none");
+            "softcap is -1; give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
 }
 
 TEST(ReferenceErrors, State) {

@@ -2,6 +2,8 @@
 // python/weft.
 #include "module.h"
 
+#include <string>
+
 #include "weft/error.h"
 #include "weft/version.h"
 
@@ -9,13 +11,18 @@ namespace nb = nanobind;
 
 namespace {
 PyObject* error_type = nullptr;
+
+// A message may quote a file, whose bytes are anything.
+nb::object readable(const std::string& text) {
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
+}  // namespace
 
 // The same text, and its two parts.
 nb::object weft::python::error_object(const Error& e) {
-  nb::object instance = nb::handle(error_type)(nb::str(e.what()));
-  nb::setattr(instance, "problem", nb::str(e.problem().c_str()));
-  nb::setattr(instance, "remedy", nb::str(e.remedy().c_str()));
+  nb::object instance = nb::handle(error_type)(readable(e.what()));
+  nb::setattr(instance, "problem", readable(e.problem()));
+  nb::setattr(instance, "remedy", readable(e.remedy()));
   return instance;
 }
 

@@ -12,6 +12,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -204,11 +205,13 @@ Exchange::Exchange(Standing place, Index number, std::vector<Message> sends, std
   mine_->untaken = static_cast<Index>(sends.size());
   mine_->sends = std::move(sends);
   mine_->received = receives_.empty();
+  auto fresh = std::make_shared<Call>(Call{.posts = Posts(group.members.size())});  // if this rank is the first
   const Lock lock(place_.world->mutex);
-  std::shared_ptr<Call>& call = group.calls[number];
-  if (call == nullptr) call = std::make_shared<Call>(Call{.posts = Posts(group.members.size())});
-  call_ = call;
-  place_.state(place_.rank).under_way.push_back(this);
+  std::vector<Exchange*>& under_way = place_.state(place_.rank).under_way;
+  under_way.reserve(under_way.size() + 1);
+  call_ = group.calls.try_emplace(number, std::move(fresh)).first->second;
+  // From here on nothing throws: others know of this call only if it is under way.
+  under_way.push_back(this);
   call_->posts[slot(place_.rank)] = mine_;
   mine_->time = posted_ = Clock::now();
   const bool last =
@@ -571,6 +574,15 @@ void move_gate(World& world, World::Gate gate) {
   world.gate_moved.notify_all();
 }
 
+// Also where there is no memory left for the text.
+std::string words_of(const char* what) noexcept {
+  try {
+    return what;
+  } catch (const std::bad_alloc&) {
+    return "out of memory";  // short enough to lie in the string itself
+  }
+}
+
 void run_rank(Standing place, const std::function<void(Communicator&)>& body) {
   World& world = *place.world;
   const Index rank = place.rank;
@@ -580,11 +592,11 @@ void run_rank(Standing place, const std::function<void(Communicator&)>& body) {
     body(communicator);
     leave(world, rank);
   } catch (const PeerFailure& e) {
-    set_failure(world, {rank, e.what(), std::current_exception(), true});
+    set_failure(world, {rank, words_of(e.what()), std::current_exception(), true});
   } catch (const std::exception& e) {
-    set_failure(world, {rank, e.what(), std::current_exception(), false});
+    set_failure(world, {rank, words_of(e.what()), std::current_exception(), false});
   } catch (...) {
-    set_failure(world, {rank, "an exception without a text", std::current_exception(), false});
+    set_failure(world, {rank, words_of("an exception without a text"), std::current_exception(), false});
   }
 }
 

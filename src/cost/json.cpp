@@ -1,5 +1,6 @@
 #include "cost/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 constexpr int kDeepest = 8;
+constexpr std::size_t kMostMembers = 64;  // of an object; also keeps the search for keys that come twice short
 
 class Reader {
  public:
@@ -43,6 +45,13 @@ class Reader {
   void expect(char c) {
     if (!eat(c)) fail(text("a '", c, "' is missing"), "see to the commas, quotes and brackets before it");
   }
+  // What stands here, up to 20 bytes and no half of a character.
+  std::string_view beginning() const {
+    std::size_t size = std::min<std::size_t>(20, json_.size() - at_);
+    const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(json_[i]) & 0xC0) == 0x80; };
+    while (size > 0 && at_ + size < json_.size() && continues(at_ + size)) --size;
+    return json_.substr(at_, size);
+  }
   bool word(std::string_view w) {
     if (json_.substr(at_, w.size()) != w) return false;
     at_ += w.size();
@@ -65,6 +74,8 @@ class Reader {
         std::string key = string();
         for (const auto& [other, unused] : value.members)
           if (other == key) fail(text(quoted(key), " comes twice"), "say it once");
+        if (value.members.size() == kMostMembers)
+          fail(text("an object has more than ", kMostMembers, " members"), "leave out what no machine has");
         expect(':');
         value.members.emplace_back(std::move(key), any(depth + 1));
       } while (eat(','));
@@ -86,7 +97,7 @@ class Reader {
       value.kind = Json::Kind::number;
       const auto [end, code] = std::from_chars(json_.data() + at_, json_.data() + json_.size(), value.number);
       if (code != std::errc() || !std::isfinite(value.number))
-        fail(text(quoted(json_.substr(at_, 20)), " is no value"), "give a number, a string, true or false");
+        fail(text(quoted(beginning()), " is no value"), "give a number, a string, true or false");
       at_ = static_cast<std::size_t>(end - json_.data());
     }
     return value;

@@ -1,6 +1,7 @@
 #include "json_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -18,7 +19,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
-constexpr int kMaxDepth = 4;  // runs: list, list, object, number
+constexpr std::size_t kMaxDepth = 4;        // runs need 3, slices too
+constexpr std::size_t kMaxKeys = 16;        // of an object: more than any has
+constexpr std::size_t kLongestError = 300;  // of the parser, which would quote a number of a million digits
 
 struct FileClose {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -41,38 +44,81 @@ std::string read_all(const std::string& path) {
   return text;
 }
 
-// One document, with the name that errors begin with.
-struct Source {
-  std::string name;
-  json value;
-};
-
-Source parse(std::string_view flag, const std::string& value, std::string_view example) {
-  const bool is_inline = value.starts_with('[') || value.starts_with('{');
-  Source source{is_inline ? std::string(flag) : value, {}};
-  const std::string remedy = fmt::format("write e.g. {}", example);
-  const auto shallow = [&](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", source.name), remedy);
-    return true;
-  };
-  try {
-    source.value = json::parse(is_inline ? value : read_all(value), shallow);
-  } catch (const json::exception& error) {
-    std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
-    what.erase(0, what.find("] ") + 2);
-    std::replace_if(what.begin(), what.end(), [](char c) { return static_cast<unsigned char>(c) > 126; }, '?');
-    throw Error(fmt::format("{}: {}", source.name, what), remedy);
-  }
-  if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
-  return source;
-}
-
 // A value in an error: short, and readable even if its bytes are no UTF-8.
 std::string shown(const json& value) {
   constexpr std::size_t kLongest = 60;
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
   return text;
+}
+
+// One document, with the name that errors begin with.
+struct Source {
+  std::string name;
+  json value;
+};
+
+// Looks at a document before anything is built of it: depth, and keys that come twice. (The parser's own callback would
+// do, but it walks through a whole list after each of its objects.)
+class Sober : public nlohmann::json_sax<json> {
+ public:
+  Sober(std::string_view name, std::string_view remedy) : name_(name), remedy_(remedy) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_array(std::size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool start_object(std::size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool key(string_t& key) override {
+    std::vector<std::string>& before = keys_.at(depth_ - 1);
+    if (std::find(before.begin(), before.end(), key) != before.end())
+      throw Error(fmt::format("{}: key {} comes twice in an object", name_, shown(key)), "say it once");
+    if (before.size() == kMaxKeys)
+      throw Error(fmt::format("{}: an object has more than {} keys", name_, kMaxKeys), remedy_);
+    before.push_back(key);
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
+    std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    what.erase(0, what.find("] ") + 2);
+    if (what.size() > kLongestError) what = what.substr(0, kLongestError) + "...";
+    std::replace_if(what.begin(), what.end(), [](char c) { return static_cast<unsigned char>(c) > 126; }, '?');
+    throw Error(fmt::format("{}: {}", name_, what), remedy_);
+  }
+
+ private:
+  bool open() {
+    if (depth_ == kMaxDepth) throw Error(fmt::format("{}: lists nested too deep", name_), remedy_);
+    keys_.at(depth_++).clear();
+    return true;
+  }
+  bool close() {
+    --depth_;
+    return true;
+  }
+
+  std::string name_, remedy_;
+  std::size_t depth_ = 0;
+  std::array<std::vector<std::string>, kMaxDepth> keys_;  // so far, of what is open
+};
+
+Source parse(std::string_view flag, const std::string& value, std::string_view example) {
+  const bool is_inline = value.starts_with('[') || value.starts_with('{');
+  Source source{is_inline ? std::string(flag) : value, {}};
+  const std::string remedy = fmt::format("write e.g. {}", example);
+  const std::string file = is_inline ? "" : read_all(value);
+  const std::string& text = is_inline ? value : file;
+  Sober sober(source.name, remedy);
+  json::sax_parse(text, &sober);
+  source.value = json::parse(text);
+  if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
+  return source;
 }
 
 [[noreturn]] void refuse(const std::string& at, std::string_view problem, std::string_view remedy) {
@@ -152,6 +198,10 @@ std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string
     ranks.push_back(std::move(runs));
   }
   return ranks;
+}
+
+json read_json(std::string_view flag, const std::string& value, std::string_view example) {
+  return parse(flag, value, example).value;
 }
 
 void JsonOutput::write(const json& value) {

@@ -62,7 +62,11 @@ void on_threads(Index worth, const std::function<void()>& body) {
     }
   };
   std::vector<std::thread> others;
-  for (int i = 1; i < n; ++i) others.emplace_back(guarded);
+  others.reserve(static_cast<std::size_t>(n) - 1);
+  try {
+    for (int i = 1; i < n; ++i) others.emplace_back(guarded);
+  } catch (const std::exception&) {  // no more threads, or no memory for them: fewer do the same work
+  }
   guarded();
   for (std::thread& t : others) t.join();
   if (failure) std::rethrow_exception(failure);

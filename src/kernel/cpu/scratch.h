@@ -13,6 +13,7 @@ class Scratch {
  public:
   float* get(Index floats) {
     if (floats > size_) {
+      size_ = 0;
       memory_.reset();
       memory_.reset(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), kAlign)));
       size_ = floats;

@@ -59,13 +59,17 @@ void check_sink(const Sink& sink, Index heads) {
   }
 }
 
+// Kernels take both in f32, where what is past these becomes infinite or 0, and logits NaN.
+constexpr double kMostScale = 1e38, kLeastSoftcap = 1e-30, kMostSoftcap = 1e30;
+
 void check_attention(const Inputs& in) {
-  if (in.attention.scale && !std::isfinite(*in.attention.scale)) {
-    throw Error(text("scale is ", *in.attention.scale), "give a finite scale, or none for 1 / sqrt(dim of q)");
+  if (in.attention.scale && !(std::abs(*in.attention.scale) <= kMostScale)) {
+    throw Error(text("scale is ", *in.attention.scale),
+                "give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
   }
   const double softcap = in.attention.softcap;
-  if (!(softcap >= 0) || std::isinf(softcap)) {
-    throw Error(text("softcap is ", softcap), "give a finite softcap above 0, or 0 for none");
+  if (softcap != 0 && !(softcap >= kLeastSoftcap && softcap <= kMostSoftcap)) {
+    throw Error(text("softcap is ", softcap), "give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
   }
   check_heads(in);
   check_sink(in.attention.sink, in.q.heads);
