@@ -1,7 +1,7 @@
 // How a backward call is cut for threads: nothing twice, nothing left out, and parts of about equal work.
-#include <gtest/gtest.h>
-
 #include "kernel/cpu/backward_work.h"
+
+#include <gtest/gtest.h>
 
 namespace weft::cpu {
 namespace {

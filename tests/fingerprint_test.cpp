@@ -1,7 +1,8 @@
 // What ranks compare in checked mode: questions that differ in one thing have different numbers, in that part alone.
+#include "run/fingerprint.h"
+
 #include <gtest/gtest.h>
 
-#include "run/fingerprint.h"
 #include "weft/attention.h"
 
 namespace weft::run {
@@ -43,14 +44,8 @@ TEST(Fingerprint, OfPackings) {
 }
 
 TEST(Fingerprint, OfMasks) {
-  std::vector<Mask> masks{{},
-                          {.causal = true},
-                          {.align = Align::bottom_right},
-                          {.left = 3},
-                          {.right = 3},
-                          {.chunk = 3},
-                          {.chunk = 4},
-                          {.slices = std::vector<Slice>{}}};
+  std::vector<Mask> masks{{},           {.causal = true}, {.align = Align::bottom_right},  {.left = 3}, {.right = 3},
+                          {.chunk = 3}, {.chunk = 4},     {.slices = std::vector<Slice>{}}};
   const Slice slice{1, 7, 1, 7, -3, 3};
   for (const Slice& s : {slice, Slice{2, 7, 1, 7, -3, 3}, Slice{1, 6, 1, 7, -3, 3}, Slice{1, 7, 2, 7, -3, 3},
                          Slice{1, 7, 1, 6, -3, 3}, Slice{1, 7, 1, 7, -2, 3}, Slice{1, 7, 1, 7, -3, 2}})
@@ -75,8 +70,9 @@ TEST(Fingerprint, OfLayouts) {
     return Layouts{layout, layout};
   };
   const Layouts contiguous = make(LayoutKind::contiguous), zigzag = make(LayoutKind::zigzag);
-  std::vector<Layouts> all{contiguous, zigzag, make(LayoutKind::dual_chunk), make(LayoutKind::striped), given(runs),
-                           given(swapped), given(cut), {contiguous.q, zigzag.k}, {zigzag.q, contiguous.k}};
+  std::vector<Layouts> all{
+      contiguous,     zigzag,     make(LayoutKind::dual_chunk), make(LayoutKind::striped), given(runs),
+      given(swapped), given(cut), {contiguous.q, zigzag.k},     {zigzag.q, contiguous.k}};
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t j = 0; j < all.size(); ++j)
       EXPECT_EQ(differing(of(problem, all[i]), of(problem, all[j])), i == j ? Parts{} : Parts{"layout"})

@@ -1,8 +1,9 @@
 // Schedules as values: names, and what make_schedule refuses. What they compute: by_schedule_test, executor_test.
+#include "weft/schedule.h"
+
 #include <gtest/gtest.h>
 
 #include "refusal.h"
-#include "weft/schedule.h"
 
 namespace weft {
 namespace {
