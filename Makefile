@@ -4,13 +4,14 @@
 #   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
+#   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs, drawn anew
 #   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak bench format lint clean
+.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -65,6 +66,11 @@ soak:
 	tools/setup.sh build test
 	$(call built,release)
 	$(CTEST) --test-dir build/release -L soak
+
+mutants:
+	tools/setup.sh build test
+	cmake --preset mutants && cmake --build --preset mutants
+	python3 tools/mutate/mutate.py --jobs $(JOBS)
 
 test-avx2:
 ifeq ($(shell uname -m),x86_64)

@@ -1,6 +1,9 @@
 // Choices: near the simulator's, within memory, the same on all ranks, in words.
 #include "weft/choose.h"
 
+#include <algorithm>
+#include <cfenv>
+#include <locale>
 #include <mutex>
 #include <set>
 
@@ -90,16 +93,77 @@ TEST(Choose, WindowsChooseDifferently) {
   EXPECT_NE(c.why().find("layer 1: exact"), std::string::npos);
 }
 
-TEST(Choose, TheSameOnAllRanks) {
+// What ranks may have of their own and must not matter: memory, threads and what was asked before; where numbers came
+// from; how the processor rounds (ranks may compute with other instructions); how people write numbers there.
+struct Rank {
+  Index number = 0;
+  Machine machine = {};
+  bool first_schedules_last = false;
+};
+
+struct Commas : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+// Of many problems, on ranks that have made all of it by themselves. `planted` changes what a rank must not change.
+std::string answers_of(Rank rank, void (*planted)(Rank&)) {
+  constexpr Index kRanks = 6;
+  constexpr int kRounding[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  std::string said;
+  for (const char* name : {"a100-200g", "h100-400g", "gb200-nvl72"}) {
+    rank.machine = machine_preset(name);
+    if (rank.number % 2 == 1) rank.machine = machine_from_json(to_json(rank.machine));
+    if (planted != nullptr) planted(rank);
+    std::fesetround(kRounding[rank.number % 4]);
+    for (unsigned seed = 0; seed < 12; ++seed) {
+      for (unsigned before = 0; before < static_cast<unsigned>(rank.number); ++before) {
+        const Layer other = layer(documents(100 + before, 3000));
+        choose({&other, 1}, kRanks, rank.machine);
+      }
+      // Equal documents among them: candidates that take as long as each other.
+      const std::vector<Index> equal(kRanks, 512 << seed / 3), lengths = seed % 3 == 0 ? equal : documents(seed, 40000);
+      const Layer l = layer(lengths, {.causal = true, .left = seed % 2 == 0 ? -1 : 700});
+      ChooseOptions options{.memory_bytes = 0,
+                            .schedules = usual_schedules(rank.machine, kRanks, l.heads_q, l.heads_k),
+                            .layouts = {}};
+      if (rank.first_schedules_last) std::reverse(options.schedules.begin(), options.schedules.end());
+      const BatchChoice choice = choose({&l, 1}, kRanks, rank.machine, options);
+      said += std::string(weft::name(choice.layout)) + ", " + words(choice.layers[0].schedule()) + "\n";
+    }
+  }
+  std::fesetround(FE_TONEAREST);
+  return said;
+}
+
+std::set<std::string> all_answers(void (*planted)(Rank&)) {
   std::mutex mutex;
   std::set<std::string> answers;
-  run_ranks(6, [&](Communicator&) {
-    const Layer l = layer(documents(5, 40000));
-    const std::string why = choose({&l, 1}, 6, machine_preset("a100-200g")).why();
+  run_ranks(6, [&](Communicator& comm) {
+    const std::string mine = answers_of({.number = comm.rank()}, planted);
     const std::lock_guard lock(mutex);
-    answers.insert(why);
+    answers.insert(mine);
   });
+  return answers;
+}
+
+TEST(Choose, TheSameOnAllRanks) {
+  std::set<std::string> answers = all_answers(nullptr);
   EXPECT_EQ(answers.size(), 1U);
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Commas));
+  answers.merge(all_answers(nullptr));
+  std::locale::global(before);
+  EXPECT_EQ(answers.size(), 1U) << "by how numbers are written";
+}
+
+TEST(Choose, WhatDependsOnARankIsSeen) {
+  const auto faster_links = [](Rank& r) { r.machine.levels[0].bandwidth *= 1 + 0.2 * static_cast<double>(r.number); };
+  const auto own_latency = [](Rank& r) { r.machine.levels[0].latency += 30e-6 * static_cast<double>(r.number); };
+  const auto other_order = [](Rank& r) { r.first_schedules_last = r.number == 4; };
+  EXPECT_GT(all_answers(faster_links).size(), 1U);
+  EXPECT_GT(all_answers(own_latency).size(), 1U);
+  EXPECT_GT(all_answers(other_order).size(), 1U);
 }
 
 TEST(Choose, MemoryIsABudget) {

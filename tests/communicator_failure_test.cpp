@@ -106,6 +106,25 @@ TEST(Disagreement, UnwantedAfterOthers) {
   EXPECT_FALSE(result[1].has_value());
 }
 
+// The sender waits already, and learns it as soon as the receiver has all that it wants, not when the time is up.
+TEST(Disagreement, UnwantedIsToldAtOnce) {
+  std::vector<float> memory(64);
+  std::atomic<bool> told = false;
+  run(2, [&](Communicator& c) {
+    if (c.rank() == 0) {
+      Request request = c.exchange(std::vector<Message>(2, {1, {{memory.data(), 1, 1, 16}}}), {});
+      EXPECT_THROW(request.wait(), Error);
+      told = true;
+      return;
+    }
+    Request request = c.exchange({}, {{0, {{memory.data() + 32, 1, 1, 16}}}});
+    sleep(0.05);  // rank 0 has seen that it came, and waits
+    request.wait();
+    for (int i = 0; i < 1000 && !told; ++i) sleep(0.01);
+    EXPECT_TRUE(told);
+  });
+}
+
 TEST(Disagreement, AddOfWhatIsNotF32) {
   std::vector<float> memory(64);
   const auto result = errors(2, [&](Communicator& c) {
@@ -257,6 +276,11 @@ TEST(Failure, WhileOthersCopyFromIt) {
     const auto body = [&](Communicator& c) {
       const Index rows = 50000;  // with gaps, so that copies take long and a sanitizer looks at every row
       std::vector<float> memory(at(5 * rows), 1.0f), into(at(4 * rows));
+      // Gone after the request: what a receiver took must be from before.
+      struct Overwrites {
+        std::vector<float>& values;
+        ~Overwrites() { std::fill(values.begin(), values.end(), 2.0f); }
+      } overwrites{memory};
       std::vector<Message> sends, receives;
       for (Index peer = 1; peer < 4 && c.rank() == 0; ++peer) {
         sends.push_back({peer, {{memory.data(), rows, 1, 16, 20, 0}}});
@@ -270,6 +294,7 @@ TEST(Failure, WhileOthersCopyFromIt) {
       }
       ++others_came;
       request.wait();
+      EXPECT_EQ(std::count(into.begin(), into.end(), 1.0f), 4 * rows);
     };
     EXPECT_THROW(run(4, body), std::runtime_error);
   }
@@ -344,6 +369,26 @@ TEST(SlowLink, TakesBytesPerBandwidth) {
   const ThreadRanks how{.time_limit = 60, .bandwidth = 1e6};
   run(3, [](Communicator& c) { EXPECT_GE(time_of(c, 1, 100000, 0), 0.1); }, how);
   run(3, [](Communicator& c) { EXPECT_GE(time_of(c, 2, 100000, 0), 0.2); }, how);  // one link
+}
+
+// Nothing can come before it was sent, however long its receiver has been there.
+TEST(SlowLink, BeginsWithTheLast) {
+  std::atomic<double> sent = 0;
+  const Clock::time_point start = Clock::now();
+  run(2,
+      [&](Communicator& c) {
+        float x = 1;
+        const Block one{.data = &x, .rows = 1, .bytes = 4};
+        if (c.rank() == 0) {
+          sleep(0.1);
+          sent = seconds_since(start);
+          c.exchange({{1, {one}}}, {}).wait();
+        } else {
+          c.exchange({}, {{0, {one}}}).wait();
+          EXPECT_GE(seconds_since(start), sent + 0.09);
+        }
+      },
+      {.time_limit = 60, .latency = 0.09});
 }
 
 TEST(SlowLink, LatencyIsPerCall) {

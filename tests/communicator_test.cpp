@@ -412,6 +412,10 @@ TEST(Communicator, RefusesWhatCannotBe) {
     expect_refusal([&] { add({memory.data(), 1, 1, 6}); }, {"receive 0 of 1", "f32"});
     expect_refusal([&] { add({reinterpret_cast<char*>(memory.data()) + 1, 1, 1, 4}); }, {"f32"});
     expect_refusal([&] { add({memory.data(), 2, 1, 4, 6, 0}); }, {"f32", "strides 6"});
+    const std::vector<Block> parts(3, Block{memory.data(), 1, 1, 4});
+    expect_refusal([&] { (void)c.reduce_scatter(parts, {memory.data(), 1, 1, 6}); }, {"reduce_scatter: mine", "f32"});
+    expect_refusal([&] { (void)c.reduce_scatter(std::vector<Block>(3, {memory.data(), 1, 1, 6}), eight); },
+                   {"reduce_scatter: part 0", "f32"});
     expect_refusal([&] { (void)c.all_gather(eight, std::vector<Block>{eight, eight}); }, {"2 blocks", "3 ranks"});
     expect_refusal([&] { (void)c.all_to_all({}, {}); }, {"0 blocks"});
     expect_refusal([&] { (void)c.all_reduce(memory.data(), DType::bf16, 1, Reduce::sum); }, {"bf16", "f32 or f64"});

@@ -96,6 +96,18 @@ TEST(DeviceCapacity, IsMetExactly) {
   EXPECT_EQ(make_plan(p, l.runs(0), l.rank_order()).slices.size(), 56u);
 }
 
+// Striped keys lie in a run a rank, of which a narrow band meets few.
+TEST(DeviceCapacity, NarrowBandsMeetFewRuns) {
+  const DeviceStream s{.sequences = 4, .tokens = 64};
+  const DeviceLayout striped{LayoutKind::striped, 4};
+  const auto args = [&](const Mask& mask) {
+    return DevicePlanArgs{s, {}, mask, striped.runs(0), striped.rank_order()};
+  };
+  EXPECT_EQ(device_slices_per_row(args({})), 4);
+  EXPECT_EQ(device_slices_per_row(args({.causal = true, .left = 1})), 2);
+  EXPECT_EQ(device_slices_per_key(args({.causal = true, .left = 1})), 1);
+}
+
 TEST(DeviceCapacity, Rows) {
   for (Index tokens : {0, 1, 7, 16, 48}) {
     const Stream s = Stream::from_lengths(std::vector<Index>{tokens});
@@ -116,6 +128,9 @@ TEST(DeviceCapacity, Refuses) {
   expect_refusal([&] { device_plan_capacity({s, {}, {.left = -2}, runs, runs}); }, {"window left = -2"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, striped.runs(0), runs}); }, {"stride 2", "stride 1"});
   expect_refusal([&] { device_plan_capacity({s, {}, {}, good.runs(2), runs}); }, {"rank 2"});
+  DeviceRuns still = runs;
+  still.members.step = 0;
+  expect_refusal([&] { device_plan_capacity({s, {}, {}, still, runs}); }, {"in steps of 0"});
   expect_refusal([&] { device_plan_capacity({s, {.sequences = 5, .tokens = 64}, {}, runs, runs}); }, {"4 sequences"});
   expect_refusal([&] { device_plan_capacity({{.sequences = -1}, {}, {}, runs, runs}); }, {"-1 sequences"});
   const DeviceLayout wide{LayoutKind::dual_chunk, 1 << 19};

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "check/random_case.h"
+#include "draw/coarse.h"
 #include "draw/contents.h"
 #include "draw/scene.h"
 #include "draw/written.h"
@@ -97,6 +98,64 @@ TEST(Draw, EveryPairIsDrawnOnceInItsStep) {
     }
   }
   EXPECT_GT(drawn, 500);
+}
+
+Scene scene_of(const Problem& problem, LayoutKind kind, Index ranks, std::string title = "") {
+  const Subject subject{.problem = problem,
+                        .heads_q = 4,
+                        .heads_k = 2,
+                        .shape = {.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64},
+                        .machine = machine_preset("h100-400g"),
+                        .title = std::move(title)};
+  return make_scene(subject, {{make_layouts(kind, problem, ranks), {.kind = ScheduleKind::exact}, {}}});
+}
+
+TEST(Draw, PagesStayBelowFiveMegabytes) {
+  constexpr std::size_t kMost = 5'000'000;
+  const auto check = [&](const std::vector<Index>& lengths, LayoutKind kind, Index ranks, const char* says) {
+    const Scene scene = scene_of(Problem(Stream::from_lengths(lengths), {.causal = true}), kind, ranks);
+    const std::string page = html(scene);
+    EXPECT_LE(page.size(), kMost) << name(kind);
+    EXPECT_EQ(page.find(says) != std::string::npos, *says != '\0') << says;
+    EXPECT_LE(svg(scene).size(), kMost) << name(kind);
+  };
+  const std::vector<Index> ones(1'000'000, 1);
+  std::vector<Index> mixed, eights(100'000, 8);
+  for (Index n = 0; n < 100'000; ++n) mixed.push_back(1 + n * n % 977);
+  check(ones, LayoutKind::zigzag, 4, "25 documents are drawn as one");
+  check(mixed, LayoutKind::contiguous, 4, "slices of the mask are drawn as one");
+  check(mixed, LayoutKind::balanced, 4, "documents are drawn as one");
+  check(eights, LayoutKind::dual_chunk, 4, "who holds a token is drawn for");
+  EXPECT_NE(html(scene_of(Problem(Stream::from_lengths(std::vector<Index>{9, 30}), {}), LayoutKind::zigzag, 2))
+                .find("\"notes\":[]"),
+            std::string::npos);
+  const Problem small(Stream::from_lengths(std::vector<Index>{9}), {});
+  EXPECT_THROW(html(scene_of(small, LayoutKind::zigzag, 2, std::string(6'000'000, 'x'))), Error);
+}
+
+TEST(Draw, CoarseThingsHoldTheFineOnes) {
+  const std::vector<Index> lengths = {3, 0, 4, 1, 5, 9, 2, 6};
+  const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+  const BundledSlices mask = bundled(problem.global_slices(), 3);
+  EXPECT_EQ(mask.slices.size(), 3U);
+  for (const auto& [q, k] : pairs_of(problem)) {
+    EXPECT_TRUE(std::any_of(mask.slices.begin(), mask.slices.end(), [&](const Slice& s) { return sees(s, q, k); }));
+  }
+  const BundledStream stream = bundled(problem.packing().q(), 3);
+  EXPECT_EQ(stream.each, 3);
+  EXPECT_EQ(stream.offsets, (std::vector<Index>{0, 7, 22, 30}));
+  EXPECT_EQ(stream.used, (std::vector<Index>{7, 15, 8}));
+  const Layout layout = Layout::striped(problem.packing().q(), 5);
+  const Holding all = holding(layout, 5), some = holding(layout, 4);
+  EXPECT_EQ(all.stretch, 0);
+  EXPECT_EQ(some.stretch, 8);
+  const std::vector<Index> owner = owners(layout);
+  Index covered = 0;
+  for (const auto& [rank, run] : some.parts) {
+    EXPECT_EQ(rank, owner[static_cast<std::size_t>(min_of(run.token + some.stretch / 2, Index{29}))]);
+    covered += run.count;
+  }
+  EXPECT_EQ(covered, 30);
 }
 
 TEST(Draw, TextStaysText) {

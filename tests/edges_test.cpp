@@ -67,6 +67,18 @@ TEST(Edges, OneToken) { expect_right_everywhere({1}, {1, 2, 5}); }
 
 TEST(Edges, MoreRanksThanTokens) { expect_right_everywhere({2, 0, 1}, {4, 8, 13}); }
 
+// One token, two ranks, one of them without a row: heads in groups cut tensors of no rows too.
+TEST(Edges, HeadGroupsOfNoRows) {
+  Case c{.layout = LayoutKind::contiguous, .ranks = 2, .heads_q = 2, .heads_k = 2};
+  c.q = {.cu_seqlens = {0, 1}};
+  check::Oracle oracle(c, check::executor_arithmetic(c));
+  for (const char* kernel : {"reference", "cpu"}) {
+    const check::Tried tried =
+        try_schedule(oracle, c, {.schedule = {.kind = ScheduleKind::all_gather, .head_groups = 2}, .kernel = kernel});
+    EXPECT_FALSE(tried.failure) << *tried.failure;
+  }
+}
+
 // Tokens 0 .. 4 are real and lie on rank 0; three ranks hold padding alone, one of them in the middle.
 TEST(Edges, RanksOfPaddingAlone) {
   Case c{.ranks = 4, .sink = Case::SinkKind::off_by_one};

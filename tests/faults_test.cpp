@@ -120,6 +120,28 @@ std::string describe(const Subject& s, const Fault& f) {
          " in call " + std::to_string(f.call) + ", seed " + std::to_string(f.seed);
 }
 
+// Each kind does what its name says, and no more.
+TEST(Faulty, CorruptsAFewBytesAlone) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<float> sent(256, 1.0f), got(256, 0.0f);
+    const auto block = [](std::vector<float>& x) {
+      return Block{.data = x.data(), .rows = 1, .bytes = static_cast<Index>(x.size() * sizeof(float))};
+    };
+    run_ranks(2, [&](Communicator& comm) {
+      const auto faulty = make_faulty(comm, {{.kind = Kind::corrupt, .rank = 0, .call = 0, .seed = seed}});
+      if (comm.rank() == 0)
+        faulty->exchange({{1, {block(sent)}}}, {}).wait();
+      else
+        faulty->exchange({}, {{0, {block(got)}}}).wait();
+    });
+    const auto *a = reinterpret_cast<const char*>(sent.data()), *b = reinterpret_cast<const char*>(got.data());
+    Index changed = 0;
+    for (Index i = 0; i < 1024; ++i) changed += a[i] != b[i];
+    EXPECT_GE(changed, 1) << seed;
+    EXPECT_LE(changed, 8) << seed;
+  }
+}
+
 // Drops are noticed by waiting in vain, at the latest.
 double time_limit_of(Kind kind) { return kind == Kind::drop || kind == Kind::lose ? 0.5 : 60; }
 

@@ -52,6 +52,18 @@ TEST(KernelRegistry, NamesAreFoundAndWordsAreThere) {
   EXPECT_TRUE(names.contains("cpu.scalar"));
 }
 
+// Before a kernel is asked: most do not look at shapes themselves.
+TEST(KernelRegistry, OutputsOfAnotherShapeAreRefused) {
+  const Call call(DType::f32, 8, 8);
+  const Outputs outputs(call.problem.p, DType::f32);
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.refusal(plain(DType::f32, Pass::forward, 8))) continue;
+    ForwardArgs args = outputs.forward_args(call.problem);
+    args.out.dim = 7;
+    expect_refusal([&] { attend(args, kernel.name); }, {"out has shape", "7"});
+  }
+}
+
 TEST(KernelRegistry, AnUnknownNameListsTheNames) {
   for (const std::function<void()>& call :
        {std::function<void()>([] { find_kernel("nope"); }),
@@ -214,6 +226,22 @@ TEST(KernelRegistry, PartialStatesOfNoRows) {
     EXPECT_NO_THROW(finish_partial(args)) << kernel.name;
     EXPECT_EQ(max_logit.values(), std::vector<double>(2, kMinusInfinity<double>));
   }
+}
+
+TEST(KernelRegistry, StepsAreForKernelsThatSumUp) {
+  const Call call(DType::f32, 4, 4);
+  const Outputs outputs(call.problem.p, DType::f64);
+  reference_forward(outputs.forward_args(call.problem));
+  const Range rows[] = {{0, 3}};
+  QuerySteps steps{.rows = rows};
+  BackwardArgs args = outputs.backward_args(call.problem);
+  args.steps = &steps;
+  for (const std::string_view kernel : {"reference", "cpu.scalar"})
+    expect_refusal([&] { attend_backward(args, kernel); }, {std::string(kernel), "steps"});
+  ForwardArgs forward = outputs.forward_args(call.problem);
+  forward.steps = &steps;
+  for (const std::string_view kernel : {"reference", "cpu.scalar"})
+    expect_refusal([&] { attend(forward, kernel); }, {std::string(kernel), "steps"});
 }
 
 TEST(KernelRegistry, ThreadsCannotBeNegative) {

@@ -66,8 +66,8 @@ TEST(KvBuffer, Bf16StaysInItsBound) {
 
 // A row's arithmetic does not depend on who computes it, nor on when.
 TEST(KvBuffer, ForwardHasTheSameBitsForAnyMicrosAndRanks) {
-  const auto forward = [](Index ranks, Index micros, DType dtype) {
-    const Setting r{.lengths = {70, 1, 103, 66}, .ranks = ranks, .micros = micros, .dtype = dtype};
+  const auto forward = [](Index ranks, Index micros, DType dtype, const Mask& mask = {.causal = true}) {
+    const Setting r{.lengths = {70, 1, 103, 66}, .mask = mask, .ranks = ranks, .micros = micros, .dtype = dtype};
     Tensors t(r);
     run_all(r, t);
     return std::pair{std::move(t.out.bytes), std::move(t.lse.bytes)};
@@ -77,6 +77,8 @@ TEST(KvBuffer, ForwardHasTheSameBitsForAnyMicrosAndRanks) {
     for (const Index ranks : {1, 2, 4})
       for (const Index micros : {1, 2, 4, 6, 12})
         EXPECT_EQ(forward(ranks, micros, dtype), one) << ranks << " " << micros;
+    const Mask window{.causal = true, .left = 30};
+    EXPECT_EQ(forward(2, 6, dtype, window), forward(1, 1, dtype, window));
   }
 }
 
@@ -312,6 +314,32 @@ TEST(KvBuffer, DroppedRowsKeepMemoryBounded) {
   });
 }
 
+// What was gathered ahead and never attended is waited for by the backward.
+TEST(KvBuffer, BackwardOfWhatIsStillOnItsWay) {
+  const Setting r{.lengths = {64}, .ranks = 2, .micros = 4};
+  const MicroSequences sequence = micros_of(r);
+  Tensors t(r);
+  run_all(r, t);
+  const std::vector<std::byte> dq = t.dq.bytes, dk = t.dk.bytes;
+  std::fill(t.dq.bytes.begin(), t.dq.bytes.end(), std::byte{0xff});
+  std::fill(t.dk.bytes.begin(), t.dk.bytes.end(), std::byte{0xff});
+  run_ranks(2, [&](Communicator& comm) {
+    KvBuffer buffer(comm, options_of(r, sequence));
+    buffer.begin(sequence, r.mask);
+    for (Index m = 0; m < 4; ++m) {
+      const Range rows = sequence.rows(comm.rank(), m);
+      buffer.start_gather(m, rows_of(ConstTensorView(t.k.view), rows), rows_of(ConstTensorView(t.v.view), rows));
+    }
+    EXPECT_FALSE(buffer.dk().given() || buffer.dv().given());
+    for (Index m = 4; m-- > 0;) buffer.backward(m, backward_args(r, t, sequence.rows(comm.rank(), m)));
+    EXPECT_TRUE(buffer.dk().given() && buffer.dv().given());
+    EXPECT_EQ(buffer.dk().dim, r.dim_qk);
+    EXPECT_EQ(buffer.dv().dim, r.dim_v);
+  });
+  EXPECT_EQ(t.dq.bytes, dq);
+  EXPECT_EQ(t.dk.bytes, dk);
+}
+
 TEST(KvBuffer, Refuses) {
   const Setting r{.lengths = {16, 16}, .micros = 4};
   const MicroSequences sequence = micros_of(r);
@@ -338,6 +366,12 @@ TEST(KvBuffer, Refuses) {
     args.k = args.v = {};
     buffer.forward(0, args);  // once more, as recomputation does
     expect_refusal([&] { buffer.backward(1, backward_args(r, t, {8, 16})); }, {"0 is next"});
+    BackwardArgs shared = backward_args(r, t, {0, 8});
+    shared.dk.row_stride = 0;
+    expect_refusal([&] { buffer.backward(0, shared); }, {"dk is written to"});
+    shared = backward_args(r, t, {0, 8});
+    shared.dv.row_stride = 0;
+    expect_refusal([&] { buffer.backward(0, shared); }, {"dv is written to"});
     buffer.backward(0, backward_args(r, t, {0, 8}));
     expect_refusal([&] { buffer.backward(0, backward_args(r, t, {0, 8})); }, {"none is next"});
     expect_refusal([&] { buffer.start_gather(1, t.k.view, t.v.view); }, {"in its backward"});
@@ -456,6 +490,10 @@ TEST(KvCache, DecodesAsOnePassWould) {
 
 TEST(KvCache, KeepsRejectsAndRefuses) {
   Tensor k(DType::f32, 20, 1, 8), v(DType::f32, 20, 1, 8);
+  TensorView shared = v.view;
+  shared.row_stride = 0;
+  expect_refusal([&] { KvCache(k.view, shared, List{0, 8, 20}); }, {"v is written to"});
+  expect_refusal([&] { KvCache(shared, v.view, List{0, 8, 20}); }, {"k is written to"});
   KvCache cache(k.view, v.view, List{0, 8, 20}, List{6, 0});
   EXPECT_EQ(cache.room(0), 2);
   cache.keep(0, 4);

@@ -170,8 +170,19 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
     buffer.forward(m, args);
   }
   for (Index m = r.micros; m-- > 0;) {
-    while (const std::optional<Index> i = buffer.missing(m))
-      buffer.gather_again(*i, rows_of(views.k, window(*i)), rows_of(views.v, window(*i)));
+    while (const std::optional<Index> i = buffer.missing(m)) {
+      if (there) {
+        buffer.gather_again(*i, rows_of(views.k, window(*i)), rows_of(views.v, window(*i)));
+        continue;
+      }
+      std::vector<std::byte> k = mine.k.bytes, v = mine.v.bytes;  // wanted for this call alone
+      ConstTensorView view_k = mine.k.view, view_v = mine.v.view;
+      view_k.data = k.data();
+      view_v.data = v.data();
+      buffer.gather_again(*i, rows_of(view_k, window(*i)), rows_of(view_v, window(*i)));
+      std::fill(k.begin(), k.end(), std::byte{0xff});
+      std::fill(v.begin(), v.end(), std::byte{0xff});
+    }
     BackwardArgs args = backward_args(views, window(m));
     if (r.sink) args.dsink = number(dsink, m);
     buffer.backward(m, args);

@@ -150,6 +150,26 @@ TEST(Layout, BalancedIsWithinTwoPercentOnOrdinaryPacks) {
   std::cout << "largest share over mean: " << worst << std::endl;
 }
 
+// Runs are few: each costs a message and a slice. What it took when this was written, on packs that are hard to even out.
+TEST(Layout, BalancedTakesFewRuns) {
+  struct Pack {
+    unsigned seed;
+    Index documents, ranks, runs;
+  };
+  for (const Pack& p :
+       {Pack{1, 5, 3, 19}, {2, 7, 4, 28}, {3, 11, 5, 33}, {4, 6, 8, 60}, {5, 20, 7, 51}, {6, 40, 16, 125}}) {
+    std::mt19937 engine(p.seed);
+    Indices lengths;
+    for (Index i = 0; i < p.documents; ++i) lengths.push_back(static_cast<Index>(16 + engine() % 50 * (engine() % 50)));
+    const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+    const Layout l = Layout::balanced(problem, p.ranks);
+    std::size_t runs = 0;
+    for (Index r = 0; r < p.ranks; ++r) runs += l.runs(r).runs().size();
+    EXPECT_LE(runs, static_cast<std::size_t>(p.runs)) << p.seed;
+    EXPECT_LE(balance(pairs_by_rank(problem, l)), 1.005) << p.seed;
+  }
+}
+
 TEST(Layout, BalancedBeatsTheOthersOnAHardPack) {
   Indices docs(40, 64);
   docs.push_back(30000);  // one long document at the end of many short ones

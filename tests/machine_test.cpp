@@ -96,5 +96,19 @@ TEST(Tiles, RoughCountsAreNear) {
   }
 }
 
+// Documents that lie beside each other are no long tile.
+TEST(Tiles, ManyShortSlicesStayShort) {
+  const KernelRate rate{.flops = 1, .tile_q = 128, .tile_k = 128};
+  cost::TileCounter exact(8, 1, rate), rough(8, 1, rate);
+  for (Index n = 0; n < 100; ++n) {
+    const Slice s{48 * n, 48 * (n + 1), 48 * n, 48 * (n + 1), -kUnlimited, 0};
+    exact.add(s, 0);
+    rough.add_roughly(s);
+  }
+  const TileWork a = exact.take(), b = rough.take();
+  EXPECT_EQ(a.longest, b.longest);
+  EXPECT_EQ(a.covered, b.covered);
+}
+
 }  // namespace
 }  // namespace weft::test

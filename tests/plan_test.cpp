@@ -8,6 +8,7 @@
 #include "check/random_case.h"
 #include "plan/cut.h"
 #include "plan/part.h"
+#include "plan/partial.h"
 #include "plan/parts.h"
 #include "refusal.h"
 
@@ -26,6 +27,7 @@ TEST(Plan, SmallExample) {
   EXPECT_EQ(make_plan(p, l.runs(1), l.runs(0)).slices, (std::vector<Slice>{{0, 3, 0, 2, -kInf, 2}}));
   EXPECT_EQ(pairs_by_rank(p, l), (Indices{3 + 5, 12 + 1}));
   EXPECT_DOUBLE_EQ(balance(pairs_by_rank(p, l)), 13 / 10.5);
+  EXPECT_EQ(balance(std::vector<Index>(2, (Index{1} << 24) + 1)), 1);  // more pairs than an f32 counts
   EXPECT_EQ(touched_keys(make_plan(p, l.runs(0), l.rank_order())), (std::vector<Range>{{0, 4}, {7, 8}}));
 }
 
@@ -64,6 +66,23 @@ TEST(Plan, CountAndEmitMakeThePlan) {
 }
 
 // As threads of a device share a sequence: one query run each, and some of the key runs, in all chunks together.
+TEST(Plan, SequencesThatARankHoldsMakeItsPlan) {
+  int skipped = 0;
+  for (unsigned long long seed = 0; seed < 2000; ++seed) {
+    check::RandomChoices choices(seed);
+    const check::Case c = random_case(choices);
+    const Problem p = problem_of(c);
+    const Layouts l = layouts_of(c, p);
+    const RunList q = l.q.runs(c.ranks - 1), k = l.k.runs(c.ranks / 2);
+    if (q.stride() != k.stride()) continue;
+    const std::vector<Index> of_q = sequences_in(p.packing().q(), q), of_k = sequences_in(p.packing().k(), k);
+    EXPECT_EQ(make_plan(p, q, l.k.rank_order(), of_q).slices, make_plan(p, q, l.k.rank_order()).slices) << seed;
+    EXPECT_EQ(make_plan(p, l.q.rank_order(), k, of_k).slices, make_plan(p, l.q.rank_order(), k).slices) << seed;
+    skipped += static_cast<Index>(of_q.size()) < p.packing().sequences();
+  }
+  EXPECT_GT(skipped, 100);
+}
+
 TEST(Plan, PartsOneAfterAnotherMakeThePlan) {
   int cut = 0;
   for (unsigned long long seed = 0; seed < 2000; ++seed) {

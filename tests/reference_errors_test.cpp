@@ -142,6 +142,8 @@ TEST(ReferenceErrors, Outputs) {
   EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.lse.dtype = DType::f16; }), "lse is f16; give it as f32 or f64");
   EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.max_logit.heads = 2; }),
             "max_logit has shape [1, 2, 1]; give it shape [1, 4, 1] (rows, heads, dim)");
+  EXPECT_NE(forward_refusal([](ForwardArgs& a) { a.max_logit.head_stride = 0; }).find("max_logit is written to"),
+            std::string::npos);
   EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.max_logit.data = nullptr; }),
             "max_logit has 1 rows and a null pointer; point it at its elements");
 }
@@ -165,6 +167,12 @@ TEST(ReferenceErrors, Backward) {
               a.lse = token_heads(forward.lse.view().data, DType::f64, 6, 3);
             }),
             "lse has shape [6, 3, 1]; give it shape [6, 4, 1] (rows, heads, dim)");
+  EXPECT_EQ(backward_refusal([&](BackwardArgs& a) {
+              a.out = forward.out.view();
+              a.out.dim = 1;
+              a.lse = forward.lse.view();
+            }),
+            "out has shape [6, 4, 1]; give it shape [6, 4, 2] (rows, heads, dim)");
   EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.attention.sink = Sink::off_by_one(); }),
             "dsink is asked for and the sink is not learnable; leave dsink out, or use Sink::learnable(logits)");
   EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dsink.dtype = DType::f16; }),

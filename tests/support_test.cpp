@@ -289,6 +289,16 @@ TEST(Support, every_meaning_is_a_row) {
   EXPECT_EQ(support_table().size(), known);
 }
 
+TEST(Support, what_is_not_there_is_refused_by_its_row) {
+  std::size_t found = 0;
+  for (const SupportRow& row : support_table()) {
+    if (row.name != "bias" && row.name != "dropout") continue;
+    ++found;
+    EXPECT_TRUE(row.one_rank.has_value()) << row.name;
+  }
+  EXPECT_EQ(found, 2u);
+}
+
 TEST(Support, refusals_have_a_way_out) {
   for (const SupportRow& row : support_table()) {
     for (const std::optional<Refusal>& refused : row.schedules) {

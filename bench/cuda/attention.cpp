@@ -195,35 +195,28 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
       });
     }
   };
-  const Index ring_rows = c.ring ? plan.q_rows : 0;
-  const Tensor sums(DType::f32, ring_rows, c.heads_q, c.dim), states(DType::f32, ring_rows, c.heads_q, 2),
-      empty(DType::f32, ring_rows, c.heads_q, 2);
-  const std::vector<RowState<float>> none(static_cast<std::size_t>(ring_rows * c.heads_q));
-  const std::size_t state_bytes = none.size() * sizeof(RowState<float>);
-  WEFT_CUDA(cudaMemcpy(empty.view().data, none.data(), state_bytes, cudaMemcpyHostToDevice));
+  std::vector<Range> ring_rows_held;
+  for (const Slice& s : plan.slices) ring_rows_held.push_back({s.q_begin, s.q_end});
   const auto ring_forward = [&] {
-    WEFT_CUDA(cudaMemcpyAsync(states.view().data, empty.view().data, state_bytes, cudaMemcpyDeviceToDevice));
-    ForwardArgs end = forward;
-    end.partial = {sums.view(), static_cast<RowState<float>*>(states.view().data), false};
+    QuerySteps steps{.rows = ring_rows_held};
+    std::size_t left = plans.size();
     each_step([&](const Plan& of, auto&& part) {
-      ForwardArgs step = end;
-      step.out = step.lse = {};
+      ForwardArgs step = forward;
+      steps.last = --left == 0;
+      step.steps = &steps;
       step.k = part(forward.k);
       step.v = part(forward.v);
       step.slices = of.slices;
       attend(step, kernel);
     });
-    finish_partial(end);
   };
-  std::vector<Range> ring_rows_held;
-  for (const Slice& s : plan.slices) ring_rows_held.push_back({s.q_begin, s.q_end});
   const auto ring_backward = [&] {
     QuerySteps steps{.rows = ring_rows_held};
     std::size_t left = plans.size();
     each_step([&](const Plan& of, auto&& part) {
       BackwardArgs step = backward;
       steps.last = --left == 0;
-      if (!step.deterministic && find_kernel(kernel).takes_steps != nullptr) step.steps = &steps;
+      if (!step.deterministic) step.steps = &steps;
       step.k = part(backward.k);
       step.v = part(backward.v);
       step.dk = part(backward.dk);

@@ -48,11 +48,16 @@ struct Attention {
 struct PartialView {
   TensorView sums = {};               // [tq, hq, dv] f32
   RowState<float>* states = nullptr;  // [tq, hq]
-  // States' max is to be the largest logit, of which finish_partial can make max_logit. Otherwise it may be any number near
-  // it, which is less work on some GPUs.
-  bool largest = true;
 
   bool given() const { return states != nullptr || sums.heads != 0; }
+};
+
+// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays with the
+// kernel between them, out and lse, or dq, are written by the last. For kernels that can (Kernel::takes_steps).
+struct QuerySteps {
+  std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
+  bool last = false;
+  std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
 };
 
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
@@ -69,18 +74,11 @@ struct ForwardArgs {
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
   PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
+  QuerySteps* steps = nullptr;  // out and lse are then written by the last call only
   Place place = {};           // of all tensors; slices and head_map are read on the host
 };
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
-// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows is made by
-// the first, and dq is summed up between them and written by the last. For kernels that can (Kernel::takes_steps).
-struct QuerySteps {
-  std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
-  bool last = false;
-  std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
-};
-
 struct BackwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
   ConstTensorView k = {};  // [tk, hk, dqk]

@@ -34,7 +34,8 @@ struct Kernel {
   void (*forward)(const ForwardArgs& args);
   void (*backward)(const BackwardArgs& args);
   // Can it do such calls with QuerySteps? Null: none.
-  bool (*takes_steps)(const BackwardArgs& args) = nullptr;
+  bool (*takes_steps)(const ForwardArgs& args) = nullptr;
+  bool (*takes_steps_backward)(const BackwardArgs& args) = nullptr;
 };
 
 // Every kernel of this build, best first; those of other machines refuse.

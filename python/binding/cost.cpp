@@ -160,7 +160,9 @@ void bind_cost(nb::module_& m) {
       "choose",
       [](const std::vector<Problem>& problems, const std::vector<Index>& counts, Index ranks, Index heads_q,
          Index heads_k, DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
-         double memory_bytes) {
+         double memory_bytes, const std::vector<std::string>& among) {
+        std::vector<LayoutKind> layouts;
+        for (const std::string& each : among) layouts.push_back(layout_kind(each));
         std::vector<Layer> layers;
         for (std::size_t n = 0; n < problems.size(); ++n)
           layers.push_back({.problem = problems[n],
@@ -169,10 +171,11 @@ void bind_cost(nb::module_& m) {
                             .shape = shape_of(dtype, dim_qk, dim_v),
                             .count = counts[n],
                             .backward = backward});
-        return choose(layers, ranks, machine, {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}});
+        return choose(layers, ranks, machine,
+                      {.memory_bytes = memory_bytes, .schedules = {}, .layouts = std::move(layouts)});
       },
       "problems"_a, "counts"_a, "ranks"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<nb::gil_scoped_release>());
+      "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{}, nb::call_guard<nb::gil_scoped_release>());
 
   m.def(
       "simulate",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft import cost
 
 CU = [0, 300, 340, 1000, 1024]
 CAUSAL = weft.Mask(causal=True)
@@ -135,3 +136,45 @@ def test_auto_and_a_map_of_heads():
 def test_layout_auto_wants_the_mask():
     with pytest.raises(weft.Error, match="layout auto without a mask"):
         weft.shard(np.zeros(1024), 0, ranks=2, cu_seqlens=CU, layout="auto")
+
+
+@pytest.mark.parametrize("format", ["bshd", "sbhd"])
+def test_auto_leaves_a_batch_a_batch(format):
+    """A sequence for each rank: without the format a layout is chosen whose rows are no batch."""
+    rng = np.random.default_rng(3)
+    shape = (4, 512) if format == "bshd" else (512, 4)
+    q, k, v = (rng.standard_normal((*shape, heads, 16), np.float32) for heads in (4, 2, 2))
+    packing = weft.Packing.from_batch(4, 512)
+    assert cost.chosen_layout(packing, CAUSAL, 4) not in cost.batch_layouts(packing, 4)
+    assert cost.chosen_layout(packing, CAUSAL, 4, format=format) in cost.batch_layouts(packing, 4)
+    one = weft.attention(q, k, v, causal=True, format=format).out
+    how = dict(layout="auto", mask=CAUSAL, format=format)
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, **how) for x in (q, k, v)]
+        out = weft.attention(*mine, comm=comm, schedule="auto", **how).out
+        return out, weft.position_ids(comm, packing=packing, **how)
+
+    outs, positions = zip(*weft.spawn(4, rank))
+    assert np.abs(weft.unshard(outs, **how) - one).max() < 1e-5
+    assert np.array_equal(np.sort(np.concatenate(positions)), np.repeat(np.arange(512), 4))
+
+
+def test_torch_auto_leaves_a_batch_a_batch():
+    torch = pytest.importorskip("torch")
+    import weft.torch
+
+    q, k, v = (torch.randn(4, 512, heads, 16) for heads in (4, 2, 2))
+    packing, how = weft.Packing.from_batch(4, 512), dict(layout="auto", format="bshd")
+    one = weft.attention(q, k, v, causal=True, format="bshd").out
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, mask=CAUSAL, **how) for x in (q, k, v)]
+        return weft.torch.context_parallel_attention(*mine, packing, CAUSAL, group=comm, schedule="auto", layout_mask=CAUSAL, **how)
+
+    assert (weft.unshard(weft.spawn(4, rank), mask=CAUSAL, **how) - one).abs().max() < 1e-5
+
+
+def test_auto_where_no_layout_leaves_a_batch():
+    with pytest.raises(weft.Error, match="padded length 1023 is not a multiple of 2\\*ranks = 8; pad to 1024"):
+        weft.shard(np.zeros((2, 1023, 4), np.float32), 0, ranks=4, layout="auto", mask=CAUSAL, format="bshd")

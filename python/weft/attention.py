@@ -182,7 +182,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
         _check_names(schedule=schedule, layout=layout)
         run = _OneRank(problem, kernel or "", deterministic)
     else:
-        placed = layout_of(layout, packing, ranks, problem.mask)
+        placed = layout_of(layout, packing, ranks, problem.mask, format=format)
         if format != "thd":
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks

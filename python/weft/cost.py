@@ -49,15 +49,25 @@ def machine_numbered(number: int) -> Machine:
     return machine(_machines[number])
 
 
+def batch_layouts(packing, ranks):
+    """Layouts that leave each rank a batch of its own; whether they can be made is asked when they are."""
+    lengths = [x for cu in (packing.cu_seqlens_q_padded, packing.cu_seqlens_k_padded) for x in (cu[1:] - cu[:-1]).tolist()]
+    return ["dual_chunk"] + (["striped"] if all(x % ranks == 0 for x in lengths) else [])
+
+
 @functools.lru_cache(maxsize=256)
-def _chosen_layout(packing, mask, ranks, where):
+def _chosen_layout(packing, mask, ranks, where, batch):
     # Heads of a model of today: which layout is best hardly depends on them, and shard knows nothing of them.
-    return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, _core.DType.bf16, 128, 128, where).layout
+    return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, _core.DType.bf16, 128, 128, where,
+                        layouts=batch_layouts(packing, ranks) if batch else []).layout
 
 
-def chosen_layout(packing, mask, ranks, where=None):
-    """The name that layout="auto" stands for: the same wherever packing, mask, ranks and machine are the same."""
-    return _chosen_layout(packing, mask, ranks, machine(where))
+def chosen_layout(packing, mask, ranks, where=None, format="thd"):
+    """The name that layout="auto" stands for: the same wherever packing, mask, ranks, machine and format are the same.
+
+    Rows of bshd and sbhd have to stay a batch on each rank, so only layouts that do that are chosen among.
+    """
+    return _chosen_layout(packing, mask, ranks, machine(where), format != "thd" and ranks > 1)
 
 
 @functools.lru_cache(maxsize=256)

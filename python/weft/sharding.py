@@ -29,14 +29,14 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
 
 
-def layout_of(layout, packing, ranks, mask=None, machine=None):
-    """The Layout that a caller means: by name, or as it is. auto: the best on the machine."""
+def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
+    """The Layout that a caller means: by name, or as it is. auto: the best on the machine that the format allows."""
     if not isinstance(layout, Layout):
         if layout in ("balanced", "auto") and mask is None:
             raise error(f"layout {layout} without a mask",
                         "it deals out work, so it must know the mask: give the same one everywhere")
         if layout == "auto":
-            layout = chosen_layout(packing, mask, ranks, machine)
+            layout = chosen_layout(packing, mask, ranks, machine, format)
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
         raise error(f"the layout is of {layout.ranks} ranks, not {ranks}", "make it for as many ranks as there are")
@@ -86,7 +86,7 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     source = _arrays.writable_kind(x)
     packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused)
-    placed = layout_of(layout, packing, ranks, mask)
+    placed = layout_of(layout, packing, ranks, mask, format=format)
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
         shape = [rows, *source.shape[1:]]
@@ -117,7 +117,7 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
         packing = layout.packing
     packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused, length_factor=ranks)
-    placed = layout_of(layout, packing, ranks, mask)
+    placed = layout_of(layout, packing, ranks, mask, format=format)
     if format == "thd":
         shape = [packing.tokens_q if side == "q" else packing.tokens_k, *first.shape[1:]]
     else:
@@ -138,8 +138,10 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
 def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
                  cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
                  packing: Optional[Packing] = None, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-                 side: str = "q") -> NDArray[np.int64]:
+                 side: str = "q", format: str = "thd") -> NDArray[np.int64]:
     """Position in its sequence of each of this rank's rows, int64: what rotary embeddings want. 0 where a row is padding.
+
+    `format`: that of `shard`, which layout auto goes by.
 
         >>> import weft
         >>> weft.position_ids(0, ranks=4, cu_seqlens=[0, 7, 10, 16]).tolist()
@@ -150,4 +152,4 @@ def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None,
         packing = layout.packing
     packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused)
-    return layout_of(layout, packing, ranks, mask).position_ids(rank, side)
+    return layout_of(layout, packing, ranks, mask, format=format).position_ids(rank, side)

@@ -107,6 +107,7 @@ ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const
   if (!shared(machine)) sketch.emplace(layer, layouts, machine);
   double least = std::numeric_limits<double>::infinity();
   Index needs = std::numeric_limits<Index>::max();
+  std::string remedy;  // of the first that cannot be made
   for (const ScheduleOptions& each : tried) {
     Candidate c{.schedule = each};
     try {
@@ -124,6 +125,7 @@ ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const
       needs = min_of(needs, c.memory);
     } catch (const Error& e) {
       c.refused = e.problem();
+      if (remedy.empty()) remedy = e.remedy();
     }
     choice.candidates.push_back(std::move(c));
     const Candidate& last = choice.candidates.back();
@@ -133,7 +135,7 @@ ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const
   }
   if (std::isinf(least)) {
     if (needs == std::numeric_limits<Index>::max())
-      throw Error(text("no schedule can be made: ", choice.candidates.front().refused), "see weft explain --support");
+      throw Error(text("no schedule can be made: ", choice.candidates.front().refused), remedy);
     throw Error(text("no schedule fits ", gigabytes(choice.memory_bytes), " a rank; the least needs ",
                      gigabytes(static_cast<double>(needs))),
                 "use more ranks, fewer tokens, or a larger memory_bytes");
@@ -197,6 +199,7 @@ BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& ma
   BatchChoice best;
   best.seconds = std::numeric_limits<double>::infinity();
   std::vector<BatchChoice::Tried> tried;
+  std::string remedy;  // of the first that does not work
   for (const LayoutKind kind : kinds) {
     BatchChoice::Tried t{.layout = kind};
     try {
@@ -213,10 +216,11 @@ BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& ma
       }
     } catch (const Error& e) {
       t.refused = e.problem();
+      if (remedy.empty()) remedy = e.remedy();
     }
     tried.push_back(std::move(t));
   }
-  if (best.layers.empty()) throw Error(text("no layout works: ", tried.front().refused), "use more ranks or memory");
+  if (best.layers.empty()) throw Error(text("no layout works: ", tried.front().refused), remedy);
   best.layouts = std::move(tried);
   return best;
 }

@@ -101,16 +101,45 @@ Machine h100() {
   return m;
 }
 
+// Weft's own kernels, by what their calls took one after another.
+void add_sm90(Machine& m) {
+  const char* source =
+      "weft bench --calibrate --kernel cuda.sm90 --dim 64,128, one H200, 2026-11-15 (bench/h200/learned.json)";
+  const char* wide =
+      "docs/performance.md: cuda.sm90, width 256: forward 761 to 796, backward by cuda.portable 133, one H200, "
+      "2026-11-15; cost a tile and a call as at width 128";
+  struct Rate {
+    Pass pass;
+    Index dim, tile_q, tile_k;
+    double tflops, tile, row, call;  // microseconds
+    const char* source;
+  };
+  for (const Rate& r : {Rate{Pass::forward, 64, 192, 128, 548, 0.0182, 1.8e-5, 16.4, source},
+                        Rate{Pass::backward, 64, 128, 128, 531, 0.0329, 7.4e-5, 80.3, source},
+                        Rate{Pass::forward, 128, 128, 128, 653, 0.0196, 0, 17.5, source},
+                        Rate{Pass::backward, 128, 64, 128, 567, 0, 5.63e-4, 143, source},
+                        Rate{Pass::forward, 256, 128, 64, 780, 0.0196, 0, 17.5, wide},
+                        Rate{Pass::backward, 256, 64, 64, 133, 0, 5.63e-4, 143, wide}})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      m.kernels.push_back({.pass = r.pass,
+                           .dtype = dtype,
+                           .dim = r.dim,
+                           .flops = r.tflops * kTera,
+                           .tile_q = r.tile_q,
+                           .tile_k = r.tile_k,
+                           .tile_seconds = r.tile * kMicro,
+                           .row_seconds = r.row * kMicro,
+                           .call_seconds = r.call * kMicro,
+                           .units = 132,
+                           .source = r.source});
+}
+
 Machine h200() {
   Machine m = h100();
   m.name = "h200-400g";
   m.about = "nodes of 8 H200 SXM joined by NVLink, 400 Gb/s a GPU between nodes; Weft's own kernels";
   m.kernels.clear();
-  add_gpu(m,
-          {680, 560,
-           "docs/performance.md: cuda.sm90, long documents: forward 657 to 735, backward 555 to 574, one H200, "
-           "2026-11-15; width 64: 450 and 435 to 473; cost a tile and a call: estimates"},
-          132);
+  add_sm90(m);
   add_f32(m, {32, 24, kF32Source}, 132);
   m.memory_bytes = 141 * kGiga;
   m.row_bandwidth = 4.1 * kTera;

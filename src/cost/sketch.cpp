@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "cost/engine.h"
+#include "plan/partial.h"
+#include "plan/parts.h"
 #include "schedule/schedules.h"
-#include "weft/plan.h"
 #include "weft/support.h"
 
 namespace weft::cost {
@@ -15,27 +16,22 @@ std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 constexpr Index kSamples = 8;
 
 // The rank whose keys are seen most: it has most to send. The same count with queries and keys changed about.
-Index most_wanted(const Problem& problem, const Layout& k) {
-  std::vector<Slice> turned = problem.global_slices();
-  for (Slice& s : turned) {
-    std::swap(s.q_begin, s.k_begin);
-    std::swap(s.q_end, s.k_end);
-    s = {s.q_begin, s.q_end, s.k_begin, s.k_end, -s.hi, -s.lo};
-  }
-  const Problem other(Packing(problem.packing().k(), problem.packing().q()), Mask{.slices = std::move(turned)});
-  const std::vector<Index> pairs = pairs_by_rank(other, k);
+Index most_wanted(std::vector<Slice> turned, const Layout& k, const RunList& keys) {
+  for (Slice& s : turned) s = {s.k_begin, s.k_end, s.q_begin, s.q_end, -s.hi, -s.lo};
+  const std::vector<Index> pairs = pairs_by_rank(turned, k, keys);
   return std::max_element(pairs.begin(), pairs.end()) - pairs.begin();
 }
 
 // Evenly spread, the busiest, and the one that sends most.
-std::vector<Index> sampled_ranks(const Problem& problem, const Layout& k, const std::vector<double>& pairs) {
+std::vector<Index> sampled_ranks(std::vector<Slice> slices, const Layout& k, const RunList& keys,
+                                 const std::vector<double>& pairs) {
   const Index ranks = k.ranks();
   std::vector<Index> chosen;
   for (Index n = 0; n < min_of(kSamples, ranks); ++n)
     chosen.push_back(ranks <= kSamples ? n : n * (ranks - 1) / (kSamples - 1));
   if (ranks > kSamples && !pairs.empty()) {
     chosen.push_back(std::max_element(pairs.begin(), pairs.end()) - pairs.begin());
-    chosen.push_back(most_wanted(problem, k));
+    chosen.push_back(most_wanted(std::move(slices), k, keys));
   }
   std::sort(chosen.begin(), chosen.end());
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
@@ -57,7 +53,7 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       layouts_(layouts),
       machine_(machine),
       ranks_(layouts.q.ranks()),
-      stride_(layouts.k.rank_order().stride()),
+      stride_(layouts.k.runs(0).stride()),
       base_(schedule::begin(layer.problem, layouts, 0, {layer.heads_q, layer.heads_k}, {.kind = ScheduleKind::exact})) {
   const Index group = max_of(1, layer.heads_q / max_of(1, layer.heads_k)), rows = max_of(1, layouts.k.rows());
   std::vector<TileCounter> counters;
@@ -67,13 +63,19 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
   const auto take = [&](TileWork* to) {
     for (std::size_t n = 0; n < counters.size(); ++n) to[n] = counters[n].take();
   };
-  const RunList keys = layouts.k.rank_order(), queries = layouts.q.rank_order();
+  const RunList keys = layouts.k.rank_order();
+  const bool alike = layouts.q.runs(0).source().owner == layouts.k.runs(0).source().owner;
+  const RunList queries = alike ? keys : layouts.q.rank_order();
+  std::vector<Slice> slices = layer.problem.global_slices();
   // Layouts that cut each sequence are even by themselves.
   if (layouts.q.kind() != LayoutKind::dual_chunk && layouts.q.kind() != LayoutKind::striped)
-    for (const Index n : pairs_by_rank(layer.problem, layouts.q)) pairs_.push_back(static_cast<double>(n));
-  for (const Index rank : sampled_ranks(layer.problem, layouts.k, pairs_)) {
+    for (const Index n : pairs_by_rank(slices, layouts.q, queries)) pairs_.push_back(static_cast<double>(n));
+  const Stream &q_stream = layer.problem.packing().q(), &k_stream = layer.problem.packing().k();
+  for (const Index rank : sampled_ranks(std::move(slices), layouts.k, keys, pairs_)) {
     Sample sample{.rank = rank, .cells = {}, .in_sequence = {}, .sent = {}};
-    Plan plan = make_plan(layer.problem, layouts.q.runs(rank), keys);
+    const RunList own = layouts.q.runs(rank), own_keys = layouts.k.runs(rank);
+    const std::vector<Index> seen_in = sequences_in(q_stream, own);
+    Plan plan = make_plan(layer.problem, own, keys, seen_in);
     std::sort(plan.slices.begin(), plan.slices.end(),
               [](const Slice& a, const Slice& b) { return a.k_begin < b.k_begin; });
     Index touched = 0, end = 0;
@@ -90,12 +92,12 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
       touched = 0;
     }
     if (stride_ == 1) {
-      for (const Slice& s : make_plan(layer.problem, layouts.q.runs(rank), layouts.k.sequence_order()).slices)
+      for (const Slice& s : make_plan(layer.problem, own, layouts.k.sequence_order(), seen_in).slices)
         for (TileCounter& c : counters) c.add_roughly(s);
       take(sample.in_sequence);
     }
     // Who wants the rank's own keys, and how many: the first keys of a long document go to many.
-    Plan wanted = make_plan(layer.problem, queries, layouts.k.runs(rank));
+    Plan wanted = make_plan(layer.problem, queries, own_keys, sequences_in(k_stream, own_keys));
     const Index q_rows = max_of(1, layouts.q.rows());
     std::sort(wanted.slices.begin(), wanted.slices.end(), [&](const Slice& a, const Slice& b) {
       return std::pair(a.q_begin / q_rows, a.k_begin) < std::pair(b.q_begin / q_rows, b.k_begin);

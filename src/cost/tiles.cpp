@@ -51,8 +51,11 @@ void TileCounter::add_roughly(const Slice& given) {
   const Slice s = trimmed(given, true);
   const Index rows = s.q_end - s.q_begin;
   if (rows <= 0) return;
-  if (rows <= kFew * tokens_)
-    return add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+  if (rows <= kFew * tokens_) {
+    add(Slice{0, rows, s.k_begin, s.k_end, shift_bound(s.lo, s.q_begin), shift_bound(s.hi, s.q_begin)}, 0);
+    std::fill(by_tile_.begin(), by_tile_.end(), 0.0);  // the next slice's rows are others
+    return;
+  }
   const Index pairs = visible_pairs(s), keys = s.k_end - s.k_begin;
   // An edge that cuts: a tile goes as far as its farthest row, half a tile more than the mean row. And the last tile of
   // keys is half empty.

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "draw/assets.h"
+#include "draw/coarse.h"
 #include "draw/palette.h"
 #include "draw/scene.h"
 #include "draw/written.h"
 #include "text.h"
+#include "weft/error.h"
 #include "weft/version.h"
 
 namespace weft::draw {
@@ -50,17 +52,46 @@ class Columns {
   std::vector<std::vector<Index>> columns_;
 };
 
-std::string stream_json(const Stream& stream) {
-  return text("{\"tokens\":", stream.tokens(),
-              ",\"offsets\":", json_deltas({stream.offsets().begin(), stream.offsets().end()}),
-              ",\"used\":", json_list({stream.used_lengths().begin(), stream.used_lengths().end()}), "}");
+// A page has at most so many of each; what is more is drawn more coarsely, and a note says so.
+struct Limits {
+  Index documents = 40'000, mask = 40'000, runs = 60'000, slices = 60'000, events = 60'000;
+
+  void halve() {
+    for (Index* each : {&documents, &mask, &runs, &slices, &events}) *each /= 2;
+  }
+};
+
+// What was left out, in words.
+class Notes {
+ public:
+  void add(const std::string& note) {
+    if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
+  }
+  std::string json() const {
+    List list;
+    for (const std::string& note : notes_) list.add(json_string(note));
+    return list.json();
+  }
+
+ private:
+  std::vector<std::string> notes_;
+};
+
+std::string stream_json(const Stream& stream, Index most, Notes& notes) {
+  const BundledStream b = bundled(stream, most);
+  if (b.each > 1) notes.add(text(grouped(b.each), " documents are drawn as one"));
+  return text("{\"tokens\":", stream.tokens(), ",\"bundle\":", b.each, ",\"offsets\":", json_deltas(b.offsets),
+              ",\"used\":", json_list(b.used), "}");
 }
 
-std::string runs_json(const Layout& layout) {
+std::string runs_json(const Layout& layout, Index most, Notes& notes) {
+  const Holding held = holding(layout, most);
+  if (held.stretch > 0)
+    notes.add(text("who holds a token is drawn for ", counted(held.stretch, "token"), " together, rows are not said"));
   Columns columns(5);
-  for (Index r = 0; r < layout.ranks(); ++r)
-    for (const Run& run : layout.runs(r).runs()) columns.add(r, run.row, run.token, run.count, run.stride);
-  return text("{\"rows\":", layout.rows(), ",\"runs\":", columns.json(), "}");
+  for (const auto& [rank, run] : held.parts) columns.add(rank, run.row, run.token, run.count, run.stride);
+  return text("{\"rows\":", layout.rows(), ",\"coarse\":", held.stretch > 0 ? "true" : "false",
+              ",\"runs\":", columns.json(), "}");
 }
 
 std::string slices_json(const std::vector<Slice>& slices) {
@@ -86,7 +117,7 @@ std::string number(double value) {
 }
 
 // Nanoseconds, and a list of what there is to say instead of saying it with each event.
-std::string timeline_json(const Timeline& timeline) {
+std::string timeline_json(const Timeline& timeline, Index most) {
   std::vector<std::string> names;
   const auto number_of = [&](const TimelineEvent& e) {
     const std::string name = text("[", static_cast<int>(e.kind), ",", json_string(e.name), "]");
@@ -98,6 +129,8 @@ std::string timeline_json(const Timeline& timeline) {
   const auto nano = [](double seconds) { return static_cast<Index>(std::llround(std::min(seconds * 1e9, 0x1p53))); };
   List ranks;
   for (const RankTimeline& line : timeline.detail) {
+    most -= static_cast<Index>(line.events.size());
+    if (most < 0) break;  // the page says how many ranks it has
     Columns columns(5);
     for (const TimelineEvent& e : line.events)
       columns.add(number_of(e), e.step, nano(e.begin), nano(e.end) - nano(e.begin),
@@ -111,67 +144,80 @@ std::string timeline_json(const Timeline& timeline) {
               "}");
 }
 
-std::string times_json(const Times& times) {
-  return text("{\"about\":", json_string(times.about), ",\"forward\":", timeline_json(times.forward),
-              ",\"backward\":", timeline_json(times.backward), "}");
+std::string times_json(const Times& times, Index most) {
+  return text("{\"about\":", json_string(times.about), ",\"forward\":", timeline_json(times.forward, most),
+              ",\"backward\":", timeline_json(times.backward, most), "}");
 }
 
-// Each layout once, whichever panels have it.
-class LayoutList {
+// The data of a page within limits.
+class Data {
  public:
-  std::size_t number(const Layout& layout) {
-    const std::string json = runs_json(layout);
+  Data(const Scene& scene, const Limits& limits) : scene_(scene), limits_(limits), room_(limits.slices) {}
+
+  std::string json() {
+    const Subject& s = scene_.subject;
+    const Packing& packing = s.problem.packing();
+    List panels;
+    for (const Panel& p : scene_.panels) panels.add(panel(p));
+    const BundledSlices mask = bundled(scene_.mask, limits_.mask);
+    if (mask.each > 1)
+      notes_.add(text(grouped(mask.each), " slices of the mask are drawn as one that holds them all: near, more looks "
+                      "visible than is"));
+    const std::string q = stream_json(packing.q(), limits_.documents, notes_),
+                      k = packing.self() ? "null" : stream_json(packing.k(), limits_.documents, notes_);
+    return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
+                ",\"notes\":", notes_.json(), ",\"command\":", json_string(s.command),
+                ",\"version\":", json_string(version()), ",\"pairs\":", s.problem.visible_pairs(), ",\"heads\":[",
+                s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",", s.shape.dim_v,
+                "],\"dtype\":", json_string(name(s.shape.dtype)),
+                ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(),
+                ",\"far\":", kFar, ",\"q\":", q, ",\"k\":", k, ",\"maskBundle\":", mask.each,
+                ",\"mask\":", slices_json(mask.slices), ",\"layouts\":", layouts(), ",\"panels\":", panels.json(), "}");
+  }
+
+ private:
+  std::string panel(const Panel& p) {
+    Columns shares(5);
+    for (const RankShare& r : p.ranks)
+      shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
+                 r.backward.bytes_sent);
+    const bool all = static_cast<Index>(p.slices.size()) == p.slices_total && p.slices_total <= room_;
+    if (all) room_ -= p.slices_total;
+    const Index events = limits_.events / (2 * static_cast<Index>(scene_.panels.size()));
+    const std::size_t q = layout(p.layouts.q), k = layout(p.layouts.k);
+    return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note),
+                ",\"ranks\":", p.layouts.q.ranks(), ",\"inside\":", p.inside, ",\"steps\":", p.steps,
+                ",\"headSteps\":", p.head_steps, ",\"stepOf\":", json_list(p.step_of),
+                ",\"balance\":", number(p.balance), ",\"q\":", q, ",\"k\":", k, ",\"shares\":", shares.json(),
+                ",\"slicesTotal\":", p.slices_total, ",\"slices\":", all ? placed_json(p.slices) : "null",
+                ",\"times\":", times_json(p.times, events), "}");
+  }
+
+  // Each layout once, whichever panels have it.
+  std::size_t layout(const Layout& of) {
+    const std::string json = runs_json(of, limits_.runs, notes_);
     const auto at = static_cast<std::size_t>(std::find(layouts_.begin(), layouts_.end(), json) - layouts_.begin());
     if (at == layouts_.size()) layouts_.push_back(json);
     return at;
   }
-  std::string json() const {
+  std::string layouts() const {
     List list;
-    for (const std::string& layout : layouts_) list.add(layout);
+    for (const std::string& each : layouts_) list.add(each);
     return list.json();
   }
 
- private:
+  const Scene& scene_;
+  const Limits& limits_;
+  Index room_;
+  Notes notes_;
   std::vector<std::string> layouts_;
 };
 
-std::string panel_json(const Panel& p, LayoutList& layouts) {
-  Columns shares(5);
-  for (const RankShare& r : p.ranks)
-    shares.add(r.pair_heads, r.forward.bytes_received, r.forward.bytes_sent, r.backward.bytes_received,
-               r.backward.bytes_sent);
-  return text("{\"name\":", json_string(words(p)), ",\"note\":", json_string(p.note),
-              ",\"ranks\":", p.layouts.q.ranks(), ",\"inside\":", p.inside, ",\"steps\":", p.steps,
-              ",\"headSteps\":", p.head_steps, ",\"stepOf\":", json_list(p.step_of), ",\"balance\":", number(p.balance),
-              ",\"q\":", layouts.number(p.layouts.q), ",\"k\":", layouts.number(p.layouts.k),
-              ",\"shares\":", shares.json(), ",\"slicesTotal\":", p.slices_total,
-              ",\"slices\":", static_cast<Index>(p.slices.size()) == p.slices_total ? placed_json(p.slices) : "null",
-              ",\"times\":", times_json(p.times), "}");
-}
-
-std::string data_json(const Scene& scene) {
-  const Subject& s = scene.subject;
-  const Packing& packing = s.problem.packing();
-  List panels;
-  LayoutList layouts;
-  for (const Panel& p : scene.panels) panels.add(panel_json(p, layouts));
-  return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
-              ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()),
-              ",\"pairs\":", s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[",
-              s.shape.dim_qk, ",", s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)),
-              ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(), ",\"far\":", kFar,
-              ",\"q\":", stream_json(packing.q()), ",\"k\":", packing.self() ? "null" : stream_json(packing.k()),
-              ",\"mask\":", slices_json(scene.mask), ",\"layouts\":", layouts.json(), ",\"panels\":", panels.json(),
-              "}");
-}
-
-}  // namespace
-
-std::string html(const Scene& scene) {
+std::string page_of(const Scene& scene, const Limits& limits) {
   const std::vector<std::pair<std::string_view, std::string>> parts = {
       {"{{title}}", escaped(scene.subject.title.empty() ? words(scene.subject) : scene.subject.title)},
       {"{{style}}", std::string(assets::style)},
-      {"{{data}}", data_json(scene)},
+      {"{{data}}", Data(scene, limits).json()},
       {"{{script}}", std::string(assets::script)}};
   // In the order of the page, and only forward: what was put in is not looked at again.
   std::string page;
@@ -182,6 +228,24 @@ std::string html(const Scene& scene) {
     rest.remove_prefix(at + mark.size());
   }
   return page.append(rest);
+}
+
+}  // namespace
+
+std::string html(const Scene& scene) {
+  constexpr std::size_t kMost = 5'000'000;  // bytes: what a browser opens and a mail carries without a thought
+  constexpr int kTimes = 10;
+  Limits limits;
+  std::string page = page_of(scene, limits);
+  for (int n = 0; n < kTimes && page.size() > kMost; ++n) {
+    limits.halve();
+    page = page_of(scene, limits);
+  }
+  if (page.size() > kMost)
+    throw Error(text("a page of ", counted(static_cast<Index>(scene.panels.size()), "panel"), " has ",
+                     bytes_text(static_cast<double>(page.size())), " at its coarsest"),
+                "draw fewer layouts, schedules or ranks, or shorten the title");
+  return page;
 }
 
 }  // namespace weft::draw

@@ -13,7 +13,7 @@
 namespace weft::draw {
 namespace {
 
-// A page of 5 MB holds this many slices in all its panels; past it panels go without, and say so.
+// Slices of all panels that a page may hold; past it panels go without, and say so.
 constexpr Index kSlices = 60'000;
 constexpr Index kEvents = 60'000;  // of timelines
 // Every rank plans against every other and looks at every document: some 10 ns each.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 
+#include "draw/coarse.h"
 #include "draw/svg_frame.h"
 #include "draw/svg_parts.h"
 #include "text.h"
@@ -9,7 +10,7 @@ namespace weft::draw {
 namespace {
 
 constexpr Index kCells = 128;  // up to so many tokens cells are drawn one by one
-constexpr std::size_t kPolygons = 20'000;
+constexpr Index kPolygons = 20'000;
 
 using Polygon = std::vector<Point>;
 
@@ -72,7 +73,7 @@ std::vector<Piece> pieces_of(const Problem& problem, const Layouts& layouts) {
         const Slice s = trimmed(given, true);
         const Run *rows = run_of(q_runs, s.q_begin), *keys = run_of(k_runs[static_cast<std::size_t>(k)], s.k_begin);
         if (rows != nullptr && keys != nullptr) pieces.push_back({q, k, s, *rows, *keys});
-        if (pieces.size() > kPolygons) return {};
+        if (static_cast<Index>(pieces.size()) > kPolygons) return {};
       }
     }
   }
@@ -132,7 +133,8 @@ void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& in
       add(frame, polygon(in_tokens(p)), paths[colour]);
   }
   if (pieces.empty())
-    for (const Slice& s : scene.mask) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
+    for (const Slice& s : bundled(scene.mask, kPolygons).slices)
+      add(frame, polygon(trimmed(s, true)), paths["mixed"]);
   for (const auto& [colour, path] : paths) ink.path(path, colour + (cells ? " cell" : " area"));
   draw_side(panel.layouts.q, frame, false, ink);
   draw_side(panel.layouts.k, frame, true, ink);

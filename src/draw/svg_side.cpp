@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "draw/coarse.h"
 #include "draw/svg_frame.h"
 #include "draw/svg_parts.h"
 #include "draw/written.h"
@@ -10,6 +11,8 @@ namespace weft::draw {
 namespace {
 
 constexpr double kStrip = 7, kGap = 3;
+constexpr Index kRuns = 10'000;  // more are far below a pixel each
+constexpr double kLeast = 0.02;  // of a pixel: padding that is drawn
 
 void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
   const Stream& stream = layout.stream();
@@ -24,17 +27,15 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
     paths[static_cast<std::size_t>(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width),
                                                         "v", decimal(b.height), "h", decimal(-b.width), "Z");
   };
-  for (Index r = 0; r < layout.ranks(); ++r) {
-    for (const Run& run : layout.runs(r).runs()) {
-      if (run.stride == 1) {
-        mark(r, run.token, run.token + run.count);
-        continue;
-      }
-      // Alternating tokens: one by one where they can be seen, else a sample of them.
-      const Index step = max_of(1, run.count / 400);
-      for (Index i = 0; i < run.count; i += step)
-        mark(r, run.token + i * run.stride, run.token + i * run.stride + step);
+  for (const auto& [rank, run] : holding(layout, kRuns).parts) {
+    if (run.stride == 1) {
+      mark(rank, run.token, run.token + run.count);
+      continue;
     }
+    // Alternating tokens: one by one where they can be seen, else a sample of them.
+    const Index step = max_of(1, run.count / 400);
+    for (Index i = 0; i < run.count; i += step)
+      mark(rank, run.token + i * run.stride, run.token + i * run.stride + step);
   }
   for (std::size_t r = 0; r < paths.size(); ++r)
     if (!paths[r].empty()) ink.path(paths[r], weft::text("r", r));
@@ -44,6 +45,7 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
     if (stream.used(i) == stream.padded(i)) continue;
     const Box b =
         place(static_cast<double>(stream.offset(i) + stream.used(i)), static_cast<double>(stream.offset(i + 1)));
+    if ((keys ? b.width : b.height) < kLeast) continue;
     padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h",
                           decimal(-b.width), "Z");
   }

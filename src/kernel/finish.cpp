@@ -33,9 +33,6 @@ void finish_row(const ForwardArgs& args, const std::vector<float>& sinks, Index 
 void finish_partial(const ForwardArgs& args) {
   if (!args.partial.given())
     throw Error("finish_partial without partial states", "give the partial of the attend calls");
-  if (args.max_logit.given() && !args.partial.largest)
-    throw Error("finish_partial is asked for max_logit of states without largest logits",
-                "set partial.largest in all calls, or leave max_logit out");
   const TensorView& sums = args.partial.sums;
   ForwardArgs bare = args;
   bare.partial = {};

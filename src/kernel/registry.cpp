@@ -96,7 +96,8 @@ std::vector<Kernel> all_kernels() {
            },
        .forward = cuda::sm90::forward,
        .backward = cuda::sm90::backward,
-       .takes_steps = cuda::sm90::takes_steps});
+       .takes_steps = cuda::sm90::takes_steps,
+       .takes_steps_backward = cuda::sm90::takes_steps_backward});
 #endif
 #ifdef WEFT_WITH_CUDA
   all.push_back(
@@ -193,9 +194,13 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
     check_partial(args);
   else
     reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
-                         args.place.kind, args.device_plan != nullptr, args.place.device})
-      .forward(args);
+  const Kernel& chosen =
+      select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
+                             args.place.kind, args.device_plan != nullptr, args.place.device});
+  if (args.steps != nullptr && (chosen.takes_steps == nullptr || !chosen.takes_steps(args)))
+    throw Error(text("kernel ", chosen.name, " keeps no sums between calls (steps) for these arguments"),
+                "leave steps out and give partial states, which finish_partial ends");
+  chosen.forward(args);
 }
 
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
@@ -203,7 +208,7 @@ void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   const Kernel& chosen =
       select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind,
                              args.device_plan != nullptr, args.place.device});
-  if (args.steps != nullptr && (chosen.takes_steps == nullptr || !chosen.takes_steps(args)))
+  if (args.steps != nullptr && (chosen.takes_steps_backward == nullptr || !chosen.takes_steps_backward(args)))
     throw Error(text("kernel ", chosen.name, " has no dq summed up over calls (steps) for these arguments"),
                 "leave steps out, give each call an f32 dq of its own and add them");
   chosen.backward(args);

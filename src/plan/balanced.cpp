@@ -1,7 +1,7 @@
 // The balanced layout: blocks of query tokens dealt out so that every rank sees about as many pairs.
 #include <algorithm>
-#include <numeric>
 #include <queue>
+#include <set>
 #include <utility>
 
 #include "plan/parts.h"
@@ -54,15 +54,15 @@ struct Deal {
 
 // Heaviest first to the lightest rank that has room; then the second kind, heaviest to the lightest, one each.
 Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
-  const auto w = [&](Index n) { return weight[static_cast<std::size_t>(n)]; };
-  const auto heavier = [&](Index a, Index b) { return std::pair(w(b), a) < std::pair(w(a), b); };
-  std::vector<Index> order(static_cast<std::size_t>(blocks.count()));
-  std::iota(order.begin(), order.end(), Index{0});
-  std::sort(order.begin(), order.begin() + blocks.full(), heavier);
-  std::sort(order.begin() + blocks.full(), order.end(), heavier);
+  std::vector<std::pair<Index, Index>> order;  // less than nothing by its weight, and the block: the heaviest first
+  order.reserve(weight.size());
+  for (Index n = 0; n < blocks.count(); ++n) order.emplace_back(-weight[static_cast<std::size_t>(n)], n);
+  std::sort(order.begin(), order.begin() + blocks.full());
+  std::sort(order.begin() + blocks.full(), order.end());
 
   const std::size_t ranks = static_cast<std::size_t>(blocks.ranks);
   Deal deal{std::vector<std::vector<Index>>(ranks), std::vector<Index>(ranks, 0)};
+  for (std::vector<Index>& own : deal.blocks) own.reserve(static_cast<std::size_t>(blocks.per_rank));
   std::priority_queue<std::pair<Index, Index>, std::vector<std::pair<Index, Index>>, std::greater<>> lightest;
   const auto refill = [&] {
     for (Index r = 0; r < blocks.ranks; ++r) lightest.emplace(deal.load[static_cast<std::size_t>(r)], r);
@@ -75,8 +75,8 @@ Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
     }
     const std::size_t r = static_cast<std::size_t>(lightest.top().second);
     lightest.pop();
-    deal.blocks[r].push_back(order[i]);
-    deal.load[r] += w(order[i]);
+    deal.blocks[r].push_back(order[i].second);
+    deal.load[r] -= order[i].first;
     if (static_cast<Index>(deal.blocks[r].size()) < blocks.per_rank - 1)
       lightest.emplace(deal.load[r], static_cast<Index>(r));
   }
@@ -91,21 +91,36 @@ class Evener {
   }
 
   void run(Index target) {
-    const std::size_t ranks = deal_.load.size(), partners = std::min<std::size_t>(16, ranks);
-    std::vector<std::size_t> by_load(ranks);
-    std::iota(by_load.begin(), by_load.end(), std::size_t{0});
-    const auto lighter = [&](auto x, auto y) { return deal_.load[x] < deal_.load[y]; };
-    for (std::size_t step = 0; step < 64 + 8 * ranks; ++step) {
-      const std::size_t heaviest = *std::max_element(by_load.begin(), by_load.end(), lighter);
-      if (deal_.load[heaviest] <= target) return;
-      const auto end = by_load.begin() + static_cast<std::ptrdiff_t>(partners);
-      std::partial_sort(by_load.begin(), end, by_load.end(), lighter);
-      if (std::none_of(by_load.begin(), end, [&](std::size_t light) { return swap_one(heaviest, light); })) return;
+    for (std::size_t r = 0; r < deal_.load.size(); ++r) by_load_.emplace(deal_.load[r], r);
+    for (std::size_t step = 0; step < 64 + 8 * deal_.load.size(); ++step) {
+      const std::size_t heaviest = std::prev(by_load_.end())->second;
+      if (deal_.load[heaviest] <= target || !relieve(heaviest)) return;
     }
   }
 
  private:
   Index w(Index block) const { return weight_[static_cast<std::size_t>(block)]; }
+
+  // By a swap with one of the lightest.
+  bool relieve(std::size_t heaviest) {
+    constexpr int kPartners = 16;
+    auto light = by_load_.begin();
+    for (int n = 0; n < kPartners && light != by_load_.end(); ++n, ++light) {
+      const std::size_t other = light->second;
+      const Index before[] = {deal_.load[heaviest], deal_.load[other]};
+      if (!swap_one(heaviest, other)) continue;
+      move(before[0], heaviest);
+      move(before[1], other);
+      return true;
+    }
+    return false;
+  }
+
+  void move(Index before, std::size_t rank) {
+    auto node = by_load_.extract({before, rank});
+    node.value().first = deal_.load[rank];
+    by_load_.insert(std::move(node));
+  }
 
   // Heaviest first; the last block is of the other kind and stays last.
   void sort_blocks(std::size_t rank) {
@@ -147,6 +162,7 @@ class Evener {
 
   Deal& deal_;
   const std::vector<Index>& weight_;
+  std::set<std::pair<Index, std::size_t>> by_load_;  // loads and ranks
 };
 
 std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {

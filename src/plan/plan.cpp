@@ -5,6 +5,7 @@
 
 #include "plan/cut.h"
 #include "plan/pairs.h"
+#include "plan/partial.h"
 #include "plan/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -49,10 +50,12 @@ void check_stream(std::string_view side, const RunList& list, const Stream& stre
 
 }  // namespace
 
-Plan make_plan(const Problem& problem, const RunList& q, const RunList& k) {
+namespace {
+
+// `each` calls with the numbers of the sequences to plan.
+template <class Each>
+Plan plan_each(const Problem& problem, const RunList& q, const RunList& k, Each&& each) {
   const Packing& packing = problem.packing();
-  check_stream("query", q, packing.q());
-  check_stream("key", k, packing.k());
   if (q.stride() != k.stride())
     throw Error(text("query runs have stride ", q.stride(), " and key runs have stride ", k.stride()),
                 "lay both sides out alike; striped queries go with keys in rank order, not in sequence order");
@@ -65,9 +68,38 @@ Plan make_plan(const Problem& problem, const RunList& q, const RunList& k) {
   with_runs(q, k, [&](const auto& q_runs, const auto& k_runs) {
     const SequencePlanner planner{view(packing.q()), view(packing.k()),  view(problem.mask()), q_runs,
                                   k_runs,            q.stride(),         k.in_sequence_order()};
-    for (Index i = 0; i < packing.sequences(); ++i) planner.for_each(i, emit);
+    each([&](Index i) { planner.for_each(i, emit); });
   });
   return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const RunList& q, const RunList& k) {
+  check_stream("query", q, problem.packing().q());
+  check_stream("key", k, problem.packing().k());
+  return plan_each(problem, q, k, [&](auto&& plan) {
+    for (Index i = 0; i < problem.packing().sequences(); ++i) plan(i);
+  });
+}
+
+Plan make_plan(const Problem& problem, const RunList& q, const RunList& k, std::span<const Index> sequences) {
+  return plan_each(problem, q, k, [&](auto&& plan) {
+    for (const Index i : sequences) plan(i);
+  });
+}
+
+std::vector<Index> sequences_in(const Stream& stream, const RunList& runs) {
+  const std::span<const Index> offsets = stream.offsets();
+  std::vector<Index> found;
+  for (const Run& r : runs.runs()) {
+    const Index last = r.token + (r.count - 1) * r.stride;
+    Index i = std::upper_bound(offsets.begin(), offsets.end(), r.token) - offsets.begin() - 1;
+    for (; i >= 0 && i < stream.sequences() && stream.offset(i) <= last; ++i) found.push_back(i);
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
 }
 
 Index visible_pairs(const Plan& plan) {
@@ -90,31 +122,28 @@ std::vector<Range> touched_keys(const Plan& plan) {
   return merged;
 }
 
-std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& layout) {
+std::vector<Index> pairs_by_rank(std::span<const Slice> slices, const Layout& layout, const RunList& all) {
   std::vector<Index> pairs(static_cast<std::size_t>(layout.ranks()), 0);
-  const std::vector<Slice> slices = problem.global_slices();
-  check_stream("query", layout.runs(0), problem.packing().q());
-  if (layout.kind() != LayoutKind::dual_chunk) {  // all ranks at once: a slice is looked at where it lies
-    const RunList all = layout.rank_order();
-    const Index rows = max_of(1, layout.rows());
-    with_runs(all, all, [&](const auto& runs, const auto&) {
+  const auto add = [&](const RunList& list, auto&& rank_of) {
+    with_runs(list, list, [&](const auto& runs, const auto&) {
       for (const Slice& s : slices)
         runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
-          pairs[static_cast<std::size_t>(run.row / rows)] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
+          pairs[static_cast<std::size_t>(rank_of(run))] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
         });
     });
+  };
+  if (layout.kind() != LayoutKind::dual_chunk) {  // all ranks at once: a slice is looked at where it lies
+    const Index rows = max_of(1, layout.rows());
+    add(all, [&](const Run& run) { return run.row / rows; });
     return pairs;
   }
-  for (Index rank = 0; rank < layout.ranks(); ++rank) {
-    const RunList q = searchable(layout.runs(rank));
-    with_runs(q, q, [&](const auto& runs, const auto&) {
-      for (const Slice& s : slices)
-        runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
-          pairs[static_cast<std::size_t>(rank)] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
-        });
-    });
-  }
+  for (Index rank = 0; rank < layout.ranks(); ++rank) add(searchable(layout.runs(rank)), [&](const Run&) { return rank; });
   return pairs;
+}
+
+std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& layout) {
+  check_stream("query", layout.runs(0), problem.packing().q());
+  return pairs_by_rank(problem.global_slices(), layout, layout.rank_order());
 }
 
 double balance(std::span<const Index> pairs) {

@@ -20,6 +20,12 @@ std::string show(const Run& r) {
 RunTable::RunTable(std::vector<Run> unsorted, Index common) : runs(std::move(unsorted)), stride(common) {
   std::erase_if(runs, [](const Run& r) { return r.count == 0; });
   for (Run& r : runs) r.stride = stride;
+  if (stride == 1) {  // without a division for each comparison
+    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.token < b.token; });
+    if (!runs.empty()) residues = {0};
+    class_begin = runs.empty() ? std::vector<Index>{0} : std::vector<Index>{0, static_cast<Index>(runs.size())};
+    return;
+  }
   std::sort(runs.begin(), runs.end(), [this](const Run& a, const Run& b) {
     return std::pair(a.token % stride, a.token) < std::pair(b.token % stride, b.token);
   });

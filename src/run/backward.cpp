@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "kernel/convert.h"
@@ -81,21 +80,6 @@ class QueryGradient {
   TensorView dq_, sum_, part_;
 };
 
-// Query rows that steps hold, apart where no slice goes on.
-std::vector<Range> rows_of_steps(const Schedule& schedule) {
-  std::vector<Range> rows, joined;
-  for (const Plan& plan : schedule.plans)
-    for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
-  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (const Range& r : rows) {
-    if (!joined.empty() && r.begin < joined.back().end)
-      joined.back().end = max_of(joined.back().end, r.end);
-    else
-      joined.push_back(r);
-  }
-  return joined;
-}
-
 // f32 sums of the own dK and dV: in the outputs themselves if they are f32.
 Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
   const Kv buffer = run::take_kv(workspace, Slot::own_key_gradients,
@@ -121,8 +105,8 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
   run::Log log(options, Pass::backward, schedule);
   BackwardArgs asked = args;
   asked.deterministic = options.deterministic;
-  const bool summed = !computed.once() && kernel.takes_steps != nullptr && kernel.takes_steps(asked);
-  const std::vector<Range> rows = summed ? rows_of_steps(schedule) : std::vector<Range>{};
+  const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(asked);
+  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});

@@ -25,6 +25,20 @@ std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
   return schedule.plans[static_cast<std::size_t>(step.plan)].slices;
 }
 
+std::vector<Range> rows_of_steps(const Schedule& schedule) {
+  std::vector<Range> rows, joined;
+  for (const Plan& plan : schedule.plans)
+    for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
+  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (const Range& r : rows) {
+    if (!joined.empty() && r.begin < joined.back().end)
+      joined.back().end = max_of(joined.back().end, r.end);
+    else
+      joined.push_back(r);
+  }
+  return joined;
+}
+
 Computed::Computed(const Schedule& schedule) {
   std::vector<const Step*> ranges;  // of heads: the same or apart
   std::vector<Index> times;

@@ -27,7 +27,11 @@ PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
 
 // The part of a call's outputs that some heads are.
 ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
-  const auto mine = [&](const TensorView& view) { return view.given() ? run::some_heads(view, heads) : view; };
+  const auto mine = [&](TensorView view) {
+    if (view.given()) return run::some_heads(view, heads);
+    if (view.heads > 0) view.heads = heads.size();  // of no rows, which is not the same as left out
+    return view;
+  };
   return {.q = run::some_heads(args.q, heads),
           .k = args.k,
           .v = args.v,
@@ -51,10 +55,10 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
                                                        .device = args.place.kind,
                                                        .gpu = args.place.device});
   ForwardArgs whole = args;
-  if (!once) {
-    whole.partial = empty_states(workspace, args);
-    whole.partial.largest = args.max_logit.given();
-  }
+  const bool summed = !once && kernel.takes_steps != nullptr && kernel.takes_steps(args);
+  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
+  QuerySteps query_steps{.rows = rows};
+  if (!once && !summed) whole.partial = empty_states(workspace, args);
 
   run::Log log(options, Pass::forward, schedule);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
@@ -63,14 +67,18 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    ForwardArgs part =
-        once ? of_heads(args, step.heads_q) : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
+    ForwardArgs part = once || summed
+                           ? of_heads(args, step.heads_q)
+                           : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
+    if (summed) part.steps = &query_steps;
+    query_steps.last = n == computed.last();
     part.k = kv.k;
     part.v = kv.v;
     part.slices = run::slices_of(schedule, step);
     part.attention = heads.attention;
     log(StepEvent::Kind::compute, n, [&] { kernel.forward(part); });
   }
+  if (summed) return;
   if (!once) return finish_partial(whole);
   for (const Step& step : computed.blind()) {  // nothing to see: the kernel knows what that gives
     const run::StepHeads heads = run::heads_of_step(args.attention, step);

@@ -113,8 +113,8 @@ Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const
   check_heads(heads);
   require_support({.schedule = options.kind,
                    .key_order = options.key_order,
-                   .stride_q = layouts.q.rank_order().stride(),
-                   .stride_k = layouts.k.rank_order().stride()});
+                   .stride_q = layouts.q.runs(0).stride(),
+                   .stride_k = layouts.k.runs(0).stride()});
   Schedule s{.options = options,
              .problem = problem,
              .layouts = layouts,

@@ -177,3 +177,12 @@ def test_a_peer_that_answers_nonsense(weft, fake_peer, answer):
     program = FAKE_PEER.replace('{"seconds": 0.25 if prepared[ask["id"]] == "gemm" else 1.0}', answer)
     result = weft("bench", *SMALL, "--peer", fake_peer(program))
     assert result.code == 2 and "--peer" in result.err
+
+
+def test_schedule_and_layout_auto(weft):
+    result = weft("bench", "--schedule", "auto,ring", "--layout", "auto", "--docs", "300,200", "--ranks", 2, "--heads", "2:1",
+                  "--dim", 16, "--repeat", 1, json_file=True)
+    assert result.code == 0, result.err
+    assert "auto, on cpu: layout " in result.out
+    names = [r["schedule"] for r in result.json]
+    assert "ring" in names and len(set(names)) in (1, 2)

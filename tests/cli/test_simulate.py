@@ -1,6 +1,8 @@
 """weft simulate, and machine files by weft bench: what they print and what they refuse."""
 
 import json
+import pathlib
+import re
 
 import pytest
 
@@ -97,3 +99,44 @@ def test_calibrate_and_use(weft, tmp_path):
     result = weft("simulate", "--machine", file, "--docs", "200,300", "--ranks", "2,4", "--heads", "2:1", "--dim", "16", "--dtype",
                   "f32", "--schedule", "all,auto")
     assert result.code == 0 and "here: this machine" in result.out, result.err
+
+
+RECORDED = pathlib.Path(__file__).resolve().parents[2] / "bench" / "h200"
+H200 = ["--kernel", "cuda.sm90", "--dim", "64,128"]
+
+
+def checked(weft, machine):
+    result = weft("bench", "--check-kernels", *H200, "--machine", machine, "--measured", RECORDED / "anchors.json")
+    assert result.code == 0, result.err
+    return {tuple(re.split(r"  +", line)[:1]) + (line.split()[-4],): float(line.split()[-1].rstrip("%"))
+            for line in result.out.splitlines()[1:-1]}
+
+
+def test_times_of_an_h200_predict_others_of_it(weft, tmp_path):
+    """Recorded there, fitted here: no case of the one file is in the other."""
+    learned, anchors = (json.loads((RECORDED / f"{name}.json").read_text()) for name in ("learned", "anchors"))
+    assert not {x["case"] for x in learned} & {x["case"] for x in anchors}
+    file = tmp_path / "h200.json"
+    result = weft("bench", "--calibrate", file, *H200, "--measured", RECORDED / "learned.json")
+    assert result.code == 0, result.err
+    errors = checked(weft, file)
+    assert len(errors) == len(anchors) == 22
+    assert max(map(abs, errors.values())) <= 15, errors
+
+
+def test_the_h200_preset_is_what_was_fitted(weft):
+    assert max(map(abs, checked(weft, "h200-shared").values())) <= 15
+
+
+@pytest.mark.parametrize("text, says", [
+    ("[]", "no time of 'causal 1 x 8192'"),
+    ("{}", "not a list"),
+    ('[{"case": "x"}]', "seconds"),
+    ('[{"case": "x", "dtype": "bf16", "dim": 64, "pass": "sideways", "seconds": 1}]', "sideways"),
+    ('[{"case": "x", "dtype": "bf16", "dim": 64, "pass": "forward", "seconds": 0}]', "seconds are 0"),
+])
+def test_recorded_times_that_are_none(weft, tmp_path, text, says):
+    file = tmp_path / "times.json"
+    file.write_text(text)
+    result = weft("bench", "--calibrate", tmp_path / "m.json", *H200, "--measured", file)
+    assert result.code == 2 and says in result.err, result.err

@@ -212,3 +212,42 @@ def test_progress_on_a_terminal_alone(weft):
         text += part
     assert shown.wait() == 0
     assert b" runs, 0 failed" in text and text.rstrip().endswith(b"\x1b[K")
+
+
+def test_auto(weft):
+    result = weft("verify", "--docs", "90,50,100", "--mask", "causal", "--schedule", "auto", "--layout", "auto")
+    assert result.code == 0, result.err
+    line = next(x for x in result.out.splitlines() if x.startswith("auto, on cpu: layout "))
+    layout = line.removeprefix("auto, on cpu: layout ").split(":")[0]
+    assert f"on 4 ranks: layout {layout}, mask causal" in result.out
+    chosen = next(x for x in result.out.splitlines() if x.startswith("layer 0: ")).removeprefix("layer 0: ").split(":")[0]
+    assert chosen.split(" ")[0] in result.out.split("worst element\n")[1]
+
+
+def test_auto_beside_others_and_on_another_machine(weft):
+    flags = ["verify", "--docs", "64,64", "--schedule", "ring,auto", "--layout", "balanced", "--machine", "h100-400g"]
+    result = weft(*flags)
+    assert result.code == 0, result.err
+    assert "auto, on h100-400g: " in result.out and "  ring " in result.out
+
+
+def test_auto_of_a_batch_is_a_layout_of_batches(weft):
+    result = weft("verify", "--docs", "64,64,64,64", "--schedule", "auto", "--layout", "auto", "--format", "bshd")
+    assert result.code == 0 and "layout dual_chunk" in result.out, result.err
+
+
+@pytest.mark.parametrize("flags, says", [
+    ("--random 5 --schedule auto", ["--schedule auto with --random", "all of them"]),
+    ("--matrix quick --layout auto", ["--layout auto with --matrix"]),
+    ("--set te-grid --schedule ring,auto", ["--schedule ring,auto with --set"]),
+    ("--docs 4 --machine cpu", ["--machine cpu and nothing to choose", "--schedule auto"]),
+    ("--docs 4 --schedule auto --stages 2", ["--stages 2 with --schedule auto", "chosen too"]),
+    ("--docs 4,5 --schedule auto --head-map 0,0", ["auto with --head-map", "name a schedule"]),
+    ("--docs 4,5 --schedule auto --dtype f64", ["no rate for a forward in f64"]),
+    ("--docs 64,60 --schedule auto --layout auto --format bshd", ["padded length 60", "pad to 64"]),
+])
+def test_auto_refused(weft, flags, says):
+    result = weft("verify", *flags.split())
+    assert result.code == 2, result.out
+    for fragment in says:
+        assert fragment in result.err

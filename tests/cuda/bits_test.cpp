@@ -293,6 +293,7 @@ TEST_P(GpuBits, RefusedUnderCapture) {
   OnGpu gpu;
   const ForwardArgs args = on_gpu(gpu, outputs.forward_args(problem));
   const cudaStream_t stream = static_cast<cudaStream_t>(args.place.stream);
+  attend(args, gpu_kernel);  // kept lists do not change that: a graph might read them when they are gone
   WEFT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   expect_refusal([&] { attend(args, gpu_kernel); }, {"graph"});
   cudaGraph_t graph = nullptr;

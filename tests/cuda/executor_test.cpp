@@ -117,49 +117,75 @@ void fill_padding(const RanksProblem& p, RanksInput& in, std::byte with) {
   in.unused = with;
 }
 
+// Is the kernel not of this build or this GPU?
+bool is_absent(std::string_view name, const RanksProblem& p) {
+  for (const Kernel& kernel : kernels())
+    if (kernel.name == name)
+      return kernel
+          .refusal({.pass = Pass::backward,
+                    .dtype = p.dtype,
+                    .dim_qk = p.dim_qk,
+                    .dim_v = p.dim_v,
+                    .device = DeviceKind::cuda})
+          .has_value();
+  return true;
+}
+
 TEST(DeviceExecutor, NoBitDependsOnPadding) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const auto check_all = [](const RanksProblem& p, const std::string& kernel) {
+    RanksInput nan(p), zeros(p), large(p);
+    fill_padding(p, nan, std::byte{0xff});
+    fill_padding(p, zeros, std::byte{0});
+    fill_padding(p, large, std::byte{0x71});
+    for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag})
+      for (const ScheduleOptions& options : some_of_each()) {
+        SCOPED_TRACE(testing::Message() << kernel << " " << name(p.dtype) << " " << name(kind) << " "
+                                        << check::words(options));
+        const auto run = [&](RanksInput& in) {
+          return run_on_ranks(p, in, make_layouts(kind, p.problem, 4), options, {.kernel = kernel, .deterministic = true});
+        };
+        const RanksResult want = run(zeros);
+        expect_same_bits(run(nan), want);
+        expect_same_bits(run(large), want);
+      }
+  };
   for (const Mask& mask : {Mask{.causal = true}, Mask{.left = 40, .right = 9}}) {
     const Problem problem(Stream::from_used(std::vector<Index>{0, 144, 160, 400}, std::vector<Index>{137, 1, 201}),
                           mask);
-    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
-      const RanksProblem p{
-          .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 40, .dim_v = 24, .dtype = dtype, .sink = true};
-      RanksInput nan(p), zeros(p), large(p);
-      fill_padding(p, nan, std::byte{0xff});
-      fill_padding(p, zeros, std::byte{0});
-      fill_padding(p, large, std::byte{0x71});
-      for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag}) {
-        for (const ScheduleOptions& options : some_of_each()) {
-          SCOPED_TRACE(testing::Message() << name(dtype) << " " << name(kind) << " " << check::words(options));
-          const auto run = [&](RanksInput& in) {
-            return run_on_ranks(p, in, make_layouts(kind, problem, 4), options,
-                                {.kernel = kKernel, .deterministic = true});
-          };
-          const RanksResult want = run(zeros);
-          expect_same_bits(run(nan), want);
-          expect_same_bits(run(large), want);
-        }
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+      for (const std::string kernel : {"cuda.portable", "cuda.sm90"}) {
+        const RanksProblem p{
+            .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 40, .dim_v = 24, .dtype = dtype, .sink = true};
+        if (!is_absent(kernel, p)) check_all(p, kernel);
       }
-    }
   }
 }
 
 TEST(DeviceExecutor, GradientsHaveTheSameBitsOnEveryRun) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   const Problem problem(documents({300, 77, 410}, 16), {.causal = true});
-  const RanksProblem p{
-      .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16, .sink = true};
-  RanksInput in(p);
-  for (const ScheduleOptions& options : some_of_each()) {
-    SCOPED_TRACE(check::words(options));
-    const auto run = [&] {
-      return run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, 4), options,
-                          {.kernel = kKernel, .deterministic = true});
-    };
-    const RanksResult first = run();
-    for (int i = 0; i < 5; ++i) expect_same_bits(run(), first);
-  }
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
+  for (const std::string_view kernel : {"cuda.portable", "cuda.sm90"})
+    for (const Index width : {64, 128, 192, 256}) {
+      const RanksProblem p{.problem = problem,
+                           .heads_q = 4,
+                           .heads_k = 2,
+                           .dim_qk = width,
+                           .dim_v = width == 192 ? 128 : width,
+                           .dtype = DType::bf16,
+                           .sink = true};
+      if (is_absent(kernel, p)) continue;
+      RanksInput in(p);
+      for (const ScheduleOptions& options : some_of_each()) {
+        SCOPED_TRACE(testing::Message() << kernel << " " << width << " " << check::words(options));
+        const auto run = [&] {
+          return run_on_ranks(p, in, layouts, options, {.kernel = std::string(kernel), .deterministic = true});
+        };
+        const RanksResult first = run();
+        for (int i = 1; i < 20; ++i) expect_same_bits(run(), first);
+      }
+    }
 }
 
 // Messages by way of the host, as over MPI: the same bits, and the same bytes counted.

@@ -44,51 +44,107 @@ TEST_P(GpuForward, OutputsOfAnyDType) {
   }
 }
 
-// The keys in parts, a call each that adds to the states, and the end of these.
-void attend_in_parts(const Outputs& got, const KernelProblem& problem, std::initializer_list<Range> parts, bool largest) {
+// The keys in parts, a call each: partial states, or sums that the kernel keeps.
+std::vector<Slice> keys_of(const std::vector<Slice>& slices, Range keys) {
+  std::vector<Slice> part = slices;
+  for (Slice& s : part) {
+    s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+    s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+  }
+  return part;
+}
+void attend_partially(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
   const AttentionProblem& p = problem.p;
   const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
   std::vector<RowState<float>> states(at(p.tq * p.hq));
   ForwardArgs end = got.forward_args(problem);
-  end.partial = {sums.view(), states.data(), largest};
-  if (!largest) end.max_logit = {};
+  end.partial = {sums.view(), states.data()};
   ForwardArgs step = end;
   step.out = step.lse = step.max_logit = {};
   for (const Range keys : parts) {
-    std::vector<Slice> part = p.slices;
-    for (Slice& s : part) {
-      s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-      s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-    }
+    const std::vector<Slice> part = keys_of(p.slices, keys);
     step.slices = part;
     gpu_attend(step);
   }
   gpu_finish_partial(end);
 }
-void judge_parts(Judge& judge, const KernelProblem& problem, const check::Expected& want,
-                 std::initializer_list<Range> parts) {
+// False if the kernel does not do that.
+bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
   const AttentionProblem& p = problem.p;
-  for (const bool largest : {true, false}) {
-    SCOPED_TRACE(largest);
-    const Outputs got(p);
-    attend_in_parts(got, problem, parts, largest);
-    if (largest) {
-      judge.forward(got.forward, want, p);
-    } else {
-      judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
-      judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
-    }
+  OnGpu gpu;
+  ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
+  args.max_logit = {};
+  const Kernel& kernel = find_kernel(gpu_kernel);
+  if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) return false;
+  std::vector<Range> rows;
+  for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
+  QuerySteps steps{.rows = rows};
+  args.steps = &steps;
+  for (std::size_t n = 0; n < parts.size(); ++n) {
+    const std::vector<Slice> part = keys_of(p.slices, parts[n]);
+    args.slices = part;
+    steps.last = n + 1 == parts.size();
+    attend(args, gpu_kernel);
   }
+  EXPECT_EQ(steps.kept, nullptr);
+  gpu.finish();
+  return true;
+}
+bool judge_parts(Judge& judge, const KernelProblem& problem, const check::Expected& want,
+                 const std::vector<Range>& parts) {
+  const AttentionProblem& p = problem.p;
+  const Outputs partly(p), stepped(p);
+  attend_partially(partly, problem, parts);
+  judge.forward(partly.forward, want, p);
+  if (!attend_in_steps(stepped, problem, parts)) return false;
+  judge.close("out", stepped.forward.out.values(), want.out, p.hq, p.dv);
+  judge.close("lse", stepped.forward.lse.values(), want.lse, p.hq, 1);
+  return true;
 }
 
 // The later part first: the end is the whole.
 TEST_P(GpuForward, PartialStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(11);
+  int stepped = 0;
   for (const Judged& j : judged(dtype(), Pass::backward, feature_problems)) {
     SCOPED_TRACE(j.problem.name);
     const Index tk = j.problem.p.tk, cut = random.index(0, tk);
-    judge_parts(judge, j.problem, j.want, {{cut, tk}, {0, cut}});
+    if (judge_parts(judge, j.problem, j.want, {{cut, tk}, {0, cut}})) ++stepped;
+  }
+  if (std::string_view(gpu_kernel) == "cuda.sm90") {
+    EXPECT_GT(stepped, 5);
+  }
+}
+
+// Values that are infinite, and seen by some rows only: other rows of their tile keep what they had before.
+TEST_P(GpuForward, StepsKeepInfinitiesApart) {
+  KernelProblem problem{"",
+                        {.tq = 24,
+                         .tk = 40,
+                         .hq = 2,
+                         .hk = 1,
+                         .dqk = 64,
+                         .dv = 64,
+                         .dtype = dtype(),
+                         .slices = {{0, 10, 0, 20}, {2, 6, 20, 30}, {10, 20, 30, 40}}}};
+  AttentionProblem& p = problem.p;
+  Random random(20);
+  p.fill(random);
+  std::vector<double> v = p.v.values();
+  for (Index key = 20; key < 40; ++key)
+    for (Index i = 0; i < p.dv; ++i) v[at(key * p.dv + i)] = std::numeric_limits<double>::infinity();
+  p.v.set(v);
+  const Outputs got(p);
+  if (!attend_in_steps(got, problem, {{0, 20}, {20, 30}, {30, 40}})) GTEST_SKIP();
+  const std::vector<double> out = got.forward.out.values();
+  for (Index row = 0; row < p.tq; ++row) {
+    const double x = out[at(row * p.hq * p.dv)];
+    const bool infinite = (row >= 2 && row < 6) || (row >= 10 && row < 20);
+    EXPECT_EQ(std::isfinite(x), !infinite) << row;
+    if (row >= 20) {
+      EXPECT_EQ(x, 0) << row;
+    }
   }
 }
 
@@ -99,21 +155,19 @@ TEST_P(GpuForward, PartialStepsLeaveOtherRowsAlone) {
   const AttentionProblem& p = problem.p;
   Random random(12);
   problem.p.fill(random);
-  for (const bool largest : {true, false}) {
-    Buffer sums(DType::f32, p.tq, p.hq, p.dv);
-    sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
-    std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
-    const Outputs none(p);
-    ForwardArgs args = none.forward_args(problem);
-    args.out = args.lse = args.max_logit = {};
-    args.partial = {sums.view(), states.data(), largest};
-    gpu_attend(args);
-    const std::vector<double> sum = sums.values();
-    for (Index row = 0; row < p.tq; ++row) {
-      const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
-      EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
-      EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
-    }
+  Buffer sums(DType::f32, p.tq, p.hq, p.dv);
+  sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
+  std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
+  const Outputs none(p);
+  ForwardArgs args = none.forward_args(problem);
+  args.out = args.lse = args.max_logit = {};
+  args.partial = {sums.view(), states.data()};
+  gpu_attend(args);
+  const std::vector<double> sum = sums.values();
+  for (Index row = 0; row < p.tq; ++row) {
+    const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
+    EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
+    EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
   }
 }
 
@@ -262,17 +316,18 @@ TEST_P(GpuForward, GrowingLogits) {
 TEST_P(GpuForward, ManyTilesForEachBlock) {
   Judge judge(dtype(), true);
   for (const Index width : {64, 128, 192, 256}) {
+    if (width > 64 && std::string_view(gpu_kernel) != "cuda.sm90") break;  // the others' blocks have one tile each
     SCOPED_TRACE(width);
     KernelProblem problem{"",
-                          {.tq = 620,
-                           .tk = 420,
+                          {.tq = 340,
+                           .tk = 300,
                            .hq = 140,
                            .hk = 140,
                            .dqk = width,
                            .dv = width == 192 ? 128 : width,
                            .dtype = dtype(),
-                           .slices = {{0, 20, 0, 300}, {20, 21, 3, 420}, {200, 205, 100, 420, -kUnlimited, 0},
-                                      {400, 430, 0, 420, -250, -100}, {618, 620, 7, 10}}}};
+                           .slices = {{0, 20, 0, 200}, {20, 21, 3, 300}, {140, 145, 100, 300, -kUnlimited, 0},
+                                      {300, 310, 0, 300, -250, -100}, {338, 340, 7, 10}}}};
     AttentionProblem& p = problem.p;
     Random random(18);
     p.fill(random);
@@ -285,7 +340,7 @@ TEST_P(GpuForward, ManyTilesForEachBlock) {
       judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);
       judge.close("lse", got.forward.lse.values(), want.lse, p.hq, 1);
     }
-    judge_parts(judge, problem, want, {{200, 420}, {0, 150}, {150, 200}});
+    judge_parts(judge, problem, want, {{150, 300}, {0, 100}, {100, 150}});
   }
 }
 

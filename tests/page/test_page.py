@@ -212,6 +212,16 @@ def test_every_layout_and_schedule_of_a_million_tokens_fits(weft):
         assert (weft.folder / f"{layout}.html").stat().st_size < 5_000_000
 
 
+def test_a_million_documents_are_drawn_in_bundles(weft, show):
+    page = show("--docs", "lognormal:count=1000000,median=1,sigma=0.01,min=1,max=1", "--mask", "causal", "--ranks", 4)
+    assert (weft.folder / "page.html").stat().st_size < 5_000_000
+    assert "25 documents are drawn as one" in page.inner_text("#words")
+    lines = page.evaluate("weft.pairLines(weft.page.panels[0], [60, 60])")
+    said = dict(map(tuple, lines))
+    assert said["Query"].startswith("token 60 · one of documents 50 to 74 · rank 0, row ")
+    assert said["Visible"] == "not known: 25 slices are drawn as one"
+
+
 def test_many_ranks(weft, show):
     page = show("--docs", "30000,10000,5000", "--mask", "causal", "--ranks", 256, "--schedule", "ring")
     s = model.stream([30000, 10000, 5000])

@@ -16,7 +16,7 @@
 #include "bench_schedules.h"
 #include "calibrate.h"
 #include "json_file.h"
-#include "kernel_cases.h"
+#include "kernel_call.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/version.h"
@@ -214,7 +214,7 @@ const std::vector<FlagSpec>& bench_flags() {
       {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
       {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
       {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
-      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,.."},
+      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,..,auto"},
       {"key-order", "LIST", "with --schedule: of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "with --schedule: gathered K/V heads come in N groups"},
       {"inside", "N", "with --schedule: hybrid: ranks that swap heads for sequence; 2 if not given"},
@@ -225,7 +225,8 @@ const std::vector<FlagSpec>& bench_flags() {
       {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
       {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
       {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
-      {"machine", "NAME", "with --check-kernels: a machine file, or a preset's name"}};
+      {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
+      {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}};
   return flags;
 }
 

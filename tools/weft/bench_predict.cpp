@@ -136,6 +136,115 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
   return {*std::min_element(scaled[0].begin(), scaled[0].end()), *std::min_element(scaled[1].begin(), scaled[1].end())};
 }
 
+// A question with the links it is asked on, and the machine that predicts for them.
+struct Asked {
+  Asked(const Question& q, const Machine& calibrated, double latency)
+      : given(q.given),
+        problem(check::problem_of(given)),
+        layouts(check::layouts_of(given, problem)),
+        shape{.dtype = given.dtype, .dim_qk = given.dim_qk, .dim_v = given.dim_v},
+        machine(calibrated) {
+    machine.processor_ranks = ranks_a_core(given.ranks);
+    machine.processor_kernels = 1;
+    const Timeline gathered = simulate(job({.kind = ScheduleKind::all_gather}), machine, Pass::forward);
+    world = {.bandwidth = static_cast<double>(gathered.bytes_in()) / (q.ratio * gathered.ideal), .latency = latency};
+    machine.levels[0].bandwidth = world.bandwidth;
+    machine.levels[0].latency += world.latency;
+  }
+
+  Job job(const ScheduleOptions& options) const {
+    return {problem, layouts, given.heads_q, given.heads_k, options, shape};
+  }
+  // What a user's `auto` would be among these.
+  ScheduleOptions chosen(const std::vector<ScheduleOptions>& among) const {
+    const Layer layer{.problem = problem, .heads_q = given.heads_q, .heads_k = given.heads_k, .shape = shape};
+    return choose_schedule(layer, layouts, machine, {.memory_bytes = 0, .schedules = among, .layouts = {}}).schedule();
+  }
+
+  check::Case given;
+  Problem problem;
+  Layouts layouts;
+  TensorShape shape;
+  Machine machine;
+  ThreadRanks world;
+};
+
+// Of all problems.
+struct Findings {
+  std::vector<double> errors = {}, chosen_errors = {}, losses = {};
+  std::map<std::string, std::vector<double>> by = {};
+  // Logarithms of measured times over the chosen one's.
+  std::map<std::pair<Index, std::string>, std::vector<double>> fixed = {};
+  json runs = json::array();
+
+  // Every candidate of a problem, predicted and measured.
+  void add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm);
+  void print(Index rounds) const;
+};
+
+void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm) {
+  const check::Case& c = asked.given;
+  RankTensors tensors(c, asked.layouts);
+  const std::vector<ScheduleOptions> tried = candidates(c);
+  const std::string choice = weft::words(asked.chosen(tried));
+  std::map<std::string, double> times;
+  double best = 1e300;
+  for (const ScheduleOptions& options : tried) {
+    const double forward = simulate(asked.job(options), asked.machine, Pass::forward).seconds,
+                 backward = simulate(asked.job(options), asked.machine, Pass::backward).seconds;
+    const Measured m =
+        measure(c, asked.problem, asked.layouts, tensors, options, asked.world, rounds, usual_gemm);
+    const double error = std::abs((forward + backward) / m.total() - 1);
+    errors.push_back(error);
+    for (const std::string& kind : {std::string(name(options.kind)), fmt::format("{} ranks", c.ranks),
+                                    std::string(weft::name(c.dtype))})
+      by[kind].push_back(error);
+    by["forward alone"].push_back(std::abs(forward / m.forward - 1));
+    by["backward alone"].push_back(std::abs(backward / m.backward - 1));
+    by["signed, all"].push_back((forward + backward) / m.total() - 1);
+    const std::string said = weft::words(options);
+    times[said] = m.total();
+    best = std::min(best, m.total());
+    if (said == choice) chosen_errors.push_back(error);
+    runs.push_back({{"problem", number},
+                    {"flags", check::flags(c)},
+                    {"ratio", q.ratio},
+                    {"bandwidth", asked.world.bandwidth},
+                    {"latency", asked.world.latency},
+                    {"schedule", said},
+                    {"chosen", said == choice},
+                    {"forward", m.forward},
+                    {"backward", m.backward},
+                    {"predicted_forward", forward},
+                    {"predicted_backward", backward}});
+  }
+  const double of_chosen = times.at(choice);
+  for (const auto& [schedule, seconds] : times) fixed[{c.ranks, schedule}].push_back(std::log(seconds / of_chosen));
+  fixed[{c.ranks, "the best measured"}].push_back(std::log(best / of_chosen));
+  losses.push_back(of_chosen / best - 1);
+}
+
+void Findings::print(Index rounds) const {
+  const auto count = losses.size();
+  const auto near = std::count_if(losses.begin(), losses.end(), [](double loss) { return loss <= 0.1; });
+  fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(),
+             rounds);
+  fmt::print("median error {:.1f} % of all runs, {:.1f} % of the chosen ones\n", 100 * median(errors),
+             100 * median(chosen_errors));
+  for (const auto& [what, of] : by)
+    fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
+  fmt::print("the choice (choose_schedule) is within 10 % of the best measured in {} of {} ({:.0f} %), ", near,
+             count, 100.0 * static_cast<double>(near) / static_cast<double>(count));
+  fmt::print("median loss {:.1f} %\n", 100 * median(losses));
+  fmt::print("measured time of each fixed choice over that of the chosen one, geometric mean:\n");
+  for (const auto& [key, logs] : fixed) {
+    double sum = 0;
+    for (const double x : logs) sum += x;
+    fmt::print("  {} ranks  {:<34}{:>6.3f}  ({} problems)\n", key.first, key.second,
+               std::exp(sum / static_cast<double>(logs.size())), logs.size());
+  }
+}
+
 }  // namespace
 
 int bench_predict(const Flags& flags) {
@@ -143,17 +252,11 @@ int bench_predict(const Flags& flags) {
   if (count < 1 || count > 100000) throw Error(fmt::format("--predict {}", count), "use from 1 to 100000");
   if (rounds < 1 || rounds > 1000) throw Error(fmt::format("--repeat {}", rounds), "use from 1 to 1000");
   JsonOutput output(flags.find("json"));
-  const CalibrateOptions how{
-      .dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true};
-  const Calibration calibration = calibrate(how);
+  const Calibration calibration = calibrate(
+      {.dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true});
   set_cpu_threads(1);
   std::mt19937_64 engine(seed_of(flags));
-  std::vector<double> errors, chosen_errors, losses;
-  std::map<std::string, std::vector<double>> by;
-  std::map<std::pair<Index, std::string>, std::vector<double>>
-      fixed;  // logarithms of measured times over the chosen one's
-  json all = json::array();
-  Index near = 0;
+  Findings found;
   {
     Progress progress(count, "problems");
     for (Index n = 0; n < count; ++n) {
@@ -162,76 +265,13 @@ int bench_predict(const Flags& flags) {
       if (const std::string* docs = flags.find("docs"))
         documents = parse_lengths("--docs", *docs, seed_of(flags) + static_cast<unsigned long long>(n));
       const Question q = drawn(engine, documents);
-      const check::Case& c = q.given;
-      const Problem problem = check::problem_of(c);
-      const Layouts layouts = check::layouts_of(c, problem);
-      RankTensors tensors(c, layouts);
-      const TensorShape shape{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
-      Machine machine = calibration.machine;
-      machine.processor_ranks = ranks_a_core(c.ranks);
-      machine.processor_kernels = 1;
-      const auto job = [&](const ScheduleOptions& o) { return Job{problem, layouts, c.heads_q, c.heads_k, o, shape}; };
-      const Timeline gathered = simulate(job({.kind = ScheduleKind::all_gather}), machine, Pass::forward);
-      ThreadRanks world{.bandwidth = static_cast<double>(gathered.bytes_in()) / (q.ratio * gathered.ideal),
-                        .latency = 20e-6 * static_cast<double>(engine() % 10)};
-      machine.levels[0].bandwidth = world.bandwidth;
-      machine.levels[0].latency += world.latency;
-      std::map<std::string, double> times;
-      double best_predicted = 1e300, best_measured = 1e300, of_chosen = 0, error_of_chosen = 0;
-      for (const ScheduleOptions& options : candidates(c)) {
-        const double forward = simulate(job(options), machine, Pass::forward).seconds,
-                     backward = simulate(job(options), machine, Pass::backward).seconds;
-        const Measured m = measure(c, problem, layouts, tensors, options, world, rounds, calibration.gemm_seconds);
-        const double error = std::abs((forward + backward) / m.total() - 1);
-        errors.push_back(error);
-        by[std::string(name(options.kind))].push_back(error);
-        by[fmt::format("{} ranks", c.ranks)].push_back(error);
-        by[fmt::format("{}", name(c.dtype))].push_back(error);
-        by["forward alone"].push_back(std::abs(forward / m.forward - 1));
-        by["backward alone"].push_back(std::abs(backward / m.backward - 1));
-        by["signed, all"].push_back((forward + backward) / m.total() - 1);
-        times[weft::words(options)] = m.total();
-        best_measured = std::min(best_measured, m.total());
-        if (forward + backward < best_predicted) {
-          best_predicted = forward + backward;
-          of_chosen = m.total();
-          error_of_chosen = error;
-        }
-        all.push_back({{"problem", n},
-                       {"flags", check::flags(c)},
-                       {"ratio", q.ratio},
-                       {"bandwidth", world.bandwidth},
-                       {"latency", world.latency},
-                       {"schedule", weft::words(options)},
-                       {"forward", m.forward},
-                       {"backward", m.backward},
-                       {"predicted_forward", forward},
-                       {"predicted_backward", backward}});
-      }
-      for (const auto& [schedule, seconds] : times) fixed[{c.ranks, schedule}].push_back(std::log(seconds / of_chosen));
-      fixed[{c.ranks, "the best measured"}].push_back(std::log(best_measured / of_chosen));
-      losses.push_back(of_chosen / best_measured - 1);
-      chosen_errors.push_back(error_of_chosen);
-      near += losses.back() <= 0.1;
+      const Asked asked(q, calibration.machine, 20e-6 * static_cast<double>(engine() % 10));
+      found.add(n, q, asked, rounds, calibration.gemm_seconds);
     }
   }
   set_cpu_threads(0);
-  fmt::print("\n{} problems, {} runs, {} rounds each, normalised by a gemm in each round\n", count, errors.size(),
-             rounds);
-  fmt::print("median error {:.1f} % of all runs, {:.1f} % of the chosen ones\n", 100 * median(errors),
-             100 * median(chosen_errors));
-  for (const auto& [what, of] : by)
-    fmt::print("  {:<16}{:>6} runs, median {:+.1f} %\n", what, of.size(), 100 * median(of));
-  fmt::print("the chosen schedule is within 10 % of the best measured in {} of {} ({:.0f} %); median loss {:.1f} %\n",
-             near, count, 100.0 * static_cast<double>(near) / static_cast<double>(count), 100 * median(losses));
-  fmt::print("measured time of each fixed choice over that of the chosen one, geometric mean:\n");
-  for (const auto& [key, logs] : fixed) {
-    double sum = 0;
-    for (const double x : logs) sum += x;
-    fmt::print("  {} ranks  {:<34}{:>6.3f}  ({} problems)\n", key.first, key.second,
-               std::exp(sum / static_cast<double>(logs.size())), logs.size());
-  }
-  output.write(all);
+  found.print(rounds);
+  output.write(found.runs);
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "auto_choice.h"
 #include "bench_case.h"
 #include "check/by_schedule.h"
 #include "json_file.h"
@@ -131,7 +132,8 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
 int bench_schedules(const Flags& flags) {
   for (const char* other : {"cases", "list", "peer", "threads"})
     flags.exclude("schedule", {other}, "schedules are compared with each other, on one problem");
-  const check::Case c = case_of(flags, kBenchDefaults);
+  const AutoProblem set = auto_problem(flags, kBenchDefaults);
+  const check::Case& c = set.given;
   const Problem problem = check::problem_of(c);
   const Layouts layouts = check::layouts_of(c, problem);
   if (c.ranks > kMaxThreadRanks)
@@ -148,10 +150,11 @@ int bench_schedules(const Flags& flags) {
 
   fmt::print("{}\n{}, kernel {}, ranks are threads, {} rounds\n\n", problem_words(c, problem), attention_words(c),
              find_kernel(bench.kernel).name, rounds);
+  if (!set.why.empty()) fmt::print("{}\n\n", set.why);
   fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>10}{:>9}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms",
              "GFLOP/s", "of ideal", "hidden", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
-  for (const ScheduleOptions& options : schedules_of(flags, flags.text("schedule", "all"), {})) {
+  for (const ScheduleOptions& options : set.schedules) {
     const ScheduleTask task{check::words(options), options};
     std::vector<Line> lines;
     for (const Pass pass : {Pass::forward, Pass::backward})  // the backward reads what the forward wrote

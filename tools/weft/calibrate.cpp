@@ -1,19 +1,22 @@
 #include "calibrate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 #include <thread>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <pthread.h>
 #include <sched.h>
 
+#include "bench_case.h"
 #include "bench_clock.h"
 #include "bench_rounds.h"
 #include "check/tensors.h"
-#include "kernel_cases.h"
+#include "json_file.h"
+#include "kernel_call.h"
+#include "kernel_fit.h"
 #include "machine_flag.h"
 #include "numbers.h"
 #include "run/rows.h"
@@ -23,9 +26,6 @@
 
 namespace weft::tool {
 namespace {
-
-constexpr int kUnknowns = 4;  // of a kernel: seconds a flop, a tile, a row, a call
-using Features = std::array<double, kUnknowns>;
 
 double one_gemm() {
   constexpr int n = 160;
@@ -44,101 +44,49 @@ double one_gemm() {
   return thread_seconds_now() - start;
 }
 
-// Least squares of relative errors, with nothing below 0: what would be is left out.
-Features fitted(const std::vector<Features>& x, const std::vector<double>& seconds) {
-  std::array<bool, kUnknowns> used;
-  used.fill(true);
-  for (;;) {
-    double m[kUnknowns][kUnknowns + 1] = {};
-    for (std::size_t n = 0; n < x.size(); ++n)
-      for (int i = 0; i < kUnknowns; ++i) {
-        for (int j = 0; j < kUnknowns; ++j)
-          m[i][j] += x[n][static_cast<std::size_t>(i)] * x[n][static_cast<std::size_t>(j)] / (seconds[n] * seconds[n]);
-        m[i][kUnknowns] += x[n][static_cast<std::size_t>(i)] / seconds[n];
-      }
-    for (int i = 0; i < kUnknowns; ++i) {
-      if (used[static_cast<std::size_t>(i)]) continue;
-      for (int j = 0; j <= kUnknowns; ++j) m[i][j] = i == j ? 1 : 0;
-      for (int j = 0; j < kUnknowns; ++j) m[j][i] = i == j ? 1 : 0;
-    }
-    for (int i = 0; i < kUnknowns; ++i) {  // Gauss; the matrix is positive definite, or nearly
-      const double pivot = m[i][i] != 0 ? m[i][i] : 1;
-      for (int j = 0; j < kUnknowns; ++j) {
-        if (j == i) continue;
-        const double f = m[j][i] / pivot;
-        for (int k = i; k <= kUnknowns; ++k) m[j][k] -= f * m[i][k];
-      }
-    }
-    Features found{};
-    int worst = -1;
-    for (int i = 0; i < kUnknowns; ++i) {
-      const double value = m[i][i] != 0 ? m[i][kUnknowns] / m[i][i] : 0;
-      found[static_cast<std::size_t>(i)] = value;
-      if (value < 0 &&
-          (worst < 0 || value * x[0][static_cast<std::size_t>(i)] <
-                            found[static_cast<std::size_t>(worst)] * x[0][static_cast<std::size_t>(worst)]))
-        worst = i;
-    }
-    if (worst < 0) return found;
-    used[static_cast<std::size_t>(worst)] = false;
+// Seconds of a call in each case: measured in turns, each beside a gemm, and recorded; or as recorded before.
+std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
+                             const CalibrateOptions& options, Calibration& into, std::vector<double>& gemms) {
+  std::vector<double> seconds;
+  if (options.measured.read_from_file()) {
+    for (const KernelCase& c : cases) seconds.push_back(options.measured.seconds(c.name, dtype, dim, pass));
+    return seconds;
   }
-}
-
-KernelRate tiles_of(Pass pass, DType dtype, Index dim, bool gpu) {
-  KernelRate rate{.pass = pass, .dtype = dtype, .dim = dim, .flops = 1};
-  // CPU kernels skip by panels of 16 rows and a few keys; those of GPUs by whole tiles.
-  rate.tile_q = gpu ? (pass == Pass::forward ? 128 : 64) : 16;
-  rate.tile_k = gpu ? 128 : 8;
-  rate.units = gpu ? 132 : 1;
-  return rate;
-}
-
-struct Timed {
-  std::unique_ptr<KernelCall> call;
-  std::vector<double> ratios;  // over the gemm of the same round
-};
-
-KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, std::vector<double>& gemms) {
   const bool gpu = on_gpu(options.kernel);
-  const std::vector<KernelCase> cases = learned_cases(gpu);
-  std::vector<Timed> timed(cases.size());
-  for (std::size_t n = 0; n < cases.size(); ++n)
-    timed[n].call = std::make_unique<KernelCall>(cases[n], dtype, dim, pass, options.kernel);
+  std::vector<std::unique_ptr<KernelCall>> calls;
+  for (const KernelCase& c : cases)
+    calls.push_back(std::make_unique<KernelCall>(c, dtype, dim, pass, options.kernel, *into.noise));
+  std::vector<std::vector<double>> ratios(cases.size());  // over the gemm of the same round
   for (Index round = 0; round < options.rounds; ++round)
-    for (Timed& t : timed) {
+    for (std::size_t n = 0; n < calls.size(); ++n) {
       const double gemm = gpu ? 1 : (gemm_seconds(1) + gemm_seconds(1)) / 2;
       gemms.push_back(gemm);
-      t.ratios.push_back(t.call->seconds() / gemm);
+      ratios[n].push_back(calls[n]->sustained_seconds() / gemm);
     }
   const double usual = median(gemms);
-  KernelRate rate = tiles_of(pass, dtype, dim, gpu);
-  const TensorShape shape{.dtype = dtype, .dim_qk = dim, .dim_v = dim};
-  std::vector<Features> x;
-  std::vector<double> seconds;
-  const double flops_a_pair = static_cast<double>(pass == Pass::forward ? 4 * dim : 10 * dim);
   for (std::size_t n = 0; n < cases.size(); ++n) {
-    const KernelCase& c = cases[n];
-    const TileWork w = tile_work(c.slices, c.heads_q, c.heads_k, rate);
-    const double covered = std::max(w.covered, w.longest * static_cast<double>(rate.units));
-    x.push_back({covered * flops_a_pair, w.tiles, w.rows, 1});
-    seconds.push_back(median(timed[n].ratios) * usual);
+    seconds.push_back(median(ratios[n]) * usual);
+    into.times.add(cases[n].name, dtype, dim, pass, seconds.back());
   }
-  const Features found = fitted(x, seconds);
-  rate.flops = found[0] > 0 ? 1 / found[0] : 1e15;
-  rate.tile_seconds = found[1];
-  rate.row_seconds = found[2];
-  rate.call_seconds = found[3];
-  rate.source = fmt::format("weft bench --calibrate, kernel {}, one thread a call", find_kernel(options.kernel).name);
+  return seconds;
+}
+
+KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, Calibration& into,
+                   std::vector<double>& gemms) {
+  const bool gpu = on_gpu(options.kernel);
+  const std::vector<KernelCase> cases = learned_cases(gpu);
+  const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, gemms);
+  KernelRate rate = fitted_rate(tiles_of(pass, dtype, dim, gpu), cases, seconds);
+  rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
+                            gpu ? ", calls one after another" : ", one thread a call");
   if (!options.show) return rate;
-  fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n",
-             pass == Pass::forward ? "forward" : "backward", name(dtype), dim, rate.flops * 1e-9,
-             rate.tile_seconds * 1e6, rate.row_seconds * 1e6, rate.call_seconds * 1e6);
-  for (std::size_t n = 0; n < cases.size(); ++n) {
-    const double predicted =
-        kernel_seconds(tile_work(cases[n].slices, cases[n].heads_q, cases[n].heads_k, rate), rate, shape);
-    fmt::print("  {:<28}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
-               100 * (predicted / seconds[n] - 1));
-  }
+  fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n", name(pass),
+             weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_seconds * 1e6, rate.row_seconds * 1e6,
+             rate.call_seconds * 1e6);
+  for (std::size_t n = 0; n < cases.size(); ++n)
+    fmt::print("  {:<34}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
+               100 * (predicted_seconds(cases[n], rate) / seconds[n] - 1));
+  std::fflush(stdout);
   return rate;
 }
 
@@ -234,6 +182,7 @@ CalibrateOptions options_of(const Flags& flags) {
   if (options.rounds < 1 || options.rounds > 1000)
     throw Error(fmt::format("--repeat {}", options.rounds), "use from 1 to 1000");
   if (on_gpu(options.kernel) && !flags.given("dtype")) options.dtypes = {DType::bf16};
+  if (const std::string* path = flags.find("measured")) options.measured = KernelTimes::read(*path);
   return options;
 }
 
@@ -260,6 +209,7 @@ double gemm_seconds(int threads) {
 Calibration calibrate(const CalibrateOptions& options) {
   const bool gpu = on_gpu(options.kernel);
   Calibration c;
+  c.noise = std::make_shared<Noise>();
   c.machine = machine_preset(gpu ? "h200-shared" : "cpu");
   c.machine.name = "here";
   c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
@@ -269,9 +219,9 @@ Calibration calibrate(const CalibrateOptions& options) {
   for (const DType type : options.dtypes)
     for (const Index dim : options.dims)
       for (const Pass pass : {Pass::forward, Pass::backward})
-        c.machine.kernels.push_back(measure(pass, type, dim, options, gemms));
-  c.gemm_seconds = median(gemms);
-  if (!gpu) {
+        c.machine.kernels.push_back(measure(pass, type, dim, options, c, gemms));
+  if (!gemms.empty()) c.gemm_seconds = median(gemms);
+  if (!gpu && !options.measured.read_from_file()) {
     c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
     measure_exchange(c.machine);
     measure_rows(c.machine);
@@ -284,38 +234,52 @@ Calibration calibrate(const CalibrateOptions& options) {
 
 int bench_calibrate(const Flags& flags) {
   const std::string path = flags.text("calibrate", "");
-  Calibration c = calibrate(options_of(flags));
   if (path.empty()) throw Error("--calibrate without a file", "write --calibrate machine.json");
+  JsonOutput output(flags.find("json"));
+  const Calibration c = calibrate(options_of(flags));
   write_machine(path, c.machine);
+  if (!c.times.empty()) output.write(c.times.json());
   fmt::print("written to {}\n", path);
   return 0;
 }
 
 int bench_check_kernels(const Flags& flags) {
-  CalibrateOptions options = options_of(flags);
-  const Machine machine = machine_of(flags, on_gpu(options.kernel) ? "h200-shared" : "cpu");
+  const CalibrateOptions options = options_of(flags);
+  const bool gpu = on_gpu(options.kernel);
+  const Machine machine = machine_of(flags, gpu ? "h200-shared" : "cpu");
+  JsonOutput output(flags.find("json"));
+  Noise noise;
+  KernelTimes times;
+  std::vector<double> errors;
   set_cpu_threads(1);
   fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12}{:>12}{:>9}\n", "case", "dtype", "dim", "pass", "measured us", "predicted",
              "error");
-  std::vector<double> errors;
-  const bool gpu = on_gpu(options.kernel);
+  const auto check = [&](const KernelCase& c, DType type, Index dim, Pass pass) {
+    double seconds = 0;
+    if (!options.measured.read_from_file()) {
+      KernelCall call(c, type, dim, pass, options.kernel, noise);
+      std::vector<double> rounds;
+      for (Index n = 0; n < options.rounds; ++n) rounds.push_back(call.sustained_seconds());
+      seconds = median(rounds);
+      times.add(c.name, type, dim, pass, seconds);
+    } else {
+      seconds = options.measured.seconds(c.name, type, dim, pass);
+    }
+    const double predicted =
+        predicted_seconds(c, kernel_rate(machine, pass, {.dtype = type, .dim_qk = dim, .dim_v = dim}));
+    errors.push_back(std::abs(predicted / seconds - 1));
+    fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12.1f}{:>12.1f}{:>+8.0f}%\n", c.name, weft::name(type), dim, name(pass),
+               seconds * 1e6, predicted * 1e6, 100 * (predicted / seconds - 1));
+    std::fflush(stdout);
+  };
   for (const KernelCase& c : gpu ? anchor_cases() : learned_cases(false))
     for (const DType type : options.dtypes)
       for (const Index dim : options.dims)
-        for (const Pass pass : {Pass::forward, Pass::backward}) {
-          KernelCall call(c, type, dim, pass, options.kernel);
-          std::vector<double> times;
-          for (Index n = 0; n < options.rounds; ++n) times.push_back(call.seconds());
-          const TensorShape shape{.dtype = type, .dim_qk = dim, .dim_v = dim};
-          const KernelRate& rate = kernel_rate(machine, pass, shape);
-          const double seconds = median(times);
-          const double predicted = kernel_seconds(tile_work(c.slices, c.heads_q, c.heads_k, rate), rate, shape);
-          errors.push_back(std::abs(predicted / seconds - 1));
-          fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12.1f}{:>12.1f}{:>+8.0f}%\n", c.name, name(type), dim,
-                     pass == Pass::forward ? "forward" : "backward", seconds * 1e6, predicted * 1e6,
-                     100 * (predicted / seconds - 1));
-        }
+        for (const Pass pass : {Pass::forward, Pass::backward})
+          if (c.dim == 0 || c.dim == dim) check(c, type, dim, pass);
   set_cpu_threads(0);
+  if (!times.empty()) output.write(times.json());
+  if (errors.empty()) throw Error("no case has a width of --dim", "use --dim 64,128");
   fmt::print("median error {:.0f} %, worst {:.0f} %\n", 100 * median(errors),
              100 * *std::max_element(errors.begin(), errors.end()));
   return 0;

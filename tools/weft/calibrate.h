@@ -1,10 +1,13 @@
 // Measures the machine at hand: kernels by slices, passes over rows, ranks that are threads.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "flags.h"
+#include "kernel_call.h"
+#include "kernel_times.h"
 #include "weft/cost.h"
 
 namespace weft::tool {
@@ -21,6 +24,8 @@ Index ranks_a_core(Index ranks);
 struct Calibration {
   Machine machine;
   double gemm_seconds = 0;  // one thread, in the same rounds: what the machine's numbers are to be scaled by elsewhere
+  KernelTimes times;        // as measured
+  std::shared_ptr<Noise> noise;
 };
 struct CalibrateOptions {
   std::vector<DType> dtypes = {DType::f32};
@@ -28,6 +33,7 @@ struct CalibrateOptions {
   std::string kernel = "cpu";  // or one of a GPU
   Index rounds = 5;
   bool show = false;  // the cases and how well they are met
+  KernelTimes measured = {};  // read from a file: these instead of measuring
 };
 Calibration calibrate(const CalibrateOptions& options);
 

@@ -1,7 +1,6 @@
 #include "drawn.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "draw/scene.h"
 #include "file_output.h"
@@ -26,24 +25,6 @@ draw::Subject subject_of(const Flags& flags, const check::Case& c) {
           .title = flags.text("title", ""),
           .command = "weft explain" + flags.words(),
           .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};
-}
-
-struct Schedules {
-  std::vector<ScheduleOptions> given;
-  bool automatic = false;  // one more, chosen for each layout
-};
-Schedules schedules_asked(const Flags& flags) {
-  std::vector<std::string> names;
-  for (const ScheduleKind kind : schedule_kinds()) names.emplace_back(name(kind));
-  names = list_of("--schedule", flags.text("schedule", "all_gather"), names);
-  const bool automatic = std::erase(names, "auto") > 0;
-  if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
-  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages"}) {
-    if (flags.given(option))
-      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
-                  "leave it out: it is chosen too");
-  }
-  return {{}, automatic};
 }
 
 Layouts chosen_layouts(const draw::Subject& s, Index ranks) {
@@ -98,7 +79,7 @@ int explain_drawn(const Flags& flags) {
     flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder"},
                   "write pages and pictures by themselves");
   FileOutput page("--html", flags.find("html")), picture("--svg", flags.find("svg"));
-  const Schedules schedules = schedules_asked(flags);
+  const AskedSchedules schedules = asked_schedules(flags, flags.text("schedule", "all_gather"));
   std::vector<draw::Setting> settings;
   std::optional<draw::Subject> subject;
   for (const std::string& layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {

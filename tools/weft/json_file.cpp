@@ -200,6 +200,10 @@ std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string
   return ranks;
 }
 
+json read_json(std::string_view flag, const std::string& value, std::string_view example) {
+  return parse(flag, value, example).value;
+}
+
 void JsonOutput::write(const json& value) {
   if (file_) file_.write(value.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }

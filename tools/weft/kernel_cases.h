@@ -1,12 +1,10 @@
-// Calls of a kernel that are timed to learn, or to check, what it costs.
+// Problems by which a kernel's costs are learned, and others by which they are checked.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "weft/cost.h"
-#include "weft/kernel.h"
+#include "weft/slice.h"
 
 namespace weft::tool {
 
@@ -14,6 +12,7 @@ struct KernelCase {
   std::string name;
   std::vector<Slice> slices;
   Index q_rows = 0, k_rows = 0, heads_q = 1, heads_k = 1;
+  Index dim = 0;  // 0: any
 };
 
 KernelCase documents_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k,
@@ -22,24 +21,6 @@ KernelCase documents_case(std::string name, const std::vector<Index>& lengths, I
 KernelCase rank_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, Index rank,
                      Index ranks);
 std::vector<KernelCase> learned_cases(bool gpu);  // small and large, dense and sparse: rates are fitted to these
-std::vector<KernelCase> anchor_cases();           // others, of the size of a GPU's work
-
-// Tensors of a case where the kernel wants them.
-class KernelCall {
- public:
-  KernelCall(const KernelCase& c, DType dtype, Index dim, Pass pass, const std::string& kernel);
-  ~KernelCall();
-  KernelCall(const KernelCall&) = delete;
-  KernelCall& operator=(const KernelCall&) = delete;
-
-  // One call, from start to end; on the CPU, of this thread's own time: kernels are to use one thread.
-  double seconds();
-
- private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
-};
-
-bool on_gpu(const std::string& kernel);
+std::vector<KernelCase> anchor_cases();           // others, of the size of a GPU's work, each of a width
 
 }  // namespace weft::tool

@@ -86,7 +86,7 @@ std::vector<KeyOrder> orders_of(const Flags& flags, const std::vector<KeyOrder>&
 
 const std::vector<FlagSpec>& schedule_flags() {
   static const std::vector<FlagSpec> flags = {
-      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring, all_to_all, hybrid, exact, or all"},
+      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring, all_to_all, hybrid, exact, auto, or all"},
       {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
@@ -137,6 +137,18 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
     }
   }
   return all;
+}
+
+AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
+  std::vector<std::string> names = list_of("--schedule", std::string(schedules), schedule_names());
+  const bool automatic = std::erase(names, "auto") > 0;
+  if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
+  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages"}) {
+    if (flags.given(option))
+      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
+                  "leave it out: it is chosen too");
+  }
+  return {{}, automatic};
 }
 
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {

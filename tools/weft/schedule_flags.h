@@ -26,6 +26,12 @@ inline const Variants kAllVariants = {{KeyOrder::sequence, KeyOrder::rank},
 
 // Every schedule of the list "a,b", in every variant that it has.
 std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, const Variants& otherwise);
+// The same where `auto` may stand in the list.
+struct AskedSchedules {
+  std::vector<ScheduleOptions> given;
+  bool automatic = false;  // one more, to be chosen
+};
+AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules);
 // With no more groups of heads than there are heads, and a mesh that divides the ranks.
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c);
 // Error for a communicator that this build does not have.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accuracy.h"
+#include "auto_choice.h"
 #include "check/by_schedule.h"
 #include "json_file.h"
 #include "numbers.h"
@@ -65,7 +66,8 @@ int verdict(const Flags& flags, const Tally& tally) {
 }
 
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
-Method method_of(const Flags& flags) {
+// The schedules are those of the list, or the ones that the caller has already.
+Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedules = nullptr) {
   if (!flags.given("schedule")) {
     for (const char* name :
          {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
@@ -78,11 +80,12 @@ Method method_of(const Flags& flags) {
   if (communicator_of(flags) != "threads")
     throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
-          .schedules = schedules_of(flags, *flags.find("schedule"), {}),
+          .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule"), {}),
           .checked = flags.given("checked")};
 }
 
 int verify_random(const Flags& flags) {
+  refuse_auto(flags, "--random");
   std::vector<std::string_view> drawn = problem_flags();
   drawn.insert(drawn.end(), {"format", "head-map"});
   flags.exclude("random", drawn, "random problems are drawn whole; only --layout can be chosen");
@@ -124,12 +127,14 @@ int verify_one(const Flags& flags) {
   if (flags.given("time-limit"))
     throw Error(fmt::format("--time-limit {} without --random, --matrix or --set", *flags.find("time-limit")),
                 "one problem is checked whole");
-  const check::Case c = case_of(flags, kVerifyDefaults);
-  const Method method = method_of(flags);
+  const AutoProblem asked = auto_problem(flags, kVerifyDefaults);
+  const check::Case& c = asked.given;
+  const Method method = method_of(flags, &asked.schedules);
   const Problem problem = check::problem_of(c);
   check_places(c, problem, method);
   JsonOutput output(flags.find("json"));
-  fmt::print("{}\n{}, kernel {}\n\n", problem_words(c, problem), attention_words(c), method.kernel_words());
+  fmt::print("{}\n{}, kernel {}\n", problem_words(c, problem), attention_words(c), method.kernel_words());
+  fmt::print("{}\n", asked.why.empty() ? "" : asked.why + "\n");
   const Outcome outcome = check_case(c, method);
   print_outcome(outcome, method);
   Tally tally(method);
@@ -156,6 +161,7 @@ const std::vector<FlagSpec>& verify_flags() {
         {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
         {"kernel", "NAME", "reference (default; with schedules the best here), cpu, cpu.scalar, .."}};
     for (const FlagSpec& flag : schedule_flags()) all.push_back(flag);
+    all.push_back(kMachineFlag);
     return all;
   }();
   return flags;
@@ -165,6 +171,8 @@ int verify(const Flags& flags) {
   if (flags.given("accuracy")) return verify_accuracy(flags);
   if (flags.given("pairwise") && !flags.given("matrix") && !flags.given("set"))
     throw Error("--pairwise without --matrix or --set", "leave it out, or add e.g. --matrix full");
+  for (const char* grid : {"matrix", "set"})
+    if (flags.given(grid)) refuse_auto(flags, fmt::format("--{}", grid));
   if (flags.given("matrix")) return verify_matrix(flags);
   if (flags.given("set")) return verify_set(flags);
   return flags.given("random") ? verify_random(flags) : verify_one(flags);

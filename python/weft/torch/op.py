@@ -88,7 +88,9 @@ class _Run:
         self.ranks = comm.ranks
         dealt_by = _dealt_by(said, mask)
         where = machine_numbered(said["machine"])
-        layout = chosen_layout(whole, dealt_by, comm.ranks, where) if said["layout"] == "auto" else said["layout"]
+        layout = said["layout"]
+        if layout == "auto":
+            layout = chosen_layout(whole, dealt_by, comm.ranks, where, self.format_name)
         placed = _core.Layout(layout, whole, comm.ranks, dealt_by)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)

@@ -106,8 +106,8 @@ function drawDocuments(matrix, context, theme, number) {
   context.textBaseline = "middle";
   const shown = [...documentsIn(side, 8)].sort((a, b) => b.to - b.from - (a.to - a.from)).slice(0, 60);
   for (const { document, from, to } of shown) {
-    const wide = context.measureText(`document ${document}`).width <= to - from - 6;
-    const label = wide ? `document ${document}` : `doc ${document}`, half = context.measureText(label).width / 2 + 4;
+    const name = side.stream.name(document), wide = context.measureText(name).width <= to - from - 6;
+    const label = wide ? name : `doc ${document * side.stream.bundle}`, half = context.measureText(label).width / 2 + 4;
     const at = Math.min(Math.max((from + to) / 2, half - 4), side.length - half + 4);
     if (to - from < 10 || taken.some(([a, b]) => at - half < b && at + half > a)) continue;
     taken.push([at - half, at + half]);

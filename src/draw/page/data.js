@@ -17,11 +17,18 @@ function lastAtMost(list, value, begin = 0, end = list.length) {
 }
 
 class Stream {
-  constructor({ tokens, offsets, used }) {
+  // bundle: so many documents are drawn as one.
+  constructor({ tokens, bundle, offsets, used }) {
     this.tokens = tokens;
+    this.bundle = bundle;
     this.offsets = sums(offsets);
     this.used = used;
     this.documents = used.length;
+  }
+
+  name(i) {
+    const first = i * this.bundle;
+    return this.bundle > 1 ? `documents ${grouped(first)} to ${grouped(first + this.bundle - 1)}` : `document ${i}`;
   }
 
   // The document that a token lies in, or -1. Empty documents hold none.
@@ -40,7 +47,9 @@ class Stream {
 
 // Who holds which token. Runs are found by their stride, their place in it, then their first token.
 class Holders {
-  constructor({ rows, runs: columns }) {
+  // coarse: a run stands for what lies around its tokens.
+  constructor({ rows, coarse, runs: columns }) {
+    this.coarse = coarse;
     const [ranks, row, token, count, stride] = columns.map(sums);
     const order = Array.from(ranks, (_, i) => i);
     const place = (i) => token[i] % stride[i];
@@ -174,7 +183,9 @@ class Panel {
     const page = this.page;
     const end = (token, stream, holders) => {
       const place = stream.place(token), rank = holders.rankOf(token);
-      return { token, ...(place || { document: -1, position: -1, padding: true }), rank, row: holders.rowOf(token) };
+      const nowhere = { document: -1, position: -1, padding: true };
+      const found = place ? { ...place, name: stream.name(place.document) } : nowhere;
+      return { token, ...found, bundled: stream.bundle > 1, rank, row: holders.rowOf(token), coarse: holders.coarse };
     };
     const query = end(q, page.q, this.q), key = end(k, page.k, this.k), visible = page.mask.sees(q, k);
     const step = visible ? this.step(query.rank, key.rank) : -1;
@@ -193,8 +204,8 @@ function readTimeline({ end, ideal, overlap, names, ranks }) {
 }
 
 function readPage(data) {
-  const { title, words, command, version, far, pairs, heads, dims, dtype, mode, palettes } = data;
-  const page = { title, words, command, version, far, pairs, heads, dims, dtype, mode, palettes };
+  const { title, words, notes, command, version, far, pairs, heads, dims, dtype, mode, palettes, maskBundle } = data;
+  const page = { title, words, notes, command, version, far, pairs, heads, dims, dtype, mode, palettes, maskBundle };
   page.q = new Stream(data.q);
   page.k = data.k ? new Stream(data.k) : page.q;
   page.self = !data.k;

@@ -175,7 +175,7 @@ function start() {
   const about = [counted(page.pairs, "visible pair"),
                  `heads ${page.heads.join(":")}, dim ${page.dims.join(":")}, ${page.dtype}`];
   byId("title").textContent = page.title || page.words;
-  byId("words").textContent = [...(page.title ? [page.words] : []), ...about].join("; ");
+  byId("words").textContent = [...(page.title ? [page.words] : []), ...about, ...page.notes].join("; ");
   byId("command").textContent = page.command;
   byId("made").textContent = `Weft ${page.version}`;
   byId("panels").classList.toggle("single", page.panels.length === 1);

@@ -1,11 +1,14 @@
 // What is known of the thing that is looked at: seen beside it, and spoken if the keyboard led there.
-function endWords({ token, document, position, padding, rank, row }) {
+function endWords({ token, document, name, position, padding, bundled, rank, row, coarse }) {
   const place = padding ? "padding" : `position ${grouped(position)}`;
-  return [`token ${grouped(token)}`, document < 0 ? "in no document" : `document ${document}, ${place}`,
-          rank < 0 ? "on no rank" : `rank ${rank}, row ${grouped(row)}`].join(" · ");
+  const inside = bundled ? `one of ${name}` : `${name}, ${place}`;
+  const held = coarse ? `about rank ${rank}` : `rank ${rank}, row ${grouped(row)}`;
+  return [`token ${grouped(token)}`, document < 0 ? "in no document" : inside, rank < 0 ? "on no rank" : held]
+      .join(" · ");
 }
 
 function whyNot({ query, key }) {
+  if (query.bundled || key.bundled) return "no";
   if (query.padding || key.padding) return "no: padding";
   return query.document !== key.document ? "no: another document" : "no: outside the mask";
 }
@@ -28,8 +31,10 @@ function sliceWords({ number, of, q, k, lo, hi }, far) {
 // [name, words] of a pair.
 function pairLines(panel, [q, k]) {
   const found = panel.describe(q, k);
-  const lines = [["Query", endWords(found.query)], ["Key", endWords(found.key)]];
+  const lines = [["Query", endWords(found.query)], ["Key", endWords(found.key)]], { maskBundle } = panel.page;
+  if (maskBundle > 1) return [...lines, ["Visible", `not known: ${grouped(maskBundle)} slices are drawn as one`]];
   if (!found.visible) return [...lines, ["Visible", whyNot(found)]];
+  if (found.query.coarse || found.key.coarse) return [...lines, ["Attended", "not known: ranks are drawn coarsely"]];
   lines.push(["Attended", attendedWords(panel, found)]);
   if (found.slice) lines.push(["Slice", sliceWords(found.slice, panel.page.far)]);
   else if (!panel.slices)

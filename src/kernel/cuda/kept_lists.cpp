@@ -13,7 +13,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{64} << 20, kMostStreams = 64;
+constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{16} << 20, kMostStreams = 64;
 
 struct Entry {
   ListKey key;

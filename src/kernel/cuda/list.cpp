@@ -84,8 +84,8 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
   return count[0];
 }
 
-std::vector<Range> HostLists::cut_query_tiles(Index rows, int size) const {
-  std::vector<Range> spans;
+std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<const Range> held) const {
+  std::vector<Range> spans(held.begin(), held.end());
   for (const Slice& s : useful_) spans.push_back({s.q_begin, s.q_end});
   std::sort(spans.begin(), spans.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   std::vector<Range> tiles;

@@ -49,8 +49,8 @@ class HostLists {
   int add_tiles(Side side, std::span<const Range> tiles);
   // Tiles of at most `size` query rows that begin anew where no slice goes on: two documents would not share a key, and
   // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
-  // what the two would.
-  std::vector<Range> cut_query_tiles(Index rows, int size) const;
+  // what the two would. `held`: rows that slices of other calls hold.
+  std::vector<Range> cut_query_tiles(Index rows, int size, std::span<const Range> held = {}) const;
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
   std::size_t add_numbers(std::span<const int> more) { return append(more); }  // where they lie
   std::span<const int> numbers() const { return numbers_; }

@@ -86,7 +86,7 @@ bool is_wide(const TensorView& view, DType dtype) {
 
 }  // namespace
 
-bool takes_steps(const BackwardArgs& args) {
+bool takes_steps_backward(const BackwardArgs& args) {
   return has_backward(width_of(args.q.dtype, args.q.dim, args.v.dim)) && !args.deterministic &&
          args.device_plan == nullptr;
 }

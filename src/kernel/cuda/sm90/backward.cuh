@@ -99,14 +99,27 @@ struct BackwardMath {
     }
     return columns;
   }
+  // Numbers of the lane's columns, asked for while products run: in shared memory they are half a step away. As many as
+  // registers allow; the others where they are used.
+  struct Ahead {
+    static constexpr int kPairs = kBent ? 0 : 8;
+    unsigned at;
+    float2 pairs[kPairs > 0 ? kPairs : 1];
+    __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 8) {
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) pairs[n] = load_pair(at + static_cast<unsigned>(n * 32));
+    }
+    __device__ __forceinline__ float2 operator[](int n) const {
+      return n < kPairs ? pairs[n] : load_pair(at + static_cast<unsigned>(n * 32));
+    }
+  };
   // Scores become shares; p has them rounded.
-  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
-                                              int stage) const {
-    const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
+  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags, int stage,
+                                              const Ahead& lse) const {
     const float factor = call.scores.factor;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
+      const float2 x = lse[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], factor, -(i % 2 == 0 ? x.x : x.y)));
     }
@@ -120,14 +133,13 @@ struct BackwardMath {
     for (int i = 0; i < kRows / 4; ++i) p[i] = packed_pair<N>(s[2 * i], s[2 * i + 1]);
   }
   // With softcap: p has the shares, and s what dS is multiplied by.
-  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags,
-                                                   int stage) const {
-    const unsigned lse = shared.lse(stage) + static_cast<unsigned>(lane() % 4) * 8;
+  __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags, int stage,
+                                                   const Ahead& lse) const {
     Columns columns{{-8, -8}, {~0u, ~0u}};
     if ((flags & RowStep::kMasked) != 0) columns = columns_of(read_row_step(shared.step(stage)));
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = load_pair(lse + static_cast<unsigned>(n * 32));
+      const float2 x = lse[n];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float share[2];
@@ -146,12 +158,11 @@ struct BackwardMath {
   }
   // dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
   __device__ __forceinline__ void make_ds(unsigned (&ds)[kRows / 4], const float (&p)[kRows / 2],
-                                          const float (&dp)[kRows / 2], int stage) const {
-    const unsigned delta = shared.delta(stage) + static_cast<unsigned>(lane() % 4) * 8;
+                                          const float (&dp)[kRows / 2], const Ahead& delta) const {
     const float scale = call.scale;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = load_pair(delta + static_cast<unsigned>(n * 32));
+      const float2 x = delta[n];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         ds[2 * n + i] = packed_pair<N>(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
@@ -233,16 +244,18 @@ struct BackwardMath {
       multiply_rows<kK>(s, shared.k(), shared.q(at));
       multiply_rows<kV>(dp, shared.v(), shared.dout(at));
       pass_turn();
+      const int flags = read_word(shared.step(at));
+      const Ahead lse(shared.lse(at));
       products_wait<1>();
       settle(s);
-      const int flags = read_word(shared.step(at));
       if constexpr (kBent)
-        make_bent_shares(s, p, flags, at);
+        make_bent_shares(s, p, flags, at, lse);
       else
-        make_shares(s, p, flags, at);
+        make_shares(s, p, flags, at, lse);
+      const Ahead delta(shared.delta(at));
       products_wait<0>();
       settle(dp);
-      make_ds(g, s, dp, at);
+      make_ds(g, s, dp, delta);
       if constexpr (kDq) {
         wait(shared.ds_free(at), parity ^ 1);
         keep_ds(g, at);

@@ -93,7 +93,8 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
 std::vector<int> order_items(const std::vector<Index>& costs, Index heads, int processors) {
   const Index of_head = std::accumulate(costs.begin(), costs.end(), Index{0}), time = of_head * heads / processors;
   const Index longest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
-  if (longest <= of_head / processors) return {};  // not even those of the last head
+  // Shorter ones end in time, or nearly; heads at once would have more dQ under way than the L2 cache holds.
+  if (3 * longest <= time) return {};
   const std::size_t tiles = costs.size(), all = tiles * static_cast<std::size_t>(heads);
   std::vector<Index> start(all);
   Index before = 0;

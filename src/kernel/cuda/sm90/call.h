@@ -9,6 +9,15 @@
 
 namespace weft::cuda::sm90 {
 
+// What calls of QuerySteps leave to the next: blocks of a tile and unit, their rows as the math's registers have them.
+struct StepSums {
+  float* sums;              // or null: no steps
+  RowState<float>* states;  // max times log2(e)
+  bool first, last;
+
+  WEFT_HD Index block(int unit, int tile, int tiles) const { return static_cast<Index>(unit) * tiles + tile; }
+};
+
 struct ForwardCall {
   CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
   WorkList list;        // of tiles of query rows
@@ -26,11 +35,14 @@ struct ForwardCall {
   TensorView out, lse;
   bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32
   PartialView partial;
+  StepSums steps;
   unsigned* max_logit;  // [hq] as ordered integers, or null
   int* counter;         // tiles handed out so far: 0, and 0 again in the end
 };
 
 void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream);
 void forward_f16(Width width, const ForwardCall& call, cudaStream_t stream);
+// After the last of QuerySteps: rows of tiles without slices in it, to out and lse.
+void finish_steps(Width width, const ForwardCall& call, DType dtype, cudaStream_t stream);
 
 }  // namespace weft::cuda::sm90

@@ -25,10 +25,11 @@ struct Shared {
     return base + kQBuffers * kQBytes + kK * kKBytes + static_cast<unsigned>(stage) * kVBytes;
   }
   __device__ unsigned step(int stage) const {
-    return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * 32;
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * ForwardShape::kStepBytes;
   }
   __device__ unsigned barrier(int n) const {
-    return base + static_cast<unsigned>(kShape.tile_bytes()) + kK * 32 + static_cast<unsigned>(n) * 8;
+    return base + static_cast<unsigned>(kShape.tile_bytes()) + kK * ForwardShape::kStepBytes +
+           static_cast<unsigned>(n) * 8;
   }
   // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
   __device__ unsigned k_full(int s) const { return barrier(s); }
@@ -67,9 +68,11 @@ __device__ inline Step read_step(unsigned at) {
                : "r"(at));
   return s;
 }
+template <bool kNumber>
 __device__ inline StepTile read_tile(unsigned at) {
   StepTile t;
   asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.row), "=r"(t.rows_unit) : "r"(at + 16));
+  t.tile = kNumber ? read_word(at + 32) : 0;
   return t;
 }
 // Its first key, and the K/V head.
@@ -134,6 +137,7 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
       write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, key, kv_head);
+      if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, tile);
       arrive(shared.step_full(stage.at));
       arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
       for (int box = 0; box < kShape.k / 64; ++box)
@@ -177,19 +181,16 @@ __device__ void fetch_values(const ForwardCall& call, const Shared<kWidth>& shar
   }
 }
 
-// A warp: what is kept of a tile's rows, into the L2 cache, where the math soon looks for it.
-__device__ inline void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
-  const TensorView& sums = call.partial.sums;
-  const bool joined = sums.head_stride == sums.dim;
-  const unsigned bytes = static_cast<unsigned>(sums.dim * 4) * static_cast<unsigned>(joined ? call.heads : 1);
-  for (int r = static_cast<int>(threadIdx.x % 32); r < tile.rows(); r += 32) {
-    const int row = tile.row + r, head = tile.unit() * call.heads;
-    if (is_empty(call.partial.states[static_cast<Index>(row) * call.heads_q + head])) continue;
-    for (int h = 0; h < (joined ? 1 : call.heads); ++h) {
-      const float* at = static_cast<const float*>(sums.data) + offset_of(sums, row, head + h);
-      if (reinterpret_cast<std::uintptr_t>(at) % 16 == 0 && bytes % 16 == 0) prefetch_bytes(at, bytes);
-    }
-  }
+// A warp: sums of a tile that go on, into the L2 cache, where the math soon looks for them.
+template <Width kWidth>
+__device__ void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  constexpr int kFloats = kShape.rows() * kShape.v / 32;  // a lane
+  const Index block = call.steps.block(tile.unit(), tile.tile, call.tiles);
+  if (threadIdx.x % 32 == 0) prefetch_bytes(call.steps.states + block * kShape.rows(), kShape.rows() * 8);
+  prefetch_bytes(call.steps.sums + block * (kShape.rows() * kShape.v) +
+                     static_cast<int>(threadIdx.x % 32) * kFloats,
+                 kFloats * 4);
 }
 
 // A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
@@ -203,11 +204,12 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
   while (true) {
     wait(shared.step_full(stage.at), stage.parity);
     const Step step = read_step(shared.step(stage.at));
-    const StepTile tile = read_tile(shared.step(stage.at));
+    const StepTile tile = read_tile<true>(shared.step(stage.at));
     __syncwarp();
     if (lane == 0) arrive(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
-    if ((step.flags & Step::kFirst) != 0 && call.partial.states != nullptr) prefetch_sums(call, tile);
+    if ((step.flags & Step::kFirst) != 0 && call.steps.sums != nullptr && !call.steps.first)
+      prefetch_sums<kWidth>(call, tile);
     if ((step.flags & Step::kMended) != 0) {
       wait(shared.v_raw(values.at), raw_parity >> values.at & 1);
       raw_parity ^= 1u << values.at;
@@ -229,7 +231,7 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
 
 // A warp: rows of tiles without slices.
 __device__ inline void clear_rest(const ForwardCall& call) {
-  if (call.partial.states != nullptr) return;  // they keep what they have
+  if (call.partial.states != nullptr || call.steps.sums != nullptr) return;  // they keep what they have
   const int lane = static_cast<int>(threadIdx.x % 32);
   for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
     const int2 range = call.list.ranges[tile];

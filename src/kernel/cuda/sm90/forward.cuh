@@ -38,15 +38,12 @@ struct FloatRow {
     columns = static_cast<int>(view.dim) - first;
     pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && view.dim % 2 == 0;
   }
-  // kAny: pairs or not.
-  template <bool kAny>
   __device__ float2 load(int n) const {
-    if (!kAny || pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
+    if (pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
     return {8 * n < columns ? at[8 * n] : 0.0f, 8 * n + 1 < columns ? at[8 * n + 1] : 0.0f};
   }
-  template <bool kAny>
   __device__ void store(int n, float x, float y) const {
-    if (!kAny || pairs) {
+    if (pairs) {
       if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = {x, y};
       return;
     }
@@ -55,13 +52,13 @@ struct FloatRow {
   }
 };
 
-// What a kernel is compiled for: plain scores that end as out and lse, plain scores whose sums go on from kept states and
-// back to them, or whatever is asked: softcap, scales that are not positive, the largest logits, sums of any alignment.
-enum class Form { plain, partial, any };
+// What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps), or whatever
+// is asked: softcap, scales that are not positive, the largest logits, partial states.
+enum class Form { plain, steps, any };
 
 template <class N, Width kWidth, Form kForm>
 struct ForwardMath {
-  static constexpr bool kMore = kForm == Form::any;
+  static constexpr bool kMore = kForm == Form::any, kSteps = kForm == Form::steps;
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
@@ -99,13 +96,8 @@ struct ForwardMath {
   }
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
-  // Sums go on from what is kept, and back there.
-  __device__ __forceinline__ bool goes_on() const {
-    return kForm == Form::partial || (kMore && call.partial.states != nullptr);
-  }
-  __device__ __forceinline__ bool wants_largest() const {
-    return kMore && (call.max_logit != nullptr || (call.partial.states != nullptr && call.partial.largest));
-  }
+  // Sums go on from what is kept.
+  __device__ __forceinline__ bool goes_on() const { return kSteps || (kMore && call.partial.states != nullptr); }
 
   __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
     const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
@@ -172,7 +164,7 @@ struct ForwardMath {
   }
   __device__ __forceinline__ void raise_peak() {
     if constexpr (kMore) {
-      if (!wants_largest()) return;
+      if (call.max_logit == nullptr && call.partial.states == nullptr) return;
       float largest[2];
       find_largest(largest);
       peak[0] = max_nan(peak[0], largest[0]);
@@ -180,51 +172,81 @@ struct ForwardMath {
     }
   }
 
-  // What is kept of the lane's two rows of a tile.
+  // What is kept of the lane's two rows of a tile. Of QuerySteps max is times log2(e).
   struct Kept {
     RowState<float> of[2];
   };
   __device__ __forceinline__ RowState<float>& state_at(const StepTile& of, int i) const {
+    if constexpr (kSteps) {
+      const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4;
+      return call.steps.states[call.steps.block(of.unit(), of.tile, call.tiles) * kShape.rows() + m + 8 * i];
+    }
     return call.partial
         .states[static_cast<Index>(of.row + row_of(i)) * call.heads_q + of.unit() * call.heads + head_of(i)];
   }
   __device__ __forceinline__ Kept kept_of(const StepTile& of) const {
     Kept kept;
-    if (goes_on())
+    if (goes_on() && !(kSteps && call.steps.first))
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (row_of(i) < of.rows()) kept.of[i] = state_at(of, i);
+        if (row_of(i) < of.rows()) kept.of[i] = read_state(&state_at(of, i));
     return kept;
+  }
+  // Here, not where the compiler would like it better.
+  __device__ __forceinline__ static RowState<float> read_state(const RowState<float>* at) {
+    RowState<float> state;
+    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "l"(at) : "memory");
+    return state;
+  }
+  // The warp's sums of QuerySteps: as its registers have them, four of a lane after those of the lane before.
+  __device__ __forceinline__ float* sums_at(const StepTile& of) const {
+    const Index block = call.steps.block(of.unit(), of.tile, call.tiles);
+    const int warp = group * 4 + static_cast<int>(threadIdx.x % 128) / 32;
+    return call.steps.sums + (block * kShape.rows() + 16 * warp) * kV + static_cast<int>(threadIdx.x % 32) * 4;
   }
   __device__ __forceinline__ static float against_of(float max) { return __fmul_rn(max, kLog2E); }
   __device__ __forceinline__ float peak_of(float of) const { return __fdiv_rn(of, call.scores.factor); }
   // A new tile.
   __device__ __forceinline__ void begin_rows(const Kept& kept) {
-    unseen = 0;
-    untouched = 3;
+    unseen = untouched = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const RowState<float>& old = kept.of[i];
       const bool known = goes_on() && !is_empty(old), valid = row_of(i) < tile.rows();
       if (valid && !known) unseen |= 1 << i;
+      if (valid) untouched |= 1 << i;
       // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
-      against[i] = known ? against_of(old.max) : valid ? 0.0f : -kMinusInfinity<float>;
+      against[i] = known ? (kSteps ? old.max : against_of(old.max)) : valid ? 0.0f : -kMinusInfinity<float>;
       peak[i] = known ? peak_of(against[i]) : kMinusInfinity<float>;
       total[i] = known && threadIdx.x % 4 == 0 ? old.sum : 0.0f;
     }
   }
   // Its sums: those kept, or zeros. They arrive while shares are made.
   __device__ __forceinline__ void begin_sums(const Kept& kept) {
+    if constexpr (kSteps) {
+      if (__any_sync(0xffffffffu, !is_empty(kept.of[0]) || !is_empty(kept.of[1]))) {
+        const float* from = sums_at(tile);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool known = !is_empty(kept.of[i]);
-      const FloatRow from(call.partial.sums, known ? tile.row + row_of(i) : 0,
-                          known ? tile.unit() * call.heads + head_of(i) : 0);
+        for (int n = 0; n < kV / 8; ++n) {
+          const float4 x = *reinterpret_cast<const float4*>(from + 128 * n);
+          o[4 * n] = x.x, o[4 * n + 1] = x.y, o[4 * n + 2] = x.z, o[4 * n + 3] = x.w;
+        }
+      } else {
 #pragma unroll
-      for (int n = 0; n < kV / 8; ++n) {
-        const float2 x = known ? from.template load<kMore>(n) : float2{0, 0};
-        o[4 * n + 2 * i] = x.x;
-        o[4 * n + 2 * i + 1] = x.y;
+        for (int i = 0; i < kV / 2; ++i) o[i] = 0;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool known = !is_empty(kept.of[i]);
+        const FloatRow from(call.partial.sums, known ? tile.row + row_of(i) : 0,
+                            known ? tile.unit() * call.heads + head_of(i) : 0);
+#pragma unroll
+        for (int n = 0; n < kV / 8; ++n) {
+          const float2 x = known ? from.load(n) : float2{0, 0};
+          o[4 * n + 2 * i] = x.x;
+          o[4 * n + 2 * i + 1] = x.y;
+        }
       }
     }
   }
@@ -311,6 +333,10 @@ struct ForwardMath {
     return {{against[0], against[1]}, {total[0], total[1]}, {peak[0], peak[1]}, unseen, untouched};
   }
   __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
+    if constexpr (kSteps) {
+      restore_untouched(rows);
+      if (!call.steps.last) return keep_sums(rows);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float sum = rows.total[i];
@@ -323,7 +349,7 @@ struct ForwardMath {
       if constexpr (kMore)
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
-      if (goes_on()) {
+      if (kMore && call.partial.states != nullptr) {
         if (valid && !is_empty(state) && (rows.untouched >> i & 1) == 0)
           keep(rows, i, sum, kept.of[i].max);
         continue;
@@ -345,7 +371,7 @@ struct ForwardMath {
       if (!call.wide_out) {
         const FloatRow to(call.out, row, head);
 #pragma unroll
-        for (int n = 0; n < kV / 8; ++n) to.template store<true>(n, value(n, 0), value(n, 1));
+        for (int n = 0; n < kV / 8; ++n) to.store(n, value(n, 0), value(n, 1));
         continue;
       }
       std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + (valid ? offset_of(call.out, row, head) : 0);
@@ -368,16 +394,43 @@ struct ForwardMath {
   // however many calls there are.
   __device__ __forceinline__ void keep(const Rows& rows, int i, float sum, float before) {
     const float first = against_of(before);
-    float largest = rows.against[i], shrink = 1;
-    if (wants_largest()) {
-      largest = rows.peak[i] == peak_of(first) ? first : __fmul_rn(rows.peak[i], call.scores.factor);
-      shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
-    }
+    const float largest = rows.peak[i] == peak_of(first) ? first : __fmul_rn(rows.peak[i], call.scores.factor);
+    const float shrink = exp2_fast(__fsub_rn(rows.against[i], largest));
     if (threadIdx.x % 4 == 0) state_at(tile, i) = {largest == first ? before : largest * kLn2, sum * shrink};
     const FloatRow to(call.partial.sums, tile.row + row_of(i), tile.unit() * call.heads + head_of(i));
 #pragma unroll
     for (int n = 0; n < kV / 8; ++n)
-      to.template store<kMore>(n, fmaf(o[4 * n + 2 * i], shrink, 0.0f), fmaf(o[4 * n + 2 * i + 1], shrink, 0.0f));
+      to.store(n, fmaf(o[4 * n + 2 * i], shrink, 0.0f), fmaf(o[4 * n + 2 * i + 1], shrink, 0.0f));
+  }
+  // Of QuerySteps. Keys that a row does not see were multiplied by zeros, which makes NaN of an infinity: rows without a key
+  // in this call have their sums back, rows without one in any call zeros.
+  __device__ __forceinline__ void restore_untouched(const Rows& rows) {
+    if (!__any_sync(0xffffffffu, (rows.unseen | rows.untouched) != 0)) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (((rows.unseen | rows.untouched) >> i & 1) == 0) continue;
+      const bool kept = (rows.unseen >> i & 1) == 0;
+      const float* from = sums_at(tile) + 2 * i;
+#pragma unroll
+      for (int n = 0; n < kV / 8; ++n) {
+        const float2 x = kept ? *reinterpret_cast<const float2*>(from + 128 * n) : float2{0, 0};
+        o[4 * n + 2 * i] = x.x, o[4 * n + 2 * i + 1] = x.y;
+      }
+    }
+  }
+  __device__ __forceinline__ void keep_sums(const Rows& rows) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = rows.total[i];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (threadIdx.x % 4 == 0)
+        state_at(tile, i) = (rows.unseen >> i & 1) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
+    }
+    float* to = sums_at(tile);
+#pragma unroll
+    for (int n = 0; n < kV / 8; ++n)
+      *reinterpret_cast<float4*>(to + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
   }
 
   __device__ __forceinline__ void begin_products() {
@@ -409,7 +462,7 @@ struct ForwardMath {
     if (group == kGroups - 1) named_arrive(1, 256);  // the first one's turn
     await_step();
     if ((flags & Step::kStop) != 0) return;
-    tile = read_tile(shared.step(0));
+    tile = read_tile<kSteps>(shared.step(0));
     const Kept kept = kept_of(tile);
     wait(shared.q_full(0), 0);
     await_turn();
@@ -447,7 +500,7 @@ struct ForwardMath {
     multiply_values(before.at, !fresh);
     products_wait<0>();
     settle(o);
-    store(rows_now(), kept_of(tile));
+    store(rows_now(), kMore ? kept_of(tile) : Kept{});
   }
 
   // kFirst: of another tile than the step before.
@@ -455,11 +508,11 @@ struct ForwardMath {
   __device__ __forceinline__ void next_step(bool fresh) {
     const int now = all_of_step(fresh);
     StepTile next_tile;
-    Kept old, kept;  // of the last tile and of this one
+    Kept old, kept;  // of the last tile, if it is partial, and of this one
     if constexpr (kFirst) {
-      next_tile = read_tile(shared.step(stage.at));
-      old = kept_of(tile);
-      kept = kept_of(next_tile);
+      next_tile = read_tile<kSteps>(shared.step(stage.at));
+      if constexpr (kMore) old = kept_of(tile);
+      if constexpr (kMore) kept = kept_of(next_tile);
       wait(shared.q_full(buffer.at), buffer.parity);
     }
     await_turn();
@@ -467,6 +520,7 @@ struct ForwardMath {
     multiply_scores(q_of(now), k_of(now));
     multiply_values(v_of(now), (now & kFresh) == 0);
     pass_turn();
+    if constexpr (kFirst && kSteps) kept = kept_of(next_tile);  // they arrive while products run
     products_wait<1>();
     settle(s);
     const Rows done = rows_now();
@@ -557,19 +611,13 @@ void launch_forward(const ForwardCall& call, cudaStream_t stream) {
          stream, call);
 }
 
-// Two floats of a row can be stored at once, wherever they begin.
-inline bool in_pairs(const TensorView& view) {
-  const auto even = [](Index stride) { return stride % 2 == 0; };
-  return reinterpret_cast<std::uintptr_t>(view.data) % 8 == 0 && even(view.dim) && even(view.row_stride) &&
-         even(view.head_stride) && (view.inner == 0 || even(view.outer_stride));
-}
 template <class N, Width kWidth>
 void launch_width(const ForwardCall& call, cudaStream_t stream) {
-  const bool kept = call.partial.states != nullptr;
-  if (call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
-      (kept && (call.partial.largest || !in_pairs(call.partial.sums))))
-    return launch_forward<N, kWidth, Form::any>(call, stream);
-  (kept ? launch_forward<N, kWidth, Form::partial> : launch_forward<N, kWidth, Form::plain>)(call, stream);
+  const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
+                    call.partial.states != nullptr;
+  (more                          ? launch_forward<N, kWidth, Form::any>
+   : call.steps.sums != nullptr ? launch_forward<N, kWidth, Form::steps>
+                                 : launch_forward<N, kWidth, Form::plain>)(call, stream);
 }
 
 template <class N>

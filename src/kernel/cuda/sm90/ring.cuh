@@ -21,6 +21,9 @@ __device__ inline int read_word(unsigned at) {
   asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(word) : "r"(at));
   return word;
 }
+__device__ inline void write_word(unsigned at, int x) {
+  asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
+}
 __device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
   asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }

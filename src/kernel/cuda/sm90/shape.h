@@ -16,6 +16,7 @@ struct ForwardShape {
   int q_buffers;  // two: the next tile's queries arrive while this one's are used
   int early;      // eights of keys whose shares are made before P·V of the last step is awaited
   int fetch_registers, math_registers;
+  static constexpr int kStepBytes = 48;
 
   WEFT_HD constexpr int rows() const { return 64 * groups; }
   WEFT_HD constexpr int threads() const { return 128 * (1 + groups); }
@@ -25,7 +26,7 @@ struct ForwardShape {
   // Tiles, then what says what is in them, then barriers.
   WEFT_HD constexpr int tile_bytes() const { return q_buffers * q_bytes() + k_stages * k_bytes() + v_stages * v_bytes(); }
   WEFT_HD constexpr int shared_bytes() const {
-    return tile_bytes() + k_stages * 32 + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
+    return tile_bytes() + k_stages * kStepBytes + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
   }
 };
 

@@ -6,12 +6,15 @@
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
+#include "device/device.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/kept_lists.h"
 #include "kernel/cuda/list.h"
 #include "kernel/cuda/sm90/call.h"
 #include "kernel/cuda/sm90/even.h"
 #include "kernel/cuda/sm90/tensor_map.h"
+#include "text.h"
+#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -46,11 +49,14 @@ Tiles tiles_of_plan(const ForwardArgs& args, int size, cudaStream_t stream) {
   made.tiles = tiling[0].tiles();
   return made;
 }
+std::span<const Range> rows_held(const ForwardArgs& args) {
+  return args.steps != nullptr ? args.steps->rows : std::span<const Range>{};
+}
 Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   Tiles made;
   const int zero[] = {0};
   HostLists lists(args.slices);
-  const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size);
+  const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size, rows_held(args));
   made.tiles = lists.add_tiles(Side::query, tiles);
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   std::vector<int> rows;
@@ -67,14 +73,41 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
 std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, cudaStream_t stream) {
   if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, size, stream));
   enum : Index { kForward = 1 };
-  const ListKey key(args.slices, args.attention.head_map, {kForward, args.q.rows, size, args.q.heads, args.k.heads});
+  std::vector<Index> sizes = {kForward, args.q.rows, size, args.q.heads, args.k.heads};
+  for (const Range& r : rows_held(args)) sizes.insert(sizes.end(), {r.begin, r.end});
+  const ListKey key(args.slices, args.attention.head_map, std::move(sizes));
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
   const auto made = std::make_shared<Tiles>(make_tiles(args, size, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
   return made;
 }
 
+// What calls of QuerySteps leave to the next.
+struct KeptSums {
+  KeptSums(Index rows, int columns, cudaStream_t stream)
+      : sums(static_cast<std::size_t>(rows * columns), stream), states(static_cast<std::size_t>(rows), stream) {}
+  StreamArray<float> sums;
+  StreamArray<RowState<float>> states;
+};
+std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream) {
+  if (args.steps == nullptr) return nullptr;
+  auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
+  if (kept == nullptr) {
+    kept = std::make_shared<KeptSums>(rows, columns, stream);
+    device::fill(args.place, kept->states.get(), rows);
+  }
+  if (kept->states.size() != static_cast<std::size_t>(rows))
+    throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
+                "give all calls the same queries and the same QuerySteps::rows");
+  return kept;
+}
+
 }  // namespace
+
+bool takes_steps(const ForwardArgs& args) {
+  return args.device_plan == nullptr && !args.max_logit.given() && !args.partial.given() && args.attention.softcap == 0 &&
+         scale_of(args.attention, args.q.dim) > 0;
+}
 
 void forward(const ForwardArgs& args) {
   const OnDevice on(args.place.device);
@@ -119,8 +152,13 @@ void forward(const ForwardArgs& args) {
                    .lse = args.lse,
                    .wide_out = out.wide(),
                    .partial = args.partial,
+                   .steps = {},
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
+  const std::shared_ptr<KeptSums> sums =
+      sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v, stream);
+  if (sums != nullptr && sums->states.size() > 0)
+    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);
@@ -129,6 +167,11 @@ void forward(const ForwardArgs& args) {
     call.v = tensor_map(v.view(), 1, forward_shape(width).keys);
   }
   (dtype == DType::bf16 ? forward_bf16 : forward_f16)(width, call, stream);
+  if (args.steps != nullptr) {
+    if (args.steps->last && call.steps.sums != nullptr) finish_steps(width, call, dtype, stream);
+    args.steps->kept = args.steps->last ? nullptr : sums;
+    if (!args.steps->last) return;  // out is not written yet
+  }
   out.finish();
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }

@@ -23,9 +23,9 @@ struct alignas(16) Step {
   __device__ static int low(int pair) { return static_cast<short>(pair); }
   __device__ static int high(int pair) { return pair >> 16; }
 };
-// Its tile of queries: first row, and rows | unit << 8.
+// Its tile of queries: first row, rows | unit << 8, and its number, for those who ask.
 struct StepTile {
-  int row, rows_unit;
+  int row, rows_unit, tile;
 
   __device__ int rows() const { return rows_unit & 0xff; }
   __device__ int unit() const { return rows_unit >> 8; }

@@ -1,0 +1,44 @@
+// What choosing costs: a batch of 8,192 tokens a rank in documents of all lengths, one kind of layer.
+#include <cmath>
+#include <random>
+
+#include <benchmark/benchmark.h>
+
+#include "weft/choose.h"
+
+namespace {
+
+using weft::Index;
+
+// Lognormal, none above a quarter of the batch.
+std::vector<Index> documents(Index tokens) {
+  std::mt19937_64 engine(1);
+  std::normal_distribution<double> normal;
+  std::vector<Index> lengths;
+  for (Index left = tokens; left > 0; left -= lengths.back())
+    lengths.push_back(
+        std::min({std::max<Index>(1, std::llround(600 * std::exp(1.4 * normal(engine)))), tokens / 4, left}));
+  return lengths;
+}
+
+// layers_ms: attention of 32 such layers, forward and backward, as predicted.
+void choose(benchmark::State& state, Index window) {
+  const Index ranks = state.range(0);
+  const weft::Layer layer{.problem = weft::Problem(weft::Stream::from_lengths(documents(8192 * ranks)),
+                                                   {.causal = true, .left = window}),
+                          .heads_q = 64,
+                          .heads_k = 8,
+                          .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
+                          .count = 32};
+  const weft::Machine& machine = weft::machine_preset("h100-400g");
+  double seconds = 0;
+  for (auto _ : state) seconds = weft::choose({&layer, 1}, ranks, machine).seconds;
+  state.counters["documents"] = static_cast<double>(layer.problem.packing().sequences());
+  state.counters["layers_ms"] = 1e3 * seconds;
+}
+
+BENCHMARK_CAPTURE(choose, full, -1)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(choose, window_4096, 4096)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(choose, window_512, 512)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
+
+}  // namespace

@@ -1,0 +1,37 @@
+// Times of kernel calls by case, as measured: kept in a file, they are fitted and checked again without the machine.
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "weft/attention.h"
+#include "weft/dtype.h"
+#include "weft/kernel.h"
+
+namespace weft::tool {
+
+class KernelTimes {
+ public:
+  void add(const std::string& name, DType dtype, Index dim, Pass pass, double seconds);
+  // Error if there is none.
+  double seconds(const std::string& name, DType dtype, Index dim, Pass pass) const;
+  bool empty() const { return times_.empty(); }
+  bool read_from_file() const { return read_; }
+
+  // [{"case": .., "dtype": .., "dim": .., "pass": .., "seconds": ..}, ..]
+  nlohmann::json json() const;
+  static KernelTimes read(const std::string& path);
+
+ private:
+  using Key = std::tuple<std::string, DType, Index, Pass>;
+  std::map<Key, double> times_;
+  std::vector<Key> order_;
+  std::string path_ = "what was measured";
+  bool read_ = false;
+};
+
+}  // namespace weft::tool
