@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "hard_cases.h"
 #include "json_file.h"
-#include "kernel_cases.h"
+#include "kernel_call.h"
 #include "weft/kernel.h"
 
 namespace weft::tool {
