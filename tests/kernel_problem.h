@@ -139,14 +139,6 @@ inline void expect_same_bits(const Outputs& got, const Outputs& want, Pass last)
   EXPECT_EQ(bits(got.backward.dsink), bits(want.backward.dsink));
 }
 
-// Relative norm of the error of a tensor. f32 accumulates some roundings of 6e-8. A value rounded to bf16 is off by up
-// to 2^-9 .. 2^-8 of itself, 2.2e-3 at most in the norm of many; P and dS, rounded too, add as much again to gradients.
-inline double norm_limit(DType dtype, const std::string& tensor) {
-  const bool gradient = tensor.starts_with("d");
-  if (dtype == DType::f32 || tensor == "lse" || tensor == "max_logit") return 3e-6;
-  return dtype == DType::bf16 ? (gradient ? 8e-3 : 4e-3) : (gradient ? 1e-3 : 5e-4);
-}
-
 // Holds the tensors of many problems against their answers: the worst element decides, and the norms of each tensor
 // over all problems. The norm of a single problem says something too, but not of a tensor whose terms cancel, such as
 // dq of rows with one key: it is asked where the allowed error is small beside the tensor.
@@ -155,7 +147,7 @@ class Judge {
   Judge(DType dtype, bool each_norm) : dtype_(dtype), each_norm_(each_norm) {}
   ~Judge() {
     for (const auto& [tensor, sum] : sums_) {
-      EXPECT_LE(std::sqrt(sum.error), norm_limit(dtype_, tensor) * std::sqrt(sum.size)) << tensor << " of all problems";
+      EXPECT_LE(std::sqrt(sum.error), check::norm_limit(dtype_, tensor) * std::sqrt(sum.size)) << tensor << " of all problems";
     }
   }
   Judge(const Judge&) = delete;
@@ -187,7 +179,7 @@ class Judge {
     sums_[tensor].error += error;
     sums_[tensor].size += size;
     // The f32 bound is that of first order for all steps of the sums, so far above what rounding does.
-    const double limit = norm_limit(dtype_, tensor), cancels = (dtype_ == DType::f32 ? 2000 : 30) * limit;
+    const double limit = check::norm_limit(dtype_, tensor), cancels = (dtype_ == DType::f32 ? 2000 : 30) * limit;
     if (!each_norm_ || allowed > cancels * cancels * size) return;
     EXPECT_LE(std::sqrt(error), limit * std::sqrt(size)) << tensor;
   }

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "check/dense.h"
 #include "weft/dtype.h"
@@ -30,6 +31,12 @@ struct Arithmetic {
 Arithmetic exact_arithmetic(DType out);
 // Any other kernel: f32 inside; of 16-bit inputs P and dS may be rounded to their dtype before they are multiplied.
 Arithmetic kernel_arithmetic(DType inputs, DType gradients);
+
+// `order` holds for sums of some hundred terms. Kernels add the keys of a row one after another, so that errors of equal
+// terms add up too: for longer rows it is to be taken times this.
+double order_of_keys(Index keys);
+// Relative norm of the error of a whole tensor ("out", "lse", "dq", ..) none of whose results is small beside its terms.
+double norm_limit(DType dtype, std::string_view tensor);
 
 // Expected values; bounds are allowed errors. No dout: the gradients are left empty. Where nothing contributes to an
 // element the allowed error is 0.

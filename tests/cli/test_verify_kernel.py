@@ -59,3 +59,16 @@ def test_an_unknown_kernel_is_refused_with_the_names(weft):
     assert result.code == 2 and result.json is None
     for word in ("nope", "reference", "cpu.scalar"):
         assert word in result.err
+
+
+def test_accuracy(weft):
+    """Nine hard inputs, five tensors each, none over its bound; what it does not take is refused."""
+    got = weft("verify", "--accuracy", "quick", "--kernel", "cpu", "--dtype", "bf16", json_file=True)
+    assert got.code == 0, got.out
+    rows = got.json["accuracy"]
+    assert len(rows) == 45 and all(row["ok"] and row["dtype"] == "bf16" for row in rows)
+    assert {row["tensor"] for row in rows} == {"out", "lse", "dq", "dk", "dv"} and max(row["of_bound"] for row in rows) > 0.1
+    refused = weft("verify", "--accuracy", "quick", "--docs", "5,7")
+    assert refused.code == 2 and "--accuracy" in refused.err and "--docs" in refused.err
+    nothing = weft("verify", "--accuracy", "quick", "--kernel", "cpu", "--dtype", "f64")
+    assert nothing.code == 1 and "nothing was checked" in nothing.err

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "accuracy.h"
 #include "auto_choice.h"
 #include "check/by_schedule.h"
 #include "json_file.h"
@@ -152,6 +153,9 @@ const std::vector<FlagSpec>& verify_flags() {
          "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
          "--layout, --dtype"},
         {"set", "NAME", "te-grid: what Transformer Engine tests context parallelism with, --scale times smaller (32)"},
+        {"accuracy", "NAME",
+         "quick or full (rows of 131,072 keys): kernels on inputs that are hard on arithmetic, against the "
+         "documented bounds; takes --kernel, --dtype"},
         {"pairwise", "", "of --matrix or --set as few runs as let any two values of any two axes meet"},
         {"time-limit", "SECONDS", "with these: start nothing more after so long; what was left out is counted"},
         {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
@@ -164,6 +168,7 @@ const std::vector<FlagSpec>& verify_flags() {
 }
 
 int verify(const Flags& flags) {
+  if (flags.given("accuracy")) return verify_accuracy(flags);
   if (flags.given("pairwise") && !flags.given("matrix") && !flags.given("set"))
     throw Error("--pairwise without --matrix or --set", "leave it out, or add e.g. --matrix full");
   for (const char* grid : {"matrix", "set"})
