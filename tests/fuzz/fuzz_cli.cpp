@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,13 +13,14 @@
 #include "main.cpp"
 #undef main
 
-// No file is written or read, but for the fuzzer's own findings: the linker brings every fopen here (--wrap).
+// The command writes and reads no file: the linker brings every fopen here (--wrap). The fuzzer's own are left alone.
 extern "C" std::FILE* __real_fopen(const char* path, const char* mode);
 extern "C" std::FILE* __wrap_fopen(const char* path, const char* mode);  // NOLINT(bugprone-reserved-identifier)
 
 namespace {
 
 std::string file_text;
+bool in_command = false;
 
 constexpr std::string_view kLong[] = {"--calibrate", "--check-kernels", "--predict", "--peer", "--cases"};
 constexpr std::size_t kLongest = 80;
@@ -65,7 +65,7 @@ std::vector<std::string> words_of(std::string_view text) {
 }  // namespace
 
 extern "C" std::FILE* __wrap_fopen(const char* path, const char* mode) {  // NOLINT(bugprone-reserved-identifier)
-  if (std::strstr(path, "fuzz_cli-") != nullptr) return __real_fopen(path, mode);
+  if (!in_command) return __real_fopen(path, mode);
   if (*path == '\0' || *mode != 'r') return *path == '\0' ? nullptr : __real_fopen("/dev/null", mode);
   if (file_text.empty()) return __real_fopen("/dev/null", mode);
   return fmemopen(file_text.data(), file_text.size(), "rb");
@@ -92,8 +92,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   argv.push_back(nullptr);
   // Too short a time, or a kernel that cannot, is no answer either: 1, as for a failed check.
   const bool may_check_nothing = has(words, "--time-limit") || has(words, "--kernel");
+  struct Inside {
+    Inside() { in_command = true; }
+    ~Inside() { in_command = false; }
+  };
   try {
-    const int code = run(static_cast<int>(words.size()), argv.data());
+    const int code = [&] {
+      const Inside inside;
+      return run(static_cast<int>(words.size()), argv.data());
+    }();
     if (code == 0 || code == 2 || (code == 1 && may_check_nothing)) return 0;
     for (const std::string& word : words) std::fprintf(stderr, "'%s' ", word.c_str());
     std::fprintf(stderr, "\nended with %d\n", code);
