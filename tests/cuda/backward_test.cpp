@@ -107,6 +107,8 @@ TEST_P(GpuBackward, PartsOfTheKeysAddUp) {
 
 // The keys in parts, a call each, and dq of all of them by the last.
 TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
+  const Kernel& kernel = find_kernel(gpu_kernel);
+  if (kernel.takes_steps_backward == nullptr) GTEST_SKIP() << "calls of this kernel do not sum up";
   Judge judge(dtype(), true);
   Random random(28);
   Index done = 0;
@@ -120,8 +122,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
     BackwardArgs host = got.backward_args(j.problem);
     host.dsink = {};
-    const Kernel& kernel = find_kernel(gpu_kernel);
-    if (kernel.takes_steps_backward == nullptr || !kernel.takes_steps_backward(host)) continue;
+    if (!kernel.takes_steps_backward(host)) continue;
     ++done;
     host.dk = sums.dk.view();
     host.dv = sums.dv.view();
@@ -150,9 +151,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     judge.close("dk", sums.dk.values(), j.want.dk, p.hk, p.dqk);
     judge.close("dv", sums.dv.values(), j.want.dv, p.hk, p.dv);
   }
-  if (std::string_view(gpu_kernel) == "cuda.sm90") {
-    EXPECT_GT(done, 3);
-  }
+  EXPECT_GT(done, 3);
 }
 
 // Keys that nobody sees keep what they have, bit for bit, and so do K/V heads that nobody uses.

@@ -12,7 +12,6 @@
 
 #include <type_traits>
 
-#include "cuda/launch.h"
 #include "kernel/cuda/sm90/fetch.cuh"
 #include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/warp_scores.cuh"
@@ -26,31 +25,6 @@ __device__ inline float bent(float x) {
   if (y < 0.01f) return x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f);
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
 }
-
-// What a lane has of a row of f32: two columns of each eight.
-struct FloatRow {
-  float* at;
-  int columns;  // from the lane's first one on
-  bool pairs;   // two are aligned as one, and the last one is not alone
-  __device__ FloatRow(const TensorView& view, int row, int head) {
-    const int first = 2 * static_cast<int>(threadIdx.x % 4);
-    at = static_cast<float*>(view.data) + offset_of(view, row, head) + first;
-    columns = static_cast<int>(view.dim) - first;
-    pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && view.dim % 2 == 0;
-  }
-  __device__ float2 load(int n) const {
-    if (pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
-    return {8 * n < columns ? at[8 * n] : 0.0f, 8 * n + 1 < columns ? at[8 * n + 1] : 0.0f};
-  }
-  __device__ void store(int n, float x, float y) const {
-    if (pairs) {
-      if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = {x, y};
-      return;
-    }
-    if (8 * n < columns) at[8 * n] = x;
-    if (8 * n + 1 < columns) at[8 * n + 1] = y;
-  }
-};
 
 // What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps), or whatever
 // is asked: softcap, scales that are not positive, the largest logits, partial states.
@@ -599,42 +573,6 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
 #else
   __trap();  // compiled for another GPU: the registry does not come here
 #endif
-}
-
-template <class N, Width kWidth, Form kForm>
-void launch_forward(const ForwardCall& call, cudaStream_t stream) {
-  constexpr ForwardShape kShape = forward_shape(kWidth);
-  const int blocks = min(call.tiles * call.units, call.processors);
-  launch(&forward_kernel<N, kWidth, kForm>,
-         {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
-          static_cast<std::size_t>(kShape.shared_bytes())},
-         stream, call);
-}
-
-template <class N, Width kWidth>
-void launch_width(const ForwardCall& call, cudaStream_t stream) {
-  const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
-                    call.partial.states != nullptr;
-  (more                          ? launch_forward<N, kWidth, Form::any>
-   : call.steps.sums != nullptr ? launch_forward<N, kWidth, Form::steps>
-                                 : launch_forward<N, kWidth, Form::plain>)(call, stream);
-}
-
-template <class N>
-void launch_any(Width width, const ForwardCall& call, cudaStream_t stream) {
-  switch (width) {
-    case Width::w64:
-      launch_width<N, Width::w64>(call, stream);
-      break;
-    case Width::w128:
-      launch_width<N, Width::w128>(call, stream);
-      break;
-    case Width::w192_128:
-      launch_width<N, Width::w192_128>(call, stream);
-      break;
-    default:
-      launch_width<N, Width::w256>(call, stream);
-  }
 }
 
 }  // namespace weft::cuda::sm90

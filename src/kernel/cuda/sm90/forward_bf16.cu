@@ -1,4 +1,4 @@
-#include "kernel/cuda/sm90/forward.cuh"
+#include "kernel/cuda/sm90/forward_launch.cuh"
 
 namespace weft::cuda::sm90 {
 

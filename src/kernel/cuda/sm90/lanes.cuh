@@ -49,4 +49,29 @@ __device__ __forceinline__ unsigned packed_pair(float x, float y) {
   return one[0];
 }
 
+// What a lane has of a row of f32: two columns of each eight.
+struct FloatRow {
+  float* at;
+  int columns;  // from the lane's first one on
+  bool pairs;   // two are aligned as one, and the last one is not alone
+  __device__ FloatRow(const TensorView& view, int row, int head) {
+    const int first = 2 * static_cast<int>(threadIdx.x % 4);
+    at = static_cast<float*>(view.data) + offset_of(view, row, head) + first;
+    columns = static_cast<int>(view.dim) - first;
+    pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && view.dim % 2 == 0;
+  }
+  __device__ float2 load(int n) const {
+    if (pairs) return 8 * n < columns ? *reinterpret_cast<const float2*>(at + 8 * n) : float2{0, 0};
+    return {8 * n < columns ? at[8 * n] : 0.0f, 8 * n + 1 < columns ? at[8 * n + 1] : 0.0f};
+  }
+  __device__ void store(int n, float x, float y) const {
+    if (pairs) {
+      if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = {x, y};
+      return;
+    }
+    if (8 * n < columns) at[8 * n] = x;
+    if (8 * n + 1 < columns) at[8 * n + 1] = y;
+  }
+};
+
 }  // namespace weft::cuda::sm90

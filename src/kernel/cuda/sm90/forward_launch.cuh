@@ -1,0 +1,45 @@
+// Which of the forward's kernels a call takes.
+#pragma once
+
+#include "cuda/launch.h"
+#include "kernel/cuda/sm90/forward.cuh"
+
+namespace weft::cuda::sm90 {
+
+template <class N, Width kWidth, Form kForm>
+void launch_forward(const ForwardCall& call, cudaStream_t stream) {
+  constexpr ForwardShape kShape = forward_shape(kWidth);
+  const int blocks = min(call.tiles * call.units, call.processors);
+  launch(&forward_kernel<N, kWidth, kForm>,
+         {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
+          static_cast<std::size_t>(kShape.shared_bytes())},
+         stream, call);
+}
+
+template <class N, Width kWidth>
+void launch_width(const ForwardCall& call, cudaStream_t stream) {
+  const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
+                    call.partial.states != nullptr;
+  (more                          ? launch_forward<N, kWidth, Form::any>
+   : call.steps.sums != nullptr ? launch_forward<N, kWidth, Form::steps>
+                                 : launch_forward<N, kWidth, Form::plain>)(call, stream);
+}
+
+template <class N>
+void launch_any(Width width, const ForwardCall& call, cudaStream_t stream) {
+  switch (width) {
+    case Width::w64:
+      launch_width<N, Width::w64>(call, stream);
+      break;
+    case Width::w128:
+      launch_width<N, Width::w128>(call, stream);
+      break;
+    case Width::w192_128:
+      launch_width<N, Width::w192_128>(call, stream);
+      break;
+    default:
+      launch_width<N, Width::w256>(call, stream);
+  }
+}
+
+}  // namespace weft::cuda::sm90
