@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "check/twins.h"
+#include "cuda/kept.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kernel_problem.h"
@@ -18,7 +19,7 @@ namespace {
 
 constexpr const char *kCall = "WEFT_COLD_CALL", *kKernel = "WEFT_COLD_KERNEL";
 
-// Tensors to the GPU, both passes, and back.
+// Tensors to the GPU, a stream that waits for another, both passes, and back.
 struct Cold {
   explicit Cold(std::string with) : kernel(std::move(with)), problem{"", small()}, want(problem.p), got(problem.p) {
     Random random(9);
@@ -46,6 +47,8 @@ struct Cold {
     b.dv = twins.out(b.dv);
     f.place = b.place = twins.place();
     twins.send();
+    const cuda::Stream another(true);
+    device::follow(twins.place(), another.get());
     attend(f, kernel);
     attend_backward(b, kernel);
     twins.fetch();

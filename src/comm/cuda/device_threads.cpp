@@ -228,6 +228,7 @@ class DeviceExchange final : public Request::Pending {
   void withdraw() noexcept {
     const std::lock_guard lock(board_->mutex);
     mine_->withdrawn = true;
+    mine_->from.clear();  // two that wait for each other, or one for itself, would never end
     for (const auto& done : mine_->done) forget(cudaEventSynchronize(done->get()));
   }
 
