@@ -137,6 +137,6 @@ int main(int argc, char** argv) {
   }
   testing::InitGoogleTest(&argc, argv);
   const int result = RUN_ALL_TESTS();
-  std::cout << "times that each call failed:\n" << weft::faults::table();
+  std::cout << "times that each call failed in this process:\n" << weft::faults::table();
   return result;
 }
