@@ -1,12 +1,12 @@
 // The first call of a process makes what later ones find: the pool of memory, streams, events, lists, the driver's
 // functions. So this program starts itself, once for each call of CUDA, and says in a line how that went.
-#include <unistd.h>
-
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+
+#include <unistd.h>
 
 #include "check/twins.h"
 #include "cuda/kept.h"
@@ -27,7 +27,8 @@ struct Cold {
     want.run(problem, "cpu", Pass::backward);
   }
   static AttentionProblem small() {
-    return {.tq = 40, .tk = 70, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = DType::bf16, .slices = {{0, 40, 0, 70}}};
+    return {
+        .tq = 40, .tk = 70, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = DType::bf16, .slices = {{0, 40, 0, 70}}};
   }
   void run() const {
     check::Twins twins(check::place_of(kernel));

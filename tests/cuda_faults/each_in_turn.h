@@ -47,7 +47,8 @@ inline bool fails_well(const Case& c, long n, bool lasting) {
     EXPECT_EQ(said, "") << c.name;
     return false;
   }
-  SCOPED_TRACE(testing::Message() << c.name << ": call " << n << ", " << failed.call << (lasting ? " and all after" : ""));
+  SCOPED_TRACE(testing::Message() << c.name << ": call " << n << ", " << failed.call
+                                  << (lasting ? " and all after" : ""));
   EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), kSeconds);
   if (!said.empty()) {
     EXPECT_TRUE(lasting ? names(said, "cu") : names(said, failed.call)) << said;

@@ -131,32 +131,32 @@ using namespace weft::faults;
   }
 #define REFUSED(name, parameters, arguments) NOT_MADE(name, true, parameters, arguments)
 #define ASKED(name, parameters, arguments) NOT_MADE(name, false, parameters, arguments)
-#define TAKES(name, what, parameters, arguments)                         \
-  extern "C" cudaError_t __real_##name parameters;                       \
-  extern "C" cudaError_t __wrap_##name parameters;                       \
-  extern "C" cudaError_t __wrap_##name parameters {                      \
-    if (nothing_new) return cudaErrorMemoryAllocation;                   \
-    if (hit(#name, true)) return fail(cudaErrorMemoryAllocation);        \
-    const cudaError_t result = __real_##name arguments;                  \
-    if (result == cudaSuccess) ++live.what;                              \
-    return result;                                                       \
+#define TAKES(name, what, parameters, arguments)                  \
+  extern "C" cudaError_t __real_##name parameters;                \
+  extern "C" cudaError_t __wrap_##name parameters;                \
+  extern "C" cudaError_t __wrap_##name parameters {               \
+    if (nothing_new) return cudaErrorMemoryAllocation;            \
+    if (hit(#name, true)) return fail(cudaErrorMemoryAllocation); \
+    const cudaError_t result = __real_##name arguments;           \
+    if (result == cudaSuccess) ++live.what;                       \
+    return result;                                                \
   }
-#define GIVES(name, what, parameters, arguments)                    \
-  extern "C" cudaError_t __real_##name parameters;                  \
-  extern "C" cudaError_t __wrap_##name parameters;                  \
-  extern "C" cudaError_t __wrap_##name parameters {                 \
-    const bool fails = hit(#name, false);                           \
-    const cudaError_t result = __real_##name arguments;             \
-    if (result == cudaSuccess && thing != nullptr) --live.what;     \
-    return fails ? fail(cudaErrorLaunchFailure) : result;           \
+#define GIVES(name, what, parameters, arguments)                \
+  extern "C" cudaError_t __real_##name parameters;              \
+  extern "C" cudaError_t __wrap_##name parameters;              \
+  extern "C" cudaError_t __wrap_##name parameters {             \
+    const bool fails = hit(#name, false);                       \
+    const cudaError_t result = __real_##name arguments;         \
+    if (result == cudaSuccess && thing != nullptr) --live.what; \
+    return fails ? fail(cudaErrorLaunchFailure) : result;       \
   }
-#define MADE(name, parameters, arguments)                  \
-  extern "C" cudaError_t __real_##name parameters;         \
-  extern "C" cudaError_t __wrap_##name parameters;         \
-  extern "C" cudaError_t __wrap_##name parameters {        \
-    const bool fails = hit(#name, false);                  \
-    const cudaError_t result = __real_##name arguments;    \
-    return fails ? fail(cudaErrorLaunchFailure) : result;  \
+#define MADE(name, parameters, arguments)                 \
+  extern "C" cudaError_t __real_##name parameters;        \
+  extern "C" cudaError_t __wrap_##name parameters;        \
+  extern "C" cudaError_t __wrap_##name parameters {       \
+    const bool fails = hit(#name, false);                 \
+    const cudaError_t result = __real_##name arguments;   \
+    return fails ? fail(cudaErrorLaunchFailure) : result; \
   }
 #undef SPECIAL
 #define SPECIAL(name)

@@ -32,9 +32,10 @@ class KernelFaults : public testing::TestWithParam<Kind> {
   static long run(const Case& c) { return each_in_turn(c, GetParam().lasting); }
 };
 INSTANTIATE_TEST_SUITE_P(Each, KernelFaults,
-                         testing::Values(Kind{"cuda.portable", DType::bf16, false}, Kind{"cuda.portable", DType::f32, false},
-                                         Kind{"cuda.portable", DType::bf16, true}, Kind{"cuda.sm90", DType::bf16, false},
-                                         Kind{"cuda.sm90", DType::bf16, true}),
+                         testing::Values(Kind{"cuda.portable", DType::bf16, false},
+                                         Kind{"cuda.portable", DType::f32, false},
+                                         Kind{"cuda.portable", DType::bf16, true},
+                                         Kind{"cuda.sm90", DType::bf16, false}, Kind{"cuda.sm90", DType::bf16, true}),
                          [](const auto& of) {
                            return std::string(of.param.kernel).substr(5) + "_" + std::string(name(of.param.dtype)) +
                                   (of.param.lasting ? "_lasting" : "");
@@ -73,8 +74,9 @@ struct OnBoth {
   std::vector<std::vector<double>> want() {
     problem.p.slices = slices;
     host.run(problem, "cpu", Pass::backward);
-    return {host.forward.out.values(),  host.forward.lse.values(), host.forward.max_logit.values(), host.backward.dq.values(),
-            host.backward.dk.values(), host.backward.dv.values(), host.backward.dsink.values()};
+    return {host.forward.out.values(),   host.forward.lse.values(), host.forward.max_logit.values(),
+            host.backward.dq.values(),   host.backward.dk.values(), host.backward.dv.values(),
+            host.backward.dsink.values()};
   }
   bool is_right(const std::vector<std::vector<double>>& want) const {
     const Results got = gpu.read();
@@ -136,8 +138,8 @@ TEST_P(KernelFaults, BackwardAlone) {
       if (!is_close(values_of(got[i]), want[i])) return false;
     return true;
   };
-  EXPECT_GT(run({.name = label("backward alone"), .reset = [&](long) { t.gpu.poison(); }, .call = call, .right = right}),
-            20);
+  EXPECT_GT(
+      run({.name = label("backward alone"), .reset = [&](long) { t.gpu.poison(); }, .call = call, .right = right}), 20);
 }
 
 // Slices that no call had before: the lists of the last are kept, so each has to make its own.

@@ -50,7 +50,8 @@ TEST_P(DeviceFaults, Plans) {
   GpuTensors gpu;
   const DeviceStream stream = three_sequences(gpu);
   const DeviceLayout layout{LayoutKind::zigzag, 2};
-  const DevicePlanArgs args{.q = stream, .mask = {.causal = true}, .q_runs = layout.runs(1), .k_runs = layout.rank_order()};
+  const DevicePlanArgs args{
+      .q = stream, .mask = {.causal = true}, .q_runs = layout.runs(1), .k_runs = layout.rank_order()};
   const Problem problem(Stream::from_lengths(std::vector<Index>{32, 16, 48}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   const std::vector<Slice> want = make_plan(problem, layouts.q.runs(1), layouts.k.rank_order()).slices;
@@ -156,7 +157,8 @@ TEST_P(DeviceFaults, StepsAndChunks) {
 // What a device found wrong with its offsets is told, whatever fails on the way: this time or the next.
 TEST_P(DeviceFaults, AFaultIsNotForgotten) {
   GpuTensors gpu;
-  const DeviceStream wrong{.cu_seqlens = constants<std::int32_t>(gpu, {0, 32, 16, 96}), .sequences = 3, .tokens = kTokens};
+  const DeviceStream wrong{
+      .cu_seqlens = constants<std::int32_t>(gpu, {0, 32, 16, 96}), .sequences = 3, .tokens = kTokens};
   std::uint8_t* const valid = reinterpret_cast<std::uint8_t*>(integers(gpu, kTokens / 4));
   DeviceContext context(gpu.place());
   const auto what = [&] {
@@ -217,8 +219,9 @@ TEST_P(DeviceFaults, MemoryAndCopies) {
     std::fill(a.begin(), a.end(), -1.0F);
     std::fill(b.begin(), b.end(), -1.0F);
   };
-  EXPECT_GT(run({.name = "memory and copies", .reset = reset, .call = call, .right = [&] { return a == from && b == from; }}),
-            15);
+  EXPECT_GT(
+      run({.name = "memory and copies", .reset = reset, .call = call, .right = [&] { return a == from && b == from; }}),
+      15);
 }
 
 TEST_P(DeviceFaults, Cache) {
@@ -241,7 +244,8 @@ TEST_P(DeviceFaults, Cache) {
                  .call =
                      [&] {
                        cache.append(counts, new_k, new_v, gpu.place());
-                       cache.attend(counts, {.q = q, .out = out, .place = gpu.place()}, {.causal = true}, "cuda.portable");
+                       cache.attend(counts, {.q = q, .out = out, .place = gpu.place()}, {.causal = true},
+                                    "cuda.portable");
                        device::synchronize(gpu.place());
                      },
                  .right = same_as_first(gpu, first)}),
@@ -268,9 +272,8 @@ TEST_P(DeviceFaults, PackedMessages) {
                    .reset = [&](long) { gpu.poison(); },
                    .call =
                        [&] {
-                         const auto on = cuda::make_packed(comm, gpu.place(), [](const Place&, auto, auto) {
-                           return std::make_unique<Nothing>();
-                         });
+                         const auto on = cuda::make_packed(
+                             comm, gpu.place(), [](const Place&, auto, auto) { return std::make_unique<Nothing>(); });
                          on->exchange({{0, {strided(from)}}}, {{0, {whole(to)}}}).wait();
                          on->exchange({{0, {whole(from)}}}, {{0, {whole(to)}, Message::Combine::add}}).wait();
                          device::synchronize(gpu.place());

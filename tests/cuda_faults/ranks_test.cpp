@@ -1,10 +1,11 @@
 // Executors and K/V buffers with tensors on a GPU: one rank, whose objects are used again after each failure, and two
 // ranks as threads, which make new ones.
+#include "ranks.h"
+
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kv_sequences.h"
 #include "plain_ranks.h"
-#include "ranks.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
@@ -195,7 +196,8 @@ Setting small_sequence(Index ranks) {
 }
 bool is_close_to(const Tensors& a, const Tensors& b) {
   const auto close = [](const Tensor& x, const Tensor& y) { return is_close(to_f64(x.view), to_f64(y.view)); };
-  return close(a.out, b.out) && close(a.dq, b.dq) && close(a.dk, b.dk) && close(a.dv, b.dv) && is_close(a.dsink, b.dsink);
+  return close(a.out, b.out) && close(a.dq, b.dq) && close(a.dk, b.dk) && close(a.dv, b.dv) &&
+         is_close(a.dsink, b.dsink);
 }
 
 // Tensors there and back, and the buffer.
