@@ -38,6 +38,7 @@ struct ForwardCall {
   StepSums steps;
   unsigned* max_logit;  // [hq] as ordered integers, or null
   int* counter;         // tiles handed out so far: 0, and 0 again in the end
+  int nothing = 0;      // which the compiler must not know
 };
 
 void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream);

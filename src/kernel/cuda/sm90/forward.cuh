@@ -236,18 +236,53 @@ struct ForwardMath {
       }
   }
   // Scores of the keys' eights [kFrom, kTo) become shares.
+  //
+  // Exponentials take eight clocks each, and all else fits between them, if it is there: left alone, the assembler makes the
+  // factors first, with nothing beside them, and the sums last. So each two eights wait for the sums of those before.
   template <int kFrom, int kTo>
   __device__ __forceinline__ void make_shares(float (&sum)[2]) {
+    if constexpr (kMore) {  // registers are short there
 #pragma unroll
-    for (int n = kFrom; n < kTo; ++n)
+      for (int i = 4 * kFrom; i < 4 * kTo; ++i) {
+        s[i] = exp2_fast(fmaf(s[i], call.scores.factor, -against[i / 2 % 2]));
+        sum[i / 2 % 2] += s[i];
+      }
+    } else {
+      make_parts<kFrom / 2, kTo / 2>(sum);
+    }
+  }
+  template <int kFrom, int kTo>
+  __device__ __forceinline__ void make_parts(float (&sum)[2]) {
+    constexpr int kPart = 8, kParts = kKeys / 2 / kPart;
+    if constexpr (kFrom == 0) scale_scores<kPart>(0);
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+    for (int part = kFrom; part < kTo; ++part) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float share = exp2_fast(fmaf(s[4 * n + 2 * i + j], call.scores.factor, -against[i]));
-          s[4 * n + 2 * i + j] = share;
-          sum[i] += share;
-        }
+      for (int i = part * kPart; i < (part + 1) * kPart; ++i) {
+        asm volatile("ex2.approx.ftz.f32 %0, %0;\n" : "+f"(s[i]));
+        if (part > 0) add_share(sum, i - kPart);
+      }
+      if (part + 1 == kParts) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) comes_after(against[i], part > 0 ? sum[i] : s[2 * i]);
+      scale_scores<kPart>((part + 1) * kPart);
+    }
+    if constexpr (kTo == kParts)
+#pragma unroll
+      for (int i = kKeys / 2 - kPart; i < kKeys / 2; ++i) add_share(sum, i);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void scale_scores(int first) {
+#pragma unroll
+    for (int i = first; i < first + kCount; ++i)
+      asm volatile("fma.rn.f32 %0, %0, %1, %2;\n" : "+f"(s[i]) : "f"(call.scores.factor), "f"(-against[i / 2 % 2]));
+  }
+  __device__ __forceinline__ void add_share(float (&sum)[2], int i) const {
+    asm volatile("add.f32 %0, %0, %1;\n" : "+f"(sum[i / 2 % 2]) : "f"(s[i]));
+  }
+  // x stays as it is, but is not used before y is there: x ^ (y & 0), with a 0 that the compiler does not know.
+  __device__ __forceinline__ void comes_after(float& x, float y) const {
+    asm volatile("lop3.b32 %0, %0, %1, %2, 0x78;\n" : "+f"(x) : "f"(y), "r"(call.nothing));
   }
   template <int kFrom, int kTo>
   __device__ __forceinline__ void round_shares() {
