@@ -171,6 +171,8 @@ def main():
             path.write_text(new, encoding="utf-8")
             print(f"{path}: written anew")
         reached |= check_links(path, text, faults.append)
+    for path in [args.source / "CONTRIBUTING.md", args.source / "CHANGELOG.md", *(args.source / "docs/notes").glob("*.md")]:
+        check_links(path, path.read_text(encoding="utf-8"), faults.append)
     text = readme.read_text(encoding="utf-8")
     check_example(args.source, text, "cpp", "examples/03_ranks.cpp", faults.append)
     check_example(args.source, text, "python", "examples/03_ranks.py", faults.append)
