@@ -12,7 +12,8 @@ int main() {
   const std::vector<weft::Slice> slices{{.q_begin = 0, .q_end = tokens, .k_begin = 0, .k_end = tokens, .hi = 0}};
 
   // Key t is a one in column t, and query t asks for column t / 2, so loudly that nothing else is heard.
-  std::vector<float> q(tokens * dim, 0), k = q, v = q, out = q, lse(tokens);  // [tokens, heads, dim]; lse: [tokens, heads]
+  std::vector<float> q(tokens * dim, 0), k = q, v = q, out = q,
+                                         lse(tokens);  // [tokens, heads, dim]; lse: [tokens, heads]
   for (Index t = 0; t < tokens; ++t) {
     q[t * dim + t / 2] = 200;
     k[t * dim + t] = 1;

@@ -24,8 +24,7 @@ int main() {
     std::vector<Index> received(ranks);
     weft::run_ranks(ranks, [&](weft::Communicator& comm) {
       // A schedule is a value that says what this rank does; the executor runs it, here on this rank's own rows.
-      const weft::Schedule schedule =
-          make_schedule(problem, layouts, comm.rank(), {heads_q, heads_k}, {.kind = kind});
+      const weft::Schedule schedule = make_schedule(problem, layouts, comm.rank(), {heads_q, heads_k}, {.kind = kind});
       weft::Executor executor(comm, schedule);
       std::vector<float> q(rows * heads_q * dim, 0), k(rows * heads_k * dim, 1), v = k, out = q;
       const std::vector<Index> tokens = layouts.q.tokens(comm.rank()), positions = layouts.q.positions(comm.rank());
@@ -46,10 +45,11 @@ int main() {
       const weft::TensorShape asked{.dtype = DType::f32, .dim_qk = dim, .dim_v = dim, .lse = {}};
       if (traffic(schedule, asked, weft::Pass::forward) != comm.traffic()) ++wrong;
     });
-    const weft::Timeline timeline = simulate(
-        weft::Job{problem, layouts, heads_q, heads_k, {.kind = kind}, shape}, machine, weft::Pass::forward);
+    const weft::Timeline timeline =
+        simulate(weft::Job{problem, layouts, heads_q, heads_k, {.kind = kind}, shape}, machine, weft::Pass::forward);
     std::printf("%-12s %12.1f %22.1f us\n", name(kind).data(),
-                static_cast<double>(*std::max_element(received.begin(), received.end())) / 1024, 1e6 * timeline.seconds);
+                static_cast<double>(*std::max_element(received.begin(), received.end())) / 1024,
+                1e6 * timeline.seconds);
   }
 
   // Which one, and which layout? For layers like this one, forward and backward.

@@ -60,6 +60,7 @@ int main() {
     }
   });
 
-  for (std::size_t step = 0; step < losses.size(); step += 20) std::printf("step %3zu: loss %.1f\n", step, losses[step]);
+  for (std::size_t step = 0; step < losses.size(); step += 20)
+    std::printf("step %3zu: loss %.1f\n", step, losses[step]);
   return losses.back() < 0.05 * losses.front() ? 0 : 1;
 }
