@@ -38,5 +38,5 @@ def train(group=None):
 
 one, (two, _) = train(), weft.spawn(2, train)
 for step in range(0, 60, 10):
-    print(f"step {step:2}: loss {one[step]:.3f} on one rank, {two[step]:.3f} on two")
+    print(f"step {step:2}: loss {one[step]:.2f} on one rank, {two[step]:.2f} on two")
 assert one[-1] < 0.2 * one[0] and abs(one[0] - two[0]) < 1e-5 and abs(one[-1] - two[-1]) < 1e-2
