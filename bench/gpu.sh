@@ -14,7 +14,7 @@ shift 2
 parts=${*:-test trace matrix soak sanitize bench}
 source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out"
-test=$build/tests/cuda_test weft=$build/weft trace=$build/bench/cupti/trace bench=$build/bench/cuda/attention
+test=$build/tests/cuda_test faults=$build/tests/cuda_faults_test weft=$build/weft trace=$build/bench/cupti/trace bench=$build/bench/cuda/attention
 
 # step NAME SECONDS COMMAND...: its output goes to OUT_DIR/NAME.log, its line of the table to OUT_DIR/NAME.row.
 step() {
@@ -56,6 +56,7 @@ if has test; then
   done
   wait $pids
   step test.Ahead 120 "$test" --gtest_filter='Ahead*'  # alone: it holds streams
+  if need "$faults" test.faults; then step test.faults 300 "$faults"; fi
 fi
 if has trace && need "$trace" trace; then
   for schedule in ring all_gather exact; do step "trace.$schedule" 60 "$trace" $schedule; done

@@ -428,6 +428,52 @@ TEST(AddKeys, AddsWhereKeysAreSeenAndLeavesTheRest) {
   }
 }
 
+// One rank, whose wait() fails when it is told to.
+class FailingRank final : public Communicator {
+ public:
+  explicit FailingRank(Communicator& one) : Communicator(0, 1), one_(one) {}
+  std::string_view name() const override { return "failing"; }
+  bool fails = false;
+
+ private:
+  struct Under final : Request::Pending {
+    Under(Request r, const bool& f) : request(std::move(r)), fails(f) {}
+    void wait() override {
+      if (fails) throw Error("the link is down", "mend it");
+      request.wait();
+    }
+    Request request;
+    const bool& fails;
+  };
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return std::make_unique<Under>(one_.exchange(std::move(sends), std::move(receives)), fails);
+  }
+  std::unique_ptr<Communicator> make_split(Index, Index) override { throw Error("no split here", "use another"); }
+
+  Communicator& one_;
+};
+
+// Keys that never came are not attended, also not by a second try; a new sequence is right.
+TEST(KvBuffer, AGatherThatFailedEndsTheSequence) {
+  run_ranks(1, [](Communicator& one) {
+    FailingRank comm(one);
+    const Setting r{.lengths = {8}};
+    Tensors t(r), want(r);
+    KvBuffer buffer(comm, options_of(r, micros_of(r)));
+    buffer.begin(micros_of(r), r.mask);
+    ForwardArgs args = forward_args(r, t, {0, 8});
+    buffer.start_gather(0, t.k.view, t.v.view);
+    comm.fails = true;
+    expect_refusal([&] { buffer.forward(0, args); }, {"the link is down"});
+    comm.fails = false;
+    expect_refusal([&] { buffer.forward(0, args); }, {"no sequence has begun"});
+    run_sequence(r, micros_of(r), buffer, comm, t);
+    run_all(r, want);
+    EXPECT_EQ(t.out.bytes, want.out.bytes);
+    EXPECT_EQ(t.dk.bytes, want.dk.bytes);
+  });
+}
+
 // Tokens come a few at a time, sequences have gaps between them, and what was never filled is NaN.
 TEST(KvCache, DecodesAsOnePassWould) {
   std::mt19937_64 engine(21);

@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/capture.h"
 #include "cuda/check.h"
+#include "cuda/forget.h"
 
 namespace weft::cuda {
 namespace {
@@ -24,22 +26,31 @@ int current_device() {
 template <class Key, class T>
 class Shelf {
  public:
+  // None: the caller makes one. There is room for it when it comes back, so that destructors need no memory.
   std::optional<T> take(Key key) {
     const std::lock_guard lock(mutex_);
-    std::vector<T>& some = all_[key];
-    if (some.empty()) return {};
-    const T thing = some.back();
-    some.pop_back();
+    Some& some = all_[key];
+    if (some.kept.empty()) {
+      some.kept.reserve(some.made + 1);
+      ++some.made;
+      return {};
+    }
+    const T thing = some.kept.back();
+    some.kept.pop_back();
     return thing;
   }
-  void put(Key key, T thing) {
+  void put(Key key, T thing) noexcept {
     const std::lock_guard lock(mutex_);
-    all_[key].push_back(thing);
+    all_.find(key)->second.kept.push_back(thing);
   }
 
  private:
+  struct Some {
+    std::vector<T> kept = {};
+    std::size_t made = 0;  // or tried to
+  };
   std::mutex mutex_;
-  std::map<Key, std::vector<T>> all_;
+  std::map<Key, Some> all_;
 };
 
 template <class Key, class T>
@@ -63,20 +74,29 @@ void share_with_peers(cudaMemPool_t pool, int device) {
   }
 }
 
-cudaMemPool_t make_pool(int device) {
+void set_up(cudaMemPool_t pool, int device) {
   // All of it: what a step has taken the next one takes again.
   constexpr std::uint64_t kKept = ~std::uint64_t{0};
-  cudaMemPoolProps props = {};
-  props.allocType = cudaMemAllocationTypePinned;
-  props.location = {cudaMemLocationTypeDevice, device};
-  cudaMemPool_t pool = nullptr;
-  WEFT_CUDA(cudaMemPoolCreate(&pool, &props));
   std::uint64_t kept = kKept;
   WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
   // Streams must not come to wait for each other because of memory.
   int no = 0;
   WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no));
   share_with_peers(pool, device);
+}
+
+cudaMemPool_t make_pool(int device) {
+  cudaMemPoolProps props = {};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location = {cudaMemLocationTypeDevice, device};
+  cudaMemPool_t pool = nullptr;
+  WEFT_CUDA(cudaMemPoolCreate(&pool, &props));
+  try {
+    set_up(pool, device);
+  } catch (...) {
+    forget(cudaMemPoolDestroy(pool));
+    throw;
+  }
   return pool;
 }
 
@@ -84,7 +104,7 @@ cudaMemPool_t make_pool(int device) {
 class OutsideCapture {
  public:
   OutsideCapture() { WEFT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutsideCapture() { forget(cudaThreadExchangeStreamCaptureMode(&mode_)); }
   OutsideCapture(const OutsideCapture&) = delete;
 
  private:
@@ -105,13 +125,6 @@ cudaMemPool_t memory_pool() {
 }
 
 std::atomic<bool> plain_memory = false;
-
-// A graph has no other memory.
-bool in_order(cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (plain_memory) cudaStreamIsCapturing(stream, &capture);
-  return !plain_memory || capture != cudaStreamCaptureStatusNone;
-}
 
 }  // namespace
 
@@ -144,13 +157,18 @@ PinnedMemory::~PinnedMemory() { pinned().put(room_, data_); }
 
 void* take_memory(std::size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
-  if (in_order(stream))
+  if (!plain_memory || is_captured(stream))  // a graph has no other memory
     WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
   else
     WEFT_CUDA(cudaMalloc(&data, bytes));
   return data;
 }
-void give_memory(void* data, cudaStream_t stream) { in_order(stream) ? cudaFreeAsync(data, stream) : cudaFree(data); }
+void give_memory(void* data, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (plain_memory) forget(cudaStreamIsCapturing(stream, &capture));
+  const bool in_order = !plain_memory || capture != cudaStreamCaptureStatusNone;
+  forget(in_order ? cudaFreeAsync(data, stream) : cudaFree(data));
+}
 void use_plain_memory() { plain_memory = true; }
 
 }  // namespace weft::cuda

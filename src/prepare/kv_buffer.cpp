@@ -153,7 +153,12 @@ void KvBuffer::Parts::wait_for(Index micro) {
   while (awaited && !arrivals.empty()) {
     Arrival next = std::move(arrivals.front());
     arrivals.pop_front();
-    next.request.wait();
+    try {
+      next.request.wait();
+    } catch (...) {
+      sequence.reset();  // its keys never came: nothing may be computed with what lies there
+      throw;
+    }
     if (next.micro == micro) break;
   }
 }

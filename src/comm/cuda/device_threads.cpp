@@ -14,9 +14,11 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/forget.h"
 #include "cuda/kept.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
+#include "cuda/settle.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -70,8 +72,8 @@ void reach(int from, int to) {
   if (can == 0)
     throw Error(text("GPU ", to, " cannot read memory of GPU ", from), "give each rank a process of its own, with NCCL");
   const cudaError_t result = cudaDeviceEnablePeerAccess(from, 0);
-  if (result != cudaErrorPeerAccessAlreadyEnabled) WEFT_CUDA(result);
-  if (result != cudaSuccess) cudaGetLastError();  // it was on already
+  if (result == cudaErrorPeerAccessAlreadyEnabled) return forget(result);
+  check(result, "cudaDeviceEnablePeerAccess");
 }
 
 // What is known of the copies to a rank, in one go.
@@ -89,9 +91,11 @@ void copy_to(Post& to) {
     WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
     for (const auto& from : sources)
       if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
-    copy(all, stream);
     const auto done = std::make_shared<Event>();
-    WEFT_CUDA(cudaEventRecord(done->get(), stream));
+    settled(stream, [&] {  // without the event nobody could wait for the copies
+      copy(all, stream);
+      WEFT_CUDA(cudaEventRecord(done->get(), stream));
+    });
     to.done.push_back(done);
     for (const auto& from : sources)
       if (from.get() != &to) from->done.push_back(done);
@@ -224,23 +228,26 @@ class DeviceExchange final : public Request::Pending {
   void withdraw() noexcept {
     const std::lock_guard lock(board_->mutex);
     mine_->withdrawn = true;
-    for (const auto& done : mine_->done) cudaEventSynchronize(done->get());
+    mine_->from.clear();  // two that wait for each other, or one for itself, would never end
+    for (const auto& done : mine_->done) forget(cudaEventSynchronize(done->get()));
   }
 
   static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
 
   void post(Index number) {
     const std::lock_guard lock(board_->mutex);
-    std::vector<std::shared_ptr<Post>>& all = board_->calls[number];
-    all.resize(slot(board_->ranks));
-    all[slot(mine_->rank)] = mine_;
+    std::vector<std::shared_ptr<Post>>& board = board_->calls[number];
+    board.resize(slot(board_->ranks));
+    board[slot(mine_->rank)] = mine_;
+    const std::vector<std::shared_ptr<Post>> all = board;
+    // Before any copy, which may fail.
+    if (std::none_of(all.begin(), all.end(), [](const auto& post) { return post == nullptr; }))
+      board_->calls.erase(number);
     for (const std::shared_ptr<Post>& other : all) {
       if (other == nullptr) continue;
       match(other, mine_);
       if (other != mine_) match(mine_, other);
     }
-    if (std::none_of(all.begin(), all.end(), [](const auto& post) { return post == nullptr; }))
-      board_->calls.erase(number);
   }
 
   std::shared_ptr<Board> board_;

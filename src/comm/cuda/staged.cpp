@@ -8,9 +8,11 @@
 
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/forget.h"
 #include "cuda/kept.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
+#include "cuda/settle.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -39,10 +41,10 @@ class Stage {
 class Busy {
  public:
   ~Busy() {
-    for (const Entry& e : all_) cudaEventSynchronize(e.done->get());
+    for (const Entry& e : all_) forget(cudaEventSynchronize(e.done->get()));
   }
   void keep(Stage stage, std::unique_ptr<Event> done) {
-    while (!all_.empty() && cudaEventQuery(all_.front().done->get()) == cudaSuccess) all_.pop_front();
+    while (!all_.empty() && is_over(*all_.front().done)) all_.pop_front();
     all_.push_back({std::move(stage), std::move(done)});
   }
 
@@ -51,6 +53,11 @@ class Busy {
     Stage stage;
     std::unique_ptr<Event> done;
   };
+  static bool is_over(const Event& done) {
+    const cudaError_t result = cudaEventQuery(done.get());
+    forget(result);  // not yet is no error
+    return result == cudaSuccess;
+  }
   std::deque<Entry> all_;
 };
 
@@ -69,6 +76,27 @@ class StagedExchange final : public Request::Pending {
         out_(room(sends_), staging, caller_),
         in_(std::in_place, room(receives_), staging, caller_) {
     std::vector<Message> to, from;
+    settled(caller_, [&] { pack(to); });
+    char* at = in_->get();
+    for (const Message& m : receives_) {
+      if (!moves(m)) continue;
+      from.push_back({m.peer, {whole(at, m.size())}});
+      at += padded(m);
+    }
+    moving_ = host_call(std::move(to), std::move(from));
+  }
+
+  void wait() override {
+    moving_->wait();
+    const OnDevice on(device_);
+    auto done = std::make_unique<Event>();
+    settled(caller_, [&] { unpack(*done); });
+    busy_->keep(std::move(*in_), std::move(done));
+  }
+
+ private:
+  // What is sent, in one piece a message; returns when it is there.
+  void pack(std::vector<Message>& to) const {
     char* at = out_.get();
     for (const Message& m : sends_) {
       if (!moves(m)) continue;
@@ -77,21 +105,11 @@ class StagedExchange final : public Request::Pending {
       to.push_back({m.peer, {block}});
       at += padded(m);
     }
-    at = in_->get();
-    for (const Message& m : receives_) {
-      if (!moves(m)) continue;
-      from.push_back({m.peer, {whole(at, m.size())}});
-      at += padded(m);
-    }
     const Event packed;
     WEFT_CUDA(cudaEventRecord(packed.get(), caller_));
     WEFT_CUDA(cudaEventSynchronize(packed.get()));
-    moving_ = host_call(std::move(to), std::move(from));
   }
-
-  void wait() override {
-    moving_->wait();
-    const OnDevice on(device_);
+  void unpack(const Event& done) const {
     char* at = in_->get();
     std::size_t next_own = 0;
     for (const Message& m : receives_) {
@@ -100,12 +118,8 @@ class StagedExchange final : public Request::Pending {
       if (m.peer != rank_) at += padded(m);
       put(m, m.peer == rank_ ? own(m, next_own) : std::span<const Block>(&came, 1));
     }
-    auto done = std::make_unique<Event>();
-    WEFT_CUDA(cudaEventRecord(done->get(), caller_));
-    busy_->keep(std::move(*in_), std::move(done));
+    WEFT_CUDA(cudaEventRecord(done.get(), caller_));
   }
-
- private:
   bool moves(const Message& m) const { return m.peer != rank_ && m.size() > 0; }
   static Index padded(const Message& m) { return ceil_div(m.size(), kAligned) * kAligned; }
   Index room(const std::vector<Message>& list) const {

@@ -9,6 +9,7 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
+#include "cuda/forget.h"
 #include "cuda/kept.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
@@ -92,7 +93,7 @@ class NcclExchange final : public Request::Pending {
   }
 
   ~NcclExchange() override {
-    if (!waited_) cudaEventSynchronize(done_.get());
+    if (!waited_) cuda::forget(cudaEventSynchronize(done_.get()));
   }
 
   void wait() override {

@@ -1,13 +1,16 @@
 #include <cstring>
+#include <new>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "comm/cuda/segments.h"
 #include "cuda/capture.h"
+#include "cuda/forget.h"
 #include "cuda/kept.h"
 #include "cuda/launch.h"
 #include "cuda/on_device.h"
+#include "cuda/settle.h"
 #include "device/device.h"
 #include "text.h"
 #include "weft/error.h"
@@ -30,7 +33,7 @@ class CudaMemory final : public Memory {
     return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
   }
   void do_deallocate(void* data, std::size_t, std::size_t) override {
-    const cuda::OnDevice here(device_);
+    const cuda::OnDevice here(device_, std::nothrow);
     cuda::give_memory(data, stream_);
   }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
@@ -206,7 +209,7 @@ void* take(const Place& place, Index bytes) {
   WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
   return data;
 }
-void give_back(void* data) noexcept { cudaFree(data); }
+void give_back(void* data) noexcept { cuda::forget(cudaFree(data)); }
 
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
   const cuda::OnDevice on(place.device);
@@ -219,13 +222,16 @@ void to_host(const Place& place, std::span<const HostCopy> copies) {
   std::size_t bytes = 1;
   for (const HostCopy& c : copies) bytes += static_cast<std::size_t>(c.bytes);
   const cuda::PinnedMemory pinned(bytes);
-  char* at = pinned.get();
-  for (const HostCopy& c : copies) {
-    WEFT_CUDA(cudaMemcpyAsync(at, c.from, static_cast<std::size_t>(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
-    at += c.bytes;
-  }
-  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
-  at = pinned.get();
+  cuda::settled(stream_of(place), [&] {
+    char* to = pinned.get();
+    for (const HostCopy& c : copies) {
+      WEFT_CUDA(
+          cudaMemcpyAsync(to, c.from, static_cast<std::size_t>(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
+      to += c.bytes;
+    }
+    WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+  });
+  const char* at = pinned.get();
   for (const HostCopy& c : copies) {
     std::memcpy(c.to, at, static_cast<std::size_t>(c.bytes));
     at += c.bytes;

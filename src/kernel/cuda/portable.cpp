@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/check.h"
+#include "cuda/forget.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "kernel/cuda/calls.h"
@@ -28,8 +29,13 @@ GpuProperties gpu_properties(int device) {
   if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (result != cudaSuccess) {
+    forget(result);  // it was asked, not met
+    int devices = 0;
+    const cudaError_t counted = cudaGetDeviceCount(&devices);
+    forget(counted);
+    // No answer of a GPU that is there is an error: not the wrong GPU, which would mean another kernel.
+    if (counted == cudaSuccess && device < devices) check(result, "cudaDeviceGetAttribute");
     gpu.missing = cudaGetErrorString(result);
-    cudaGetLastError();  // it was asked, not met
   }
   gpu.shared_bytes = shared;
   return gpu;

@@ -35,11 +35,9 @@ bool compiled_for_copy_engine() {
 ContextParts::ContextParts(const Place& where)
     : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
-  page = new (page_memory()) FaultPage{};
-  WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page, 0));
+  page.reset(new (page_memory()) FaultPage{});
+  WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page.get(), 0));
 }
-
-ContextParts::~ContextParts() { cudaFreeHost(page); }  // waits for the work that may write to it
 
 void ContextParts::enter() {
   WEFT_CUDA(cudaSetDevice(place.device));
@@ -48,8 +46,9 @@ void ContextParts::enter() {
   const Fault fault = page->fault;
   // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
   if (!cuda::is_captured(stream())) {
-    page->fault = Fault{};
+    // In this order: if it fails, the fault stays too, since no other would be written.
     WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
+    page->fault = Fault{};
   }
   throw error_of(fault);
 }

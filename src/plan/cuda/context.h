@@ -1,8 +1,11 @@
 // What launches on one stream share: the state of scans, and the page for faults.
 #pragma once
 
+#include <memory>
+
 #include <cuda_runtime.h>
 
+#include "cuda/forget.h"
 #include "cuda/memory.h"
 #include "plan/faults.h"
 #include "weft/device_plan.h"
@@ -46,15 +49,20 @@ struct Reporter {
 
 namespace detail {
 
+struct FreePinned {
+  void operator()(void* data) const { cuda::forget(cudaFreeHost(data)); }  // waits for the work that may use it
+};
+template <class T>
+using Pinned = std::unique_ptr<T, FreePinned>;
+
 struct ContextParts {
   Place place;
   cuda::StreamArray<ScanState> state;
-  FaultPage* page = nullptr;         // the host's address
+  Pinned<FaultPage> page;            // the host's address
   FaultPage* device_page = nullptr;  // the device's
   bool has_copy_engine = false;      // bulk copies, in the GPU and in the code that was compiled for it
 
   explicit ContextParts(const Place& where);
-  ~ContextParts();
   ContextParts(const ContextParts&) = delete;
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(place.stream); }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cuda/capture.h"
+#include "cuda/settle.h"
 #include "plan/cuda/plan_job.h"
 #include "plan/cuda/plan_parts.h"
 #include "text.h"
@@ -76,6 +77,12 @@ Index most_over_a_row(const Plan& plan, bool keys) {
   return most;
 }
 
+DeviceSlice* pinned_slices(Index count) {
+  void* memory = nullptr;
+  WEFT_CUDA(cudaHostAlloc(&memory, static_cast<std::size_t>(count) * sizeof(DeviceSlice), cudaHostAllocPortable));
+  return static_cast<DeviceSlice*>(memory);
+}
+
 }  // namespace
 
 DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
@@ -131,23 +138,25 @@ void DevicePlan::upload(const Plan& plan) {
   if (cuda::is_captured(stream))
     throw Error("a plan cannot be uploaded while a graph is captured: replays would copy what is aside then",
                 "upload before the capture, or plan on the device");
-  if (p.aside == nullptr) {
-    const std::size_t bytes = static_cast<std::size_t>(p.capacity + 1) * sizeof(DeviceSlice);
-    WEFT_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&p.aside), bytes, cudaHostAllocPortable));
-    WEFT_CUDA(cudaEventCreateWithFlags(&p.uploaded, cudaEventDisableTiming));
-  } else {
-    WEFT_CUDA(cudaEventSynchronize(p.uploaded));  // the last upload still reads what is about to be written
-  }
+  if (p.aside == nullptr) p.aside.reset(pinned_slices(p.capacity + 1));
+  if (p.uploaded)
+    WEFT_CUDA(cudaEventSynchronize(p.uploaded->get()));  // the last upload still reads what is about to be written
+  else
+    p.uploaded.emplace();
+  p.q_rows = p.k_rows = 0;  // a plan that is half there fits no tensors
   p.per_row = most_over_a_row(plan, false);
   p.per_key = most_over_a_row(plan, true);
+  DeviceSlice* const aside = p.aside.get();
   const auto count = static_cast<std::int32_t>(n);
-  std::memcpy(p.aside, &count, sizeof(count));
-  std::transform(plan.slices.begin(), plan.slices.end(), p.aside + 1, device_slice);
-  WEFT_CUDA(cudaMemcpyAsync(p.count.get(), p.aside, sizeof(count), cudaMemcpyHostToDevice, stream));
-  if (n > 0)
-    WEFT_CUDA(cudaMemcpyAsync(p.slices.get(), p.aside + 1, plan.slices.size() * sizeof(DeviceSlice),
-                              cudaMemcpyHostToDevice, stream));
-  WEFT_CUDA(cudaEventRecord(p.uploaded, stream));
+  std::memcpy(aside, &count, sizeof(count));
+  std::transform(plan.slices.begin(), plan.slices.end(), aside + 1, device_slice);
+  cuda::settled(stream, [&] {
+    WEFT_CUDA(cudaMemcpyAsync(p.count.get(), aside, sizeof(count), cudaMemcpyHostToDevice, stream));
+    if (n > 0)
+      WEFT_CUDA(cudaMemcpyAsync(p.slices.get(), aside + 1, plan.slices.size() * sizeof(DeviceSlice),
+                                cudaMemcpyHostToDevice, stream));
+    WEFT_CUDA(cudaEventRecord(p.uploaded->get(), stream));
+  });
   p.q_rows = plan.q_rows;
   p.k_rows = plan.k_rows;
 }

@@ -1,6 +1,9 @@
 // What a DevicePlan holds.
 #pragma once
 
+#include <optional>
+
+#include "cuda/kept.h"
 #include "plan/cuda/context.h"
 
 namespace weft::detail {
@@ -12,8 +15,8 @@ struct DevicePlanParts {
   cuda::StreamArray<std::int32_t> count;
   Index q_rows = 0, k_rows = 0;
   Index per_row = 0, per_key = 0;  // slices that no query row, and no key row, lies in more of
-  DeviceSlice* aside = nullptr;    // [capacity + 1] pinned: the count, then an upload's slices on their way
-  cudaEvent_t uploaded = nullptr;
+  Pinned<DeviceSlice> aside;       // [capacity + 1]: the count, then an upload's slices on their way
+  std::optional<cuda::Event> uploaded;
 
   DevicePlanParts(ContextParts& of, Index size)
       : context(&of),
@@ -21,10 +24,6 @@ struct DevicePlanParts {
         slices(static_cast<std::size_t>(max_of(1, size)), of.stream()),
         count(1, of.stream()) {
     WEFT_CUDA(cudaMemsetAsync(count.get(), 0, sizeof(std::int32_t), of.stream()));
-  }
-  ~DevicePlanParts() {
-    if (uploaded != nullptr) cudaEventDestroy(uploaded);
-    if (aside != nullptr) cudaFreeHost(aside);
   }
   DevicePlanParts(const DevicePlanParts&) = delete;
 };

@@ -42,7 +42,7 @@ CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows)
       const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw Error(text("the CUDA driver describes no tensor of ", view.rows, " rows (", strides[1], " bytes apart), ",
+    throw Error(text("cuTensorMapEncodeTiled: the CUDA driver describes no tensor of ", view.rows, " rows (", strides[1], " bytes apart), ",
                      view.heads, " heads (", strides[0], " bytes apart) and ", view.dim, " columns: error ",
                      static_cast<int>(result)),
                 "use kernel cuda.portable");

@@ -1,0 +1,287 @@
+// Calls of the GPU kernels.
+#include "cuda_faults/each_in_turn.h"
+#include "cuda_faults/gpu_tensors.h"
+#include "kernel_problem.h"
+#include "weft/device_plan.h"
+#include "weft/kernel.h"
+#include "weft/plan.h"
+
+namespace weft::test {
+namespace {
+
+struct Kind {
+  const char* kernel;
+  DType dtype;
+  bool lasting;
+};
+
+class KernelFaults : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (device::count() == 0) GTEST_SKIP() << "no GPU";
+    const auto all = kernels();
+    if (std::none_of(all.begin(), all.end(), [&](const Kernel& k) { return k.name == kernel(); }))
+      GTEST_SKIP() << kernel() << " is not in this build";
+    const KernelRequest request{.dtype = GetParam().dtype, .dim_qk = 64, .dim_v = 64, .device = DeviceKind::cuda};
+    if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+  }
+  static std::string kernel() { return GetParam().kernel; }
+  static std::string label(const std::string& what) {
+    return kernel() + " " + std::string(name(GetParam().dtype)) + (GetParam().lasting ? ", lasting, " : ", ") + what;
+  }
+  static long run(const Case& c) { return each_in_turn(c, GetParam().lasting); }
+};
+INSTANTIATE_TEST_SUITE_P(Each, KernelFaults,
+                         testing::Values(Kind{"cuda.portable", DType::bf16, false},
+                                         Kind{"cuda.portable", DType::f32, false},
+                                         Kind{"cuda.portable", DType::bf16, true},
+                                         Kind{"cuda.sm90", DType::bf16, false}, Kind{"cuda.sm90", DType::bf16, true}),
+                         [](const auto& of) {
+                           return std::string(of.param.kernel).substr(5) + "_" + std::string(name(of.param.dtype)) +
+                                  (of.param.lasting ? "_lasting" : "");
+                         });
+
+// Several tiles of rows and keys; every row sees a key and is seen, for any `more`.
+std::vector<Slice> slices_of(Index more) {
+  return {{0, 90, 0, 130, -kUnlimited, 40}, {90, 150, 100, 200, -kUnlimited, 60 + more}};
+}
+KernelProblem problem_of(DType dtype, ViewKind view) {
+  KernelProblem problem{"",
+                        {.tq = 150,
+                         .tk = 200,
+                         .hq = 4,
+                         .hk = 2,
+                         .dqk = 64,
+                         .dv = 64,
+                         .dtype = dtype,
+                         .view = view,
+                         .sink = Sink::Kind::learnable,
+                         .slices = slices_of(0)}};
+  Random random(5);
+  problem.p.fill(random);
+  return problem;
+}
+
+// A problem on the host with its answer, and on the GPU.
+struct OnBoth {
+  OnBoth(DType dtype, ViewKind view = ViewKind::thd) : problem(problem_of(dtype, view)), host(problem.p) {
+    forward = gpu.bind(host.forward_args(problem));
+    backward = gpu.bind(host.backward_args(problem), forward);
+    backward.deterministic = true;
+    forward.slices = backward.slices = slices;
+  }
+  // Computed on the CPU.
+  std::vector<std::vector<double>> want() {
+    problem.p.slices = slices;
+    host.run(problem, "cpu", Pass::backward);
+    return {host.forward.out.values(),   host.forward.lse.values(), host.forward.max_logit.values(),
+            host.backward.dq.values(),   host.backward.dk.values(), host.backward.dv.values(),
+            host.backward.dsink.values()};
+  }
+  bool is_right(const std::vector<std::vector<double>>& want) const {
+    const Results got = gpu.read();
+    bool right = true;
+    for (std::size_t i = 0; i < want.size(); ++i) right = right && is_close(values_of(got[i]), want[i]);
+    return right;
+  }
+  // The right answer the first time, then the same bits.
+  std::function<bool()> same_bits() {
+    return [this] {
+      if (first.empty()) {
+        first = gpu.read();
+        return is_right(want());
+      }
+      return same_bytes(gpu.read(), first);
+    };
+  }
+
+  std::vector<Slice> slices = slices_of(0);
+  KernelProblem problem;
+  Outputs host;
+  GpuTensors gpu;
+  ForwardArgs forward;
+  BackwardArgs backward;
+  Results first;
+};
+
+TEST_P(KernelFaults, ForwardAndBackward) {
+  for (const ViewKind view : {ViewKind::thd, ViewKind::gaps}) {
+    OnBoth t(GetParam().dtype, view);
+    const long n = run({.name = label(view == ViewKind::thd ? "forward and backward" : ".. of tensors with gaps"),
+                        .reset = [&](long) { t.gpu.poison(); },
+                        .call =
+                            [&] {
+                              attend(t.forward, kernel());
+                              attend_backward(t.backward, kernel());
+                              device::synchronize(t.gpu.place());
+                            },
+                        .right = t.same_bits()});
+    EXPECT_GT(n, 20);
+  }
+}
+
+// dQ summed by several blocks, and out and lse computed anew.
+TEST_P(KernelFaults, BackwardAlone) {
+  OnBoth t(GetParam().dtype);
+  attend(t.forward, kernel());
+  const auto want = t.want();
+  BackwardArgs args = t.backward;
+  args.deterministic = false;
+  args.out = args.lse = {};
+  const auto call = [&] {
+    attend_backward(args, kernel());
+    device::synchronize(t.gpu.place());
+  };
+  const auto right = [&] {
+    const Results got = t.gpu.read();
+    for (std::size_t i = 3; i < want.size(); ++i)
+      if (!is_close(values_of(got[i]), want[i])) return false;
+    return true;
+  };
+  EXPECT_GT(
+      run({.name = label("backward alone"), .reset = [&](long) { t.gpu.poison(); }, .call = call, .right = right}), 20);
+}
+
+// Slices that no call had before: the lists of the last are kept, so each has to make its own.
+TEST_P(KernelFaults, SlicesNeverSeenBefore) {
+  OnBoth t(GetParam().dtype);
+  const auto use = [&](Index more) {
+    t.slices = slices_of(more);
+    t.forward.slices = t.backward.slices = t.slices;
+  };
+  const auto call = [&] {
+    attend(t.forward, kernel());
+    attend_backward(t.backward, kernel());
+    device::synchronize(t.gpu.place());
+  };
+  for (Index more = 1000; more < 1070; ++more) {  // as many as are kept: from here on one goes for each that comes
+    use(more);
+    call();
+  }
+  std::vector<std::vector<double>> want;
+  Index last = -2;
+  EXPECT_GT(run({.name = label("slices never seen before"),
+                 .reset =
+                     [&](long n) {
+                       if (n != last) {
+                         use(n + 1);
+                         want = t.want();
+                       }
+                       last = n;
+                       t.gpu.poison();
+                     },
+                 .call = call,
+                 .right = [&] { return t.is_right(want); }}),
+            20);
+}
+
+// Partial states, ended by finish_partial.
+TEST_P(KernelFaults, PartialSteps) {
+  OnBoth t(GetParam().dtype);
+  const AttentionProblem& p = t.problem.p;
+  const Buffer sums(DType::f32, p.tq, p.hq, p.dv);
+  std::vector<RowState<float>> states(at(p.tq * p.hq));
+  const DeviceBytes sums_there(sums.view().data, spanned_bytes(sums.view())),
+      states_there(states.data(), states.size() * sizeof(RowState<float>));
+  ForwardArgs end = t.forward;
+  end.partial.sums = thd(sums_there.data(), DType::f32, p.tq, p.hq, p.dv);
+  end.partial.states = static_cast<RowState<float>*>(states_there.data());
+  ForwardArgs step = end;
+  step.out = step.lse = step.max_logit = {};
+  const auto want = t.want();
+  EXPECT_GT(run({.name = label("partial states"),
+                 .reset = [&](long) { t.gpu.poison(); },
+                 .call =
+                     [&] {
+                       device::fill(step.place, step.partial.states, p.tq * p.hq);
+                       for (const Slice& s : t.slices) {
+                         step.slices = {&s, 1};
+                         attend(step, kernel());
+                       }
+                       finish_partial(end);
+                       device::synchronize(t.gpu.place());
+                     },
+                 .right =
+                     [&] {
+                       const Results got = t.gpu.read();
+                       return is_close(values_of(got[0]), want[0]) && is_close(values_of(got[1]), want[1]) &&
+                              is_close(values_of(got[2]), want[2]);
+                     }}),
+            20);
+}
+
+// What the kernel keeps between calls; after an error a caller begins anew.
+TEST_P(KernelFaults, QuerySteps) {
+  OnBoth t(GetParam().dtype);
+  ForwardArgs f = t.forward;
+  BackwardArgs b = t.backward;
+  f.max_logit = b.dsink = {};
+  b.deterministic = false;
+  const Kernel& k = find_kernel(kernel());
+  if (k.takes_steps == nullptr || !k.takes_steps(f)) GTEST_SKIP() << "keeps nothing between calls";
+  const Range rows[] = {{0, 90}, {90, 150}};
+  const auto want = t.want();
+  // Keys of the slices' own: dk and dv are written by the one call that sees them, and zeros by the other.
+  const auto steps = [&](auto& args, auto&& attend_one) {
+    weft::QuerySteps state{.rows = rows};
+    args.steps = &state;
+    for (std::size_t i = 0; i < 2; ++i) {
+      args.slices = {&t.slices[i], 1};
+      state.last = i == 1;
+      attend_one(args);
+    }
+  };
+  EXPECT_GT(run({.name = label("QuerySteps"),
+                 .reset = [&](long) { t.gpu.poison(); },
+                 .call =
+                     [&] {
+                       steps(f, [](const ForwardArgs& args) { attend(args, kernel()); });
+                       steps(b, [](const BackwardArgs& args) { attend_backward(args, kernel()); });
+                       device::synchronize(t.gpu.place());
+                     },
+                 .right =
+                     [&] {
+                       const Results got = t.gpu.read();
+                       return is_close(values_of(got[0]), want[0]) && is_close(values_of(got[1]), want[1]) &&
+                              is_close(values_of(got[3]), want[3]);
+                     }}),
+            20);
+}
+
+// Slices in device memory, uploaded; with the objects made and ended by the call, and with the same ones.
+TEST_P(KernelFaults, DevicePlans) {
+  OnBoth t(GetParam().dtype);
+  Plan plan;
+  plan.slices = t.slices;
+  plan.q_rows = t.problem.p.tq;
+  plan.k_rows = t.problem.p.tk;
+  const auto attend_both = [&](DevicePlan& there) {
+    there.upload(plan);
+    ForwardArgs f = t.forward;
+    BackwardArgs b = t.backward;
+    f.slices = b.slices = {};
+    f.device_plan = b.device_plan = &there;
+    attend(f, kernel());
+    attend_backward(b, kernel());
+    device::synchronize(t.gpu.place());
+  };
+  Case c{.name = label("device plan, made anew"),
+         .reset = [&](long) { t.gpu.poison(); },
+         .call =
+             [&] {
+               DeviceContext context(t.gpu.place());
+               DevicePlan there(context, 10);
+               attend_both(there);
+               if (there.download() != t.slices) throw Error("another plan came back", "look at upload");
+             },
+         .right = t.same_bits()};
+  EXPECT_GT(run(c), 30);
+  DeviceContext context(t.gpu.place());
+  DevicePlan there(context, 10);
+  c.name = label("device plan, the same one");
+  c.call = [&] { attend_both(there); };
+  EXPECT_GT(run(c), 20);
+}
+
+}  // namespace
+}  // namespace weft::test
