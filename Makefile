@@ -6,7 +6,7 @@
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
-#   make pictures   the pictures of the docs, drawn anew
+#   make pictures   the pictures of the docs and docs/support.md, made anew
 #   make format / lint   style and static checks
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
@@ -34,6 +34,7 @@ pictures:
 	tools/setup.sh build
 	$(call built,release) --target weft_command
 	tools/pictures.sh build/release/weft
+	tools/support.py build/release/weft > build/support.md && mv build/support.md docs/support.md
 
 # All builds first, then one ctest over all of them: long tests of one build run beside those of another, and there is
 # one verdict at the end.

@@ -3,9 +3,11 @@
     python tests/readme_test.py --source .             check
     python tests/readme_test.py --source . --update    write what the command prints today into the pages
 
-- The C++ and Python blocks of the README are examples/quickstart.cpp and .py, which ctest runs.
-- A ```console block that begins with `$ weft` is run, all of its commands in one empty folder; what they print must be
-  what the block shows. A last line `...` ends a shortened output: what stands before it must be its beginning.
+- The C++ and Python blocks of the README are examples/03_ranks.cpp and .py, which ctest runs.
+- A ```console block that begins with `$ weft`, or with a program of examples/, is run, all of its commands in one folder;
+  what they print must be what the block shows. A last line `...` ends a shortened output: what stands before it must be its
+  beginning. Roundings that examples print (1.3e-07) may differ. Programs that this build has not are left out.
+- docs/support.md is what tools/support.py makes of the command's table.
 - Relative links and their #anchors lead somewhere, and every page of docs/ can be reached from the README.
 - The README names the two commands, after a picture and the example.
 
@@ -13,6 +15,7 @@ The command is $WEFT, or build/release/weft of the source folder. Python's stand
 """
 import argparse
 import difflib
+import itertools
 import os
 import pathlib
 import re
@@ -21,21 +24,35 @@ import sys
 import tempfile
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = re.compile(r"\$ (weft |(python|tools/mpirun.sh -np \d) .*examples/|build/release/examples/)")
+ROUNDING = re.compile(r"\d(\.\d+)?e-\d+")
 
 
 def blocks(text, language):
     return [m for m in FENCE.finditer(text) if m.group(1) == language]
 
 
+def is_built(weft, block):
+    """Are the examples that it names in this build?"""
+    names = re.findall(r"^\$ .*build/release/examples/(\w+)", block, flags=re.MULTILINE)
+    python = any(weft.parent.glob("python/weft/_core*.so"))
+    return (python or "$ python " not in block) and all((weft.parent / "examples" / name).exists() for name in names)
+
+
 def run_commands(weft, commands):
-    """What each command prints, stdout and stderr together."""
+    """What each command prints, stdout and stderr together, in a folder that has the examples of source and build."""
     printed = []
     with tempfile.TemporaryDirectory() as folder:
         tools, work = pathlib.Path(folder, "bin"), pathlib.Path(folder, "work")
         tools.mkdir()
-        work.mkdir()
+        (work / "build").mkdir(parents=True)
         (tools / "weft").symlink_to(weft)
-        env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+        (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (tools / "python").chmod(0o755)
+        (work / "build/release").symlink_to(weft.parent)
+        for name in ("examples", "tools"):
+            (work / name).symlink_to(pathlib.Path(__file__).resolve().parent.parent / name)
+        env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(weft.parent / "python")}
         for command in commands:
             result = subprocess.run(command, shell=True, cwd=work, env=env, timeout=120, text=True, encoding="utf-8",
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -52,6 +69,9 @@ def as_shown(weft, block):
         lines, wanted = new.splitlines(), now.splitlines()
         if wanted[-1:] == ["..."] and len(lines) >= len(wanted):
             lines = lines[:len(wanted) - 1] + ["..."]
+        if not command.startswith("weft "):
+            lines = [old if ROUNDING.sub("", old) == ROUNDING.sub("", line) else line
+                     for line, old in itertools.zip_longest(lines, wanted[:len(lines)], fillvalue="")]
         out += "".join(line + "\n" for line in [f"$ {command}", *lines])
     return out
 
@@ -61,7 +81,7 @@ def check_console(path, text, weft, report):
     count, out, last = 0, "", 0
     for match in blocks(text, "console"):
         block = match.group(2)
-        if not block.startswith("$ weft"):
+        if not RUN.match(block) or not is_built(weft, block):
             continue
         count += 1
         new = as_shown(weft, block)
@@ -113,6 +133,16 @@ def check_example(source, text, language, name, report):
                                               lineterm="")))
 
 
+def check_support(source, weft, update, report):
+    result = subprocess.run([sys.executable, source / "tools/support.py", weft], text=True, encoding="utf-8", timeout=120,
+                            stdout=subprocess.PIPE, check=True)
+    path = source / "docs/support.md"
+    if update:
+        path.write_text(result.stdout, encoding="utf-8")
+    elif path.read_text(encoding="utf-8") != result.stdout:
+        report(f"{path} is not what tools/support.py prints; make pictures writes it anew")
+
+
 def check_order(text, report):
     """Picture and example before the commands that install."""
     found = [re.search(words, text) for words in (r"\$ weft explain", "```cpp", r"make demo\b", r"make test\b")]
@@ -141,9 +171,12 @@ def main():
             path.write_text(new, encoding="utf-8")
             print(f"{path}: written anew")
         reached |= check_links(path, text, faults.append)
+    for path in [args.source / "CONTRIBUTING.md", args.source / "CHANGELOG.md", *(args.source / "docs/notes").glob("*.md")]:
+        check_links(path, path.read_text(encoding="utf-8"), faults.append)
     text = readme.read_text(encoding="utf-8")
-    check_example(args.source, text, "cpp", "examples/quickstart.cpp", faults.append)
-    check_example(args.source, text, "python", "examples/quickstart.py", faults.append)
+    check_example(args.source, text, "cpp", "examples/03_ranks.cpp", faults.append)
+    check_example(args.source, text, "python", "examples/03_ranks.py", faults.append)
+    check_support(args.source, weft, args.update, faults.append)
     check_order(text, faults.append)
     faults += [f"{p}: no page links to it" for p in pages if p.resolve() not in reached]
     if run == 0:

@@ -146,6 +146,57 @@ class OnDevice {
   std::optional<DevicePlan> plan_;
 };
 
+// Steps of a ring, one after another: dk and dv are added to, dq is summed up over them. Nothing moves.
+class Ring {
+ public:
+  Ring(const Problem& problem, const Layout& layout, const BenchCase& c, const Plan& whole) {
+    for (Index rank = 0; rank < c.ranks; ++rank)
+      plans_.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
+    for (const Slice& s : whole.slices) rows_.push_back({s.q_begin, s.q_end});
+  }
+
+  void forward(const ForwardArgs& args, const std::string& kernel) const {
+    QuerySteps steps{.rows = rows_};
+    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
+      ForwardArgs step = args;
+      steps.last = rank + 1 == plans_.size();
+      step.steps = &steps;
+      step.k = part(args.k, rank);
+      step.v = part(args.v, rank);
+      step.slices = plans_[rank].slices;
+      attend(step, kernel);
+    }
+  }
+
+  void backward(const BackwardArgs& args, const std::string& kernel) const {
+    QuerySteps steps{.rows = rows_};
+    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
+      BackwardArgs step = args;
+      steps.last = rank + 1 == plans_.size();
+      if (!step.deterministic) step.steps = &steps;
+      step.k = part(args.k, rank);
+      step.v = part(args.v, rank);
+      step.dk = part(args.dk, rank);
+      step.dv = part(args.dv, rank);
+      step.slices = plans_[rank].slices;
+      step.add_keys = true;
+      attend_backward(step, kernel);
+    }
+  }
+
+ private:
+  template <class View>
+  View part(View view, std::size_t rank) const {  // rows of that rank's keys, in rank order
+    const Index rows = plans_[rank].k_rows;
+    view.data = detail::advanced(view.data, view.dtype, static_cast<Index>(rank) * rows * view.row_stride);
+    view.rows = rows;
+    return view;
+  }
+
+  std::vector<Plan> plans_;
+  std::vector<Range> rows_;
+};
+
 void run(const BenchCase& c, const std::string& kernel, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
@@ -181,57 +232,14 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
                         .place = place};
   std::optional<OnDevice> on_device;
   if (graph && !c.ring) on_device.emplace(c, kind);
-  // Steps of a ring, one after another: dk and dv are added to, dq is summed up over them. Nothing moves.
-  std::vector<Plan> plans;
-  for (Index rank = 0; c.ring && rank < c.ranks; ++rank)
-    plans.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
-  const auto each_step = [&](auto&& visit) {
-    for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-      const Index rows = plans[rank].k_rows;
-      visit(plans[rank], [&, rank, rows](auto view) {
-        view.data = detail::advanced(view.data, view.dtype, static_cast<Index>(rank) * rows * view.row_stride);
-        view.rows = rows;
-        return view;
-      });
-    }
-  };
-  std::vector<Range> ring_rows_held;
-  for (const Slice& s : plan.slices) ring_rows_held.push_back({s.q_begin, s.q_end});
-  const auto ring_forward = [&] {
-    QuerySteps steps{.rows = ring_rows_held};
-    std::size_t left = plans.size();
-    each_step([&](const Plan& of, auto&& part) {
-      ForwardArgs step = forward;
-      steps.last = --left == 0;
-      step.steps = &steps;
-      step.k = part(forward.k);
-      step.v = part(forward.v);
-      step.slices = of.slices;
-      attend(step, kernel);
-    });
-  };
-  const auto ring_backward = [&] {
-    QuerySteps steps{.rows = ring_rows_held};
-    std::size_t left = plans.size();
-    each_step([&](const Plan& of, auto&& part) {
-      BackwardArgs step = backward;
-      steps.last = --left == 0;
-      if (!step.deterministic) step.steps = &steps;
-      step.k = part(backward.k);
-      step.v = part(backward.v);
-      step.dk = part(backward.dk);
-      step.dv = part(backward.dv);
-      step.slices = of.slices;
-      step.add_keys = true;
-      attend_backward(step, kernel);
-    });
-  };
+  std::optional<Ring> ring;
+  if (c.ring) ring.emplace(problem, layout, c, plan);
   const auto time_forward = [&] {
-    if (c.ring) return times_of(ring_forward);
+    if (ring) return times_of([&] { ring->forward(forward, kernel); });
     return on_device ? on_device->times(forward, &attend, kernel) : times_of([&] { attend(forward, kernel); });
   };
   const auto time_backward = [&] {
-    if (c.ring) return times_of(ring_backward);
+    if (ring) return times_of([&] { ring->backward(backward, kernel); });
     return on_device ? on_device->times(backward, &attend_backward, kernel)
                      : times_of([&] { attend_backward(backward, kernel); });
   };

@@ -129,7 +129,9 @@ ScheduleOptions options_of(std::string_view kind, std::string_view key_order_nam
           .stages = stages};
 }
 
-void bind_attention(nb::module_& m) {
+namespace {
+
+void bind_one_rank(nb::module_& m) {
   nb::class_<Settings>(m, "Settings")
       .def(
           "__init__",
@@ -166,7 +168,9 @@ void bind_attention(nb::module_& m) {
       },
       "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
       "dsink"_a.none(), "kernel"_a, "deterministic"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+}
 
+void bind_schedule(nb::module_& m) {
   nb::class_<Schedule>(m, "Schedule", "What one rank does: rows that move, then slices that are attended.")
       .def(
           "__init__",
@@ -192,7 +196,9 @@ void bind_attention(nb::module_& m) {
                                         backward ? Pass::backward : Pass::forward));
           },
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
+}
 
+void bind_executor(nb::module_& m) {
   nb::class_<HeldExecutor>(m, "Executor", "Runs a schedule. Belongs to one thread at a time.")
       .def(
           "__init__",
@@ -234,6 +240,14 @@ void bind_attention(nb::module_& m) {
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
           "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  bind_one_rank(m);
+  bind_schedule(m);
+  bind_executor(m);
 }
 
 void bind_support(nb::module_& m) {

@@ -83,9 +83,7 @@ TensorShape shape_of(DType dtype, Index dim_qk, Index dim_v) {
   return {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v};
 }
 
-}  // namespace
-
-void bind_cost(nb::module_& m) {
+void bind_machine(nb::module_& m) {
   nb::class_<Machine>(m, "Machine", R"(What kernels and links cost on a machine: a preset, or a machine file's text.
 
     >>> import weft
@@ -110,7 +108,9 @@ void bind_cost(nb::module_& m) {
     for (const Machine& machine : machine_presets()) names.push_back(machine.name);
     return names;
   });
+}
 
+void bind_choices(nb::module_& m) {
   nb::class_<ScheduleChoice>(m, "ScheduleChoice", "The best predicted schedule of a layer.")
       .def_prop_ro("options", [](const ScheduleChoice& c) { return options_dict(c.schedule()); })
       .def_prop_ro("schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); })
@@ -176,7 +176,9 @@ void bind_cost(nb::module_& m) {
       },
       "problems"_a, "counts"_a, "ranks"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
       "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{}, nb::call_guard<nb::gil_scoped_release>());
+}
 
+void bind_simulate(nb::module_& m) {
   m.def(
       "simulate",
       [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view kind,
@@ -204,6 +206,14 @@ void bind_cost(nb::module_& m) {
       },
       "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "schedule"_a, "key_order"_a, "head_groups"_a, "inside"_a,
       "across"_a, "stages"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a, "backward"_a, "detail"_a);
+}
+
+}  // namespace
+
+void bind_cost(nb::module_& m) {
+  bind_machine(m);
+  bind_choices(m);
+  bind_simulate(m);
 }
 
 }  // namespace weft::python

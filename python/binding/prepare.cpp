@@ -76,9 +76,7 @@ Attention attention_of(std::optional<double> scale, double softcap, const std::o
   return out;
 }
 
-}  // namespace
-
-void bind_prepare(nb::module_& m) {
+void bind_packs(nb::module_& m) {
   nb::class_<Packs>(m, "Packs", "Documents dealt out to packs of one size.")
       .def("__len__", [](const Packs& p) { return p.packs.size(); })
       .def(
@@ -117,7 +115,9 @@ void bind_prepare(nb::module_& m) {
     >>> len(packs), packs.packing(0)
     (2, Packing([700, 300] in 1000 tokens))
 )");
+}
 
+void bind_micro_sequences(nb::module_& m) {
   nb::class_<Window>(m, "Window", "The queries that one rank attends in one micro-sequence.")
       .def_ro("begin", &Window::begin)
       .def_ro("end", &Window::end)
@@ -183,9 +183,59 @@ void bind_prepare(nb::module_& m) {
             return key_rows(s, mask, {.drop = drop, .ahead = ahead});
           },
           "mask"_a, "drop"_a = false, "ahead"_a = false, "Rows that a K/V buffer needs.");
+}
 
-  nb::class_<HeldKvBuffer>(m, "KvBuffer",
-                           "Keys and values of one layer while a pack goes through it in micro-sequences.")
+void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
+  buffer
+      .def(
+          "forward",
+          [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
+             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
+             const std::optional<Array>& lse, std::uintptr_t stream) {
+            b.comm.get();
+            const Place place =
+                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
+            b.last.now(place);
+            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
+          },
+          "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
+          "lse"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
+             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
+             const Array& dk, const Array& dv, const std::optional<Array>& dsink, std::uintptr_t stream) {
+            b.comm.get();
+            const Place place = place_of({{"q", q},
+                                          {"out", out},
+                                          {"lse", lse},
+                                          {"dout", dout},
+                                          {"sink", sink},
+                                          {"dq", dq},
+                                          {"dk", dk},
+                                          {"dv", dv},
+                                          {"dsink", dsink}},
+                                         stream);
+            b.last.now(place);
+            b.buffer.backward(micro, {.q = view(q, "q", Format::thd),
+                                      .attention = attention_of(scale, softcap, sink),
+                                      .dout = view(dout, "dout", Format::thd),
+                                      .out = view(out, "out", Format::thd),
+                                      .lse = token_heads_view(lse, "lse", Format::thd),
+                                      .dq = output(dq, "dq", Format::thd),
+                                      .dk = output(dk, "dk", Format::thd),
+                                      .dv = output(dv, "dv", Format::thd),
+                                      .dsink = dsink ? per_head_output(*dsink, "dsink") : TensorView{},
+                                      .place = place});
+          },
+          "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
+          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_kv_buffer(nb::module_& m) {
+  nb::class_<HeldKvBuffer> buffer(m, "KvBuffer",
+                                  "Keys and values of one layer while a pack goes through it in micro-sequences.");
+  buffer
       .def(
           "__init__",
           [](HeldKvBuffer* self, Comm& comm, Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype, bool drop,
@@ -218,49 +268,6 @@ void bind_prepare(nb::module_& m) {
           },
           "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "forward",
-          [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
-             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
-             const std::optional<Array>& lse, std::uintptr_t stream) {
-            b.comm.get();
-            const Place place =
-                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
-            b.last.now(place);
-            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
-          },
-          "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
-          "lse"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "backward",
-          [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
-             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
-             const Array& dk, const Array& dv, const std::optional<Array>& dsink, std::uintptr_t stream) {
-            b.comm.get();
-            BackwardArgs args{.q = view(q, "q", Format::thd),
-                              .attention = attention_of(scale, softcap, sink),
-                              .dout = view(dout, "dout", Format::thd),
-                              .out = view(out, "out", Format::thd),
-                              .lse = token_heads_view(lse, "lse", Format::thd),
-                              .dq = output(dq, "dq", Format::thd),
-                              .dk = output(dk, "dk", Format::thd),
-                              .dv = output(dv, "dv", Format::thd),
-                              .place = place_of({{"q", q},
-                                                 {"out", out},
-                                                 {"lse", lse},
-                                                 {"dout", dout},
-                                                 {"sink", sink},
-                                                 {"dq", dq},
-                                                 {"dk", dk},
-                                                 {"dv", dv},
-                                                 {"dsink", dsink}},
-                                                stream)};
-            b.last.now(args.place);
-            if (dsink) args.dsink = per_head_output(*dsink, "dsink");
-            b.buffer.backward(micro, args);
-          },
-          "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
-          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
-      .def(
           "missing",
           [](const HeldKvBuffer& b, Index micro) {
             b.comm.get();
@@ -277,12 +284,16 @@ void bind_prepare(nb::module_& m) {
           "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
+  bind_passes(buffer);
+}
 
-  // A cache points at the caller's tensors, which it keeps alive.
-  struct HeldCache {
-    Array k, v;
-    KvCache cache;
-  };
+// A cache points at the caller's tensors, which it keeps alive.
+struct HeldCache {
+  Array k, v;
+  KvCache cache;
+};
+
+void bind_kv_cache(nb::module_& m) {
   nb::class_<HeldCache>(m, "KvCache", "K and V of earlier tokens, in rows set aside for each sequence: decoding.")
       .def(
           "__init__",
@@ -321,6 +332,15 @@ void bind_prepare(nb::module_& m) {
           },
           "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),
           "kernel"_a, "stream"_a = 0);
+}
+
+}  // namespace
+
+void bind_prepare(nb::module_& m) {
+  bind_packs(m);
+  bind_micro_sequences(m);
+  bind_kv_buffer(m);
+  bind_kv_cache(m);
 }
 
 }  // namespace weft::python

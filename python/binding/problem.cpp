@@ -204,9 +204,7 @@ RunList keys_of(const Layout& layout, nb::handle keys) {
   return layout.runs(rank);
 }
 
-}  // namespace
-
-void bind_problem(nb::module_& m) {
+void bind_packing(nb::module_& m) {
   nb::class_<Packing>(m, "Packing", R"(Which sequences lie where in the packed streams of query and key tokens.
 
     >>> import weft
@@ -272,7 +270,9 @@ void bind_problem(nb::module_& m) {
       .def("__getstate__", packing_state)
       .def("__setstate__", [](Packing& self, const PackingState& state) { new (&self) Packing(packing_from(state)); })
       .def("__repr__", packing_text);
+}
 
+void bind_mask(nb::module_& m) {
   nb::class_<Mask>(m, "Mask", R"(Which keys a query may see.
 
     >>> import weft
@@ -312,7 +312,9 @@ void bind_problem(nb::module_& m) {
           "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
 
   m.attr("UNLIMITED") = kUnlimited;
+}
 
+void bind_layout(nb::module_& m) {
   nb::class_<PlacedLayouts>(m, "Layout", R"(Who holds which tokens: a stream dealt out to ranks.
 
     >>> import weft
@@ -388,7 +390,9 @@ void bind_problem(nb::module_& m) {
         return text("Layout(", name(p.layouts.q.kind()), ", ", p.layouts.q.ranks(), " ranks of ", p.layouts.q.rows(),
                     " rows)");
       });
+}
 
+void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "Plan", "Slices of one rank: query rows x key rows of the two buffers at hand, cut by a band.")
       .def_prop_ro(
           "slices", [](const Plan& p) { return slices_array(p.slices); },
@@ -419,6 +423,15 @@ void bind_problem(nb::module_& m) {
   });
   m.def("pairs_by_rank",
         [](const Problem& p, const PlacedLayouts& placed) { return array_of(pairs_by_rank(p, placed.layouts.q)); });
+}
+
+}  // namespace
+
+void bind_problem(nb::module_& m) {
+  bind_packing(m);
+  bind_mask(m);
+  bind_layout(m);
+  bind_plan(m);
 }
 
 }  // namespace weft::python

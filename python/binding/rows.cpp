@@ -28,9 +28,7 @@ nb::object bytes_array(std::vector<std::uint8_t> values) {
   return nb::cast(array_of(std::move(values), {n}));
 }
 
-}  // namespace
-
-void bind_rows(nb::module_& m) {
+void bind_orders(nb::module_& m) {
   m.def(
       "sequence_to_rank_order",
       [](const PlacedLayouts& p, const Array& sequence, const Array& ranks, std::uintptr_t stream) {
@@ -73,7 +71,9 @@ void bind_rows(nb::module_& m) {
       },
       "packing"_a, "chunk_size"_a,
       "(cu_seqlens, cu_seqlens_padded, sequence) of sequences cut at multiples of a size.");
+}
 
+void bind_steps(nb::module_& m) {
   nb::class_<VarlenStep>(m, "VarlenStep", "One call of a varlen kernel: n entries of query rows x key rows.")
       .def_prop_ro(
           "cu_seqlens_q", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q); }, kNew)
@@ -120,6 +120,13 @@ void bind_rows(nb::module_& m) {
         return nb::make_tuple(kNames[tile.kind], tile.keys_rank);
       },
       "ranks"_a, "rank"_a, "step"_a);
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& m) {
+  bind_orders(m);
+  bind_steps(m);
 }
 
 }  // namespace weft::python

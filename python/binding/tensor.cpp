@@ -263,7 +263,9 @@ void copy_on_gpu(const Place& place, const RunList& runs, const RowTensor& token
     device::copy(place, row_blocks, token_blocks);
 }
 
-void bind_tensor(nb::module_& m) {
+namespace {
+
+void bind_array(nb::module_& m) {
   nb::enum_<DType>(m, "DType")
       .value("f64", DType::f64)
       .value("f32", DType::f32)
@@ -334,6 +336,9 @@ void bind_tensor(nb::module_& m) {
                                           device.value_or(0));
       },
       nb::arg("shape"), nb::arg("dtype"), nb::arg("device").none() = nb::none());
+}
+
+void bind_device(nb::module_& m) {
 #ifdef WEFT_WITH_CUDA
   m.attr("has_cuda") = true;
 #else
@@ -343,6 +348,13 @@ void bind_tensor(nb::module_& m) {
   m.def(
       "synchronize", [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); },
       nb::arg("device"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
+}
+
+}  // namespace
+
+void bind_tensor(nb::module_& m) {
+  bind_array(m);
+  bind_device(m);
 }
 
 }  // namespace weft::python

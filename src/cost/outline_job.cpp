@@ -21,11 +21,19 @@ constexpr double kMostSlices = 1.2e7;
 enum class Form { gather, ring, exact, stay };
 
 Form form_of(const ScheduleOptions& o) {
-  const ScheduleKind kind = o.kind == ScheduleKind::hybrid ? o.across : o.kind;
-  return kind == ScheduleKind::all_gather   ? Form::gather
-         : kind == ScheduleKind::ring       ? Form::ring
-         : kind == ScheduleKind::all_to_all ? Form::stay
-                                            : Form::exact;
+  switch (o.kind) {  // no default: a new schedule has to say how it moves
+    case ScheduleKind::all_gather:
+      return Form::gather;
+    case ScheduleKind::ring:
+      return Form::ring;
+    case ScheduleKind::hybrid:
+      return o.across == ScheduleKind::all_gather ? Form::gather : Form::ring;  // others are refused by check_mesh
+    case ScheduleKind::all_to_all:
+      return Form::stay;
+    case ScheduleKind::exact:
+      break;
+  }
+  return Form::exact;
 }
 
 // Work of one K/V head's group of query heads becomes that of so many heads.

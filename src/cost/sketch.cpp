@@ -140,14 +140,22 @@ class Mini {
   Sketch::Result run() {
     for (Index n = 0; n < count_; ++n) frames_.push_back(frame(rank(n)));
     if (first_->swap) add_swaps();
-    if (kind_ == ScheduleKind::all_gather)
-      add_gathers();
-    else if (kind_ == ScheduleKind::ring)
-      add_ring();
-    else if (kind_ == ScheduleKind::exact)
-      add_exact();
-    else
-      add_stay();
+    switch (kind_) {
+      case ScheduleKind::all_gather:
+        add_gathers();
+        break;
+      case ScheduleKind::ring:
+        add_ring();
+        break;
+      case ScheduleKind::exact:
+        add_exact();
+        break;
+      case ScheduleKind::all_to_all:
+        add_stay();
+        break;
+      case ScheduleKind::hybrid:  // kind_ is what it has across
+        break;
+    }
     Timeline t;
     Record record(o_, {}, t);
     run_in_step(o_, s_.machine_, pass_, {}, record);

@@ -20,6 +20,8 @@
 namespace weft::tool {
 namespace {
 
+constexpr Index kProduct = 8192;  // of the square matrices that a peer multiplies
+
 struct GpuCase {
   std::string name;
   KernelCase of;
@@ -64,15 +66,82 @@ double middle(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Weft and its peers in turns.
+// What a case is timed with, and beside.
+struct Contestants {
+  DType type;
+  std::string kernel;
+  Index rounds;
+  Peer* peer;  // or none
+};
+
+// Weft and its peers in turns; those that were asked.
 struct Contest {
   std::vector<double> weft, peer, product;
 };
 
+Contest contest(const Contestants& who, const GpuCase& c, Pass pass, Noise& noise) {
+  KernelCall call(c.of, who.type, c.dim, pass, who.kernel, noise);
+  std::optional<int> sdpa, product;
+  if (who.peer != nullptr) {
+    if (c.tokens > 0)
+      sdpa = who.peer->prepare_gpu({{"what", "sdpa"},
+                                    {"pass", pass == Pass::forward ? "forward" : "backward"},
+                                    {"dtype", weft::name(who.type)},
+                                    {"causal", c.causal},
+                                    {"batch", c.batch},
+                                    {"lengths", {c.tokens}},
+                                    {"heads", {c.of.heads_q, c.of.heads_k}},
+                                    {"dim", {c.dim, c.dim}}});
+    product = who.peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(who.type)}, {"size", kProduct}});
+  }
+  Contest times;
+  for (Index round = 0; round < who.rounds; ++round) {
+    // The peer rests as long after each of its samples: whoever comes next finds the same chip.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    times.weft.push_back(call.seconds());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (sdpa) times.peer.push_back(who.peer->time(*sdpa, 1));
+    if (product) times.product.push_back(who.peer->time(*product, 1));
+  }
+  if (who.peer != nullptr) who.peer->forget();
+  return times;
+}
+
+// Prints a line of the table.
+nlohmann::json print_contest(const Contestants& who, const GpuCase& c, Pass pass, const Contest& times) {
+  double pairs = 0;
+  for (const Slice& s : c.of.slices) pairs += static_cast<double>(visible_pairs(s));
+  const double flop = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(c.of.heads_q * c.dim) * pairs;
+  const double seconds = middle(times.weft);
+  nlohmann::json record = {{"case", c.name},
+                           {"pass", pass == Pass::forward ? "forward" : "backward"},
+                           {"dtype", weft::name(who.type)},
+                           {"kernel", who.kernel},
+                           {"ms", seconds * 1e3},
+                           {"tflops", flop / seconds * 1e-12}};
+  std::string beside = "-", ratio = "-", square = "-";
+  if (!times.peer.empty()) {
+    const double other = middle(times.peer);
+    beside = fmt::format("{:.0f}", flop / other * 1e-12);
+    ratio = fmt::format("{:.2f}", other / seconds);
+    record["peer_tflops"] = flop / other * 1e-12;
+    record["ratio"] = other / seconds;
+  }
+  if (!times.product.empty()) {
+    const double rate = 2.0 * kProduct * kProduct * kProduct / middle(times.product) * 1e-12;
+    square = fmt::format("{:.0f}", rate);
+    record["product_tflops"] = rate;
+  }
+  fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>9}{:>8}{:>9}\n", c.name, record["pass"].get<std::string>(), seconds * 1e3,
+             flop / seconds * 1e-12, beside, ratio, square);
+  std::fflush(stdout);
+  return record;
+}
+
 }  // namespace
 
 int bench_gpu(const Flags& flags) {
-  constexpr Index kProduct = 8192, kMostRounds = 1000;
+  constexpr Index kMostRounds = 1000;
   const std::string kernel = flags.text("kernel", "cuda.sm90");
   const Index rounds = flags.whole("repeat", 20, "20");
   if (rounds < 1 || rounds > kMostRounds)
@@ -95,61 +164,10 @@ int bench_gpu(const Flags& flags) {
   fmt::print("{:<17}{:<9}{:>10}{:>9}{:>9}{:>8}{:>9}\n", "case", "pass", "ms", "TFLOP/s", "peer", "ratio", "product");
   nlohmann::json all = nlohmann::json::array();
   Noise noise;
-  for (const GpuCase& c : cases) {
-    double pairs = 0;
-    for (const Slice& s : c.of.slices) pairs += static_cast<double>(visible_pairs(s));
-    for (const Pass pass : {Pass::forward, Pass::backward}) {
-      KernelCall call(c.of, type, c.dim, pass, kernel, noise);
-      std::optional<int> sdpa, product;
-      if (peer) {
-        if (c.tokens > 0)
-          sdpa = peer->prepare_gpu({{"what", "sdpa"},
-                                    {"pass", pass == Pass::forward ? "forward" : "backward"},
-                                    {"dtype", weft::name(type)},
-                                    {"causal", c.causal},
-                                    {"batch", c.batch},
-                                    {"lengths", {c.tokens}},
-                                    {"heads", {c.of.heads_q, c.of.heads_k}},
-                                    {"dim", {c.dim, c.dim}}});
-        product = peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(type)}, {"size", kProduct}});
-      }
-      Contest contest;
-      for (Index round = 0; round < rounds; ++round) {
-        // The peer rests as long after each of its samples: whoever comes next finds the same chip.
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        contest.weft.push_back(call.seconds());
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        if (sdpa) contest.peer.push_back(peer->time(*sdpa, 1));
-        if (product) contest.product.push_back(peer->time(*product, 1));
-      }
-      if (peer) peer->forget();
-      const double flop = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(c.of.heads_q * c.dim) * pairs;
-      const double seconds = middle(contest.weft);
-      nlohmann::json record = {{"case", c.name},
-                               {"pass", pass == Pass::forward ? "forward" : "backward"},
-                               {"dtype", weft::name(type)},
-                               {"kernel", kernel},
-                               {"ms", seconds * 1e3},
-                               {"tflops", flop / seconds * 1e-12}};
-      std::string beside = "-", ratio = "-", square = "-";
-      if (sdpa) {
-        const double other = middle(contest.peer);
-        beside = fmt::format("{:.0f}", flop / other * 1e-12);
-        ratio = fmt::format("{:.2f}", other / seconds);
-        record["peer_tflops"] = flop / other * 1e-12;
-        record["ratio"] = other / seconds;
-      }
-      if (product) {
-        const double rate = 2.0 * kProduct * kProduct * kProduct / middle(contest.product) * 1e-12;
-        square = fmt::format("{:.0f}", rate);
-        record["product_tflops"] = rate;
-      }
-      fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>9}{:>8}{:>9}\n", c.name, record["pass"].get<std::string>(), seconds * 1e3,
-                 flop / seconds * 1e-12, beside, ratio, square);
-      std::fflush(stdout);
-      all.push_back(record);
-    }
-  }
+  const Contestants who{type, kernel, rounds, peer.get()};
+  for (const GpuCase& c : cases)
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      all.push_back(print_contest(who, c, pass, contest(who, c, pass, noise)));
   output.write(all);
   return 0;
 }

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Prints docs/support.md, made from the capability table:   tools/support.py [COMMAND] > docs/support.md
+
+The table is in src/schedule/support.cpp, and `weft explain --support` prints it. tests/readme_test.py compares the page with
+it, and writes it anew with --update.
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HEAD = """\
+# Support
+
+What works with what, forward and backward: a row is one thing, with everything else of the table that works. This page is made
+from the table that every entry point asks ([`support.h`](../include/weft/support.h)) by `tools/support.py`, and a test holds it
+against that table; what is refused is refused with the reason below, never ignored. `weft explain --support` prints the same, and
+the kernels of your machine; `weft.support()` is it in Python.
+"""
+TAIL = """\
+Kernels, and what each takes: [kernels](kernels.md). Communicators: [communicators](communicators.md). What
+was run on which machine: [deployment](deployment.md#what-was-run), [trust](trust.md).
+"""
+
+
+def table_of(weft):
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "support.json")
+        subprocess.run([weft, "explain", "--support", "--json", file], check=True, stdout=subprocess.DEVNULL)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def page(weft):
+    table, reasons, lines = table_of(weft), [], []
+
+    def cell(refused, column):
+        if refused is None:
+            return "yes"
+        words = f"{refused['problem']}; {refused['remedy']}".replace(f"schedule {column}", "any schedule")
+        if words not in reasons:
+            reasons.append(words)
+        return f"no ({reasons.index(words) + 1})"
+
+    group = None
+    for row in table["rows"]:
+        if row["group"] != group:
+            group = row["group"]
+            lines += ["", f"## {group.capitalize()}", "", f"| | {' | '.join(table['columns'])} |",
+                      "|---" * (len(table["columns"]) + 1) + "|"]
+        cells = [cell(row["refused"][column], column) for column in table["columns"]]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    lines += ["", "## Why not", "", *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
+    return HEAD + "\n".join(lines) + TAIL
+
+
+if __name__ == "__main__":
+    here = pathlib.Path(__file__).resolve().parent.parent
+    print(page(sys.argv[1] if len(sys.argv) > 1 else here / "build/release/weft"), end="")
