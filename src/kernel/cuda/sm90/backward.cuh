@@ -207,7 +207,7 @@ struct BackwardMath {
       if ((flags & SharedItem::kUsed) != 0) attend();
       const SharedItem item = SharedItem::read(shared.item());
       __syncwarp();
-      if (leads_warp()) arrive(shared.keys_free());  // the next ones come while these are written
+      arrive_together(shared.keys_free());  // the next ones come while these are written
       store_both(item);
     }
   }
@@ -273,15 +273,13 @@ struct BackwardMath {
       pass_turn();
       const int sums = kDq ? read_sums(shared.step(at)) : 0;
       products_wait<kDq ? 1 : 0>();
-      if (leads_warp()) {
-        arrive(shared.q_free(at));
-        arrive(shared.dout_free(at));
-      }
+      arrive_together(shared.q_free(at));
+      arrive_together(shared.dout_free(at));
       if constexpr (kDq) {
         products_wait<0>();
         settle(dq);
         if (late >= 0) {
-          if (leads_warp()) arrive(shared.ds_free(at ^ 1));
+          arrive_together(shared.ds_free(at ^ 1));
           add_dq(dq, late);
         }
         late = sums;
@@ -301,7 +299,7 @@ struct BackwardMath {
       pass_turn();
       products_wait<0>();
       settle(dq);
-      if (leads_warp()) arrive(shared.ds_free(at ^ 1));
+      arrive_together(shared.ds_free(at ^ 1));
       add_dq(dq, late);
     }
   }

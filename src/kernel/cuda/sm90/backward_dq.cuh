@@ -34,7 +34,7 @@ struct DqShared {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(keys_full(s), 1);
       barrier_init(keys_raw(s), 1);
-      barrier_init(keys_free(s), 8);
+      barrier_init(keys_free(s), 8 * kArrivalsOfWarp);
     }
     barriers_ready();
   }
@@ -250,7 +250,7 @@ struct DqMath {
       add_keys(ds, shared.k(at));
       pass_turn();
       products_wait<0>();
-      if (leads_warp()) arrive(shared.keys_free(at));
+      arrive_together(shared.keys_free(at));
       if (at == 1) parity ^= 1;
       at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
     } while (!last);

@@ -46,16 +46,16 @@ struct BackwardShared {
   __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
 
   __device__ void init() const {
-    constexpr int kWarps = 8;  // that multiply
+    constexpr int kArrivals = 8 * kArrivalsOfWarp;  // of warps that multiply
     barrier_init(keys_full(), 1);
     barrier_init(keys_raw(), 1);
-    barrier_init(keys_free(), kWarps);
+    barrier_init(keys_free(), kArrivals);
     for (int s = 0; s < kStages; ++s) {
       for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
-      barrier_init(q_free(s), kWarps);
-      barrier_init(dout_free(s), kWarps);
+      barrier_init(q_free(s), kArrivals);
+      barrier_init(dout_free(s), kArrivals);
     }
-    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kWarps);
+    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kArrivals);
     barriers_ready();
   }
 };

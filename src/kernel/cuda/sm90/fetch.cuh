@@ -45,17 +45,17 @@ struct Shared {
     constexpr int kWarps = 4 * kShape.groups;
     for (int s = 0; s < kK; ++s) {
       barrier_init(k_full(s), 1);
-      barrier_init(k_free(s), kWarps + 2);  // and those who fetch and mend V, who read the step
+      barrier_init(k_free(s), kArrivalsOfWarp * (kWarps + 1) + 1);  // who mends or fetches V reads it too
       barrier_init(step_full(s), 1);
     }
     for (int s = 0; s < kV; ++s) {
       barrier_init(v_full(s), 1);
-      barrier_init(v_free(s), kWarps);
+      barrier_init(v_free(s), kArrivalsOfWarp * kWarps);
       barrier_init(v_raw(s), 1);
     }
     for (int b = 0; b < kQBuffers; ++b) {
       barrier_init(q_full(b), 1);
-      barrier_init(q_free(b), kWarps);
+      barrier_init(q_free(b), kArrivalsOfWarp * kWarps);
     }
     barriers_ready();
   }
@@ -206,7 +206,7 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
     const Step step = read_step(shared.step(stage.at));
     const StepTile tile = read_tile<true>(shared.step(stage.at));
     __syncwarp();
-    if (lane == 0) arrive(shared.k_free(stage.at));
+    arrive_together(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
     if ((step.flags & Step::kFirst) != 0 && call.steps.sums != nullptr && !call.steps.first)
       prefetch_sums<kWidth>(call, tile);

@@ -41,7 +41,6 @@ __device__ inline void exchange(unsigned (&w)[4]) {
   swap(w[1], w[3], 2);
 }
 
-__device__ __forceinline__ bool leads_warp() { return threadIdx.x % 32 == 0; }
 template <class N>
 __device__ __forceinline__ unsigned packed_pair(float x, float y) {
   unsigned one[1];
