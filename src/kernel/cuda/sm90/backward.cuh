@@ -207,7 +207,7 @@ struct BackwardMath {
       if ((flags & SharedItem::kUsed) != 0) attend();
       const SharedItem item = SharedItem::read(shared.item());
       __syncwarp();
-      arrive_together(shared.keys_free());  // the next ones come while these are written
+      if (arrives()) arrive(shared.keys_free());  // the next ones come while these are written
       store_both(item);
     }
   }
@@ -273,13 +273,15 @@ struct BackwardMath {
       pass_turn();
       const int sums = kDq ? read_sums(shared.step(at)) : 0;
       products_wait<kDq ? 1 : 0>();
-      arrive_together(shared.q_free(at));
-      arrive_together(shared.dout_free(at));
+      if (arrives()) {
+        arrive(shared.q_free(at));
+        arrive(shared.dout_free(at));
+      }
       if constexpr (kDq) {
         products_wait<0>();
         settle(dq);
         if (late >= 0) {
-          arrive_together(shared.ds_free(at ^ 1));
+          if (arrives()) arrive(shared.ds_free(at ^ 1));
           add_dq(dq, late);
         }
         late = sums;
@@ -299,7 +301,7 @@ struct BackwardMath {
       pass_turn();
       products_wait<0>();
       settle(dq);
-      arrive_together(shared.ds_free(at ^ 1));
+      if (arrives()) arrive(shared.ds_free(at ^ 1));
       add_dq(dq, late);
     }
   }

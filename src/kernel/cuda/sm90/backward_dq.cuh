@@ -250,7 +250,7 @@ struct DqMath {
       add_keys(ds, shared.k(at));
       pass_turn();
       products_wait<0>();
-      arrive_together(shared.keys_free(at));
+      if (arrives()) arrive(shared.keys_free(at));
       if (at == 1) parity ^= 1;
       at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
     } while (!last);

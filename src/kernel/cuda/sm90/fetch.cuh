@@ -206,7 +206,7 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
     const Step step = read_step(shared.step(stage.at));
     const StepTile tile = read_tile<true>(shared.step(stage.at));
     __syncwarp();
-    arrive_together(shared.k_free(stage.at));
+    arrive_if(arrives(), shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
     if ((step.flags & Step::kFirst) != 0 && call.steps.sums != nullptr && !call.steps.first)
       prefetch_sums<kWidth>(call, tile);

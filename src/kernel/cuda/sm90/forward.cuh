@@ -552,7 +552,7 @@ struct ForwardMath {
     products_wait<0>();
     settle(o);
     settle(p);
-    arrive_together(shared.v_free(before.at));
+    arrive_if(arrives(), shared.v_free(before.at));
     before = values;
     if constexpr (kFirst) {
       tile = done_tile;
@@ -576,9 +576,9 @@ struct ForwardMath {
   }
   // The shares are made: K is read, and Q if that was its last tile of keys.
   __device__ __forceinline__ void release(int now, int k_at) {
-    arrive_together(shared.k_free(k_at));
+    arrive_if(arrives(), shared.k_free(k_at));
     if ((now & Step::kLast) != 0) {
-      arrive_together(shared.q_free(buffer.at));
+      arrive_if(arrives(), shared.q_free(buffer.at));
       buffer.next();
     }
   }

@@ -24,16 +24,14 @@ __device__ inline void arrive_if(bool here, unsigned barrier) {
                "r"(static_cast<int>(here))
                : "memory");
 }
-// For a warp that has read what the barrier guards: its first lane arrives for all of them. racecheck does not see that the
-// others had read before; for it each lane arrives for itself (WEFT_EACH_LANE_ARRIVES).
+// Of a warp that has read what a barrier guards the first lane arrives for all. racecheck does not see that the others had
+// read before; for it each lane arrives for itself (WEFT_EACH_LANE_ARRIVES).
 #ifdef WEFT_EACH_LANE_ARRIVES
 inline constexpr int kArrivalsOfWarp = 32;
 #else
 inline constexpr int kArrivalsOfWarp = 1;
 #endif
-__device__ inline void arrive_together(unsigned barrier) {
-  arrive_if(kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0, barrier);
-}
+__device__ __forceinline__ bool arrives() { return kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0; }
 __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
