@@ -19,6 +19,7 @@
 #include "weft/device_plan.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"
+#include "weft/schedule.h"
 
 namespace {
 
@@ -32,7 +33,8 @@ struct BenchCase {
   Mask mask = {.causal = true};
   Index ranks = 1, rank = 0;
   DType dtype = DType::bf16;
-  bool ring = false;  // in steps, the keys of one rank each, merged and added up; nothing moves
+  bool steps = false;  // several calls, merged and added up; nothing moves
+  Index stages = 0;    // of these: keys as exact brings them, after the own ones; 0: as a ring does
 };
 
 std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> counts) {
@@ -49,6 +51,7 @@ std::vector<BenchCase> all_cases() {
           {"rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3},
           {"short-rank-of-8", short_ones, 32, 8, 128, {.causal = true}, 8, 3},
           {"ring-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true},
+          {"exact-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true, 2},
           {"dense", {16384}, 32, 8, 128},
           {"width-64", repeated({{16, 4096}}), 16, 16, 64},
           {"window", {32768}, 32, 8, 128, {.causal = true, .left = 4096}},
@@ -146,53 +149,61 @@ class OnDevice {
   std::optional<DevicePlan> plan_;
 };
 
-// Steps of a ring, one after another: dk and dv are added to, dq is summed up over them. Nothing moves.
-class Ring {
+// Steps of a ring or of exact, one after another: dq is summed up over them. dk and dv of a ring are added to.
+class Steps {
  public:
-  Ring(const Problem& problem, const Layout& layout, const BenchCase& c, const Plan& whole) {
-    for (Index rank = 0; rank < c.ranks; ++rank)
-      plans_.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
+  Steps(const Problem& problem, const Layouts& layouts, const BenchCase& c, const Plan& whole) : adds_(c.stages == 0) {
+    const Layout& layout = layouts.q;
+    if (adds_)
+      for (Index rank = 0; rank < c.ranks; ++rank)
+        plans_.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
+    else
+      plans_ = make_schedule(problem, layouts, c.rank, {c.heads_q, c.heads_k},
+                             {.kind = ScheduleKind::exact, .stages = c.stages})
+                   .plans;
     for (const Slice& s : whole.slices) rows_.push_back({s.q_begin, s.q_end});
   }
 
   void forward(const ForwardArgs& args, const std::string& kernel) const {
     QuerySteps steps{.rows = rows_};
-    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
+    for (std::size_t n = 0; n < plans_.size(); ++n) {
       ForwardArgs step = args;
-      steps.last = rank + 1 == plans_.size();
+      steps.last = n + 1 == plans_.size();
       step.steps = &steps;
-      step.k = part(args.k, rank);
-      step.v = part(args.v, rank);
-      step.slices = plans_[rank].slices;
+      step.k = part(args.k, n);
+      step.v = part(args.v, n);
+      step.slices = plans_[n].slices;
       attend(step, kernel);
     }
   }
 
   void backward(const BackwardArgs& args, const std::string& kernel) const {
     QuerySteps steps{.rows = rows_};
-    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
+    for (std::size_t n = 0; n < plans_.size(); ++n) {
       BackwardArgs step = args;
-      steps.last = rank + 1 == plans_.size();
+      steps.last = n + 1 == plans_.size();
       if (!step.deterministic) step.steps = &steps;
-      step.k = part(args.k, rank);
-      step.v = part(args.v, rank);
-      step.dk = part(args.dk, rank);
-      step.dv = part(args.dv, rank);
-      step.slices = plans_[rank].slices;
-      step.add_keys = true;
+      step.k = part(args.k, n);
+      step.v = part(args.v, n);
+      step.dk = part(args.dk, n);
+      step.dv = part(args.dv, n);
+      step.slices = plans_[n].slices;
+      step.add_keys = adds_;
       attend_backward(step, kernel);
     }
   }
 
  private:
   template <class View>
-  View part(View view, std::size_t rank) const {  // rows of that rank's keys, in rank order
-    const Index rows = plans_[rank].k_rows;
-    view.data = detail::advanced(view.data, view.dtype, static_cast<Index>(rank) * rows * view.row_stride);
-    view.rows = rows;
+  View part(View view, std::size_t n) const {  // rows of that step's keys, one step after another
+    Index first = 0;
+    for (std::size_t before = 0; before < n; ++before) first += plans_[before].k_rows;
+    view.data = detail::advanced(view.data, view.dtype, first * view.row_stride);
+    view.rows = plans_[n].k_rows;
     return view;
   }
 
+  bool adds_;
   std::vector<Plan> plans_;
   std::vector<Range> rows_;
 };
@@ -200,15 +211,16 @@ class Ring {
 void run(const BenchCase& c, const std::string& kernel, bool graph) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
-  const Layout layout = make_layouts(kind, problem, c.ranks).q;
-  const Plan plan = make_plan(problem, layout.runs(c.rank), c.ring ? layout.rank_order() : layout.sequence_order());
+  const Layouts layouts = make_layouts(kind, problem, c.ranks);
+  const Layout& layout = layouts.q;
+  const Plan plan = make_plan(problem, layout.runs(c.rank), c.steps ? layout.rank_order() : layout.sequence_order());
   Index pairs = 0;
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
   const DType type = c.dtype;
   const Tensor q(type, plan.q_rows, c.heads_q, c.dim, 1), k(type, plan.k_rows, c.heads_k, c.dim, 2),
       v(type, plan.k_rows, c.heads_k, c.dim, 3), dout(type, plan.q_rows, c.heads_q, c.dim, 4);
   const Tensor out(type, plan.q_rows, c.heads_q, c.dim), lse(DType::f32, plan.q_rows, c.heads_q, 1);
-  const DType gradients = c.ring ? DType::f32 : type;  // that travel
+  const DType gradients = c.steps ? DType::f32 : type;  // that travel
   const Tensor dq(type, plan.q_rows, c.heads_q, c.dim), dk(gradients, plan.k_rows, c.heads_k, c.dim),
       dv(gradients, plan.k_rows, c.heads_k, c.dim);
   const Place place{.kind = DeviceKind::cuda};
@@ -231,15 +243,15 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
                         .dv = dv.view(),
                         .place = place};
   std::optional<OnDevice> on_device;
-  if (graph && !c.ring) on_device.emplace(c, kind);
-  std::optional<Ring> ring;
-  if (c.ring) ring.emplace(problem, layout, c, plan);
+  if (graph && !c.steps) on_device.emplace(c, kind);
+  std::optional<Steps> steps;
+  if (c.steps) steps.emplace(problem, layouts, c, plan);
   const auto time_forward = [&] {
-    if (ring) return times_of([&] { ring->forward(forward, kernel); });
+    if (steps) return times_of([&] { steps->forward(forward, kernel); });
     return on_device ? on_device->times(forward, &attend, kernel) : times_of([&] { attend(forward, kernel); });
   };
   const auto time_backward = [&] {
-    if (ring) return times_of([&] { ring->backward(backward, kernel); });
+    if (steps) return times_of([&] { steps->backward(backward, kernel); });
     return on_device ? on_device->times(backward, &attend_backward, kernel)
                      : times_of([&] { attend_backward(backward, kernel); });
   };

@@ -384,8 +384,8 @@ def test_four_ranks(dtype, schedule, own_streams):
 class Mail:
     """A transport as that of a process group with NCCL: a message is one tensor on the GPU, in the order of a stream."""
 
-    def __init__(self, rank, boxes, arrived):
-        self.rank, self.boxes, self.arrived, self.calls = rank, boxes, arrived, 0
+    def __init__(self, rank, ranks, boxes, arrived):
+        self.rank, self.ranks, self.boxes, self.arrived, self.calls = rank, ranks, boxes, arrived, 0
 
     def meet_on_gpu(self, device):
         pass
@@ -420,7 +420,7 @@ def test_messages_in_one_piece(schedule):
     sink, boxes, arrived = torch.linspace(-1, 1, 8, device="cuda"), {}, threading.Condition()
 
     def group_of(comm):
-        return weft._core.python_communicator(comm.rank, comm.ranks, "mail", Mail(comm.rank, boxes, arrived), True)
+        return weft._core.python_communicator(comm.rank, comm.ranks, "mail", Mail(comm.rank, comm.ranks, boxes, arrived), True)
 
     got = on_ranks(inputs, dout, sink=sink, group_of=group_of, causal=True, schedule=schedule)
     assert not boxes

@@ -53,8 +53,8 @@ def arrays(draw, rows, heads, dim, dtype=np.float32):
 
 def right(r, q, k, v, cu, causal):
     lengths = np.diff(cu).tolist()
-    side = (list(cu[:-1]), lengths, len(q))
-    want = dense.Dense(*(np.asarray(x, np.float64) for x in (q, k, v)), dense.visible(side, side, causal=causal))
+    side_q, side_k = ((list(cu[:-1]), lengths, len(x)) for x in (q, k))
+    want = dense.Dense(*(np.asarray(x, np.float64) for x in (q, k, v)), dense.visible(side_q, side_k, causal=causal))
     name = {2: "f16", 4: "f32", 8: "f64"}[q.dtype.itemsize]
     dense.assert_close("out", r.out, want.out, want.out_terms, want.steepness, name)
     grads = r.backward(np.ones(r.out.shape, r.out.dtype))
