@@ -9,6 +9,7 @@
 
 #include "check/by_schedule.h"
 #include "kernel_problem.h"
+#include "rank_tensors.h"
 #include "ranks.h"
 #include "refusal.h"
 #include "weft/plan.h"
@@ -198,24 +199,11 @@ template <class Held>
 std::vector<std::vector<double>> run_rank(Communicator& comm, const Problem& problem, const Layouts& layouts,
                                           ScheduleKind kind) {
   const Index rows = layouts.q.rows(), dim = 4;
-  Held q(DType::f32, rows, 2, dim), k(DType::f32, rows, 2, dim), v(DType::f32, rows, 2, dim);
-  Held dout(DType::f32, rows, 2, dim), out(DType::f32, rows, 2, dim), lse(DType::f32, rows, 2, 1);
-  Held dq(DType::f32, rows, 2, dim), dk(DType::f32, rows, 2, dim), dv(DType::f32, rows, 2, dim);
-  Random random(static_cast<unsigned>(comm.rank()) + 5);
-  for (Held* t : {&q, &k, &v, &dout}) from_f64(random.values(rows * 2 * dim), t->view);
+  const RankTensors<Held> t(rows, 2, dim, static_cast<unsigned>(comm.rank()) + 5);
   Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {2, 2}, {.kind = kind}));
-  executor.forward({.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
-  executor.backward({.q = q.view,
-                     .k = k.view,
-                     .v = v.view,
-                     .dout = dout.view,
-                     .out = out.view,
-                     .lse = lse.view,
-                     .dq = dq.view,
-                     .dk = dk.view,
-                     .dv = dv.view});
+  t.run(executor);
   std::vector<std::vector<double>> results;
-  for (const Held* t : {&out, &lse, &dq, &dk, &dv}) results.push_back(to_f64(t->view));
+  for (const Held* one : {&t.out, &t.lse, &t.dq, &t.dk, &t.dv}) results.push_back(to_f64(one->view));
   return results;
 }
 

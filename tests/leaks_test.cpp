@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include "kernel_problem.h"
+#include "rank_tensors.h"
 #include "ranks.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -57,28 +58,14 @@ TEST(Leaks, AThousandCallsOfExecutors) {
   for (const ScheduleKind kind : schedule_kinds()) {
     std::size_t before = 0, after = 0;
     run_ranks(4, [&](Communicator& comm) {
-      using check::Tensor;
-      Random random(static_cast<unsigned>(comm.rank()));
-      Tensor q(DType::f32, rows, heads, dim), k(DType::f32, rows, heads, dim), v(DType::f32, rows, heads, dim),
-          dout(DType::f32, rows, heads, dim), out(DType::f32, rows, heads, dim), lse(DType::f32, rows, heads, 1),
-          dq(DType::f32, rows, heads, dim), dk(DType::f32, rows, heads, dim), dv(DType::f32, rows, heads, dim);
-      for (const Tensor* t : {&q, &k, &v, &dout}) from_f64(random.values(rows * heads * dim), t->view);
+      const RankTensors<check::Tensor> tensors(rows, heads, dim, static_cast<unsigned>(comm.rank()));
       Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {heads, heads}, {.kind = kind}));
       const auto meet = [&] {
         float token = 0;
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
       };
       for (Index i = 0; i < 220; ++i) {
-        executor.forward({.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
-        executor.backward({.q = q.view,
-                           .k = k.view,
-                           .v = v.view,
-                           .dout = dout.view,
-                           .out = out.view,
-                           .lse = lse.view,
-                           .dq = dq.view,
-                           .dk = dk.view,
-                           .dv = dv.view});
+        tensors.run(executor);
         if (i != 19 && i != 219) continue;
         meet();
         if (comm.rank() == 0) (i == 19 ? before : after) = held();

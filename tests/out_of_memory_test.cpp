@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel_problem.h"
+#include "rank_tensors.h"
 #include "ranks.h"
 #include "weft/error.h"
 #include "weft/plan.h"
@@ -233,31 +234,15 @@ TEST_P(OutOfMemory, AnExecutorIsUsedAgain) {
   const Index rows = 32, heads = 2, dim = 4;
   const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
-  using check::Tensor;
-  Random random(4);
-  Tensor q(DType::f32, rows, heads, dim), k(DType::f32, rows, heads, dim), v(DType::f32, rows, heads, dim),
-      dout(DType::f32, rows, heads, dim), out(DType::f32, rows, heads, dim), lse(DType::f32, rows, heads, 1),
-      dq(DType::f32, rows, heads, dim), dk(DType::f32, rows, heads, dim), dv(DType::f32, rows, heads, dim);
-  for (const Tensor* t : {&q, &k, &v, &dout}) from_f64(random.values(rows * heads * dim), t->view);
+  const RankTensors<check::Tensor> t(rows, heads, dim, 4);
   for (const ScheduleKind kind : schedule_kinds()) {
     run_ranks(1, [&](Communicator& comm) {
       Executor executor(comm, make_schedule(problem, layouts, 0, {heads, heads}, {.kind = kind, .inside = 1}));
-      const auto call = [&] {
-        executor.forward({.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
-        executor.backward({.q = q.view,
-                           .k = k.view,
-                           .v = v.view,
-                           .dout = dout.view,
-                           .out = out.view,
-                           .lse = lse.view,
-                           .dq = dq.view,
-                           .dk = dk.view,
-                           .dv = dv.view});
-      };
+      const auto call = [&] { t.run(executor); };
       call();
-      const std::vector<std::byte> first_out = out.bytes, first_dk = dk.bytes;
+      const std::vector<std::byte> first_out = t.out.bytes, first_dk = t.dk.bytes;
       each_in_turn(std::string(name(kind)).c_str(), GetParam(), call,
-                   [&] { return out.bytes == first_out && dk.bytes == first_dk; });
+                   [&] { return t.out.bytes == first_out && t.dk.bytes == first_dk; });
     });
   }
   set_cpu_threads(0);
