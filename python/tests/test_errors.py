@@ -541,3 +541,9 @@ def test_the_process_ends_well(name):
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["end"]), done.stderr
     # torch has things to say of machines that are set up in odd ways; what ends badly says one of these.
     assert not re.search("Traceback|Exception|terminate|Fatal|nanobind|leak|Segmentation|weft", done.stderr), done.stderr
+
+
+def test_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import weft.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and "weft.torch needs PyTorch; pip install '.[torch]'" in done.stderr, done.stderr

@@ -8,6 +8,11 @@
 Gradients of parameters are those of this rank's rows, sinks included: sum them over the group, as always.
 """
 
+try:
+    import torch as _  # noqa: F401
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError("weft.torch needs PyTorch; pip install '.[torch]' where Weft was cloned", name="torch") from e
+
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
 from .micro import MicroSequenceAttention, micro_sequence_attention
