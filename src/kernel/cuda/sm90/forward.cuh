@@ -584,30 +584,4 @@ struct ForwardMath {
   }
 };
 
-template <class N, Width kWidth, Form kForm>
-__global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
-    forward_kernel(const __grid_constant__ ForwardCall call) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr ForwardShape kShape = forward_shape(kWidth);
-  extern __shared__ __align__(1024) unsigned char memory[];
-  const Shared<kWidth> shared{shared_address(memory)};
-  if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (group == 0) {
-    give_registers<kShape.fetch_registers>();
-    if (threadIdx.x == 0) fetch<kWidth>(call, shared);
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
-    if (warp == 2) mend<kWidth>(call, shared);
-    if (warp == 3) clear_rest(call);
-  } else {
-    take_registers<kShape.math_registers>();
-    ForwardMath<N, kWidth, kForm>(call, shared, group - 1).run();
-  }
-#else
-  __trap();  // compiled for another GPU: the registry does not come here
-#endif
-}
-
 }  // namespace weft::cuda::sm90
