@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -11,8 +12,18 @@
 #include "cuda_faults/faults.h"
 #include "device/device.h"
 #include "weft/error.h"
+#include "weft/kernel.h"
 
 namespace weft::test {
+
+// Why a GPU kernel cannot be tested here.
+inline std::optional<std::string> absence(const std::string& kernel, DType dtype) {
+  if (device::count() == 0) return "no GPU";
+  for (const Kernel& k : kernels())
+    if (k.name == kernel)
+      return k.refusal({.dtype = dtype, .dim_qk = 64, .dim_v = 64, .device = DeviceKind::cuda});
+  return kernel + " is not in this build";
+}
 
 struct Case {
   std::string name;

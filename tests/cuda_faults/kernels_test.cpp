@@ -18,12 +18,7 @@ struct Kind {
 class KernelFaults : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    if (device::count() == 0) GTEST_SKIP() << "no GPU";
-    const auto all = kernels();
-    if (std::none_of(all.begin(), all.end(), [&](const Kernel& k) { return k.name == kernel(); }))
-      GTEST_SKIP() << kernel() << " is not in this build";
-    const KernelRequest request{.dtype = GetParam().dtype, .dim_qk = 64, .dim_v = 64, .device = DeviceKind::cuda};
-    if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+    if (const auto reason = absence(kernel(), GetParam().dtype)) GTEST_SKIP() << *reason;
   }
   static std::string kernel() { return GetParam().kernel; }
   static std::string label(const std::string& what) {
