@@ -248,6 +248,7 @@ struct ForwardMath {
         sum[i / 2 % 2] += s[i];
       }
     } else {
+      static_assert(kFrom % 2 == 0 && kTo % 2 == 0);
       make_parts<kFrom / 2, kTo / 2>(sum);
     }
   }
