@@ -13,6 +13,9 @@ struct Shape {
   dim3 blocks = {1, 1, 1};
   dim3 threads = {1, 1, 1};
   std::size_t shared_bytes = 0;
+  // Blocks may begin when those of the kernel before have said so (let_next_begin), or have ended; what that kernel
+  // writes they read behind await_before.
+  bool early = false;
 };
 
 // Nothing is launched for an empty grid.
@@ -28,6 +31,11 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = shape.early ? 1 : 0;
   WEFT_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

@@ -103,6 +103,13 @@ __device__ inline void store_matrices(unsigned to, const unsigned (&m)[4]) {
                : "memory");
 }
 
+// --- the kernel before and the kernel after, where they are launched early (cuda::Shape) ---
+
+// All of the kernel before is done, and seen.
+__device__ inline void await_before() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+// The kernel after may begin when every block has said this or has ended.
+__device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); }
+
 // --- registers and named barriers ---
 
 template <int kRegisters>
