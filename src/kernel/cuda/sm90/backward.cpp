@@ -109,6 +109,7 @@ void backward(const BackwardArgs& given) {
   const Index units = args.q.heads >> log_heads;
   Work lists(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
   const BackwardWork& work = *lists.of;
+  const bool alone = args.deterministic && !work.in_turn;  // dQ in a kernel of its own
   check_grid(
       max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
       max_of(units, args.k.heads));
@@ -119,11 +120,12 @@ void backward(const BackwardArgs& given) {
   const bool prepared = kept_rows != nullptr;
   if (!prepared)
     kept_rows =
-        std::make_shared<KeptRows>(rows, args.deterministic ? 0 : static_cast<std::size_t>(shape.k), stream);
+        std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), stream);
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
   const StreamArray<float>&statistics = kept_rows->statistics, &dq_sums = kept_rows->dq_sums;
+  const StreamArray<int> additions(work.in_turn ? 2 * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
   int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
@@ -140,6 +142,7 @@ void backward(const BackwardArgs& given) {
                 .scale = scale,
                 .statistics = statistics.get(),
                 .dq_sums = dq_sums.get(),
+                .additions = additions.get(),
                 .dsink = dsink.get(),
                 .counter = own_counter.get(),
                 .q_rows = static_cast<int>(args.q.rows),
@@ -174,6 +177,7 @@ void backward(const BackwardArgs& given) {
                     .scale = scale,
                     .statistics = statistics.get(),
                     .dq_sums = dq_sums.get(),
+                    .additions = additions.get(),
                     .dk = dk.view(),
                     .dv = dv.view(),
                     .wide_dk = dk.wide(),
@@ -189,7 +193,7 @@ void backward(const BackwardArgs& given) {
   }
   dk.finish();
   dv.finish();
-  if (args.deterministic) {
+  if (alone) {
     const DqCall dq{.q = call.q,
                     .dout = call.dout,
                     .k = call.k,

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
   float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+  if (call.additions != nullptr && thread < 2) call.additions[2 * static_cast<Index>(blockIdx.x) + thread] = 0;
   constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
   const int piece = thread % kLanes;
   const auto row_of = [&](int i) { return rows.x + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
