@@ -215,7 +215,10 @@ struct BackwardMath {
       wait(shared.keys_full(), keys_parity);
       const int flags = SharedItem::read(shared.item()).flags;
       if (SharedItem::read(shared.item()).begin < 0) {
-        if (kDq == Dq::in_turn && arrives()) arrive(shared.part_full(group, at));  // who adds is done too
+        if constexpr (kDq == Dq::in_turn) {  // who adds is done too, but not before it has seen the part before
+          wait(shared.part_free(group, at), parity ^ 1);
+          if (arrives()) arrive(shared.part_full(group, at));
+        }
         return;
       }
 #pragma unroll

@@ -1,6 +1,7 @@
 #include "kernel/cuda/sm90/backward_list.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "kernel/cuda/sm90/backward_turns.h"
@@ -112,7 +113,7 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 }  // namespace
 
 BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
-    : tiles_of_dq_(tiles_of_dq), heads_k_(args.k.heads) {
+    : tiles_of_dq_(tiles_of_dq), heads_k_(args.k.heads), units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
   rows.log_size = log_size;
   rows.log_heads = log_heads;
   rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
@@ -173,6 +174,24 @@ bool BackwardWork::fits_turns() const {
   return visits <= kMost;
 }
 
+// In an addition's time from one block to the next a block makes about a step.
+std::vector<PartItems> BackwardWork::parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
+                                              const std::vector<Index>& cost, int processors) const {
+  static const double kStepsApart = std::getenv("WEFT_APART") ? std::atof(std::getenv("WEFT_APART")) : 1;
+  std::vector<PartItems> parts;
+  for (std::size_t i = 0; i < tiles.size();) {
+    const auto part = [&](std::size_t n) { return part_of_tile[static_cast<std::size_t>(tiles[n])]; };
+    const std::size_t begin = i;
+    Index of_part = 0;
+    for (; i < tiles.size() && part(i) == part(begin); ++i)
+      of_part += ceil_div(cost[static_cast<std::size_t>(tiles[i])], rows.size()) * units_of_head_;
+    const Index count = static_cast<Index>(i - begin);
+    const Index between = static_cast<Index>(kStepsApart * static_cast<double>(count * processors) / static_cast<double>(max_of(of_part, 1))) + 1;
+    parts.push_back({static_cast<int>(begin), static_cast<int>(i), between});
+  }
+  return parts;
+}
+
 void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   if (rows.ranges == nullptr) return;  // a device_plan's are there
   const std::size_t tiles = static_cast<std::size_t>(keys_.tiles());
@@ -204,6 +223,11 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
     if (px != py) return part_cost[px] != part_cost[py] ? part_cost[px] > part_cost[py] : px < py;
     return cost[x] > cost[y];
   });
+  std::vector<PartItems> parts;
+  if (in_turn) {
+    parts = parts_of(order, part_of_tile, cost, processors);
+    order = spread_parts(order, parts, heads_k_);
+  }
   std::vector<int> items;
   std::vector<Index> costs;
   for (const int t : order) {
@@ -211,7 +235,7 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
     items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
     costs.push_back(cost[x] + rows.size());  // to begin and to end takes about a step of a tile
   }
-  const std::vector<int> item_order = order_items(costs, heads_k_, processors, in_turn);
+  const std::vector<int> item_order = in_turn ? order_in_turn(parts, heads_k_) : order_items(costs, heads_k_, processors);
   std::vector<int> turns;
   if (in_turn) turns = number_turns(items, members, rows.log_size, rows.tiles);
   DqItems dq;

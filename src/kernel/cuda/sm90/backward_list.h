@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernel/cuda/list.h"
-#include "kernel/cuda/sm90/backward_call.h"
+#include "kernel/cuda/sm90/backward_turns.h"
 
 namespace weft::cuda::sm90 {
 
@@ -47,9 +47,11 @@ class BackwardWork {
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);
   bool fits_turns() const;
+  std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
+                                  const std::vector<Index>& cost, int processors) const;
 
   int tiles_of_dq_;
-  Index heads_k_;
+  Index heads_k_, units_of_head_;
   CallLists lists_;  // of a device_plan
   std::vector<WorkSlice> slices_;
   Cut rows_, keys_;
