@@ -83,6 +83,10 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
     std::vector<int> of_head(static_cast<std::size_t>(heads), 0);
     for (const int item : order) ASSERT_EQ(item % count, of_head.at(static_cast<std::size_t>(item / count))++);
   }
+  EXPECT_TRUE(pass_tile_by_tile({40, 30, 20, 10}, {{0, 4, 1}}, 4, 8));
+  EXPECT_FALSE(pass_tile_by_tile({40, 30, 20, 10}, {{0, 4, 1}}, 1, 8));
+  EXPECT_FALSE(pass_tile_by_tile({40, 40, 40, 39}, {{0, 4, 1}}, 4, 8));
+  EXPECT_FALSE(pass_tile_by_tile({40, 39, 10, 9}, {{0, 2, 1}, {2, 4, 1}}, 2, 8));
   std::vector<PartItems> two = {{0, 3, 4}, {3, 5, 4}};
   EXPECT_EQ(spread_parts({10, 11, 12, 20, 21}, two, 2), (std::vector<int>{10, 20, 11, 21, 12}));
   ASSERT_EQ(two.size(), 1u);
@@ -134,7 +138,8 @@ class GpuTurns : public GpuTest {
     expect_same_twenty_times(problem, got);
   }
 };
-WEFT_FOR_EACH_GPU_KERNEL(GpuTurns);
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuTurns,
+                         testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}), gpu_kernel_name);
 
 // Slices of few rows and few keys, side by side: a tile is visited up to sixteen times by one item.
 TEST_P(GpuTurns, ManySlicesOfATile) {
@@ -142,11 +147,11 @@ TEST_P(GpuTurns, ManySlicesOfATile) {
   for (const Index dim : {64, 128}) {
     for (const int kind : {0, 1, 2}) {
       SCOPED_TRACE(testing::Message() << dim << ", " << kind);
-      KernelProblem problem{"", {.tq = 210, .tk = 400, .hq = 4, .hk = 2, .dqk = dim, .dv = dim, .dtype = dtype()}};
+      KernelProblem problem{"", {.tq = 210, .tk = 400, .hq = 6, .hk = 2, .dqk = dim, .dv = dim, .dtype = dtype()}};
       AttentionProblem& p = problem.p;
-      if (kind == 1) problem.head_map = {1, 0, 1, 1};
+      if (kind == 1) problem.head_map = {1, 0, 1, 1, 0, 1};
       if (kind == 1) p.softcap = 3;
-      if (kind == 2) p.hk = 4, p.sink = Sink::Kind::learnable;
+      if (kind == 2) p.hk = 6, p.sink = Sink::Kind::learnable;
       for (Index q = 0; q < 200; q += 20)
         for (Index k = 0; k < 390; k += 50)
           if (random.chance(0.8)) p.slices.push_back({q, q + 20, k, min_of(k + 50, 390), -kUnlimited, q + 130 - k / 4});
@@ -160,8 +165,8 @@ TEST_P(GpuTurns, ManySlicesOfATile) {
 TEST_P(GpuTurns, MoreItemsThanBlocks) {
   for (const Index dim : {64, 128}) {
     SCOPED_TRACE(dim);
-    KernelProblem problem{"", {.tq = 70, .tk = 20000, .hq = 2, .hk = 1, .dqk = dim, .dv = dim, .dtype = dtype()}};
-    problem.p.slices = {{0, 66, 3, 19990, -kUnlimited, 19900}};
+    KernelProblem problem{"", {.tq = 20, .tk = 17500, .hq = 2, .hk = 1, .dqk = dim, .dv = dim, .dtype = dtype()}};
+    problem.p.slices = {{0, 18, 3, 17490, -kUnlimited, 17480}};
     Random random(74);
     problem.p.fill(random);
     expect_right_and_the_same(problem);
@@ -170,11 +175,17 @@ TEST_P(GpuTurns, MoreItemsThanBlocks) {
 
 // Several waves of items of all lengths, too many for the dense formula: as without `deterministic`, but for rounding.
 TEST_P(GpuTurns, ManyItems) {
-  const std::vector<Index> lengths_of = {1500, 200, 70, 900, 1};
-  for (const Index dim : {64, 128})
-    for (const Mask& mask : {Mask{.causal = true}, Mask{}, Mask{.causal = true, .left = 300}, Mask{.chunk = 400}}) {
-      SCOPED_TRACE(testing::Message() << dim << ", " << mask.causal << " " << mask.left);
-      KernelProblem problem{"", masked({.hq = 16, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()},
+  const std::vector<Index> lengths_of = {1500, 200, 70, 600, 1};
+  // Three heads do not become rows of one tile: they pass tile by tile, or, with equal lengths, one after another.
+  const std::pair<Index, Mask> cases[] = {{64, {.causal = true}},
+                                          {64, {.left = 300, .right = 20}},
+                                          {128, {.causal = true}},
+                                          {128, {}},
+                                          {128, {.causal = true, .left = 300}},
+                                          {128, {.causal = true, .chunk = 400}}};
+  for (const auto& [dim, mask] : cases) {
+      SCOPED_TRACE(testing::Message() << dim << ", " << mask.causal << " " << mask.left << " " << mask.chunk);
+      KernelProblem problem{"", masked({.hq = 24, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()},
                                        Packing(lengths(lengths_of)), mask)};
       Random random(75);
       problem.p.fill(random);

@@ -1,7 +1,6 @@
 #include "kernel/cuda/sm90/backward_list.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
 #include "kernel/cuda/sm90/backward_turns.h"
@@ -113,7 +112,9 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 }  // namespace
 
 BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
-    : tiles_of_dq_(tiles_of_dq), heads_k_(args.k.heads), units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
+    : tiles_of_dq_(tiles_of_dq),
+      heads_k_(args.k.heads),
+      units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
   rows.log_size = log_size;
   rows.log_heads = log_heads;
   rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
@@ -174,10 +175,10 @@ bool BackwardWork::fits_turns() const {
   return visits <= kMost;
 }
 
-// In an addition's time from one block to the next a block makes about a step.
+// From one block's addition to the next one's a block makes about two steps.
 std::vector<PartItems> BackwardWork::parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
                                               const std::vector<Index>& cost, int processors) const {
-  static const double kStepsApart = std::getenv("WEFT_APART") ? std::atof(std::getenv("WEFT_APART")) : 1;
+  constexpr Index kStepsApart = 2;
   std::vector<PartItems> parts;
   for (std::size_t i = 0; i < tiles.size();) {
     const auto part = [&](std::size_t n) { return part_of_tile[static_cast<std::size_t>(tiles[n])]; };
@@ -185,9 +186,8 @@ std::vector<PartItems> BackwardWork::parts_of(const std::vector<int>& tiles, con
     Index of_part = 0;
     for (; i < tiles.size() && part(i) == part(begin); ++i)
       of_part += ceil_div(cost[static_cast<std::size_t>(tiles[i])], rows.size()) * units_of_head_;
-    const Index count = static_cast<Index>(i - begin);
-    const Index between = static_cast<Index>(kStepsApart * static_cast<double>(count * processors) / static_cast<double>(max_of(of_part, 1))) + 1;
-    parts.push_back({static_cast<int>(begin), static_cast<int>(i), between});
+    const Index together = kStepsApart * processors * static_cast<Index>(i - begin);
+    parts.push_back({static_cast<int>(begin), static_cast<int>(i), together / max_of(of_part, 1) + 1});
   }
   return parts;
 }
@@ -252,6 +252,7 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;
   keys.turns = base + turns_at;
+  keys.tile_by_tile = in_turn && pass_tile_by_tile(costs, parts, units_of_head_, processors);
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));
