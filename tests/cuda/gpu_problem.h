@@ -37,8 +37,8 @@ inline constexpr const char* kSm90 = "cuda.sm90";
                                            GpuKernel{kSm90, DType::f16}),                                          \
                            gpu_kernel_name)
 
-// A gradient from a device_plan against that from slices on the host. cuda.sm90 begins its tiles of query rows elsewhere then,
-// and adds in another order.
+// A gradient from a device_plan against that from slices on the host. cuda.sm90 begins its tiles of query rows
+// elsewhere then, and adds in another order.
 inline void expect_same_sums(const Buffer& got, const Buffer& want) {
   if (bits(got) == bits(want)) return;
   ASSERT_EQ(std::string_view(gpu_kernel), kSm90);

@@ -1,5 +1,5 @@
-// dQ in turn (cuda.sm90, `deterministic`): the turns as the host numbers them, and gradients against the dense formula where
-// tiles are visited often, by more items than there are blocks. The same bits on every run.
+// dQ in turn (cuda.sm90, `deterministic`): the turns as the host numbers them, and gradients against the dense formula
+// where tiles are visited often, by more items than there are blocks. The same bits on every run.
 #include "cuda/gpu_problem.h"
 
 #ifdef WEFT_WITH_SM90
@@ -22,11 +22,11 @@ TEST(Turns, EachVisitComesAfterAllBeforeIt) {
       for (Index n = random.index(1, 6); n > 0; --n) {
         const int shift = 64 * static_cast<int>(random.index(0, 4)) - static_cast<int>(random.index(0, 63));
         const int q = static_cast<int>(random.index(70, 1000)), k = static_cast<int>(random.index(0, 1900));
-        slices.push_back({q, q + static_cast<int>(random.index(1, 1000)), k, k + static_cast<int>(random.index(1, 600)), k,
-                          -static_cast<int>(random.index(0, 900)), static_cast<int>(random.index(0, 900)), shift});
+        slices.push_back({q, q + static_cast<int>(random.index(1, 1000)), k, k + static_cast<int>(random.index(1, 600)),
+                          k, -static_cast<int>(random.index(0, 900)), static_cast<int>(random.index(0, 900)), shift});
       }
-      items.insert(items.end(), {begin, begin + static_cast<int>(random.index(1, 128)), first,
-                                 static_cast<int>(slices.size())});
+      items.insert(items.end(),
+                   {begin, begin + static_cast<int>(random.index(1, 128)), first, static_cast<int>(slices.size())});
     }
     const std::vector<int> turns = number_turns(items, slices, kLog, kTiles);
     std::vector<int> additions(kTiles, 0);
@@ -75,7 +75,8 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
     tiles = spread_parts(tiles, parts, heads);
     std::vector<int> next(given.size());
     for (std::size_t p = 0; p < given.size(); ++p) next[p] = given[p].begin;
-    for (const int t : tiles) ASSERT_EQ(t, next.at(static_cast<std::size_t>(part_of.at(static_cast<std::size_t>(t))))++);
+    for (const int t : tiles)
+      ASSERT_EQ(t, next.at(static_cast<std::size_t>(part_of.at(static_cast<std::size_t>(t))))++);
     ASSERT_EQ(tiles.size(), part_of.size());
     const std::vector<int> order = order_in_turn(parts, heads);
     ASSERT_EQ(order.size(), tiles.size() * static_cast<std::size_t>(heads));
@@ -138,8 +139,8 @@ class GpuTurns : public GpuTest {
     expect_same_twenty_times(problem, got);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuTurns,
-                         testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}), gpu_kernel_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuTurns, testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}),
+                         gpu_kernel_name);
 
 // Slices of few rows and few keys, side by side: a tile is visited up to sixteen times by one item.
 TEST_P(GpuTurns, ManySlicesOfATile) {
@@ -184,20 +185,20 @@ TEST_P(GpuTurns, ManyItems) {
                                           {128, {.causal = true, .left = 300}},
                                           {128, {.causal = true, .chunk = 400}}};
   for (const auto& [dim, mask] : cases) {
-      SCOPED_TRACE(testing::Message() << dim << ", " << mask.causal << " " << mask.left << " " << mask.chunk);
-      KernelProblem problem{"", masked({.hq = 24, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()},
-                                       Packing(lengths(lengths_of)), mask)};
-      Random random(75);
-      problem.p.fill(random);
-      const Outputs got(problem.p), any(problem.p);
-      gpu_run(got, problem, Pass::backward, true);
-      gpu_run(any, problem, Pass::backward, false);
-      expect_close(got.backward.dq, any.backward.dq);
-      expect_close(got.backward.dk, any.backward.dk);  // the same sums, in another order of heads
-      EXPECT_EQ(bits(got.backward.dsink), bits(any.backward.dsink));
-      expect_same_twenty_times(problem, got);
-      if (HasFailure()) return;
-    }
+    SCOPED_TRACE(testing::Message() << dim << ", " << mask.causal << " " << mask.left << " " << mask.chunk.value_or(0));
+    KernelProblem problem{
+        "", masked({.hq = 24, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()}, Packing(lengths(lengths_of)), mask)};
+    Random random(75);
+    problem.p.fill(random);
+    const Outputs got(problem.p), any(problem.p);
+    gpu_run(got, problem, Pass::backward, true);
+    gpu_run(any, problem, Pass::backward, false);
+    expect_close(got.backward.dq, any.backward.dq);
+    expect_close(got.backward.dk, any.backward.dk);  // the same sums, in another order of heads
+    EXPECT_EQ(bits(got.backward.dsink), bits(any.backward.dsink));
+    expect_same_twenty_times(problem, got);
+    if (HasFailure()) return;
+  }
 }
 
 }  // namespace

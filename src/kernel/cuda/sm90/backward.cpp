@@ -118,9 +118,7 @@ void backward(const BackwardArgs& given) {
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
   const bool prepared = kept_rows != nullptr;
-  if (!prepared)
-    kept_rows =
-        std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), stream);
+  if (!prepared) kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), stream);
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");

@@ -5,8 +5,8 @@
 //
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
 // products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
-// part from all 128 keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared memory
-// for a thread that waits until all additions that come before have been made.
+// part from all 128 keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared
+// memory for a thread that waits until all additions that come before have been made.
 //
 // Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
 // multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
@@ -387,7 +387,8 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
     give_registers<BackwardShape::kFetchRegisters>();
-    // Said to be the same in all lanes, so that the fetching warp's registers are those of the uniform half: 24 are few.
+    // Said to be the same in all lanes, so that the fetching warp's registers are those of the uniform half: 24 are
+    // few.
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0)
       fetch<kWidth, kDq>(call, shared);

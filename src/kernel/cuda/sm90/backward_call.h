@@ -16,7 +16,8 @@ struct BackwardShape {
   int stages;    // tiles of Q and dO in shared memory
   static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
   static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
-  // Where dQ is added in turn: a step's dQ of one warpgroup, and how many of them wait to be added; steps that are known.
+  // Where dQ is added in turn: a step's dQ of one warpgroup, and how many of them wait to be added; steps that are
+  // known.
   static constexpr int kPartBytes = 16384, kParts = 2, kVisits = 8;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
@@ -80,7 +81,8 @@ WEFT_HD constexpr TileRange tiles_seeing(const WorkSlice& s, int begin, int end,
   return {static_cast<int>(first + s.unused) >> log_size, static_cast<int>(last + s.unused) >> log_size};
 }
 
-// Where dQ is made and added up: not here; by whoever comes; or tile by tile in a fixed order, for the same bits always.
+// Where dQ is made and added up: not here; by whoever comes; or tile by tile in a fixed order, for the same bits
+// always.
 enum class Dq { elsewhere, any_order, in_turn };
 
 // Tiles of keys. On the host they are made in the order in which they are worked on.
@@ -89,8 +91,8 @@ struct KeyTiles {
   WorkList list;      // tiles lie every kKeys
   int active;         // that may have slices
   const int* order;   // [active · K/V heads] of items: head · active + tile; null: head by head
-  // Dq::in_turn: how many additions to a tile of dQ come before that of a slice's visit; the slice's k_first brings the tile's
-  // number to its place here. Items of a head are handed out in their order.
+  // Dq::in_turn: how many additions to a tile of dQ come before that of a slice's visit; the slice's k_first brings the
+  // tile's number to its place here. Items of a head are handed out in their order.
   const int* turns;
   bool tile_by_tile;  // all units of a tile of queries pass before the next tile
 };

@@ -22,8 +22,7 @@ struct BackwardShared {
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
                             kBarrierAt = kItemAt + BackwardShape::kItemBytes;
   static constexpr int kParts = BackwardShape::kParts;
-  static constexpr unsigned kPartsAt = kShape.parts_at(),
-                            kVisitAt = kPartsAt + 2 * kParts * BackwardShape::kPartBytes,
+  static constexpr unsigned kPartsAt = kShape.parts_at(), kVisitAt = kPartsAt + 2 * kParts * BackwardShape::kPartBytes,
                             kPartBarrierAt = kVisitAt + 8 * BackwardShape::kVisits;
   unsigned base;
 
@@ -234,8 +233,8 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
   }
 }
 
-// A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is taken
-// from the counter: blocks before this one may not have begun.
+// A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is
+// taken from the counter: blocks before this one may not have begun.
 template <Width kWidth, Dq kDq>
 __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
@@ -246,7 +245,8 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
     int taken = 0;
     if (lane == 0) {
       taken = atomicAdd(call.counter, 1);
-      if (taken == items + static_cast<int>(gridDim.x) - given - 1) *call.counter = 0;  // the last one asked: for the next call
+      if (taken == items + static_cast<int>(gridDim.x) - given - 1)
+        *call.counter = 0;  // the last one asked: for the next call
       taken += given;
     }
     return __shfl_sync(0xffffffffu, taken, 0);

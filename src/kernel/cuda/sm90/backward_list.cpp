@@ -235,7 +235,8 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
     items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
     costs.push_back(cost[x] + rows.size());  // to begin and to end takes about a step of a tile
   }
-  const std::vector<int> item_order = in_turn ? order_in_turn(parts, heads_k_) : order_items(costs, heads_k_, processors);
+  const std::vector<int> item_order =
+      in_turn ? order_in_turn(parts, heads_k_) : order_items(costs, heads_k_, processors);
   std::vector<int> turns;
   if (in_turn) turns = number_turns(items, members, rows.log_size, rows.tiles);
   DqItems dq;

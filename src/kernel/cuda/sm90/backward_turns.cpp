@@ -32,8 +32,9 @@ std::vector<int> order_items(const std::vector<Index>& costs, Index heads, int p
   }
   std::vector<int> order(all);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return start[static_cast<std::size_t>(a)] < start[static_cast<std::size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return start[static_cast<std::size_t>(a)] < start[static_cast<std::size_t>(b)];
+  });
   return order;
 }
 

@@ -95,7 +95,8 @@ __device__ inline void add_two(float* to, float x, float y) {
 // Floats of shared memory added to those of global memory, a multiple of 16 bytes; one group of such is under way.
 __device__ inline void add_bytes(float* to, unsigned from, unsigned bytes) {
   asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;\n" ::"l"(to),
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;\n" ::"l"(
+          to),
       "r"(from), "r"(bytes)
       : "memory");
 }
