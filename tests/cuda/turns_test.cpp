@@ -84,10 +84,6 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
     std::vector<int> of_head(static_cast<std::size_t>(heads), 0);
     for (const int item : order) ASSERT_EQ(item % count, of_head.at(static_cast<std::size_t>(item / count))++);
   }
-  EXPECT_TRUE(pass_tile_by_tile({40, 30, 20, 10}, {{0, 4, 1}}, 4, 8));
-  EXPECT_FALSE(pass_tile_by_tile({40, 30, 20, 10}, {{0, 4, 1}}, 1, 8));
-  EXPECT_FALSE(pass_tile_by_tile({40, 40, 40, 39}, {{0, 4, 1}}, 4, 8));
-  EXPECT_FALSE(pass_tile_by_tile({40, 39, 10, 9}, {{0, 2, 1}, {2, 4, 1}}, 2, 8));
   std::vector<PartItems> two = {{0, 3, 4}, {3, 5, 4}};
   EXPECT_EQ(spread_parts({10, 11, 12, 20, 21}, two, 2), (std::vector<int>{10, 20, 11, 21, 12}));
   ASSERT_EQ(two.size(), 1u);
@@ -177,7 +173,7 @@ TEST_P(GpuTurns, MoreItemsThanBlocks) {
 // Several waves of items of all lengths, too many for the dense formula: as without `deterministic`, but for rounding.
 TEST_P(GpuTurns, ManyItems) {
   const std::vector<Index> lengths_of = {1500, 200, 70, 600, 1};
-  // Three heads do not become rows of one tile: they pass tile by tile, or, with equal lengths, one after another.
+  // Three heads do not become rows of one tile.
   const std::pair<Index, Mask> cases[] = {{64, {.causal = true}},
                                           {64, {.left = 300, .right = 20}},
                                           {128, {.causal = true}},

@@ -94,7 +94,6 @@ struct KeyTiles {
   // Dq::in_turn: how many additions to a tile of dQ come before that of a slice's visit; the slice's k_first brings the
   // tile's number to its place here. Items of a head are handed out in their order.
   const int* turns;
-  bool tile_by_tile;  // all units of a tile of queries pass before the next tile
 };
 // Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
 struct HeadTiles {

@@ -253,7 +253,6 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;
   keys.turns = base + turns_at;
-  keys.tile_by_tile = in_turn && pass_tile_by_tile(costs, parts, units_of_head_, processors);
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));

@@ -66,8 +66,8 @@ struct KeyItem {
 };
 
 // The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
-// then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile may come one after another
-// (KeyTiles::tile_by_tile).
+// then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile come one after another: a block
+// with few rows would wait at the second unit for one that has many of the first.
 template <bool kInTurn>
 class RowWalk {
  public:
@@ -76,7 +76,7 @@ class RowWalk {
   __device__ int turn() const { return call_.keys.turns[slice_.k_first + tile_]; }
   __device__ bool start() { return item_.has_work() && enter(); }
   __device__ bool next() {
-    if (kInTurn && call_.keys.tile_by_tile) {
+    if constexpr (kInTurn) {
       head_ += call_.rows.heads();
       if (head_ < item_.heads) return true;
       head_ = item_.head;
@@ -118,7 +118,7 @@ class RowWalk {
         stop_ = tiles.first;
         return true;
       }
-      if (kInTurn && call_.keys.tile_by_tile) return false;
+      if constexpr (kInTurn) return false;
       head_ += call_.rows.heads();
       if (head_ >= item_.heads) return false;
       member_ = item_.first;

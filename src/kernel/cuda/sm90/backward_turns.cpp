@@ -60,22 +60,6 @@ std::vector<int> spread_parts(const std::vector<int>& items, std::vector<PartIte
   return spread;
 }
 
-bool pass_tile_by_tile(const std::vector<Index>& costs, const std::vector<PartItems>& parts, Index units,
-                       int processors) {
-  Index all = 0, lost = 0;
-  for (const PartItems& part : parts) {
-    Index most = 0;
-    for (int i = part.begin; i < part.end; ++i) {
-      const Index cost = costs[static_cast<std::size_t>(i)];
-      most = (i - part.begin) % processors == 0 ? cost : max_of(most, cost);  // of those that run beside it
-      all += units * cost;
-      lost += (units - 1) * (most - cost);
-    }
-  }
-  constexpr Index kFew = 10;  // a tenth
-  return lost * kFew > all;
-}
-
 std::vector<int> order_in_turn(const std::vector<PartItems>& parts, Index heads) {
   std::vector<int> order;
   const int items = parts.empty() ? 0 : parts.back().end;

@@ -29,11 +29,6 @@ struct PartItems {
 };
 // Items of parts of which more than `heads` are needed take turns, and become one part.
 std::vector<int> spread_parts(const std::vector<int>& items, std::vector<PartItems>& parts, Index heads);
-// Units pass one after another where items have about as many rows: less dQ is under way. Otherwise those with few
-// would stand before the second unit until those with many have come there, and all units of a tile pass before the
-// next tile.
-bool pass_tile_by_tile(const std::vector<Index>& costs, const std::vector<PartItems>& parts, Index units,
-                       int processors);
 // As order_items, for parts one after another with as many heads side by side as they need. Items of a head keep their
 // order.
 std::vector<int> order_in_turn(const std::vector<PartItems>& parts, Index heads);
