@@ -245,8 +245,7 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
     int taken = 0;
     if (lane == 0) {
       taken = atomicAdd(call.counter, 1);
-      if (taken == items + static_cast<int>(gridDim.x) - given - 1)
-        *call.counter = 0;  // the last one asked: for the next call
+      if (taken - items == static_cast<int>(gridDim.x) - given - 1) *call.counter = 0;  // the last: for the next call
       taken += given;
     }
     return __shfl_sync(0xffffffffu, taken, 0);
