@@ -75,7 +75,7 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, cudaStr
   enum : Index { kForward = 1 };
   std::vector<Index> sizes = {kForward, args.q.rows, size, args.q.heads, args.k.heads};
   for (const Range& r : rows_held(args)) sizes.insert(sizes.end(), {r.begin, r.end});
-  const ListKey key(args.slices, args.attention.head_map, std::move(sizes));
+  const ListKey key{args.slices, args.attention.head_map, sizes};
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
   const auto made = std::make_shared<Tiles>(make_tiles(args, size, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
