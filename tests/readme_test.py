@@ -40,7 +40,8 @@ def is_built(weft, block):
 
 
 def run_commands(weft, commands):
-    """What each command prints, stdout and stderr together, in a folder that has the examples of source and build."""
+    """What each command prints, in a folder that has the examples of source and build: stdout and stderr together, but
+    of programs that go well and are not weft itself stdout alone, since libraries complain there of what a machine lacks."""
     printed = []
     with tempfile.TemporaryDirectory() as folder:
         tools, work = pathlib.Path(folder, "bin"), pathlib.Path(folder, "work")
@@ -54,9 +55,10 @@ def run_commands(weft, commands):
             (work / name).symlink_to(pathlib.Path(__file__).resolve().parent.parent / name)
         env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(weft.parent / "python")}
         for command in commands:
+            together = command.startswith("weft ")
             result = subprocess.run(command, shell=True, cwd=work, env=env, timeout=120, text=True, encoding="utf-8",
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            printed.append(result.stdout)
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT if together else subprocess.PIPE)
+            printed.append(result.stdout + ("" if together or result.returncode == 0 else result.stderr))
     return printed
 
 

@@ -180,10 +180,17 @@ class Steps {
                              {.kind = ScheduleKind::exact, .stages = c.stages})
                    .plans;
     for (const Slice& s : whole.slices) rows_.push_back({s.q_begin, s.q_end});
+    for (const Range& r : rows_) {
+      Index end = 0;
+      for (std::size_t n = 0; n < plans_.size(); ++n)
+        for (const Slice& s : plans_[n].slices)
+          if (s.q_begin < r.end && s.q_end > r.begin) end = static_cast<Index>(n);
+      ends_.push_back(end);
+    }
   }
 
   void forward(const ForwardArgs& args, const std::string& kernel) const {
-    QuerySteps steps{.rows = rows_};
+    QuerySteps steps{.rows = rows_, .ends = ends_};
     for (std::size_t n = 0; n < plans_.size(); ++n) {
       ForwardArgs step = args;
       steps.last = n + 1 == plans_.size();
@@ -224,6 +231,7 @@ class Steps {
   bool adds_;
   std::vector<Plan> plans_;
   std::vector<Range> rows_;
+  std::vector<Index> ends_;
 };
 
 enum class How { calls, graph, host };

@@ -56,6 +56,9 @@ struct PartialView {
 // kernel between them, out and lse, or dq, are written by the last. For kernels that can (Kernel::takes_steps).
 struct QuerySteps {
   std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
+  // Of each of `rows` the last call that holds some of them, counted from 0, or nothing: with it a kernel is done with rows
+  // before the last call.
+  std::span<const Index> ends = {};
   bool last = false;
   std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
 };

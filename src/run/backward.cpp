@@ -106,7 +106,7 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
   BackwardArgs asked = args;
   asked.deterministic = options.deterministic;
   const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(asked);
-  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
+  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});

@@ -25,18 +25,31 @@ std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
   return schedule.plans[static_cast<std::size_t>(step.plan)].slices;
 }
 
-std::vector<Range> rows_of_steps(const Schedule& schedule) {
-  std::vector<Range> rows, joined;
+RowsOfSteps rows_of_steps(const Schedule& schedule) {
+  std::vector<Range> rows;
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
   std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  RowsOfSteps held;
   for (const Range& r : rows) {
-    if (!joined.empty() && r.begin < joined.back().end)
-      joined.back().end = max_of(joined.back().end, r.end);
+    if (!held.rows.empty() && r.begin < held.rows.back().end)
+      held.rows.back().end = max_of(held.rows.back().end, r.end);
     else
-      joined.push_back(r);
+      held.rows.push_back(r);
   }
-  return joined;
+  held.ends.resize(held.rows.size());
+  const Computed computed(schedule);
+  Index call = 0;
+  for (std::size_t n = 0; n < schedule.steps.size(); ++n) {
+    if (!computed(static_cast<Index>(n))) continue;
+    for (const Slice& s : slices_of(schedule, schedule.steps[n])) {
+      const auto of = std::partition_point(held.rows.begin(), held.rows.end(),
+                                           [&](const Range& r) { return r.end <= s.q_begin; });
+      held.ends[static_cast<std::size_t>(of - held.rows.begin())] = call;
+    }
+    ++call;
+  }
+  return held;
 }
 
 Computed::Computed(const Schedule& schedule) {

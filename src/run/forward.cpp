@@ -56,8 +56,8 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
                                                        .gpu = args.place.device});
   ForwardArgs whole = args;
   const bool summed = !once && kernel.takes_steps != nullptr && kernel.takes_steps(args);
-  const std::vector<Range> rows = summed ? run::rows_of_steps(schedule) : std::vector<Range>{};
-  QuerySteps query_steps{.rows = rows};
+  const run::RowsOfSteps held = summed ? run::rows_of_steps(schedule) : run::RowsOfSteps{};
+  QuerySteps query_steps{.rows = held.rows, .ends = held.ends};
   if (!once && !summed) whole.partial = empty_states(workspace, args);
 
   run::Log log(options, Pass::forward, schedule);

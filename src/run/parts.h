@@ -81,8 +81,12 @@ StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
 
-// Query rows that slices of some step hold, apart where no slice goes on: QuerySteps::rows.
-std::vector<Range> rows_of_steps(const Schedule& schedule);
+// Query rows that slices of some step hold, apart where no slice goes on, and their last calls of the kernel: QuerySteps.
+struct RowsOfSteps {
+  std::vector<Range> rows;
+  std::vector<Index> ends;
+};
+RowsOfSteps rows_of_steps(const Schedule& schedule);
 
 // Which steps call the kernel: those with something to see.
 class Computed {

@@ -68,8 +68,8 @@ void attend_partially(const Outputs& got, const KernelProblem& problem, const st
   }
   gpu_finish_partial(end);
 }
-// False if the kernel does not do that.
-bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
+// False if the kernel does not do that. `said`: where rows end.
+bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts, bool said = false) {
   const AttentionProblem& p = problem.p;
   OnGpu gpu;
   ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
@@ -78,7 +78,12 @@ bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std
   if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) return false;
   std::vector<Range> rows;
   for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
-  QuerySteps steps{.rows = rows};
+  std::vector<Index> ends(rows.size(), 0);
+  for (std::size_t n = 0; n < parts.size(); ++n)
+    for (const Slice& s : keys_of(p.slices, parts[n]))
+      for (std::size_t r = 0; r < rows.size(); ++r)
+        if (s.q_begin < rows[r].end && s.q_end > rows[r].begin) ends[r] = static_cast<Index>(n);
+  QuerySteps steps{.rows = rows, .ends = said ? std::span<const Index>(ends) : std::span<const Index>{}};
   args.steps = &steps;
   for (std::size_t n = 0; n < parts.size(); ++n) {
     const std::vector<Slice> part = keys_of(p.slices, parts[n]);
@@ -99,6 +104,10 @@ bool judge_parts(Judge& judge, const KernelProblem& problem, const check::Expect
   if (!attend_in_steps(stepped, problem, parts)) return false;
   judge.close("out", stepped.forward.out.values(), want.out, p.hq, p.dv);
   judge.close("lse", stepped.forward.lse.values(), want.lse, p.hq, 1);
+  const Outputs ended(p);  // written when rows end, not by the last call
+  attend_in_steps(ended, problem, parts, true);
+  judge.close("out", ended.forward.out.values(), want.out, p.hq, p.dv);
+  judge.close("lse", ended.forward.lse.values(), want.lse, p.hq, 1);
   return true;
 }
 

@@ -51,6 +51,10 @@ class HostLists {
   // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
   // what the two would. `held`: rows that slices of other calls hold.
   std::vector<Range> cut_query_tiles(Index rows, int size, std::span<const Range> held = {}) const;
+  bool has_slices(std::size_t list, int tile) const {
+    const int* range = numbers_.data() + lists_[list].ranges + 2 * tile;
+    return range[0] < range[1];
+  }
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
   std::size_t add_numbers(std::span<const int> more) { return append(more); }  // where they lie
   std::span<const int> numbers() const { return numbers_; }

@@ -36,9 +36,16 @@ struct BackwardMath {
   float dk[kK / 2], dv[kV / 2];
   int at = 0;  // stage, and buffer of dS
   unsigned parity = 0;
+  // Where the lane added last. It moves from tile to tile: a place made anew for each would have its registers taken by
+  // what comes next, which then waits until the additions are sent.
+  float* dq_at;
+  int dq_tile = 0;
 
   __device__ __forceinline__ BackwardMath(const BackwardCall& c, const BackwardShared<kWidth>& sh, int g)
-      : call(c), shared(sh), group(g) {}
+      : call(c),
+        shared(sh),
+        group(g),
+        dq_at(c.dq_sums + group * (64 * kOwn) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x % 128) / 32; }
@@ -76,9 +83,9 @@ struct BackwardMath {
     products_commit();
   }
 
-  __device__ __forceinline__ static float2 load_pair(unsigned at) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(x.x), "=f"(x.y) : "r"(at));
+  __device__ __forceinline__ static float4 load_pairs(unsigned at) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at));
     return x;
   }
 
@@ -103,15 +110,16 @@ struct BackwardMath {
   // Numbers of the lane's columns, asked for while products run: in shared memory they are half a step away. As many as
   // registers allow; the others where they are used.
   struct Ahead {
-    static constexpr int kPairs = kBent ? 0 : 8;
+    static constexpr int kFours = kBent ? 0 : 4;
     unsigned at;
-    float2 pairs[kPairs > 0 ? kPairs : 1];
-    __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 8) {
+    float4 fours[kFours > 0 ? kFours : 1];
+    __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 16) {
 #pragma unroll
-      for (int n = 0; n < kPairs; ++n) pairs[n] = load_pair(at + static_cast<unsigned>(n * 32));
+      for (int n = 0; n < kFours; ++n) fours[n] = load_pairs(at + static_cast<unsigned>(n * 64));
     }
-    __device__ __forceinline__ float2 operator[](int n) const {
-      return n < kPairs ? pairs[n] : load_pair(at + static_cast<unsigned>(n * 32));
+    // Of columns 16n and the 15 behind.
+    __device__ __forceinline__ float4 operator[](int n) const {
+      return n < kFours ? fours[n] : load_pairs(at + static_cast<unsigned>(n * 64));
     }
   };
   // Scores become shares; p has them rounded.
@@ -119,10 +127,11 @@ struct BackwardMath {
                                               const Ahead& lse) const {
     const float factor = call.scores.factor;
 #pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = lse[n];
+    for (int n = 0; n < kRows / 16; ++n) {
+      const float4 four = lse[n];
+      const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], factor, -(i % 2 == 0 ? x.x : x.y)));
+      for (int i = 0; i < 8; ++i) s[8 * n + i] = exp2_fast(fmaf(s[8 * n + i], factor, -x[i / 4 * 2 + i % 2]));
     }
     if ((flags & RowStep::kMasked) != 0) {
       const Columns columns = columns_of(read_row_step(shared.step(stage)));
@@ -139,21 +148,22 @@ struct BackwardMath {
     Columns columns{{-8, -8}, {~0u, ~0u}};
     if ((flags & RowStep::kMasked) != 0) columns = columns_of(read_row_step(shared.step(stage)));
 #pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = lse[n];
+    for (int n = 0; n < kRows / 16; ++n) {
+      const float4 four = lse[n];
+      const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 4; ++i) {
         float share[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          float& score = s[4 * n + 2 * i + j];
+          float& score = s[8 * n + 2 * i + j];
           float slope;
           const float bent = bent_score(score * call.scores.bend, slope);
-          share[j] = exp2_fast(fmaf(bent, call.scores.factor, -(j == 0 ? x.x : x.y)));
-          if (!columns.sees(i, 8 * n + j)) share[j] = slope = 0;
+          share[j] = exp2_fast(fmaf(bent, call.scores.factor, -x[i / 2 * 2 + j]));
+          if (!columns.sees(i % 2, 16 * n + i / 2 * 8 + j)) share[j] = slope = 0;
           score = share[j] * slope;
         }
-        p[2 * n + i] = packed_pair<N>(share[0], share[1]);
+        p[4 * n + i] = packed_pair<N>(share[0], share[1]);
       }
     }
   }
@@ -162,12 +172,12 @@ struct BackwardMath {
                                           const float (&dp)[kRows / 2], const Ahead& delta) const {
     const float scale = call.scale;
 #pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) {
-      const float2 x = delta[n];
+    for (int n = 0; n < kRows / 16; ++n) {
+      const float4 four = delta[n];
+      const float x[4] = {four.x, four.y, four.z, four.w};
+      const auto number = [&](int i) { return p[8 * n + i] * fmaf(dp[8 * n + i], scale, -x[i / 4 * 2 + i % 2]); };
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        ds[2 * n + i] = packed_pair<N>(p[4 * n + 2 * i] * fmaf(dp[4 * n + 2 * i], scale, -x.x),
-                                       p[4 * n + 2 * i + 1] * fmaf(dp[4 * n + 2 * i + 1], scale, -x.y));
+      for (int i = 0; i < 4; ++i) ds[4 * n + i] = packed_pair<N>(number(2 * i), number(2 * i + 1));
     }
   }
   // dS^T to shared memory, [key][row].
@@ -182,13 +192,13 @@ struct BackwardMath {
       store_matrices(to, four);
     }
   }
-  __device__ __forceinline__ void add_dq(const float (&x)[kOwn / 2], int tile) const {
-    float* to = call.dq_sums + static_cast<Index>(tile) * (kRows * kK) + group * (64 * kOwn) +
-                static_cast<int>(threadIdx.x % 128) * 4;
+  __device__ __forceinline__ void add_dq(const float (&x)[kOwn / 2], int tile) {
+    dq_at += static_cast<Index>(tile - dq_tile) * (kRows * kK);
+    dq_tile = tile;
 #pragma unroll
     for (int j = 0; j < kOwn / 8; ++j) {
       const float four[4] = {x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]};
-      add_four(to + j * 512, four);
+      add_four(dq_at + j * 512, four);
     }
   }
 
@@ -355,7 +365,7 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
-  const BackwardShared<kWidth> shared{shared_address(memory)};
+  const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   let_next_begin();

@@ -34,6 +34,10 @@ struct BackwardShape {
   }
 };
 
+// Where the statistics of a tile's row lie: a lane of the math has rows 8n + 2q and the one behind, and takes those of two
+// n at once.
+WEFT_HD constexpr int statistics_at(int row) { return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | (row & 1); }
+
 WEFT_HD constexpr BackwardShape backward_shape(Width w) {
   return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
 }
@@ -86,7 +90,8 @@ struct BackwardCall {
   int* counter;    // items handed out so far: 0, and 0 again in the end
   Scores scores;
   float scale;              // d logit / d q·k, but for softcap
-  const float* statistics;  // [units, tiles]: lse·log2(e) of all rows, then scale·(dout·out); +inf and 0 for no row
+  const float* statistics;  // [units, tiles]: lse·log2(e) of all rows (statistics_at), then scale·(dout·out);
+                            // +inf and 0 for no row
   float* dq_sums;           // [units, tiles], in the order of registers
   TensorView dk, dv;
   bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32

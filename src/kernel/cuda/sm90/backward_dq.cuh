@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(DqShape::kThreads, 1) dq_kernel(const __grid_c
       const int place = math.place(i);
       const bool inside = item.begin + (place >> call.rows.log_heads) < item.end;
       const Index tile = static_cast<Index>(unit) * call.rows.tiles + item.tile + place / kTileRows;
-      const float* from = call.statistics + tile * (2 * kTileRows) + place % kTileRows;
+      const float* from = call.statistics + tile * (2 * kTileRows) + statistics_at(place % kTileRows);
       lse[i] = inside ? from[0] : -kMinusInfinity<float>;
       delta[i] = inside ? from[kTileRows] : 0.0f;
     }

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
       shares[r] = live[i] && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse[i]) * delta[i]) : 0.0;
     }
     const bool keys = lse[i] != kMinusInfinity<float>;  // without keys P is 0, whatever the score
-    statistics[r] = keys ? lse[i] * kLog2E : -kMinusInfinity<float>;
-    statistics[kRows + r] = keys ? call.scale * delta[i] : 0.0f;
+    statistics[statistics_at(r)] = keys ? lse[i] * kLog2E : -kMinusInfinity<float>;
+    statistics[kRows + statistics_at(r)] = keys ? call.scale * delta[i] : 0.0f;
   }
   if (call.dsink == nullptr) return;
   __syncthreads();
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = half * 64 + e / 32 % 4 * 16 + lane / 4 + 8 * j;
-      const bool seeing = !isinf(lse[r]);
+      const bool seeing = !isinf(lse[statistics_at(r)]);
       const float x = seeing ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing ? (j == 0 ? four.y : four.w) : 0.0f;
       if (call.wide) {
         unsigned one[1];

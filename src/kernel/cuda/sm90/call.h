@@ -17,11 +17,16 @@ struct StepSums {
 
   WEFT_HD Index block(int unit, int tile, int tiles) const { return static_cast<Index>(unit) * tiles + tile; }
 };
+// Of a row whose out and lse are written before the last call.
+WEFT_HD inline RowState<float> ended_row() { return {0.0f, -1.0f}; }
+WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum < 0; }
 
 struct ForwardCall {
   CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
   WorkList list;        // of tiles of query rows
-  const int2* tile_rows;  // [tiles] where they begin and end, at most `rows` apart; null: every `rows`
+  // [tiles] where they begin and end, at most `rows` apart; ~ of the end if a call of QuerySteps before the last is the last
+  // with keys for them. Null: every `rows`
+  const int2* tile_rows;
   const int* kv_head;   // [units] or null: unit·heads / heads_of_group
   int tiles;            // of the buffer
   int units;            // tiles side by side: heads_q / heads

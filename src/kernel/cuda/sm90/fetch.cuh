@@ -27,10 +27,11 @@ struct Shared {
   __device__ unsigned step(int stage) const {
     return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * ForwardShape::kStepBytes;
   }
-  __device__ unsigned barrier(int n) const {
+  __device__ unsigned states(int buffer) const {  // of the rows of q(buffer)
     return base + static_cast<unsigned>(kShape.tile_bytes()) + kK * ForwardShape::kStepBytes +
-           static_cast<unsigned>(n) * 8;
+           static_cast<unsigned>(buffer * kShape.state_bytes());
   }
+  __device__ unsigned barrier(int n) const { return states(kQBuffers) + static_cast<unsigned>(n) * 8; }
   // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
   __device__ unsigned k_full(int s) const { return barrier(s); }
   __device__ unsigned k_free(int s) const { return barrier(kK + s); }
@@ -81,12 +82,6 @@ __device__ inline int2 read_place(unsigned at) {
   asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(place.x), "=r"(place.y) : "r"(at + 24));
   return place;
 }
-// Rows of a tile of queries.
-__device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
-  if (call.tile_rows != nullptr) return call.tile_rows[tile];
-  return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
-}
-
 // Tiles are handed out longest first. Unit by unit would keep K and V in the cache, but the last unit's longest tile
 // would then start when others are done; so the longest eighth goes first unit by unit, then the next eighth, the next
 // quarter, the rest.
@@ -112,14 +107,15 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
   Ring<kShape.k_stages> stage;
   Ring<kShape.q_buffers> buffer;
   const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
-  const int items = call.tiles * call.units;
+  const int items = call.tiles * call.units, heads_inverse = (0x10000 + call.heads - 1) / call.heads;
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
     const int item = next;
     const Item at = item_at(item, call.tiles, call.units);
     const int unit = at.unit, tile = call.list.order[at.tile];
     const int2 rows = rows_of_tile(call, tile);
     const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
-    StepWalk<kShape.keys> walk(call.list, tile, rows.x, rows.y - rows.x);
+    const int ends = rows_end(call, tile) ? Step::kEnds : 0;
+    StepWalk<kShape.keys, kShape.groups> walk(call.list, tile, rows.x, rows.y - rows.x, heads_inverse);
     bool more = walk.start(), first = true;
     while (more) {
       const int key = walk.base();
@@ -127,14 +123,19 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       more = walk.next();
       if (first) {
         wait(shared.q_free(buffer.at), buffer.parity ^ 1);
-        arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64));
+        const bool goes_on = call.steps.sums != nullptr && !call.steps.first;
+        arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64) + (goes_on ? kShape.state_bytes() : 0));
+        if (goes_on)
+          load_bytes(shared.states(buffer.at),
+                     call.steps.states + call.steps.block(unit, tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
+                     shared.q_full(buffer.at));
         for (int box = 0; box < kShape.k / 64; ++box)
           load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
                    shared.q_full(buffer.at), 64 * box, unit * call.heads, rows.x);
         buffer.next();
       }
       wait(shared.k_free(stage.at), stage.parity ^ 1);
-      write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst : 0) | (more ? 0 : Step::kLast), step.rows,
+      write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst | ends : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
       write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, key, kv_head);
       if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, tile);
@@ -187,7 +188,6 @@ __device__ void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   constexpr int kFloats = kShape.rows() * kShape.v / 32;  // a lane
   const Index block = call.steps.block(tile.unit(), tile.tile, call.tiles);
-  if (threadIdx.x % 32 == 0) prefetch_bytes(call.steps.states + block * kShape.rows(), kShape.rows() * 8);
   prefetch_bytes(call.steps.sums + block * (kShape.rows() * kShape.v) +
                      static_cast<int>(threadIdx.x % 32) * kFloats,
                  kFloats * 4);
@@ -206,10 +206,9 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
     const Step step = read_step(shared.step(stage.at));
     const StepTile tile = read_tile<true>(shared.step(stage.at));
     __syncwarp();
-    arrive_if(arrives(), shared.k_free(stage.at));
+    arrive_together(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
-    if ((step.flags & Step::kFirst) != 0 && call.steps.sums != nullptr && !call.steps.first)
-      prefetch_sums<kWidth>(call, tile);
+    if ((step.flags & Step::kEnds) != 0 && !call.steps.first) prefetch_sums<kWidth>(call, tile);
     if ((step.flags & Step::kMended) != 0) {
       wait(shared.v_raw(values.at), raw_parity >> values.at & 1);
       raw_parity ^= 1u << values.at;

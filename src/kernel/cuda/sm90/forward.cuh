@@ -12,6 +12,7 @@
 
 #include <type_traits>
 
+#include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/fetch.cuh"
 #include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/warp_scores.cuh"
@@ -39,6 +40,9 @@ struct ForwardMath {
   static constexpr int kEights = kKeys / 8, kEarly = kShape.early;
   static constexpr float kLargeSum = 1 << 14;  // of 32 shares of a lane; f16 has room for each
 
+  // Beside a step's flags: the sums are another tile's; the lane's two rows have seen no key yet.
+  static constexpr int kFresh = 1 << 20, kUnseen = 1 << 21;
+
   const ForwardCall& call;
   const Shared<kWidth> shared;
   const int group;  // of warps
@@ -50,16 +54,20 @@ struct ForwardMath {
   float against[2];  // times the factor
   float total[2];    // this lane's share of the sum
   float peak[2];     // largest score of all, if kMore
-  int unseen;        // bit i: row i of the lane has seen no key yet, in this call or before it
-  int untouched;     // bit i: it has seen none in this call, if its sums go on
+  int unseen;        // bit kUnseen << i: row i of the lane has seen no key yet, in this call or before it
+  int untouched;     // bit i: it has seen none in this call, if its sums go on; of QuerySteps also kHeld, kEnds
   Ring<kShape.k_stages> stage;   // of this step's K
   Ring<kShape.v_stages> before;  // of the last one's V
   Ring<kShape.q_buffers> buffer;
   int flags;  // of this step
   StepTile tile;
+  // Of QuerySteps: where the lane added to sums last. It moves from tile to tile: a place made anew would have its registers
+  // taken by what comes next, which then waits until the additions are sent.
+  float* added;
+  Index added_block = 0;
 
   __device__ __forceinline__ ForwardMath(const ForwardCall& c, const Shared<kWidth>& sh, int g)
-      : call(c), shared(sh), group(g), places(0) {
+      : call(c), shared(sh), group(g), places(0), added(c.steps.sums + lane_in_sums()) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4 +
@@ -70,8 +78,11 @@ struct ForwardMath {
   }
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
-  // Sums go on from what is kept.
+  // Rows go on from what is kept,
   __device__ __forceinline__ bool goes_on() const { return kSteps || (kMore && call.partial.states != nullptr); }
+  // and so do their sums, in registers. Those of QuerySteps begin anew in each call, and are added to what is kept when the
+  // tile is done, which nobody waits for; only if the rows end here, what is kept comes first.
+  __device__ __forceinline__ bool sums_go_on(int now) const { return kSteps ? (now & Step::kEnds) != 0 : goes_on(); }
 
   __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
     const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
@@ -105,8 +116,8 @@ struct ForwardMath {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
     }
-    if ((now & Step::kMasked) == 0) {
-      untouched = 0;
+    if ((now & Step::kMasked << group) == 0) {
+      untouched &= ~3;
       return;
     }
     const Step step = read_step(shared.step(k_at));
@@ -146,25 +157,33 @@ struct ForwardMath {
     }
   }
 
-  // What is kept of the lane's two rows of a tile. Of QuerySteps max is times log2(e).
+  // What is kept of the lane's two rows of a tile. Of QuerySteps max is times log2(e), and it came with the queries.
   struct Kept {
     RowState<float> of[2];
   };
+  __device__ __forceinline__ int place_of(int i) const {
+    return group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4 + 8 * i;
+  }
   __device__ __forceinline__ RowState<float>& state_at(const StepTile& of, int i) const {
-    if constexpr (kSteps) {
-      const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4;
-      return call.steps.states[call.steps.block(of.unit(), of.tile, call.tiles) * kShape.rows() + m + 8 * i];
-    }
+    if constexpr (kSteps)
+      return call.steps.states[call.steps.block(of.unit(), of.tile, call.tiles) * kShape.rows() + place_of(i)];
     return call.partial
         .states[static_cast<Index>(of.row + row_of(i)) * call.heads_q + of.unit() * call.heads + head_of(i)];
   }
-  __device__ __forceinline__ Kept kept_of(const StepTile& of) const {
+  __device__ __forceinline__ Kept kept_of(const StepTile& of, int q_at) const {
     Kept kept;
-    if (goes_on() && !(kSteps && call.steps.first))
+    if (!goes_on() || (kSteps && call.steps.first)) return kept;
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (row_of(i) < of.rows()) kept.of[i] = read_state(&state_at(of, i));
+    for (int i = 0; i < 2; ++i)
+      if (row_of(i) < of.rows())
+        kept.of[i] = kSteps ? read_shared_state(shared.states(q_at) + static_cast<unsigned>(place_of(i)) * 8)
+                            : read_state(&state_at(of, i));
     return kept;
+  }
+  __device__ __forceinline__ static RowState<float> read_shared_state(unsigned at) {
+    RowState<float> state;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "r"(at) : "memory");
+    return state;
   }
   // Here, not where the compiler would like it better.
   __device__ __forceinline__ static RowState<float> read_state(const RowState<float>* at) {
@@ -173,21 +192,29 @@ struct ForwardMath {
     return state;
   }
   // The warp's sums of QuerySteps: as its registers have them, four of a lane after those of the lane before.
-  __device__ __forceinline__ float* sums_at(const StepTile& of) const {
-    const Index block = call.steps.block(of.unit(), of.tile, call.tiles);
+  __device__ __forceinline__ int lane_in_sums() const {
     const int warp = group * 4 + static_cast<int>(threadIdx.x % 128) / 32;
-    return call.steps.sums + (block * kShape.rows() + 16 * warp) * kV + static_cast<int>(threadIdx.x % 32) * 4;
+    return 16 * warp * kV + static_cast<int>(threadIdx.x % 32) * 4;
+  }
+  __device__ __forceinline__ float* sums_at(const StepTile& of) const {
+    return call.steps.sums + call.steps.block(of.unit(), of.tile, call.tiles) * (kShape.rows() * kV) + lane_in_sums();
   }
   __device__ __forceinline__ static float against_of(float max) { return __fmul_rn(max, kLog2E); }
   __device__ __forceinline__ float peak_of(float of) const { return __fdiv_rn(of, call.scores.factor); }
+  // In `untouched`: sums of the warp are kept, and the tile's rows end in this call.
+  static constexpr int kHeld = 4, kEnds = 8;
   // A new tile.
-  __device__ __forceinline__ void begin_rows(const Kept& kept) {
+  __device__ __forceinline__ void begin_rows(const Kept& kept, int now) {
     unseen = untouched = 0;
+    if constexpr (kSteps) {
+      if (__any_sync(0xffffffffu, !is_empty(kept.of[0]) || !is_empty(kept.of[1]))) untouched |= kHeld;
+      if ((now & Step::kEnds) != 0) untouched |= kEnds;
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const RowState<float>& old = kept.of[i];
       const bool known = goes_on() && !is_empty(old), valid = row_of(i) < tile.rows();
-      if (valid && !known) unseen |= 1 << i;
+      if (valid && !known) unseen |= kUnseen << i;
       if (valid) untouched |= 1 << i;
       // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
       against[i] = known ? (kSteps ? old.max : against_of(old.max)) : valid ? 0.0f : -kMinusInfinity<float>;
@@ -198,7 +225,7 @@ struct ForwardMath {
   // Its sums: those kept, or zeros. They arrive while shares are made.
   __device__ __forceinline__ void begin_sums(const Kept& kept) {
     if constexpr (kSteps) {
-      if (__any_sync(0xffffffffu, !is_empty(kept.of[0]) || !is_empty(kept.of[1]))) {
+      if ((untouched & kHeld) != 0) {
         const float* from = sums_at(tile);
 #pragma unroll
         for (int n = 0; n < kV / 8; ++n) {
@@ -230,9 +257,9 @@ struct ForwardMath {
     find_largest(largest);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if ((unseen >> i & 1) != 0 && largest[i] != kMinusInfinity<float>) {
+      if ((unseen & kUnseen << i) != 0 && largest[i] != kMinusInfinity<float>) {
         against[i] = __fmul_rn(largest[i], call.scores.factor);
-        unseen ^= 1 << i;
+        unseen ^= kUnseen << i;
       }
   }
   // Scores of the keys' eights [kFrom, kTo) become shares.
@@ -328,10 +355,22 @@ struct ForwardMath {
     }
 #pragma unroll
     for (int i = 0; i < kV / 2; ++i) o[i] *= shrink[i / 2 % 2];
+    if constexpr (kSteps) shrink_kept(shrink);
   }
 
   __device__ __forceinline__ void mend_shares(int now, float (&sum)[2]) {
     if (__any_sync(0xffffffffu, sum[0] > kLargeSum || sum[1] > kLargeSum)) make_shares_again(now, sum);
+  }
+
+  // Sums that are kept of the tile's rows, which are not in the registers, as those are made smaller.
+  __device__ __forceinline__ void shrink_kept(const float (&shrink)[2]) const {
+    if ((untouched & (kHeld | kEnds)) != kHeld) return;
+    float* at = sums_at(tile);
+#pragma unroll 1
+    for (int n = 0; n < kV / 8; ++n) {
+      const float4 x = *reinterpret_cast<const float4*>(at + 128 * n);
+      *reinterpret_cast<float4*>(at + 128 * n) = {x.x * shrink[0], x.y * shrink[0], x.z * shrink[1], x.w * shrink[1]};
+    }
   }
 
   // A finished tile to its rows.
@@ -345,7 +384,7 @@ struct ForwardMath {
   __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
     if constexpr (kSteps) {
       restore_untouched(rows);
-      if (!call.steps.last) return keep_sums(rows);
+      if ((rows.untouched & kEnds) == 0) return keep_sums(rows);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -355,7 +394,7 @@ struct ForwardMath {
       const int row = tile.row + row_of(i), head = tile.unit() * call.heads + head_of(i);
       const bool valid = row_of(i) < tile.rows();
       RowState<float> state;
-      if (valid && (rows.unseen >> i & 1) == 0) state = {rows.against[i] * kLn2, sum};
+      if (valid && (rows.unseen & kUnseen << i) == 0) state = {rows.against[i] * kLn2, sum};
       if constexpr (kMore)
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
@@ -369,6 +408,7 @@ struct ForwardMath {
         done = finish(state, sink_logit(call.sink, head));
         if (threadIdx.x % 4 == 0 && call.lse.given())
           store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done.lse);
+        if (kSteps && threadIdx.x % 4 == 0 && !call.steps.last) state_at(tile, i) = ended_row();
       }
       if (!valid && !call.wide_out) continue;
       // A row without keys: its sums are zeros times anything.
@@ -413,13 +453,14 @@ struct ForwardMath {
       to.store(n, fmaf(o[4 * n + 2 * i], shrink, 0.0f), fmaf(o[4 * n + 2 * i + 1], shrink, 0.0f));
   }
   // Of QuerySteps. Keys that a row does not see were multiplied by zeros, which makes NaN of an infinity: rows without a key
-  // in this call have their sums back, rows without one in any call zeros.
+  // in this call have their sums back, or add zeros to them, rows without one in any call zeros.
   __device__ __forceinline__ void restore_untouched(const Rows& rows) {
-    if (!__any_sync(0xffffffffu, (rows.unseen | rows.untouched) != 0)) return;
+    const auto lacks_keys = [&](int i) { return (rows.unseen & kUnseen << i) != 0 || (rows.untouched >> i & 1) != 0; };
+    if (!__any_sync(0xffffffffu, lacks_keys(0) || lacks_keys(1))) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (((rows.unseen | rows.untouched) >> i & 1) == 0) continue;
-      const bool kept = (rows.unseen >> i & 1) == 0;
+      if (!lacks_keys(i)) continue;
+      const bool kept = (rows.unseen & kUnseen << i) == 0 && (rows.untouched & kEnds) != 0;
       const float* from = sums_at(tile) + 2 * i;
 #pragma unroll
       for (int n = 0; n < kV / 8; ++n) {
@@ -428,19 +469,29 @@ struct ForwardMath {
       }
     }
   }
-  __device__ __forceinline__ void keep_sums(const Rows& rows) const {
+  __device__ __forceinline__ void keep_sums(const Rows& rows) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float sum = rows.total[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (threadIdx.x % 4 == 0)
-        state_at(tile, i) = (rows.unseen >> i & 1) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
+        state_at(tile, i) = (rows.unseen & kUnseen << i) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
     }
-    float* to = sums_at(tile);
+    const Index block = call.steps.block(tile.unit(), tile.tile, call.tiles);
+    added += (block - added_block) * (kShape.rows() * kV);
+    added_block = block;
+    if ((rows.untouched & kHeld) != 0) {
 #pragma unroll
-    for (int n = 0; n < kV / 8; ++n)
-      *reinterpret_cast<float4*>(to + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
+      for (int n = 0; n < kV / 8; ++n) {
+        const float four[4] = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
+        add_four(added + 128 * n, four);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kV / 8; ++n)
+        *reinterpret_cast<float4*>(added + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
+    }
   }
 
   __device__ __forceinline__ void begin_products() {
@@ -458,10 +509,8 @@ struct ForwardMath {
   }
   // Flags of a step and places in the rings, in one number that is the same in all lanes, and said so: what is made of it
   // is then made by the uniform half of the machine.
-  static constexpr int kFresh = 1 << 20, kUnseen = 1 << 21;  // the sums are another tile's; a row has seen no key yet
-  __device__ __forceinline__ int all_of_step(bool fresh) const {
-    const int own = flags | stage.at << 8 | before.at << 12 | buffer.at << 16 | (fresh ? kFresh : 0) |
-                    (unseen != 0 ? kUnseen : 0);
+  __device__ __forceinline__ int all_of_step() const {
+    const int own = flags | unseen | stage.at << 8 | before.at << 12 | buffer.at << 16;
     return static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(own)));
   }
   __device__ static int k_of(int now) { return now >> 8 & 15; }
@@ -473,16 +522,16 @@ struct ForwardMath {
     await_step();
     if ((flags & Step::kStop) != 0) return;
     tile = read_tile<kSteps>(shared.step(0));
-    const Kept kept = kept_of(tile);
     wait(shared.q_full(0), 0);
+    const Kept kept = kept_of(tile, 0);
     await_turn();
     begin_products();
     multiply_scores(0, 0);
     pass_turn();
     products_wait<0>();
     settle(s);
-    begin_rows(kept);
-    if (goes_on()) begin_sums(kept);
+    begin_rows(kept, flags);
+    if (sums_go_on(flags)) begin_sums(kept);
     bend_and_hide(flags, 0);
     raise_peak();
     look_at_first_keys();
@@ -495,34 +544,38 @@ struct ForwardMath {
     release(flags, 0);
     wait(shared.v_full(0), 0);
     stage.next();
+    const int first_fresh = sums_go_on(flags) ? 0 : kFresh;
     await_step();
-    bool fresh = !goes_on();  // the sums are another tile's
+    flags |= first_fresh;
+    const int others = Step::kFirst | Step::kStop | Step::kIdle << group;
     while (true) {
-      while ((flags & (Step::kFirst | Step::kStop)) == 0) {
-        next_step<false>(fresh);
-        fresh = false;
-      }
+      while ((flags & others) == 0) next_step<false>();
       if ((flags & Step::kStop) != 0) break;
-      next_step<true>(fresh);
-      fresh = !goes_on();
+      if ((flags & Step::kFirst) != 0) {
+        const int fresh = sums_go_on(flags) ? 0 : kFresh;
+        next_step<true>();
+        flags |= fresh;
+      } else {
+        idle_step();
+      }
     }
     begin_products();
-    multiply_values(before.at, !fresh);
+    multiply_values(before.at, (flags & kFresh) == 0);
     products_wait<0>();
     settle(o);
-    store(rows_now(), kMore ? kept_of(tile) : Kept{});
+    store(rows_now(), kMore ? kept_of(tile, 0) : Kept{});
   }
 
   // kFirst: of another tile than the step before.
   template <bool kFirst>
-  __device__ __forceinline__ void next_step(bool fresh) {
-    const int now = all_of_step(fresh);
+  __device__ __forceinline__ void next_step() {
+    const int now = all_of_step();
     StepTile next_tile;
     Kept old, kept;  // of the last tile, if it is partial, and of this one
     if constexpr (kFirst) {
       next_tile = read_tile<kSteps>(shared.step(stage.at));
-      if constexpr (kMore) old = kept_of(tile);
-      if constexpr (kMore) kept = kept_of(next_tile);
+      if constexpr (kMore) old = kept_of(tile, 0);
+      if constexpr (kMore) kept = kept_of(next_tile, 0);
       wait(shared.q_full(buffer.at), buffer.parity);
     }
     await_turn();
@@ -530,37 +583,40 @@ struct ForwardMath {
     multiply_scores(q_of(now), k_of(now));
     multiply_values(v_of(now), (now & kFresh) == 0);
     pass_turn();
-    if constexpr (kFirst && kSteps) kept = kept_of(next_tile);  // they arrive while products run
+    if constexpr (kFirst && kSteps) kept = kept_of(next_tile, q_of(now));
     products_wait<1>();
     settle(s);
     const Rows done = rows_now();
     const StepTile done_tile = tile;
     if constexpr (kFirst) {
       tile = next_tile;
-      begin_rows(kept);
+      begin_rows(kept, now);
     }
     bend_and_hide(now, k_of(now));
     raise_peak();
     // Of kept states few or none begin here.
-    const bool begins = kFirst ? !goes_on() || __any_sync(0xffffffffu, unseen != 0) : (now & kUnseen) != 0;
+    const bool begins = kFirst ? !goes_on() || __any_sync(0xffffffffu, unseen != 0) : (now & 3 * kUnseen) != 0;
     if (begins) look_at_first_keys();
+    Ring<kShape.v_stages> values = before;
+    values.next();
+    const bool values_there = has_ended_now(shared.v_full(values.at), values.parity);
     float sum[2] = {0, 0};
     make_shares<0, kEarly>(sum);
     settle(s);
-    Ring<kShape.v_stages> values = before;
-    values.next();
-    wait(shared.v_full(values.at), values.parity);  // and a branch, over which the compiler does not move the next wait
+    // And a branch, over which the compiler does not move the next wait.
+    if (!values_there) wait(shared.v_full(values.at), values.parity);
     products_wait<0>();
     settle(o);
     settle(p);
-    arrive_if(arrives(), shared.v_free(before.at));
+    arrive_together(shared.v_free(before.at));
     before = values;
-    if constexpr (kFirst) {
+    const auto store_done = [&] {
       tile = done_tile;
       store(done, old);
       tile = next_tile;
-      if (goes_on()) begin_sums(kept);
-    }
+      if (sums_go_on(now)) begin_sums(kept);
+    };
+    if constexpr (kFirst && !kSteps) store_done();
     // What comes next is asked for now and looked at when the shares are made.
     stage.next();
     const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
@@ -568,6 +624,8 @@ struct ForwardMath {
     round_shares<0, kEarly>();
     make_shares<kEarly, kEights>(sum);
     round_shares<kEarly, kEights>();
+    // Additions to what is kept wait for a while to be sent; nothing of the next step needs their registers soon.
+    if constexpr (kFirst && kSteps) store_done();
     if (!kFirst || goes_on()) mend_shares(now, sum);
     total[0] += sum[0];
     total[1] += sum[1];
@@ -575,11 +633,32 @@ struct ForwardMath {
     flags = coming;
     if (!there) await_step();
   }
+  // Of keys that none of the warpgroup's rows sees: P·V of the step before, and no shares.
+  __device__ __forceinline__ void idle_step() {
+    const int now = all_of_step();
+    await_turn();
+    begin_products();
+    multiply_values(v_of(now), (now & kFresh) == 0);
+    pass_turn();
+    Ring<kShape.v_stages> values = before;
+    values.next();
+    wait(shared.v_full(values.at), values.parity);
+    products_wait<0>();
+    settle(o);
+    settle(p);
+    arrive_together(shared.v_free(before.at));
+    before = values;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) p[i] = 0;
+    stage.next();
+    release(now, k_of(now));
+    await_step();
+  }
   // The shares are made: K is read, and Q if that was its last tile of keys.
   __device__ __forceinline__ void release(int now, int k_at) {
-    arrive_if(arrives(), shared.k_free(k_at));
+    arrive_together(shared.k_free(k_at));
     if ((now & Step::kLast) != 0) {
-      arrive_if(arrives(), shared.q_free(buffer.at));
+      arrive_together(shared.q_free(buffer.at));
       buffer.next();
     }
   }

@@ -14,6 +14,10 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kWidth> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init();
+  if constexpr (kForm == Form::steps) {
+    let_next_begin();
+    await_before();
+  }
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
@@ -38,7 +42,7 @@ void launch_forward(const ForwardCall& call, cudaStream_t stream) {
   const int blocks = min(call.tiles * call.units, call.processors);
   launch(&forward_kernel<N, kWidth, kForm>,
          {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
-          static_cast<std::size_t>(kShape.shared_bytes())},
+          static_cast<std::size_t>(kShape.shared_bytes()), kForm == Form::steps},
          stream, call);
 }
 

@@ -3,6 +3,7 @@
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/call.h"
 #include "kernel/cuda/sm90/lanes.cuh"
+#include "kernel/cuda/sm90/steps.cuh"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -15,9 +16,13 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
   const int tile = static_cast<int>(blockIdx.x) % call.tiles, unit = static_cast<int>(blockIdx.x) / call.tiles;
   const int2 slices = call.list.ranges[tile];
   if (slices.x < slices.y) return;
-  const int2 rows = call.tile_rows[tile];
+  const int2 rows = rows_of_tile(call, tile);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x % 32);
   const Index first = call.steps.block(unit, tile, call.tiles) * kShape.rows() + 16 * warp;
+  RowState<float> states[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) states[i] = call.steps.states[first + lane / 4 + 8 * i];
+  if (__all_sync(0xffffffffu, has_ended(states[0]) && has_ended(states[1]))) return;
   float o[kShape.v / 2];
 #pragma unroll
   for (int n = 0; n < kShape.v / 8; ++n) {
@@ -27,8 +32,8 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int m = 16 * warp + lane / 4 + 8 * i, row = rows.x + m / call.heads, head = unit * call.heads + m % call.heads;
-    const bool valid = row < rows.y;
-    RowState<float> state = valid ? call.steps.states[first + lane / 4 + 8 * i] : RowState<float>{};
+    const bool valid = row < rows.y && !has_ended(states[i]);
+    RowState<float> state = valid ? states[i] : RowState<float>{};
     const bool seen = !is_empty(state);
     state.max *= kLn2;
     const FinishedRow<float> done = valid ? finish(state, sink_logit(call.sink, head)) : FinishedRow<float>{};

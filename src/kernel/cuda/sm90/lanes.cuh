@@ -41,6 +41,9 @@ __device__ inline void exchange(unsigned (&w)[4]) {
   swap(w[1], w[3], 2);
 }
 
+// A number that all lanes have, and the compiler now knows it: what is made of it is made by the uniform half of the machine.
+__device__ __forceinline__ unsigned same_in_all_lanes(unsigned x) { return __reduce_or_sync(0xffffffffu, x); }
+
 template <class N>
 __device__ __forceinline__ unsigned packed_pair(float x, float y) {
   unsigned one[1];

@@ -18,12 +18,6 @@ __device__ inline void barriers_ready() { asm volatile("fence.mbarrier_init.rele
 __device__ inline void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-// A branch would cost more than the arrival.
-__device__ inline void arrive_if(bool here, unsigned barrier) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier),
-               "r"(static_cast<int>(here))
-               : "memory");
-}
 // Of a warp that has read what a barrier guards the first lane arrives for all. racecheck does not see that the others had
 // read before; for it each lane arrives for itself (WEFT_EACH_LANE_ARRIVES).
 #ifdef WEFT_EACH_LANE_ARRIVES
@@ -32,6 +26,15 @@ inline constexpr int kArrivalsOfWarp = 32;
 inline constexpr int kArrivalsOfWarp = 1;
 #endif
 __device__ __forceinline__ bool arrives() { return kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0; }
+// The same by whatever lane the machine picks, of a warp that is together: no branch, and no lane asks who it is.
+__device__ __forceinline__ void arrive_together(unsigned barrier) {
+  if constexpr (kArrivalsOfWarp == 32)
+    arrive(barrier);
+  else
+    asm volatile(
+        "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier)
+        : "memory");
+}
 __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -23,10 +23,11 @@ struct ForwardShape {
   WEFT_HD constexpr int q_bytes() const { return 2 * rows() * k; }
   WEFT_HD constexpr int k_bytes() const { return 2 * keys * k; }
   WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
-  // Tiles, then what says what is in them, then barriers.
+  WEFT_HD constexpr int state_bytes() const { return 8 * rows(); }  // of a tile's rows, kept by QuerySteps
+  // Tiles, then what says what is in them, states, then barriers.
   WEFT_HD constexpr int tile_bytes() const { return q_buffers * q_bytes() + k_stages * k_bytes() + v_stages * v_bytes(); }
   WEFT_HD constexpr int shared_bytes() const {
-    return tile_bytes() + k_stages * kStepBytes + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
+    return tile_bytes() + k_stages * kStepBytes + q_buffers * state_bytes() + 8 * (3 * k_stages + 3 * v_stages + 2 * q_buffers);
   }
 };
 

@@ -1,6 +1,8 @@
 #include "kernel/cuda/sm90/sm90.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "cuda/check.h"
@@ -19,6 +21,8 @@
 namespace weft::cuda::sm90 {
 namespace {
 
+constexpr Index kNoEnd = std::numeric_limits<Index>::max();
+
 // Heads in equal groups, as without a map?
 bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   if (heads_q % heads_k != 0) return false;
@@ -36,6 +40,7 @@ struct Tiles {
   const int* kv_head = nullptr;
   int* counter = nullptr;
   int tiles = 0;
+  std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
 };
 Tiles tiles_of_plan(const ForwardArgs& args, int size, cudaStream_t stream) {
   Tiles made;
@@ -52,7 +57,27 @@ Tiles tiles_of_plan(const ForwardArgs& args, int size, cudaStream_t stream) {
 std::span<const Range> rows_held(const ForwardArgs& args) {
   return args.steps != nullptr ? args.steps->rows : std::span<const Range>{};
 }
-Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
+// Whether rows of QuerySteps::rows[n] have keys in later calls (1), none any more (-1), or their last in this one (0).
+int later_keys(const QuerySteps& steps, std::size_t n, Index call) {
+  const Index end = steps.ends.empty() ? kNoEnd : steps.ends[n];
+  return end > call ? 1 : end < call ? -1 : 0;
+}
+// The same of a tile; Error if it has slices after its end.
+int later_keys(const QuerySteps& steps, const Range& tile, Index call, bool visited) {
+  int later = -1;
+  bool held = false;
+  for (std::size_t n = 0; n < steps.rows.size(); ++n) {
+    if (steps.rows[n].end <= tile.begin || steps.rows[n].begin >= tile.end) continue;
+    later = max_of(later, later_keys(steps, n, call));
+    held = true;
+  }
+  if (visited && held && later < 0)
+    throw Error(text("call ", call, " of QuerySteps has slices for rows ", tile.begin, " to ", tile.end,
+                     ", which ended before it"),
+                "count calls from 0 in QuerySteps::ends, or leave it empty");
+  return held ? later : 1;
+}
+Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t stream) {
   Tiles made;
   const int zero[] = {0};
   HostLists lists(args.slices);
@@ -60,7 +85,14 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   made.tiles = lists.add_tiles(Side::query, tiles);
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
   std::vector<int> rows;
-  for (const Range& t : tiles) rows.insert(rows.end(), {static_cast<int>(t.begin), static_cast<int>(t.end)});
+  for (int t = 0; t < made.tiles; ++t) {
+    const Range& tile = tiles[static_cast<std::size_t>(t)];
+    const bool visited = lists.has_slices(0, t);
+    const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, call, visited) == 0;
+    rows.insert(rows.end(), {static_cast<int>(tile.begin), static_cast<int>(ends ? ~tile.end : tile.end)});
+    if (visited) made.visited.push_back(t);
+    if (visited && ends) made.ending.push_back(t);
+  }
   const std::size_t rows_at = lists.add_numbers(rows), zero_at = lists.add_numbers(zero);
   made.memory = upload(lists.numbers(), stream);
   made.list = lists.list(made.memory.get(), 0);
@@ -70,14 +102,17 @@ Tiles make_tiles(const ForwardArgs& args, int size, cudaStream_t stream) {
   return made;
 }
 // Kept between calls: the kernel leaves the counter at 0.
-std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, cudaStream_t stream) {
+std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index call, cudaStream_t stream) {
   if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, size, stream));
   enum : Index { kForward = 1 };
   std::vector<Index> sizes = {kForward, args.q.rows, size, args.q.heads, args.k.heads};
-  for (const Range& r : rows_held(args)) sizes.insert(sizes.end(), {r.begin, r.end});
+  for (std::size_t n = 0; n < rows_held(args).size(); ++n) {
+    const Range& r = rows_held(args)[n];
+    sizes.insert(sizes.end(), {r.begin, r.end, later_keys(*args.steps, n, call)});
+  }
   const ListKey key{args.slices, args.attention.head_map, sizes};
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
-  const auto made = std::make_shared<Tiles>(make_tiles(args, size, stream));
+  const auto made = std::make_shared<Tiles>(make_tiles(args, size, call, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
   return made;
 }
@@ -86,9 +121,20 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, cudaStr
 struct KeptSums {
   KeptSums(Index rows, int columns, cudaStream_t stream)
       : sums(static_cast<std::size_t>(rows * columns), stream), states(static_cast<std::size_t>(rows), stream) {}
+  // Do all rows have their out and lse after this call, the last one?
+  bool all_done(const Tiles& last) {
+    for (const int tile : last.visited) done[static_cast<std::size_t>(tile)] = true;
+    return std::find(done.begin(), done.end(), false) == done.end();
+  }
   StreamArray<float> sums;
   StreamArray<RowState<float>> states;
+  Index calls = 0;
+  std::vector<bool> done;  // tiles whose rows have ended
 };
+Index calls_before(const ForwardArgs& args) {
+  if (args.steps == nullptr || args.steps->kept == nullptr) return 0;
+  return std::static_pointer_cast<KeptSums>(args.steps->kept)->calls;
+}
 std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream) {
   if (args.steps == nullptr) return nullptr;
   auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
@@ -121,7 +167,7 @@ void forward(const ForwardArgs& args) {
   const bool mapped = group == 1 && !args.attention.head_map.empty();
   const Grouping side = grouping(width, group);
   const int units = static_cast<int>(args.q.heads) / side.heads;
-  const std::shared_ptr<const Tiles> tiles = tiles_of(args, side.rows, stream);
+  const std::shared_ptr<const Tiles> tiles = tiles_of(args, side.rows, calls_before(args), stream);
   const Tiles& work = *tiles;
   check_grid(work.tiles, units);
 
@@ -168,9 +214,12 @@ void forward(const ForwardArgs& args) {
   }
   (dtype == DType::bf16 ? forward_bf16 : forward_f16)(width, call, stream);
   if (args.steps != nullptr) {
-    if (args.steps->last && call.steps.sums != nullptr) finish_steps(width, call, dtype, stream);
+    sums->done.resize(static_cast<std::size_t>(work.tiles));
+    for (const int tile : work.ending) sums->done[static_cast<std::size_t>(tile)] = true;
+    ++sums->calls;
+    if (args.steps->last && !sums->all_done(work)) finish_steps(width, call, dtype, stream);
     args.steps->kept = args.steps->last ? nullptr : sums;
-    if (!args.steps->last) return;  // out is not written yet
+    if (!args.steps->last) return;  // out may not be written yet
   }
   out.finish();
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);

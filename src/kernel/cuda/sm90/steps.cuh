@@ -1,6 +1,7 @@
 // What the fetching thread tells the others of a tile of keys, and its way through a tile's slices.
 #pragma once
 
+#include "kernel/cuda/sm90/call.h"
 #include "kernel/cuda/walk.cuh"
 
 namespace weft::cuda::sm90 {
@@ -10,9 +11,12 @@ struct alignas(16) Step {
   enum Flag : int {
     kFirst = 1,   // of its tile of queries
     kLast = 2,    // of it
-    kMasked = 4,  // not every row sees every key
-    kMended = 8,  // keys outside the slice are made zeros in V
-    kStop = 16    // there is no more work
+    kMended = 4,  // keys outside the slice are made zeros in V
+    kStop = 8,    // there is no more work
+    kEnds = 16,   // no later call of QuerySteps has keys for its tile of queries
+    // Of a warpgroup's rows, a bit for each of three:
+    kMasked = 1 << 5,  // not all see every key
+    kIdle = 1 << 24    // none sees any; masked, too
   };
   int flags;
   int rows;  // begin | end << 16 of the slice
@@ -42,13 +46,24 @@ __device__ inline Seen keys_of_row(const Step& step, int row) {
           min(Step::high(step.keys) - 1, Step::high(step.band) + row)};
 }
 
+// Rows of a tile of queries.
+__device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
+  if (call.tile_rows == nullptr) return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
+  const int2 rows = call.tile_rows[tile];
+  return {rows.x, rows.y < 0 ? ~rows.y : rows.y};
+}
+__device__ inline bool rows_end(const ForwardCall& call, int tile) {
+  return call.steps.sums != nullptr && (call.steps.last || call.tile_rows[tile].y < 0);
+}
+
 // The tiles of kKeys keys that rows [row, row + rows) see, slice by slice. Rows of the block behind those are computed
-// with them, seen or not, and go nowhere.
-template <int kKeys>
+// with them, seen or not, and go nowhere. Each of kGroups warpgroups has 64
+// of them, times heads; heads_inverse: 65,536 / heads, rounded up, with which places up to 192 divide exactly by up to 16.
+template <int kKeys, int kGroups>
 class StepWalk {
  public:
-  __device__ StepWalk(const WorkList& list, int tile, int row, int rows)
-      : slices_(list.slices), row_(row), rows_(rows) {
+  __device__ StepWalk(const WorkList& list, int tile, int row, int rows, int heads_inverse)
+      : slices_(list.slices), row_(row), rows_(rows), heads_inverse_(heads_inverse) {
     const int2 range = list.ranges[tile];
     member_ = range.x;
     end_ = range.y;
@@ -64,19 +79,35 @@ class StepWalk {
   __device__ Step step(int k_rows) const {
     constexpr int kFar = 0x3fff;
     const WorkSlice& s = slice_;
-    const int last_row = row_ + rows_ - 1, last_key = base_ + kKeys - 1;
+    const int last_key = base_ + kKeys - 1;
+    const int last_row = row_ + rows_ - 1;
     const bool all = row_ >= s.q_begin && last_row < s.q_end && base_ >= s.k_begin && last_key < s.k_end &&
                      base_ - last_row >= s.lo && last_key - row_ <= s.hi;
+    int flags = 0;
+    for (int g = 0; g < (all ? 0 : kGroups); ++g) flags |= flags_of(g) << g;
     // Behind the buffer's last key there are zeros already.
     const bool mended = base_ < s.k_begin || (last_key >= s.k_end && s.k_end < k_rows);
     const long long shift = static_cast<long long>(row_) - base_;
-    return {(all ? 0 : Step::kMasked) | (mended ? Step::kMended : 0),
+    return {flags | (mended ? Step::kMended : 0),
             Step::pair(max(0, s.q_begin - row_), min(rows_, s.q_end - row_)),
             Step::pair(max(0, s.k_begin - base_), min(kKeys, s.k_end - base_)),
             Step::pair(clamped(s.lo + shift, -kFar, kFar), clamped(s.hi + shift, -kFar, kFar))};
   }
 
  private:
+  // Of the rows of a warpgroup; rows behind the tile's count for nothing.
+  __device__ int flags_of(int group) const {
+    const WorkSlice& s = slice_;
+    const int first = row_ + row_of(64 * group), last = min(row_ + row_of(64 * group + 63), row_ + rows_ - 1);
+    const int first_key = max(base_, s.k_begin), last_key = min(base_ + kKeys, s.k_end) - 1;
+    if (first <= last && first >= s.q_begin && last < s.q_end && last_key - first_key == kKeys - 1 &&
+        first_key - last >= s.lo && last_key - first <= s.hi)
+      return 0;
+    const long long from = max(first, s.q_begin), to = min(last, s.q_end - 1);
+    const bool sees = from <= to && first_key <= to + s.hi && last_key >= from + s.lo;
+    return Step::kMasked | (sees ? 0 : Step::kIdle);
+  }
+  __device__ int row_of(int place) const { return place * heads_inverse_ >> 16; }
   __device__ bool enter() {
     for (; member_ < end_; ++member_) {
       slice_ = slices_[member_];
@@ -92,7 +123,7 @@ class StepWalk {
 
   const WorkSlice* slices_;
   WorkSlice slice_;
-  int row_, rows_, member_, end_, base_, stop_;
+  int row_, rows_, heads_inverse_, member_, end_, base_, stop_;
 };
 
 }  // namespace weft::cuda::sm90
