@@ -1,5 +1,6 @@
-// Calls one after another in a stream, whose kernels begin while the ones before end: lists are found again, outputs and
-// buffers hold what others left, and the caller's own kernel between two calls lets the next begin before it has written.
+// Calls one after another in a stream, whose kernels begin while the ones before end: lists are found again, outputs
+// and buffers hold what others left, and the caller's own kernel between two calls lets the next begin before it has
+// written.
 #include "cuda/gpu_problem.h"
 
 namespace weft::test {

@@ -49,8 +49,7 @@ struct Work {
   Work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      sizes = {kBackward,    args.q.rows, args.k.rows, args.q.heads,
-               args.k.heads, log_size,    log_heads,   tiles_of_dq};
+      sizes = {kBackward, args.q.rows, args.k.rows, args.q.heads, args.k.heads, log_size, log_heads, tiles_of_dq};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
       key = {args.slices, args.attention.head_map, sizes};
