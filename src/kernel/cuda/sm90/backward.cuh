@@ -14,6 +14,7 @@
 #include "cuda/launch.h"
 #include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
+#include "kernel/cuda/sm90/backward_unseen.cuh"
 #include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
@@ -367,10 +368,16 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
   const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  let_next_begin();
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
   if (group == 0) {
     give_registers<BackwardShape::kFetchRegisters>();
-    if (threadIdx.x < 32) fetch<kWidth>(call, shared);
+    if (warp == 0) {
+      fetch<kWidth>(call, shared);
+    } else {
+      await_before();  // in every block: the kernel after must not pass the one before
+      clear_unseen(call);
+    }
   } else {
     take_registers<BackwardShape::kMathRegisters>();
     BackwardMath<N, kWidth, kBent, kDq>(call, shared, group - 1).run();
@@ -385,8 +392,8 @@ void launch_backward(const BackwardCall& call, cudaStream_t stream) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   static_assert(kShape.shared_bytes() <= 227 * 1024);
   launch(call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, true> : &backward_kernel<N, kWidth, kBent, false>,
-         {dim3(static_cast<unsigned>(min(call.keys.active * call.heads_k, call.processors))),
-          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes())},
+         {dim3(static_cast<unsigned>(min(max(call.keys.active, call.unseen_tiles) * call.heads_k, call.processors))),
+          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes()), call.early},
          stream, call);
 }
 

@@ -220,9 +220,11 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
     const int kv_head = at / call.keys.active, tile = at % call.keys.active;
     const KeyItem item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
+      if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
       wait(shared.keys_free(), parity ^ 1);
       parity ^= 1;
       fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
+      if (call.keys_ready) await_before();  // statistics, and what is added to
       fetch_rows<kWidth>(call, shared, item, state);
     }
     // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.

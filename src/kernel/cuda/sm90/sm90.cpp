@@ -115,7 +115,7 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index c
     const Range& r = rows_held(args)[n];
     sizes.insert(sizes.end(), {r.begin, r.end, later_keys(*args.steps, n, call)});
   }
-  const ListKey key(args.slices, args.attention.head_map, std::move(sizes));
+  const ListKey key{args.slices, args.attention.head_map, sizes};
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
   const auto made = std::make_shared<Tiles>(make_tiles(args, size, call, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
