@@ -62,6 +62,7 @@ TEST_P(GpuBits, DoNotDependOnPadding) {
       expect_same_bits(filled, zeros, Pass::backward);
       // Without `deterministic` dq's bits may change, but no padding reaches it.
       gpu_attend_backward(filled.backward_args(problems[1]));
+      gpu_attend_backward(zeros.backward_args(problems[0]));  // cuda.sm90 adds up dk in another order then
       for (const double x : filled.backward.dq.values()) ASSERT_FALSE(std::isnan(x));
       EXPECT_EQ(bits(filled.backward.dk), bits(zeros.backward.dk));
       EXPECT_EQ(bits(filled.backward.dv), bits(zeros.backward.dv));

@@ -113,6 +113,7 @@ void backward(const BackwardArgs& given) {
   const Index units = args.q.heads >> log_heads;
   Work lists(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
   const BackwardWork& work = *lists.of;
+  const bool alone = args.deterministic && !work.in_turn;  // dQ in a kernel of its own
   check_grid(
       max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
       max_of(units, args.k.heads));
@@ -121,13 +122,12 @@ void backward(const BackwardArgs& given) {
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
   const bool prepared = kept_rows != nullptr;
-  if (!prepared)
-    kept_rows =
-        std::make_shared<KeptRows>(rows, args.deterministic ? 0 : static_cast<std::size_t>(shape.k), stream);
+  if (!prepared) kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), stream);
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
   float *const statistics = kept_rows->statistics, *const dq_sums = kept_rows->dq_sums;
+  const StreamArray<int> additions(work.in_turn ? 2 * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
   int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
@@ -146,6 +146,7 @@ void backward(const BackwardArgs& given) {
                 .scale = scale,
                 .statistics = statistics,
                 .dq_sums = dq_sums,
+                .additions = additions.get(),
                 .dsink = dsink.get(),
                 .counter = own_counter.get(),
                 .q_rows = static_cast<int>(args.q.rows),
@@ -170,6 +171,7 @@ void backward(const BackwardArgs& given) {
                     .scale = scale,
                     .statistics = statistics,
                     .dq_sums = dq_sums,
+                    .additions = additions.get(),
                     .dk = dk.view(),
                     .dv = dv.view(),
                     .wide_dk = dk.wide(),
@@ -189,7 +191,7 @@ void backward(const BackwardArgs& given) {
   (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
   dk.finish();
   dv.finish();
-  if (args.deterministic) {
+  if (alone) {
     const DqCall dq{.q = call.q,
                     .dout = call.dout,
                     .k = call.k,

@@ -5,7 +5,8 @@
 //
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
 // products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
-// part from all 128 keys, one step late, and adds it to f32 sums in device memory.
+// part from all 128 keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared
+// memory for a thread that waits until all additions that come before have been made.
 //
 // Warpgroups take turns at issuing products, two in a step: S and dP; then dV, dK and dQ of the last step. While one
 // multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
@@ -20,9 +21,9 @@
 
 namespace weft::cuda::sm90 {
 
-// kDq: dQ is made here.
-template <class N, Width kWidth, bool kBent, bool kDq>
+template <class N, Width kWidth, bool kBent, Dq kDq>
 struct BackwardMath {
+  static constexpr bool kMakesDq = kDq != Dq::elsewhere;
   static constexpr BackwardShape kShape = backward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = BackwardShape::kKeys;
@@ -201,6 +202,20 @@ struct BackwardMath {
       add_four(dq_at + j * 512, four);
     }
   }
+  // The same to who adds it: of the step before `at`.
+  __device__ __forceinline__ void hand_dq(const float (&x)[kOwn / 2]) const {
+    static_assert(64 * kOwn * 4 == BackwardShape::kPartBytes && BackwardShape::kParts == 2);
+    wait(shared.part_free(group, at ^ 1), parity ^ static_cast<unsigned>(at));
+    const unsigned to = shared.part(group, at ^ 1) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int j = 0; j < kOwn / 8; ++j)
+      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to + static_cast<unsigned>(j * 2048)), "f"(x[4 * j]),
+                   "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
+                   : "memory");
+    stores_visible();
+    __syncwarp();
+    if (arrives()) arrive(shared.part_full(group, at ^ 1));
+  }
 
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
@@ -210,7 +225,13 @@ struct BackwardMath {
     for (unsigned keys_parity = 0;; keys_parity ^= 1) {
       wait(shared.keys_full(), keys_parity);
       const int flags = SharedItem::read(shared.item()).flags;
-      if (SharedItem::read(shared.item()).begin < 0) return;
+      if (SharedItem::read(shared.item()).begin < 0) {
+        if constexpr (kDq == Dq::in_turn) {  // who adds is done too, but not before it has seen the part before
+          wait(shared.part_free(group, at), parity ^ 1);
+          if (arrives()) arrive(shared.part_full(group, at));
+        }
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < kK / 2; ++i) dk[i] = 0;
 #pragma unroll
@@ -267,7 +288,7 @@ struct BackwardMath {
       products_wait<0>();
       settle(dp);
       make_ds(g, s, dp, delta);
-      if constexpr (kDq) {
+      if constexpr (kMakesDq) {
         wait(shared.ds_free(at), parity ^ 1);
         keep_ds(g, at);
         stores_visible();
@@ -280,20 +301,23 @@ struct BackwardMath {
       add_rows<kV>(dv, p, shared.dout(at));
       add_rows<kK>(dk, g, shared.q(at));
       products_commit();
-      if constexpr (kDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
+      if constexpr (kMakesDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
       pass_turn();
-      const int sums = kDq ? read_sums(shared.step(at)) : 0;
-      products_wait<kDq ? 1 : 0>();
+      const int sums = kDq == Dq::any_order ? read_sums(shared.step(at)) : 0;
+      products_wait<kMakesDq ? 1 : 0>();
       if (arrives()) {
         arrive(shared.q_free(at));
         arrive(shared.dout_free(at));
       }
-      if constexpr (kDq) {
+      if constexpr (kMakesDq) {
         products_wait<0>();
         settle(dq);
         if (late >= 0) {
           if (arrives()) arrive(shared.ds_free(at ^ 1));
-          add_dq(dq, late);
+          if constexpr (kDq == Dq::in_turn)
+            hand_dq(dq);
+          else
+            add_dq(dq, late);
         }
         late = sums;
       }
@@ -304,7 +328,7 @@ struct BackwardMath {
     } while (!last);
     settle(dk);
     settle(dv);
-    if constexpr (kDq) {
+    if constexpr (kMakesDq) {
       float dq[kOwn / 2];
       await_turn();
       products_begin();
@@ -313,7 +337,10 @@ struct BackwardMath {
       products_wait<0>();
       settle(dq);
       if (arrives()) arrive(shared.ds_free(at ^ 1));
-      add_dq(dq, late);
+      if constexpr (kDq == Dq::in_turn)
+        hand_dq(dq);
+      else
+        add_dq(dq, late);
     }
   }
 
@@ -360,23 +387,24 @@ struct BackwardMath {
   }
 };
 
-template <class N, Width kWidth, bool kBent, bool kDq>
+template <class N, Width kWidth, bool kBent, Dq kDq>
 __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
-  if (threadIdx.x == 0) shared.init();
+  if (threadIdx.x == 0) shared.template init<kDq>();
   __syncthreads();
   let_next_begin();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
   if (group == 0) {
     give_registers<BackwardShape::kFetchRegisters>();
     if (warp == 0) {
-      fetch<kWidth>(call, shared);
+      fetch<kWidth, kDq>(call, shared);
     } else {
       await_before();  // in every block: the kernel after must not pass the one before
       clear_unseen(call);
+      if (kDq == Dq::in_turn && warp <= 2 && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
     }
   } else {
     take_registers<BackwardShape::kMathRegisters>();
@@ -390,10 +418,15 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
 template <class N, Width kWidth, bool kBent>
 void launch_backward(const BackwardCall& call, cudaStream_t stream) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
-  static_assert(kShape.shared_bytes() <= 227 * 1024);
-  launch(call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, true> : &backward_kernel<N, kWidth, kBent, false>,
+  static_assert(kShape.shared_bytes_in_turn() <= 227 * 1024);
+  const bool in_turn = call.additions != nullptr;
+  const auto kernel = in_turn                   ? &backward_kernel<N, kWidth, kBent, Dq::in_turn>
+                      : call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, Dq::any_order>
+                                                : &backward_kernel<N, kWidth, kBent, Dq::elsewhere>;
+  launch(kernel,
          {dim3(static_cast<unsigned>(min(max(call.keys.active, call.unseen_tiles) * call.heads_k, call.processors))),
-          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes()), call.early},
+          dim3(BackwardShape::kThreads),
+          static_cast<std::size_t>(in_turn ? kShape.shared_bytes_in_turn() : kShape.shared_bytes()), call.early},
          stream, call);
 }
 

@@ -16,6 +16,9 @@ struct BackwardShape {
   int stages;    // tiles of Q and dO in shared memory
   static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
   static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
+  // Where dQ is added in turn: a step's dQ of one warpgroup, and how many of them wait to be added; steps that are
+  // known.
+  static constexpr int kPartBytes = 16384, kParts = 2, kVisits = 8;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
   WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
@@ -31,6 +34,11 @@ struct BackwardShape {
   WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
            8 * (3 + 6 * stages + kDsBuffers);
+  }
+  // With dQ in turn: parts of both warpgroups, visits, barriers.
+  WEFT_HD constexpr int parts_at() const { return (shared_bytes() + 127) / 128 * 128; }
+  WEFT_HD constexpr int shared_bytes_in_turn() const {
+    return parts_at() + 2 * kParts * kPartBytes + 8 * kVisits + 8 * 4 * kParts;
   }
 };
 
@@ -66,12 +74,30 @@ struct QueryTiles {
   WEFT_HD int heads() const { return 1 << log_heads; }
 };
 
+// Tiles of queries that see keys [begin, end) in a slice, both ends included.
+struct TileRange {
+  int first, last;
+};
+WEFT_HD constexpr TileRange tiles_seeing(const WorkSlice& s, int begin, int end, int log_size) {
+  const int first_key = s.k_begin > begin ? s.k_begin : begin, last_key = (s.k_end < end ? s.k_end : end) - 1;
+  const Index first = max_of(s.q_begin, Index{first_key} - s.hi), last = min_of(s.q_end - 1, Index{last_key} - s.lo);
+  if (first_key > last_key || first > last) return {0, -1};
+  return {static_cast<int>(first + s.unused) >> log_size, static_cast<int>(last + s.unused) >> log_size};
+}
+
+// Where dQ is made and added up: not here; by whoever comes; or tile by tile in a fixed order, for the same bits
+// always.
+enum class Dq { elsewhere, any_order, in_turn };
+
 // Tiles of keys. On the host they are made in the order in which they are worked on.
 struct KeyTiles {
   const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
   WorkList list;      // tiles lie every kKeys
   int active;         // that may have slices
   const int* order;   // [active · K/V heads] of items: head · active + tile; null: head by head
+  // Dq::in_turn: how many additions to a tile of dQ come before that of a slice's visit; the slice's k_first brings the
+  // tile's number to its place here. Items of a head are handed out in their order.
+  const int* turns;
 };
 // Query heads of a K/V head: `group` that follow each other, or, if it is 0, as the list says.
 struct HeadTiles {
@@ -92,7 +118,8 @@ struct BackwardCall {
   float scale;              // d logit / d q·k, but for softcap
   const float* statistics;  // [units, tiles]: lse·log2(e) of all rows (statistics_at), then scale·(dout·out);
                             // +inf and 0 for no row
-  float* dq_sums;           // [units, tiles], in the order of registers
+  float* dq_sums;           // [units, tiles], in the order of registers; null: Dq::elsewhere
+  int* additions;           // [units, tiles, 2] to a warpgroup's part of them so far; null: not Dq::in_turn
   TensorView dk, dv;
   bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32
   bool add_keys;
@@ -153,6 +180,7 @@ struct PrepareCall {
   float scale;
   float* statistics;
   float* dq_sums;  // or null
+  int* additions;  // become 0; or null
   double* dsink;   // [hq, tiles] or null
   int* counter;    // becomes 0; or null
   int q_rows, heads_q;

@@ -1,4 +1,5 @@
-// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends.
+// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends; where dQ is
+// added in turn, two more add it.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -20,6 +21,9 @@ struct BackwardShared {
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
                             kBarrierAt = kItemAt + BackwardShape::kItemBytes;
+  static constexpr int kParts = BackwardShape::kParts;
+  static constexpr unsigned kPartsAt = kShape.parts_at(), kVisitAt = kPartsAt + 2 * kParts * BackwardShape::kPartBytes,
+                            kPartBarrierAt = kVisitAt + 8 * BackwardShape::kVisits;
   unsigned base;
 
   __device__ static unsigned times(int n, int bytes) { return static_cast<unsigned>(n * bytes); }
@@ -45,6 +49,15 @@ struct BackwardShared {
   __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
 
+  // Dq::in_turn: dQ of a warpgroup; the tile of dQ and the turn of a step.
+  __device__ unsigned part(int group, int b) const {
+    return base + kPartsAt + times(group * kParts + b, BackwardShape::kPartBytes);
+  }
+  __device__ unsigned visit(int n) const { return base + kVisitAt + times(n % BackwardShape::kVisits, 8); }
+  __device__ unsigned part_full(int group, int b) const { return base + kPartBarrierAt + times(group * kParts + b, 8); }
+  __device__ unsigned part_free(int group, int b) const { return part_full(group + 2, b); }
+
+  template <Dq kDq>
   __device__ void init() const {
     constexpr int kArrivals = 8 * kArrivalsOfWarp;  // of warps that multiply
     barrier_init(keys_full(), 1);
@@ -56,6 +69,11 @@ struct BackwardShared {
       barrier_init(dout_free(s), kArrivals);
     }
     for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kArrivals);
+    if constexpr (kDq == Dq::in_turn)
+      for (int p = 0; p < 2 * kParts; ++p) {
+        barrier_init(part_full(0, p), kArrivals / 2);
+        barrier_init(part_free(0, p), 1);
+      }
     barriers_ready();
   }
 };
@@ -152,70 +170,89 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
 // What goes on from item to item.
 template <Width kWidth>
 struct FetchState {
-  Ring<backward_shape(kWidth).stages> stage;
+  int steps = 0;
   unsigned raw_parity = 0;  // a bit a stage
+  // Of the next step; parity of its barriers.
+  __device__ int stage() const { return steps & 1; }
+  __device__ unsigned parity() const { return static_cast<unsigned>(steps) >> 1 & 1; }
 };
 
 // The rows of an item.
-template <Width kWidth>
+template <Width kWidth, Dq kDq>
 __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
                            FetchState<kWidth>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  auto& [stage, raw_parity] = state;
-  RowWalk walk(call, item);
+  static_assert(kShape.stages == 2);
+  RowWalk<kDq == Dq::in_turn> walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
+    // What was there has been added: a stage is freed when dQ of the step before the one before has its place.
+    if (kDq == Dq::in_turn && lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
     more = walk.next();
     if (!more) step.flags |= RowStep::kLast;
+    const int stage = state.stage();
     const bool mended = (step.flags & RowStep::kMended) != 0;
     const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
-    const unsigned q_ready = mended ? shared.q_raw(stage.at) : shared.q_full(stage.at);
-    const unsigned dout_ready = mended ? shared.dout_raw(stage.at) : shared.dout_full(stage.at);
-    wait(shared.q_free(stage.at), stage.parity ^ 1);
+    const unsigned q_ready = mended ? shared.q_raw(stage) : shared.q_full(stage);
+    const unsigned dout_ready = mended ? shared.dout_raw(stage) : shared.dout_full(stage);
+    wait(shared.q_free(stage), state.parity() ^ 1);
     if (lane == 0) {
-      write_step(shared.step(stage.at), step);
+      write_step(shared.step(stage), step);
       arrive_expecting(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.k>(shared.q(stage.at), call.q, q_ready, kShape.rows(), head, row);
-      load_bytes(shared.lse(stage.at), statistics, kShape.statistics_bytes(), q_ready);
+      load_boxes<kShape.k>(shared.q(stage), call.q, q_ready, kShape.rows(), head, row);
+      load_bytes(shared.lse(stage), statistics, kShape.statistics_bytes(), q_ready);
     }
     __syncwarp();
-    wait(shared.dout_free(stage.at), stage.parity ^ 1);
+    wait(shared.dout_free(stage), state.parity() ^ 1);
     if (lane == 0) {
       arrive_expecting(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.v>(shared.dout(stage.at), call.dout, dout_ready, kShape.rows(), head, row);
-      load_bytes(shared.delta(stage.at), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
+      load_boxes<kShape.v>(shared.dout(stage), call.dout, dout_ready, kShape.rows(), head, row);
+      load_bytes(shared.delta(stage), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
     }
     __syncwarp();
     if (mended) {
-      const unsigned parity = raw_parity >> stage.at & 1;
-      raw_parity ^= 1u << stage.at;
+      const unsigned parity = state.raw_parity >> stage & 1;
+      state.raw_parity ^= 1u << stage;
       const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows)
                                                                               << call.rows.log_heads;
       const auto dead = [&](int r) { return r < begin || r >= end; };
       wait(q_ready, parity);
-      clear_rows<kShape.rows(), kShape.k>(shared.q(stage.at), dead);
+      clear_rows<kShape.rows(), kShape.k>(shared.q(stage), dead);
       wait(dout_ready, parity);
-      clear_rows<kShape.rows(), kShape.v>(shared.dout(stage.at), dead);
+      clear_rows<kShape.rows(), kShape.v>(shared.dout(stage), dead);
       stores_visible();
       __syncwarp();
       if (lane == 0) {
-        arrive(shared.q_full(stage.at));
-        arrive(shared.dout_full(stage.at));
+        arrive(shared.q_full(stage));
+        arrive(shared.dout_full(stage));
       }
     }
-    stage.next();
+    ++state.steps;
   }
 }
 
-// A warp: hands out items, walks, fetches.
-template <Width kWidth>
+// A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is
+// taken from the counter: blocks before this one may not have begun.
+template <Width kWidth, Dq kDq>
 __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
   FetchState<kWidth> state;
   unsigned parity = 0, raw_parity = 0;
-  for (int next = static_cast<int>(blockIdx.x); next < items;) {
+  const auto take = [&] {
+    const int given = kDq == Dq::in_turn ? 0 : static_cast<int>(gridDim.x);  // without asking
+    int taken = 0;
+    if (lane == 0) {
+      taken = atomicAdd(call.counter, 1);
+      if (taken - items == static_cast<int>(gridDim.x) - given - 1) *call.counter = 0;  // the last: for the next call
+      taken += given;
+    }
+    return __shfl_sync(0xffffffffu, taken, 0);
+  };
+  // Another call's counter until then.
+  if (kDq == Dq::in_turn && !call.keys_ready) await_before();
+  for (int next = kDq == Dq::in_turn ? take() : static_cast<int>(blockIdx.x); next < items;) {
     const int at = call.keys.order != nullptr ? call.keys.order[next] : next;
     const int kv_head = at / call.keys.active, tile = at % call.keys.active;
     const KeyItem item(call, tile, kv_head);
@@ -225,20 +262,36 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
       parity ^= 1;
       fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
       if (call.keys_ready) await_before();  // statistics, and what is added to
-      fetch_rows<kWidth>(call, shared, item, state);
+      fetch_rows<kWidth, kDq>(call, shared, item, state);
     }
     // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
-    if (lane == 0) {
-      next = atomicAdd(call.counter, 1);
-      if (next == items - 1) *call.counter = 0;  // the last one asked: for the next call
-      next += static_cast<int>(gridDim.x);
-    }
-    next = __shfl_sync(0xffffffffu, next, 0);
+    next = take();
   }
   wait(shared.keys_free(), parity ^ 1);
   if (lane == 0) {
     write_four(shared.item(), -1, 0, 0, 0);
+    if constexpr (kDq == Dq::in_turn) write_two(shared.visit(state.steps), -1, 0);
     arrive(shared.keys_full());
+  }
+}
+
+// A thread: adds what a warpgroup has made of dQ, when it is its turn.
+template <Width kWidth>
+__device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidth>& shared, int group) {
+  constexpr int kPart = BackwardShape::kPartBytes / 4;
+  Ring<BackwardShape::kParts> part;
+  for (int n = 0;; ++n) {
+    wait(shared.part_full(group, part.at), part.parity);
+    const int2 visit = read_two(shared.visit(n));
+    if (visit.x < 0) return;  // there is no more work
+    const Index to = 2 * static_cast<Index>(visit.x) + group;
+    await_number(call.additions + to, visit.y);
+    add_bytes(call.dq_sums + to * kPart, shared.part(group, part.at), BackwardShape::kPartBytes);
+    await_read();
+    arrive(shared.part_free(group, part.at));
+    await_added();
+    publish(call.additions + to, visit.y + 1);
+    part.next();
   }
 }
 

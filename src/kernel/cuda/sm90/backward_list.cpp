@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernel/cuda/sm90/backward_turns.h"
+
 namespace weft::cuda::sm90 {
 namespace {
 
@@ -88,32 +90,31 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
   return made;
 }
 
-// Items (head · tiles + tile) head by head, tiles in their order, except that one which would end after the time that all
-// work takes, spread evenly, begins as much earlier. None at all if there is no such item.
-std::vector<int> order_items(const std::vector<Index>& costs, Index heads, int processors) {
-  const Index of_head = std::accumulate(costs.begin(), costs.end(), Index{0}), time = of_head * heads / processors;
-  const Index longest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
-  // Shorter ones end in time, or nearly; heads at once would have more dQ under way than the L2 cache holds.
-  if (3 * longest <= time) return {};
-  const std::size_t tiles = costs.size(), all = tiles * static_cast<std::size_t>(heads);
-  std::vector<Index> start(all);
-  Index before = 0;
-  for (std::size_t i = 0; i < all; ++i) {
-    const Index cost = costs[i % tiles];
-    start[i] = min_of(before / processors, time - cost);
-    before += cost;
+// Calls visit(slice, tile) for each tile of keys that a slice touches.
+template <class Visit>
+void each_key_tile(const std::vector<WorkSlice>& slices, const Cut& keys, const Visit& visit) {
+  constexpr int kKeys = BackwardShape::kKeys;
+  for (std::size_t n = 0; n < slices.size(); ++n) {
+    const WorkSlice& s = slices[n];
+    const Part& part = keys.parts[static_cast<std::size_t>(keys.part_of[n])];
+    const int first = part.first_tile + (s.k_begin - part.begin) / kKeys;
+    const int last = part.first_tile + (s.k_end - 1 - part.begin) / kKeys;
+    for (int t = first; t <= last; ++t) visit(n, static_cast<std::size_t>(t));
   }
-  std::vector<int> order(all);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return start[static_cast<std::size_t>(a)] < start[static_cast<std::size_t>(b)]; });
-  return order;
+}
+
+// What brings a slice's rows to where tiles lie every `size` rows from 0 on.
+int shift_of(const Cut& rows, std::size_t slice, int size) {
+  const Part& part = rows.parts[static_cast<std::size_t>(rows.part_of[slice])];
+  return part.first_tile * size - part.begin;
 }
 
 }  // namespace
 
 BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
-    : tiles_of_dq_(tiles_of_dq), heads_k_(args.k.heads) {
+    : tiles_of_dq_(tiles_of_dq),
+      heads_k_(args.k.heads),
+      units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
   rows.log_size = log_size;
   rows.log_heads = log_heads;
   rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
@@ -144,6 +145,7 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   if (args.steps != nullptr) q_spans.insert(q_spans.end(), args.steps->rows.begin(), args.steps->rows.end());
   rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
   keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), BackwardShape::kKeys, true);
+  in_turn = tiles_of_dq_ > 0 && fits_turns();
   std::vector<int> gaps;
   for (std::size_t t = 0; t < keys_.ranges.size(); t += 2)
     if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
@@ -161,22 +163,41 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   heads = lists.heads(first_.get());
 }
 
+bool BackwardWork::fits_turns() const {
+  constexpr Index kMost = Index{1} << 24;
+  Index visits = 0;
+  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
+    WorkSlice s = slices_[n];
+    s.unused = shift_of(rows_, n, rows.size());
+    const TileRange seen = tiles_seeing(s, keys_.ranges[2 * t], keys_.ranges[2 * t + 1], rows.log_size);
+    visits += seen.last - seen.first + 1;
+  });
+  return visits <= kMost;
+}
+
+// From one block's addition to the next one's a block makes about two steps.
+std::vector<PartItems> BackwardWork::parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
+                                              const std::vector<Index>& cost, int processors) const {
+  constexpr Index kStepsApart = 2;
+  std::vector<PartItems> parts;
+  for (std::size_t i = 0; i < tiles.size();) {
+    const auto part = [&](std::size_t n) { return part_of_tile[static_cast<std::size_t>(tiles[n])]; };
+    const std::size_t begin = i;
+    Index of_part = 0;
+    for (; i < tiles.size() && part(i) == part(begin); ++i)
+      of_part += ceil_div(cost[static_cast<std::size_t>(tiles[i])], rows.size()) * units_of_head_;
+    const Index together = kStepsApart * processors * static_cast<Index>(i - begin);
+    parts.push_back({static_cast<int>(begin), static_cast<int>(i), together / max_of(of_part, 1) + 1});
+  }
+  return parts;
+}
+
 void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   if (rows.ranges == nullptr) return;  // a device_plan's are there
-  constexpr int kKeys = BackwardShape::kKeys;
   const std::size_t tiles = static_cast<std::size_t>(keys_.tiles());
   std::vector<int> begin(tiles + 1, 0), part_of_tile(tiles, 0);
   std::vector<Index> cost(tiles, 0), part_cost(keys_.parts.size(), 0);
-  const auto each = [&](auto&& visit) {
-    for (std::size_t n = 0; n < slices_.size(); ++n) {
-      const WorkSlice& s = slices_[n];
-      const Part& part = keys_.parts[static_cast<std::size_t>(keys_.part_of[n])];
-      const int first = part.first_tile + (s.k_begin - part.begin) / kKeys;
-      const int last = part.first_tile + (s.k_end - 1 - part.begin) / kKeys;
-      for (int t = first; t <= last; ++t) visit(n, static_cast<std::size_t>(t));
-    }
-  };
-  each([&](std::size_t n, std::size_t t) {
+  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
     const WorkSlice& s = slices_[n];
     const Index first = max_of(s.k_begin, keys_.ranges[2 * t]), last = min_of(s.k_end, keys_.ranges[2 * t + 1]) - 1;
     const Index seeing = min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
@@ -188,11 +209,10 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<WorkSlice> members(static_cast<std::size_t>(begin.back()));
   std::vector<int> next(begin.begin(), begin.end() - 1);
-  each([&](std::size_t n, std::size_t t) {
-    const Part& part = rows_.parts[static_cast<std::size_t>(rows_.part_of[n])];
+  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
     WorkSlice& s = members[static_cast<std::size_t>(next[t]++)];
     s = slices_[n];
-    s.unused = part.first_tile * rows.size() - part.begin;
+    s.unused = shift_of(rows_, n, rows.size());
   });
   std::vector<int> order;
   for (std::size_t t = 0; t < tiles; ++t)
@@ -203,6 +223,11 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
     if (px != py) return part_cost[px] != part_cost[py] ? part_cost[px] > part_cost[py] : px < py;
     return cost[x] > cost[y];
   });
+  std::vector<PartItems> parts;
+  if (in_turn) {
+    parts = parts_of(order, part_of_tile, cost, processors);
+    order = spread_parts(order, parts, heads_k_);
+  }
   std::vector<int> items;
   std::vector<Index> costs;
   for (const int t : order) {
@@ -210,20 +235,24 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
     items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
     costs.push_back(cost[x] + rows.size());  // to begin and to end takes about a step of a tile
   }
-  const std::vector<int> item_order = order_items(costs, heads_k_, processors);
+  const std::vector<int> item_order =
+      in_turn ? order_in_turn(parts, heads_k_) : order_items(costs, heads_k_, processors);
+  std::vector<int> turns;
+  if (in_turn) turns = number_turns(items, members, rows.log_size, rows.tiles);
   DqItems dq;
-  if (tiles_of_dq_ > 0) dq = cut_dq(slices_, rows_, tiles_of_dq_);
+  if (tiles_of_dq_ > 0 && !in_turn) dq = cut_dq(slices_, rows_, tiles_of_dq_);
 
   HostLists lists({});
   const std::size_t members_at = lists.add_numbers(numbers_of(members)), items_at = lists.add_numbers(items),
                     dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices)),
-                    order_at = lists.add_numbers(item_order);
+                    order_at = lists.add_numbers(item_order), turns_at = lists.add_numbers(turns);
   second_ = upload(lists.numbers(), stream);
   const int* base = second_.get();
   keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
   keys.items = reinterpret_cast<const int4*>(base + items_at);
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;
+  keys.turns = base + turns_at;
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));

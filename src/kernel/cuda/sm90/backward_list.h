@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernel/cuda/list.h"
-#include "kernel/cuda/sm90/backward_call.h"
+#include "kernel/cuda/sm90/backward_turns.h"
 
 namespace weft::cuda::sm90 {
 
@@ -25,7 +25,8 @@ struct Cut {
 
 class BackwardWork {
  public:
-  // tiles_of_dq: of rows that are one item of dQ; 0: no such items. Has what goes before the products;
+  // tiles_of_dq: of rows that are one item of dQ, for the same bits always; 0: no such items. Has what goes before the
+  // products;
   BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream);
   // the rest, while that is under way.
   void add_keys(int processors, cudaStream_t stream);
@@ -36,7 +37,8 @@ class BackwardWork {
   int unseen_tiles = 0;
   KeyTiles keys = {};
   WorkHeads heads = {};
-  // Of dQ by the owner of its rows; items are null with a device_plan.
+  bool in_turn = false;  // the same bits by Dq::in_turn: lists from the host, if 64 MiB hold all turns
+  // Otherwise: of dQ by the owner of its rows; items are null with a device_plan.
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
   int dq_active = 0;
@@ -44,9 +46,12 @@ class BackwardWork {
 
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);
+  bool fits_turns() const;
+  std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
+                                  const std::vector<Index>& cost, int processors) const;
 
   int tiles_of_dq_;
-  Index heads_k_;
+  Index heads_k_, units_of_head_;
   CallLists lists_;  // of a device_plan
   std::vector<WorkSlice> slices_;
   Cut rows_, keys_;

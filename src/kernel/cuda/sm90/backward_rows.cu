@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
   float* statistics = call.statistics + static_cast<Index>(block) * (2 * kRows);
+  if (call.additions != nullptr && thread < 2) call.additions[2 * static_cast<Index>(block) + thread] = 0;
   constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
   const int piece = thread % kLanes;
   const auto row_of = [&](int i) { return rows.begin + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };

@@ -66,13 +66,21 @@ struct KeyItem {
 };
 
 // The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
-// then add to the same tiles of dQ, which are in the L2 cache.
+// then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile come one after another: a block
+// with few rows would wait at the second unit for one that has many of the first.
+template <bool kInTurn>
 class RowWalk {
  public:
   __device__ RowWalk(const BackwardCall& call, const KeyItem& item)
       : call_(call), item_(item), member_(item.first), head_(item.head) {}
+  __device__ int turn() const { return call_.keys.turns[slice_.k_first + tile_]; }
   __device__ bool start() { return item_.has_work() && enter(); }
   __device__ bool next() {
+    if constexpr (kInTurn) {
+      head_ += call_.rows.heads();
+      if (head_ < item_.heads) return true;
+      head_ = item_.head;
+    }
     if (--tile_ >= stop_) return true;
     ++member_;
     return enter();
@@ -104,15 +112,13 @@ class RowWalk {
     while (true) {
       for (; member_ < item_.last; ++member_) {
         slice_ = read(call_.keys.list.slices, member_);
-        const WorkSlice& s = slice_;
-        const long long first = max(s.k_begin, item_.begin), last = min(s.k_end, item_.end) - 1;
-        const int begin = within_int(max(static_cast<long long>(s.q_begin), first - s.hi));
-        const int end = within_int(min(static_cast<long long>(s.q_end), last - s.lo + 1));
-        if (first > last || begin >= end) continue;
-        tile_ = (end - 1 + s.unused) >> call_.rows.log_size;
-        stop_ = (begin + s.unused) >> call_.rows.log_size;
+        const TileRange tiles = tiles_seeing(slice_, item_.begin, item_.end, call_.rows.log_size);
+        if (tiles.first > tiles.last) continue;
+        tile_ = tiles.last;
+        stop_ = tiles.first;
         return true;
       }
+      if constexpr (kInTurn) return false;
       head_ += call_.rows.heads();
       if (head_ >= item_.heads) return false;
       member_ = item_.first;

@@ -95,6 +95,32 @@ __device__ inline void prefetch_map(const CUtensorMap& map) {
 __device__ inline void add_two(float* to, float x, float y) {
   asm volatile("red.global.add.v2.f32 [%0], {%1,%2};\n" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
+// Floats of shared memory added to those of global memory, a multiple of 16 bytes; one group of such is under way.
+__device__ inline void add_bytes(float* to, unsigned from, unsigned bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;\n" ::"l"(
+          to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+// They have been read; they have been added.
+__device__ inline void await_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
+__device__ inline void await_added() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+// A number that says what another block may go on with. Bulk copies on both sides of it are ordered by the fences.
+__device__ inline void publish(int* to, int x) {
+  asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;\n" ::"l"(to), "r"(x) : "memory");
+}
+__device__ inline void await_number(const int* from, int x) {
+  int now;
+  for (int tries = 0;; ++tries) {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(from) : "memory");
+    if (now == x) break;
+#ifndef NDEBUG
+    if (tries > 1 << 22) __trap();
+#endif
+  }
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
+}
 // Ordinary stores to shared memory before, products or bulk copies of it after: every writer, then a barrier.
 __device__ inline void stores_visible() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 

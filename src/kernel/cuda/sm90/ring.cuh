@@ -24,6 +24,14 @@ __device__ inline int read_word(unsigned at) {
 __device__ inline void write_word(unsigned at, int x) {
   asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
 }
+__device__ inline void write_two(unsigned at, int a, int b) {
+  asm volatile("st.shared.v2.s32 [%0], {%1,%2};\n" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+__device__ inline int2 read_two(unsigned at) {
+  int2 x;
+  asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "r"(at));
+  return x;
+}
 __device__ inline void write_four(unsigned at, int a, int b, int c, int d) {
   asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
