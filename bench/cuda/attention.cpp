@@ -3,9 +3,11 @@
 //   attention                 all cases
 //   attention CASE...         some, by name
 //   attention --graph CASE... planned on the device too, each pass a graph that is replayed
+//   attention --host CASE...  what a call costs its thread, while the GPU is busy
 //   attention --kernel NAME .. by that kernel; the best one if none is named
 //   attention --list          the names
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -91,6 +93,22 @@ Times times_of(const Run& run) {
   WEFT_CUDA(cudaEventDestroy(end));
   std::sort(times.begin(), times.end());
   return {times[times.size() / 2], all / kRuns};
+}
+
+// Microseconds of the thread: the median of 40 runs that nobody waits for.
+template <class Run>
+double host_time_of(const Run& run) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kRuns = 40;
+  std::vector<double> times;
+  for (int i = 0; i < kRuns + 2; ++i) {
+    const Clock::time_point begin = Clock::now();
+    run();
+    if (i >= 2) times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+  }
+  WEFT_CUDA(cudaDeviceSynchronize());
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
 // The plan of a case from cu_seqlens in device memory, and passes that are replayed with it. The stream is one that the
@@ -216,7 +234,9 @@ class Steps {
   std::vector<Index> ends_;
 };
 
-void run(const BenchCase& c, const std::string& kernel, bool graph) {
+enum class How { calls, graph, host };
+
+void run(const BenchCase& c, const std::string& kernel, How how) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layouts layouts = make_layouts(kind, problem, c.ranks);
@@ -251,17 +271,21 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
                         .dv = dv.view(),
                         .place = place};
   std::optional<OnDevice> on_device;
-  if (graph && !c.steps) on_device.emplace(c, kind);
+  if (how == How::graph && !c.steps) on_device.emplace(c, kind);
   std::optional<Steps> steps;
   if (c.steps) steps.emplace(problem, layouts, c, plan);
+  const auto run_forward = [&] { steps ? steps->forward(forward, kernel) : attend(forward, kernel); };
+  const auto run_backward = [&] { steps ? steps->backward(backward, kernel) : attend_backward(backward, kernel); };
+  if (how == How::host) {
+    const double ahead = host_time_of(run_forward), back = host_time_of(run_backward);
+    std::printf("%-16s   host: forward %.1f us, backward %.1f us\n", c.name.c_str(), ahead, back);
+    return;
+  }
   const auto time_forward = [&] {
-    if (steps) return times_of([&] { steps->forward(forward, kernel); });
-    return on_device ? on_device->times(forward, &attend, kernel) : times_of([&] { attend(forward, kernel); });
+    return on_device ? on_device->times(forward, &attend, kernel) : times_of(run_forward);
   };
   const auto time_backward = [&] {
-    if (steps) return times_of([&] { steps->backward(backward, kernel); });
-    return on_device ? on_device->times(backward, &attend_backward, kernel)
-                     : times_of([&] { attend_backward(backward, kernel); });
+    return on_device ? on_device->times(backward, &attend_backward, kernel) : times_of(run_backward);
   };
   const Times ahead = time_forward(), back = time_backward();
   backward.deterministic = true;
@@ -280,8 +304,10 @@ void run(const BenchCase& c, const std::string& kernel, bool graph) {
 int main(int count, char** arguments) {
   const std::vector<BenchCase> cases = all_cases();
   std::vector<std::string> asked(arguments + 1, arguments + count);
-  const bool graph = !asked.empty() && asked.front() == "--graph";
-  if (graph) asked.erase(asked.begin());
+  How how = How::calls;
+  if (!asked.empty() && asked.front() == "--graph") how = How::graph;
+  if (!asked.empty() && asked.front() == "--host") how = How::host;
+  if (how != How::calls) asked.erase(asked.begin());
   std::string kernel;
   if (asked.size() >= 2 && asked.front() == "--kernel") {
     kernel = asked[1];
@@ -296,12 +322,12 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "there is no case '%s'; --list names them\n", name.c_str());
     return 2;
   }
-  if (asked.size() != 1)
+  if (asked.size() != 1 && how != How::host)
     std::printf("milliseconds, TFLOP/s single and one after another\n%-16s   %-20s   %-20s   %s\n", "case", "forward",
                 "backward", "with the same bits");
   try {
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, kernel, graph);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, kernel, how);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -18,14 +18,15 @@ struct Shape {
   bool early = false;
 };
 
+// More shared memory than a kernel has without asking is asked for once, on each device.
+void allow_shared(const void* kernel, std::size_t bytes);
+
 // Nothing is launched for an empty grid.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, Arguments&&... arguments) {
   if (shape.blocks.x == 0 || shape.blocks.y == 0 || shape.blocks.z == 0) return;
   constexpr std::size_t kWithoutAsking = 48 * 1024;
-  if (shape.shared_bytes > kWithoutAsking)
-    WEFT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shape.shared_bytes)));
+  if (shape.shared_bytes > kWithoutAsking) allow_shared(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
   config.blockDim = shape.threads;

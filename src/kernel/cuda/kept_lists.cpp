@@ -1,11 +1,14 @@
 #include "kernel/cuda/kept_lists.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <list>
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/capture.h"
 #include "cuda/check.h"
@@ -15,8 +18,26 @@ namespace {
 
 constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{16} << 20, kMostStreams = 64;
 
+// As bytes: there are none between members.
+template <class T>
+bool same(std::span<const T> a, const std::vector<T>& b) {
+  static_assert(std::has_unique_object_representations_v<T>);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
 struct Entry {
-  ListKey key;
+  Entry(const ListKey& key, std::shared_ptr<void> lists_of, std::size_t bytes_of)
+      : slices(key.slices.begin(), key.slices.end()),
+        head_map(key.head_map.begin(), key.head_map.end()),
+        sizes(key.sizes.begin(), key.sizes.end()),
+        lists(std::move(lists_of)),
+        bytes(bytes_of) {}
+  bool is_of(const ListKey& key) const {
+    return same(key.sizes, sizes) && same(key.head_map, head_map) && same(key.slices, slices);
+  }
+
+  std::vector<Slice> slices;
+  std::vector<Index> head_map, sizes;
   std::shared_ptr<void> lists;
   std::size_t bytes;
 };
@@ -44,21 +65,6 @@ std::pair<int, unsigned long long> number_of(cudaStream_t stream) {
 
 }  // namespace
 
-ListKey::ListKey(std::span<const Slice> slices, std::span<const Index> head_map, std::vector<Index> sizes)
-    : hash_(0),
-      sizes_(std::move(sizes)),
-      head_map_(head_map.begin(), head_map.end()),
-      slices_(slices.begin(), slices.end()) {
-  const auto add = [&](Index x) { hash_ = (hash_ ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15u; };
-  for (const Index x : sizes_) add(x);
-  for (const Slice& s : slices_) {
-    add(s.q_begin);
-    add(s.q_end);
-    add(s.k_begin);
-    add(s.k_end);
-  }
-}
-
 std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream) {
   if (is_captured(stream)) return nullptr;
   const auto number = number_of(stream);
@@ -66,19 +72,19 @@ std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream) {
   const auto shelf = shelves().all.find(number);
   if (shelf == shelves().all.end()) return nullptr;
   std::list<Entry>& entries = shelf->second.entries;
-  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.key == key; });
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.is_of(key); });
   if (entry == entries.end()) return nullptr;
   entries.splice(entries.begin(), entries, entry);
   return entry->lists;
 }
 
-void keep_lists(ListKey key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
+void keep_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
   const auto number = number_of(stream);
   std::list<Entry> dropped;  // ended when nobody is locked out
   const std::lock_guard lock(shelves().mutex);
   if (bytes > kMostBytes || (!shelves().all.contains(number) && shelves().all.size() >= kMostStreams)) return;
   Shelf& shelf = shelves().all[number];
-  shelf.entries.push_front({std::move(key), std::move(lists), bytes});
+  shelf.entries.emplace_front(key, std::move(lists), bytes);
   shelf.bytes += bytes;
   while (shelf.entries.size() > kMostLists || shelf.bytes > kMostBytes) {
     shelf.bytes -= shelf.entries.back().bytes;

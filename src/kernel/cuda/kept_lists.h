@@ -2,10 +2,8 @@
 // they were made of, the last ones of each stream, so that a call need not make and send them anew.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -13,21 +11,16 @@
 
 namespace weft::cuda {
 
-// What lists are made of: slices, the heads' map, and sizes, the first of which says whose lists they are.
-class ListKey {
- public:
-  ListKey(std::span<const Slice> slices, std::span<const Index> head_map, std::vector<Index> sizes);
-  friend bool operator==(const ListKey&, const ListKey&) = default;
-
- private:
-  std::uint64_t hash_;  // compared first
-  std::vector<Index> sizes_, head_map_;
-  std::vector<Slice> slices_;
+// What lists are made of: slices, the heads' map, and sizes, the first of which says whose lists they are. Nothing is
+// copied to look for them.
+struct ListKey {
+  std::span<const Slice> slices;
+  std::span<const Index> head_map, sizes;
 };
 
 // What was kept, or null; always null while a graph is captured, which would go on reading it. Lists hold memory in the
 // order of `stream`: only calls in that stream get them, one after another.
 std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream);
-void keep_lists(ListKey key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream);
+void keep_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace weft::cuda

@@ -11,8 +11,6 @@
 namespace weft::cuda {
 namespace {
 
-constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
-
 Range rows_of(const Slice& s, Side side) {
   return side == Side::query ? Range{s.q_begin, s.q_end} : Range{s.k_begin, s.k_end};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cuda/memory.h"
@@ -38,6 +39,8 @@ CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<
 
 // --- On the host ---
 
+inline constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
+
 // All lists of a call, in one array of 32-bit numbers that is copied at once.
 class HostLists {
  public:
@@ -51,9 +54,14 @@ class HostLists {
   // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
   // what the two would. `held`: rows that slices of other calls hold.
   std::vector<Range> cut_query_tiles(Index rows, int size, std::span<const Range> held = {}) const;
-  bool has_slices(std::size_t list, int tile) const {
-    const int* range = numbers_.data() + lists_[list].ranges + 2 * tile;
-    return range[0] < range[1];
+  // Of a list: its n-th tile in the order of cost, where the slices of a tile begin and end, and a slice.
+  int tile_at(std::size_t list, int n) const { return numbers_[lists_[list].order + static_cast<std::size_t>(n)]; }
+  std::pair<int, int> range(std::size_t list, int tile) const {
+    const int* at = numbers_.data() + lists_[list].ranges + 2 * tile;
+    return {at[0], at[1]};
+  }
+  std::span<const int> slice(std::size_t list, int member) const {
+    return numbers().subspan(lists_[list].slices + kSliceInts * static_cast<std::size_t>(member), kSliceInts);
   }
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
   std::size_t add_numbers(std::span<const int> more) { return append(more); }  // where they lie

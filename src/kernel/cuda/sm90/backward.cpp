@@ -1,6 +1,6 @@
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
@@ -49,12 +49,11 @@ struct Work {
   Work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      std::vector<Index> sizes = {kBackward,    args.q.rows, args.k.rows, args.q.heads,
-                                  args.k.heads, log_size,    log_heads,   tiles_of_dq};
+      sizes = {kBackward, args.q.rows, args.k.rows, args.q.heads, args.k.heads, log_size, log_heads, tiles_of_dq};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
-      key.emplace(args.slices, args.attention.head_map, std::move(sizes));
-      of = std::static_pointer_cast<BackwardWork>(find_lists(*key, stream));
+      key = {args.slices, args.attention.head_map, sizes};
+      of = std::static_pointer_cast<BackwardWork>(find_lists(key, stream));
     }
     known = of != nullptr;
     if (!known) of = std::make_shared<BackwardWork>(args, log_size, log_heads, tiles_of_dq, stream);
@@ -62,9 +61,10 @@ struct Work {
   void complete(int processors, cudaStream_t stream) {
     if (known) return;
     of->add_keys(processors, stream);
-    if (key) keep_lists(std::move(*key), of, of->bytes(), stream);
+    if (!sizes.empty()) keep_lists(key, of, of->bytes(), stream);
   }
-  std::optional<ListKey> key;
+  std::vector<Index> sizes;  // none with a device_plan
+  ListKey key;
   std::shared_ptr<BackwardWork> of;
   bool known = false;
 };
@@ -72,9 +72,13 @@ struct Work {
 // What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
 struct KeptRows {
   KeptRows(std::size_t of, std::size_t columns, cudaStream_t stream)
-      : rows(of), statistics(2 * of, stream), dq_sums(of * columns, stream) {}
+      : rows(of),
+        memory((2 + columns) * of, stream),
+        statistics(memory.get()),
+        dq_sums(columns > 0 ? statistics + 2 * of : nullptr) {}
   std::size_t rows;
-  StreamArray<float> statistics, dq_sums;
+  StreamArray<float> memory;
+  float *statistics, *dq_sums;  // 2 floats a row; `columns`
 };
 
 // Can 8 elements be stored at once?
@@ -122,7 +126,7 @@ void backward(const BackwardArgs& given) {
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
-  const StreamArray<float>&statistics = kept_rows->statistics, &dq_sums = kept_rows->dq_sums;
+  float *const statistics = kept_rows->statistics, *const dq_sums = kept_rows->dq_sums;
   const StreamArray<int> additions(work.in_turn ? 2 * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
@@ -131,6 +135,8 @@ void backward(const BackwardArgs& given) {
   if (prepared) unprepared.tiles = 0;
   const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
   const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
+  const Rounded dout_rounded(args.dout, dtype, stream);
+  const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
   prepare_rows(width,
                {.out = source(args.out, dtype),
                 .dout = source(args.dout, dtype),
@@ -138,27 +144,17 @@ void backward(const BackwardArgs& given) {
                 .rows = unprepared,
                 .sink = sink_of(args.attention.sink),
                 .scale = scale,
-                .statistics = statistics.get(),
-                .dq_sums = dq_sums.get(),
+                .statistics = statistics,
+                .dq_sums = dq_sums,
                 .additions = additions.get(),
                 .dsink = dsink.get(),
                 .counter = own_counter.get(),
                 .q_rows = static_cast<int>(args.q.rows),
-                .heads_q = static_cast<int>(args.q.heads),
-                .unseen = work.unseen,
-                .keys = work.keys.list,
-                .unseen_tiles = args.add_keys ? 0 : work.unseen_tiles,
-                .dk = dk.view(),
-                .dv = dv.view(),
-                .wide_dk = dk.wide(),
-                .wide_dv = dv.wide(),
-                .k_rows = static_cast<int>(args.k.rows)},
+                .heads_q = static_cast<int>(args.q.heads)},
                stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
   lists.complete(processors_of(args.place.device), stream);
-  const Rounded dout_rounded(args.dout, dtype, stream);
-  const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
   BackwardCall call{.q = {},
                     .dout = {},
                     .k = {},
@@ -173,22 +169,26 @@ void backward(const BackwardArgs& given) {
                     .counter = counter,
                     .scores = scores_of(scale_of(args.attention, args.q.dim), args.attention.softcap),
                     .scale = scale,
-                    .statistics = statistics.get(),
-                    .dq_sums = dq_sums.get(),
+                    .statistics = statistics,
+                    .dq_sums = dq_sums,
                     .additions = additions.get(),
                     .dk = dk.view(),
                     .dv = dv.view(),
                     .wide_dk = dk.wide(),
                     .wide_dv = dv.wide(),
-                    .add_keys = args.add_keys};
+                    .add_keys = args.add_keys,
+                    .unseen = work.unseen,
+                    .unseen_tiles = args.add_keys ? 0 : work.unseen_tiles,
+                    .early = lists.known,
+                    .keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given()};
   // Without rows there is nothing to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
     call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
     call.dout = tensor_map(dout.view(), 1 << log_heads, 1 << log_size);
     call.k = tensor_map(k.view(), 1, BackwardShape::kKeys);
     call.v = tensor_map(v.view(), 1, BackwardShape::kKeys);
-    (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
   }
+  (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
   dk.finish();
   dv.finish();
   if (alone) {
@@ -206,7 +206,7 @@ void backward(const BackwardArgs& given) {
                     .heads_q = static_cast<int>(args.q.heads),
                     .scores = call.scores,
                     .scale = scale,
-                    .statistics = statistics.get(),
+                    .statistics = statistics,
                     .dq = args.dq,
                     .wide = is_wide(args.dq, dtype)};
     (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
@@ -218,11 +218,12 @@ void backward(const BackwardArgs& given) {
   }
   store_rows(width,
              {.rows = work.rows,
-              .statistics = statistics.get(),
-              .dq_sums = dq_sums.get(),
+              .statistics = statistics,
+              .dq_sums = dq_sums,
               .dq = args.dq,
               .wide = is_wide(args.dq, dtype),
-              .q_rows = static_cast<int>(args.q.rows)},
+              .q_rows = static_cast<int>(args.q.rows),
+              .early = lists.known},
              dtype, stream);
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/launch.h"
 #include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
+#include "kernel/cuda/sm90/backward_unseen.cuh"
 #include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
@@ -394,16 +395,17 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
   const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
   if (threadIdx.x == 0) shared.template init<kDq>();
   __syncthreads();
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  let_next_begin();
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
   if (group == 0) {
     give_registers<BackwardShape::kFetchRegisters>();
-    // Said to be the same in all lanes, so that the fetching warp's registers are those of the uniform half: 24 are
-    // few.
-    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-    if (warp == 0)
+    if (warp == 0) {
       fetch<kWidth, kDq>(call, shared);
-    else if (kDq == Dq::in_turn && warp <= 2 && threadIdx.x % 32 == 0)
-      add_in_turn<kWidth>(call, shared, warp - 1);
+    } else {
+      await_before();  // in every block: the kernel after must not pass the one before
+      clear_unseen(call);
+      if (kDq == Dq::in_turn && warp <= 2 && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
+    }
   } else {
     take_registers<BackwardShape::kMathRegisters>();
     BackwardMath<N, kWidth, kBent, kDq>(call, shared, group - 1).run();
@@ -422,9 +424,9 @@ void launch_backward(const BackwardCall& call, cudaStream_t stream) {
                       : call.dq_sums != nullptr ? &backward_kernel<N, kWidth, kBent, Dq::any_order>
                                                 : &backward_kernel<N, kWidth, kBent, Dq::elsewhere>;
   launch(kernel,
-         {dim3(static_cast<unsigned>(min(call.keys.active * call.heads_k, call.processors))),
+         {dim3(static_cast<unsigned>(min(max(call.keys.active, call.unseen_tiles) * call.heads_k, call.processors))),
           dim3(BackwardShape::kThreads),
-          static_cast<std::size_t>(in_turn ? kShape.shared_bytes_in_turn() : kShape.shared_bytes())},
+          static_cast<std::size_t>(in_turn ? kShape.shared_bytes_in_turn() : kShape.shared_bytes()), call.early},
          stream, call);
 }
 

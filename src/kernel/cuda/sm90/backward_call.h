@@ -123,6 +123,10 @@ struct BackwardCall {
   TensorView dk, dv;
   bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32
   bool add_keys;
+  const int2* unseen;  // [unseen_tiles] ranges of keys that become zeros; null: tiles of the list without slices
+  int unseen_tiles;    // 0 if dK and dV are added to
+  // Launched early. keys_ready: the kernel before is prepare_rows' and was not, so K and V had their numbers before it.
+  bool early, keys_ready;
 };
 void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
 void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
@@ -167,7 +171,7 @@ struct DqCall {
 void dq_bf16(Width width, const DqCall& call, cudaStream_t stream);
 void dq_f16(Width width, const DqCall& call, cudaStream_t stream);
 
-// Before: statistics, and zeros in dQ's sums and in dK and dV of keys that no slice shows.
+// Before: statistics, and zeros in dQ's sums.
 struct PrepareCall {
   Source out, dout;
   ConstTensorView lse;
@@ -180,12 +184,6 @@ struct PrepareCall {
   double* dsink;   // [hq, tiles] or null
   int* counter;    // becomes 0; or null
   int q_rows, heads_q;
-  const int2* unseen;  // [unseen_tiles] ranges of keys; null: tiles of the list without slices
-  WorkList keys;
-  int unseen_tiles;
-  TensorView dk, dv;  // not if they are added to
-  bool wide_dk, wide_dv;
-  int k_rows;
 };
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream);
 
@@ -197,6 +195,7 @@ struct StoreCall {
   TensorView dq;
   bool wide;  // as in BackwardCall
   int q_rows;
+  bool early;
 };
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream);
 

@@ -250,14 +250,18 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
     }
     return __shfl_sync(0xffffffffu, taken, 0);
   };
+  // Another call's counter until then.
+  if (kDq == Dq::in_turn && !call.keys_ready) await_before();
   for (int next = kDq == Dq::in_turn ? take() : static_cast<int>(blockIdx.x); next < items;) {
     const int at = call.keys.order != nullptr ? call.keys.order[next] : next;
     const int kv_head = at / call.keys.active, tile = at % call.keys.active;
     const KeyItem item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
+      if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
       wait(shared.keys_free(), parity ^ 1);
       parity ^= 1;
       fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
+      if (call.keys_ready) await_before();  // statistics, and what is added to
       fetch_rows<kWidth, kDq>(call, shared, item, state);
     }
     // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.

@@ -2,6 +2,7 @@
 #include "cuda/launch.h"
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/backward_call.h"
+#include "kernel/cuda/sm90/ptx.cuh"
 #include "kernel/cuda/walk.cuh"
 
 namespace weft::cuda::sm90 {
@@ -9,14 +10,19 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// First row of a tile, and the one past its last.
-__device__ int2 rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
-  if (tiles.ranges == nullptr) return {tile << tiles.log_size, min((tile + 1) << tiles.log_size, q_rows)};
+// Rows of a tile; `held` if a slice may show them.
+struct TileRows {
+  int begin, end;
+  bool held;
+};
+__device__ TileRows rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
+  if (tiles.ranges == nullptr) return {tile << tiles.log_size, min((tile + 1) << tiles.log_size, q_rows), true};
   const int2 range = tiles.ranges[tile];
-  return {range.x, range.y < 0 ? ~range.y : range.y};
+  return {range.x, range.y < 0 ? ~range.y : range.y, range.y >= 0};
 }
-__device__ bool is_live(const QueryTiles& tiles, int tile, int row) {
-  return tiles.ranges != nullptr ? tiles.ranges[tile].y >= 0 : row_is_live(tiles.list, tile / tiles.listed, row);
+__device__ bool is_live(const QueryTiles& tiles, const TileRows& rows, int tile, int row) {
+  return row < rows.end && rows.held &&
+         (tiles.ranges != nullptr || row_is_live(tiles.list, tile / tiles.listed, row));
 }
 
 __device__ float2 two_floats(unsigned x, DType dtype) {
@@ -30,62 +36,38 @@ __device__ float add_four_sums(float a, float b, float c, float d) {
   return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
 }
 
-// Zeros in rows of dK or dV, of one head.
-__device__ void clear_keys(const TensorView& to, bool wide, int2 keys, int head) {
-  const int dim = static_cast<int>(to.dim), words = wide ? dim / 2 : dim;  // of four bytes
-  for (int i = static_cast<int>(threadIdx.x); i < (keys.y - keys.x) * words; i += kThreads) {
-    const Index at = offset_of(to, keys.x + i / words, head);
-    static_cast<unsigned*>(to.data)[(wide ? at / 2 : at) + i % words] = 0;
-  }
-}
-__device__ void clear_unseen(const PrepareCall& call, int block) {
-  const int tile = block % call.unseen_tiles, head = block / call.unseen_tiles;
-  int2 keys = {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
-  if (call.unseen != nullptr) {
-    keys = call.unseen[tile];
-  } else {
-    const int2 slices = call.keys.ranges[tile];
-    if (slices.x < slices.y) return;
-  }
-  clear_keys(call.dk, call.wide_dk, keys, head);
-  clear_keys(call.dv, call.wide_dv, keys, head);
-}
-
 // A block a tile and unit; a row is read by as many lanes as it has pieces of 8.
 template <Width kWidth>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareCall call) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
   __shared__ double shares[kRows];
-  const int units = call.heads_q >> call.rows.log_heads, more = static_cast<int>(blockIdx.x) - call.rows.tiles * units;
+  let_next_begin();
   if (blockIdx.x == 0 && threadIdx.x == 0 && call.counter != nullptr) *call.counter = 0;
-  if (more >= 0) {
-    if (more < call.unseen_tiles * static_cast<int>(call.dk.heads)) clear_unseen(call, more);
-    return;
-  }
-  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles,
-            unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
-  const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
+  if (call.rows.tiles == 0) return;
+  // The first heads last: the products begin with them, and find their sums in the L2 cache.
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = block % call.rows.tiles, unit = block / call.rows.tiles;
+  const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
-  float* statistics = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
-  if (call.additions != nullptr && thread < 2) call.additions[2 * static_cast<Index>(blockIdx.x) + thread] = 0;
+  float* statistics = call.statistics + static_cast<Index>(block) * (2 * kRows);
+  if (call.additions != nullptr && thread < 2) call.additions[2 * static_cast<Index>(block) + thread] = 0;
   constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
   const int piece = thread % kLanes;
-  const auto row_of = [&](int i) { return rows.x + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
+  const auto row_of = [&](int i) { return rows.begin + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
   const auto head_of = [&](int i) {
     return (unit << call.rows.log_heads) + ((i * kStep + thread / kLanes) & (call.rows.heads() - 1));
   };
-  const auto clear_sums = [&] {
-    if (call.dq_sums == nullptr) return;
-    float4* sums = reinterpret_cast<float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kShape.k));
+  if (call.dq_sums != nullptr) {  // while the tile's rows are asked for
+    float4* sums = reinterpret_cast<float4*>(call.dq_sums + static_cast<Index>(block) * (kRows * kShape.k));
 #pragma unroll
     for (int i = 0; i < kRows * kShape.k / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
-  };
+  }
   bool live[kEach];
   float lse[kEach], delta[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    live[i] = row_of(i) < rows.y && is_live(call.rows, tile, row_of(i));
+    live[i] = is_live(call.rows, rows, tile, row_of(i));
     lse[i] = kMinusInfinity<float>;
     if (live[i] && piece == 0)
       lse[i] = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(i), head_of(i)));
@@ -94,14 +76,15 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (call.out.direct && call.out.same && call.dout.direct &&
       call.dout.same) {  // everything is asked for before it is used
     uint4 a[kEach], b[kEach];
-    const auto load = [&](const Source& from, int i) {
-      if (!live[i] || piece * 8 >= dim) return make_uint4(0, 0, 0, 0);
-      return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
-                                             offset_of(from.view, row_of(i), head_of(i)) + piece * 8);
+    const auto at = [&](const Source& from, int i) {
+      return reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
+                                            offset_of(from.view, row_of(i), head_of(i)) + piece * 8);
     };
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) a[i] = load(call.out, i), b[i] = load(call.dout, i);
-    clear_sums();
+    for (int i = 0; i < kEach; ++i) {
+      a[i] = b[i] = make_uint4(0, 0, 0, 0);
+      if (live[i] && piece * 8 < dim) a[i] = __ldcs(at(call.out, i)), b[i] = *at(call.dout, i);
+    }
     const auto both = [&](unsigned x, unsigned y) {
       return dot_two(two_floats(x, call.dout.view.dtype), two_floats(y, call.dout.view.dtype));
     };
@@ -109,11 +92,10 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     for (int i = 0; i < kEach; ++i)
       delta[i] = add_four_sums(both(a[i].x, b[i].x), both(a[i].y, b[i].y), both(a[i].z, b[i].z), both(a[i].w, b[i].w));
   } else {
-    clear_sums();
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
       float a[8] = {}, b[8] = {};
-      if (row_of(i) < rows.y && is_live(call.rows, tile, row_of(i)) && piece * 8 < dim) {
+      if (is_live(call.rows, rows, tile, row_of(i)) && piece * 8 < dim) {
         load_eight(call.out, offset_of(call.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
         load_eight(call.dout, offset_of(call.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
       }
@@ -152,18 +134,20 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kRows = kShape.rows(), kK = kShape.k, kPitch = kK + 8;
   __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
-  const int tile = static_cast<int>(blockIdx.x) % call.rows.tiles,
-            unit = static_cast<int>(blockIdx.x) / call.rows.tiles;
-  const int2 rows = rows_of_tile(call.rows, tile, call.q_rows);
-  const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(blockIdx.x) * (kRows * kK));
-  const float* lse = call.statistics + static_cast<Index>(blockIdx.x) * (2 * kRows);
+  await_before();
+  // The last heads first: their sums are still in the L2 cache.
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = block % call.rows.tiles, unit = block / call.rows.tiles;
+  const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
+  const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(block) * (kRows * kK));
+  const float* lse = call.statistics + static_cast<Index>(block) * (2 * kRows);
   const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
     const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
     const int half = kRows == 64 ? 0 : eight / (kK / 8),
               column = (kRows == 64 ? eight : eight % (kK / 8)) * 8 + lane % 4 * 2;
-    const float4 four = sums[e];
+    const float4 four = __ldcs(sums + e);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = half * 64 + e / 32 % 4 * 16 + lane / 4 + 8 * j;
@@ -174,8 +158,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
         N::pack(one, x, y);
         *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
       } else {
-        const int row = rows.x + (r >> call.rows.log_heads);
-        if (row < rows.y)
+        const int row = rows.begin + (r >> call.rows.log_heads);
+        if (row < rows.end)
           RowOut(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))).store(column, x, y);
       }
     }
@@ -185,8 +169,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
   for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
     const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8,
-              row = rows.x + (r >> call.rows.log_heads);
-    if (row >= rows.y || column >= call.dq.dim) continue;
+              row = rows.begin + (r >> call.rows.log_heads);
+    if (row >= rows.end || column >= call.dq.dim) continue;
     const Index at = offset_of(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))) + column;
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =
         *reinterpret_cast<const uint4*>(rounded + r * kPitch + column);
@@ -206,8 +190,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads)) +
-                          static_cast<unsigned>(call.unseen_tiles * static_cast<int>(call.dk.heads));
+  const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads));
   if (blocks == 0 && call.counter == nullptr) return;
   launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
          {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
@@ -219,7 +202,7 @@ void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t s
   const auto kernel = inputs == DType::bf16
                           ? (width == Width::w64 ? &store_kernel<Width::w64, Bf16> : &store_kernel<Width::w128, Bf16>)
                           : (width == Width::w64 ? &store_kernel<Width::w64, F16> : &store_kernel<Width::w128, F16>);
-  launch(kernel, {dim3(blocks), dim3(kThreads), 0}, stream, call);
+  launch(kernel, {dim3(blocks), dim3(kThreads), 0, call.early}, stream, call);
 }
 
 void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream) {

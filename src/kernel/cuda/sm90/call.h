@@ -21,12 +21,20 @@ struct StepSums {
 WEFT_HD inline RowState<float> ended_row() { return {0.0f, -1.0f}; }
 WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum < 0; }
 
+// A tile of query rows as the one who fetches needs it, in one go: its number, rows, slices, and the first of these.
+struct alignas(16) ForwardItem {
+  int tile;
+  int begin, end;   // at most ForwardCall::rows apart
+  int first, last;  // slices: [first, last)
+  int ends;         // no later call of QuerySteps has keys for it
+  int unused[2];
+  WorkSlice slice;
+};
+
 struct ForwardCall {
   CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
   WorkList list;        // of tiles of query rows
-  // [tiles] where they begin and end, at most `rows` apart; ~ of the end if a call of QuerySteps before the last is the last
-  // with keys for them. Null: every `rows`
-  const int2* tile_rows;
+  const ForwardItem* items;  // [tiles] in the order of the list; null: tiles lie every `rows`
   const int* kv_head;   // [units] or null: unit·heads / heads_of_group
   int tiles;            // of the buffer
   int units;            // tiles side by side: heads_q / heads

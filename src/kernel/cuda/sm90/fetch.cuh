@@ -109,36 +109,38 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
   const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
   const int items = call.tiles * call.units, heads_inverse = (0x10000 + call.heads - 1) / call.heads;
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
-    const int item = next;
-    const Item at = item_at(item, call.tiles, call.units);
-    const int unit = at.unit, tile = call.list.order[at.tile];
-    const int2 rows = rows_of_tile(call, tile);
+    const Item at = item_at(next, call.tiles, call.units);
+    const ForwardItem item = item_of(call, at.tile);
+    const int unit = at.unit, rows = item.end - item.begin;
     const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
-    const int ends = rows_end(call, tile) ? Step::kEnds : 0;
-    StepWalk<kShape.keys, kShape.groups> walk(call.list, tile, rows.x, rows.y - rows.x, heads_inverse);
+    const int ends = call.steps.sums != nullptr && (call.steps.last || item.ends != 0) ? Step::kEnds : 0;
+    StepWalk<kShape.keys, kShape.groups> walk(call.list.slices, item, heads_inverse);
+    int taken = -1;
     bool more = walk.start(), first = true;
     while (more) {
       const int key = walk.base();
       Step step = walk.step(call.k_rows);
       more = walk.next();
+      // Not before: what a block holds back, others that are done could do. The answer comes while this step waits.
+      if (!more) taken = atomicAdd(call.counter, 1);
       if (first) {
         wait(shared.q_free(buffer.at), buffer.parity ^ 1);
         const bool goes_on = call.steps.sums != nullptr && !call.steps.first;
         arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64) + (goes_on ? kShape.state_bytes() : 0));
         if (goes_on)
           load_bytes(shared.states(buffer.at),
-                     call.steps.states + call.steps.block(unit, tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
+                     call.steps.states + call.steps.block(unit, item.tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
                      shared.q_full(buffer.at));
         for (int box = 0; box < kShape.k / 64; ++box)
           load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
-                   shared.q_full(buffer.at), 64 * box, unit * call.heads, rows.x);
+                   shared.q_full(buffer.at), 64 * box, unit * call.heads, item.begin);
         buffer.next();
       }
       wait(shared.k_free(stage.at), stage.parity ^ 1);
       write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst | ends : 0) | (more ? 0 : Step::kLast), step.rows,
                  step.keys, step.band);
-      write_four(shared.step(stage.at) + 16, rows.x, (rows.y - rows.x) | unit << 8, key, kv_head);
-      if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, tile);
+      write_four(shared.step(stage.at) + 16, item.begin, rows | unit << 8, key, kv_head);
+      if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, item.tile);
       arrive(shared.step_full(stage.at));
       arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
       for (int box = 0; box < kShape.k / 64; ++box)
@@ -147,8 +149,7 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
       stage.next();
       first = false;
     }
-    // Only now: what a block holds back, others that are done could do. The math is steps behind and does not wait.
-    const int taken = atomicAdd(call.counter, 1);
+    if (taken < 0) taken = atomicAdd(call.counter, 1);  // nothing to see
     if (taken == items - 1) *call.counter = 0;  // the last one asked: for the next call
     next = static_cast<int>(gridDim.x) + taken;
   }
@@ -232,13 +233,12 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
 __device__ inline void clear_rest(const ForwardCall& call) {
   if (call.partial.states != nullptr || call.steps.sums != nullptr) return;  // they keep what they have
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int tile = static_cast<int>(blockIdx.x); tile < call.tiles; tile += static_cast<int>(gridDim.x)) {
-    const int2 range = call.list.ranges[tile];
-    if (range.x < range.y) continue;
-    const int2 rows = rows_of_tile(call, tile);
+  for (int n = static_cast<int>(blockIdx.x); n < call.tiles; n += static_cast<int>(gridDim.x)) {
+    const ForwardItem item = item_of(call, n);
+    if (item.first < item.last) continue;
     const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
-    for (int i = lane; i < (rows.y - rows.x) * call.heads_q * words; i += 32) {
-      const int row = rows.x + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
+    for (int i = lane; i < (item.end - item.begin) * call.heads_q * words; i += 32) {
+      const int row = item.begin + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
       const Index at = offset_of(call.out, row, head);
       static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;
       if (word == 0 && call.lse.given())

@@ -13,12 +13,11 @@ template <class N, Width kWidth>
 __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
     rest_kernel(const __grid_constant__ ForwardCall call) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
-  const int tile = static_cast<int>(blockIdx.x) % call.tiles, unit = static_cast<int>(blockIdx.x) / call.tiles;
-  const int2 slices = call.list.ranges[tile];
-  if (slices.x < slices.y) return;
-  const int2 rows = rows_of_tile(call, tile);
+  const ForwardItem item = item_of(call, static_cast<int>(blockIdx.x) % call.tiles);
+  if (item.first < item.last) return;
+  const int unit = static_cast<int>(blockIdx.x) / call.tiles;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x % 32);
-  const Index first = call.steps.block(unit, tile, call.tiles) * kShape.rows() + 16 * warp;
+  const Index first = call.steps.block(unit, item.tile, call.tiles) * kShape.rows() + 16 * warp;
   RowState<float> states[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) states[i] = call.steps.states[first + lane / 4 + 8 * i];
@@ -31,8 +30,8 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int m = 16 * warp + lane / 4 + 8 * i, row = rows.x + m / call.heads, head = unit * call.heads + m % call.heads;
-    const bool valid = row < rows.y && !has_ended(states[i]);
+    const int m = 16 * warp + lane / 4 + 8 * i, row = item.begin + m / call.heads, head = unit * call.heads + m % call.heads;
+    const bool valid = row < item.end && !has_ended(states[i]);
     RowState<float> state = valid ? states[i] : RowState<float>{};
     const bool seen = !is_empty(state);
     state.max *= kLn2;

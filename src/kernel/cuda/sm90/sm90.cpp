@@ -36,7 +36,7 @@ struct Tiles {
   CallLists lists;
   StreamArray<int> memory;
   WorkList list;
-  const int2* rows = nullptr;
+  const ForwardItem* items = nullptr;
   const int* kv_head = nullptr;
   int* counter = nullptr;
   int tiles = 0;
@@ -68,7 +68,7 @@ int later_keys(const QuerySteps& steps, const Range& tile, Index call, bool visi
   bool held = false;
   for (std::size_t n = 0; n < steps.rows.size(); ++n) {
     if (steps.rows[n].end <= tile.begin || steps.rows[n].begin >= tile.end) continue;
-    later = max_of(later, later_keys(steps, n, call));
+    later = std::max(later, later_keys(steps, n, call));
     held = true;
   }
   if (visited && held && later < 0)
@@ -83,20 +83,25 @@ Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t str
   HostLists lists(args.slices);
   const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size, rows_held(args));
   made.tiles = lists.add_tiles(Side::query, tiles);
-  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  std::vector<int> rows;
-  for (int t = 0; t < made.tiles; ++t) {
+  std::vector<int> items;
+  for (int n = 0; n < made.tiles; ++n) {
+    const int t = lists.tile_at(0, n);
     const Range& tile = tiles[static_cast<std::size_t>(t)];
-    const bool visited = lists.has_slices(0, t);
+    const auto [first, last] = lists.range(0, t);
+    const bool visited = first < last;
     const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, call, visited) == 0;
-    rows.insert(rows.end(), {static_cast<int>(tile.begin), static_cast<int>(ends ? ~tile.end : tile.end)});
+    items.insert(items.end(), {t, static_cast<int>(tile.begin), static_cast<int>(tile.end), first, last, ends ? 1 : 0, 0, 0});
+    const std::span<const int> slice = visited ? lists.slice(0, first) : std::span<const int>{};
+    items.insert(items.end(), slice.begin(), slice.end());
+    items.resize(static_cast<std::size_t>(n + 1) * (sizeof(ForwardItem) / sizeof(int)));
     if (visited) made.visited.push_back(t);
     if (visited && ends) made.ending.push_back(t);
   }
-  const std::size_t rows_at = lists.add_numbers(rows), zero_at = lists.add_numbers(zero);
+  lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
+  const std::size_t items_at = lists.add_numbers(items), zero_at = lists.add_numbers(zero);
   made.memory = upload(lists.numbers(), stream);
   made.list = lists.list(made.memory.get(), 0);
-  made.rows = reinterpret_cast<const int2*>(made.memory.get() + rows_at);
+  made.items = reinterpret_cast<const ForwardItem*>(made.memory.get() + items_at);
   made.kv_head = lists.heads(made.memory.get()).kv_head;
   made.counter = made.memory.get() + zero_at;
   return made;
@@ -110,7 +115,7 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index c
     const Range& r = rows_held(args)[n];
     sizes.insert(sizes.end(), {r.begin, r.end, later_keys(*args.steps, n, call)});
   }
-  const ListKey key(args.slices, args.attention.head_map, std::move(sizes));
+  const ListKey key{args.slices, args.attention.head_map, sizes};
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
   const auto made = std::make_shared<Tiles>(make_tiles(args, size, call, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
@@ -178,7 +183,7 @@ void forward(const ForwardArgs& args) {
                    .k = {},
                    .v = {},
                    .list = work.list,
-                   .tile_rows = work.rows,
+                   .items = work.items,
                    .kv_head = mapped ? work.kv_head : nullptr,
                    .tiles = work.tiles,
                    .units = units,

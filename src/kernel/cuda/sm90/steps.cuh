@@ -46,14 +46,24 @@ __device__ inline Seen keys_of_row(const Step& step, int row) {
           min(Step::high(step.keys) - 1, Step::high(step.band) + row)};
 }
 
-// Rows of a tile of queries.
-__device__ inline int2 rows_of_tile(const ForwardCall& call, int tile) {
-  if (call.tile_rows == nullptr) return {tile * call.rows, min((tile + 1) * call.rows, call.q_rows)};
-  const int2 rows = call.tile_rows[tile];
-  return {rows.x, rows.y < 0 ? ~rows.y : rows.y};
-}
-__device__ inline bool rows_end(const ForwardCall& call, int tile) {
-  return call.steps.sums != nullptr && (call.steps.last || call.tile_rows[tile].y < 0);
+// The n-th tile of queries in the order in which they are handed out.
+__device__ inline ForwardItem item_of(const ForwardCall& call, int n) {
+  ForwardItem item;
+  if (call.items != nullptr) {  // four loads, none of which waits for another
+    const int4* from = reinterpret_cast<const int4*>(call.items + n);
+    int4* to = reinterpret_cast<int4*>(&item);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = from[i];
+    return item;
+  }
+  item.tile = call.list.order[n];
+  item.begin = item.tile * call.rows;
+  item.end = min(item.begin + call.rows, call.q_rows);
+  const int2 range = call.list.ranges[item.tile];
+  item.first = range.x, item.last = range.y;
+  item.ends = 0;
+  if (range.x < range.y) item.slice = call.list.slices[range.x];
+  return item;
 }
 
 // The tiles of kKeys keys that rows [row, row + rows) see, slice by slice. Rows of the block behind those are computed
@@ -62,18 +72,18 @@ __device__ inline bool rows_end(const ForwardCall& call, int tile) {
 template <int kKeys, int kGroups>
 class StepWalk {
  public:
-  __device__ StepWalk(const WorkList& list, int tile, int row, int rows, int heads_inverse)
-      : slices_(list.slices), row_(row), rows_(rows), heads_inverse_(heads_inverse) {
-    const int2 range = list.ranges[tile];
-    member_ = range.x;
-    end_ = range.y;
-  }
-  __device__ bool start() { return enter(); }
+  __device__ StepWalk(const WorkSlice* slices, const ForwardItem& item, int heads_inverse)
+      : slices_(slices),
+        slice_(item.slice),
+        row_(item.begin),
+        rows_(item.end - item.begin),
+        heads_inverse_(heads_inverse),
+        member_(item.first),
+        end_(item.last) {}
+  __device__ bool start() { return member_ < end_ && enter(); }
   __device__ bool next() {
     base_ += kKeys;
-    if (base_ < stop_) return true;
-    ++member_;
-    return enter();
+    return base_ < stop_ || (next_slice() && enter());
   }
   __device__ int base() const { return base_; }
   __device__ Step step(int k_rows) const {
@@ -108,16 +118,21 @@ class StepWalk {
     return Step::kMasked | (sees ? 0 : Step::kIdle);
   }
   __device__ int row_of(int place) const { return place * heads_inverse_ >> 16; }
+  __device__ bool next_slice() {
+    if (++member_ >= end_) return false;
+    slice_ = slices_[member_];
+    return true;
+  }
+  // The slice, or the next one of which the rows see something.
   __device__ bool enter() {
-    for (; member_ < end_; ++member_) {
-      slice_ = slices_[member_];
+    do {
       const WorkSlice& s = slice_;
       const long long first = max(s.q_begin, row_), last = min(s.q_end, row_ + rows_) - 1;
       const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
       stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
       base_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
       if (first <= last && begin < stop_) return true;
-    }
+    } while (next_slice());
     return false;
   }
 
