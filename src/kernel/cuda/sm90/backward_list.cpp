@@ -145,7 +145,7 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   if (args.steps != nullptr) q_spans.insert(q_spans.end(), args.steps->rows.begin(), args.steps->rows.end());
   rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
   keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), BackwardShape::kKeys, true);
-  in_turn = tiles_of_dq_ > 0 && fits_turns();
+  in_turn = tiles_of_dq_ > 0 && suits_turns();
   std::vector<int> gaps;
   for (std::size_t t = 0; t < keys_.ranges.size(); t += 2)
     if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
@@ -163,16 +163,18 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   heads = lists.heads(first_.get());
 }
 
-bool BackwardWork::fits_turns() const {
+bool BackwardWork::suits_turns() const {
   constexpr Index kMost = Index{1} << 24;
-  Index visits = 0;
+  Index visits = 0, all = 0;  // of tiles that slices show, and of all that their rows have
   each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
     WorkSlice s = slices_[n];
     s.unused = shift_of(rows_, n, rows.size());
     const TileRange seen = tiles_seeing(s, keys_.ranges[2 * t], keys_.ranges[2 * t + 1], rows.log_size);
     visits += seen.last - seen.first + 1;
+    all += ((s.q_end - 1 + s.unused) >> rows.log_size) - ((s.q_begin + s.unused) >> rows.log_size) + 1;
   });
-  return visits <= kMost;
+  // A narrow window's items go through other rows each, and what they add to does not stay in the L2 cache.
+  return visits <= kMost && 4 * visits >= all;
 }
 
 // From one block's addition to the next one's a block makes about two steps.

@@ -37,7 +37,7 @@ class BackwardWork {
   int unseen_tiles = 0;
   KeyTiles keys = {};
   WorkHeads heads = {};
-  bool in_turn = false;  // the same bits by Dq::in_turn: lists from the host, if 64 MiB hold all turns
+  bool in_turn = false;  // the same bits by Dq::in_turn: lists from the host, if 64 MiB hold all turns and windows are wide
   // Otherwise: of dQ by the owner of its rows; items are null with a device_plan.
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
@@ -46,7 +46,7 @@ class BackwardWork {
 
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);
-  bool fits_turns() const;
+  bool suits_turns() const;
   std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
                                   const std::vector<Index>& cost, int processors) const;
 
