@@ -88,6 +88,89 @@ bool is_wide(const TensorView& view, DType dtype) {
          multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
 }
 
+// What the kernels of a call share.
+struct Pass {
+  const BackwardArgs& args;
+  const BackwardWork& work;
+  DType dtype;
+  int group;  // query heads of a K/V head, or 0
+  double scale;
+  float *statistics, *dq_sums;
+  int* additions;
+  const EvenOut &dk, &dv;
+};
+PrepareCall prepare_call(const Pass& p, const QueryTiles& rows, double* dsink, int* counter) {
+  return {.out = source(p.args.out, p.dtype),
+          .dout = source(p.args.dout, p.dtype),
+          .lse = p.args.lse,
+          .rows = rows,
+          .sink = sink_of(p.args.attention.sink),
+          .scale = static_cast<float>(p.scale),
+          .statistics = p.statistics,
+          .dq_sums = p.dq_sums,
+          .additions = p.additions,
+          .dsink = dsink,
+          .counter = counter,
+          .q_rows = static_cast<int>(p.args.q.rows),
+          .heads_q = static_cast<int>(p.args.q.heads)};
+}
+BackwardCall products_call(const Pass& p, int* counter) {
+  return {.q = {},
+          .dout = {},
+          .k = {},
+          .v = {},
+          .rows = p.work.rows,
+          .keys = p.work.keys,
+          .heads = {p.work.heads, p.group},
+          .q_rows = static_cast<int>(p.args.q.rows),
+          .k_rows = static_cast<int>(p.args.k.rows),
+          .heads_k = static_cast<int>(p.args.k.heads),
+          .processors = processors_of(p.args.place.device),
+          .counter = counter,
+          .scores = scores_of(p.scale, p.args.attention.softcap),
+          .scale = static_cast<float>(p.scale),
+          .statistics = p.statistics,
+          .dq_sums = p.dq_sums,
+          .additions = p.additions,
+          .dk = p.dk.view(),
+          .dv = p.dv.view(),
+          .wide_dk = p.dk.wide(),
+          .wide_dv = p.dv.wide(),
+          .add_keys = p.args.add_keys,
+          .unseen = p.work.unseen,
+          .unseen_tiles = p.args.add_keys ? 0 : p.work.unseen_tiles,
+          .early = false,
+          .keys_ready = false};
+}
+DqCall dq_call(const Pass& p, const BackwardCall& products) {
+  return {.q = products.q,
+          .dout = products.dout,
+          .k = products.k,
+          .v = products.v,
+          .rows = products.rows,
+          .items = p.work.dq_items,
+          .slices = p.work.dq_slices,
+          .active = p.work.dq_active,
+          .heads = products.heads,
+          .q_rows = products.q_rows,
+          .k_rows = products.k_rows,
+          .heads_q = static_cast<int>(p.args.q.heads),
+          .scores = products.scores,
+          .scale = products.scale,
+          .statistics = p.statistics,
+          .dq = p.args.dq,
+          .wide = is_wide(p.args.dq, p.dtype)};
+}
+StoreCall store_call(const Pass& p, bool early) {
+  return {.rows = p.work.rows,
+          .statistics = p.statistics,
+          .dq_sums = p.dq_sums,
+          .dq = p.args.dq,
+          .wide = is_wide(p.args.dq, p.dtype),
+          .q_rows = static_cast<int>(p.args.q.rows),
+          .early = early};
+}
+
 }  // namespace
 
 bool takes_steps_backward(const BackwardArgs& args) {
@@ -133,54 +216,17 @@ void backward(const BackwardArgs& given) {
   int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
   QueryTiles unprepared = work.rows;
   if (prepared) unprepared.tiles = 0;
-  const float scale = static_cast<float>(scale_of(args.attention, args.q.dim));
   const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   const Rounded dout_rounded(args.dout, dtype, stream);
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
-  prepare_rows(width,
-               {.out = source(args.out, dtype),
-                .dout = source(args.dout, dtype),
-                .lse = args.lse,
-                .rows = unprepared,
-                .sink = sink_of(args.attention.sink),
-                .scale = scale,
-                .statistics = statistics,
-                .dq_sums = dq_sums,
-                .additions = additions.get(),
-                .dsink = dsink.get(),
-                .counter = own_counter.get(),
-                .q_rows = static_cast<int>(args.q.rows),
-                .heads_q = static_cast<int>(args.q.heads)},
-               stream);
+  const Pass pass{args, work, dtype, group, scale_of(args.attention, args.q.dim), statistics, dq_sums, additions.get(), dk, dv};
+  prepare_rows(width, prepare_call(pass, unprepared, dsink.get(), own_counter.get()), stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
   lists.complete(processors_of(args.place.device), stream);
-  BackwardCall call{.q = {},
-                    .dout = {},
-                    .k = {},
-                    .v = {},
-                    .rows = work.rows,
-                    .keys = work.keys,
-                    .heads = {work.heads, group},
-                    .q_rows = static_cast<int>(args.q.rows),
-                    .k_rows = static_cast<int>(args.k.rows),
-                    .heads_k = static_cast<int>(args.k.heads),
-                    .processors = processors_of(args.place.device),
-                    .counter = counter,
-                    .scores = scores_of(scale_of(args.attention, args.q.dim), args.attention.softcap),
-                    .scale = scale,
-                    .statistics = statistics,
-                    .dq_sums = dq_sums,
-                    .additions = additions.get(),
-                    .dk = dk.view(),
-                    .dv = dv.view(),
-                    .wide_dk = dk.wide(),
-                    .wide_dv = dv.wide(),
-                    .add_keys = args.add_keys,
-                    .unseen = work.unseen,
-                    .unseen_tiles = args.add_keys ? 0 : work.unseen_tiles,
-                    .early = lists.known,
-                    .keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given()};
+  BackwardCall call = products_call(pass, counter);
+  call.early = lists.known;
+  call.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
   // Without rows there is nothing to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
     call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
@@ -192,39 +238,14 @@ void backward(const BackwardArgs& given) {
   dk.finish();
   dv.finish();
   if (alone) {
-    const DqCall dq{.q = call.q,
-                    .dout = call.dout,
-                    .k = call.k,
-                    .v = call.v,
-                    .rows = call.rows,
-                    .items = work.dq_items,
-                    .slices = work.dq_slices,
-                    .active = work.dq_active,
-                    .heads = call.heads,
-                    .q_rows = call.q_rows,
-                    .k_rows = call.k_rows,
-                    .heads_q = static_cast<int>(args.q.heads),
-                    .scores = call.scores,
-                    .scale = scale,
-                    .statistics = statistics,
-                    .dq = args.dq,
-                    .wide = is_wide(args.dq, dtype)};
-    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
+    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq_call(pass, call), stream);
     return;
   }
   if (args.steps != nullptr) {
     args.steps->kept = args.steps->last ? nullptr : kept_rows;
     if (!args.steps->last) return;
   }
-  store_rows(width,
-             {.rows = work.rows,
-              .statistics = statistics,
-              .dq_sums = dq_sums,
-              .dq = args.dq,
-              .wide = is_wide(args.dq, dtype),
-              .q_rows = static_cast<int>(args.q.rows),
-              .early = lists.known},
-             dtype, stream);
+  store_rows(width, store_call(pass, lists.known), dtype, stream);
 }
 
 }  // namespace weft::cuda::sm90

@@ -217,6 +217,13 @@ struct BackwardMath {
     if (arrives()) arrive(shared.part_full(group, at ^ 1));
   }
 
+  __device__ __forceinline__ void give_dq(const float (&x)[kOwn / 2], int tile) {
+    if constexpr (kDq == Dq::in_turn)
+      hand_dq(x);
+    else
+      add_dq(x, tile);
+  }
+
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
@@ -314,10 +321,7 @@ struct BackwardMath {
         settle(dq);
         if (late >= 0) {
           if (arrives()) arrive(shared.ds_free(at ^ 1));
-          if constexpr (kDq == Dq::in_turn)
-            hand_dq(dq);
-          else
-            add_dq(dq, late);
+          give_dq(dq, late);
         }
         late = sums;
       }
@@ -337,10 +341,7 @@ struct BackwardMath {
       products_wait<0>();
       settle(dq);
       if (arrives()) arrive(shared.ds_free(at ^ 1));
-      if constexpr (kDq == Dq::in_turn)
-        hand_dq(dq);
-      else
-        add_dq(dq, late);
+      give_dq(dq, late);
     }
   }
 
