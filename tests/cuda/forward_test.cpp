@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/gpu_problem.h"
+#include "weft/error.h"
 
 namespace weft::test {
 namespace {
@@ -155,6 +156,29 @@ TEST_P(GpuForward, StepsKeepInfinitiesApart) {
       EXPECT_EQ(x, 0) << row;
     }
   }
+}
+
+// Rows that are said to have ended get no more keys.
+TEST_P(GpuForward, StepsAfterTheEndAreRefused) {
+  KernelProblem problem{"", {.tq = 20, .tk = 40, .hq = 2, .dqk = 64, .dv = 64, .dtype = dtype(), .slices = {{0, 20, 0, 40}}}};
+  Random random(21);
+  problem.p.fill(random);
+  const Outputs got(problem.p);
+  OnGpu gpu;
+  ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
+  args.max_logit = {};
+  const Kernel& kernel = find_kernel(gpu_kernel);
+  if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) GTEST_SKIP();
+  const std::vector<Range> rows = {{0, 20}};
+  const std::vector<Index> ends = {0};
+  QuerySteps steps{.rows = rows, .ends = ends};
+  args.steps = &steps;
+  const std::vector<Slice> first = {{0, 20, 0, 30}}, second = {{0, 20, 30, 40}};
+  args.slices = first;
+  attend(args, gpu_kernel);
+  args.slices = second;
+  steps.last = true;
+  EXPECT_THROW(attend(args, gpu_kernel), Error);
 }
 
 TEST_P(GpuForward, PartialStepsLeaveOtherRowsAlone) {
