@@ -39,8 +39,7 @@ struct ForwardRows {
       : call(c), shared(sh), group(g), places(0), added(c.steps.sums + lane_in_sums()) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int m = group * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4 +
-                    8 * i;
+      const int m = place_of(i);
       const int row = m / call.heads;  // what is computed of a row past the tile goes nowhere
       places |= static_cast<unsigned>(min(row, 255) | m % call.heads << 16) << (8 * i);
     }

@@ -137,6 +137,9 @@ struct KeptSums {
   std::vector<bool> done;  // tiles whose rows have ended
 };
 Index calls_before(const ForwardArgs& args) {
+  if (args.steps != nullptr && !args.steps->ends.empty() && args.steps->ends.size() != args.steps->rows.size())
+    throw Error(text("QuerySteps has ", args.steps->ends.size(), " ends for ", args.steps->rows.size(), " ranges of rows"),
+                "give one for each of QuerySteps::rows, or none");
   if (args.steps == nullptr || args.steps->kept == nullptr) return 0;
   return std::static_pointer_cast<KeptSums>(args.steps->kept)->calls;
 }
