@@ -23,7 +23,26 @@ Slice cut(Slice s, Side side, Index first, Index end) {
   return s;
 }
 
+// The pairs that a and b show, in one slice, if there is one.
+bool join(Slice& a, const Slice& b) {
+  if (a.q_begin != b.q_begin || a.q_end != b.q_end || a.k_end != b.k_begin) return false;
+  // The lower bound is a's, the upper one b's. Of the other's keys it hides as many as their own, or they hide none.
+  const Index first_of_b = b.k_begin - (b.q_end - 1), last_of_a = a.k_end - 1 - a.q_begin;
+  if (a.lo != b.lo && max_of(a.lo, b.lo) > first_of_b) return false;
+  if (a.hi != b.hi && min_of(a.hi, b.hi) < last_of_a) return false;
+  a.k_end = b.k_end;
+  a.hi = b.hi;
+  return true;
+}
+
 }  // namespace
+
+std::vector<Slice> joined(std::span<const Slice> slices, bool in_steps) {
+  std::vector<Slice> made;
+  for (const Slice& s : slices)
+    if (!in_steps || made.empty() || !join(made.back(), s)) made.push_back(s);
+  return made;
+}
 
 HostLists::HostLists(std::span<const Slice> slices) {
   for (const Slice& s : slices) {
@@ -95,7 +114,9 @@ std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<co
       return;
     }
     whole = end - begin <= size;
-    for (; begin < end; begin += size) tiles.push_back({begin, min_of(begin + size, end)});
+    // The one that is not full comes first: where masks are causal it is the one that sees the least.
+    for (Index last = end - (end - begin - 1) / size * size; begin < end; begin = last, last += size)
+      tiles.push_back({begin, last});
   };
   Index begin = 0, end = 0;  // rows that slices hold together
   for (const Range& s : spans) {

@@ -39,6 +39,11 @@ CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<
 
 // --- On the host ---
 
+// Slices of a call of QuerySteps: those of the same rows whose keys follow each other become one. A rank holds two parts of
+// a document side by side, and tiles of keys need not end between them. In other calls they stay as they are: where tiles
+// of keys begin decides a row's bits, which are the same for any number of ranks.
+std::vector<Slice> joined(std::span<const Slice> slices, bool in_steps);
+
 inline constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
 
 // All lists of a call, in one array of 32-bit numbers that is copied at once.

@@ -111,7 +111,7 @@ struct BackwardMath {
   // Numbers of the lane's columns, asked for while products run: in shared memory they are half a step away. As many as
   // registers allow; the others where they are used.
   struct Ahead {
-    static constexpr int kFours = kBent ? 0 : 4;
+    static constexpr int kFours = kBent ? 0 : kRows / 16;
     unsigned at;
     float4 fours[kFours > 0 ? kFours : 1];
     __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 16) {
@@ -272,7 +272,7 @@ struct BackwardMath {
   __device__ __forceinline__ void attend() {
     static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
     int late = -1;  // tile of dQ of the last step
-    bool last;
+    bool last, read = false;  // dS of the step before the last one has been read
     do {
       float s[kRows / 2], dp[kRows / 2];
       unsigned p[kRows / 4], g[kRows / 4];
@@ -287,6 +287,8 @@ struct BackwardMath {
       const Ahead lse(shared.lse(at));
       products_wait<1>();
       settle(s);
+      // Said here, not where it is known: there the register of its place would wait for the additions that go out.
+      if (kMakesDq && read && arrives()) arrive(shared.ds_free(at));
       if constexpr (kBent)
         make_bent_shares(s, p, flags, at, lse);
       else
@@ -319,16 +321,13 @@ struct BackwardMath {
       if constexpr (kMakesDq) {
         products_wait<0>();
         settle(dq);
-        if (late >= 0) {
-          if (arrives()) arrive(shared.ds_free(at ^ 1));
-          give_dq(dq, late);
-        }
+        read = late >= 0;
+        if (read) give_dq(dq, late);
         late = sums;
       }
       last = (flags & RowStep::kLast) != 0;
       if (at == 1) parity ^= 1;
-      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
-      at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
+      at ^= 1;
     } while (!last);
     settle(dk);
     settle(dv);
@@ -340,7 +339,10 @@ struct BackwardMath {
       pass_turn();
       products_wait<0>();
       settle(dq);
-      if (arrives()) arrive(shared.ds_free(at ^ 1));
+      if (arrives()) {
+        if (read) arrive(shared.ds_free(at));
+        arrive(shared.ds_free(at ^ 1));
+      }
       give_dq(dq, late);
     }
   }

@@ -135,7 +135,7 @@ BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads
 
 void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   std::vector<Range> q_spans, k_spans;
-  for (const Slice& given : args.slices) {
+  for (const Slice& given : joined(args.slices, args.steps != nullptr)) {
     const WorkSlice s = work_slice(given);
     if (s.q_begin >= s.q_end) continue;
     slices_.push_back(s);

@@ -38,6 +38,8 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   // Beside a step's flags: the sums are another tile's.
   static constexpr int kFresh = 1 << 20;
+  // Steps of half a tile of keys in code of their own: with all features there is not the room, and 64 keys are few.
+  static constexpr bool kHalves = !kMore && kKeys == 128;
 
   using Base = ForwardRows<N, kWidth, kForm>;
   using typename Base::Kept;
@@ -55,12 +57,15 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   __device__ __forceinline__ ForwardMath(const ForwardCall& c, const Shared<kWidth>& sh, int g) : Base(c, sh, g) {}
 
+  // Of the first kCount keys' eights.
+  template <int kCount>
   __device__ __forceinline__ void multiply_scores(int q_at, int k_at) {
+    float(&some)[4 * kCount] = reinterpret_cast<float(&)[4 * kCount]>(s);
     const unsigned q = tile_at(shared.q(q_at) + static_cast<unsigned>(group) * 8192);
     const unsigned k = tile_at(shared.k(k_at));
 #pragma unroll
     for (int i = 0; i < kShape.k / 16; ++i)
-      product<kBf16>(s, moved(q, static_cast<unsigned>(i / 4 * kShape.rows() * 128 + i % 4 * 32)),
+      product<kBf16>(some, moved(q, static_cast<unsigned>(i / 4 * kShape.rows() * 128 + i % 4 * 32)),
                      moved(k, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)), i > 0);
     products_commit();
   }
@@ -81,11 +86,12 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     return bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
   }
   // Scores as they count: bent, and -inf where the row does not see the key.
+  template <int kCount>
   __device__ __forceinline__ void bend_and_hide(int now, int k_at) {
     if constexpr (kMore) {
       const float bend = call.scores.bend * call.sign;
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
+      for (int i = 0; i < 4 * kCount; ++i) s[i] = bend != 0 ? bent(s[i] * bend) : s[i] * call.sign;
     }
     if ((now & Step::kMasked << group) == 0) {
       untouched &= ~3;
@@ -98,17 +104,18 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
       if (seen.first <= seen.last) untouched &= ~(1 << i);
       const unsigned shown = seen.last < seen.first ? 0u : keys_below(seen.last + 1) & ~keys_below(seen.first);
 #pragma unroll
-      for (int n = 0; n < kEights; ++n)
+      for (int n = 0; n < kCount; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
           if ((shown >> (2 * n + j) & 1) == 0) s[4 * n + 2 * i + j] = kMinusInfinity<float>;
     }
   }
   // Each row's largest score of the step.
+  template <int kCount>
   __device__ __forceinline__ void find_largest(float (&largest)[2]) {
     float most[4] = {s[0], s[1], s[2], s[3]};  // of either row, in two chains
 #pragma unroll
-    for (int n = 1; n < kEights; ++n)
+    for (int n = 1; n < kCount; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) most[i] = max_nan(most[i], s[4 * n + i]);
     largest[0] = max_nan(most[0], most[1]);
@@ -122,16 +129,17 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     if constexpr (kMore) {
       if (call.max_logit == nullptr && call.partial.states == nullptr) return;
       float largest[2];
-      find_largest(largest);
+      find_largest<kEights>(largest);
       peak[0] = max_nan(peak[0], largest[0]);
       peak[1] = max_nan(peak[1], largest[1]);
     }
   }
 
   // Rows whose first keys these are take their shares against the largest.
+  template <int kCount>
   __device__ __forceinline__ void look_at_first_keys() {
     float largest[2];
-    find_largest(largest);
+    find_largest<kCount>(largest);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if ((unseen & kUnseen << i) != 0 && largest[i] != kMinusInfinity<float>) {
@@ -139,11 +147,11 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
         unseen ^= kUnseen << i;
       }
   }
-  // Scores of the keys' eights [kFrom, kTo) become shares.
+  // Scores of the keys' eights [kFrom, kTo) of kCount become shares.
   //
   // Exponentials take eight clocks each, and all else fits between them, if it is there: left alone, the assembler makes the
   // factors first, with nothing beside them, and the sums last. So each two eights wait for the sums of those before.
-  template <int kFrom, int kTo>
+  template <int kFrom, int kTo, int kCount = kEights>
   __device__ __forceinline__ void make_shares(float (&sum)[2]) {
     if constexpr (kMore) {  // registers are short there
 #pragma unroll
@@ -153,12 +161,12 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
       }
     } else {
       static_assert(kFrom % 2 == 0 && kTo % 2 == 0);
-      make_parts<kFrom / 2, kTo / 2>(sum);
+      make_parts<kFrom / 2, kTo / 2, kCount / 2>(sum);
     }
   }
-  template <int kFrom, int kTo>
+  template <int kFrom, int kTo, int kParts>
   __device__ __forceinline__ void make_parts(float (&sum)[2]) {
-    constexpr int kPart = 8, kParts = kKeys / 2 / kPart;
+    constexpr int kPart = 8;
     if constexpr (kFrom == 0) scale_scores<kPart>(0);
 #pragma unroll
     for (int part = kFrom; part < kTo; ++part) {
@@ -174,7 +182,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     }
     if constexpr (kTo == kParts)
 #pragma unroll
-      for (int i = kKeys / 2 - kPart; i < kKeys / 2; ++i) add_share(sum, i);
+      for (int i = (kParts - 1) * kPart; i < kParts * kPart; ++i) add_share(sum, i);
   }
   template <int kCount>
   __device__ __forceinline__ void scale_scores(int first) {
@@ -204,9 +212,9 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     const int warp = static_cast<int>(threadIdx.x % 128) / 32;
     scores_by_warp<N, kShape.k>(s, shared.q(q_of(now)) + static_cast<unsigned>((group * 64 + warp * 16) * 128),
                                 kShape.rows() * 128, shared.k(k_of(now)), kKeys * 128);
-    bend_and_hide(now, k_of(now));
+    bend_and_hide<kEights>(now, k_of(now));
     float largest[2], shrink[2];
-    find_largest(largest);
+    find_largest<kEights>(largest);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float most = sum[i];  // of the row's four lanes
@@ -271,15 +279,15 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     const Kept kept = kept_of(tile, 0);
     await_turn();
     begin_products();
-    multiply_scores(0, 0);
+    multiply_scores<kEights>(0, 0);
     pass_turn();
     products_wait<0>();
     settle(s);
     begin_rows(kept, flags);
     if (sums_go_on(flags)) begin_sums(kept);
-    bend_and_hide(flags, 0);
+    bend_and_hide<kEights>(flags, 0);
     raise_peak();
-    look_at_first_keys();
+    look_at_first_keys<kEights>();
     float sum[2] = {0, 0};
     make_shares<0, kEights>(sum);
     round_shares<0, kEights>();
@@ -292,16 +300,18 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     const int first_fresh = sums_go_on(flags) ? 0 : kFresh;
     await_step();
     flags |= first_fresh;
-    const int others = Step::kFirst | Step::kStop | Step::kIdle << group;
+    const int others = Step::kFirst | Step::kStop | Step::kIdle << group | (kHalves ? Step::kHalf << group : 0);
     while (true) {
-      while ((flags & others) == 0) next_step<false>();
+      while ((flags & others) == 0) next_step<false, kEights>();
       if ((flags & Step::kStop) != 0) break;
       if ((flags & Step::kFirst) != 0) {
         const int fresh = sums_go_on(flags) ? 0 : kFresh;
-        next_step<true>();
+        next_step<true, kEights>();
         flags |= fresh;
-      } else {
+      } else if ((flags & Step::kIdle << group) != 0) {
         idle_step();
+      } else if constexpr (kHalves) {
+        next_step<false, kEights / 2>();
       }
     }
     begin_products();
@@ -311,9 +321,10 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     store(rows_now(), kMore ? kept_of(tile, 0) : Kept{});
   }
 
-  // kFirst: of another tile than the step before.
-  template <bool kFirst>
+  // kFirst: of another tile than the step before. kCount: eights of keys, all or half of them.
+  template <bool kFirst, int kCount>
   __device__ __forceinline__ void next_step() {
+    constexpr int kSoon = kCount == kEights ? kEarly : kCount / 2;
     const int now = all_of_step();
     StepTile next_tile;
     Kept old, kept;  // of the last tile, if it is partial, and of this one
@@ -325,29 +336,29 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     }
     await_turn();
     begin_products();
-    multiply_scores(q_of(now), k_of(now));
+    multiply_scores<kCount>(q_of(now), k_of(now));
     multiply_values(v_of(now), (now & kFresh) == 0);
     pass_turn();
     if constexpr (kFirst && kSteps) kept = kept_of(next_tile, q_of(now));
     products_wait<1>();
-    settle(s);
+    settle(reinterpret_cast<float(&)[4 * kCount]>(s));
     const Rows done = rows_now();
     const StepTile done_tile = tile;
     if constexpr (kFirst) {
       tile = next_tile;
       begin_rows(kept, now);
     }
-    bend_and_hide(now, k_of(now));
+    bend_and_hide<kCount>(now, k_of(now));
     raise_peak();
     // Of kept states few or none begin here.
     const bool begins = kFirst ? !goes_on() || __any_sync(0xffffffffu, unseen != 0) : (now & 3 * kUnseen) != 0;
-    if (begins) look_at_first_keys();
+    if (begins) look_at_first_keys<kCount>();
     Ring<kShape.v_stages> values = before;
     values.next();
     const bool values_there = has_ended_now(shared.v_full(values.at), values.parity);
     float sum[2] = {0, 0};
-    make_shares<0, kEarly>(sum);
-    settle(s);
+    make_shares<0, kSoon, kCount>(sum);
+    settle(reinterpret_cast<float(&)[4 * kCount]>(s));
     // And a branch, over which the compiler does not move the next wait.
     if (!values_there) wait(shared.v_full(values.at), values.parity);
     products_wait<0>();
@@ -366,9 +377,11 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     stage.next();
     const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
     const int coming = read_word(shared.step(stage.at));
-    round_shares<0, kEarly>();
-    make_shares<kEarly, kEights>(sum);
-    round_shares<kEarly, kEights>();
+    round_shares<0, kSoon>();
+    make_shares<kSoon, kCount, kCount>(sum);
+    round_shares<kSoon, kCount>();
+#pragma unroll
+    for (int i = 2 * kCount; i < kKeys / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(call.nothing));
     // Additions to what is kept wait for a while to be sent; nothing of the next step needs their registers soon.
     if constexpr (kFirst && kSteps) store_done();
     if (!kFirst || goes_on()) mend_shares(now, sum);

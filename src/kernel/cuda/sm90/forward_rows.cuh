@@ -33,7 +33,7 @@ struct ForwardRows {
   // Of QuerySteps: where the lane added to sums last. It moves from tile to tile: a place made anew would have its registers
   // taken by what comes next, which then waits until the additions are sent.
   float* added;
-  Index added_block = 0;
+  int added_block = 0;
 
   __device__ __forceinline__ ForwardRows(const ForwardCall& c, const Shared<kWidth>& sh, int g)
       : call(c), shared(sh), group(g), places(0), added(c.steps.sums + lane_in_sums()) {
@@ -263,8 +263,8 @@ struct ForwardRows {
       if (threadIdx.x % 4 == 0)
         state_at(tile, i) = (rows.unseen & kUnseen << i) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
     }
-    const Index block = call.steps.block(tile.unit(), tile.tile, call.tiles);
-    added += (block - added_block) * (kShape.rows() * kV);
+    const int block = static_cast<int>(call.steps.block(tile.unit(), tile.tile, call.tiles));
+    added += static_cast<Index>(block - added_block) * (kShape.rows() * kV);
     added_block = block;
     if ((rows.untouched & kHeld) != 0) {
 #pragma unroll

@@ -80,7 +80,7 @@ int later_keys(const QuerySteps& steps, const Range& tile, Index call, bool visi
 Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t stream) {
   Tiles made;
   const int zero[] = {0};
-  HostLists lists(args.slices);
+  HostLists lists(joined(args.slices, args.steps != nullptr));
   const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size, rows_held(args));
   made.tiles = lists.add_tiles(Side::query, tiles);
   std::vector<int> items;

@@ -16,7 +16,8 @@ struct alignas(16) Step {
     kEnds = 16,   // no later call of QuerySteps has keys for its tile of queries
     // Of a warpgroup's rows, a bit for each of three:
     kMasked = 1 << 5,  // not all see every key
-    kIdle = 1 << 24    // none sees any; masked, too
+    kIdle = 1 << 24,   // none sees any; masked, too
+    kHalf = 1 << 27    // none sees any of the second half; masked, too
   };
   int flags;
   int rows;  // begin | end << 16 of the slice
@@ -115,7 +116,8 @@ class StepWalk {
       return 0;
     const long long from = max(first, s.q_begin), to = min(last, s.q_end - 1);
     const bool sees = from <= to && first_key <= to + s.hi && last_key >= from + s.lo;
-    return Step::kMasked | (sees ? 0 : Step::kIdle);
+    const bool half = min(static_cast<long long>(last_key), to + s.hi) < base_ + kKeys / 2;
+    return Step::kMasked | (!sees ? Step::kIdle : half ? Step::kHalf : 0);
   }
   __device__ int row_of(int place) const { return place * heads_inverse_ >> 16; }
   __device__ bool next_slice() {
