@@ -59,7 +59,7 @@ class HostLists {
   // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
   // what the two would. `held`: rows that slices of other calls hold.
   std::vector<Range> cut_query_tiles(Index rows, int size, std::span<const Range> held = {}) const;
-  // Of a list: its n-th tile in the order of cost, where the slices of a tile begin and end, and a slice.
+  // Of a list: its n-th tile in the order of work, where the slices of a tile begin and end, and a slice.
   int tile_at(std::size_t list, int n) const { return numbers_[lists_[list].order + static_cast<std::size_t>(n)]; }
   std::pair<int, int> range(std::size_t list, int tile) const {
     const int* at = numbers_.data() + lists_[list].ranges + 2 * tile;

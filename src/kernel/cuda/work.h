@@ -35,7 +35,7 @@ WEFT_HD constexpr WorkSlice work_slice(const Slice& s) {
 struct WorkList {
   const WorkSlice* slices;  // of each tile in the order they were given
   const int2* ranges;       // [tiles] where a tile's slices begin and end, in no order between tiles
-  const int* order;         // [tiles] tiles, the most expensive first
+  const int* order;         // [tiles] in which they are worked on: the expensive first, what reads the same together
   const int* tiles;         // how many there are, those without slices too
 };
 

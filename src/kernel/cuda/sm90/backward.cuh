@@ -28,6 +28,8 @@ struct BackwardMath {
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = BackwardShape::kKeys;
   static constexpr int kStages = kShape.stages;
+  // Steps of which a warpgroup sees nothing in code of their own: of 128 rows there are few, and no registers.
+  static constexpr bool kIdles = kRows == 64;
   // dQ of a warpgroup: half the columns of 64 rows, or half of 128 rows.
   static constexpr int kOwn = kRows == 64 ? kK / 2 : kK;
 
@@ -111,7 +113,7 @@ struct BackwardMath {
   // Numbers of the lane's columns, asked for while products run: in shared memory they are half a step away. As many as
   // registers allow; the others where they are used.
   struct Ahead {
-    static constexpr int kFours = kBent ? 0 : kRows / 16;
+    static constexpr int kFours = kBent ? 0 : 4;
     unsigned at;
     float4 fours[kFours > 0 ? kFours : 1];
     __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 16) {
@@ -268,67 +270,24 @@ struct BackwardMath {
     store<kK>(call.dk, call.wide_dk, dk, {item.begin, item.end}, item.kv_head, live);
     store<kV>(call.dv, call.wide_dv, dv, {item.begin, item.end}, item.kv_head, live);
   }
+  // What a step leaves to the next.
+  struct Late {
+    int tile = -1;      // of dQ, which the next step multiplies and adds
+    bool read = false;  // dS of the step before has been read
+  };
   // All rows of an item.
   __device__ __forceinline__ void attend() {
     static_assert(kStages == 2 && BackwardShape::kDsBuffers == 2);
-    int late = -1;  // tile of dQ of the last step
-    bool last, read = false;  // dS of the step before the last one has been read
+    Late late;
+    int flags = 0;
     do {
-      float s[kRows / 2], dp[kRows / 2];
-      unsigned p[kRows / 4], g[kRows / 4];
-      wait(shared.q_full(at), parity);
-      wait(shared.dout_full(at), parity);
-      await_turn();
-      products_begin();
-      multiply_rows<kK>(s, shared.k(), shared.q(at));
-      multiply_rows<kV>(dp, shared.v(), shared.dout(at));
-      pass_turn();
-      const int flags = read_word(shared.step(at));
-      const Ahead lse(shared.lse(at));
-      products_wait<1>();
-      settle(s);
-      // Said here, not where it is known: there the register of its place would wait for the additions that go out.
-      if (kMakesDq && read && arrives()) arrive(shared.ds_free(at));
-      if constexpr (kBent)
-        make_bent_shares(s, p, flags, at, lse);
+      if (kIdles && (flags & RowStep::kNextIdle << group) != 0)
+        flags = idle_step(late);
       else
-        make_shares(s, p, flags, at, lse);
-      const Ahead delta(shared.delta(at));
-      products_wait<0>();
-      settle(dp);
-      make_ds(g, s, dp, delta);
-      if constexpr (kMakesDq) {
-        wait(shared.ds_free(at), parity ^ 1);
-        keep_ds(g, at);
-        stores_visible();
-      }
-      float dq[kOwn / 2];
-      await_turn();
-      settle(p);
-      settle(g);
-      products_begin();
-      add_rows<kV>(dv, p, shared.dout(at));
-      add_rows<kK>(dk, g, shared.q(at));
-      products_commit();
-      if constexpr (kMakesDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
-      pass_turn();
-      const int sums = kDq == Dq::any_order ? read_sums(shared.step(at)) : 0;
-      products_wait<kMakesDq ? 1 : 0>();
-      if (arrives()) {
-        arrive(shared.q_free(at));
-        arrive(shared.dout_free(at));
-      }
-      if constexpr (kMakesDq) {
-        products_wait<0>();
-        settle(dq);
-        read = late >= 0;
-        if (read) give_dq(dq, late);
-        late = sums;
-      }
-      last = (flags & RowStep::kLast) != 0;
+        flags = step(late);
       if (at == 1) parity ^= 1;
       at ^= 1;
-    } while (!last);
+    } while ((flags & RowStep::kLast) == 0);
     settle(dk);
     settle(dv);
     if constexpr (kMakesDq) {
@@ -340,11 +299,94 @@ struct BackwardMath {
       products_wait<0>();
       settle(dq);
       if (arrives()) {
-        if (read) arrive(shared.ds_free(at));
+        if (late.read) arrive(shared.ds_free(at));
         arrive(shared.ds_free(at ^ 1));
       }
-      give_dq(dq, late);
+      give_dq(dq, late.tile);
     }
+  }
+  __device__ __forceinline__ int step(Late& late) {
+    float s[kRows / 2], dp[kRows / 2];
+    unsigned p[kRows / 4], g[kRows / 4];
+    wait(shared.q_full(at), parity);
+    wait(shared.dout_full(at), parity);
+    await_turn();
+    products_begin();
+    multiply_rows<kK>(s, shared.k(), shared.q(at));
+    multiply_rows<kV>(dp, shared.v(), shared.dout(at));
+    pass_turn();
+    const int flags = read_word(shared.step(at));
+    const Ahead lse(shared.lse(at));
+    products_wait<1>();
+    settle(s);
+    // Said here, not where it is known: there the register of its place would wait for the additions that go out.
+    if (kMakesDq && late.read && arrives()) arrive(shared.ds_free(at));
+    if constexpr (kBent)
+      make_bent_shares(s, p, flags, at, lse);
+    else
+      make_shares(s, p, flags, at, lse);
+    const Ahead delta(shared.delta(at));
+    products_wait<0>();
+    settle(dp);
+    make_ds(g, s, dp, delta);
+    if constexpr (kMakesDq) {
+      wait(shared.ds_free(at), parity ^ 1);
+      keep_ds(g, at);
+      stores_visible();
+    }
+    float dq[kOwn / 2];
+    await_turn();
+    settle(p);
+    settle(g);
+    products_begin();
+    add_rows<kV>(dv, p, shared.dout(at));
+    add_rows<kK>(dk, g, shared.q(at));
+    products_commit();
+    if constexpr (kMakesDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
+    pass_turn();
+    const int sums = kDq == Dq::any_order ? read_sums(shared.step(at)) : 0;
+    products_wait<kMakesDq ? 1 : 0>();
+    release_rows();
+    if constexpr (kMakesDq) finish_dq(dq, sums, late);
+    return flags;
+  }
+  // Of rows that see none of the warpgroup's keys: zeros for dQ, and its part of dQ of the last step.
+  __device__ __forceinline__ int idle_step(Late& late) {
+    wait(shared.q_full(at), parity);
+    wait(shared.dout_full(at), parity);
+    await_turn();
+    pass_turn();
+    const int flags = read_word(shared.step(at));
+    const int sums = kDq == Dq::any_order ? read_sums(shared.step(at)) : 0;
+    float dq[kOwn / 2];
+    if constexpr (kMakesDq) {
+      if (late.read && arrives()) arrive(shared.ds_free(at));
+      wait(shared.ds_free(at), parity ^ 1);
+      const unsigned none[kRows / 4] = {};
+      keep_ds(none, at);
+      stores_visible();
+    }
+    await_turn();
+    if constexpr (kMakesDq) {
+      products_begin();
+      multiply_dq(dq, at ^ 1);
+    }
+    pass_turn();
+    release_rows();
+    if constexpr (kMakesDq) finish_dq(dq, sums, late);
+    return flags;
+  }
+  __device__ __forceinline__ void release_rows() const {
+    if (!arrives()) return;
+    arrive(shared.q_free(at));
+    arrive(shared.dout_free(at));
+  }
+  __device__ __forceinline__ void finish_dq(float (&dq)[kOwn / 2], int sums, Late& late) {
+    products_wait<0>();
+    settle(dq);
+    late.read = late.tile >= 0;
+    if (late.read) give_dq(dq, late.tile);
+    late.tile = sums;
   }
 
   // A finished tile to its keys.

@@ -191,7 +191,7 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
     // What was there has been added: a stage is freed when dQ of the step before the one before has its place.
     if (kDq == Dq::in_turn && lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
     more = walk.next();
-    if (!more) step.flags |= RowStep::kLast;
+    step.flags |= more ? walk.idle() * RowStep::kNextIdle : RowStep::kLast;
     const int stage = state.stage();
     const bool mended = (step.flags & RowStep::kMended) != 0;
     const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());

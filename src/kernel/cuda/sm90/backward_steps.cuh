@@ -12,7 +12,9 @@ struct RowStep {
   enum Flag : int {
     kLast = 1,    // of its tile of keys
     kMasked = 2,  // not every row sees every key
-    kMended = 4   // rows outside the slice are made zeros
+    kMended = 4,  // rows outside the slice are made zeros
+    // Of a warpgroup's keys, a bit for each of two:
+    kNextIdle = 8  // no row of the next step sees any
   };
   int flags;
   int rows;  // begin | end << 16 of the slice
@@ -105,6 +107,18 @@ class RowWalk {
             RowStep::pair(max(0, s.k_begin - key), min(keys, s.k_end - key)),
             RowStep::pair(near(s.lo + shift), near(s.hi + shift)),
             (head() >> call_.rows.log_heads) * call_.rows.tiles + tile_};
+  }
+  // Warpgroups of whose 64 keys no row sees any, a bit each.
+  __device__ int idle() const {
+    const WorkSlice& s = slice_;
+    const int first = max(row(), s.q_begin), last = min(row() + call_.rows.size(), s.q_end) - 1;
+    int bits = 0;
+    for (int g = 0; g < 2; ++g) {
+      const int first_key = max(item_.begin + 64 * g, s.k_begin),
+                last_key = min(min(item_.begin + 64 * g + 64, item_.end), s.k_end) - 1;
+      if (first_key > last_key || first_key - last > s.hi || last_key - first < s.lo) bits |= 1 << g;
+    }
+    return bits;
   }
 
  private:
