@@ -36,6 +36,9 @@ struct WideMath {
   static constexpr WideShare kShare = wide_share(kWidth, kGroup), kFirst = wide_share(kWidth, 0);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>, kMakesDq = kDq != Dq::elsewhere;
   static constexpr int kK = kShape.k, kV = kShape.v, kRows = 64, kKeys = 64, kOwnRows = 32, kSize = kOwnRows / 2;
+  // dK and dV leave S and dP no registers but those that dQ is sent from. S then comes before what is still to be sent,
+  // and dQ after P, when it has been.
+  static constexpr bool kFull = kShare.dk + kShare.dv == 4;
   static constexpr int kLastBox = kShare.dq - 1;  // of dQ
   using Ahead = StatisticsAhead<kBent ? 0 : 2>;
   static constexpr unsigned kBox = 64 * 128;  // of 64 rows or keys
@@ -104,19 +107,25 @@ struct WideMath {
     }
   }
 
-  // What is known of a step when its stage has been given back.
+  // What is known of a step, also when its stage has been given back.
   struct Step {
-    int tile;
+    int flags, tile;
     bool last;
   };
-  // P and dS of a stage, of scores that are under way: kPending groups of products came after them.
+  __device__ __forceinline__ Step step_of(int stage) const {
+    const int flags = read_word(shared.step(stage));
+    return {flags, read_sums(shared.step(stage)), (flags & RowStep::kLast) != 0};
+  }
+  __device__ __forceinline__ unsigned own_rows(unsigned statistics) const {
+    return statistics + static_cast<unsigned>(group * kOwnRows * 4);
+  }
+  // P and dS of a stage, left in shared memory, of scores that are under way: kPending groups of products came after
+  // them. Numbers of P stay in s, for dS.
   template <int kPending>
-  __device__ __forceinline__ Step make_both(float (&s)[kSize], float (&dp)[kSize], int stage) const {
-    const unsigned own = static_cast<unsigned>(group * kOwnRows * 4);
-    const int flags = read_word(shared.step(stage)), tile = read_sums(shared.step(stage));
-    unsigned p[kSize / 2], ds[kSize / 2];
-    const Ahead lse(shared.lse(stage) + own);
-    products_wait<kPending + 1>();
+  __device__ __forceinline__ void make_p(float (&s)[kSize], int flags, int stage) const {
+    unsigned p[kSize / 2];
+    const Ahead lse(own_rows(shared.lse(stage)));
+    products_wait<kPending>();
     settle(s);
     const StepPlace place{flags, shared.step(stage), first_key_of_lane(), group * kOwnRows};
     if constexpr (kBent)
@@ -124,13 +133,16 @@ struct WideMath {
     else
       plain_shares<N>(call, s, p, lse, place);
     keep_rows<kOwnRows, kKeys>(p, shared.p(stage), 0, group * kOwnRows);
-    const Ahead delta(shared.delta(stage) + own);
+  }
+  template <int kPending>
+  __device__ __forceinline__ void make_ds(const float (&s)[kSize], float (&dp)[kSize], int stage) const {
+    unsigned ds[kSize / 2];
+    const Ahead delta(own_rows(shared.delta(stage)));
     products_wait<kPending>();
     settle(dp);
     score_gradients<N>(call, ds, s, dp, delta);
     keep_rows<kOwnRows, kKeys>(ds, shared.ds(stage), 0, group * kOwnRows);
     stores_visible();
-    return {tile, (flags & RowStep::kLast) != 0};
   }
   __device__ __forceinline__ void await_stage(int stage, unsigned of) const {
     wait(shared.q_full(stage), of);
@@ -156,24 +168,33 @@ struct WideMath {
     while (!step.last) {
       float s[kSize], dp[kSize], dq[32];
       const int next = at ^ 1;
+      const auto add_late = [&] {
+        if (kMakesDq && late_tile >= 0) add_dq(late, kLastBox, late_tile);
+      };
+      const auto begin_dq = [&] {
+        products_begin();
+        multiply_dq(dq, 0);
+      };
       products_begin();
       add_both();
-      if (kMakesDq && late_tile >= 0) add_dq(late, kLastBox, late_tile);
+      if constexpr (!kFull) add_late();
       await_stage(next, parity ^ static_cast<unsigned>(at));
       products_begin();
       multiply_rows<kK>(s, shared.k(), shared.q(next));
+      if constexpr (kFull) {
+        add_late();
+        products_begin();
+      }
       multiply_rows<kV>(dp, shared.v(), shared.dout(next));
       products_wait<2>();
       free_stage();
       late_tile = step.tile;
-      if constexpr (!kMakesDq) {
-        step = make_both<0>(s, dp, next);
-      } else {
-        products_begin();
-        multiply_dq(dq, 0);
-        step = make_both<1>(s, dp, next);
-        end_dq(dq, late, late_tile);
-      }
+      if constexpr (kMakesDq && !kFull) begin_dq();
+      step = step_of(next);
+      make_p<kMakesDq && !kFull ? 2 : 1>(s, step.flags, next);
+      if constexpr (kMakesDq && kFull) begin_dq();
+      make_ds<kMakesDq ? 1 : 0>(s, dp, next);
+      if constexpr (kMakesDq) end_dq(dq, late, late_tile);
       await_both();
       next_stage();
     }
@@ -200,7 +221,9 @@ struct WideMath {
     products_begin();
     multiply_rows<kK>(s, shared.k(), shared.q(at));
     multiply_rows<kV>(dp, shared.v(), shared.dout(at));
-    const Step step = make_both<0>(s, dp, at);
+    const Step step = step_of(at);
+    make_p<1>(s, step.flags, at);
+    make_ds<0>(s, dp, at);
     await_both();
     return step;
   }
