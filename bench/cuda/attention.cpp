@@ -1,5 +1,5 @@
 // Times the GPU kernel on packed documents, whole and as one rank of eight sees them. Useful TFLOP/s count visible
-// pairs: 4·d forward and 10·d backward, per query head.
+// pairs: 4·d forward and 10·d backward, per query head (2·(dk + dv) and 2·(3·dk + 2·dv) where widths differ).
 //   attention                 all cases
 //   attention CASE...         some, by name
 //   attention --graph CASE... planned on the device too, each pass a graph that is replayed
@@ -37,6 +37,9 @@ struct BenchCase {
   DType dtype = DType::bf16;
   bool steps = false;  // several calls, merged and added up; nothing moves
   Index stages = 0;    // of these: keys as exact brings them, after the own ones; 0: as a ring does
+  Index dim_v = 0;     // 0: dim
+
+  Index width_v() const { return dim_v > 0 ? dim_v : dim; }
 };
 
 std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> counts) {
@@ -59,6 +62,7 @@ std::vector<BenchCase> all_cases() {
           {"window", {32768}, 32, 8, 128, {.causal = true, .left = 4096}},
           {"mha-causal", {16384}, 16, 16, 128},
           {"mha-full", {16384}, 16, 16, 128, {}},
+          {"width-192", {8192}, 16, 16, 192, {.causal = true}, 1, 0, DType::bf16, false, 0, 128},
           {"width-256", {8192}, 16, 4, 256},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
@@ -246,11 +250,11 @@ void run(const BenchCase& c, const std::string& kernel, How how) {
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
   const DType type = c.dtype;
   const Tensor q(type, plan.q_rows, c.heads_q, c.dim, 1), k(type, plan.k_rows, c.heads_k, c.dim, 2),
-      v(type, plan.k_rows, c.heads_k, c.dim, 3), dout(type, plan.q_rows, c.heads_q, c.dim, 4);
-  const Tensor out(type, plan.q_rows, c.heads_q, c.dim), lse(DType::f32, plan.q_rows, c.heads_q, 1);
+      v(type, plan.k_rows, c.heads_k, c.width_v(), 3), dout(type, plan.q_rows, c.heads_q, c.width_v(), 4);
+  const Tensor out(type, plan.q_rows, c.heads_q, c.width_v()), lse(DType::f32, plan.q_rows, c.heads_q, 1);
   const DType gradients = c.steps ? DType::f32 : type;  // that travel
   const Tensor dq(type, plan.q_rows, c.heads_q, c.dim), dk(gradients, plan.k_rows, c.heads_k, c.dim),
-      dv(gradients, plan.k_rows, c.heads_k, c.dim);
+      dv(gradients, plan.k_rows, c.heads_k, c.width_v());
   const Place place{.kind = DeviceKind::cuda};
   const ForwardArgs forward{.q = q.view(),
                             .k = k.view(),
@@ -290,11 +294,15 @@ void run(const BenchCase& c, const std::string& kernel, How how) {
   const Times ahead = time_forward(), back = time_backward();
   backward.deterministic = true;
   const Times same = time_backward();
-  const double flop = static_cast<double>(pairs * c.heads_q * c.dim);
-  const auto rate = [&](double per_pair, float ms) { return per_pair * flop / (static_cast<double>(ms) * 1e9); };
+  const double heads_of_pairs = static_cast<double>(pairs * c.heads_q);
+  const auto rate = [&](Index per_pair, float ms) {
+    return static_cast<double>(per_pair) * heads_of_pairs / (static_cast<double>(ms) * 1e9);
+  };
+  const Index forward_flop = 2 * (c.dim + c.width_v()), backward_flop = 2 * (3 * c.dim + 2 * c.width_v());
   std::printf("%-16s", c.name.c_str());
-  for (const auto& [per_pair, t] : {std::pair{4, ahead}, {10, back}, {10, same}})
-    std::printf("   %8.3f %5.0f %5.0f", static_cast<double>(t.single), rate(per_pair, t.single), rate(per_pair, t.many));
+  for (const auto& [per_pair, t] : {std::pair{forward_flop, ahead}, {backward_flop, back}, {backward_flop, same}})
+    std::printf("   %8.3f %5.0f %5.0f", static_cast<double>(t.single), rate(per_pair, t.single),
+                rate(per_pair, t.many));
   std::printf("\n");
   std::fflush(stdout);
 }

@@ -89,7 +89,7 @@ std::vector<Kernel> all_kernels() {
 #ifdef WEFT_WITH_SM90
   all.push_back(
       {.name = "cuda.sm90",
-       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256; backward above 128 as cuda.portable",
+       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256",
        .refusal =
            [](const KernelRequest& request) {
              return sm90_refusal(properties_for(request), request);

@@ -24,6 +24,46 @@ class GpuBackward : public GpuTest {
       }
     }
   }
+  // Parts of the keys, gradients in f32: shares of dq add up, and dk and dv are added to where they lie.
+  static void expect_parts_add_up(Index dqk, Index dv) {
+    SCOPED_TRACE("dims " + std::to_string(dqk) + ":" + std::to_string(dv));
+    const AttentionProblem base{
+        .tq = 70, .tk = 131, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype(), .sink = Sink::Kind::learnable};
+    KernelProblem problem{"", base};
+    AttentionProblem& p = problem.p;
+    p.slices = {{0, 50, 0, 100, -kUnlimited, 45}, {55, 70, 90, 131, -30, 60}};
+    Random random(21);
+    p.fill(random);
+    const Outputs whole(p);
+    gpu_attend(whole.forward_args(problem));
+    const check::Expected want =
+        check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), DType::f32));
+    std::vector<double> dq(at(p.tq * p.hq * p.dqk));
+    Backward sums(p, DType::f32);
+    sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
+    sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
+    for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
+      std::vector<Slice> part = p.slices;
+      for (Slice& s : part) {
+        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+      }
+      BackwardArgs args = whole.backward_args(problem);
+      args.slices = part;
+      args.dq = sums.dq.view();
+      args.dk = sums.dk.view();
+      args.dv = sums.dv.view();
+      args.add_keys = true;
+      args.dsink = {};
+      gpu_attend_backward(args);
+      const std::vector<double> share = sums.dq.values();
+      for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += share[i];
+    }
+    Judge judge(dtype(), true);
+    judge.close("dq", dq, want.dq, p.hq, p.dqk);
+    judge.close("dk", sums.dk.values(), want.dk, p.hk, p.dqk);
+    judge.close("dv", sums.dv.values(), want.dv, p.hk, p.dv);
+  }
 };
 WEFT_FOR_EACH_GPU_KERNEL(GpuBackward);
 
@@ -65,44 +105,9 @@ TEST_P(GpuBackward, OutAndLseMayBeLeftOut) {
   }
 }
 
-// Parts of the keys, gradients in f32: shares of dq add up, and dk and dv are added to where they lie.
 TEST_P(GpuBackward, PartsOfTheKeysAddUp) {
-  const AttentionProblem base{
-      .tq = 70, .tk = 131, .hq = 4, .hk = 2, .dqk = 24, .dv = 24, .dtype = dtype(), .sink = Sink::Kind::learnable};
-  KernelProblem problem{"", base};
-  AttentionProblem& p = problem.p;
-  p.slices = {{0, 50, 0, 100, -kUnlimited, 45}, {55, 70, 90, 131, -30, 60}};
-  Random random(21);
-  p.fill(random);
-  const Outputs whole(p);
-  gpu_attend(whole.forward_args(problem));
-  const check::Expected want =
-      check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), DType::f32));
-  std::vector<double> dq(at(p.tq * p.hq * p.dqk));
-  Backward sums(p, DType::f32);
-  sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
-  sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
-  for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
-    std::vector<Slice> part = p.slices;
-    for (Slice& s : part) {
-      s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-      s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-    }
-    BackwardArgs args = whole.backward_args(problem);
-    args.slices = part;
-    args.dq = sums.dq.view();
-    args.dk = sums.dk.view();
-    args.dv = sums.dv.view();
-    args.add_keys = true;
-    args.dsink = {};
-    gpu_attend_backward(args);
-    const std::vector<double> share = sums.dq.values();
-    for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += share[i];
-  }
-  Judge judge(dtype(), true);
-  judge.close("dq", dq, want.dq, p.hq, p.dqk);
-  judge.close("dk", sums.dk.values(), want.dk, p.hk, p.dqk);
-  judge.close("dv", sums.dv.values(), want.dv, p.hk, p.dv);
+  constexpr std::pair<Index, Index> kDims[] = {{24, 24}, {192, 128}, {256, 256}};
+  for (const auto& [dqk, dv] : kDims) expect_parts_add_up(dqk, dv);
 }
 
 // The keys in parts, a call each, and dq of all of them by the last.
@@ -112,7 +117,11 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
   Judge judge(dtype(), true);
   Random random(28);
   Index done = 0;
-  for (const Judged& j : judged(dtype(), Pass::backward, feature_problems)) {
+  std::vector<const Judged*> problems;
+  for (const MakeProblems make : {feature_problems, wide_problems})
+    for (const Judged& j : judged(dtype(), Pass::backward, make)) problems.push_back(&j);
+  for (const Judged* problem : problems) {
+    const Judged& j = *problem;
     SCOPED_TRACE(j.problem.name);
     const AttentionProblem& p = j.problem.p;
     const Outputs got(p);

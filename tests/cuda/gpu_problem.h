@@ -77,6 +77,12 @@ inline std::vector<KernelProblem> wide_problems(DType dtype) {
     p.fill(random);
     problems.push_back({"wide " + std::to_string(dqk) + ":" + std::to_string(dv), std::move(p)});
   }
+  for (const auto& [dqk, dv] : {std::pair<Index, Index>{192, 128}, {256, 256}}) {
+    AttentionProblem p{.tq = 200, .tk = 290, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype, .softcap = 3};
+    p.slices = {{3, 190, 5, 280, -kUnlimited, 70}};
+    p.fill(random);
+    problems.push_back({"softcap " + std::to_string(dqk) + ":" + std::to_string(dv), std::move(p)});
+  }
   return problems;
 }
 

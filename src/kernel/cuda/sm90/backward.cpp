@@ -7,7 +7,6 @@
 #include "cuda/on_device.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/kept_lists.h"
-#include "kernel/cuda/portable.h"
 #include "kernel/cuda/sm90/backward_list.h"
 #include "kernel/cuda/sm90/even.h"
 #include "kernel/cuda/sm90/sm90.h"
@@ -46,17 +45,18 @@ Index mean_rows(const BackwardArgs& args) {
 
 // The work of a call: kept from one like it, or made. `known` if it needs no more.
 struct Work {
-  Work(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream) {
+  Work(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq, cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      sizes = {kBackward, args.q.rows, args.k.rows, args.q.heads, args.k.heads, log_size, log_heads, tiles_of_dq};
+      sizes = {kBackward,  args.q.rows,    args.k.rows, args.q.heads, args.k.heads,
+               shape.keys, shape.log_rows, log_heads,   tiles_of_dq};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
       key = {args.slices, args.attention.head_map, sizes};
       of = std::static_pointer_cast<BackwardWork>(find_lists(key, stream));
     }
     known = of != nullptr;
-    if (!known) of = std::make_shared<BackwardWork>(args, log_size, log_heads, tiles_of_dq, stream);
+    if (!known) of = std::make_shared<BackwardWork>(args, shape, log_heads, tiles_of_dq, stream);
   }
   void complete(int processors, cudaStream_t stream) {
     if (known) return;
@@ -173,17 +173,13 @@ StoreCall store_call(const Pass& p, bool early) {
 
 }  // namespace
 
-bool takes_steps_backward(const BackwardArgs& args) {
-  return has_backward(width_of(args.q.dtype, args.q.dim, args.v.dim)) && !args.deterministic &&
-         args.device_plan == nullptr;
-}
+bool takes_steps_backward(const BackwardArgs& args) { return !args.deterministic && args.device_plan == nullptr; }
 
 void backward(const BackwardArgs& given) {
   const DType dtype = given.q.dtype;
   Width width = width_of(dtype, given.q.dim, given.v.dim);
   // With softcap the registers of the narrow one do not suffice.
   if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
-  if (!has_backward(width)) return portable_backward(given);
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
   BackwardArgs args = given;
@@ -194,12 +190,11 @@ void backward(const BackwardArgs& given) {
   const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
   const int log_size = shape.log_rows - log_heads;
   const Index units = args.q.heads >> log_heads;
-  Work lists(args, log_size, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  Work lists(args, shape, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
   const BackwardWork& work = *lists.of;
   const bool alone = args.deterministic && !work.in_turn;  // dQ in a kernel of its own
-  check_grid(
-      max_of(work.rows.tiles, ceil_div(args.k.rows, BackwardShape::kKeys) + static_cast<Index>(args.slices.size())),
-      max_of(units, args.k.heads));
+  check_grid(max_of(work.rows.tiles, ceil_div(args.k.rows, shape.keys) + static_cast<Index>(args.slices.size())),
+             max_of(units, args.k.heads));
 
   const std::size_t tiles = static_cast<std::size_t>(work.rows.tiles) * static_cast<std::size_t>(units);
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
@@ -231,10 +226,13 @@ void backward(const BackwardArgs& given) {
   if (args.q.rows > 0 && args.k.rows > 0) {
     call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
     call.dout = tensor_map(dout.view(), 1 << log_heads, 1 << log_size);
-    call.k = tensor_map(k.view(), 1, BackwardShape::kKeys);
-    call.v = tensor_map(v.view(), 1, BackwardShape::kKeys);
+    call.k = tensor_map(k.view(), 1, shape.keys);
+    call.v = tensor_map(v.view(), 1, shape.keys);
   }
-  (dtype == DType::bf16 ? backward_bf16 : backward_f16)(width, call, stream);
+  const bool bf16 = dtype == DType::bf16;
+  const auto products =
+      shares_keys(width) ? (bf16 ? backward_wide_bf16 : backward_wide_f16) : (bf16 ? backward_bf16 : backward_f16);
+  products(width, call, stream);
   dk.finish();
   dv.finish();
   if (alone) {

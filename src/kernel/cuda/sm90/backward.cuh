@@ -13,10 +13,10 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "kernel/cuda/scores.cuh"
 #include "kernel/cuda/sm90/backward_fetch.cuh"
+#include "kernel/cuda/sm90/backward_shares.cuh"
+#include "kernel/cuda/sm90/backward_store.cuh"
 #include "kernel/cuda/sm90/backward_unseen.cuh"
-#include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
@@ -26,7 +26,7 @@ struct BackwardMath {
   static constexpr bool kMakesDq = kDq != Dq::elsewhere;
   static constexpr BackwardShape kShape = backward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
-  static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = BackwardShape::kKeys;
+  static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = kShape.keys;
   static constexpr int kStages = kShape.stages;
   // Steps of which a warpgroup sees nothing in code of their own: of 128 rows there are few, and no registers.
   static constexpr bool kIdles = kRows == 64;
@@ -50,9 +50,7 @@ struct BackwardMath {
         group(g),
         dq_at(c.dq_sums + group * (64 * kOwn) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x % 128) / 32; }
-  __device__ __forceinline__ int first_key() const { return group * 64 + warp() * 16 + lane() / 4; }  // and 8 behind
+  __device__ __forceinline__ int first_key() const { return group * 64 + first_key_of_lane(); }  // and 8 behind
 
   // Sums [64 keys][rows]: keys' rows of K or V times those of Q or dO.
   template <int kColumns>
@@ -86,114 +84,22 @@ struct BackwardMath {
     products_commit();
   }
 
-  __device__ __forceinline__ static float4 load_pairs(unsigned at) {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at));
-    return x;
-  }
-
-  // Columns of a lane's two keys that are seen: those c with unsigned(c - first) < count.
-  struct Columns {
-    int first[2];
-    unsigned count[2];
-    __device__ __forceinline__ bool sees(int i, int column) const {
-      return static_cast<unsigned>(column - first[i]) < count[i];
-    }
-  };
-  __device__ __forceinline__ Columns columns_of(const RowStep& step) const {
-    Columns columns;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Seen seen = rows_of_key(step, first_key() + 8 * i);
-      columns.first[i] = (seen.first << call.rows.log_heads) - 2 * (lane() % 4);
-      columns.count[i] = static_cast<unsigned>(max(0, seen.last - seen.first + 1)) << call.rows.log_heads;
-    }
-    return columns;
-  }
-  // Numbers of the lane's columns, asked for while products run: in shared memory they are half a step away. As many as
-  // registers allow; the others where they are used.
-  struct Ahead {
-    static constexpr int kFours = kBent ? 0 : 4;
-    unsigned at;
-    float4 fours[kFours > 0 ? kFours : 1];
-    __device__ __forceinline__ explicit Ahead(unsigned from) : at(from + static_cast<unsigned>(lane() % 4) * 16) {
-#pragma unroll
-      for (int n = 0; n < kFours; ++n) fours[n] = load_pairs(at + static_cast<unsigned>(n * 64));
-    }
-    // Of columns 16n and the 15 behind.
-    __device__ __forceinline__ float4 operator[](int n) const {
-      return n < kFours ? fours[n] : load_pairs(at + static_cast<unsigned>(n * 64));
-    }
-  };
-  // Scores become shares; p has them rounded.
+  using Ahead = StatisticsAhead<kBent ? 0 : 4>;
   __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags, int stage,
                                               const Ahead& lse) const {
-    const float factor = call.scores.factor;
-#pragma unroll
-    for (int n = 0; n < kRows / 16; ++n) {
-      const float4 four = lse[n];
-      const float x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) s[8 * n + i] = exp2_fast(fmaf(s[8 * n + i], factor, -x[i / 4 * 2 + i % 2]));
-    }
-    if ((flags & RowStep::kMasked) != 0) {
-      const Columns columns = columns_of(read_row_step(shared.step(stage)));
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i)
-        if (!columns.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kRows / 4; ++i) p[i] = packed_pair<N>(s[2 * i], s[2 * i + 1]);
+    plain_shares<N>(call, s, p, lse, {flags, shared.step(stage), first_key(), 0});
   }
-  // With softcap: p has the shares, and s what dS is multiplied by.
   __device__ __forceinline__ void make_bent_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], int flags, int stage,
                                                    const Ahead& lse) const {
-    Columns columns{{-8, -8}, {~0u, ~0u}};
-    if ((flags & RowStep::kMasked) != 0) columns = columns_of(read_row_step(shared.step(stage)));
-#pragma unroll
-    for (int n = 0; n < kRows / 16; ++n) {
-      const float4 four = lse[n];
-      const float x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float share[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& score = s[8 * n + 2 * i + j];
-          float slope;
-          const float bent = bent_score(score * call.scores.bend, slope);
-          share[j] = exp2_fast(fmaf(bent, call.scores.factor, -x[i / 2 * 2 + j]));
-          if (!columns.sees(i % 2, 16 * n + i / 2 * 8 + j)) share[j] = slope = 0;
-          score = share[j] * slope;
-        }
-        p[4 * n + i] = packed_pair<N>(share[0], share[1]);
-      }
-    }
+    bent_shares<N>(call, s, p, lse, {flags, shared.step(stage), first_key(), 0});
   }
-  // dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
   __device__ __forceinline__ void make_ds(unsigned (&ds)[kRows / 4], const float (&p)[kRows / 2],
                                           const float (&dp)[kRows / 2], const Ahead& delta) const {
-    const float scale = call.scale;
-#pragma unroll
-    for (int n = 0; n < kRows / 16; ++n) {
-      const float4 four = delta[n];
-      const float x[4] = {four.x, four.y, four.z, four.w};
-      const auto number = [&](int i) { return p[8 * n + i] * fmaf(dp[8 * n + i], scale, -x[i / 4 * 2 + i % 2]); };
-#pragma unroll
-      for (int i = 0; i < 4; ++i) ds[4 * n + i] = packed_pair<N>(number(2 * i), number(2 * i + 1));
-    }
+    score_gradients<N>(call, ds, p, dp, delta);
   }
   // dS^T to shared memory, [key][row].
   __device__ __forceinline__ void keep_ds(const unsigned (&ds)[kRows / 4], int buffer) const {
-    const int key = group * 64 + warp() * 16 + lane() % 16;
-#pragma unroll
-    for (int i = 0; i < kRows / 16; ++i) {
-      const int piece = 2 * (i % 4) + lane() / 16;
-      const unsigned to =
-          shared.ds(buffer) + static_cast<unsigned>(i / 4 * kKeys * 128 + key * 128 + ((piece ^ (key & 7)) << 4));
-      const unsigned four[4] = {ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]};
-      store_matrices(to, four);
-    }
+    keep_rows<kRows, kKeys>(ds, shared.ds(buffer), group * 64, 0);
   }
   __device__ __forceinline__ void add_dq(const float (&x)[kOwn / 2], int tile) {
     dq_at += static_cast<Index>(tile - dq_tile) * (kRows * kK);
@@ -253,22 +159,9 @@ struct BackwardMath {
     }
   }
   __device__ __forceinline__ void store_both(const SharedItem& item) const {
-    int live = 0;  // a bit for each of a lane's two keys
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = item.begin + first_key() + 8 * i;
-      bool seen = key < item.end && (item.flags & SharedItem::kUsed) != 0;
-      if (seen && (item.flags & SharedItem::kMended) != 0) {
-        seen = false;
-        for (int m = item.first; m < item.last && !seen; ++m) {
-          const WorkSlice& s = call.keys.list.slices[m];
-          seen = key >= s.k_begin && key < s.k_end;
-        }
-      }
-      live |= seen ? 1 << i : 0;
-    }
-    store<kK>(call.dk, call.wide_dk, dk, {item.begin, item.end}, item.kv_head, live);
-    store<kV>(call.dv, call.wide_dv, dv, {item.begin, item.end}, item.kv_head, live);
+    const int live = live_keys(call, item, first_key());
+    store_keys<N>(call, call.dk, call.wide_dk, dk, item, first_key(), live);
+    store_keys<N>(call, call.dv, call.wide_dv, dv, item, first_key(), live);
   }
   // What a step leaves to the next.
   struct Late {
@@ -388,48 +281,6 @@ struct BackwardMath {
     if (late.read) give_dq(dq, late.tile);
     late.tile = sums;
   }
-
-  // A finished tile to its keys.
-  template <int kColumns>
-  __device__ __forceinline__ void store(const TensorView& to, bool wide, const float (&sums)[kColumns / 2], int2 keys,
-                                        int kv_head, int live) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = keys.x + first_key() + 8 * i;
-      const bool inside = key < keys.y, seen = (live >> i & 1) != 0;
-      const auto value = [&](int n, int j) { return seen ? sums[4 * n + 2 * i + j] : 0.0f; };
-      if (!wide) {
-        if (!inside || (call.add_keys && !seen)) continue;
-        const int first = 2 * (lane() % 4), columns = static_cast<int>(to.dim) - first;
-        float* at = static_cast<float*>(to.data) + offset_of(to, key, kv_head) + first;
-        const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) {
-          const float2 x = {value(n, 0), value(n, 1)};
-          if (pairs && 8 * n < columns) {
-            if (call.add_keys)
-              add_two(at + 8 * n, x.x, x.y);
-            else
-              *reinterpret_cast<float2*>(at + 8 * n) = x;
-          } else {
-            if (8 * n < columns) at[8 * n] = call.add_keys ? at[8 * n] + x.x : x.x;
-            if (8 * n + 1 < columns) at[8 * n + 1] = call.add_keys ? at[8 * n + 1] + x.y : x.y;
-          }
-        }
-        continue;
-      }
-      std::uint16_t* at = static_cast<std::uint16_t*>(to.data) + (inside ? offset_of(to, key, kv_head) : 0);
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; n += 4) {
-        unsigned w[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-        exchange(w);
-        const int column = 8 * (n + lane() % 4);
-        if (inside && column < to.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
-      }
-    }
-  }
 };
 
 template <class N, Width kWidth, bool kBent, Dq kDq>
@@ -448,7 +299,7 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
       fetch<kWidth, kDq>(call, shared);
     } else {
       await_before();  // in every block: the kernel after must not pass the one before
-      clear_unseen(call);
+      clear_unseen<backward_shape(kWidth).keys>(call);
       if (kDq == Dq::in_turn && warp <= 2 && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
     }
   } else {

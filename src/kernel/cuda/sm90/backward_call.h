@@ -9,33 +9,37 @@
 
 namespace weft::cuda::sm90 {
 
-// A block is a warpgroup that fetches and two that multiply, 64 keys each. Registers as in ForwardShape.
+// A block is a warpgroup that fetches and two that multiply: 64 keys each, or the same 64 (backward_wide.cuh).
+// Registers as in ForwardShape.
 struct BackwardShape {
-  int k, v;      // columns of Q and K, and of V
-  int log_rows;  // of a tile of queries: rows times heads
-  int stages;    // tiles of Q and dO in shared memory
-  static constexpr int kKeys = 128, kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
+  int k, v;       // columns of Q and K, and of V
+  int keys;       // of a tile
+  int log_rows;   // of a tile of queries: rows times heads
+  int stages;     // tiles of Q and dO in shared memory
+  int p_buffers;  // of P, where it goes through shared memory as dS does
+  static constexpr int kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
   static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
   // Where dQ is added in turn: a step's dQ of one warpgroup, and how many of them wait to be added; steps that are
   // known.
   static constexpr int kPartBytes = 16384, kParts = 2, kVisits = 8;
 
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
-  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
-  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
+  WEFT_HD constexpr int k_bytes() const { return 2 * keys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
   WEFT_HD constexpr int q_bytes() const { return 2 * rows() * k; }
   WEFT_HD constexpr int dout_bytes() const { return 2 * rows() * v; }
-  WEFT_HD constexpr int ds_bytes() const { return 2 * kKeys * rows(); }
+  WEFT_HD constexpr int ds_bytes() const { return 2 * keys * rows(); }  // and P's
   WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
-  // K, V, stages of Q and dO, dS; statistics, steps, the item, barriers.
+  // K, V, stages of Q and dO, dS and P; statistics, steps, the item, barriers.
   WEFT_HD constexpr int tile_bytes() const {
-    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + kDsBuffers * ds_bytes();
+    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + (kDsBuffers + p_buffers) * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
            8 * (3 + 6 * stages + kDsBuffers);
   }
-  // With dQ in turn: parts of both warpgroups, visits, barriers.
+  // With dQ in turn, where P leaves room for it: parts of both warpgroups, visits, barriers.
+  WEFT_HD constexpr bool in_turn() const { return p_buffers == 0; }
   WEFT_HD constexpr int parts_at() const { return (shared_bytes() + 127) / 128 * 128; }
   WEFT_HD constexpr int shared_bytes_in_turn() const {
     return parts_at() + 2 * kParts * kPartBytes + 8 * kVisits + 8 * 4 * kParts;
@@ -47,10 +51,19 @@ struct BackwardShape {
 WEFT_HD constexpr int statistics_at(int row) { return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | (row & 1); }
 
 WEFT_HD constexpr BackwardShape backward_shape(Width w) {
-  return w == Width::w64 ? BackwardShape{64, 64, 7, 2} : BackwardShape{128, 128, 6, 2};
+  switch (w) {
+    case Width::w64:
+      return {64, 64, 128, 7, 2, 0};
+    case Width::w128:
+      return {128, 128, 128, 6, 2, 0};
+    case Width::w192_128:
+      return {192, 128, 64, 6, 2, 2};
+    default:
+      return {256, 256, 64, 6, 2, 2};
+  }
 }
-// Others take cuda.portable's way: dK and dV of more columns do not fit the registers together.
-constexpr bool has_backward(Width w) { return w == Width::w64 || w == Width::w128; }
+// Whose dK and dV of 64 keys fill the registers of both warpgroups (backward_wide.cuh). No room is left for dQ in turn.
+WEFT_HD constexpr bool shares_keys(Width w) { return w == Width::w192_128 || w == Width::w256; }
 
 // Query heads that are rows of one tile, a power of two: as many as make the tiles of rows short against the slices,
 // whose ends are computed for nothing. No more: heads one after another have less dQ under way than all at once.
@@ -92,7 +105,7 @@ enum class Dq { elsewhere, any_order, in_turn };
 // Tiles of keys. On the host they are made in the order in which they are worked on.
 struct KeyTiles {
   const int4* items;  // [active] first key, the one past the last, first slice, the one past the last; or null, and
-  WorkList list;      // tiles lie every kKeys
+  WorkList list;      // tiles lie every BackwardShape::keys
   int active;         // that may have slices
   const int* order;   // [active · K/V heads] of items: head · active + tile; null: head by head
   // Dq::in_turn: how many additions to a tile of dQ come before that of a slice's visit; the slice's k_first brings the
@@ -107,7 +120,7 @@ struct HeadTiles {
 
 struct BackwardCall {
   CUtensorMap q, dout;  // boxes {64, heads, size} of a tile of queries
-  CUtensorMap k, v;     // boxes {64, 1, kKeys}
+  CUtensorMap k, v;     // boxes {64, 1, keys}
   QueryTiles rows;
   KeyTiles keys;
   HeadTiles heads;
@@ -130,21 +143,28 @@ struct BackwardCall {
 };
 void backward_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
 void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream);
+// The same for widths above 128.
+void backward_wide_bf16(Width width, const BackwardCall& call, cudaStream_t stream);
+void backward_wide_f16(Width width, const BackwardCall& call, cudaStream_t stream);
 
 // dQ by the owner of its rows, 128 rows times heads: S and dP computed once more, and nothing added by several blocks,
 // so that its bits are the same on every run.
 struct DqShape {
   int k, v;
-  static constexpr int kRows = 128, kKeys = 128, kStages = 2, kThreads = 384, kStepBytes = 16;
+  int keys;    // of a step
+  int stages;  // tiles of K and V in shared memory
+  static constexpr int kRows = 128, kThreads = 384, kStepBytes = 16;
 
   WEFT_HD constexpr int q_bytes() const { return 2 * kRows * k; }
   WEFT_HD constexpr int dout_bytes() const { return 2 * kRows * v; }
-  WEFT_HD constexpr int k_bytes() const { return 2 * kKeys * k; }
-  WEFT_HD constexpr int v_bytes() const { return 2 * kKeys * v; }
-  WEFT_HD constexpr int tile_bytes() const { return q_bytes() + dout_bytes() + kStages * (k_bytes() + v_bytes()); }
-  WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + kStages * kStepBytes + 8 * (1 + 3 * kStages); }
+  WEFT_HD constexpr int k_bytes() const { return 2 * keys * k; }
+  WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
+  WEFT_HD constexpr int tile_bytes() const { return q_bytes() + dout_bytes() + stages * (k_bytes() + v_bytes()); }
+  WEFT_HD constexpr int shared_bytes() const { return tile_bytes() + stages * kStepBytes + 8 * (1 + 3 * stages); }
 };
-WEFT_HD constexpr DqShape dq_shape(Width w) { return {backward_shape(w).k, backward_shape(w).v}; }
+WEFT_HD constexpr DqShape dq_shape(Width w) {
+  return {backward_shape(w).k, backward_shape(w).v, shares_keys(w) ? 64 : 128, w == Width::w256 ? 1 : 2};
+}
 // Tiles of the backward that are one here.
 WEFT_HD constexpr int tiles_of_dq(Width w) { return DqShape::kRows / backward_shape(w).rows(); }
 

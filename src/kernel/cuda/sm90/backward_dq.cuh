@@ -12,7 +12,7 @@ namespace weft::cuda::sm90 {
 template <Width kWidth>
 struct DqShared {
   static constexpr DqShape kShape = dq_shape(kWidth);
-  static constexpr int kStages = DqShape::kStages;
+  static constexpr int kStages = kShape.stages;
   static constexpr unsigned kDoutAt = kShape.q_bytes(), kKAt = kDoutAt + kShape.dout_bytes(),
                             kVAt = kKAt + kStages * kShape.k_bytes(), kStepAt = kVAt + kStages * kShape.v_bytes(),
                             kBarrierAt = kStepAt + kStages * DqShape::kStepBytes;
@@ -50,20 +50,21 @@ __device__ inline DqItem dq_item(const DqCall& call, int n) {
 
 // The tiles of keys that the rows of an item see, slice by slice, counted from the slice's k_first: a row's bits do not
 // depend on where its tile begins.
+template <int kKeys>
 class DqWalk {
  public:
   __device__ DqWalk(const DqCall& call, const DqItem& item)
       : slices_(call.items != nullptr ? call.slices : call.rows.list.slices), item_(item), member_(item.first) {}
   __device__ bool start() { return enter(); }
   __device__ bool next() {
-    key_ += DqShape::kKeys;
+    key_ += kKeys;
     if (key_ < stop_) return true;
     ++member_;
     return enter();
   }
   __device__ int key() const { return key_; }
   __device__ RowStep step(int k_rows) const {
-    constexpr int kFar = 0x3fff, kKeys = DqShape::kKeys;
+    constexpr int kFar = 0x3fff;
     const WorkSlice& s = slice_;
     const int row = item_.begin, rows = item_.end - row;
     const bool all = row >= s.q_begin && row + rows <= s.q_end && key_ >= s.k_begin && key_ + kKeys <= s.k_end &&
@@ -85,7 +86,7 @@ class DqWalk {
       const long long first = max(s.q_begin, item_.begin), last = min(s.q_end, item_.end) - 1;
       const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
       stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
-      key_ = s.k_first + (begin - s.k_first) / DqShape::kKeys * DqShape::kKeys;
+      key_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
       if (first <= last && begin < stop_) return true;
     }
     return false;
@@ -102,11 +103,11 @@ template <Width kWidth>
 __device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, const DqItem& item, int head,
                          int kv_head) {
   constexpr DqShape kShape = dq_shape(kWidth);
-  constexpr int kTileRows = backward_shape(kWidth).rows();
+  constexpr int kTileRows = backward_shape(kWidth).rows(), kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  Ring<DqShape::kStages> stage;
+  Ring<kShape.stages> stage;
   unsigned raw_parity = 0;  // a bit a stage
-  DqWalk walk(call, item);
+  DqWalk<kKeys> walk(call, item);
   bool more = walk.start();
   if (more && lane == 0) {
     const int tiles = item.end - item.begin > call.rows.size() ? tiles_of_dq(kWidth) : 1;
@@ -129,8 +130,8 @@ __device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, con
     if (lane == 0) {
       write_four(shared.step(stage.at), step.flags, step.rows, step.keys, step.band);
       arrive_expecting(ready, kShape.k_bytes() + kShape.v_bytes());
-      load_boxes<kShape.k>(shared.k(stage.at), call.k, ready, DqShape::kKeys, kv_head, key);
-      load_boxes<kShape.v>(shared.v(stage.at), call.v, ready, DqShape::kKeys, kv_head, key);
+      load_boxes<kShape.k>(shared.k(stage.at), call.k, ready, kKeys, kv_head, key);
+      load_boxes<kShape.v>(shared.v(stage.at), call.v, ready, kKeys, kv_head, key);
     }
     __syncwarp();
     if (mended) {
@@ -138,8 +139,8 @@ __device__ void fetch_dq(const DqCall& call, const DqShared<kWidth>& shared, con
       raw_parity ^= 1u << stage.at;
       const int begin = RowStep::low(step.keys), end = RowStep::high(step.keys);
       const auto dead = [&](int r) { return r < begin || r >= end; };
-      clear_rows<DqShape::kKeys, kShape.k>(shared.k(stage.at), dead);
-      clear_rows<DqShape::kKeys, kShape.v>(shared.v(stage.at), dead);
+      clear_rows<kKeys, kShape.k>(shared.k(stage.at), dead);
+      clear_rows<kKeys, kShape.v>(shared.v(stage.at), dead);
       stores_visible();
       __syncwarp();
       if (lane == 0) arrive(shared.keys_full(stage.at));
@@ -152,7 +153,7 @@ template <class N, Width kWidth, bool kBent>
 struct DqMath {
   static constexpr DqShape kShape = dq_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
-  static constexpr int kK = kShape.k, kV = kShape.v, kKeys = DqShape::kKeys;
+  static constexpr int kK = kShape.k, kV = kShape.v, kKeys = kShape.keys;
   // Boxes of rows: of one tile of the backward, which may hold both warpgroups' rows.
   static constexpr int kBoxRows = backward_shape(kWidth).rows();
 
@@ -219,16 +220,16 @@ struct DqMath {
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
   __device__ __forceinline__ void run(const float (&lse)[2], const float (&delta)[2]) {
-    static_assert(DqShape::kStages == 2);
     if (group == 1) named_arrive(1, 256);  // the first one's turn
-    int at = 0;
-    unsigned parity = 0;
+    Ring<kShape.stages> stage;
     bool last;
     wait(shared.rows_full(), 0);
     do {
       float s[kKeys / 2], dp[kKeys / 2];
       unsigned ds[kKeys / 4];
-      wait(shared.keys_full(at), parity);
+      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
+      const int at = kShape.stages == 1 ? 0 : static_cast<int>(same_in_all_lanes(static_cast<unsigned>(stage.at)));
+      wait(shared.keys_full(at), stage.parity);
       await_turn();
       products_begin();
       multiply_rows<kK>(s, shared.q(group), shared.k(at));
@@ -251,8 +252,7 @@ struct DqMath {
       pass_turn();
       products_wait<0>();
       if (arrives()) arrive(shared.keys_free(at));
-      if (at == 1) parity ^= 1;
-      at = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(at ^ 1)));
+      stage.next();
     } while (!last);
     settle(sums);
   }
@@ -333,12 +333,18 @@ void launch_dq(const DqCall& call, cudaStream_t stream) {
 
 template <class N>
 void launch_any(Width width, const DqCall& call, cudaStream_t stream) {
-  if (width == Width::w64)
-    launch_dq<N, Width::w64, false>(call, stream);
-  else if (call.scores.bend == 0)
-    launch_dq<N, Width::w128, false>(call, stream);
-  else
-    launch_dq<N, Width::w128, true>(call, stream);
+  const bool bent = call.scores.bend != 0;
+  switch (width) {
+    case Width::w64:
+      return launch_dq<N, Width::w64, false>(call, stream);
+    case Width::w128:
+      return bent ? launch_dq<N, Width::w128, true>(call, stream) : launch_dq<N, Width::w128, false>(call, stream);
+    case Width::w192_128:
+      return bent ? launch_dq<N, Width::w192_128, true>(call, stream)
+                  : launch_dq<N, Width::w192_128, false>(call, stream);
+    default:
+      return bent ? launch_dq<N, Width::w256, true>(call, stream) : launch_dq<N, Width::w256, false>(call, stream);
+  }
 }
 
 }  // namespace weft::cuda::sm90

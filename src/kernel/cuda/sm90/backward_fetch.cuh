@@ -16,7 +16,8 @@ struct BackwardShared {
   static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
                             kDoutAt = kQAt + kStages * kShape.q_bytes(),
                             kDsAt = kDoutAt + kStages * kShape.dout_bytes(),
-                            kLseAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
+                            kPAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
+                            kLseAt = kPAt + kShape.p_buffers * kShape.ds_bytes(),
                             kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
@@ -32,6 +33,7 @@ struct BackwardShared {
   __device__ unsigned q(int s) const { return base + kQAt + times(s, kShape.q_bytes()); }
   __device__ unsigned dout(int s) const { return base + kDoutAt + times(s, kShape.dout_bytes()); }
   __device__ unsigned ds(int b) const { return base + kDsAt + times(b, kShape.ds_bytes()); }
+  __device__ unsigned p(int b) const { return base + kPAt + times(b, kShape.ds_bytes()); }
   __device__ unsigned lse(int s) const { return base + kLseAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
@@ -129,10 +131,10 @@ struct SharedItem {
 
 // K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
 template <Width kWidth>
-__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
-                           int kv_head, unsigned& raw_parity) {
+__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared,
+                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, unsigned& raw_parity) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
-  constexpr int kKeys = BackwardShape::kKeys;
+  constexpr int kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
   bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
   for (int m = item.first + lane; m < item.last; m += 32) {
@@ -179,12 +181,12 @@ struct FetchState {
 
 // The rows of an item.
 template <Width kWidth, Dq kDq>
-__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared, const KeyItem& item,
-                           FetchState<kWidth>& state) {
+__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared,
+                           const KeyItem<backward_shape(kWidth).keys>& item, FetchState<kWidth>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
   static_assert(kShape.stages == 2);
-  RowWalk<kDq == Dq::in_turn> walk(call, item);
+  RowWalk<kShape.keys, kDq == Dq::in_turn> walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
@@ -255,7 +257,7 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
   for (int next = kDq == Dq::in_turn ? take() : static_cast<int>(blockIdx.x); next < items;) {
     const int at = call.keys.order != nullptr ? call.keys.order[next] : next;
     const int kv_head = at / call.keys.active, tile = at % call.keys.active;
-    const KeyItem item(call, tile, kv_head);
+    const KeyItem<backward_shape(kWidth).keys> item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
       if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
       wait(shared.keys_free(), parity ^ 1);

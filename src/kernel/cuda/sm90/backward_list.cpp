@@ -92,13 +92,12 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
 
 // Calls visit(slice, tile) for each tile of keys that a slice touches.
 template <class Visit>
-void each_key_tile(const std::vector<WorkSlice>& slices, const Cut& keys, const Visit& visit) {
-  constexpr int kKeys = BackwardShape::kKeys;
+void each_key_tile(const std::vector<WorkSlice>& slices, const Cut& keys, int size, const Visit& visit) {
   for (std::size_t n = 0; n < slices.size(); ++n) {
     const WorkSlice& s = slices[n];
     const Part& part = keys.parts[static_cast<std::size_t>(keys.part_of[n])];
-    const int first = part.first_tile + (s.k_begin - part.begin) / kKeys;
-    const int last = part.first_tile + (s.k_end - 1 - part.begin) / kKeys;
+    const int first = part.first_tile + (s.k_begin - part.begin) / size;
+    const int last = part.first_tile + (s.k_end - 1 - part.begin) / size;
     for (int t = first; t <= last; ++t) visit(n, static_cast<std::size_t>(t));
   }
 }
@@ -111,10 +110,13 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 
 }  // namespace
 
-BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream)
-    : tiles_of_dq_(tiles_of_dq),
+BackwardWork::BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+                           cudaStream_t stream)
+    : shape_(shape),
+      tiles_of_dq_(tiles_of_dq),
       heads_k_(args.k.heads),
       units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
+  const int log_size = shape.log_rows - log_heads;
   rows.log_size = log_size;
   rows.log_heads = log_heads;
   rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
@@ -122,8 +124,7 @@ BackwardWork::BackwardWork(const BackwardArgs& args, int log_size, int log_heads
     cut_slices(args, stream);
     return;
   }
-  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log_size},
-                            {Side::key, args.k.rows, BackwardShape::kKeys}};
+  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log_size}, {Side::key, args.k.rows, shape.keys}};
   lists_ = make_lists({}, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
   rows.list = lists_.lists[0];
   rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log_size));
@@ -144,8 +145,8 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
   }
   if (args.steps != nullptr) q_spans.insert(q_spans.end(), args.steps->rows.begin(), args.steps->rows.end());
   rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
-  keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), BackwardShape::kKeys, true);
-  in_turn = tiles_of_dq_ > 0 && suits_turns();
+  keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), shape_.keys, true);
+  in_turn = tiles_of_dq_ > 0 && shape_.in_turn() && suits_turns();
   std::vector<int> gaps;
   for (std::size_t t = 0; t < keys_.ranges.size(); t += 2)
     if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
@@ -166,7 +167,7 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
 bool BackwardWork::suits_turns() const {
   constexpr Index kMost = Index{1} << 24;
   Index visits = 0, all = 0;  // of tiles that slices show, and of all that their rows have
-  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
+  each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     WorkSlice s = slices_[n];
     s.unused = shift_of(rows_, n, rows.size());
     const TileRange seen = tiles_seeing(s, keys_.ranges[2 * t], keys_.ranges[2 * t + 1], rows.log_size);
@@ -199,7 +200,7 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   const std::size_t tiles = static_cast<std::size_t>(keys_.tiles());
   std::vector<int> begin(tiles + 1, 0), part_of_tile(tiles, 0);
   std::vector<Index> cost(tiles, 0), part_cost(keys_.parts.size(), 0);
-  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
+  each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     const WorkSlice& s = slices_[n];
     const Index first = max_of(s.k_begin, keys_.ranges[2 * t]), last = min_of(s.k_end, keys_.ranges[2 * t + 1]) - 1;
     const Index seeing = min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
@@ -211,7 +212,7 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<WorkSlice> members(static_cast<std::size_t>(begin.back()));
   std::vector<int> next(begin.begin(), begin.end() - 1);
-  each_key_tile(slices_, keys_, [&](std::size_t n, std::size_t t) {
+  each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     WorkSlice& s = members[static_cast<std::size_t>(next[t]++)];
     s = slices_[n];
     s.unused = shift_of(rows_, n, rows.size());

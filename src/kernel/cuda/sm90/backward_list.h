@@ -27,7 +27,8 @@ class BackwardWork {
  public:
   // tiles_of_dq: of rows that are one item of dQ, for the same bits always; 0: no such items. Has what goes before the
   // products;
-  BackwardWork(const BackwardArgs& args, int log_size, int log_heads, int tiles_of_dq, cudaStream_t stream);
+  BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+               cudaStream_t stream);
   // the rest, while that is under way.
   void add_keys(int processors, cudaStream_t stream);
   std::size_t bytes() const { return (first_.size() + second_.size()) * sizeof(int); }  // on the device
@@ -50,6 +51,7 @@ class BackwardWork {
   std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
                                   const std::vector<Index>& cost, int processors) const;
 
+  BackwardShape shape_;
   int tiles_of_dq_;
   Index heads_k_, units_of_head_;
   CallLists lists_;  // of a device_plan

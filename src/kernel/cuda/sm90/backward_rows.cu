@@ -177,6 +177,32 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   }
 }
 
+auto prepare_of(Width width) {
+  switch (width) {
+    case Width::w64:
+      return &prepare_kernel<Width::w64>;
+    case Width::w128:
+      return &prepare_kernel<Width::w128>;
+    case Width::w192_128:
+      return &prepare_kernel<Width::w192_128>;
+    default:
+      return &prepare_kernel<Width::w256>;
+  }
+}
+template <class N>
+auto store_of(Width width) {
+  switch (width) {
+    case Width::w64:
+      return &store_kernel<Width::w64, N>;
+    case Width::w128:
+      return &store_kernel<Width::w128, N>;
+    case Width::w192_128:
+      return &store_kernel<Width::w192_128, N>;
+    default:
+      return &store_kernel<Width::w256, N>;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const __grid_constant__ ConstTensorView from, DType dtype, void* to, Index width) {
   const Index count = from.rows * from.heads * width;
@@ -192,17 +218,14 @@ __global__ void __launch_bounds__(kThreads)
 void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads));
   if (blocks == 0 && call.counter == nullptr) return;
-  launch(width == Width::w64 ? &prepare_kernel<Width::w64> : &prepare_kernel<Width::w128>,
-         {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
+  launch(prepare_of(width), {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
 }
 
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
   const unsigned blocks =
       static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads >> call.rows.log_heads);
-  const auto kernel = inputs == DType::bf16
-                          ? (width == Width::w64 ? &store_kernel<Width::w64, Bf16> : &store_kernel<Width::w128, Bf16>)
-                          : (width == Width::w64 ? &store_kernel<Width::w64, F16> : &store_kernel<Width::w128, F16>);
-  launch(kernel, {dim3(blocks), dim3(kThreads), 0, call.early}, stream, call);
+  launch(inputs == DType::bf16 ? store_of<Bf16>(width) : store_of<F16>(width),
+         {dim3(blocks), dim3(kThreads), 0, call.early}, stream, call);
 }
 
 void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream) {

@@ -34,7 +34,8 @@ __device__ inline Seen rows_of_key(const RowStep& step, int key) {
           min(RowStep::high(step.rows) - 1, key - RowStep::low(step.band))};
 }
 
-// A tile of keys, its slices, and the query heads that use it.
+// A tile of keys (kKeys at most), its slices, and the query heads that use it.
+template <int kKeys>
 struct KeyItem {
   int begin, end;   // keys
   int first, last;  // slices: [first, last)
@@ -47,7 +48,7 @@ struct KeyItem {
     } else {
       tile = call.keys.list.order[tile];
       const int2 range = call.keys.list.ranges[tile];
-      begin = tile * BackwardShape::kKeys, end = min((tile + 1) * BackwardShape::kKeys, call.k_rows);
+      begin = tile * kKeys, end = min((tile + 1) * kKeys, call.k_rows);
       first = range.x, last = range.y;
     }
     if (call.heads.group > 0) {
@@ -70,10 +71,10 @@ struct KeyItem {
 // The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
 // then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile come one after another: a block
 // with few rows would wait at the second unit for one that has many of the first.
-template <bool kInTurn>
+template <int kKeys, bool kInTurn>
 class RowWalk {
  public:
-  __device__ RowWalk(const BackwardCall& call, const KeyItem& item)
+  __device__ RowWalk(const BackwardCall& call, const KeyItem<kKeys>& item)
       : call_(call), item_(item), member_(item.first), head_(item.head) {}
   __device__ int turn() const { return call_.keys.turns[slice_.k_first + tile_]; }
   __device__ bool start() { return item_.has_work() && enter(); }
@@ -97,9 +98,8 @@ class RowWalk {
     int rows = min(size, call_.q_rows - row);
     const bool mended = row < s.q_begin || row + rows > s.q_end;
     if (mended && call_.rows.ranges != nullptr) rows = min(rows, call_.rows.ranges[tile_].y - row);
-    const bool all = row >= s.q_begin && row + rows <= s.q_end && key >= s.k_begin &&
-                     key + BackwardShape::kKeys <= s.k_end && keys == BackwardShape::kKeys &&
-                     key - (row + rows - 1) >= s.lo && key + BackwardShape::kKeys - 1 - row <= s.hi;
+    const bool all = row >= s.q_begin && row + rows <= s.q_end && key >= s.k_begin && key + kKeys <= s.k_end &&
+                     keys == kKeys && key - (row + rows - 1) >= s.lo && key + kKeys - 1 - row <= s.hi;
     const long long shift = static_cast<long long>(row) - key;
     const auto near = [](long long x) { return static_cast<int>(x < -kFar ? -kFar : x > kFar ? kFar : x); };
     return {(all ? 0 : RowStep::kMasked) | (mended ? RowStep::kMended : 0),
@@ -140,7 +140,7 @@ class RowWalk {
   }
 
   const BackwardCall& call_;
-  const KeyItem& item_;
+  const KeyItem<kKeys>& item_;
   WorkSlice slice_;
   int member_, head_, tile_, stop_;
 };

@@ -24,11 +24,13 @@ __device__ inline void clear_keys(const TensorView& to, int element_bytes, int2 
   }
 }
 
-__device__ inline void clear_unseen(const BackwardCall& call) {
+// kKeys: of a tile.
+template <int kKeys>
+__device__ void clear_unseen(const BackwardCall& call) {
 #pragma unroll 1
   for (int n = static_cast<int>(blockIdx.x); n < call.unseen_tiles * call.heads_k; n += static_cast<int>(gridDim.x)) {
     const int tile = n % call.unseen_tiles, head = n / call.unseen_tiles;
-    int2 keys = {tile * BackwardShape::kKeys, min((tile + 1) * BackwardShape::kKeys, call.k_rows)};
+    int2 keys = {tile * kKeys, min((tile + 1) * kKeys, call.k_rows)};
     if (call.unseen != nullptr) {
       keys = call.unseen[tile];
     } else {
