@@ -6,8 +6,8 @@
 // barrier but this one, once a step, because P and dS have two buffers.
 //
 // In a step dV and dK are issued, then S and dP of the next step, then a box of dQ, which runs while P and dS of the
-// next step are made, then the other box. dQ is added to f32 sums in device memory, its last box a step late, while dV
-// and dK run. More sums under way at once (a box of dQ beside dK, dV, S and dP) and the assembler serializes all
+// next step are made, then the other box. dQ is added to f32 sums in device memory, its last box a step late, while
+// products run. More sums under way at once (a box of dQ beside dK, dV, S and dP) and the assembler serializes all
 // products.
 #pragma once
 
