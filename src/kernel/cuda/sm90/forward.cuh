@@ -38,9 +38,8 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   // Beside a step's flags: the sums are another tile's.
   static constexpr int kFresh = 1 << 20;
-  // Steps of half a tile of keys in code of their own. With all features there is not the room for it, nor in QuerySteps
-  // but at width 128 (the assembler then serializes products); and 64 keys are few.
-  static constexpr bool kHalves = !kMore && kKeys == 128 && (!kSteps || kWidth == Width::w128);
+  // Steps of half a tile of keys in code of their own: with all features there is not the room, and 64 keys are few.
+  static constexpr bool kHalves = !kMore && kKeys == 128;
 
   using Base = ForwardRows<N, kWidth, kForm>;
   using typename Base::Kept;
