@@ -380,6 +380,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     round_shares<0, kSoon>();
     make_shares<kSoon, kCount, kCount>(sum);
     round_shares<kSoon, kCount>();
+    // No shares of the second half. A zero that the compiler knows of makes it serialize all products.
 #pragma unroll
     for (int i = 2 * kCount; i < kKeys / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(call.nothing));
     // Additions to what is kept wait for a while to be sent; nothing of the next step needs their registers soon.
