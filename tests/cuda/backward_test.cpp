@@ -43,11 +43,7 @@ class GpuBackward : public GpuTest {
     sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
     sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
     for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
-      std::vector<Slice> part = p.slices;
-      for (Slice& s : part) {
-        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-      }
+      const std::vector<Slice> part = keys_of(p.slices, keys);
       BackwardArgs args = whole.backward_args(problem);
       args.slices = part;
       args.dq = sums.dq.view();
@@ -145,11 +141,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     const Index cut = random.index(0, p.tk), other = random.index(cut, p.tk);
     const Range parts[] = {{other, p.tk}, {0, cut}, {cut, other}};
     for (const Range& keys : parts) {
-      std::vector<Slice> part = p.slices;
-      for (Slice& s : part) {
-        s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-        s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-      }
+      const std::vector<Slice> part = keys_of(p.slices, keys);
       args.slices = part;
       steps.last = &keys == &parts[2];
       attend_backward(args, gpu_kernel);

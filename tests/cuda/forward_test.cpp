@@ -46,14 +46,6 @@ TEST_P(GpuForward, OutputsOfAnyDType) {
 }
 
 // The keys in parts, a call each: partial states, or sums that the kernel keeps.
-std::vector<Slice> keys_of(const std::vector<Slice>& slices, Range keys) {
-  std::vector<Slice> part = slices;
-  for (Slice& s : part) {
-    s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-    s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-  }
-  return part;
-}
 void attend_partially(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts) {
   const AttentionProblem& p = problem.p;
   const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);

@@ -56,6 +56,16 @@ inline void expect_same_by_plan(const Outputs& got, const Outputs& want) {
   expect_same_sums(got.backward.dsink, want.backward.dsink);
 }
 
+// The slices of some of their keys.
+inline std::vector<Slice> keys_of(const std::vector<Slice>& slices, Range keys) {
+  std::vector<Slice> part = slices;
+  for (Slice& s : part) {
+    s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
+    s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
+  }
+  return part;
+}
+
 inline void gpu_run(const Outputs& outputs, const KernelProblem& problem, Pass last, bool deterministic = false) {
   gpu_attend(outputs.forward_args(problem));
   if (last == Pass::forward) return;

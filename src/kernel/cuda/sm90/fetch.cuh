@@ -48,6 +48,7 @@ struct Shared {
       barrier_init(k_full(s), 1);
       barrier_init(k_free(s), kArrivalsOfWarp * (kWarps + 1) + 1);  // who mends or fetches V reads it too
       barrier_init(step_full(s), 1);
+      write_word(step(s), 0);  // not Step::kOdd
     }
     for (int s = 0; s < kV; ++s) {
       barrier_init(v_full(s), 1);
@@ -137,8 +138,8 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
         buffer.next();
       }
       wait(shared.k_free(stage.at), stage.parity ^ 1);
-      write_four(shared.step(stage.at), step.flags | (first ? Step::kFirst | ends : 0) | (more ? 0 : Step::kLast), step.rows,
-                 step.keys, step.band);
+      const int flags = step.flags | (first ? Step::kFirst | ends : 0) | (more ? 0 : Step::kLast) | Step::odd(stage.parity);
+      write_four(shared.step(stage.at), flags, step.rows, step.keys, step.band);
       write_four(shared.step(stage.at) + 16, item.begin, rows | unit << 8, key, kv_head);
       if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, item.tile);
       arrive(shared.step_full(stage.at));
@@ -154,7 +155,7 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
     next = static_cast<int>(gridDim.x) + taken;
   }
   wait(shared.k_free(stage.at), stage.parity ^ 1);
-  write_four(shared.step(stage.at), Step::kStop, 0, 0, 0);
+  write_four(shared.step(stage.at), Step::kStop | Step::odd(stage.parity), 0, 0, 0);
   arrive(shared.step_full(stage.at));
   arrive(shared.k_full(stage.at));
 }
@@ -236,12 +237,15 @@ __device__ inline void clear_rest(const ForwardCall& call) {
   for (int n = static_cast<int>(blockIdx.x); n < call.tiles; n += static_cast<int>(gridDim.x)) {
     const ForwardItem item = item_of(call, n);
     if (item.first < item.last) continue;
-    const int dim = static_cast<int>(call.out.dim), words = call.wide_out ? dim / 2 : dim;  // of four bytes
-    for (int i = lane; i < (item.end - item.begin) * call.heads_q * words; i += 32) {
-      const int row = item.begin + i / words / call.heads_q, head = i / words % call.heads_q, word = i % words;
+    const int dim = static_cast<int>(call.out.dim), pieces = call.wide_out ? dim / 8 : dim;  // stored at once
+    for (int i = lane; i < (item.end - item.begin) * call.heads_q * pieces; i += 32) {
+      const int row = item.begin + i / pieces / call.heads_q, head = i / pieces % call.heads_q, piece = i % pieces;
       const Index at = offset_of(call.out, row, head);
-      static_cast<unsigned*>(call.out.data)[(call.wide_out ? at / 2 : at) + word] = 0;
-      if (word == 0 && call.lse.given())
+      if (call.wide_out)
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.out.data) + at + 8 * piece) = uint4{};
+      else
+        static_cast<float*>(call.out.data)[at + piece] = 0;
+      if (piece == 0 && call.lse.given())
         store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), sink_logit(call.sink, head));
     }
   }

@@ -38,8 +38,9 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   // Beside a step's flags: the sums are another tile's.
   static constexpr int kFresh = 1 << 20;
-  // Steps of half a tile of keys in code of their own: with all features there is not the room, and 64 keys are few.
-  static constexpr bool kHalves = !kMore && kKeys == 128;
+  // Steps of half a tile of keys in code of their own. With all features there is not the room, nor for QuerySteps in the
+  // 160 registers of width 64 (products would be serialized), and 64 keys are few.
+  static constexpr bool kHalves = !kMore && kKeys == 128 && !(kSteps && kWidth == Width::w64);
 
   using Base = ForwardRows<N, kWidth, kForm>;
   using typename Base::Kept;
@@ -373,7 +374,8 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
       if (sums_go_on(now)) begin_sums(kept);
     };
     if constexpr (kFirst && !kSteps) store_done();
-    // What comes next is asked for now and looked at when the shares are made.
+    // What comes next is asked for now and looked at when the shares are made. The flags may have been read before the
+    // barrier was asked: that happens when the GPU is taken from the process and given back in between.
     stage.next();
     const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
     const int coming = read_word(shared.step(stage.at));
@@ -390,7 +392,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     total[1] += sum[1];
     release(now, k_of(now));
     flags = coming;
-    if (!there) await_step();
+    if (!there || (coming & Step::kOdd) != Step::odd(stage.parity)) await_step();
   }
   // Of keys that none of the warpgroup's rows sees: P·V of the step before, and no shares.
   __device__ __forceinline__ void idle_step() {

@@ -17,12 +17,16 @@ struct alignas(16) Step {
     // Of a warpgroup's rows, a bit for each of three:
     kMasked = 1 << 5,  // not all see every key
     kIdle = 1 << 24,   // none sees any; masked, too
-    kHalf = 1 << 27    // none sees any of the second half; masked, too
+    kHalf = 1 << 27,   // none sees any of the second half; masked, too
+    // Of every other step in the same place of the ring, the first one there too: says whether it is this one or the last.
+    kOdd = 1 << 30
   };
   int flags;
   int rows;  // begin | end << 16 of the slice
   int keys;  // begin | end << 16
   int band;  // lo | hi << 16: row r sees keys lo + r .. hi + r
+
+  __device__ static int odd(unsigned parity) { return parity == 0 ? kOdd : 0; }
 
   __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
   __device__ static int low(int pair) { return static_cast<short>(pair); }
