@@ -14,6 +14,8 @@ from .group import all_or_nobody, communicator, kept, name_of, resolve
 class _Alone:
     """Runs as the one rank there is, where there is no process group."""
 
+    ranks = 1
+
     def exchange(self, sends, receives):
         return self
 

@@ -22,10 +22,14 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
 #pragma unroll
   for (int i = 0; i < 2; ++i) states[i] = call.steps.states[first + lane / 4 + 8 * i];
   if (__all_sync(0xffffffffu, has_ended(states[0]) && has_ended(states[1]))) return;
+  // Of a tile that no call has seen, or whose rows ended in the first that did, there are no sums.
+  const auto has_sums = [](const RowState<float>& state) { return !is_empty(state) && !has_ended(state); };
+  const bool kept = has_sums(states[0]) || has_sums(states[1]);
   float o[kShape.v / 2];
 #pragma unroll
   for (int n = 0; n < kShape.v / 8; ++n) {
-    const float4 x = *reinterpret_cast<const float4*>(call.steps.sums + first * kShape.v + 128 * n + 4 * lane);
+    const float4* from = reinterpret_cast<const float4*>(call.steps.sums + first * kShape.v + 128 * n + 4 * lane);
+    const float4 x = kept ? *from : float4{};
     o[4 * n] = x.x, o[4 * n + 1] = x.y, o[4 * n + 2] = x.z, o[4 * n + 3] = x.w;
   }
 #pragma unroll
