@@ -24,11 +24,11 @@ function(weft_target target)
   endif()
 endfunction()
 
-# weft_ctest(<name> LABEL <label> COMMAND <command...> [TIMEOUT s] [COST c] [ENVIRONMENT NAME=value...])
+# weft_ctest(<name> [ALONE] LABEL <label> COMMAND <command...> [TIMEOUT s] [COST c] [ENVIRONMENT NAME=value...])
 # The prefix keeps tests of several builds apart when one ctest runs them all (make test).
-# COST: long tests start first, so that none is left running alone at the end.
+# COST: long tests start first, so that none is left running alone at the end. ALONE: beside no other one.
 function(weft_ctest name)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT;COST" "COMMAND;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "ALONE" "LABEL;TIMEOUT;COST" "COMMAND;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
   endif()
@@ -37,7 +37,7 @@ function(weft_ctest name)
   endif()
   add_test(NAME ${WEFT_TEST_PREFIX}${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
   set_tests_properties(${WEFT_TEST_PREFIX}${name} PROPERTIES
-    LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_COST}
+    LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} RUN_SERIAL ${arg_ALONE}
     ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;${arg_ENVIRONMENT}")
 endfunction()
 
