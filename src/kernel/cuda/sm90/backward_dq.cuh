@@ -272,15 +272,7 @@ struct DqMath {
         continue;
       }
       std::uint16_t* at = static_cast<std::uint16_t*>(call.dq.data) + (inside ? offset_of(call.dq, row, own) : 0);
-#pragma unroll
-      for (int n = 0; n < kK / 8; n += 4) {
-        unsigned w[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-        exchange(w);
-        const int column = 8 * (n + lane() % 4);
-        if (inside && column < call.dq.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
-      }
+      store_eights<N, kK>(at, inside, 0, call.dq.dim, value);
     }
   }
 };

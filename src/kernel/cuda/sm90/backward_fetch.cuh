@@ -4,6 +4,8 @@
 
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/backward_steps.cuh"
+#include "kernel/cuda/sm90/backward_unseen.cuh"
+#include "kernel/cuda/sm90/lanes.cuh"
 #include "kernel/cuda/sm90/ptx.cuh"
 #include "kernel/cuda/sm90/ring.cuh"
 
@@ -294,6 +296,29 @@ __device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidt
     await_added();
     publish(call.additions + to, visit.y + 1);
     part.next();
+  }
+}
+
+// How a block begins: all threads.
+template <Width kWidth, Dq kDq>
+__device__ __forceinline__ BackwardShared<kWidth> begin_block(const unsigned char* memory) {
+  const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
+  if (threadIdx.x == 0) shared.template init<kDq>();
+  __syncthreads();
+  let_next_begin();
+  return shared;
+}
+// The warpgroup that does not multiply.
+template <Width kWidth, Dq kDq>
+__device__ __forceinline__ void serve(const BackwardCall& call, const BackwardShared<kWidth>& shared, int warp) {
+  give_registers<BackwardShape::kFetchRegisters>();
+  if (warp == 0) {
+    fetch<kWidth, kDq>(call, shared);
+  } else {
+    await_before();  // in every block: the kernel after must not pass the one before
+    clear_unseen<backward_shape(kWidth).keys>(call);
+    if constexpr (kDq == Dq::in_turn)
+      if (warp <= 2 && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
   }
 }
 

@@ -58,15 +58,7 @@ __device__ __forceinline__ void store_keys(const BackwardCall& call, const Tenso
       continue;
     }
     std::uint16_t* at = static_cast<std::uint16_t*>(to.data) + (inside ? offset_of(to, key, item.kv_head) : 0);
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; n += 4) {
-      unsigned w[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-      exchange(w);
-      const int column = first_column + 8 * (n + lane % 4);
-      if (inside && column < to.dim) *reinterpret_cast<uint4*>(at + column) = make_uint4(w[0], w[1], w[2], w[3]);
-    }
+    store_eights<N, kColumns>(at, inside, first_column, to.dim, value);
   }
 }
 

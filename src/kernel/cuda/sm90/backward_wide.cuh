@@ -15,7 +15,6 @@
 #include "kernel/cuda/sm90/backward_fetch.cuh"
 #include "kernel/cuda/sm90/backward_shares.cuh"
 #include "kernel/cuda/sm90/backward_store.cuh"
-#include "kernel/cuda/sm90/backward_unseen.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
 namespace weft::cuda::sm90 {
@@ -273,19 +272,10 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr bool kAlike = kWidth == Width::w256;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
-  if (threadIdx.x == 0) shared.template init<kDq>();
-  __syncthreads();
-  let_next_begin();
+  const BackwardShared<kWidth> shared = begin_block<kWidth, kDq>(memory);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
   if (group == 0) {
-    give_registers<BackwardShape::kFetchRegisters>();
-    if (warp == 0) {
-      fetch<kWidth, kDq>(call, shared);
-    } else {
-      await_before();  // in every block: the kernel after must not pass the one before
-      clear_unseen<backward_shape(kWidth).keys>(call);
-    }
+    serve<kWidth, kDq>(call, shared, warp);
   } else {
     take_registers<BackwardShape::kMathRegisters>();
     if (kAlike || group == 1)

@@ -51,15 +51,7 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
       continue;
     }
     std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + (valid ? offset_of(call.out, row, head) : 0);
-#pragma unroll
-    for (int n = 0; n < kShape.v / 8; n += 4) {
-      unsigned w[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-      exchange(w);
-      const int column = 8 * (n + lane % 4);
-      if (valid && column < call.out.dim) *reinterpret_cast<uint4*>(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
-    }
+    store_eights<N, kShape.v>(to, valid, 0, call.out.dim, value);
   }
 }
 

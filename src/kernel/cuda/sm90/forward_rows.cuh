@@ -210,19 +210,7 @@ struct ForwardRows {
         continue;
       }
       std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + (valid ? offset_of(call.out, row, head) : 0);
-#pragma unroll
-      for (int n = 0; n < kV / 8; n += 4) {
-        unsigned w[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          unsigned one[1];
-          N::pack(one, value(n + j, 0), value(n + j, 1));
-          w[j] = one[0];
-        }
-        exchange(w);
-        const int column = 8 * (n + static_cast<int>(threadIdx.x % 4));
-        if (valid && column < call.out.dim) *reinterpret_cast<uint4*>(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
-      }
+      store_eights<N, kV>(to, valid, 0, call.out.dim, value);
     }
   }
   // A row's sums go back to where they are kept. Where the state's max does not grow it stays what it is to the last bit,

@@ -51,6 +51,22 @@ __device__ __forceinline__ unsigned packed_pair(float x, float y) {
   return one[0];
 }
 
+// A row of 16-bit numbers, of which a lane has two columns of each eight, value(n, 0) and value(n, 1) of the n-th: four lanes
+// store eight columns each at once. All of them come here, those of a row that is not `inside` too.
+template <class N, int kColumns, class Value>
+__device__ __forceinline__ void store_eights(std::uint16_t* row, bool inside, int first_column, Index columns,
+                                             const Value& value) {
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; n += 4) {
+    unsigned w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
+    exchange(w);
+    const int column = first_column + 8 * (n + static_cast<int>(threadIdx.x % 4));
+    if (inside && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+
 // What a lane has of a row of f32: two columns of each eight.
 struct FloatRow {
   float* at;
