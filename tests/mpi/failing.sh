@@ -2,16 +2,16 @@
 # One rank of four ends in mid-exchange, TIMES times each way: the job must end non-zero within 10 seconds of that, leave
 # no process behind, and show what the rank said, if it could.   failing.sh MPIRUN PROGRAM TIMES
 set -euo pipefail
+. "$(dirname "$0")/job.sh"
 mpirun=$1 program=$2 times=$3
 longest=0
 fail() { printf 'failing.sh: %s, time %s: %s\n' "$how" "$time" "$1" >&2; cat "$log" >&2; exit 1; }
 log=$(mktemp) ended=$(mktemp); trap 'rm -f "$log" "$ended"' EXIT
 for how in throw abort kill exit; do
   for time in $(seq "$times"); do
-    marker="weft-failing-$$-$how-$time" rank=$((time % 4)) status=0
+    marker="weft-failing-$$-$how-$time" rank=$((time % 4))
     rm -f "$ended"
-    timeout -k 5 60 "$mpirun" -np 4 "$program" "$how" "$rank" "$marker" "$ended" > "$log" 2>&1 || status=$?
-    now=$(date +%s%N)
+    run_job "$log" "$marker" "$mpirun" -np 4 "$program" "$how" "$rank" "$marker" "$ended"
     [ -e "$ended" ] || fail "no rank ended as it should"
     took=$(((now - $(date -r "$ended" +%s%N)) / 1000000))
     [ "$status" -ne 0 ] || fail "ended with status 0"

@@ -2,15 +2,15 @@
 # PLANS seeded faults, a job of four ranks each: every rank is right or the job ends with an error, within 10 seconds of the
 # start of the faulty run, and no process is left. Delays and another order must not matter.   faults.sh MPIRUN PROGRAM PLANS
 set -euo pipefail
+. "$(dirname "$0")/job.sh"
 mpirun=$1 program=$2 plans=$3
 fail() { printf 'faults.sh: plan %s: %s\n' "$plan" "$1" >&2; cat "$log" >&2; exit 1; }
 log=$(mktemp) began=$(mktemp); trap 'rm -f "$log" "$began"' EXIT
 longest=0 right=0 errors=0
 for plan in $(seq 0 $((plans - 1))); do
-  marker="weft-faults-$$-$plan" status=0
+  marker="weft-faults-$$-$plan"
   rm -f "$began"
-  timeout -k 5 60 "$mpirun" -np 4 "$program" "$plan" "$marker" "$began" > "$log" 2>&1 || status=$?
-  now=$(date +%s%N)
+  run_job "$log" "$marker" "$mpirun" -np 4 "$program" "$plan" "$marker" "$began"
   [ -e "$began" ] || fail "the faulty run did not begin, status $status"
   took=$(((now - $(date -r "$began" +%s%N)) / 1000000))
   [ "$took" -lt 10000 ] || fail "took $took ms"
