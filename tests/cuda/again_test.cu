@@ -60,6 +60,7 @@ class GpuAgain : public GpuTest {
         count_differences<<<128, 256, 0, stream>>>(static_cast<const unsigned*>(out.data),
                                                    static_cast<const unsigned*>((want++)->data()), spanned_bytes(out) / 4,
                                                    static_cast<int*>(different.data()));
+      WEFT_CUDA(cudaGetLastError());
     }
     WEFT_CUDA(cudaStreamSynchronize(stream));
     int count = 0;

@@ -24,4 +24,5 @@ for how in throw abort kill exit; do
     if [ "$took" -gt "$longest" ]; then longest=$took; fi
   done
 done
-echo "$((4 * times)) jobs ended, the slowest in $longest ms"
+few_killed $((4 * times)) || fail "mpirun was killed $killed times"
+echo "$((4 * times)) jobs ended, the slowest in $longest ms; mpirun was killed $killed times"

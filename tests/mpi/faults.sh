@@ -27,5 +27,6 @@ for plan in $(seq 0 $((plans - 1))); do
   fi
   if [ "$took" -gt "$longest" ]; then longest=$took; fi
 done
+few_killed "$plans" || fail "mpirun was killed $killed times"
 [ "$errors" -gt 0 ] || { echo "faults.sh: no fault was noticed" >&2; exit 1; }
-echo "$plans plans: $right right on all ranks, $errors ended in an error, none wrong; the slowest took $longest ms"
+echo "$plans plans: $right right on all ranks, $errors ended in an error, none wrong; the slowest took $longest ms; mpirun was killed $killed times"
