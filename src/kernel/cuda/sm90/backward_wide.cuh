@@ -157,7 +157,13 @@ struct WideMath {
     if (at == 1) parity ^= 1;
     at = static_cast<int>(same_in_all_lanes(static_cast<unsigned>(at ^ 1)));
   }
-  __device__ __forceinline__ static void await_both() { named_sync(1, 256); }
+  // P and dS of a stage are there, both groups'. Each waits at a barrier of its own that the other arrives at: a barrier
+  // reached from two places of the code (at 192 columns the groups have code of their own) is nothing synccheck takes.
+  // Two pairs, as one group may be a stage ahead.
+  __device__ __forceinline__ void await_both(int stage) const {
+    named_arrive(1 + 2 * stage + (1 - group), 256);
+    named_sync(1 + 2 * stage + group, 256);
+  }
 
   // All rows of an item.
   __device__ __forceinline__ void attend() {
@@ -194,7 +200,7 @@ struct WideMath {
       if constexpr (kMakesDq && kFull) begin_dq();
       make_ds<kMakesDq ? 1 : 0>(s, dp, next);
       if constexpr (kMakesDq) end_dq(dq, late, late_tile);
-      await_both();
+      await_both(next);
       next_stage();
     }
     last_sums(step.tile, late, late_tile);
@@ -223,7 +229,7 @@ struct WideMath {
     const Step step = step_of(at);
     make_p<1>(s, step.flags, at);
     make_ds<0>(s, dp, at);
-    await_both();
+    await_both(at);
     return step;
   }
   __device__ __forceinline__ void last_sums(int tile, const float (&late)[32], int late_tile) {
