@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/gpu_problem.h"
+#include "cuda/memory.h"
 #include "weft/error.h"
 
 namespace weft::test {
@@ -61,6 +62,13 @@ void attend_partially(const Outputs& got, const KernelProblem& problem, const st
   }
   gpu_finish_partial(end);
 }
+// What a call gave back, another one finds full of NaN: as many bytes as it may have taken for `out` in f32.
+void spoil_memory(const ForwardArgs& args) {
+  const auto stream = static_cast<cudaStream_t>(args.place.stream);
+  const std::size_t bytes = at(args.out.rows * args.out.heads * args.out.dim) * sizeof(float);
+  const cuda::StreamArray<char> memory(bytes, stream);
+  WEFT_CUDA(cudaMemsetAsync(memory.get(), 0xff, bytes, stream));
+}
 // False if the kernel does not do that. `said`: where rows end.
 bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std::vector<Range>& parts, bool said = false) {
   const AttentionProblem& p = problem.p;
@@ -83,6 +91,7 @@ bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std
     args.slices = part;
     steps.last = n + 1 == parts.size();
     attend(args, gpu_kernel);
+    spoil_memory(args);
   }
   EXPECT_EQ(steps.kept, nullptr);
   gpu.finish();
@@ -148,6 +157,27 @@ TEST_P(GpuForward, StepsKeepInfinitiesApart) {
       EXPECT_EQ(x, 0) << row;
     }
   }
+}
+
+// Rows that end before the last call, of an output that the kernel does not write itself: its rows lie at odd places.
+TEST_P(GpuForward, RowsThatEndStayUntilTheLastCall) {
+  KernelProblem problem{"",
+                        {.tq = 400,
+                         .tk = 60,
+                         .hq = 2,
+                         .hk = 1,
+                         .dqk = 20,
+                         .dv = 20,
+                         .dtype = dtype(),
+                         .slices = {{0, 200, 0, 30}, {200, 400, 0, 60}}}};
+  Random random(22);
+  problem.p.fill(random);
+  const check::Expected want = expected_of(problem, Pass::forward);
+  const Outputs got(problem.p);
+  if (!attend_in_steps(got, problem, {{0, 30}, {30, 60}}, true)) GTEST_SKIP();
+  Judge judge(dtype(), true);
+  judge.close("out", got.forward.out.values(), want.out, problem.p.hq, problem.p.dv);
+  judge.close("lse", got.forward.lse.values(), want.lse, problem.p.hq, 1);
 }
 
 // Rows that are said to have ended get no more keys.

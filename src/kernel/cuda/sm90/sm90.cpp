@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "cuda/check.h"
 #include "cuda/memory.h"
@@ -124,8 +125,12 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index c
 
 // What calls of QuerySteps leave to the next.
 struct KeptSums {
-  KeptSums(Index rows, int columns, cudaStream_t stream)
-      : sums(static_cast<std::size_t>(rows * columns), stream), states(static_cast<std::size_t>(rows), stream) {}
+  KeptSums(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream)
+      : sums(static_cast<std::size_t>(rows * columns), stream),
+        states(static_cast<std::size_t>(rows), stream),
+        out(args.out, args.q.dtype, stream) {
+    device::fill(args.place, states.get(), rows);
+  }
   // Do all rows have their out and lse after this call, the last one?
   bool all_done(const Tiles& last) {
     for (const int tile : last.visited) done[static_cast<std::size_t>(tile)] = true;
@@ -133,6 +138,7 @@ struct KeptSums {
   }
   StreamArray<float> sums;
   StreamArray<RowState<float>> states;
+  EvenOut out;  // has rows that have ended
   Index calls = 0;
   std::vector<bool> done;  // tiles whose rows have ended
 };
@@ -146,10 +152,7 @@ Index calls_before(const ForwardArgs& args) {
 std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream) {
   if (args.steps == nullptr) return nullptr;
   auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
-  if (kept == nullptr) {
-    kept = std::make_shared<KeptSums>(rows, columns, stream);
-    device::fill(args.place, kept->states.get(), rows);
-  }
+  if (kept == nullptr) kept = std::make_shared<KeptSums>(args, rows, columns, stream);
   if (kept->states.size() != static_cast<std::size_t>(rows))
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
                 "give all calls the same queries and the same QuerySteps::rows");
@@ -181,7 +184,10 @@ void forward(const ForwardArgs& args) {
 
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
-  const EvenOut out(args.out, dtype, stream);
+  const std::shared_ptr<KeptSums> sums =
+      sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v, stream);
+  std::optional<EvenOut> own;
+  const EvenOut& out = sums != nullptr ? sums->out : own.emplace(args.out, dtype, stream);
   ForwardCall call{.q = {},
                    .k = {},
                    .v = {},
@@ -209,8 +215,6 @@ void forward(const ForwardArgs& args) {
                    .steps = {},
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
-  const std::shared_ptr<KeptSums> sums =
-      sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v, stream);
   if (sums != nullptr && sums->states.size() > 0)
     call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last};
   // Without rows there is nothing to describe, and nothing is read.
