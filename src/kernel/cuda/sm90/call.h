@@ -14,6 +14,7 @@ struct StepSums {
   float* sums;              // or null: no steps
   RowState<float>* states;  // max times log2(e)
   bool first, last;
+  bool odd;  // every other call
 
   WEFT_HD Index block(int unit, int tile, int tiles) const { return static_cast<Index>(unit) * tiles + tile; }
 };

@@ -99,6 +99,15 @@ __device__ inline Item item_at(int item, int tiles, int units) {
   return {(item - begin * units) / (tiles - begin), begin + (item - begin * units) % (tiles - begin)};
 }
 
+// A call of QuerySteps begins with the tiles that the last one ended with, whose sums are still in the L2 cache, and ends
+// with others that are short: the last third and the one before it by turns.
+__device__ inline int turned(int item, int items, const StepSums& steps) {
+  if (steps.sums == nullptr || steps.first) return item;
+  const int third = items / 3;
+  if (steps.odd) return item < third ? items - 1 - item : item - third;
+  return item < third ? items - third - 1 - item : item < items - third ? item - third : item;
+}
+
 // One thread: hands out tiles, walks, fetches Q and K.
 template <Width kWidth>
 __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
@@ -110,7 +119,7 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
   const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
   const int items = call.tiles * call.units, heads_inverse = (0x10000 + call.heads - 1) / call.heads;
   for (int next = static_cast<int>(blockIdx.x); next < items;) {
-    const Item at = item_at(next, call.tiles, call.units);
+    const Item at = item_at(turned(next, items, call.steps), call.tiles, call.units);
     const ForwardItem item = item_of(call, at.tile);
     const int unit = at.unit, rows = item.end - item.begin;
     const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
@@ -133,8 +142,8 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
                      call.steps.states + call.steps.block(unit, item.tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
                      shared.q_full(buffer.at));
         for (int box = 0; box < kShape.k / 64; ++box)
-          load_box(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
-                   shared.q_full(buffer.at), 64 * box, unit * call.heads, item.begin);
+          load_box_once(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
+                        shared.q_full(buffer.at), 64 * box, unit * call.heads, item.begin);
         buffer.next();
       }
       wait(shared.k_free(stage.at), stage.parity ^ 1);
@@ -184,7 +193,7 @@ __device__ void fetch_values(const ForwardCall& call, const Shared<kWidth>& shar
   }
 }
 
-// A warp: sums of a tile that go on, into the L2 cache, where the math soon looks for them.
+// A warp: sums of a tile that go on, into the L2 cache, where they are soon added to or read.
 template <Width kWidth>
 __device__ void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
@@ -193,6 +202,21 @@ __device__ void prefetch_sums(const ForwardCall& call, const StepTile& tile) {
   prefetch_bytes(call.steps.sums + block * (kShape.rows() * kShape.v) +
                      static_cast<int>(threadIdx.x % 32) * kFloats,
                  kFloats * 4);
+}
+
+// A warp makes zeros of a tile's rows, but for [begin, end): 16 bytes a lane, four rows at a time.
+template <int kRows, int kColumns>
+__device__ void clear_outside(unsigned tile, int begin, int end) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto clear = [&](int row) {
+#pragma unroll
+    for (int box = 0; box < kColumns / 64; ++box)
+      write_four(tile + static_cast<unsigned>((box * kRows + row) * 128 + lane % 8 * 16), 0, 0, 0, 0);
+  };
+#pragma unroll 4
+  for (int row = lane / 8; row < begin; row += 4) clear(row);
+#pragma unroll 4
+  for (int row = end + lane / 8; row < kRows; row += 4) clear(row);
 }
 
 // A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
@@ -210,17 +234,12 @@ __device__ void mend(const ForwardCall& call, const Shared<kWidth>& shared) {
     __syncwarp();
     arrive_together(shared.k_free(stage.at));
     if ((step.flags & Step::kStop) != 0) return;
-    if ((step.flags & Step::kEnds) != 0 && !call.steps.first) prefetch_sums<kWidth>(call, tile);
+    if ((step.flags & Step::kFirst) != 0 && call.steps.sums != nullptr && !call.steps.first)
+      prefetch_sums<kWidth>(call, tile);
     if ((step.flags & Step::kMended) != 0) {
       wait(shared.v_raw(values.at), raw_parity >> values.at & 1);
       raw_parity ^= 1u << values.at;
-      const int begin = Step::low(step.keys), end = Step::high(step.keys);
-      // 16 bytes a lane, four rows at a time.
-      for (int box = 0; box < kShape.v / 64; ++box)
-        for (int key = lane / 8; key < kShape.keys; key += 4)
-          if (key < begin || key >= end)
-            write_four(shared.v(values.at) + static_cast<unsigned>((box * kShape.keys + key) * 128 + lane % 8 * 16), 0, 0,
-                       0, 0);
+      clear_outside<kShape.keys, kShape.v>(shared.v(values.at), Step::low(step.keys), Step::high(step.keys));
       stores_visible();
       __syncwarp();
       if (lane == 0) arrive(shared.v_full(values.at));

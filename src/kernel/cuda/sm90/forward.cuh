@@ -38,17 +38,17 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   // Beside a step's flags: the sums are another tile's.
   static constexpr int kFresh = 1 << 20;
-  // Steps of half a tile of keys in code of their own. With all features there is not the room, nor for QuerySteps in the
-  // 160 registers of width 64 (products would be serialized), and 64 keys are few.
-  static constexpr bool kHalves = !kMore && kKeys == 128 && !(kSteps && kWidth == Width::w64);
+  // Steps of half a tile of keys in code of their own. With all features there is not the room, QuerySteps, whose tiles are
+  // short, lose more by code that has to be fetched than they gain, and 64 keys are few.
+  static constexpr bool kHalves = kForm == Form::plain && kKeys == 128;
 
   using Base = ForwardRows<N, kWidth, kForm>;
   using typename Base::Kept;
   using typename Base::Rows;
   using Base::against, Base::call, Base::group, Base::kUnseen, Base::o, Base::peak, Base::shared, Base::tile, Base::total,
       Base::unseen, Base::untouched;
-  using Base::begin_rows, Base::begin_sums, Base::goes_on, Base::kept_of, Base::row_of, Base::rows_now, Base::shrink_kept,
-      Base::store, Base::sums_go_on;
+  using Base::begin_rows, Base::begin_sums, Base::goes_on, Base::keep_states, Base::kept_of, Base::row_of, Base::rows_now,
+      Base::shrink_kept, Base::store, Base::sums_go_on;
   float s[kKeys / 2];
   unsigned p[kKeys / 4];
   Ring<kShape.k_stages> stage;   // of this step's K
@@ -319,13 +319,15 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     multiply_values(before.at, (flags & kFresh) == 0);
     products_wait<0>();
     settle(o);
+    if constexpr (kSteps) keep_states();
     store(rows_now(), kMore ? kept_of(tile, 0) : Kept{});
   }
 
   // kFirst: of another tile than the step before. kCount: eights of keys, all or half of them.
   template <bool kFirst, int kCount>
   __device__ __forceinline__ void next_step() {
-    constexpr int kSoon = kCount == kEights ? kEarly : kCount / 2;
+    // Additions to what is kept wait for a while to be sent: the earlier they begin, the more shares are made meanwhile.
+    constexpr int kSoon = kFirst && kSteps ? kEights / 2 - 2 : kCount == kEights ? kEarly : kCount / 2;
     const int now = all_of_step();
     StepTile next_tile;
     Kept old, kept;  // of the last tile, if it is partial, and of this one
@@ -340,7 +342,10 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     multiply_scores<kCount>(q_of(now), k_of(now));
     multiply_values(v_of(now), (now & kFresh) == 0);
     pass_turn();
-    if constexpr (kFirst && kSteps) kept = kept_of(next_tile, q_of(now));
+    if constexpr (kFirst && kSteps) {
+      keep_states();
+      kept = kept_of(next_tile, q_of(now));
+    }
     products_wait<1>();
     settle(reinterpret_cast<float(&)[4 * kCount]>(s));
     const Rows done = rows_now();
@@ -360,20 +365,21 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     float sum[2] = {0, 0};
     make_shares<0, kSoon, kCount>(sum);
     settle(reinterpret_cast<float(&)[4 * kCount]>(s));
-    // And a branch, over which the compiler does not move the next wait.
-    if (!values_there) wait(shared.v_full(values.at), values.parity);
+    // And a branch, over which the compiler does not move the next wait. Where V is often mended and late, in half a step
+    // and in the short tiles of QuerySteps, it is awaited in the end (and QuerySteps' branch is never taken).
+    constexpr bool kLate = kSteps || kCount != kEights;
+    if (kSteps ? call.nothing != 0 : !kLate && !values_there) wait(shared.v_full(values.at), values.parity);
     products_wait<0>();
     settle(o);
     settle(p);
     arrive_together(shared.v_free(before.at));
     before = values;
-    const auto store_done = [&] {
+    if constexpr (kFirst) {
       tile = done_tile;
       store(done, old);
       tile = next_tile;
       if (sums_go_on(now)) begin_sums(kept);
-    };
-    if constexpr (kFirst && !kSteps) store_done();
+    }
     // What comes next is asked for now and looked at when the shares are made. The flags may have been read before the
     // barrier was asked: that happens when the GPU is taken from the process and given back in between.
     stage.next();
@@ -385,11 +391,10 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     // No shares of the second half. A zero that the compiler knows of makes it serialize all products.
 #pragma unroll
     for (int i = 2 * kCount; i < kKeys / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(call.nothing));
-    // Additions to what is kept wait for a while to be sent; nothing of the next step needs their registers soon.
-    if constexpr (kFirst && kSteps) store_done();
     if (!kFirst || goes_on()) mend_shares(now, sum);
     total[0] += sum[0];
     total[1] += sum[1];
+    if (kLate && (!kSteps || !values_there)) wait(shared.v_full(before.at), before.parity);
     release(now, k_of(now));
     flags = coming;
     if (!there || (coming & Step::kOdd) != Step::odd(stage.parity)) await_step();

@@ -242,18 +242,23 @@ struct ForwardRows {
       }
     }
   }
-  __device__ __forceinline__ void keep_sums(const Rows& rows) {
+  // Of rows of QuerySteps that do not end here: first what is known of them, while the last products run; then their sums.
+  // Stored together, the registers of the first would be waited for until the second are sent.
+  __device__ __forceinline__ void keep_states() {
+    if ((untouched & kEnds) != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = rows.total[i];
+      float sum = total[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (threadIdx.x % 4 == 0)
-        state_at(tile, i) = (rows.unseen & kUnseen << i) != 0 ? RowState<float>{} : RowState<float>{rows.against[i], sum};
+        state_at(tile, i) = (unseen & kUnseen << i) != 0 ? RowState<float>{} : RowState<float>{against[i], sum};
     }
     const int block = static_cast<int>(call.steps.block(tile.unit(), tile.tile, call.tiles));
     added += static_cast<Index>(block - added_block) * (kShape.rows() * kV);
     added_block = block;
+  }
+  __device__ __forceinline__ void keep_sums(const Rows& rows) {
     if ((rows.untouched & kHeld) != 0) {
 #pragma unroll
       for (int n = 0; n < kV / 8; ++n) {

@@ -78,6 +78,15 @@ __device__ inline void load_box(unsigned to, const CUtensorMap& map, unsigned ba
       ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
+// The same of what is read once: it leaves the L2 cache before all else.
+__device__ inline void load_box_once(unsigned to, const CUtensorMap& map, unsigned barrier, int column, int head, int row) {
+  constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3,%4,%5}], [%2], %6;\n" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row), "l"(kEvictFirst)
+      : "memory");
+}
 // Bytes that follow each other, a multiple of 16 at a multiple of 16.
 __device__ inline void load_bytes(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),

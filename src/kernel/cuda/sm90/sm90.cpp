@@ -216,7 +216,7 @@ void forward(const ForwardArgs& args) {
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
   if (sums != nullptr && sums->states.size() > 0)
-    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last};
+    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last, sums->calls % 2 == 1};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);
