@@ -201,6 +201,9 @@ TEST_P(GpuForward, StepsAfterTheEndAreRefused) {
   args.slices = second;
   steps.last = true;
   EXPECT_THROW(attend(args, gpu_kernel), Error);
+  steps.ends = {};
+  args.out = on_gpu(gpu, Outputs(problem.p).forward_args(problem)).out;
+  EXPECT_THROW(attend(args, gpu_kernel), Error) << "another out than the first call's";
 }
 
 TEST_P(GpuForward, PartialStepsLeaveOtherRowsAlone) {

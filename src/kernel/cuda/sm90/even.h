@@ -25,6 +25,7 @@ class EvenOut {
  public:
   EvenOut(const TensorView& view, DType inputs, cudaStream_t stream);
   const TensorView& view() const { return view_; }
+  const TensorView& asked() const { return asked_; }
   bool wide() const { return wide_; }  // of the inputs' dtype
   void finish() const;
 

@@ -156,6 +156,9 @@ std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int colum
   if (kept->states.size() != static_cast<std::size_t>(rows))
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
                 "give all calls the same queries and the same QuerySteps::rows");
+  if (kept->out.asked().data != args.out.data)
+    throw Error(text("call ", kept->calls, " of QuerySteps has another out than the first"),
+                "give all calls the same out: rows that end are written before the last call");
   return kept;
 }
 
