@@ -157,9 +157,9 @@ struct WideMath {
     if (at == 1) parity ^= 1;
     at = static_cast<int>(same_in_all_lanes(static_cast<unsigned>(at ^ 1)));
   }
-  // P and dS of a stage are there, both groups'. Each waits at a barrier of its own that the other arrives at: a barrier
-  // reached from two places of the code (at 192 columns the groups have code of their own) is nothing synccheck takes.
-  // Two pairs, as one group may be a stage ahead.
+  // P and dS of a stage are there, both groups'. Each waits at a barrier of its own that the other arrives at: a
+  // barrier reached from two places of the code (at 192 columns the groups have code of their own) is nothing synccheck
+  // takes. Two pairs, as one group may be a stage ahead.
   __device__ __forceinline__ void await_both(int stage) const {
     named_arrive(1 + 2 * stage + (1 - group), 256);
     named_sync(1 + 2 * stage + group, 256);
