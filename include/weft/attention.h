@@ -77,7 +77,7 @@ struct ForwardArgs {
   TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
   PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
-  QuerySteps* steps = nullptr;  // out and lse are then written by the last call only
+  QuerySteps* steps = nullptr;  // out and lse, the same in all calls, are then complete after the last one
   Place place = {};           // of all tensors; slices and head_map are read on the host
 };
 
