@@ -9,6 +9,10 @@
 
 namespace weft::cuda::sm90 {
 
+// Where dQ is made and added up: not here; by whoever comes; or tile by tile in a fixed order, for the same bits
+// always.
+enum class Dq { elsewhere, any_order, in_turn };
+
 // A block is a warpgroup that fetches and two that multiply: 64 keys each, or the same 64 (backward_wide.cuh).
 // Registers as in ForwardShape.
 struct BackwardShape {
@@ -50,12 +54,15 @@ struct BackwardShape {
 // n at once.
 WEFT_HD constexpr int statistics_at(int row) { return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | (row & 1); }
 
-WEFT_HD constexpr BackwardShape backward_shape(Width w) {
+// Warpgroups with one turn a step (backward_one_turn.cuh): they hold rows of two steps and a third is on its way.
+WEFT_HD constexpr bool has_one_turn(Width w, Dq dq) { return w == Width::w128 && dq == Dq::any_order; }
+
+WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::elsewhere) {
   switch (w) {
     case Width::w64:
       return {64, 64, 128, 7, 2, 0};
     case Width::w128:
-      return {128, 128, 128, 6, 2, 0};
+      return {128, 128, 128, 6, has_one_turn(w, dq) ? 3 : 2, 0};
     case Width::w192_128:
       return {192, 128, 64, 6, 2, 2};
     default:
@@ -97,10 +104,6 @@ WEFT_HD constexpr TileRange tiles_seeing(const WorkSlice& s, int begin, int end,
   if (first_key > last_key || first > last) return {0, -1};
   return {static_cast<int>(first + s.unused) >> log_size, static_cast<int>(last + s.unused) >> log_size};
 }
-
-// Where dQ is made and added up: not here; by whoever comes; or tile by tile in a fixed order, for the same bits
-// always.
-enum class Dq { elsewhere, any_order, in_turn };
 
 // Tiles of keys. On the host they are made in the order in which they are worked on.
 struct KeyTiles {

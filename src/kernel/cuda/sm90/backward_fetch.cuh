@@ -11,9 +11,9 @@
 
 namespace weft::cuda::sm90 {
 
-template <Width kWidth>
+template <Width kWidth, Dq kDq>
 struct BackwardShared {
-  static constexpr BackwardShape kShape = backward_shape(kWidth);
+  static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
   static constexpr int kStages = kShape.stages, kDsBuffers = BackwardShape::kDsBuffers;
   static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
                             kDoutAt = kQAt + kStages * kShape.q_bytes(),
@@ -61,7 +61,6 @@ struct BackwardShared {
   __device__ unsigned part_full(int group, int b) const { return base + kPartBarrierAt + times(group * kParts + b, 8); }
   __device__ unsigned part_free(int group, int b) const { return part_full(group + 2, b); }
 
-  template <Dq kDq>
   __device__ void init() const {
     constexpr int kArrivals = 8 * kArrivalsOfWarp;  // of warps that multiply
     barrier_init(keys_full(), 1);
@@ -132,8 +131,8 @@ struct SharedItem {
 };
 
 // K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
-template <Width kWidth>
-__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth>& shared,
+template <Width kWidth, Dq kDq>
+__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
                            const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, unsigned& raw_parity) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = kShape.keys;
@@ -171,31 +170,41 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
   if (lane == 0) arrive(shared.keys_full());
 }
 
-// What goes on from item to item.
-template <Width kWidth>
+// What goes on from item to item: the next step's stage and the parity of its barriers.
+template <int kStages>
 struct FetchState {
-  int steps = 0;
+  Ring<kStages> ring;
   unsigned raw_parity = 0;  // a bit a stage
-  // Of the next step; parity of its barriers.
+  __device__ int stage() const { return ring.at; }
+  __device__ unsigned parity() const { return ring.parity; }
+  __device__ void next() { ring.next(); }
+};
+// In one register: there are few.
+template <>
+struct FetchState<2> {
+  int steps = 0;
+  unsigned raw_parity = 0;
   __device__ int stage() const { return steps & 1; }
   __device__ unsigned parity() const { return static_cast<unsigned>(steps) >> 1 & 1; }
+  __device__ void next() { ++steps; }
 };
 
 // The rows of an item.
 template <Width kWidth, Dq kDq>
-__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth>& shared,
-                           const KeyItem<backward_shape(kWidth).keys>& item, FetchState<kWidth>& state) {
+__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
+                           const KeyItem<backward_shape(kWidth).keys>& item,
+                           FetchState<backward_shape(kWidth, kDq).stages>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  static_assert(kShape.stages == 2);
   RowWalk<kShape.keys, kDq == Dq::in_turn> walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
     // What was there has been added: a stage is freed when dQ of the step before the one before has its place.
-    if (kDq == Dq::in_turn && lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
+    if constexpr (kDq == Dq::in_turn)
+      if (lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
     more = walk.next();
-    step.flags |= more ? walk.idle() * RowStep::kNextIdle : RowStep::kLast;
+    step.flags |= !more ? RowStep::kLast : has_one_turn(kWidth, kDq) ? 0 : walk.idle() * RowStep::kNextIdle;
     const int stage = state.stage();
     const bool mended = (step.flags & RowStep::kMended) != 0;
     const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
@@ -233,16 +242,16 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
         arrive(shared.dout_full(stage));
       }
     }
-    ++state.steps;
+    state.next();
   }
 }
 
 // A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is
 // taken from the counter: blocks before this one may not have begun.
 template <Width kWidth, Dq kDq>
-__device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& shared) {
+__device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
-  FetchState<kWidth> state;
+  FetchState<backward_shape(kWidth, kDq).stages> state;
   unsigned parity = 0, raw_parity = 0;
   const auto take = [&] {
     const int given = kDq == Dq::in_turn ? 0 : static_cast<int>(gridDim.x);  // without asking
@@ -264,7 +273,7 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
       if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
       wait(shared.keys_free(), parity ^ 1);
       parity ^= 1;
-      fetch_keys<kWidth>(call, shared, item, kv_head, raw_parity);
+      fetch_keys<kWidth, kDq>(call, shared, item, kv_head, raw_parity);
       if (call.keys_ready) await_before();  // statistics, and what is added to
       fetch_rows<kWidth, kDq>(call, shared, item, state);
     }
@@ -281,7 +290,7 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth>& sh
 
 // A thread: adds what a warpgroup has made of dQ, when it is its turn.
 template <Width kWidth>
-__device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidth>& shared, int group) {
+__device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidth, Dq::in_turn>& shared, int group) {
   constexpr int kPart = BackwardShape::kPartBytes / 4;
   Ring<BackwardShape::kParts> part;
   for (int n = 0;; ++n) {
@@ -301,16 +310,16 @@ __device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidt
 
 // How a block begins: all threads.
 template <Width kWidth, Dq kDq>
-__device__ __forceinline__ BackwardShared<kWidth> begin_block(const unsigned char* memory) {
-  const BackwardShared<kWidth> shared{same_in_all_lanes(shared_address(memory))};
-  if (threadIdx.x == 0) shared.template init<kDq>();
+__device__ __forceinline__ BackwardShared<kWidth, kDq> begin_block(const unsigned char* memory) {
+  const BackwardShared<kWidth, kDq> shared{same_in_all_lanes(shared_address(memory))};
+  if (threadIdx.x == 0) shared.init();
   __syncthreads();
   let_next_begin();
   return shared;
 }
 // The warpgroup that does not multiply.
 template <Width kWidth, Dq kDq>
-__device__ __forceinline__ void serve(const BackwardCall& call, const BackwardShared<kWidth>& shared, int warp) {
+__device__ __forceinline__ void serve(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared, int warp) {
   give_registers<BackwardShape::kFetchRegisters>();
   if (warp == 0) {
     fetch<kWidth, kDq>(call, shared);

@@ -30,9 +30,34 @@ struct StatisticsAhead {
     for (int n = 0; n < kFours; ++n) fours[n] = load_pairs(at + static_cast<unsigned>(n * 64));
   }
   // Of rows 16n and the 15 behind.
-  __device__ __forceinline__ float4 operator[](int n) const {
+  __device__ __forceinline__ float4 lse_of(int n) const {
     return n < kFours ? fours[n] : load_pairs(at + static_cast<unsigned>(n * 64));
   }
+  __device__ __forceinline__ float4 delta_of(int n) const { return lse_of(n); }
+};
+
+// The same of both kinds, kCount fours of lse and then as many of delta: each is asked for kFours before it is taken.
+template <int kFours, int kCount>
+struct StatisticsInTurn {
+  unsigned lse, delta;
+  float4 fours[kFours];
+  __device__ __forceinline__ StatisticsInTurn(unsigned lse_at, unsigned delta_at)
+      : lse(lse_at + static_cast<unsigned>(threadIdx.x % 4) * 16),
+        delta(delta_at + static_cast<unsigned>(threadIdx.x % 4) * 16) {
+#pragma unroll
+    for (int n = 0; n < kFours; ++n) fours[n] = load(n);
+  }
+  __device__ __forceinline__ float4 load(int n) const {
+    return load_pairs(n < kCount ? lse + static_cast<unsigned>(n * 64)
+                                 : delta + static_cast<unsigned>((n - kCount) * 64));
+  }
+  __device__ __forceinline__ float4 take(int n) {
+    const float4 x = fours[n % kFours];
+    if (n + kFours < 2 * kCount) fours[n % kFours] = load(n + kFours);
+    return x;
+  }
+  __device__ __forceinline__ float4 lse_of(int n) { return take(n); }
+  __device__ __forceinline__ float4 delta_of(int n) { return take(kCount + n); }
 };
 
 // Where a lane's numbers lie in their step: its flags, its place in shared memory, the first key and the first row.
@@ -65,11 +90,11 @@ __device__ __forceinline__ RowsOfKeys rows_of_keys(const BackwardCall& call, con
 // Scores become shares; p has them rounded.
 template <class N, int kSize, class Lse>
 __device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s)[kSize], unsigned (&p)[kSize / 2],
-                                             const Lse& lse, const StepPlace& place) {
+                                             Lse& lse, const StepPlace& place) {
   const float factor = call.scores.factor;
 #pragma unroll
   for (int n = 0; n < kSize / 8; ++n) {
-    const float4 four = lse[n];
+    const float4 four = lse.lse_of(n);
     const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) s[8 * n + i] = exp2_fast(fmaf(s[8 * n + i], factor, -x[i / 4 * 2 + i % 2]));
@@ -86,12 +111,12 @@ __device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s
 // With softcap: p has the shares, and s what dS is multiplied by.
 template <class N, int kSize, class Lse>
 __device__ __forceinline__ void bent_shares(const BackwardCall& call, float (&s)[kSize], unsigned (&p)[kSize / 2],
-                                            const Lse& lse, const StepPlace& place) {
+                                            Lse& lse, const StepPlace& place) {
   RowsOfKeys rows{{-8, -8}, {~0u, ~0u}};
   if ((place.flags & RowStep::kMasked) != 0) rows = rows_of_keys(call, place);
 #pragma unroll
   for (int n = 0; n < kSize / 8; ++n) {
-    const float4 four = lse[n];
+    const float4 four = lse.lse_of(n);
     const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -113,11 +138,11 @@ __device__ __forceinline__ void bent_shares(const BackwardCall& call, float (&s)
 // dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
 template <class N, int kSize, class Delta>
 __device__ __forceinline__ void score_gradients(const BackwardCall& call, unsigned (&ds)[kSize / 2],
-                                                const float (&p)[kSize], const float (&dp)[kSize], const Delta& delta) {
+                                                const float (&p)[kSize], const float (&dp)[kSize], Delta& delta) {
   const float scale = call.scale;
 #pragma unroll
   for (int n = 0; n < kSize / 8; ++n) {
-    const float4 four = delta[n];
+    const float4 four = delta.delta_of(n);
     const float x[4] = {four.x, four.y, four.z, four.w};
     const auto number = [&](int i) { return p[8 * n + i] * fmaf(dp[8 * n + i], scale, -x[i / 4 * 2 + i % 2]); };
 #pragma unroll

@@ -44,7 +44,7 @@ struct WideMath {
   static_assert(kShape.rows() == kRows && kShape.keys == kKeys && kShape.stages == 2 && kShape.p_buffers == 2);
 
   const BackwardCall& call;
-  const BackwardShared<kWidth> shared;
+  const BackwardShared<kWidth, kDq> shared;
   const int group;  // of warps
   float dk[32 * kShare.dk], dv[32 * kShare.dv];
   int at = 0;  // stage, and buffer of P and dS
@@ -52,7 +52,7 @@ struct WideMath {
   float* dq_at;  // where the lane added last, as in BackwardMath
   int dq_tile = 0;
 
-  __device__ __forceinline__ WideMath(const BackwardCall& c, const BackwardShared<kWidth>& sh, int g)
+  __device__ __forceinline__ WideMath(const BackwardCall& c, const BackwardShared<kWidth, kDq>& sh, int g)
       : call(c),
         shared(sh),
         group(g),
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr bool kAlike = kWidth == Width::w256;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const BackwardShared<kWidth> shared = begin_block<kWidth, kDq>(memory);
+  const BackwardShared<kWidth, kDq> shared = begin_block<kWidth, kDq>(memory);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4;
   if (group == 0) {
     serve<kWidth, kDq>(call, shared, warp);
