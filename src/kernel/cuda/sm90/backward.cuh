@@ -8,7 +8,7 @@
 // part from all 128 keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared
 // memory for a thread that waits until all additions that come before have been made.
 //
-// Warpgroups take turns at issuing products: one in a step, or two where shared memory or registers do not suffice.
+// Warpgroups take turns at issuing products, one in a step or two (has_one_turn).
 #pragma once
 
 #include <type_traits>

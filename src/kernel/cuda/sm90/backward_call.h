@@ -54,7 +54,8 @@ struct BackwardShape {
 // n at once.
 WEFT_HD constexpr int statistics_at(int row) { return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | (row & 1); }
 
-// Warpgroups with one turn a step (backward_one_turn.cuh): they hold rows of two steps and a third is on its way.
+// Warpgroups with one turn a step (backward_one_turn.cuh): they hold rows of two steps and a third is on its way. In
+// turn shared memory has no room for that; at 64 columns it was not faster.
 WEFT_HD constexpr bool has_one_turn(Width w, Dq dq) { return w == Width::w128 && dq == Dq::any_order; }
 
 WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::elsewhere) {
