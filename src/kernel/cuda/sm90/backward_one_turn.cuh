@@ -14,7 +14,8 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
   using Base = BackwardProducts<N, kWidth, kDq>;
   using Base::kBf16, Base::kK, Base::kV, Base::kRows, Base::kKeys, Base::kOwn;
   using Base::call, Base::shared, Base::group, Base::dk, Base::dv, Base::at, Base::parity;
-  using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::next_buffer, Base::pass_turn;
+  using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::multiply_last_dq,
+      Base::next_buffer, Base::pass_turn;
   using Statistics = StatisticsInTurn<4, kRows / 16>;
   static constexpr int kStages = Base::kShape.stages;
   static_assert(kStages == 3 && kDq == Dq::any_order);
@@ -91,12 +92,7 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
     if (before >= 0) add_dq(dq, before);
     next_buffer();
     rows.next();
-    await_turn();
-    products_begin();
-    multiply_dq(dq, at ^ 1);
-    pass_turn();
-    products_wait<0>();
-    settle(dq);
+    multiply_last_dq(dq);
     if (arrives()) arrive(shared.ds_free(at ^ 1));
     add_dq(dq, sums);
   }

@@ -92,6 +92,16 @@ struct BackwardProducts {
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
+  // dQ of an item's last step: when the other one's dS is there.
+  __device__ __forceinline__ void multiply_last_dq(float (&dq)[kOwn / 2]) const {
+    await_turn();
+    products_begin();
+    multiply_dq(dq, at ^ 1);
+    pass_turn();
+    products_wait<0>();
+    settle(dq);
+  }
+
   __device__ __forceinline__ void store_both(const SharedItem& item) const {
     const int live = live_keys(call, item, first_key());
     store_keys<N>(call, call.dk, call.wide_dk, dk, item, first_key(), live);

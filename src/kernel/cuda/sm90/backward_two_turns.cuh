@@ -11,7 +11,8 @@ struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
   using Base = BackwardProducts<N, kWidth, kDq>;
   using Base::Base, Base::kK, Base::kV, Base::kRows, Base::kOwn;
   using Base::call, Base::shared, Base::group, Base::dk, Base::dv, Base::at, Base::parity;
-  using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::next_buffer, Base::pass_turn;
+  using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::multiply_last_dq,
+      Base::next_buffer, Base::pass_turn;
   static constexpr bool kMakesDq = kDq != Dq::elsewhere;
   // Steps of which a warpgroup sees nothing in code of their own: of 128 rows there are few, and no registers.
   static constexpr bool kIdles = kRows == 64;
@@ -82,12 +83,7 @@ struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
     settle(dv);
     if constexpr (kMakesDq) {
       float dq[kOwn / 2];
-      await_turn();
-      products_begin();
-      multiply_dq(dq, at ^ 1);
-      pass_turn();
-      products_wait<0>();
-      settle(dq);
+      multiply_last_dq(dq);
       if (arrives()) {
         if (late.read) arrive(shared.ds_free(at));
         arrive(shared.ds_free(at ^ 1));
