@@ -145,8 +145,8 @@ BackwardCall products_call(const Pass& p, int* counter) {
 DqCall dq_call(const Pass& p, const BackwardCall& products) {
   return {.q = products.q,
           .dout = products.dout,
-          .k = products.k,
-          .v = products.v,
+          .k = {},
+          .v = {},
           .rows = products.rows,
           .items = p.work.dq_items,
           .slices = p.work.dq_slices,
@@ -205,7 +205,7 @@ void backward(const BackwardArgs& given) {
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
   float *const statistics = kept_rows->statistics, *const dq_sums = kept_rows->dq_sums;
-  const StreamArray<int> additions(work.in_turn ? 2 * tiles : 0, stream);
+  const StreamArray<int> additions(work.in_turn ? static_cast<std::size_t>(shape.parts_of_tile()) * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
   int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
@@ -236,7 +236,12 @@ void backward(const BackwardArgs& given) {
   dk.finish();
   dv.finish();
   if (alone) {
-    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq_call(pass, call), stream);
+    DqCall dq = dq_call(pass, call);
+    if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have other keys
+      dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
+      dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
+    }
+    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
     return;
   }
   if (args.steps != nullptr) {

@@ -13,7 +13,7 @@ namespace weft::cuda::sm90 {
 // always.
 enum class Dq { elsewhere, any_order, in_turn };
 
-// A block is a warpgroup that fetches and two that multiply: 64 keys each, or the same 64 (backward_wide.cuh).
+// A block is a warpgroup that fetches and two or three that multiply: 64 keys each, or the same 64 (backward_wide.cuh).
 // Registers as in ForwardShape.
 struct BackwardShape {
   int k, v;       // columns of Q and K, and of V
@@ -21,13 +21,20 @@ struct BackwardShape {
   int log_rows;   // of a tile of queries: rows times heads
   int stages;     // tiles of Q and dO in shared memory
   int p_buffers;  // of P, where it goes through shared memory as dS does
-  static constexpr int kThreads = 384, kDsBuffers = 2, kStepBytes = 32, kItemBytes = 32;
-  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
-  // Where dQ is added in turn: a step's dQ of one warpgroup, and how many of them wait to be added; steps that are
-  // known.
-  static constexpr int kPartBytes = 16384, kParts = 2, kVisits = 8;
+  int groups;     // that multiply
+  static constexpr int kStepBytes = 32, kItemBytes = 32;
+  // Where dQ is added in turn: what a warpgroup makes of a step's, and steps that are known.
+  static constexpr int kPartBytes = 16384, kVisits = 8;
 
+  WEFT_HD constexpr int threads() const { return 128 * (1 + groups); }
+  WEFT_HD constexpr int fetch_registers() const { return groups == 3 ? 32 : 24; }
+  WEFT_HD constexpr int math_registers() const { return groups == 3 ? 160 : 240; }
   WEFT_HD constexpr int rows() const { return 1 << log_rows; }
+  WEFT_HD constexpr int ds_buffers() const { return groups; }
+  // Of a tile of dQ: each of two warpgroups makes a half, one of three the whole.
+  WEFT_HD constexpr int parts_of_tile() const { return groups == 3 ? 1 : 2; }
+  // Of a warpgroup, that wait to be added.
+  WEFT_HD constexpr int parts() const { return groups == 3 ? 1 : 2; }
   WEFT_HD constexpr int k_bytes() const { return 2 * keys * k; }
   WEFT_HD constexpr int v_bytes() const { return 2 * keys * v; }
   WEFT_HD constexpr int q_bytes() const { return 2 * rows() * k; }
@@ -36,17 +43,17 @@ struct BackwardShape {
   WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
   // K, V, stages of Q and dO, dS and P; statistics, steps, the item, barriers.
   WEFT_HD constexpr int tile_bytes() const {
-    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + (kDsBuffers + p_buffers) * ds_bytes();
+    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + (ds_buffers() + p_buffers) * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
     return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
-           8 * (3 + 6 * stages + kDsBuffers);
+           8 * (3 + 6 * stages + 2 * ds_buffers());
   }
-  // With dQ in turn, where P leaves room for it: parts of both warpgroups, visits, barriers.
+  // With dQ in turn, where P leaves room for it: parts of all warpgroups, visits, barriers.
   WEFT_HD constexpr bool in_turn() const { return p_buffers == 0; }
   WEFT_HD constexpr int parts_at() const { return (shared_bytes() + 127) / 128 * 128; }
   WEFT_HD constexpr int shared_bytes_in_turn() const {
-    return parts_at() + 2 * kParts * kPartBytes + 8 * kVisits + 8 * 4 * kParts;
+    return parts_at() + groups * parts() * (kPartBytes + 8 * 2) + 8 * kVisits;
   }
 };
 
@@ -55,19 +62,19 @@ struct BackwardShape {
 WEFT_HD constexpr int statistics_at(int row) { return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | (row & 1); }
 
 // Warpgroups with one turn a step (backward_one_turn.cuh): they hold rows of two steps and a third is on its way. In
-// turn shared memory has no room for that; at 64 columns it was not faster.
+// turn shared memory has no room for that.
 WEFT_HD constexpr bool has_one_turn(Width w, Dq dq) { return w == Width::w128 && dq == Dq::any_order; }
 
 WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::elsewhere) {
   switch (w) {
     case Width::w64:
-      return {64, 64, 128, 7, 2, 0};
+      return {64, 64, 192, 6, dq == Dq::in_turn ? 3 : 4, 0, 3};
     case Width::w128:
-      return {128, 128, 128, 6, has_one_turn(w, dq) ? 3 : 2, 0};
+      return {128, 128, 128, 6, has_one_turn(w, dq) ? 3 : 2, 0, 2};
     case Width::w192_128:
-      return {192, 128, 64, 6, 2, 2};
+      return {192, 128, 64, 6, 2, 2, 2};
     default:
-      return {256, 256, 64, 6, 2, 2};
+      return {256, 256, 64, 6, 2, 2, 2};
   }
 }
 // Whose dK and dV of 64 keys fill the registers of both warpgroups (backward_wide.cuh). No room is left for dQ in turn.
@@ -136,7 +143,7 @@ struct BackwardCall {
   const float* statistics;  // [units, tiles]: lse·log2(e) of all rows (statistics_at), then scale·(dout·out);
                             // +inf and 0 for no row
   float* dq_sums;           // [units, tiles], in the order of registers; null: Dq::elsewhere
-  int* additions;           // [units, tiles, 2] to a warpgroup's part of them so far; null: not Dq::in_turn
+  int* additions;           // [units, tiles, parts_of_tile] to a part of them so far; null: not Dq::in_turn
   TensorView dk, dv;
   bool wide_dk, wide_dv;  // of the inputs' dtype, and 8 elements can be stored at once; otherwise f32
   bool add_keys;
@@ -158,6 +165,7 @@ struct DqShape {
   int keys;    // of a step
   int stages;  // tiles of K and V in shared memory
   static constexpr int kRows = 128, kThreads = 384, kStepBytes = 16;
+  static constexpr int kFetchRegisters = 24, kMathRegisters = 240;
 
   WEFT_HD constexpr int q_bytes() const { return 2 * kRows * k; }
   WEFT_HD constexpr int dout_bytes() const { return 2 * kRows * v; }
@@ -179,7 +187,7 @@ struct DqItem {
   int unused[3] = {};
 };
 struct DqCall {
-  CUtensorMap q, dout, k, v;  // as in BackwardCall
+  CUtensorMap q, dout, k, v;  // as in BackwardCall, but for DqShape::keys
   QueryTiles rows;
   const DqItem* items;      // [active], or null: rows.list
   const WorkSlice* slices;  // of the items

@@ -290,10 +290,10 @@ __global__ void __launch_bounds__(DqShape::kThreads, 1) dq_kernel(const __grid_c
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
-    give_registers<BackwardShape::kFetchRegisters>();
+    give_registers<DqShape::kFetchRegisters>();
     if (threadIdx.x < 32) fetch_dq<kWidth>(call, shared, item, head, kv_head);
   } else {
-    take_registers<BackwardShape::kMathRegisters>();
+    take_registers<DqShape::kMathRegisters>();
     DqMath<N, kWidth, kBent> math(call, shared, group - 1);
     float lse[2], delta[2];
 #pragma unroll

@@ -1,5 +1,5 @@
 // The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends; where dQ is
-// added in turn, two more add it.
+// added in turn, one for each warpgroup adds it.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -14,7 +14,7 @@ namespace weft::cuda::sm90 {
 template <Width kWidth, Dq kDq>
 struct BackwardShared {
   static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
-  static constexpr int kStages = kShape.stages, kDsBuffers = BackwardShape::kDsBuffers;
+  static constexpr int kStages = kShape.stages, kDsBuffers = kShape.ds_buffers(), kGroups = kShape.groups;
   static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
                             kDoutAt = kQAt + kStages * kShape.q_bytes(),
                             kDsAt = kDoutAt + kStages * kShape.dout_bytes(),
@@ -24,8 +24,10 @@ struct BackwardShared {
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
                             kBarrierAt = kItemAt + BackwardShape::kItemBytes;
-  static constexpr int kParts = BackwardShape::kParts;
-  static constexpr unsigned kPartsAt = kShape.parts_at(), kVisitAt = kPartsAt + 2 * kParts * BackwardShape::kPartBytes,
+  static constexpr int kParts = kShape.parts();
+  static constexpr int kSteps = kGroups == 3 ? 3 : 1;  // from one whose dQ a warpgroup makes to the next
+  static constexpr unsigned kPartsAt = kShape.parts_at(),
+                            kVisitAt = kPartsAt + kGroups * kParts * BackwardShape::kPartBytes,
                             kPartBarrierAt = kVisitAt + 8 * BackwardShape::kVisits;
   unsigned base;
 
@@ -52,6 +54,7 @@ struct BackwardShared {
   __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
+  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // of three warpgroups
 
   // Dq::in_turn: dQ of a warpgroup; the tile of dQ and the turn of a step.
   __device__ unsigned part(int group, int b) const {
@@ -59,10 +62,10 @@ struct BackwardShared {
   }
   __device__ unsigned visit(int n) const { return base + kVisitAt + times(n % BackwardShape::kVisits, 8); }
   __device__ unsigned part_full(int group, int b) const { return base + kPartBarrierAt + times(group * kParts + b, 8); }
-  __device__ unsigned part_free(int group, int b) const { return part_full(group + 2, b); }
+  __device__ unsigned part_free(int group, int b) const { return part_full(group + kGroups, b); }
 
   __device__ void init() const {
-    constexpr int kArrivals = 8 * kArrivalsOfWarp;  // of warps that multiply
+    constexpr int kOfGroup = 4 * kArrivalsOfWarp, kArrivals = kGroups * kOfGroup;  // of warps that multiply
     barrier_init(keys_full(), 1);
     barrier_init(keys_raw(), 1);
     barrier_init(keys_free(), kArrivals);
@@ -71,10 +74,13 @@ struct BackwardShared {
       barrier_init(q_free(s), kArrivals);
       barrier_init(dout_free(s), kArrivals);
     }
-    for (int b = 0; b < kDsBuffers; ++b) barrier_init(ds_free(b), kArrivals);
+    for (int b = 0; b < kDsBuffers; ++b) {
+      barrier_init(ds_free(b), kGroups == 3 ? kOfGroup : kArrivals);
+      barrier_init(ds_full(b), kArrivals);
+    }
     if constexpr (kDq == Dq::in_turn)
-      for (int p = 0; p < 2 * kParts; ++p) {
-        barrier_init(part_full(0, p), kArrivals / 2);
+      for (int p = 0; p < kGroups * kParts; ++p) {
+        barrier_init(part_full(0, p), kOfGroup);
         barrier_init(part_free(0, p), 1);
       }
     barriers_ready();
@@ -174,10 +180,14 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
 template <int kStages>
 struct FetchState {
   Ring<kStages> ring;
+  int steps = 0;
   unsigned raw_parity = 0;  // a bit a stage
   __device__ int stage() const { return ring.at; }
   __device__ unsigned parity() const { return ring.parity; }
-  __device__ void next() { ring.next(); }
+  __device__ void next() {
+    ring.next();
+    ++steps;
+  }
 };
 // In one register: there are few.
 template <>
@@ -196,15 +206,17 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
                            FetchState<backward_shape(kWidth, kDq).stages>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
+  constexpr bool kIdles = kShape.groups == 2 && !has_one_turn(kWidth, kDq);
   RowWalk<kShape.keys, kDq == Dq::in_turn> walk(call, item);
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
-    // What was there has been added: a stage is freed when dQ of the step before the one before has its place.
+    // What was there, of eight steps before, has been taken: a stage is freed two or three steps late, by then dQ of the
+    // step before its own is handed over, or of the one before that, and of each warpgroup all but the last part is taken.
     if constexpr (kDq == Dq::in_turn)
       if (lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
     more = walk.next();
-    step.flags |= !more ? RowStep::kLast : has_one_turn(kWidth, kDq) ? 0 : walk.idle() * RowStep::kNextIdle;
+    step.flags |= !more ? RowStep::kLast : kIdles ? walk.idle() * RowStep::kNextIdle : 0;
     const int stage = state.stage();
     const bool mended = (step.flags & RowStep::kMended) != 0;
     const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
@@ -283,7 +295,8 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq
   wait(shared.keys_free(), parity ^ 1);
   if (lane == 0) {
     write_four(shared.item(), -1, 0, 0, 0);
-    if constexpr (kDq == Dq::in_turn) write_two(shared.visit(state.steps), -1, 0);
+    if constexpr (kDq == Dq::in_turn)
+      for (int n = 0; n < shared.kSteps; ++n) write_two(shared.visit(state.steps + n), -1, 0);
     arrive(shared.keys_full());
   }
 }
@@ -291,13 +304,15 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq
 // A thread: adds what a warpgroup has made of dQ, when it is its turn.
 template <Width kWidth>
 __device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidth, Dq::in_turn>& shared, int group) {
-  constexpr int kPart = BackwardShape::kPartBytes / 4;
-  Ring<BackwardShape::kParts> part;
-  for (int n = 0;; ++n) {
+  constexpr BackwardShape kShape = backward_shape(kWidth, Dq::in_turn);
+  constexpr int kPart = BackwardShape::kPartBytes / 4, kOfTile = kShape.parts_of_tile();
+  Ring<kShape.parts()> part;
+  for (int n = kOfTile == 1 ? group : 0;; n += shared.kSteps) {
     wait(shared.part_full(group, part.at), part.parity);
     const int2 visit = read_two(shared.visit(n));
     if (visit.x < 0) return;  // there is no more work
-    const Index to = 2 * static_cast<Index>(visit.x) + group;
+    const Index to = kOfTile * static_cast<Index>(visit.x) + (kOfTile == 1 ? 0 : group);
+    stores_visible();  // of those that left it here
     await_number(call.additions + to, visit.y);
     add_bytes(call.dq_sums + to * kPart, shared.part(group, part.at), BackwardShape::kPartBytes);
     await_read();
@@ -320,14 +335,14 @@ __device__ __forceinline__ BackwardShared<kWidth, kDq> begin_block(const unsigne
 // The warpgroup that does not multiply.
 template <Width kWidth, Dq kDq>
 __device__ __forceinline__ void serve(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared, int warp) {
-  give_registers<BackwardShape::kFetchRegisters>();
+  give_registers<backward_shape(kWidth).fetch_registers()>();
   if (warp == 0) {
     fetch<kWidth, kDq>(call, shared);
   } else {
     await_before();  // in every block: the kernel after must not pass the one before
     clear_unseen<backward_shape(kWidth).keys>(call);
     if constexpr (kDq == Dq::in_turn)
-      if (warp <= 2 && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
+      if (warp <= shared.kGroups && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
   }
 }
 

@@ -1,5 +1,5 @@
-// What both ways through a step of the backward share (backward_one_turn.cuh, backward_two_turns.cuh): a warpgroup's 64
-// keys, its products, and where their results go.
+// What all ways through a step of the backward share (backward_one_turn.cuh, backward_two_turns.cuh,
+// backward_three_groups.cuh): a warpgroup's 64 keys, its products, and where their results go.
 #pragma once
 
 #include "kernel/cuda/sm90/backward_fetch.cuh"
@@ -14,8 +14,7 @@ struct BackwardProducts {
   static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kK = kShape.k, kV = kShape.v, kRows = kShape.rows(), kKeys = kShape.keys;
-  // dQ of a warpgroup: half the columns of 64 rows, or half of 128 rows.
-  static constexpr int kOwn = kRows == 64 ? kK / 2 : kK;
+  static constexpr int kOwn = kK / kShape.parts_of_tile();  // columns of dQ that a warpgroup makes
 
   const BackwardCall& call;
   const BackwardShared<kWidth, kDq> shared;
@@ -32,7 +31,7 @@ struct BackwardProducts {
       : call(c),
         shared(sh),
         group(g),
-        dq_at(c.dq_sums + group * (64 * kOwn) + static_cast<int>(threadIdx.x % 128) * 4) {}
+        dq_at(c.dq_sums + (kOwn == kK ? 0 : group * (64 * kOwn)) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
   __device__ __forceinline__ int first_key() const { return group * 64 + first_key_of_lane(); }  // and 8 behind
   __device__ __forceinline__ StepPlace place(int flags, int stage) const {
@@ -65,9 +64,8 @@ struct BackwardProducts {
     }
   }
   __device__ __forceinline__ void multiply_dq(float (&sums)[kOwn / 2], int buffer) const {
-    const unsigned box = static_cast<unsigned>(group) * (kKeys * 128);
-    const unsigned a = tile_at(shared.ds(buffer) + (kRows == 64 ? 0u : box));
-    const unsigned b = tile_at<kKeys * 128>(shared.k() + (kRows == 64 ? kOwn / 64 * box : 0u));
+    const unsigned a = tile_at(shared.ds(buffer));
+    const unsigned b = tile_at<kKeys * 128>(shared.k() + (kOwn == kK ? 0u : static_cast<unsigned>(group) * (kKeys * 128)));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
       product_columns<kBf16>(sums, moved(a, static_cast<unsigned>(i * 2048)), moved(b, static_cast<unsigned>(i * 2048)),
@@ -89,6 +87,20 @@ struct BackwardProducts {
     }
   }
 
+  // dQ to who adds it.
+  __device__ __forceinline__ void hand_dq(const float (&x)[kOwn / 2], int part) const {
+    static_assert(64 * kOwn * 4 == BackwardShape::kPartBytes);
+    const unsigned to = shared.part(group, part) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int j = 0; j < kOwn / 8; ++j)
+      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to + static_cast<unsigned>(j * 2048)), "f"(x[4 * j]),
+                   "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
+                   : "memory");
+    __syncwarp();
+    if (arrives()) arrive(shared.part_full(group, part));
+  }
+
+  // Of two warpgroups.
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
@@ -110,8 +122,7 @@ struct BackwardProducts {
   // All items. `attend` passes an item's rows, `end` is for who waits for more.
   template <class Attend, class End>
   __device__ __forceinline__ void each_item(const Attend& attend, const End& end) {
-    static_assert(BackwardShape::kDsBuffers == 2);
-    if (group == 1) named_arrive(1, 256);  // the first one's turn
+    if (kShape.groups == 2 && group == 1) named_arrive(1, 256);  // the first one's turn
     for (unsigned keys_parity = 0;; keys_parity ^= 1) {
       wait(shared.keys_full(), keys_parity);
       const int flags = SharedItem::read(shared.item()).flags;

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
   const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
   float* statistics = call.statistics + static_cast<Index>(block) * (2 * kRows);
-  if (call.additions != nullptr && thread < 2) call.additions[2 * static_cast<Index>(block) + thread] = 0;
+  constexpr int kParts = kShape.parts_of_tile();
+  if (call.additions != nullptr && thread < kParts) call.additions[kParts * static_cast<Index>(block) + thread] = 0;
   constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
   const int piece = thread % kLanes;
   const auto row_of = [&](int i) { return rows.begin + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
@@ -145,12 +146,11 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
   for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
     const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
-    const int half = kRows == 64 ? 0 : eight / (kK / 8),
-              column = (kRows == 64 ? eight : eight % (kK / 8)) * 8 + lane % 4 * 2;
+    const int column = eight * 8 + lane % 4 * 2;
     const float4 four = __ldcs(sums + e);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int r = half * 64 + e / 32 % 4 * 16 + lane / 4 + 8 * j;
+      const int r = e / 32 % 4 * 16 + lane / 4 + 8 * j;
       const bool seeing = !isinf(lse[statistics_at(r)]);
       const float x = seeing ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing ? (j == 0 ? four.y : four.w) : 0.0f;
       if (call.wide) {

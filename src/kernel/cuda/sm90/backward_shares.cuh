@@ -87,10 +87,17 @@ __device__ __forceinline__ RowsOfKeys rows_of_keys(const BackwardCall& call, con
   return rows;
 }
 
-// Scores become shares; p has them rounded.
-template <class N, int kSize, class Lse>
-__device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s)[kSize], unsigned (&p)[kSize / 2],
-                                             Lse& lse, const StepPlace& place) {
+// Rounded, in pairs.
+template <class N, int kSize>
+__device__ __forceinline__ void round_pairs(unsigned (&to)[kSize / 2], const float (&from)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize / 2; ++i) to[i] = packed_pair<N>(from[2 * i], from[2 * i + 1]);
+}
+
+// Scores become shares.
+template <int kSize, class Lse>
+__device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s)[kSize], Lse& lse,
+                                             const StepPlace& place) {
   const float factor = call.scores.factor;
 #pragma unroll
   for (int n = 0; n < kSize / 8; ++n) {
@@ -105,8 +112,13 @@ __device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s
     for (int i = 0; i < kSize; ++i)
       if (!rows.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
   }
-#pragma unroll
-  for (int i = 0; i < kSize / 2; ++i) p[i] = packed_pair<N>(s[2 * i], s[2 * i + 1]);
+}
+// The same, and p has them rounded.
+template <class N, int kSize, class Lse>
+__device__ __forceinline__ void plain_shares(const BackwardCall& call, float (&s)[kSize], unsigned (&p)[kSize / 2],
+                                             Lse& lse, const StepPlace& place) {
+  plain_shares(call, s, lse, place);
+  round_pairs<N>(p, s);
 }
 // With softcap: p has the shares, and s what dS is multiplied by.
 template <class N, int kSize, class Lse>

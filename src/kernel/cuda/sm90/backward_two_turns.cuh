@@ -14,12 +14,11 @@ struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
   using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::multiply_last_dq,
       Base::next_buffer, Base::pass_turn;
   static constexpr bool kMakesDq = kDq != Dq::elsewhere;
-  // Steps of which a warpgroup sees nothing in code of their own: of 128 rows there are few, and no registers.
-  static constexpr bool kIdles = kRows == 64;
   // Rows of the next step are awaited before dQ leaves. Measured: 2 % faster in turn, 6 % slower in any order, where the
   // additions are sent from registers.
   static constexpr bool kAsksAhead = kDq == Dq::in_turn;
-  static_assert(Base::kShape.stages == 2);  // a stage of rows and a buffer of dS have one number
+  // A stage of rows, a buffer of dS and a part of dQ have one number.
+  static_assert(Base::kShape.stages == 2 && Base::kShape.ds_buffers() == 2 && Base::kShape.parts() == 2);
   using Ahead = StatisticsAhead<kBent ? 0 : 4>;
 
   __device__ __forceinline__ void run() {
@@ -33,26 +32,14 @@ struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
                     });
   }
 
-  // dQ to who adds it: of the step before `at`.
-  __device__ __forceinline__ void hand_dq(const float (&x)[kOwn / 2]) const {
-    static_assert(64 * kOwn * 4 == BackwardShape::kPartBytes && BackwardShape::kParts == 2);
-    wait(shared.part_free(group, at ^ 1), parity ^ static_cast<unsigned>(at));
-    const unsigned to = shared.part(group, at ^ 1) + threadIdx.x % 128 * 16;
-#pragma unroll
-    for (int j = 0; j < kOwn / 8; ++j)
-      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to + static_cast<unsigned>(j * 2048)), "f"(x[4 * j]),
-                   "f"(x[4 * j + 1]), "f"(x[4 * j + 2]), "f"(x[4 * j + 3])
-                   : "memory");
-    stores_visible();
-    __syncwarp();
-    if (arrives()) arrive(shared.part_full(group, at ^ 1));
-  }
-
+  // dQ of the step before `at`.
   __device__ __forceinline__ void give_dq(const float (&x)[kOwn / 2], int tile) {
-    if constexpr (kDq == Dq::in_turn)
-      hand_dq(x);
-    else
+    if constexpr (kDq == Dq::in_turn) {
+      wait(shared.part_free(group, at ^ 1), parity ^ static_cast<unsigned>(at));
+      this->hand_dq(x, at ^ 1);
+    } else {
       add_dq(x, tile);
+    }
   }
 
   // What a step leaves to the next.
@@ -73,7 +60,7 @@ struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
     int flags = 0;
     if constexpr (kAsksAhead) await_rows(at, parity);
     do {
-      if (kIdles && (flags & RowStep::kNextIdle << group) != 0)
+      if ((flags & RowStep::kNextIdle << group) != 0)
         flags = idle_step(late);
       else
         flags = step(late);

@@ -273,7 +273,7 @@ struct WideMath {
 };
 
 template <class N, Width kWidth, bool kBent, Dq kDq>
-__global__ void __launch_bounds__(BackwardShape::kThreads, 1)
+__global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
     backward_wide_kernel(const __grid_constant__ BackwardCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr bool kAlike = kWidth == Width::w256;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(BackwardShape::kThreads, 1)
   if (group == 0) {
     serve<kWidth, kDq>(call, shared, warp);
   } else {
-    take_registers<BackwardShape::kMathRegisters>();
+    take_registers<backward_shape(kWidth).math_registers()>();
     if (kAlike || group == 1)
       WideMath<N, kWidth, kBent, kDq, 0>(call, shared, kAlike ? group - 1 : 0).run();
     else
@@ -301,7 +301,7 @@ void launch_wide(const BackwardCall& call, cudaStream_t stream) {
   launch(call.dq_sums != nullptr ? &backward_wide_kernel<N, kWidth, kBent, Dq::any_order>
                                  : &backward_wide_kernel<N, kWidth, kBent, Dq::elsewhere>,
          {dim3(static_cast<unsigned>(min(max(call.keys.active, call.unseen_tiles) * call.heads_k, call.processors))),
-          dim3(BackwardShape::kThreads), static_cast<std::size_t>(kShape.shared_bytes()), call.early},
+          dim3(kShape.threads()), static_cast<std::size_t>(kShape.shared_bytes()), call.early},
          stream, call);
 }
 
