@@ -22,6 +22,7 @@ struct BackwardShape {
   int stages;     // tiles of Q and dO in shared memory
   int p_buffers;  // of P, where it goes through shared memory as dS does
   int groups;     // that multiply
+  int key_buffers;  // two: the next item's keys arrive while this one's are used
   static constexpr int kStepBytes = 32, kItemBytes = 32;
   // Where dQ is added in turn: what a warpgroup makes of a step's, and steps that are known.
   static constexpr int kPartBytes = 16384, kVisits = 8;
@@ -43,11 +44,12 @@ struct BackwardShape {
   WEFT_HD constexpr int statistics_bytes() const { return 4 * rows(); }  // of one kind
   // K, V, stages of Q and dO, dS and P; statistics, steps, the item, barriers.
   WEFT_HD constexpr int tile_bytes() const {
-    return k_bytes() + v_bytes() + stages * (q_bytes() + dout_bytes()) + (ds_buffers() + p_buffers) * ds_bytes();
+    return key_buffers * (k_bytes() + v_bytes()) + stages * (q_bytes() + dout_bytes()) +
+           (ds_buffers() + p_buffers) * ds_bytes();
   }
   WEFT_HD constexpr int shared_bytes() const {
-    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + kItemBytes +
-           8 * (3 + 6 * stages + 2 * ds_buffers());
+    return tile_bytes() + stages * (2 * statistics_bytes() + kStepBytes) + key_buffers * kItemBytes +
+           8 * (3 * key_buffers + 6 * stages + 2 * ds_buffers());
   }
   // With dQ in turn, where P leaves room for it: parts of all warpgroups, visits, barriers.
   WEFT_HD constexpr bool in_turn() const { return p_buffers == 0; }
@@ -68,13 +70,13 @@ WEFT_HD constexpr bool has_one_turn(Width w, Dq dq) { return w == Width::w128 &&
 WEFT_HD constexpr BackwardShape backward_shape(Width w, Dq dq = Dq::elsewhere) {
   switch (w) {
     case Width::w64:
-      return {64, 64, 192, 6, dq == Dq::in_turn ? 3 : 4, 0, 3};
+      return {64, 64, 192, 6, 3, 0, 3, dq == Dq::in_turn ? 1 : 2};
     case Width::w128:
-      return {128, 128, 128, 6, has_one_turn(w, dq) ? 3 : 2, 0, 2};
+      return {128, 128, 128, 6, has_one_turn(w, dq) ? 3 : 2, 0, 2, 1};
     case Width::w192_128:
-      return {192, 128, 64, 6, 2, 2, 2};
+      return {192, 128, 64, 6, 2, 2, 2, 1};
     default:
-      return {256, 256, 64, 6, 2, 2, 2};
+      return {256, 256, 64, 6, 2, 2, 2, 1};
   }
 }
 // Whose dK and dV of 64 keys fill the registers of both warpgroups (backward_wide.cuh). No room is left for dQ in turn.

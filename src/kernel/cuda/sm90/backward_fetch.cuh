@@ -15,7 +15,8 @@ template <Width kWidth, Dq kDq>
 struct BackwardShared {
   static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
   static constexpr int kStages = kShape.stages, kDsBuffers = kShape.ds_buffers(), kGroups = kShape.groups;
-  static constexpr unsigned kVAt = kShape.k_bytes(), kQAt = kVAt + kShape.v_bytes(),
+  static constexpr int kKeyBuffers = kShape.key_buffers;
+  static constexpr unsigned kVAt = kKeyBuffers * kShape.k_bytes(), kQAt = kVAt + kKeyBuffers * kShape.v_bytes(),
                             kDoutAt = kQAt + kStages * kShape.q_bytes(),
                             kDsAt = kDoutAt + kStages * kShape.dout_bytes(),
                             kPAt = kDsAt + kDsBuffers * kShape.ds_bytes(),
@@ -23,7 +24,7 @@ struct BackwardShared {
                             kDeltaAt = kLseAt + kStages * kShape.statistics_bytes(),
                             kStepAt = kDeltaAt + kStages * kShape.statistics_bytes(),
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
-                            kBarrierAt = kItemAt + BackwardShape::kItemBytes;
+                            kBarrierAt = kItemAt + kKeyBuffers * BackwardShape::kItemBytes;
   static constexpr int kParts = kShape.parts();
   static constexpr int kSteps = kGroups == 3 ? 3 : 1;  // from one whose dQ a warpgroup makes to the next
   static constexpr unsigned kPartsAt = kShape.parts_at(),
@@ -32,8 +33,8 @@ struct BackwardShared {
   unsigned base;
 
   __device__ static unsigned times(int n, int bytes) { return static_cast<unsigned>(n * bytes); }
-  __device__ unsigned k() const { return base; }
-  __device__ unsigned v() const { return base + kVAt; }
+  __device__ unsigned k(int b = 0) const { return base + times(b, kShape.k_bytes()); }
+  __device__ unsigned v(int b = 0) const { return base + kVAt + times(b, kShape.v_bytes()); }
   __device__ unsigned q(int s) const { return base + kQAt + times(s, kShape.q_bytes()); }
   __device__ unsigned dout(int s) const { return base + kDoutAt + times(s, kShape.dout_bytes()); }
   __device__ unsigned ds(int b) const { return base + kDsAt + times(b, kShape.ds_bytes()); }
@@ -41,19 +42,19 @@ struct BackwardShared {
   __device__ unsigned lse(int s) const { return base + kLseAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
-  __device__ unsigned item() const { return base + kItemAt; }
+  __device__ unsigned item(int b = 0) const { return base + kItemAt + times(b, BackwardShape::kItemBytes); }
   // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
   __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
-  __device__ unsigned keys_full() const { return barrier(0); }
-  __device__ unsigned keys_raw() const { return barrier(1); }
-  __device__ unsigned keys_free() const { return barrier(2); }
-  __device__ unsigned q_full(int s) const { return barrier(3 + s); }
-  __device__ unsigned q_raw(int s) const { return barrier(3 + kStages + s); }
-  __device__ unsigned q_free(int s) const { return barrier(3 + 2 * kStages + s); }
-  __device__ unsigned dout_full(int s) const { return barrier(3 + 3 * kStages + s); }
-  __device__ unsigned dout_raw(int s) const { return barrier(3 + 4 * kStages + s); }
-  __device__ unsigned dout_free(int s) const { return barrier(3 + 5 * kStages + s); }
-  __device__ unsigned ds_free(int b) const { return barrier(3 + 6 * kStages + b); }
+  __device__ unsigned keys_full(int b = 0) const { return barrier(b); }
+  __device__ unsigned keys_raw(int b = 0) const { return barrier(kKeyBuffers + b); }
+  __device__ unsigned keys_free(int b = 0) const { return barrier(2 * kKeyBuffers + b); }
+  __device__ unsigned q_full(int s) const { return barrier(3 * kKeyBuffers + s); }
+  __device__ unsigned q_raw(int s) const { return q_full(kStages + s); }
+  __device__ unsigned q_free(int s) const { return q_full(2 * kStages + s); }
+  __device__ unsigned dout_full(int s) const { return q_full(3 * kStages + s); }
+  __device__ unsigned dout_raw(int s) const { return q_full(4 * kStages + s); }
+  __device__ unsigned dout_free(int s) const { return q_full(5 * kStages + s); }
+  __device__ unsigned ds_free(int b) const { return q_full(6 * kStages + b); }
   __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // of three warpgroups
 
   // Dq::in_turn: dQ of a warpgroup; the tile of dQ and the turn of a step.
@@ -66,9 +67,11 @@ struct BackwardShared {
 
   __device__ void init() const {
     constexpr int kOfGroup = 4 * kArrivalsOfWarp, kArrivals = kGroups * kOfGroup;  // of warps that multiply
-    barrier_init(keys_full(), 1);
-    barrier_init(keys_raw(), 1);
-    barrier_init(keys_free(), kArrivals);
+    for (int b = 0; b < kKeyBuffers; ++b) {
+      barrier_init(keys_full(b), 1);
+      barrier_init(keys_raw(b), 1);
+      barrier_init(keys_free(b), kArrivals);
+    }
     for (int s = 0; s < kStages; ++s) {
       for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
       barrier_init(q_free(s), kArrivals);
@@ -139,7 +142,7 @@ struct SharedItem {
 // K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
 template <Width kWidth, Dq kDq>
 __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
-                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, unsigned& raw_parity) {
+                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer, unsigned& raw_parity) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -151,29 +154,29 @@ __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth
   const bool used = item.has_work();
   const bool shown = __any_sync(0xffffffffu, covers);
   const bool mended = used && (!shown || (item.end - item.begin < kKeys && item.end < call.k_rows));
-  const unsigned barrier = mended ? shared.keys_raw() : shared.keys_full();
+  const unsigned barrier = mended ? shared.keys_raw(buffer) : shared.keys_full(buffer);
   if (lane == 0) {
-    write_four(shared.item(), item.begin, item.end, kv_head,
+    write_four(shared.item(buffer), item.begin, item.end, kv_head,
                (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kMended));
-    write_four(shared.item() + 16, item.first, item.last, 0, 0);
+    write_four(shared.item(buffer) + 16, item.first, item.last, 0, 0);
     if (used) {
       arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
-      load_boxes<kShape.k>(shared.k(), call.k, barrier, kKeys, kv_head, item.begin);
-      load_boxes<kShape.v>(shared.v(), call.v, barrier, kKeys, kv_head, item.begin);
+      load_boxes<kShape.k>(shared.k(buffer), call.k, barrier, kKeys, kv_head, item.begin);
+      load_boxes<kShape.v>(shared.v(buffer), call.v, barrier, kKeys, kv_head, item.begin);
     } else {
       arrive(barrier);
     }
   }
   __syncwarp();
   if (!mended) return;
-  wait(barrier, raw_parity);
-  raw_parity ^= 1;
+  wait(barrier, raw_parity >> buffer & 1);
+  raw_parity ^= 1u << buffer;
   const auto dead = [&](int r) { return item.begin + r >= item.end || !item.is_live(call, item.begin + r); };
-  clear_rows<kKeys, kShape.k>(shared.k(), dead);
-  clear_rows<kKeys, kShape.v>(shared.v(), dead);
+  clear_rows<kKeys, kShape.k>(shared.k(buffer), dead);
+  clear_rows<kKeys, kShape.v>(shared.v(buffer), dead);
   stores_visible();
   __syncwarp();
-  if (lane == 0) arrive(shared.keys_full());
+  if (lane == 0) arrive(shared.keys_full(buffer));
 }
 
 // What goes on from item to item: the next step's stage and the parity of its barriers.
@@ -264,7 +267,8 @@ template <Width kWidth, Dq kDq>
 __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
   FetchState<backward_shape(kWidth, kDq).stages> state;
-  unsigned parity = 0, raw_parity = 0;
+  Ring<shared.kKeyBuffers> keys;
+  unsigned raw_parity = 0;  // a bit a buffer of keys
   const auto take = [&] {
     const int given = kDq == Dq::in_turn ? 0 : static_cast<int>(gridDim.x);  // without asking
     int taken = 0;
@@ -283,21 +287,21 @@ __device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq
     const KeyItem<backward_shape(kWidth).keys> item(call, tile, kv_head);
     if (item.is_shown()) {  // otherwise it has its zeros
       if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
-      wait(shared.keys_free(), parity ^ 1);
-      parity ^= 1;
-      fetch_keys<kWidth, kDq>(call, shared, item, kv_head, raw_parity);
+      wait(shared.keys_free(keys.at), keys.parity ^ 1);
+      fetch_keys<kWidth, kDq>(call, shared, item, kv_head, keys.at, raw_parity);
+      keys.next();
       if (call.keys_ready) await_before();  // statistics, and what is added to
       fetch_rows<kWidth, kDq>(call, shared, item, state);
     }
     // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
     next = take();
   }
-  wait(shared.keys_free(), parity ^ 1);
+  wait(shared.keys_free(keys.at), keys.parity ^ 1);
   if (lane == 0) {
-    write_four(shared.item(), -1, 0, 0, 0);
+    write_four(shared.item(keys.at), -1, 0, 0, 0);
     if constexpr (kDq == Dq::in_turn)
       for (int n = 0; n < shared.kSteps; ++n) write_two(shared.visit(state.steps + n), -1, 0);
-    arrive(shared.keys_full());
+    arrive(shared.keys_full(keys.at));
   }
 }
 

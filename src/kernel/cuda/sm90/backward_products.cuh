@@ -20,6 +20,7 @@ struct BackwardProducts {
   const BackwardShared<kWidth, kDq> shared;
   const int group;  // of warps
   float dk[kK / 2], dv[kV / 2];
+  Ring<kShape.key_buffers> keys;
   int at = 0;  // buffer of dS
   unsigned parity = 0;
   // Where the lane added last. It moves from tile to tile: a place made anew for each would have its registers taken by
@@ -65,7 +66,7 @@ struct BackwardProducts {
   }
   __device__ __forceinline__ void multiply_dq(float (&sums)[kOwn / 2], int buffer) const {
     const unsigned a = tile_at(shared.ds(buffer));
-    const unsigned b = tile_at<kKeys * 128>(shared.k() + (kOwn == kK ? 0u : static_cast<unsigned>(group) * (kKeys * 128)));
+    const unsigned b = tile_at<kKeys * 128>(shared.k(keys.at) + (kOwn == kK ? 0u : static_cast<unsigned>(group) * (kKeys * 128)));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
       product_columns<kBf16>(sums, moved(a, static_cast<unsigned>(i * 2048)), moved(b, static_cast<unsigned>(i * 2048)),
@@ -123,18 +124,18 @@ struct BackwardProducts {
   template <class Attend, class End>
   __device__ __forceinline__ void each_item(const Attend& attend, const End& end) {
     if (kShape.groups == 2 && group == 1) named_arrive(1, 256);  // the first one's turn
-    for (unsigned keys_parity = 0;; keys_parity ^= 1) {
-      wait(shared.keys_full(), keys_parity);
-      const int flags = SharedItem::read(shared.item()).flags;
-      if (SharedItem::read(shared.item()).begin < 0) return end();
+    for (;; keys.next()) {
+      wait(shared.keys_full(keys.at), keys.parity);
+      const int flags = SharedItem::read(shared.item(keys.at)).flags;
+      if (SharedItem::read(shared.item(keys.at)).begin < 0) return end();
 #pragma unroll
       for (int i = 0; i < kK / 2; ++i) dk[i] = 0;
 #pragma unroll
       for (int i = 0; i < kV / 2; ++i) dv[i] = 0;
       if ((flags & SharedItem::kUsed) != 0) attend();
-      const SharedItem item = SharedItem::read(shared.item());
+      const SharedItem item = SharedItem::read(shared.item(keys.at));
       __syncwarp();
-      if (arrives()) arrive(shared.keys_free());  // the next ones come while these are written
+      if (arrives()) arrive(shared.keys_free(keys.at));  // the next ones come while these are written
       store_both(item);
     }
   }

@@ -11,7 +11,7 @@ template <class N, Width kWidth, Dq kDq>
 struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
   using Base = BackwardProducts<N, kWidth, kDq>;
   using Base::kK, Base::kV, Base::kRows, Base::kOwn;
-  using Base::call, Base::shared, Base::group, Base::dk, Base::dv;
+  using Base::call, Base::shared, Base::group, Base::keys, Base::dk, Base::dv;
   using Statistics = StatisticsInTurn<2, kRows / 16>;
   static constexpr int kStages = Base::kShape.stages;
   static constexpr bool kMakesDq = kDq != Dq::elsewhere;
@@ -50,8 +50,8 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
     sums = read_sums(shared.step(rows.at));
     Statistics known(shared.lse(rows.at), shared.delta(rows.at));
     products_begin();
-    this->template multiply_rows<kK>(s, shared.k(), shared.q(rows.at));
-    this->template multiply_rows<kV>(dp, shared.v(), shared.dout(rows.at));
+    this->template multiply_rows<kK>(s, shared.k(keys.at), shared.q(rows.at));
+    this->template multiply_rows<kV>(dp, shared.v(keys.at), shared.dout(rows.at));
     make_shares(s, dp, known, flags);
     return flags;
   }
@@ -67,11 +67,11 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
     const int flags = read_word(shared.step(rows.at)), next_sums = read_sums(shared.step(rows.at));
     Statistics known(shared.lse(rows.at), shared.delta(rows.at));
     add_both(last);
-    this->template multiply_rows<kK>(s, shared.k(), shared.q(rows.at));
+    this->template multiply_rows<kK>(s, shared.k(keys.at), shared.q(rows.at));
     products_wait<1>();
     release(last);
     products_begin();
-    this->template multiply_rows<kV>(dp, shared.v(), shared.dout(rows.at));
+    this->template multiply_rows<kV>(dp, shared.v(keys.at), shared.dout(rows.at));
     before = sums;
     sums = next_sums;
     ds.next();

@@ -127,6 +127,15 @@ __device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
     StepWalk<kShape.keys, kShape.groups> walk(call.list.slices, item, heads_inverse);
     int taken = -1;
     bool more = walk.start(), first = true;
+    // If launched early: lists were sent, which no kernel is early for; all else may come from before.
+    if (more && call.steps.sums != nullptr && next == static_cast<int>(blockIdx.x)) {
+      for (int box = 0; box < kShape.k / 64; ++box) {
+        prefetch_box(call.q, 64 * box, unit * call.heads, item.begin);
+        prefetch_box(call.k, 64 * box, kv_head, walk.base());
+      }
+      for (int box = 0; box < kShape.v / 64; ++box) prefetch_box(call.v, 64 * box, kv_head, walk.base());
+    }
+    await_before();
     while (more) {
       const int key = walk.base();
       Step step = walk.step(call.k_rows);

@@ -14,21 +14,20 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<kWidth> shared{shared_address(memory)};
   if (threadIdx.x == 0) shared.init();
-  if constexpr (kForm == Form::steps) {
-    let_next_begin();
-    await_before();
-  }
+  if constexpr (kForm == Form::steps) let_next_begin();
   __syncthreads();
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
     give_registers<kShape.fetch_registers>();
     if (threadIdx.x == 0) fetch<kWidth>(call, shared);
     const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (kForm == Form::steps && warp > 0) await_before();
     if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
     if (warp == 2) mend<kWidth>(call, shared);
     if (warp == 3) clear_rest(call);
   } else {
     take_registers<kShape.math_registers>();
+    if constexpr (kForm == Form::steps) await_before();
     ForwardMath<N, kWidth, kForm>(call, shared, group - 1).run();
   }
 #else

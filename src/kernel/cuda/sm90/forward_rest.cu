@@ -20,7 +20,10 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).groups)
   const Index first = call.steps.block(unit, item.tile, call.tiles) * kShape.rows() + 16 * warp;
   RowState<float> states[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) states[i] = call.steps.states[first + lane / 4 + 8 * i];
+  for (int i = 0; i < 2; ++i) {  // behind the tile's last row nothing may have been left
+    const int m = lane / 4 + 8 * i;
+    states[i] = item.begin + (16 * warp + m) / call.heads < item.end ? call.steps.states[first + m] : ended_row();
+  }
   if (__all_sync(0xffffffffu, has_ended(states[0]) && has_ended(states[1]))) return;
   // Of a tile that no call has seen, or whose rows ended in the first that did, there are no sums.
   const auto has_sums = [](const RowState<float>& state) { return !is_empty(state) && !has_ended(state); };

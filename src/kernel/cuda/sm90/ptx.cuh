@@ -97,6 +97,12 @@ __device__ inline void load_bytes(unsigned to, const void* from, unsigned bytes,
 __device__ inline void prefetch_bytes(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
 }
+// A box into the L2 cache only.
+__device__ inline void prefetch_box(const CUtensorMap& map, int column, int head, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1,%2,%3}];\n" ::"l"(&map), "r"(column), "r"(head),
+               "r"(row)
+               : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }

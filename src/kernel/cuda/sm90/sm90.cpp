@@ -125,11 +125,12 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index c
 
 // What calls of QuerySteps leave to the next.
 struct KeptSums {
-  KeptSums(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream)
+  // all_visited: by the first call, which leaves the states of its tiles.
+  KeptSums(const ForwardArgs& args, Index rows, int columns, bool all_visited, cudaStream_t stream)
       : sums(static_cast<std::size_t>(rows * columns), stream),
         states(static_cast<std::size_t>(rows), stream),
         out(args.out, args.q.dtype, stream) {
-    device::fill(args.place, states.get(), rows);
+    if (!all_visited) device::fill(args.place, states.get(), rows);
   }
   // Do all rows have their out and lse after this call, the last one?
   bool all_done(const Tiles& last) {
@@ -149,10 +150,11 @@ Index calls_before(const ForwardArgs& args) {
   if (args.steps == nullptr || args.steps->kept == nullptr) return 0;
   return std::static_pointer_cast<KeptSums>(args.steps->kept)->calls;
 }
-std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, cudaStream_t stream) {
+std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, bool all_visited,
+                                  cudaStream_t stream) {
   if (args.steps == nullptr) return nullptr;
   auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
-  if (kept == nullptr) kept = std::make_shared<KeptSums>(args, rows, columns, stream);
+  if (kept == nullptr) kept = std::make_shared<KeptSums>(args, rows, columns, all_visited, stream);
   if (kept->states.size() != static_cast<std::size_t>(rows))
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
                 "give all calls the same queries and the same QuerySteps::rows");
@@ -188,7 +190,8 @@ void forward(const ForwardArgs& args) {
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
   const std::shared_ptr<KeptSums> sums =
-      sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v, stream);
+      sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v,
+              work.visited.size() == static_cast<std::size_t>(work.tiles), stream);
   std::optional<EvenOut> own;
   const EvenOut& out = sums != nullptr ? sums->out : own.emplace(args.out, dtype, stream);
   ForwardCall call{.q = {},
