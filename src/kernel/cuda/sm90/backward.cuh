@@ -1,12 +1,12 @@
 // The backward on Hopper: one launch, as many blocks as multiprocessors, each taking items until there are none left.
 //
-// An item is 128 keys of one K/V head (192 at 64 columns), and all query rows that see them pass by, for all heads of the
-// group. dK and dV stay in registers, are written once, and have the same bits on every run.
+// An item is 128 keys of one K/V head (192 at 64 columns), and all query rows that see them pass by, for all heads of
+// the group. dK and dV stay in registers, are written once, and have the same bits on every run.
 //
 // A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
 // products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
-// part from all keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared memory for
-// a thread that waits until all additions that come before have been made.
+// part from all keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared memory
+// for a thread that waits until all additions that come before have been made.
 //
 // Two warpgroups take turns at issuing products, one in a step or two (has_one_turn); three do not.
 #pragma once

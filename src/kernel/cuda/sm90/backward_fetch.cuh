@@ -142,7 +142,8 @@ struct SharedItem {
 // K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
 template <Width kWidth, Dq kDq>
 __device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
-                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer, unsigned& raw_parity) {
+                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer,
+                           unsigned& raw_parity) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -214,8 +215,8 @@ __device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth
   for (bool more = walk.start(); more;) {
     RowStep step = walk.step();
     const int row = walk.row(), head = walk.head();
-    // What was there, of eight steps before, has been taken: a stage is freed two or three steps late, by then dQ of the
-    // step before its own is handed over, or of the one before that, and of each warpgroup all but the last part is taken.
+    // What was there, of eight steps before, has been taken: a stage is freed two or three steps late; by then dQ of the
+    // step before its own, or of the one before that, is handed over, and of each warpgroup all but the last part taken.
     if constexpr (kDq == Dq::in_turn)
       if (lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
     more = walk.next();

@@ -38,7 +38,7 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
   // P and dS of the first step.
   __device__ __forceinline__ int begin(unsigned (&p)[kRows / 4], int& sums) {
     float s[kRows / 2], dp[kRows / 2];
-    await_rows(rows);
+    this->await_rows(rows);
     const int flags = read_word(shared.step(rows.at));
     sums = read_sums(shared.step(rows.at));
     Statistics known(shared.lse(rows.at), shared.delta(rows.at));
@@ -116,7 +116,8 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
       bent_shares<N>(call, s, p, known, this->place(flags, rows.at));
     else
       plain_shares<N>(call, s, p, known, this->place(flags, rows.at));
-    await_next(flags);
+    // Here, where other products are awaited anyway: in its turn a warpgroup would wait for the barrier's answer.
+    this->await_after(rows, flags);
     products_wait<0>();
     settle(dp);
     unsigned ds[kRows / 4];
@@ -124,17 +125,6 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
     wait(shared.ds_free(at), parity ^ 1);
     keep_ds(ds, at);
     stores_visible();
-  }
-  __device__ __forceinline__ void await_rows(const Ring<kStages>& of) const {
-    wait(shared.q_full(of.at), of.parity);
-    wait(shared.dout_full(of.at), of.parity);
-  }
-  // Here, where other products are awaited anyway: in its turn a warpgroup would wait for the barrier's answer.
-  __device__ __forceinline__ void await_next(int flags) const {
-    if ((flags & RowStep::kLast) != 0) return;
-    Ring<kStages> next = rows;
-    next.next();
-    await_rows(next);
   }
   // A step's rows, and dS of the one before it if there was one.
   __device__ __forceinline__ void release(int stage, bool had_before) const {

@@ -66,7 +66,8 @@ struct BackwardProducts {
   }
   __device__ __forceinline__ void multiply_dq(float (&sums)[kOwn / 2], int buffer) const {
     const unsigned a = tile_at(shared.ds(buffer));
-    const unsigned b = tile_at<kKeys * 128>(shared.k(keys.at) + (kOwn == kK ? 0u : static_cast<unsigned>(group) * (kKeys * 128)));
+    const unsigned box = kOwn == kK ? 0u : static_cast<unsigned>(group) * (kKeys * 128);
+    const unsigned b = tile_at<kKeys * 128>(shared.k(keys.at) + box);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
       product_columns<kBf16>(sums, moved(a, static_cast<unsigned>(i * 2048)), moved(b, static_cast<unsigned>(i * 2048)),
@@ -88,7 +89,7 @@ struct BackwardProducts {
     }
   }
 
-  // dQ to who adds it.
+  // dQ to who adds it, and makes it visible to its copy.
   __device__ __forceinline__ void hand_dq(const float (&x)[kOwn / 2], int part) const {
     static_assert(64 * kOwn * 4 == BackwardShape::kPartBytes);
     const unsigned to = shared.part(group, part) + threadIdx.x % 128 * 16;
@@ -99,6 +100,20 @@ struct BackwardProducts {
                    : "memory");
     __syncwarp();
     if (arrives()) arrive(shared.part_full(group, part));
+  }
+
+  // A step's rows; those of the next one, if this is not the last.
+  template <int kStages>
+  __device__ __forceinline__ void await_rows(const Ring<kStages>& of) const {
+    wait(shared.q_full(of.at), of.parity);
+    wait(shared.dout_full(of.at), of.parity);
+  }
+  template <int kStages>
+  __device__ __forceinline__ void await_after(const Ring<kStages>& rows, int flags) const {
+    if ((flags & RowStep::kLast) != 0) return;
+    Ring<kStages> next = rows;
+    next.next();
+    await_rows(next);
   }
 
   // Of two warpgroups.

@@ -1,6 +1,6 @@
-// A step of the backward with three warpgroups, which nothing keeps in step but buffers: dV and dK of a step and S of the
-// next one are issued together, dP of the next one when dV and dK are there. Two of the three make P and dS while one
-// multiplies. dQ of a step is made by one of them from what all three left, a step late: of a step in buffer b by b.
+// A step of the backward with three warpgroups, which nothing keeps in step but buffers: dV and dK of a step and S of
+// the next one are issued together, dP of the next one when dV and dK are there. Two of the three make P and dS while
+// one multiplies. dQ of a step is made by one of them from what all three left, a step late: of a step in buffer b by b.
 #pragma once
 
 #include "kernel/cuda/sm90/backward_products.cuh"
@@ -45,7 +45,7 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
   // P and dS of the first step.
   __device__ __forceinline__ int begin(int& sums) {
     float s[kRows / 2], dp[kRows / 2];
-    await_rows(rows);
+    this->await_rows(rows);
     const int flags = read_word(shared.step(rows.at));
     sums = read_sums(shared.step(rows.at));
     Statistics known(shared.lse(rows.at), shared.delta(rows.at));
@@ -100,8 +100,8 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
     this->template add_rows<kK>(dk, g, shared.q(stage));
     products_commit();
   }
-  // dQ of the step before that in buffer ds.at, if there was one and it is this one's to make. In the registers of S: with
-  // its own the assembler finds that there are too few.
+  // dQ of the step before that in buffer ds.at, if there was one and it is this one's to make. In the registers of S:
+  // with its own the assembler finds that there are too few.
   __device__ __forceinline__ void make_dq_before(float (&dq)[kOwn / 2], int tile) {
     if constexpr (kMakesDq) {
       if (tile < 0 || (ds.at == 0 ? 2 : ds.at - 1) != group) return;
@@ -128,7 +128,7 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
     products_wait<1>();
     settle(s);
     plain_shares(call, s, known, this->place(flags, rows.at));
-    await_next(flags);
+    this->await_after(rows, flags);
     products_wait<0>();
     settle(dp);
     score_gradients<N>(call, g, s, dp, known);
@@ -141,16 +141,6 @@ struct ThreeGroups : BackwardProducts<N, kWidth, kDq> {
       __syncwarp();
       if (arrives()) arrive(shared.ds_full(ds.at));
     }
-  }
-  __device__ __forceinline__ void await_rows(const Ring<kStages>& of) const {
-    wait(shared.q_full(of.at), of.parity);
-    wait(shared.dout_full(of.at), of.parity);
-  }
-  __device__ __forceinline__ void await_next(int flags) const {
-    if ((flags & RowStep::kLast) != 0) return;
-    Ring<kStages> next = rows;
-    next.next();
-    await_rows(next);
   }
   __device__ __forceinline__ void release(int stage) const {
     if (!arrives()) return;
