@@ -38,13 +38,8 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
   // P and dS of the first step.
   __device__ __forceinline__ int begin(unsigned (&p)[kRows / 4], int& sums) {
     float s[kRows / 2], dp[kRows / 2];
-    this->await_rows(rows);
-    const int flags = read_word(shared.step(rows.at));
-    sums = read_sums(shared.step(rows.at));
-    Statistics known(shared.lse(rows.at), shared.delta(rows.at));
-    products_begin();
-    this->template multiply_rows<kK>(s, shared.k(), shared.q(rows.at));
-    this->template multiply_rows<kV>(dp, shared.v(), shared.dout(rows.at));
+    int flags;
+    Statistics known = this->template multiply_first<Statistics>(s, dp, rows, flags, sums);
     make_shares(s, p, dp, known, flags);
     return flags;
   }

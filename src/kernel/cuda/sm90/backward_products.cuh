@@ -116,6 +116,20 @@ struct BackwardProducts {
     await_rows(next);
   }
 
+  // S and dP of an item's first step; what is known of it.
+  template <class Statistics, int kStages>
+  __device__ __forceinline__ Statistics multiply_first(float (&s)[kRows / 2], float (&dp)[kRows / 2],
+                                                       const Ring<kStages>& rows, int& flags, int& sums) const {
+    await_rows(rows);
+    flags = read_word(shared.step(rows.at));
+    sums = read_sums(shared.step(rows.at));
+    Statistics known(shared.lse(rows.at), shared.delta(rows.at));
+    products_begin();
+    multiply_rows<kK>(s, shared.k(keys.at), shared.q(rows.at));
+    multiply_rows<kV>(dp, shared.v(keys.at), shared.dout(rows.at));
+    return known;
+  }
+
   // Of two warpgroups.
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
