@@ -4,13 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include "exact_ranks.h"
 #include "ranks.h"
 #include "weft/error.h"
 
 namespace weft::test {
 namespace {
-
-using check::Tensor;
 
 // Sanitizers slow threads down tenfold; they need the paths, not the numbers.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -22,53 +21,6 @@ const std::vector<Index> kRanks = kSlow ? std::vector<Index>{4} : std::vector<In
 
 Stream documents(std::vector<Index> lengths, Index multiple = 1) {
   return Stream::from_lengths(lengths).padded_to(multiple);
-}
-
-// The f64 reference on the whole tensors.
-struct Exact {
-  Exact(const RanksProblem& p, RanksInput& in)
-      : out(DType::f64, in.q.view.rows, p.heads_q, p.dim_v),
-        lse(DType::f64, in.q.view.rows, p.heads_q, 1),
-        max_logit(DType::f64, 1, p.heads_q, 1),
-        dq(check::f64_tensor(in.q)),
-        dk(check::f64_tensor(in.k)),
-        dv(check::f64_tensor(in.v)),
-        dsink(DType::f64, 1, p.heads_q, 1) {
-    const std::vector<Slice> slices = p.problem.global_slices();
-    reference_forward({.q = in.q.view,
-                       .k = in.k.view,
-                       .v = in.v.view,
-                       .slices = slices,
-                       .attention = attention_of(p, in),
-                       .out = out.view,
-                       .lse = lse.view,
-                       .max_logit = max_logit.view});
-    reference_backward({.q = in.q.view,
-                        .k = in.k.view,
-                        .v = in.v.view,
-                        .slices = slices,
-                        .attention = attention_of(p, in),
-                        .dout = in.dout.view,
-                        .dq = dq.view,
-                        .dk = dk.view,
-                        .dv = dv.view,
-                        .dsink = p.sink ? dsink.view : TensorView{}});
-  }
-  Tensor out, lse, max_logit, dq, dk, dv, dsink;
-};
-
-double relative_error(const Tensor& got, const Tensor& want) {
-  const std::vector<double> a = to_f64(got.view), b = to_f64(want.view);
-  double error = 0, size = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::isinf(b[i])) {
-      EXPECT_EQ(a[i], b[i]);
-      continue;
-    }
-    error += (a[i] - b[i]) * (a[i] - b[i]);
-    size += b[i] * b[i];
-  }
-  return size > 0 ? std::sqrt(error / size) : std::sqrt(error);
 }
 
 double worst_error(const RanksResult& r, const Exact& want, bool sink) {
@@ -202,10 +154,8 @@ TEST(Executor, RingInBf16IsAsExactAsOneRank) {
   RanksInput in(p);
   const Exact want(p, in);
   const auto errors = [&](Index ranks) {
-    const RanksResult r =
-        run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks), {.kind = ScheduleKind::ring});
-    return std::vector<double>{relative_error(r.out, want.out), relative_error(r.dq, want.dq),
-                               relative_error(r.dk, want.dk), relative_error(r.dv, want.dv)};
+    return errors_of(
+        run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks), {.kind = ScheduleKind::ring}), want);
   };
   const std::vector<double> one = errors(1), eight = errors(8);
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_LT(eight[i], 1.1 * one[i]) << i;

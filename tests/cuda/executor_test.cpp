@@ -12,6 +12,7 @@
 #include "check/by_schedule.h"
 #include "check/random_case.h"
 #include "device/device.h"
+#include "exact_ranks.h"
 #include "plain_ranks.h"
 #include "ranks.h"
 #include "weft/error.h"
@@ -186,6 +187,38 @@ TEST(DeviceExecutor, GradientsHaveTheSameBitsOnEveryRun) {
         for (int i = 1; i < 20; ++i) expect_same_bits(run(), first);
       }
     }
+}
+
+// Sums over steps and ranks are f32 and rounded once, so more ranks do not cost accuracy, by no schedule.
+TEST(DeviceExecutor, RanksInBf16AreAsExactAsOne) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const Problem problem(documents({512, 150, 362}, 16), {.causal = true});
+  for (const Index width : {64, 128, 192, 256}) {
+    const RanksProblem p{.problem = problem,
+                         .heads_q = 8,
+                         .heads_k = 2,
+                         .dim_qk = width,
+                         .dim_v = width == 192 ? 128 : width,
+                         .dtype = DType::bf16};
+    if (is_absent("cuda.sm90", p)) continue;
+    RanksInput in(p);
+    const test::Exact want(p, in);
+    const auto errors = [&](Index ranks, const ScheduleOptions& options) {
+      return test::errors_of(run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks), options,
+                                          {.kernel = "cuda.sm90"}),
+                             want);
+    };
+    const std::vector<double> one = errors(1, {.kind = ScheduleKind::ring});
+    for (const Index ranks : {2, 8})
+      for (const ScheduleOptions& options : some_of_each()) {
+        SCOPED_TRACE(testing::Message() << width << " " << ranks << " " << check::words(options));
+        const std::vector<double> many = errors(ranks, options);
+        for (std::size_t i = 0; i < many.size(); ++i) {
+          EXPECT_LT(many[i], 1.1 * one[i]) << i;
+          EXPECT_LT(many[i], i == 0 ? 4e-3 : 8e-3) << i;
+        }
+      }
+  }
 }
 
 // Messages by way of the host, as over MPI: the same bits, and the same bytes counted.
