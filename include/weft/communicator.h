@@ -43,6 +43,9 @@ struct WEFT_API Message {
   // Of receives. Sums are made inside wait(), in the order of the list: a call that adds does not touch what it adds to
   // before, so several of them may add to one place, in the order in which they are waited for.
   Combine combine = Combine::replace;
+  // Of receives: nobody else touches the place until wait(), so what is added may be added before that, still in the
+  // order of the list. Saves ranks that reach each other's memory a copy of the message.
+  bool at_once = false;
 
   Index size() const;
 };

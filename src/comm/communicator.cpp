@@ -196,6 +196,7 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
     append(sends, peer, parts[slot(peer)]);
     append(receives, peer, mine, peer == 0 ? Message::Combine::replace : Message::Combine::add);
   }
+  for (Message& m : receives) m.at_once = true;
   return exchange(std::move(sends), std::move(receives));
 }
 

@@ -102,7 +102,9 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   const Index step_rows = f.step_q_rows() * f.step_heads_q, f32 = size_of(DType::f32);
   if (backward) {
     const bool own = shape_.dtype != DType::f32;
-    m.workspace += kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, DType::f32);
+    const Index sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, DType::f32);
+    const bool shares = steps.size() == 1 && steps.front().moves && !f.swaps;  // they lie where the keys lay
+    m.workspace += shares ? max_of(0, sums - keys[0]) : sums;
     if (partial) m.workspace += step_rows * dqk * f32 * (size(shape_.dq) == f32 ? 1 : 2);
   } else if (partial) {
     m.workspace += step_rows * (dv * f32 + static_cast<Index>(sizeof(RowState<float>)));

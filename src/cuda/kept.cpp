@@ -111,6 +111,10 @@ class OutsideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+std::atomic<bool> plain_memory = false;
+
+}  // namespace
+
 cudaMemPool_t memory_pool() {
   static std::mutex mutex;
   static auto& pools = *new std::map<int, cudaMemPool_t>;
@@ -123,10 +127,6 @@ cudaMemPool_t memory_pool() {
   }
   return pool;
 }
-
-std::atomic<bool> plain_memory = false;
-
-}  // namespace
 
 Stream::Stream(bool first) : device_(current_device()), first_(first) {
   if (const auto kept = streams().take({device_, first})) {

@@ -57,6 +57,7 @@ class PinnedMemory {
 // piece of 100 MB on an H200).
 void* take_memory(std::size_t bytes, cudaStream_t stream);
 void give_memory(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
+cudaMemPool_t memory_pool();  // the current device's: for tests and tools that ask how much of it was in use
 // For memory checkers, from now on: each piece is allocated and freed by itself, and the GPU is waited for.
 void use_plain_memory();
 

@@ -15,6 +15,9 @@ std::unique_ptr<Memory> make_memory(const Place&) { refuse(); }
 void clear(const Place&, const TensorView&) { refuse(); }
 void add(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
 void round_to(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
+void round_to(const Place&, const TensorView&, const ConstTensorView&, const TensorView&, const ConstTensorView&) {
+  refuse();
+}
 void fill(const Place&, RowState<float>*, Index) { refuse(); }
 void fill(const Place&, double*, Index, double) { refuse(); }
 void sink_gradient(const Place&, const BackwardArgs&, double*) { refuse(); }

@@ -204,11 +204,11 @@ void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
     sends.push_back({peer, places(now().micros.rows(peer, micro))});
     own.push_back({peer, {{0, local}}});
   }
-  std::vector<Message> receives = run::messages(own, run::constant(mine), Message::Combine::add);
-  if (!receives.empty()) receives.front().combine = Message::Combine::replace;
-  communicator.exchange(run::messages(sends, run::constant(gradients)), std::move(receives)).wait();
-  if (!f32_k) run::round_to(args.place, args.dk, mine.k);
-  if (!f32_v) run::round_to(args.place, args.dv, mine.v);
+  communicator
+      .exchange(run::messages(sends, run::constant(gradients)),
+                run::at_once(run::messages(own, run::constant(mine), Message::Combine::add), true))
+      .wait();
+  run::round_to(args.place, {args.dk, args.dv}, run::constant(mine));
 }
 
 KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {

@@ -81,8 +81,16 @@ class QueryGradient {
 };
 
 // f32 sums of the own dK and dV: in the outputs themselves if they are f32.
-Kv own_sums(run::Workspace& workspace, const BackwardArgs& args) {
-  const Kv buffer = run::take_kv(workspace, Slot::own_key_gradients,
+Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const BackwardArgs& args) {
+  const bool shares = run::keys_share(schedule);
+  if (shares)  // as large as the keys need it, before anybody points to it
+    run::take_kv(workspace, Slot::keys_0,
+                 {.rows = schedule.steps.front().key_rows,
+                  .heads = schedule.steps.front().heads_k.size(),
+                  .dim_qk = args.k.dim,
+                  .dim_v = args.v.dim,
+                  .dtype = args.k.dtype});
+  const Kv buffer = run::take_kv(workspace, shares ? Slot::keys_0 : Slot::own_key_gradients,
                                  {.rows = args.k.rows,
                                   .heads = args.k.heads,
                                   .dim_qk = args.dk.dtype == DType::f32 ? 0 : args.k.dim,
@@ -148,7 +156,7 @@ void Executor::backward(const BackwardArgs& args) {
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
-  const Kv own = own_sums(parts_->workspace, args);
+  const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, parts_->workspace);
     const BackwardArgs inner = swap.bring(args);
@@ -157,8 +165,7 @@ void Executor::backward(const BackwardArgs& args) {
   } else {
     parts_->attend_steps_backward(args, own);
   }
-  if (own.k.data != args.dk.data) run::round_to(args.place, args.dk, own.k);
-  if (own.v.data != args.dv.data) run::round_to(args.place, args.dv, own.v);
+  run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
   if (args.dsink.given()) {
     run::HeadNumbers dsink(args.place, parts_->workspace, args.q.heads, communicator.ranks(), 0);
     if (args.place.kind == DeviceKind::cpu)

@@ -10,12 +10,39 @@ std::size_t odd(Index n) { return static_cast<std::size_t>(n % 2); }
 GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
                                const Place& place, const Kv& own)
     : schedule_(schedule), communicator_(communicator), workspace_(workspace), place_(place), own_(own) {
-  // A first step on the own keys writes them whole; otherwise all that comes is added.
+  // A first step on the own keys writes them whole, or messages do; otherwise all that comes is added.
   const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
-  if (!written) {
-    clear(place_, own.k);
-    clear(place_, own.v);
+  adds_ = written || !whole();
+  clear_ = !written && adds_;
+}
+
+// Nothing else comes to the own rows of its heads while its gradients come.
+bool GradientReturn::alone(Index n) const {
+  for (Index m = 0; m < static_cast<Index>(schedule_.steps.size()); ++m) {
+    const Range a = step(m).heads_k, b = step(n).heads_k;
+    if (m != n && step(m).move && a.begin < b.end && b.begin < a.end) return false;
   }
+  return true;
+}
+
+// Do the first messages of all steps have all own rows of all heads?
+bool GradientReturn::whole() const {
+  Index heads = 0;
+  for (Index n = 0; n < static_cast<Index>(schedule_.steps.size()); ++n) {
+    if (!step(n).move || step(n).move->sends.empty() || !alone(n)) return false;
+    Index rows = 0;
+    for (const Range& r : step(n).move->sends.front().rows) rows += r.size();
+    if (rows != own_.k.rows) return false;
+    heads += step(n).heads_k.size();
+  }
+  return heads == own_.k.heads;
+}
+
+void GradientReturn::clear_once() {
+  if (!clear_) return;
+  clear(place_, own_.k);
+  clear(place_, own_.v);
+  clear_ = false;
 }
 
 // Gradients that travel on with their keys, the first step's included.
@@ -58,12 +85,14 @@ void GradientReturn::end(Index n) {
     under_way_[odd(n)].wait();
     return;
   }
-  under_way_[odd(n)] =
-      communicator_.exchange(messages(move.receives, constant(buffer(n))),
-                             messages(move.sends, constant(heads_of(own_, step(n).heads_k)), Message::Combine::add));
+  clear_once();
+  std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), Message::Combine::add);
+  if (alone(n)) home = at_once(std::move(home), !adds_);
+  under_way_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
 }
 
 void GradientReturn::finish() {
+  clear_once();  // if there was no step
   const Index steps = static_cast<Index>(schedule_.steps.size());
   // In the order in which they were started, so that sums have one order.
   if (steps > 1) under_way_[odd(steps - 2)].wait();

@@ -13,7 +13,8 @@ namespace weft::run {
 
 class GradientReturn {
  public:
-  // `own`: f32 sums of the rank's own keys; every element is written by the end of finish().
+  // `own`: f32 sums of the rank's own keys; every element is written by the end of finish(), and none before the
+  // first step's end() if keys_share(schedule).
   GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place,
                  const Kv& own);
 
@@ -25,6 +26,9 @@ class GradientReturn {
  private:
   const Step& step(Index n) const { return schedule_.steps[static_cast<std::size_t>(n)]; }
   bool travels(Index n) const;
+  bool alone(Index n) const;
+  bool whole() const;
+  void clear_once();
   Kv buffer(Index n);
 
   const Schedule& schedule_;
@@ -32,7 +36,14 @@ class GradientReturn {
   Workspace& workspace_;
   Place place_;
   Kv own_;
+  bool adds_ = true;                  // what comes is added to own_, the first of it too
+  bool clear_ = false;                // .. which is not zeros yet
   std::array<Request, 2> under_way_;  // of even and odd steps
 };
+
+// Do the own sums lie where the step's keys lay? They are in use one after the other if there is one step.
+inline bool keys_share(const Schedule& schedule) {
+  return schedule.steps.size() == 1 && schedule.steps.front().move && !schedule.swap;
+}
 
 }  // namespace weft::run

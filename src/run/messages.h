@@ -23,6 +23,13 @@ inline std::vector<Message> messages(const std::vector<PeerRows>& peers, const C
   return all;
 }
 
+// Of receives, where nobody else touches the place until wait().
+inline std::vector<Message> at_once(std::vector<Message> all, bool replace_first) {
+  for (Message& m : all) m.at_once = true;
+  if (replace_first && !all.empty()) all.front().combine = Message::Combine::replace;
+  return all;
+}
+
 inline ConstKv constant(const Kv& kv) { return {kv.k, kv.v}; }
 
 }  // namespace weft::run

@@ -34,4 +34,11 @@ void round_to(const Place& place, const TensorView& to, const ConstTensorView& f
   });
 }
 
+void round_to(const Place& place, const Kv& to, const ConstKv& from) {
+  const bool k = to.k.data != from.k.data, v = to.v.data != from.v.data;
+  if (k && v && place.kind != DeviceKind::cpu) return device::round_to(place, to.k, from.k, to.v, from.v);
+  if (k) round_to(place, to.k, from.k);
+  if (v) round_to(place, to.v, from.v);
+}
+
 }  // namespace weft::run

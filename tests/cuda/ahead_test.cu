@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_array.h"
+#include "cuda/rank_step.h"
 #include "kv_sequences.h"
-#include "ranks.h"
 
 namespace weft::test {
 namespace {
@@ -94,50 +94,19 @@ TEST_F(Ahead, NoCallOfAScheduleWaitsForTheGpu) {
                 const Place place = check::place_of(kKernel);
                 Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {kQ, kK}, options),
                                   {.kernel = kKernel, .deterministic = true, .place = place});
-                std::mt19937_64 engine(static_cast<unsigned>(comm.rank()));
-                const Index rows = layouts.q.rows();
-                const auto random = [&](Index heads, Index dim) {
-                  return check::random_tensor(engine, DType::bf16, rows, heads, dim, [](Index) { return true; });
-                };
-                const auto empty = [&](DType dtype, Index heads, Index dim) {
-                  return check::Tensor(dtype, rows, heads, dim);
-                };
-                const check::Tensor q = random(kQ, kDim), k = random(kK, kDim), v = random(kK, kDim),
-                                    dout = random(kQ, kDim), out = empty(DType::bf16, kQ, kDim),
-                                    lse = empty(DType::f32, kQ, 1), dq = empty(DType::bf16, kQ, kDim),
-                                    dk = empty(DType::bf16, kK, kDim), dv = empty(DType::bf16, kK, kDim),
-                                    max_logit(DType::f32, 1, kQ, 1);
-                check::Twins twins(place);
-                const ForwardArgs forward{.q = twins.in(q.view),
-                                          .k = twins.in(k.view),
-                                          .v = twins.in(v.view),
-                                          .out = twins.out(out.view),
-                                          .lse = twins.out(lse.view),
-                                          .max_logit = twins.out(max_logit.view),
-                                          .place = place};
-                const BackwardArgs backward{.q = forward.q,
-                                            .k = forward.k,
-                                            .v = forward.v,
-                                            .dout = twins.in(dout.view),
-                                            .out = forward.out,
-                                            .lse = forward.lse,
-                                            .dq = twins.out(dq.view),
-                                            .dk = twins.out(dk.view),
-                                            .dv = twins.out(dv.view),
-                                            .place = place};
-                twins.send();
+                RankStep of({layouts.q.rows(), kQ, kK, kDim, kDim}, place, comm.rank());
                 const auto step = [&] {
-                  executor.forward(forward);
-                  executor.backward(backward);
+                  executor.forward(of.forward);
+                  executor.backward(of.backward);
                 };
                 step();
-                twins.fetch();
-                const std::vector<std::byte> out_before = out.bytes, dq_before = dq.bytes, dk_before = dk.bytes;
+                of.twins.fetch();
+                const std::vector<std::byte> out = of.out.bytes, dq = of.dq.bytes, dk = of.dk.bytes;
                 run_held(comm, held, place, step);
-                twins.fetch();
-                EXPECT_EQ(out.bytes, out_before);
-                EXPECT_EQ(dq.bytes, dq_before);
-                EXPECT_EQ(dk.bytes, dk_before);
+                of.twins.fetch();
+                EXPECT_EQ(of.out.bytes, out);
+                EXPECT_EQ(of.dq.bytes, dq);
+                EXPECT_EQ(of.dk.bytes, dk);
               },
               {.time_limit = 60});
   }

@@ -2,9 +2,11 @@
 // other's memory, and over a transport that moves memory of the host alone.
 #include "weft/communicator.h"
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -98,6 +100,75 @@ TEST_P(DeviceCommunicator, SumsInTheOrderOfRanks) {
     for (std::size_t i = 0; i < 5; ++i)
       EXPECT_EQ(got[i], static_cast<float>(static_cast<std::size_t>(ranks.rank()) * 5 + i + 1) * 6.0F);
   });
+}
+
+// Numbers of which sums depend on the order.
+std::vector<float> uneven(Index rank, Index size) {
+  std::vector<float> values;
+  for (Index i = 0; i < size; ++i)
+    values.push_back((rank % 3 == 0 ? 1e8F : 1.0F) / static_cast<float>(7 * rank + i % 1000 + 3) * (rank % 2 == 0 ? 1 : -1));
+  return values;
+}
+
+// Into rows side by side and apart, from more ranks than one launch takes, onto what is there or over it.
+TEST_P(DeviceCommunicator, AddsAtOnceInTheOrderOfTheList) {
+  constexpr Index kRanks = 11, kRows = 40, kWidth = 6, kSize = kRows * kWidth;
+  run(kRanks, [](Communicator& ranks) {
+    const auto on = ranks.on(here());
+    on->use(here().stream);
+    for (const Index apart : {kWidth, kWidth + 2, kWidth + 3}) {
+      for (const bool replace : {false, true}) {
+        const Numbers mine(uneven(ranks.rank(), kSize)), to(uneven(100, kRows * apart));
+        std::vector<Message> sends, receives;
+        std::vector<float> want = uneven(100, kRows * apart);
+        for (Index i = 0; i < kRanks; ++i) {
+          sends.push_back({i, {mine.block(0, kSize)}});
+          const Index peer = (i * 3 + ranks.rank()) % kRanks;  // the order of the list is not that of ranks
+          const bool first = replace && i == 0;
+          receives.push_back({.peer = peer,
+                              .blocks = {to.strided(0, kRows, kWidth, apart)},
+                              .combine = first ? Message::Combine::replace : Message::Combine::add,
+                              .at_once = true});
+          const std::vector<float> part = uneven(peer, kSize);
+          for (Index at = 0; at < kSize; ++at) {
+            float& sum = want[static_cast<std::size_t>(at / kWidth * apart + at % kWidth)];
+            sum = first ? part[static_cast<std::size_t>(at)] : sum + part[static_cast<std::size_t>(at)];
+          }
+        }
+        on->exchange(std::move(sends), std::move(receives)).wait();
+        EXPECT_EQ(to.values(), want) << "rows " << apart << " apart" << (replace ? ", over what is there" : "");
+      }
+    }
+  });
+}
+
+// A rank comes late. Who has sent does not wait for it, and changes what it sent.
+TEST_P(DeviceCommunicator, AddsAtOnceWhatLateRanksSend) {
+  constexpr Index kRanks = 4, kSize = 3000;
+  for (const Index late : {0, 1, 2, 3}) {
+    run(kRanks, [&](Communicator& ranks) {
+      const auto on = ranks.on(here());
+      on->use(here().stream);
+      const Numbers mine(uneven(ranks.rank(), kSize)), other(std::vector<float>(kSize, 1e20F)), to(uneven(9, kSize));
+      const std::vector<Index> order = {3, 0, 2};
+      std::vector<Message> receives;
+      std::vector<float> want = uneven(9, kSize);
+      for (const Index peer : order) {
+        receives.push_back({.peer = peer, .blocks = {to.block(0, kSize)}, .combine = Message::Combine::add, .at_once = true});
+        const std::vector<float> part = uneven(peer, kSize);
+        for (std::size_t i = 0; i < part.size(); ++i) want[i] += part[i];
+      }
+      if (ranks.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      if (ranks.rank() == 1) {
+        on->exchange({}, std::move(receives)).wait();
+        EXPECT_EQ(to.values(), want) << "rank " << late << " was late";
+      } else {
+        on->exchange({{1, {mine.block(0, kSize)}}}, {}).wait();
+        device::copy(here(), std::vector{other.block(0, kSize)}, std::vector{mine.block(0, kSize)});
+        device::synchronize(here());
+      }
+    });
+  }
 }
 
 TEST_P(DeviceCommunicator, CutsBytesIntoOtherBlocks) {

@@ -25,16 +25,24 @@
 namespace weft::cuda {
 namespace {
 
+// A message that is received at once: none is touched before all have come, because sums have one order.
+struct AtOnce {
+  const Message* to = nullptr;
+  std::vector<Block> from = {};  // none: it has not come
+  StreamArray<char> aside = {};  // whose sender could not wait for the others
+};
+
 // What one rank does in one call. Guarded by the board's mutex.
 struct Post {
   Index rank = 0;
-  std::vector<Message> sends, receives;      // what is added to is received aside first
+  std::vector<Message> sends, receives;      // what wait() adds is received aside first
   int device = 0;                            // this rank's
   std::shared_ptr<Stream> stream;            // of copies to this rank
   Event ready;                               // where the caller's stream had come to
   std::set<Index> awaited;                   // ranks whose messages it still needs
   std::vector<std::shared_ptr<Post>> from;   // ranks that have come and are to be copied from
   std::vector<Segment> segments;             // .. and what
+  std::vector<AtOnce> at_once;               // .. in the order of the list
   std::vector<std::weak_ptr<Post>> to;       // ranks that have come and copy from this one
   std::vector<std::shared_ptr<Event>> done;  // copies to this rank, and those that others made of its memory
   std::optional<std::string> fault;          // the two sides do not fit
@@ -76,6 +84,41 @@ void reach(int from, int to) {
   check(result, "cudaDeviceEnablePeerAccess");
 }
 
+// Messages to one place in one launch.
+void combine(const std::vector<AtOnce>& all, cudaStream_t stream) {
+  std::vector<std::vector<Segment>> lists;
+  bool replace = false;
+  const auto flush = [&] {
+    if (lists.size() == 1 && replace)
+      copy(lists.front(), stream);  // of any dtype
+    else
+      sum_f32(lists, replace, stream);
+    lists.clear();
+  };
+  for (const AtOnce& part : all) {
+    std::vector<Segment> next = segments(part.from, part.to->blocks);
+    const bool replaces = part.to->combine == Message::Combine::replace;
+    if (lists.empty() || replaces || !alike(lists.front(), next)) {
+      flush();
+      replace = replaces;
+    }
+    lists.push_back(std::move(next));
+  }
+  flush();
+}
+
+// The senders need not wait for those who have not come.
+void put_aside(std::vector<AtOnce>& all, cudaStream_t stream) {
+  for (AtOnce& part : all) {
+    if (part.from.empty() || part.aside.size() > 0) continue;
+    const Index size = part.to->size();
+    part.aside = StreamArray<char>(static_cast<std::size_t>(size), stream);
+    const Block whole{part.aside.get(), 1, 1, size, size, size};
+    copy(segments(part.from, {&whole, 1}), stream);
+    part.from = {whole};
+  }
+}
+
 // What is known of the copies to a rank, in one go.
 void copy_to(Post& to) {
   if (to.from.empty() || to.withdrawn) return;
@@ -94,8 +137,10 @@ void copy_to(Post& to) {
     const auto done = std::make_shared<Event>();
     settled(stream, [&] {  // without the event nobody could wait for the copies
       copy(all, stream);
+      to.awaited.empty() ? combine(to.at_once, stream) : put_aside(to.at_once, stream);
       WEFT_CUDA(cudaEventRecord(done->get(), stream));
     });
+    if (to.awaited.empty()) to.at_once.clear();
     to.done.push_back(done);
     for (const auto& from : sources)
       if (from.get() != &to) from->done.push_back(done);
@@ -115,6 +160,11 @@ void match(const std::shared_ptr<Post>& from, const std::shared_ptr<Post>& to) {
       from->fault = to->fault = text("rank ", from->rank, " sends ", sent, " bytes to rank ", to->rank,
                                      ", which receives ", wanted, " (message ", i, " between them)");
       return;
+    }
+    if (receives[i]->at_once) {
+      const auto is = [&](const AtOnce& part) { return part.to == receives[i]; };
+      std::find_if(to->at_once.begin(), to->at_once.end(), is)->from = sends[i]->blocks;
+      continue;
     }
     const std::vector<Segment> some = segments(sends[i]->blocks, receives[i]->blocks);
     to->segments.insert(to->segments.end(), some.begin(), some.end());
@@ -154,7 +204,7 @@ class Asides {
     Message to;
     Block block;
   };
-  static bool adds(const Message& m) { return m.combine == Message::Combine::add && m.size() > 0; }
+  static bool adds(const Message& m) { return m.combine == Message::Combine::add && !m.at_once && m.size() > 0; }
   static Index padded(const Message& m) {
     constexpr Index kAligned = 256;  // so that copies can be wide
     return ceil_div(m.size(), kAligned) * kAligned;
@@ -180,6 +230,8 @@ class DeviceExchange final : public Request::Pending {
     mine_->rank = rank;
     mine_->sends = std::move(sends);
     mine_->receives = std::move(receives);
+    for (const Message& m : mine_->receives)
+      if (m.at_once && m.size() > 0) mine_->at_once.push_back({.to = &m});
     mine_->device = caller.device;
     mine_->stream = std::move(stream);
     WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller_));

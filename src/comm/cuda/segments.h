@@ -24,4 +24,10 @@ std::vector<Segment> segments(std::span<const Block> from, std::span<const Block
 void copy(std::span<const Segment> all, cudaStream_t stream);
 void add_f32(std::span<const Segment> all, cudaStream_t stream);  // to += from
 
+// The same but for `from`.
+bool alike(std::span<const Segment> a, std::span<const Segment> b);
+// Lists that are alike, at least one: to = from of the first + that of the second + .., or to += all of it. Each
+// element is read and written once.
+void sum_f32(std::span<const std::vector<Segment>> lists, bool replace, cudaStream_t stream);
+
 }  // namespace weft::cuda

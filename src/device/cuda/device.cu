@@ -100,7 +100,10 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
     element<float>(to, row, head)[i] += element<float>(from, row, head)[i];
   });
 }
-__global__ void round_elements(TensorView to, ConstTensorView from) {
+// The first or the second two, by the block's number.
+__global__ void round_elements(TensorView to_a, ConstTensorView from_a, TensorView to_b, ConstTensorView from_b) {
+  const TensorView& to = blockIdx.y == 0 ? to_a : to_b;
+  const ConstTensorView& from = blockIdx.y == 0 ? from_a : from_b;
   each_element(to.rows, to.heads, to.dim,
                [&](Index row, Index head, Index i) { store(to, row, head, i, element<float>(from, row, head)[i]); });
 }
@@ -115,7 +118,8 @@ cuda::Shape shape_of(Index elements) {
   const Index blocks = min_of((elements + kThreads - 1) / kThreads, kMost);
   return {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
 }
-cuda::Shape shape_of(const TensorView& view) { return shape_of(view.rows * view.heads * view.dim); }
+Index elements_of(const TensorView& view) { return view.rows * view.heads * view.dim; }
+cuda::Shape shape_of(const TensorView& view) { return shape_of(elements_of(view)); }
 
 template <class... Parameters, class... Arguments>
 void launch(const Place& place, void (*kernel)(Parameters...), const cuda::Shape& shape, Arguments&&... arguments) {
@@ -172,7 +176,13 @@ void add(const Place& place, const TensorView& to, const ConstTensorView& from) 
   launch(place, add_elements, shape_of(to), to, from);
 }
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
-  launch(place, round_elements, shape_of(to), to, from);
+  launch(place, round_elements, shape_of(to), to, from, to, from);
+}
+void round_to(const Place& place, const TensorView& to_a, const ConstTensorView& from_a, const TensorView& to_b,
+              const ConstTensorView& from_b) {
+  cuda::Shape shape = shape_of(max_of(elements_of(to_a), elements_of(to_b)));
+  shape.blocks.y = 2;
+  launch(place, round_elements, shape, to_a, from_a, to_b, from_b);
 }
 void fill(const Place& place, RowState<float>* states, Index count) {
   launch(place, fill_numbers<RowState<float>>, shape_of(count), states, count, RowState<float>{});
