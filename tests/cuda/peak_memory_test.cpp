@@ -1,5 +1,6 @@
 // How much memory of a GPU a backward takes beside its tensors: the gathered K and V, one f32 copy of dK, dV and dQ, and
 // little else.
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -23,29 +24,39 @@ struct Sizes {
   Index heads_q = 0, heads_k = 0, dim_qk = 0, dim_v = 0, ranks = 0;
 };
 
-// Of all ranks together; they share a GPU.
-double peak_of_backward(const Sizes& s, const Problem& problem, bool deterministic) {
+// Of all ranks together, which share a GPU: dQ summed in any order, and for the same bits.
+std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, s.ranks);
-  double before = 0, peak = 0;
+  std::array<double, 2> peaks = {};
   run_ranks(s.ranks, [&](Communicator& comm) {
     const Place place = check::place_of(gpu_kernel);
     RankStep of({layouts.q.rows(), s.heads_q, s.heads_k, s.dim_qk, s.dim_v}, place, comm.rank());
-    meet(comm, place);
-    if (comm.rank() == 0) {
-      before = in_use(cudaMemPoolAttrUsedMemCurrent);
-      std::uint64_t none = 0;
-      expect_ok(cudaMemPoolSetAttribute(cuda::memory_pool(), cudaMemPoolAttrUsedMemHigh, &none));
+    for (const bool deterministic : {false, true}) {
+      const auto make = [&] {
+        return Executor(comm, make_schedule(problem, layouts, comm.rank(), {s.heads_q, s.heads_k}, {}),
+                        {.kernel = std::string(gpu_kernel), .deterministic = deterministic, .place = place});
+      };
+      {  // makes work lists, which are kept: they are a plan's, not a step's
+        Executor first = make();
+        first.forward(of.forward);
+        first.backward(of.backward);
+      }
+      double before = 0;
+      meet(comm, place);
+      if (comm.rank() == 0) {
+        before = in_use(cudaMemPoolAttrUsedMemCurrent);
+        std::uint64_t none = 0;
+        expect_ok(cudaMemPoolSetAttribute(cuda::memory_pool(), cudaMemPoolAttrUsedMemHigh, &none));
+      }
+      meet(comm, place);
+      Executor executor = make();
+      for (int i = 0; i < 2; ++i) executor.backward(of.backward);
+      meet(comm, place);
+      if (comm.rank() == 0) peaks[deterministic ? 1 : 0] = in_use(cudaMemPoolAttrUsedMemHigh) - before;
+      meet(comm, place);
     }
-    meet(comm, place);
-    Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {s.heads_q, s.heads_k}, {}),
-                      {.kernel = std::string(gpu_kernel), .deterministic = deterministic, .place = place});
-    executor.forward(of.forward);
-    for (int i = 0; i < 2; ++i) executor.backward(of.backward);
-    meet(comm, place);
-    if (comm.rank() == 0) peak = in_use(cudaMemPoolAttrUsedMemHigh);
-    meet(comm, place);
   });
-  return peak - before;
+  return peaks;
 }
 
 class GpuPeakMemory : public GpuTest {};
@@ -59,13 +70,14 @@ TEST_P(GpuPeakMemory, OfABackwardIsKeysAndOneCopyOfGradients) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{5000, 696, 2496, 8192}), {.causal = true});
   for (const Sizes& s : {Sizes{32, 8, 128, 128, 4}, Sizes{8, 8, 128, 128, 8}, Sizes{16, 4, 64, 64, 2},
                          Sizes{8, 8, 192, 128, 4}, Sizes{8, 2, 256, 256, 8}}) {
+    const std::array<double, 2> peaks = peak_of_backward(s, problem);
     for (const bool deterministic : {false, true}) {
       const auto real = [](Index number) { return static_cast<double>(number); };
       const double tokens = 16384, rows = tokens * real(s.heads_q), keys = tokens * real(s.heads_k * (s.dim_qk + s.dim_v));
       const double dq = rows * real(s.dim_qk) * 4, bound = real(s.ranks) * keys * (2 + 4) + dq;
-      // Two numbers a row, rows that fill up tiles, work lists.
-      const double few = rows * 8 + 0.02 * dq + real(s.ranks) * (1 << 20);
-      const double peak = peak_of_backward(s, problem, deterministic);
+      // Rows that fill up tiles, a few numbers more; and two a row if dQ has no room for them (cuda.portable).
+      const double few = 0.005 * dq + real(s.ranks) * (1 << 16) + (gpu_kernel == kSm90 ? 0 : rows * 8);
+      const double peak = peaks[deterministic ? 1 : 0];
       EXPECT_LE(peak, bound + few);
       std::printf("heads %d:%d, widths %d/%d, %d ranks%s: %.1f MB, %.4f of keys and one copy of gradients\n",
                   static_cast<int>(s.heads_q), static_cast<int>(s.heads_k), static_cast<int>(s.dim_qk),

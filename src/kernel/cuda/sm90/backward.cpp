@@ -71,15 +71,24 @@ struct Work {
 
 // What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
 struct KeptRows {
-  KeptRows(std::size_t of, std::size_t columns, cudaStream_t stream)
+  // `room`: for the statistics, or null.
+  KeptRows(std::size_t of, std::size_t columns, float* room, cudaStream_t stream)
       : rows(of),
-        memory((2 + columns) * of, stream),
-        statistics(memory.get()),
-        dq_sums(columns > 0 ? statistics + 2 * of : nullptr) {}
+        memory((columns + (room == nullptr ? 2 : 0)) * of, stream),
+        statistics(room != nullptr ? room : memory.get() + columns * of),
+        dq_sums(columns > 0 ? memory.get() : nullptr) {}
   std::size_t rows;
   StreamArray<float> memory;
   float *statistics, *dq_sums;  // 2 floats a row; `columns`
 };
+
+// Memory of dQ, of which nothing is written before the statistics have been read; null if it is not one large piece.
+float* room_in_dq(const TensorView& dq, std::size_t rows) {
+  const bool dense = dq.inner == 0 && dq.head_stride == dq.dim && dq.row_stride == dq.heads * dq.dim;
+  const auto bytes = static_cast<std::size_t>(dq.rows * dq.heads * dq.dim * size_of(dq.dtype));
+  const bool fits = dense && reinterpret_cast<std::uintptr_t>(dq.data) % 16 == 0 && bytes >= 2 * rows * sizeof(float);
+  return fits ? static_cast<float*>(dq.data) : nullptr;
+}
 
 // Can 8 elements be stored at once?
 bool is_wide(const TensorView& view, DType dtype) {
@@ -163,7 +172,7 @@ DqCall dq_call(const Pass& p, const BackwardCall& products) {
 }
 StoreCall store_call(const Pass& p, bool early) {
   return {.rows = p.work.rows,
-          .statistics = p.statistics,
+          .lse = p.args.lse,
           .dq_sums = p.dq_sums,
           .dq = p.args.dq,
           .wide = is_wide(p.args.dq, p.dtype),
@@ -200,7 +209,9 @@ void backward(const BackwardArgs& given) {
   const std::size_t rows = tiles * static_cast<std::size_t>(shape.rows());
   auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
   const bool prepared = kept_rows != nullptr;
-  if (!prepared) kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), stream);
+  if (!prepared)
+    kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k),
+                                           alone ? nullptr : room_in_dq(args.dq, rows), stream);
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");

@@ -224,7 +224,7 @@ void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream);
 // After: dQ's sums, rounded, to their rows.
 struct StoreCall {
   QueryTiles rows;
-  const float* statistics;
+  ConstTensorView lse;
   const float* dq_sums;
   TensorView dq;
   bool wide;  // as in BackwardCall

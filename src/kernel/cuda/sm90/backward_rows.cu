@@ -141,8 +141,18 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   const int tile = block % call.rows.tiles, unit = block / call.rows.tiles;
   const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
   const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(block) * (kRows * kK));
-  const float* lse = call.statistics + static_cast<Index>(block) * (2 * kRows);
   const int thread = static_cast<int>(threadIdx.x);
+  const auto row_of = [&](int r) { return rows.begin + (r >> call.rows.log_heads); };
+  const auto head_of = [&](int r) { return (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1)); };
+  static_assert(kThreads % 128 == 0);  // a thread's two rows are the same in every round
+  bool seeing[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {  // not from the statistics, which may lie in dQ
+    const int r = thread / 32 % 4 * 16 + thread % 32 / 4 + 8 * j;
+    seeing[j] = is_live(call.rows, rows, tile, row_of(r)) &&
+                load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(r), head_of(r))) !=
+                    kMinusInfinity<float>;
+  }
 #pragma unroll
   for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
     const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
@@ -151,16 +161,13 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = e / 32 % 4 * 16 + lane / 4 + 8 * j;
-      const bool seeing = !isinf(lse[statistics_at(r)]);
-      const float x = seeing ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing ? (j == 0 ? four.y : four.w) : 0.0f;
+      const float x = seeing[j] ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing[j] ? (j == 0 ? four.y : four.w) : 0.0f;
       if (call.wide) {
         unsigned one[1];
         N::pack(one, x, y);
         *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
       } else {
-        const int row = rows.begin + (r >> call.rows.log_heads);
-        if (row < rows.end)
-          RowOut(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))).store(column, x, y);
+        if (row_of(r) < rows.end) RowOut(call.dq, row_of(r), head_of(r)).store(column, x, y);
       }
     }
   }
@@ -168,10 +175,9 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
-    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8,
-              row = rows.begin + (r >> call.rows.log_heads);
-    if (row >= rows.end || column >= call.dq.dim) continue;
-    const Index at = offset_of(call.dq, row, (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1))) + column;
+    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8;
+    if (row_of(r) >= rows.end || column >= call.dq.dim) continue;
+    const Index at = offset_of(call.dq, row_of(r), head_of(r)) + column;
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =
         *reinterpret_cast<const uint4*>(rounded + r * kPitch + column);
   }
