@@ -1,5 +1,6 @@
 #include "run/swap.h"
 
+#include "run/messages.h"
 #include "run/rows.h"
 
 namespace weft::run {
@@ -64,7 +65,9 @@ void HeadSwap::to_swapped(const std::vector<Pair>& pairs) {
 }
 
 void HeadSwap::to_own(const std::vector<Pair>& pairs, Message::Combine combine) {
-  communicator_.exchange(of_swapped(pairs), of_own(pairs, combine)).wait();
+  std::vector<Message> home = of_own(pairs, combine);
+  if (combine == Message::Combine::add) home = at_once(std::move(home), false);
+  communicator_.exchange(of_swapped(pairs), std::move(home)).wait();
 }
 
 ForwardArgs HeadSwap::bring(const ForwardArgs& args) {
