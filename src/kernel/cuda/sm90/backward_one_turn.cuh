@@ -29,6 +29,8 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
   }
 
   __device__ __forceinline__ void attend() {
+    const SharedItem item = SharedItem::read(shared.item());
+    if (item.end - item.begin <= 64 * group) return attend_idly();
     unsigned p[kRows / 4];
     int before = -1, sums;  // tiles of dQ: of the last step, of this one
     int flags = begin(p, sums);
@@ -83,6 +85,10 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
     settle(dq);
     settle(dk);
     settle(dv);
+    end_dq(dq, before, sums);
+  }
+  // dQ of the last step but one is there; that of the last one.
+  __device__ __forceinline__ void end_dq(float (&dq)[kOwn / 2], int before, int sums) {
     release(rows.at, before >= 0);
     if (before >= 0) add_dq(dq, before);
     next_buffer();
@@ -90,6 +96,36 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
     multiply_last_dq(dq);
     if (arrives()) arrive(shared.ds_free(at ^ 1));
     add_dq(dq, sums);
+  }
+
+  // Of an item that has no keys for this warpgroup: zeros for dQ, and its part of it. The other one has all turns but
+  // for that.
+  __device__ __forceinline__ void attend_idly() {
+    this->await_rows(rows);
+    int before = -1, sums = read_sums(shared.step(rows.at)), flags = read_word(shared.step(rows.at));
+    keep_zeros(flags);
+    float dq[kOwn / 2];
+    while ((flags & RowStep::kLast) == 0) {
+      const int last = rows.at;
+      rows.next();
+      multiply_last_dq(dq);
+      release(last, before >= 0);
+      if (before >= 0) add_dq(dq, before);
+      before = sums;
+      sums = read_sums(shared.step(rows.at));
+      flags = read_word(shared.step(rows.at));
+      next_buffer();
+      keep_zeros(flags);
+    }
+    multiply_last_dq(dq);
+    end_dq(dq, before, sums);
+  }
+  __device__ __forceinline__ void keep_zeros(int flags) const {
+    this->await_after(rows, flags);
+    wait(shared.ds_free(at), parity ^ 1);
+    const unsigned none[kRows / 4] = {};
+    keep_ds(none, at);
+    stores_visible();
   }
 
   __device__ __forceinline__ void add_both(const unsigned (&p)[kRows / 4], int stage) {

@@ -134,7 +134,7 @@ struct BackwardProducts {
   __device__ __forceinline__ void await_turn() const { named_sync(1 + group, 256); }
   __device__ __forceinline__ void pass_turn() const { named_arrive(2 - group, 256); }
 
-  // dQ of an item's last step: when the other one's dS is there.
+  // dQ of the last step, with nothing beside it: when the other one's dS is there.
   __device__ __forceinline__ void multiply_last_dq(float (&dq)[kOwn / 2]) const {
     await_turn();
     products_begin();
