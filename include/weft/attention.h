@@ -53,7 +53,8 @@ struct PartialView {
 };
 
 // Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays with the
-// kernel between them, out and lse, or dq, are written by the last. For kernels that can (Kernel::takes_steps).
+// kernel between them, out and lse, or dq, are written by the last. All calls have the same dq, whose memory is the
+// kernel's from the first call on. For kernels that can (Kernel::takes_steps).
 struct QuerySteps {
   std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
   // Of each of `rows` the last call that holds some of them, counted from 0, or nothing: with it a kernel is done with rows

@@ -54,21 +54,17 @@ class Held {
 // results in memory that only it writes.
 template <class Work>
 void run_held(Communicator& comm, Held& held, const Place& place, const Work& work) {
-  const auto meet = [&] {
-    float token = 0;
-    comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
-  };
   for (int i = 0; i < 2; ++i) work();
   device::synchronize(place);
-  meet();
+  meet(comm);
   held.stop(place.stream);
   work();
   EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(place.stream)), cudaErrorNotReady) << "rank " << comm.rank();
   EXPECT_FALSE(held.gave_up()) << "a call waited for the GPU";
-  meet();
+  meet(comm);
   if (comm.rank() == 0) held.open();
   device::synchronize(place);
-  meet();
+  meet(comm);
 }
 
 class Ahead : public testing::Test {

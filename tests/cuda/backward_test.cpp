@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/gpu_problem.h"
+#include "refusal.h"
 #include "weft/error.h"
 
 namespace weft::test {
@@ -154,6 +155,24 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     judge.close("dv", sums.dv.values(), j.want.dv, p.hk, p.dv);
   }
   EXPECT_GT(done, 3);
+}
+
+TEST_P(GpuBackward, QueryStepsHaveOneDq) {
+  if (find_kernel(gpu_kernel).takes_steps_backward == nullptr) GTEST_SKIP() << "calls of this kernel do not sum up";
+  KernelProblem problem{"", {.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype(), .slices = {{0, 40, 10, 30}}}};
+  Random random(29);
+  problem.p.fill(random);
+  const Outputs got(problem.p), other(problem.p);
+  gpu_attend(got.forward_args(problem));
+  OnGpu gpu;
+  BackwardArgs args = on_gpu(gpu, got.backward_args(problem));
+  args.dsink = {};
+  const std::vector<Range> rows = {{0, 40}};
+  QuerySteps steps{.rows = rows};
+  args.steps = &steps;
+  attend_backward(args, gpu_kernel);
+  args.dq = gpu.out(other.backward.dq.view());
+  expect_refusal([&] { attend_backward(args, gpu_kernel); }, {"another dq", "the same dq"});
 }
 
 // Keys that nobody sees keep what they have, bit for bit, and so do K/V heads that nobody uses.

@@ -41,19 +41,23 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
         first.forward(of.forward);
         first.backward(of.backward);
       }
+      const auto settle = [&] {
+        device::synchronize(place);
+        meet(comm);
+      };
       double before = 0;
-      meet(comm, place);
+      settle();
       if (comm.rank() == 0) {
         before = in_use(cudaMemPoolAttrUsedMemCurrent);
         std::uint64_t none = 0;
         expect_ok(cudaMemPoolSetAttribute(cuda::memory_pool(), cudaMemPoolAttrUsedMemHigh, &none));
       }
-      meet(comm, place);
+      settle();
       Executor executor = make();
       for (int i = 0; i < 2; ++i) executor.backward(of.backward);
-      meet(comm, place);
+      settle();
       if (comm.rank() == 0) peaks[deterministic ? 1 : 0] = in_use(cudaMemPoolAttrUsedMemHigh) - before;
-      meet(comm, place);
+      settle();
     }
   });
   return peaks;

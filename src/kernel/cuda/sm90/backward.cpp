@@ -72,12 +72,14 @@ struct Work {
 // What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
 struct KeptRows {
   // `room`: for the statistics, or null.
-  KeptRows(std::size_t of, std::size_t columns, float* room, cudaStream_t stream)
+  KeptRows(std::size_t of, std::size_t columns, const void* of_dq, float* room, cudaStream_t stream)
       : rows(of),
+        dq(of_dq),
         memory((columns + (room == nullptr ? 2 : 0)) * of, stream),
         statistics(room != nullptr ? room : memory.get() + columns * of),
         dq_sums(columns > 0 ? memory.get() : nullptr) {}
   std::size_t rows;
+  const void* dq;
   StreamArray<float> memory;
   float *statistics, *dq_sums;  // 2 floats a row; `columns`
 };
@@ -210,11 +212,13 @@ void backward(const BackwardArgs& given) {
   auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
   const bool prepared = kept_rows != nullptr;
   if (!prepared)
-    kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k),
+    kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : static_cast<std::size_t>(shape.k), args.dq.data,
                                            alone ? nullptr : room_in_dq(args.dq, rows), stream);
   if (kept_rows->rows != rows)
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
+  if (kept_rows->dq != args.dq.data)
+    throw Error("a call of QuerySteps has another dq than the first one", "give all calls the same dq");
   float *const statistics = kept_rows->statistics, *const dq_sums = kept_rows->dq_sums;
   const StreamArray<int> additions(work.in_turn ? static_cast<std::size_t>(shape.parts_of_tile()) * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
