@@ -25,9 +25,9 @@ PUBLISHED = {
 # libraries pass gathered rows on inside a node.
 WAYS = {
     "all-to-all": dict(schedule="all_to_all", layout="contiguous"),
-    "ring": dict(schedule="ring", layout="dual_chunk"),
+    "ring": dict(schedule="ring", layout="dual_chunk", abreast=1),
     "all-gather": dict(schedule="all_gather", layout="dual_chunk"),
-    "all-to-all x ring": dict(schedule="hybrid", layout="zigzag", inside=8),
+    "all-to-all x ring": dict(schedule="hybrid", layout="zigzag", inside=8, abreast=1),
     "exact with overlap": dict(schedule="exact", layout="balanced"),
 }
 QUANTILES = [(0, 16), (0.186, 200), (0.468, 500), (0.714, 1024), (0.870, 2048), (0.944, 4096), (0.974, 8192),

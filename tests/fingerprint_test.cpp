@@ -85,6 +85,7 @@ TEST(Fingerprint, OfSchedulesAndHeads) {
   using Kind = ScheduleKind;
   const std::vector<ScheduleOptions> all{{},
                                          {.kind = Kind::ring},
+                                         {.kind = Kind::ring, .abreast = 1},
                                          {.key_order = KeyOrder::rank},
                                          {.head_groups = 2},
                                          {.kind = Kind::hybrid},

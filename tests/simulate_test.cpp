@@ -40,15 +40,15 @@ Machine machine() {
 }
 
 std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) {
-  const Index groups = c.pick(1, p.heads_k);
+  const Index groups = c.pick(1, p.heads_k), abreast = c.pick(1, 5);
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::all_gather, .head_groups = groups},
                                       {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank},
-                                      {.kind = ScheduleKind::ring},
+                                      {.kind = ScheduleKind::ring, .abreast = abreast},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)}};
   for (Index inside = 1; inside <= p.ranks; ++inside) {
     if (p.ranks % inside != 0) continue;
-    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::ring});
+    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::ring, .abreast = abreast});
     all.push_back(
         {.kind = ScheduleKind::hybrid, .head_groups = groups, .inside = inside, .across = ScheduleKind::all_gather});
   }
@@ -300,13 +300,13 @@ TEST(Simulate, ALongTimeOnSharedProcessorsEnds) {
 TEST(Simulate, RefusesWhatTheScheduleRefuses) {
   const std::vector<Index> lengths = {100};
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
-  const Job job{problem,
-                make_layouts(LayoutKind::zigzag, problem, 4),
-                2,
-                1,
-                {.kind = ScheduleKind::exact, .stages = 0},
-                {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
-  EXPECT_THROW(simulate(job, machine(), Pass::forward), Error);
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 4);
+  for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::exact, .stages = 0},
+                                         {.kind = ScheduleKind::ring, .abreast = 0},
+                                         {.kind = ScheduleKind::hybrid, .abreast = -1}}) {
+    const Job job{problem, layouts, 2, 1, options, {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
+    EXPECT_THROW(simulate(job, machine(), Pass::forward), Error);
+  }
 }
 
 TEST(Simulate, ManyRanksAreSampledAndStillRight) {

@@ -16,6 +16,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "check/step_calls.h"
 #include "cuda/check.h"
 #include "tensor.h"
 #include "weft/device_plan.h"
@@ -35,9 +36,9 @@ struct BenchCase {
   Mask mask = {.causal = true};
   Index ranks = 1, rank = 0;
   DType dtype = DType::bf16;
-  bool steps = false;  // several calls, merged and added up; nothing moves
-  Index stages = 0;    // of these: keys as exact brings them, after the own ones; 0: as a ring does
-  Index dim_v = 0;     // 0: dim
+  bool steps = false;                                       // several calls, merged and added up; nothing moves
+  ScheduleOptions schedule = {.kind = ScheduleKind::ring};  // whose steps these are
+  Index dim_v = 0;                                          // 0: dim
 
   Index width_v() const { return dim_v > 0 ? dim_v : dim; }
 };
@@ -52,17 +53,20 @@ std::vector<BenchCase> all_cases() {
   const std::vector<Index> packed = {1456, 1952, 704,  4320, 2624,  1280, 4560, 1008, 16384,
                                      4176, 2432, 2288, 2704, 12384, 2464, 3248, 1040, 512};
   const std::vector<Index> short_ones = repeated({{64, 512}, {16, 1024}, {8, 2048}});
+  const ScheduleOptions two_stages{.kind = ScheduleKind::exact, .stages = 2};
+  const ScheduleOptions one_abreast{.kind = ScheduleKind::ring, .abreast = 1};
   return {{"packed", packed, 32, 8, 128},
           {"rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3},
           {"short-rank-of-8", short_ones, 32, 8, 128, {.causal = true}, 8, 3},
           {"ring-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true},
-          {"exact-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true, 2},
+          {"ring-1-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true, one_abreast},
+          {"exact-rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3, DType::bf16, true, two_stages},
           {"dense", {16384}, 32, 8, 128},
           {"width-64", repeated({{16, 4096}}), 16, 16, 64},
           {"window", {32768}, 32, 8, 128, {.causal = true, .left = 4096}},
           {"mha-causal", {16384}, 16, 16, 128},
           {"mha-full", {16384}, 16, 16, 128, {}},
-          {"width-192", {8192}, 16, 16, 192, {.causal = true}, 1, 0, DType::bf16, false, 0, 128},
+          {"width-192", {8192}, 16, 16, 192, {.causal = true}, 1, 0, DType::bf16, false, {}, 128},
           {"width-256", {8192}, 16, 4, 256},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
@@ -171,76 +175,9 @@ class OnDevice {
   std::optional<DevicePlan> plan_;
 };
 
-// Steps of a ring or of exact, one after another: dq is summed up over them. dk and dv of a ring are added to.
-class Steps {
- public:
-  Steps(const Problem& problem, const Layouts& layouts, const BenchCase& c, const Plan& whole) : adds_(c.stages == 0) {
-    const Layout& layout = layouts.q;
-    if (adds_)
-      for (Index rank = 0; rank < c.ranks; ++rank)
-        plans_.push_back(make_plan(problem, layout.runs(c.rank), layout.runs(rank)));
-    else
-      plans_ = make_schedule(problem, layouts, c.rank, {c.heads_q, c.heads_k},
-                             {.kind = ScheduleKind::exact, .stages = c.stages})
-                   .plans;
-    for (const Slice& s : whole.slices) rows_.push_back({s.q_begin, s.q_end});
-    for (const Range& r : rows_) {
-      Index end = 0;
-      for (std::size_t n = 0; n < plans_.size(); ++n)
-        for (const Slice& s : plans_[n].slices)
-          if (s.q_begin < r.end && s.q_end > r.begin) end = static_cast<Index>(n);
-      ends_.push_back(end);
-    }
-  }
-
-  void forward(const ForwardArgs& args, const std::string& kernel) const {
-    QuerySteps steps{.rows = rows_, .ends = ends_};
-    for (std::size_t n = 0; n < plans_.size(); ++n) {
-      ForwardArgs step = args;
-      steps.last = n + 1 == plans_.size();
-      step.steps = &steps;
-      step.k = part(args.k, n);
-      step.v = part(args.v, n);
-      step.slices = plans_[n].slices;
-      attend(step, kernel);
-    }
-  }
-
-  void backward(const BackwardArgs& args, const std::string& kernel) const {
-    QuerySteps steps{.rows = rows_};
-    for (std::size_t n = 0; n < plans_.size(); ++n) {
-      BackwardArgs step = args;
-      steps.last = n + 1 == plans_.size();
-      if (!step.deterministic) step.steps = &steps;
-      step.k = part(args.k, n);
-      step.v = part(args.v, n);
-      step.dk = part(args.dk, n);
-      step.dv = part(args.dv, n);
-      step.slices = plans_[n].slices;
-      step.add_keys = adds_;
-      attend_backward(step, kernel);
-    }
-  }
-
- private:
-  template <class View>
-  View part(View view, std::size_t n) const {  // rows of that step's keys, one step after another
-    Index first = 0;
-    for (std::size_t before = 0; before < n; ++before) first += plans_[before].k_rows;
-    view.data = detail::advanced(view.data, view.dtype, first * view.row_stride);
-    view.rows = plans_[n].k_rows;
-    return view;
-  }
-
-  bool adds_;
-  std::vector<Plan> plans_;
-  std::vector<Range> rows_;
-  std::vector<Index> ends_;
-};
-
 enum class How { calls, graph, host };
 
-void run(const BenchCase& c, const std::string& kernel, How how) {
+void time_case(const BenchCase& c, const std::string& kernel, How how) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layouts layouts = make_layouts(kind, problem, c.ranks);
@@ -276,8 +213,8 @@ void run(const BenchCase& c, const std::string& kernel, How how) {
                         .place = place};
   std::optional<OnDevice> on_device;
   if (how == How::graph && !c.steps) on_device.emplace(c, kind);
-  std::optional<Steps> steps;
-  if (c.steps) steps.emplace(problem, layouts, c, plan);
+  std::optional<check::StepCalls> steps;
+  if (c.steps) steps.emplace(make_schedule(problem, layouts, c.rank, {c.heads_q, c.heads_k}, c.schedule));
   const auto run_forward = [&] { steps ? steps->forward(forward, kernel) : attend(forward, kernel); };
   const auto run_backward = [&] { steps ? steps->backward(backward, kernel) : attend_backward(backward, kernel); };
   if (how == How::host) {
@@ -335,7 +272,7 @@ int main(int count, char** arguments) {
                 "backward", "with the same bits");
   try {
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) run(c, kernel, how);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) time_case(c, kernel, how);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -36,6 +36,8 @@ struct ScheduleOptions {
   Index inside = 2;
   ScheduleKind across = ScheduleKind::ring;
   Index stages = 4;  // exact: rows of other ranks come in so many steps, each under the compute of the one before
+  // ring: keys of so many ranks in a step. Fewer steps, in which rows' sums are read and written; larger buffers.
+  Index abreast = 2;
 };
 
 // Query head h uses K/V head h / (q / k), or map[h].
@@ -55,11 +57,13 @@ struct Move {
   enum class Kind {
     gather,  // from the ranks' own K/V; gradients return to them and are added
     send,    // the same, of the rows that are seen
-    shift,   // from the buffer of the step before; gradients travel on with their keys and come home
+    shift,   // from the own K/V first, then from the buffer of the step before; gradients travel on with their keys
   };
   Kind kind = Kind::gather;
-  std::vector<PeerRows> sends;     // rows of the own K/V (gather) or of the last step's buffer (shift)
+  std::vector<PeerRows> sends;     // rows of the own K/V, or of the last step's buffer (shift)
   std::vector<PeerRows> receives;  // rows of this step's buffer
+  // shift: rows of this step's buffer that travel no further, whose gradients go home; rows of the own K/V whose come.
+  std::vector<PeerRows> home = {}, back = {};
 };
 
 struct Step {

@@ -27,6 +27,7 @@ nb::dict options_dict(const ScheduleOptions& o) {
   out["inside"] = o.inside;
   out["across"] = std::string(name(o.across));
   out["stages"] = o.stages;
+  out["abreast"] = o.abreast;
   return out;
 }
 
@@ -183,18 +184,13 @@ void bind_simulate(nb::module_& m) {
       "simulate",
       [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view kind,
          std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
-         DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
+         Index abreast, DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
          const std::vector<Index>& detail) {
         const Job job{problem,
                       placed.layouts,
                       heads_q,
                       heads_k,
-                      {.kind = schedule_kind(kind),
-                       .key_order = key_order(key_order_name),
-                       .head_groups = head_groups,
-                       .inside = inside,
-                       .across = schedule_kind(across),
-                       .stages = stages},
+                      options_of(kind, key_order_name, head_groups, inside, across, stages, abreast),
                       shape_of(dtype, dim_qk, dim_v)};
         const Pass pass = backward ? Pass::backward : Pass::forward;
         Timeline t;
@@ -205,7 +201,7 @@ void bind_simulate(nb::module_& m) {
         return timeline_dict(t);
       },
       "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "schedule"_a, "key_order"_a, "head_groups"_a, "inside"_a,
-      "across"_a, "stages"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a, "backward"_a, "detail"_a);
+      "across"_a, "stages"_a, "abreast"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a, "backward"_a, "detail"_a);
 }
 
 }  // namespace

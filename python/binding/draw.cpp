@@ -26,7 +26,8 @@ void bind_draw(nb::module_& m) {
           [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
              const std::vector<std::string>& schedules, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
              Index dim_v, const Machine& machine, std::string title, std::string_view colour,
-             std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages) {
+             std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
+             Index abreast) {
             if (colour != "rank" && colour != "step")
               throw Error(text("there is no colour '", colour, "'"), "use 'rank' or 'step'");
             draw::Subject subject{.problem = problem,
@@ -42,13 +43,13 @@ void bind_draw(nb::module_& m) {
                 settings.push_back(kind == "auto"
                                        ? chosen(subject, placed->layouts)
                                        : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups,
-                                                                                   inside, across, stages)});
+                                                                                   inside, across, stages, abreast)});
             const nb::gil_scoped_release others_run;
             new (self) draw::Scene(make_scene(subject, settings));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
           "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
-          "across"_a = "ring", "stages"_a = 4)
+          "across"_a = "ring", "stages"_a = 4, "abreast"_a = 2)
       .def(
           "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<nb::gil_scoped_release>(),
           "One file, no network: the whole page.")

@@ -16,6 +16,6 @@ struct PlacedLayouts {
 };
 
 ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
-                           std::string_view across, Index stages);
+                           std::string_view across, Index stages, Index abreast);
 
 }  // namespace weft::python

@@ -43,6 +43,7 @@ SCHEDULES = {
     "all_gather": dict(schedule="all_gather"),
     "all_gather_groups": dict(schedule="all_gather", head_groups=2),
     "ring": dict(schedule="ring"),
+    "ring_single": dict(schedule="ring", abreast=1),
     "all_to_all": dict(schedule="all_to_all"),
     "hybrid": dict(schedule="hybrid", inside=2, across="ring"),
     "hybrid_gather": dict(schedule="hybrid", inside=2, across="all_gather"),

@@ -65,7 +65,7 @@ def way(name, schedule):
             _fails_midway(1)
             attend(schedule)
         elif name == "midway, and lives on":
-            _fails_midway(2)
+            _fails_midway(1)
             try:
                 attend(schedule)
             except Unwell:

@@ -127,7 +127,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
               head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,
               max_logit: bool = True, comm: Optional[Communicator] = None, schedule: str = "all_gather",
               layout: AnyLayout = "zigzag", key_order: str = "auto", head_groups: int = 1, inside: int = 2,
-              across: str = "ring", stages: int = 4, checked: bool = False, stream: Any = None) -> Attended:
+              across: str = "ring", stages: int = 4, abreast: int = 2, checked: bool = False, stream: Any = None) -> Attended:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
@@ -187,7 +187,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens_q: Optional[Numbers] =
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        options = (schedule, key_order, head_groups, inside, across, stages)
+        options = (schedule, key_order, head_groups, inside, across, stages, abreast)
         if schedule == "auto":
             if head_map is not None:
                 raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")

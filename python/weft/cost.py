@@ -119,7 +119,7 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
 def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_gather", layout: Any = "zigzag",
              heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16",
              key_order: str = "auto", head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
-             machine: AnyMachine = None, backward: bool = False, detail: Sequence[int] = ()) -> dict:
+             abreast: int = 2, machine: AnyMachine = None, backward: bool = False, detail: Sequence[int] = ()) -> dict:
     """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
 
         >>> import weft
@@ -132,7 +132,8 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_g
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     problem = Problem(packing, mask)
     placed = layout_of(layout, packing, ranks, mask, machine)
-    options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages)
+    options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages,
+                   abreast=abreast)
     if schedule == "auto":
         options = _core.choose_schedule(problem, placed, *heads, _dtype(dtype), *dims, _module_machine(machine)).options
     return _core.simulate(problem, placed, *heads, *options.values(), _dtype(dtype), *dims, _module_machine(machine), backward,

@@ -132,7 +132,8 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "zigzag", ranks: int = 1, heads: Tuple[int, int] = (8, 8),
             dims: Tuple[int, int] = (128, 128), dtype: str = "bf16", schedule: Union[str, Sequence[str]] = "all_gather",
             machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
-            head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4) -> Explanation:
+            head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
+            abreast: int = 2) -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft
@@ -147,7 +148,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
         packing = Packing(packing)
     layouts = [layout_of(one, packing, ranks, mask, machine) for one in _list(layout, "layout")]
     drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
-                 inside=inside, across=across, stages=stages)
+                 inside=inside, across=across, stages=stages, abreast=abreast)
     return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, _list(schedule, "schedule"), drawn)
 
 

@@ -32,7 +32,7 @@ __all__ = ["inputs", "packed", "register"]
 NAME = "weft"
 
 # What packed() passes on; everything else is said by the model.
-_OPTIONS = ("schedule", "key_order", "head_groups", "inside", "across", "stages", "deterministic", "kernel", "checked")
+_OPTIONS = ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast", "deterministic", "kernel", "checked")
 
 # Keyword arguments that models hand down to attention and that do not change it.
 _HARMLESS = frozenset((
@@ -98,7 +98,7 @@ class packed:
     packing is that of the whole pack, the same on every rank. group is a process group or its name, None the default one;
     without any the rows are the whole pack. layout and mask must be those of the inputs; `balanced` goes by the mask
     (causal, unless said otherwise). Other options as in weft.torch: schedule, key_order, head_groups,
-    inside, across, stages, deterministic, kernel, checked.
+    inside, across, stages, abreast, deterministic, kernel, checked.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.

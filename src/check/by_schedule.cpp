@@ -264,6 +264,11 @@ bool gathers(const ScheduleOptions& options) {
   return options.kind == all_gather || (options.kind == ScheduleKind::hybrid && options.across == all_gather);
 }
 
+bool shifts(const ScheduleOptions& options) {
+  const ScheduleKind ring = ScheduleKind::ring;
+  return options.kind == ring || (options.kind == ScheduleKind::hybrid && options.across == ring);
+}
+
 std::string words(const ScheduleOptions& options) {
   const ScheduleOptions usual;
   std::string out(name(options.kind));
@@ -272,6 +277,7 @@ std::string words(const ScheduleOptions& options) {
   if (options.head_groups != usual.head_groups) out += text(" x", options.head_groups);
   if (options.inside != usual.inside) out += text(" inside ", options.inside);
   if (options.stages != usual.stages) out += text(" stages ", options.stages);
+  if (options.abreast != usual.abreast) out += text(" abreast ", options.abreast);
   return out;
 }
 
@@ -283,6 +289,7 @@ std::string flags(const ScheduleOptions& options) {
   if (options.head_groups != usual.head_groups) out += text(" --head-groups ", options.head_groups);
   if (options.inside != usual.inside) out += text(" --inside ", options.inside);
   if (options.stages != usual.stages) out += text(" --stages ", options.stages);
+  if (options.abreast != usual.abreast) out += text(" --abreast ", options.abreast);
   return out;
 }
 

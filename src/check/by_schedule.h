@@ -20,6 +20,7 @@ struct Way {
 };
 
 bool gathers(const ScheduleOptions& options);       // and so has key orders and groups of heads
+bool shifts(const ScheduleOptions& options);        // a ring, and so has ranks abreast
 std::string words(const ScheduleOptions& options);  // "all_gather rank x2", "hybrid ring": what is not as usual
 std::string flags(const ScheduleOptions& options);  // "--schedule all_gather --key-order rank"
 

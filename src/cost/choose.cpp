@@ -68,6 +68,8 @@ std::string words(const ScheduleOptions& o) {
   const bool gathers = o.kind == ScheduleKind::all_gather || (hybrid && o.across == ScheduleKind::all_gather);
   if (gathers && o.key_order != KeyOrder::automatic) out += text(", ", name(o.key_order), " order");
   if (gathers && o.head_groups != 1) out += text(" in ", o.head_groups, " groups of heads");
+  const bool ring = o.kind == ScheduleKind::ring || (hybrid && o.across == ScheduleKind::ring);
+  if (ring && o.abreast != ScheduleOptions{}.abreast) out += text(", ", o.abreast, " abreast");
   if (o.kind == ScheduleKind::exact) out += text(" in ", o.stages, o.stages == 1 ? " stage" : " stages");
   return out;
 }
@@ -78,6 +80,7 @@ std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks
                                       {.kind = ScheduleKind::exact},
                                       {.kind = ScheduleKind::ring},
                                       with_groups(1)};
+  if (ranks > 2) all.push_back({.kind = ScheduleKind::ring, .abreast = 1});  // half the buffers
   constexpr Index kGroups = 4;
   if (heads_k > 1) all.push_back(with_groups(min_of(kGroups, heads_k)));
   if (ranks <= heads_q) all.push_back({.kind = ScheduleKind::all_to_all});

@@ -95,7 +95,7 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   for (std::size_t n = 0; n < steps.size(); ++n) {
     const StepFrame& s = steps[n];
     if (s.moves) keys[n % 2] = max_of(keys[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
-    if (backward && (s.moves || s.travels))
+    if (backward && s.moves)
       gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, DType::f32));
   }
   m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];

@@ -23,7 +23,7 @@ Frame frame_of(const Schedule& schedule);
 
 struct StepFrame {
   Index key_rows = 0, heads_q = 0, heads_k = 0;
-  bool moves = false, travels = false;  // travels: gradients go on with the keys
+  bool moves = false;
 };
 
 class Costs {

@@ -28,6 +28,7 @@ struct UnderWay {
   std::size_t call = 0;
   int pattern = -1;
   Index step = -1;
+  std::string_view name = {};
 };
 
 }  // namespace
@@ -39,39 +40,45 @@ std::vector<Op> ops_of(const Outline& o, Pass pass) {
   const auto odd = [](Index n) { return static_cast<std::size_t>(n % 2); };
   UnderWay keys[2], home[2];
   const auto start_keys = [&](Index n) {
-    if (n < steps && step(n).kv >= 0) keys[odd(n)] = {w.post(step(n).kv, n, "K, V"), step(n).kv, n};
+    if (n < steps && step(n).kv >= 0) keys[odd(n)] = {w.post(step(n).kv, n, "K, V"), step(n).kv, n, "K, V"};
   };
-  const auto wait_for = [&](UnderWay& call, std::string_view name) {
-    if (call.pattern >= 0) w.wait(call.call, call.pattern, call.step, name);
+  const auto wait_for = [&](UnderWay& call) {
+    if (call.pattern >= 0) w.wait(call.call, call.pattern, call.step, call.name);
     call.pattern = -1;
   };
-  constexpr std::string_view kGradients = "dK, dV";
+  constexpr std::string_view kGradients = "dK, dV", kHome = "dK, dV home";
+  const auto start = [&](int pattern, Index n, std::string_view name) {
+    home[odd(n)] = {w.post(pattern, n, name), pattern, n, name};
+  };
 
   w.both(o.swap_in, "swap in");
   start_keys(0);
   w.ops.push_back({Op::Kind::rows_begin, "clear"});
   for (Index n = 0; n < steps; ++n) {
-    wait_for(keys[odd(n)], "K, V");
+    wait_for(keys[odd(n)]);
     start_keys(n + 1);
     if (pass == Pass::backward) {
-      wait_for(home[odd(n)], kGradients);
-      if (step(n).shifts) home[odd(n)] = {w.post(step(n).gradients, n, kGradients), step(n).gradients, n};
+      wait_for(home[odd(n)]);
+      if (step(n).shifts && step(n).gradients >= 0) start(step(n).gradients, n, kGradients);
     }
     w.ops.push_back({Op::Kind::compute, "attend", -1, 0, n});
-    if (pass == Pass::forward || step(n).gradients < 0) continue;
-    if (step(n).shifts)
-      wait_for(home[odd(n)], kGradients);
-    else
-      home[odd(n)] = {w.post(step(n).gradients, n, kGradients), step(n).gradients, n};
+    if (pass == Pass::forward) continue;
+    if (step(n).shifts) {
+      wait_for(home[odd(n)]);
+      if (step(n).home < 0) continue;
+      wait_for(home[odd(n - 1)]);
+      start(step(n).home, n, kHome);
+    } else if (step(n).gradients >= 0) {
+      start(step(n).gradients, n, kGradients);
+    }
   }
   if (pass == Pass::backward) {
-    if (steps > 1) wait_for(home[odd(steps - 2)], kGradients);
-    if (steps > 0) wait_for(home[odd(steps - 1)], kGradients);
-    w.both(o.home, "dK, dV home");
+    if (steps > 1) wait_for(home[odd(steps - 2)]);
+    if (steps > 0) wait_for(home[odd(steps - 1)]);
   }
   if (pass == Pass::forward) w.ops.push_back({Op::Kind::rows_end, "end"});
   w.both(o.swap_out, "swap out");
-  w.both(o.swap_home, "dK, dV home");
+  w.both(o.swap_home, kHome);
   if (pass == Pass::backward) w.ops.push_back({Op::Kind::rows_end, "end"});
   w.both(o.numbers, pass == Pass::forward ? "max_logit" : "dsink");
   return w.ops;

@@ -39,8 +39,8 @@ struct Work {
 };
 
 struct StepOutline {
-  int kv = -1, gradients = -1;  // patterns; -1: nothing moves
-  bool shifts = false;          // gradients travel on with the keys
+  int kv = -1, gradients = -1, home = -1;  // patterns; -1: nothing moves
+  bool shifts = false;                     // gradients travel on with the keys, and come home from some steps
   std::vector<Work> work;       // by rank; ranks that see nothing are left out
 };
 
@@ -49,7 +49,7 @@ struct Outline {
   Index repeat = 1, stride = 1;  // work of rank r is also that of r + stride, .., repeat times in all
   Index planned = 1;
   std::vector<Pattern> patterns;
-  int swap_in = -1, swap_out = -1, swap_home = -1, home = -1, numbers = -1;
+  int swap_in = -1, swap_out = -1, swap_home = -1, numbers = -1;
   std::vector<StepOutline> steps;
   std::vector<float> begin_rows, end_rows;  // [ranks] seconds
   std::vector<Index> pairs;                 // [ranks] times query heads

@@ -98,10 +98,11 @@ class FromJob {
   };
 
   Index count() const { return ranks_ / inside_; }
+  Index abreast() const { return min_of(job_.schedule.abreast, count()); }
   Index stages() const { return min_of(job_.schedule.stages, ranks_ - 1); }
   Index steps() const {
     return form_ == Form::gather ? job_.schedule.head_groups
-           : form_ == Form::ring ? count()
+           : form_ == Form::ring ? schedule::ring_steps(count(), abreast())
            : form_ == Form::stay ? 1
                                  : 1 + stages();
   }
@@ -129,7 +130,8 @@ class FromJob {
   static Index group_of(const StepHeads& h) { return h.k > 0 ? max_of(1, h.q / h.k) : 1; }
 
   Index step_of(Index rank, Index source) const {
-    if (form_ == Form::ring) return (rank / inside_ - source / inside_ + count()) % count();
+    if (form_ == Form::ring)
+      return schedule::ring_step_of((rank / inside_ - source / inside_ + count()) % count(), abreast());
     if (form_ != Form::exact) return 0;
     const Index distance = (rank - source + ranks_) % ranks_;
     if (distance == 0) return 0;
@@ -176,6 +178,8 @@ class FromJob {
       }
       if (form_ == Form::gather || form_ == Form::stay) take(0);
       std::vector<Index> key_rows(at(steps()), keys_of_step());
+      for (Index step = 0; step < steps() && form_ == Form::ring; ++step)
+        key_rows[at(step)] *= schedule::ring_distances(count(), abreast(), step).size();
       if (form_ == Form::exact) touch(group, items, key_rows);
       add_group(group, seen, key_rows);
     }
@@ -290,11 +294,11 @@ class FromJob {
 
   void keep_memory(const Frame& frame, Index place, const std::vector<Index>& key_rows, bool partial) {
     std::vector<StepFrame> shapes;
-    const Index few = form_ == Form::ring ? min_of(steps(), 3) : steps();  // all shifts are alike
+    const Index few = form_ == Form::ring ? min_of(steps(), 3) : steps();  // no later shift has more
     for (Index n = 0; n < few; ++n) {
       const StepHeads& h = heads(place, n);
       const bool moves = form_ == Form::gather || (form_ != Form::stay && n > 0);
-      shapes.push_back({key_rows[at(n)], h.q, h.k, moves, form_ == Form::ring && steps() > 1});
+      shapes.push_back({key_rows[at(n)], h.q, h.k, moves});
     }
     const RankMemory m = costs_.memory(frame, shapes, partial && frame.step_heads_q > 0);
     if (m.total() > o_.memory.total()) o_.memory = m;
@@ -354,23 +358,38 @@ class FromJob {
   }
 
   void add_shifts() {
-    if (count() < 2) return;
-    const auto shift = [&](double each, bool adds) {
+    // Messages of so many groups' rows to peers at these distances after the own group.
+    const auto shift = [&](Range distances, Index groups, double each, bool adds) {
       std::vector<Patterns::Sent> messages;
       for (Index r = 0; r < ranks_; ++r) {
-        const double bytes = static_cast<double>(keys_of_step() * heads(r % inside_, 0).k) * each;
-        messages.push_back({r, (r + inside_) % ranks_, bytes});
+        const double bytes = static_cast<double>(groups * keys_of_step() * heads(r % inside_, 0).k) * each;
+        for (Index d = distances.begin; d < distances.end; ++d)
+          messages.push_back({r, floor_mod(r + d * inside_, ranks_), bytes});
       }
       return add(make_.listed(std::move(messages), adds, false));
     };
-    const int kv = shift(costs_.kv_bytes(), false);
-    const int gradients = pass_ == Pass::backward ? shift(costs_.gradient_bytes(), true) : -1;
-    for (Index step = 1; step < steps(); ++step) {
-      o_.steps[at(step)].kv = kv;
-      o_.steps[at(step)].gradients = gradients;
-      o_.steps[at(step)].shifts = true;
+    const Range next{abreast(), abreast() + 1};
+    Index groups = 0;  // of the last patterns, which steps that are alike share
+    int kv = -1, gradients = -1;
+    for (Index n = 1; n < steps(); ++n) {
+      const Range distances = schedule::ring_distances(count(), abreast(), n);
+      StepOutline& step = o_.steps[at(n)];
+      step.shifts = true;
+      if (n == 1) {
+        step.kv = shift(distances, 1, costs_.kv_bytes(), false);
+      } else {
+        if (groups != distances.size()) {
+          groups = distances.size();
+          kv = shift(next, groups, costs_.kv_bytes(), false);
+          if (pass_ == Pass::backward) gradients = shift(next, groups, costs_.gradient_bytes(), true);
+        }
+        step.kv = kv;
+        step.gradients = gradients;
+      }
+      const Range last{max_of(distances.begin, count() - abreast()), distances.end};
+      if (pass_ == Pass::backward && last.size() > 0)
+        step.home = shift({1 - last.end, 1 - last.begin}, 1, costs_.gradient_bytes(), true);
     }
-    if (pass_ == Pass::backward) o_.home = shift(costs_.gradient_bytes(), false);
   }
 
   void add_sends() {

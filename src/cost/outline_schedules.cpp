@@ -39,16 +39,13 @@ bool partial(const Schedule& s) {
 }
 
 bool is_shift(const Schedule& s, std::size_t n) {
-  return n < s.steps.size() && s.steps[n].move && s.steps[n].move->kind == Move::Kind::shift;
+  return s.steps[n].move && s.steps[n].move->kind == Move::Kind::shift;
 }
 
 std::vector<StepFrame> frames(const Schedule& s) {
   std::vector<StepFrame> all;
-  for (std::size_t n = 0; n < s.steps.size(); ++n) {
-    const Step& step = s.steps[n];
-    const bool travels = is_shift(s, n) || (!step.move && is_shift(s, n + 1));
-    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value(), travels});
-  }
+  for (const Step& step : s.steps)
+    all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value()});
   return all;
 }
 
@@ -88,22 +85,24 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
     std::vector<Patterns::Sent> there, back, home;
     for (const Schedule& s : all) {
       const Step& step = s.steps[n];
+      const auto values = [&](const PeerRows& peer) {
+        return static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
+      };
       for (const PeerRows& peer : step.move->sends) {
-        const double values = static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
-        there.push_back({s.rank, peer.peer, values * costs.kv_bytes()});
-        const double gradients = values * costs.gradient_bytes();
-        if (shifts) {
-          back.push_back({s.rank, peer.peer, gradients});
-          home.push_back({s.rank, peer.peer, gradients});
-        } else {
-          back.push_back({peer.peer, s.rank, gradients});
-        }
+        there.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});
+        const double gradients = values(peer) * costs.gradient_bytes();
+        back.push_back(shifts ? Patterns::Sent{s.rank, peer.peer, gradients}
+                              : Patterns::Sent{peer.peer, s.rank, gradients});
       }
+      for (const PeerRows& peer : step.move->home)
+        home.push_back({s.rank, peer.peer, values(peer) * costs.gradient_bytes()});
     }
-    o.steps[n].shifts = shifts;
-    o.steps[n].kv = add(make.listed(std::move(there), false, uneven));
-    if (backward) o.steps[n].gradients = add(make.listed(std::move(back), true, uneven));
-    if (backward && shifts && n + 1 == first.steps.size()) o.home = add(make.listed(std::move(home), false, false));
+    StepOutline& to = o.steps[n];
+    to.shifts = shifts;
+    to.kv = add(make.listed(std::move(there), false, uneven));
+    if (!backward) continue;
+    if (!shifts || is_shift(first, n - 1)) to.gradients = add(make.listed(std::move(back), true, uneven));
+    if (!first.steps[n].move->home.empty()) to.home = add(make.listed(std::move(home), true, false));
   }
 
   for (const Schedule& s : all) {

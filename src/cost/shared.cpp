@@ -16,9 +16,8 @@ std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
 
 // A call as it is seen by every rank.
 struct Call {
-  explicit Call(Index ranks)
-      : posted(at(ranks), kNever), arrival(at(ranks), kNever), begin(at(ranks), kNever), taken(at(ranks), kNever) {}
-  std::vector<double> posted, arrival, begin, taken;
+  explicit Call(Index ranks) : posted(at(ranks), kNever), arrival(at(ranks), kNever), taken(at(ranks), kNever) {}
+  std::vector<double> posted, arrival, taken;
 };
 
 struct Rank {
@@ -30,6 +29,7 @@ struct Rank {
   const Work* work = nullptr;
   bool adding = false;  // the pass after a kernel
   double link = 0;      // free from then on
+  std::size_t next_call = 0;  // whose arrival is not known yet; those after it wait for the link
 };
 
 class Shared {
@@ -40,7 +40,10 @@ class Shared {
     number_.resize(ops_.size(), 0);
     std::array<Index, kSlots> in_slot{};
     for (std::size_t n = 0; n < ops_.size(); ++n) {
-      if (ops_[n].kind == Op::Kind::post) in_slot[ops_[n].call] = calls++;
+      if (ops_[n].kind == Op::Kind::post) {
+        in_slot[ops_[n].call] = calls++;
+        posts_.push_back(n);
+      }
       number_[n] = in_slot[ops_[n].call];
     }
     calls_.assign(at(calls), Call(outline.ranks));
@@ -151,30 +154,36 @@ class Shared {
     look(n, r);
   }
 
-  // The rank's arrival, and that of those it sends to, may be known now.
-  void arrivals(Rank& r, Index n) {
-    const Pattern& p = o_.pattern(op(r).pattern);
-    Call& c = call(r);
-    const Op& posted = op(r);
-    const auto one = [&](Index to) {
-      if (c.arrival[at(to)] != kNever || c.posted[at(to)] == kNever) return;
-      double ready = c.posted[at(to)];
-      for_each_peer(p, to, true, [&](Index from) { ready = std::max(ready, c.posted[at(from)]); });
-      if (ready == kNever) return;
-      const Load& load = p.loads[at(to)];
-      Rank& receiver = ranks_[at(to)];
-      const double begin = load.any() ? std::max(ready, receiver.link) : ready;
-      c.begin[at(to)] = begin;
-      c.arrival[at(to)] = load.any() ? begin + p.seconds[at(to)] : c.posted[at(to)];
-      if (!load.any()) return;
-      receiver.link = c.arrival[at(to)];
-      record_.exchange(to, posted, load, begin, c.arrival[at(to)]);
-      record_.start(to, receiver.state == Rank::State::working ? receiver.since : now_,
-                    {begin, c.arrival[at(to)], p.interference[at(to)]});
-    };
-    one(n);
-    for_each_peer(p, n, false, one);
+  // The rank's arrivals, and those of the ranks it sends to, may be known now.
+  void arrivals(const Rank& r, Index n) {
+    take_links(n);
+    for_each_peer(o_.pattern(op(r).pattern), n, false, [&](Index to) { take_links(to); });
     changed_ = true;
+  }
+
+  void take_links(Index to) {
+    Rank& receiver = ranks_[at(to)];
+    while (receiver.next_call < calls_.size() && takes_link(to, receiver)) ++receiver.next_call;
+  }
+
+  // Has everyone whom the next call needs made it? Then it has the link, after the calls before it.
+  bool takes_link(Index to, Rank& receiver) {
+    Call& c = calls_[receiver.next_call];
+    const Op& posted = ops_[posts_[receiver.next_call]];
+    const Pattern& p = o_.pattern(posted.pattern);
+    double ready = c.posted[at(to)];
+    if (ready == kNever) return false;
+    for_each_peer(p, to, true, [&](Index from) { ready = std::max(ready, c.posted[at(from)]); });
+    if (ready == kNever) return false;
+    const Load& load = p.loads[at(to)];
+    const double begin = load.any() ? std::max(ready, receiver.link) : ready;
+    c.arrival[at(to)] = load.any() ? begin + p.seconds[at(to)] : c.posted[at(to)];
+    if (!load.any()) return true;
+    receiver.link = c.arrival[at(to)];
+    record_.exchange(to, posted, load, begin, c.arrival[at(to)]);
+    record_.start(to, receiver.state == Rank::State::working ? receiver.since : now_,
+                  {begin, c.arrival[at(to)], p.interference[at(to)]});
+    return true;
   }
 
   // Has what the rank waits for come?
@@ -312,7 +321,8 @@ class Shared {
   const Machine& machine_;
   Record& record_;
   std::vector<Op> ops_;
-  std::vector<Index> number_;  // of each op's call
+  std::vector<Index> number_;       // of each op's call
+  std::vector<std::size_t> posts_;  // ops that start calls, in the order in which every rank makes them
   std::vector<Call> calls_;
   std::vector<Rank> ranks_;
   std::vector<Index> busy_;  // ranks at work, by processor

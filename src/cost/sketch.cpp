@@ -174,6 +174,7 @@ class Mini {
       schedule::check_mesh(s);
       schedule::swap_heads(s, options.inside);
     }
+    schedule::check_abreast(s);
     return s;
   }
 
@@ -378,50 +379,68 @@ class Mini {
         const auto part = [&](Index heads) { return heads * (g + 1) / head_groups - heads * g / head_groups; };
         const Index heads_k = part(f.step_heads_k), heads_q = part(f.step_heads_q);
         add_work(n, g, rows, unit, heads_q, heads_k, false, g == 0);
-        steps.push_back({rows, heads_q, heads_k, true, false});
+        steps.push_back({rows, heads_q, heads_k, true});
       }
       end(n, steps, false);
     }
   }
 
   void add_ring() {
-    const Index steps = groups();
+    const Index abreast = min_of(options_.abreast, groups()), steps = schedule::ring_steps(groups(), abreast);
     o_.steps.resize(at(steps));
-    const auto shift = [&](double each, bool adds) {
+    // Messages of so many groups' rows to each of the peers at these distances.
+    const auto shift = [&](Range distances, Index each_groups, double each, bool adds) {
       std::vector<std::vector<Index>> before(at(count_));
       for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
       Pattern p = listed(before);
+      const std::size_t far = topology_.level(0, s_.ranks_ - 1);
+      double crossing = 0;  // messages of a node that leave it
+      for (Index d = distances.begin; d < distances.end; ++d)
+        crossing += static_cast<double>(min_of(d * inside_, topology_.below(far)));
       for (Index n = 0; n < count_; ++n) {
-        const double bytes = static_cast<double>(key_rows() * frames_[at(n)].step_heads_k) * each;
+        const double message = static_cast<double>(each_groups * key_rows() * frames_[at(n)].step_heads_k) * each;
+        const double bytes = message * static_cast<double>(distances.size());
         Load& load = p.loads[at(n)];
         // The slowest link of the ring is what all wait for, sooner or later.
-        const std::size_t far = topology_.level(0, s_.ranks_ - 1);
         load.in[far] = load.out[far] = bytes;
-        load.messages[far] = 1;
-        load.up[far] = bytes * static_cast<double>(min_of(inside_, topology_.below(far)));
+        load.messages[far] = distances.size();
+        load.up[far] = message * crossing;
         load.bytes_in = load.bytes_out = static_cast<Index>(bytes);
         load.copied = adds ? 2 * bytes : bytes;
       }
       return add(std::move(p));
     };
+    std::vector<Index> rows(at(steps), key_rows());
+    const Range next{abreast, abreast + 1};
+    Index groups_met = 0;  // of the last patterns, which steps that are alike share
     int kv = -1, gradients = -1;
-    if (steps > 1) {
-      kv = shift(costs_.kv_bytes(), false);
-      if (pass_ == Pass::backward) {
-        gradients = shift(costs_.gradient_bytes(), true);
-        o_.home = shift(costs_.gradient_bytes(), false);
+    for (Index n = 1; n < steps; ++n) {
+      const Range distances = schedule::ring_distances(groups(), abreast, n);
+      StepOutline& step = o_.steps[at(n)];
+      step.shifts = true;
+      rows[at(n)] *= distances.size();
+      if (n == 1) {
+        step.kv = shift(distances, 1, costs_.kv_bytes(), false);
+      } else {
+        if (groups_met != distances.size()) {
+          groups_met = distances.size();
+          kv = shift(next, groups_met, costs_.kv_bytes(), false);
+          if (pass_ == Pass::backward) gradients = shift(next, groups_met, costs_.gradient_bytes(), true);
+        }
+        step.kv = kv;
+        step.gradients = gradients;
       }
-    }
-    for (Index step = 1; step < steps; ++step) {
-      o_.steps[at(step)].kv = kv;
-      o_.steps[at(step)].gradients = gradients;
-      o_.steps[at(step)].shifts = true;
+      const Range last{max_of(distances.begin, groups() - abreast), distances.end};
+      if (pass_ == Pass::backward && last.size() > 0)
+        step.home = shift({groups() + 1 - last.end, groups() + 1 - last.begin}, 1, costs_.gradient_bytes(), true);
     }
     for (Index n = 0; n < count_; ++n) {
       std::vector<TileWork> by_step(at(steps));
-      for (const Sketch::Cell& c : sample(n).cells)
-        by_step[at((rank(n) / inside_ - c.source / inside_ + steps) % steps)] += c.work[which()];
-      add_steps(n, by_step, std::vector<Index>(at(steps), key_rows()), Move::Kind::shift);
+      for (const Sketch::Cell& c : sample(n).cells) {
+        const Index distance = floor_mod(rank(n) / inside_ - c.source / inside_, groups());
+        by_step[at(schedule::ring_step_of(distance, abreast))] += c.work[which()];
+      }
+      add_steps(n, by_step, rows, Move::Kind::shift);
     }
   }
 
@@ -437,9 +456,8 @@ class Mini {
     }
     std::vector<StepFrame> frames;
     for (std::size_t step = 0; step < by_step.size(); ++step) {
-      if (kind == Move::Kind::shift && step > 2) break;  // all alike
-      frames.push_back(
-          {rows[step], f.step_heads_q, f.step_heads_k, step > 0, kind == Move::Kind::shift && by_step.size() > 1});
+      if (kind == Move::Kind::shift && step > 2) break;  // none has more rows
+      frames.push_back({rows[step], f.step_heads_q, f.step_heads_k, step > 0});
     }
     // The others of a group see keys of other steps too.
     end(n, frames, (computed > 1 || (inside_ > 1 && by_step.size() > 1)) && f.step_heads_q > 0);
@@ -526,9 +544,13 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
     }
     Load load;
     const std::size_t far = topology.level(0, ranks_ - 1);
-    load.in[far] = values * each;
     load.messages[far] = 1;
-    sum += topology.seconds(load) * static_cast<double>(ranks_ / inside - 1);
+    const auto seconds = [&](Index groups) {
+      load.in[far] = values * each * static_cast<double>(groups);
+      return groups > 0 ? topology.seconds(load) : 0;
+    };
+    const Index others = ranks_ / inside - 1, abreast = max_of(1, options.abreast);
+    sum += seconds(abreast) * static_cast<double>(others / abreast) + seconds(others % abreast);
   }
   return sum;
 }

@@ -64,7 +64,10 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
     if (!move) {
       held[group] = {static_cast<Index>(group)};
     } else if (move->kind == Move::Kind::shift) {
-      held[group] = before[static_cast<std::size_t>(move->receives.front().peer / inside)];
+      for (const PeerRows& p : move->receives) {
+        const std::vector<Index>& theirs = before[static_cast<std::size_t>(p.peer / inside)];
+        held[group].insert(held[group].end(), theirs.begin(), theirs.end());
+      }
     } else {
       for (const PeerRows& p : move->receives) held[group].push_back(p.peer / inside);
     }

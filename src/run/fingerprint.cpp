@@ -77,6 +77,7 @@ std::uint64_t of(const ScheduleOptions& options) {
       .add(options.inside)
       .add(static_cast<Index>(options.across))
       .add(options.stages)
+      .add(options.abreast)
       .value();
 }
 

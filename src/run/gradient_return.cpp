@@ -45,13 +45,7 @@ void GradientReturn::clear_once() {
   clear_ = false;
 }
 
-// Gradients that travel on with their keys, the first step's included.
-bool GradientReturn::travels(Index n) const {
-  const auto shifts = [&](Index at) {
-    return at < static_cast<Index>(schedule_.steps.size()) && step(at).move && step(at).move->kind == Move::Kind::shift;
-  };
-  return shifts(n) || (!step(n).move && shifts(n + 1));
-}
+bool GradientReturn::shifts(Index n) const { return step(n).move && step(n).move->kind == Move::Kind::shift; }
 
 Kv GradientReturn::buffer(Index n) {
   return take_kv(workspace_, n % 2 == 0 ? Slot::key_gradients_0 : Slot::key_gradients_1,
@@ -63,11 +57,10 @@ Kv GradientReturn::buffer(Index n) {
 }
 
 Kv GradientReturn::begin(Index n, bool nothing) {
-  const bool travel = travels(n);
-  const bool shift = travel && step(n).move;
   under_way_[odd(n)].wait();  // of step n - 2: its buffer is wanted
-  const Kv to = step(n).move || travel ? buffer(n) : heads_of(own_, step(n).heads_k);
-  if (shift) {  // the sum so far goes to the next rank while this one computes; what arrives is added in end()
+  const Kv to = step(n).move ? buffer(n) : heads_of(own_, step(n).heads_k);
+  // Sums so far go to the next rank while this one computes; what arrives is added in end(). The own ones stay.
+  if (shifts(n) && shifts(n - 1)) {
     const Message::Combine combine = nothing ? Message::Combine::replace : Message::Combine::add;
     under_way_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
@@ -81,8 +74,13 @@ Kv GradientReturn::begin(Index n, bool nothing) {
 void GradientReturn::end(Index n) {
   if (!step(n).move) return;
   const Move& move = *step(n).move;
-  if (move.kind == Move::Kind::shift) {
+  if (shifts(n)) {
     under_way_[odd(n)].wait();
+    if (move.home.empty()) return;
+    under_way_[odd(n - 1)].wait();  // one after another, so that sums have one order
+    const ConstKv own = constant(heads_of(own_, step(n).heads_k));
+    under_way_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
+                                                at_once(messages(move.back, own, Message::Combine::add), false));
     return;
   }
   clear_once();
@@ -97,10 +95,6 @@ void GradientReturn::finish() {
   // In the order in which they were started, so that sums have one order.
   if (steps > 1) under_way_[odd(steps - 2)].wait();
   if (steps > 0) under_way_[odd(steps - 1)].wait();
-  if (steps < 2 || !travels(steps - 1)) return;
-  const Move& move = *step(steps - 1).move;
-  communicator_.exchange(messages(move.sends, constant(buffer(steps - 1))), messages(move.receives, constant(own_)))
-      .wait();
 }
 
 }  // namespace weft::run

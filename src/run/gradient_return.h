@@ -25,7 +25,7 @@ class GradientReturn {
 
  private:
   const Step& step(Index n) const { return schedule_.steps[static_cast<std::size_t>(n)]; }
-  bool travels(Index n) const;
+  bool shifts(Index n) const;  // gradients travel on with their keys
   bool alone(Index n) const;
   bool whole() const;
   void clear_once();

@@ -130,6 +130,7 @@ Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const
              .steps = {}};
   if (options.kind == ScheduleKind::exact && options.stages < 1)
     throw Error(text("exact in ", options.stages, " stages"), "use at least one");
+  check_abreast(s);
   if (options.kind == ScheduleKind::all_to_all) swap_heads(s, s.ranks);
   if (options.kind == ScheduleKind::hybrid) {
     check_mesh(s);

@@ -28,7 +28,8 @@ inline Index rows_in(const std::vector<Range>& ranges) {
 Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                const ScheduleOptions& options);
 
-void check_mesh(const Schedule& s);  // Error unless the hybrid's mesh makes up the ranks
+void check_mesh(const Schedule& s);     // Error unless the hybrid's mesh makes up the ranks
+void check_abreast(const Schedule& s);  // .. a step of a ring has keys
 void swap_heads(Schedule& s, Index inside);
 // Error unless the groups of heads that are gathered one after another can be.
 void check_head_groups(const Schedule& s);
@@ -36,6 +37,13 @@ void check_head_groups(const Schedule& s);
 bool in_sequence_order(const Schedule& s);
 // Query heads of K/V heads [begin, end) of a step: one range, or Error.
 Range query_heads(const Schedule& s, Range k);
+// Steps of a ring of so many groups, and the one in which the group at a distance before the own one is met.
+inline Index ring_steps(Index groups, Index abreast) { return 1 + ceil_div(groups - 1, abreast); }
+inline Index ring_step_of(Index distance, Index abreast) { return ceil_div(distance, abreast); }
+// Distances of a step: [begin, end).
+inline Range ring_distances(Index groups, Index abreast, Index step) {
+  return step == 0 ? Range{0, 1} : Range{(step - 1) * abreast + 1, min_of(step * abreast + 1, groups)};
+}
 // Peers at these distances are in this stage of exact: [begin, end).
 inline Range stage_distances(Index ranks, Index stages, Index stage) {
   return {(ranks - 1) * stage / stages + 1, (ranks - 1) * (stage + 1) / stages + 1};

@@ -63,7 +63,7 @@ class Counter {
 Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
   Counter count(s, shape);
   const Index dims = shape.dim_qk + shape.dim_v;
-  const Move* shift = nullptr;
+  bool shifted = false;  // gradients of what came in the step before travel on
   if (s.swap) count.swaps(pass);
   for (const Step& step : s.steps) {
     if (!step.move) continue;
@@ -72,14 +72,13 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
     count.move(move.sends, move.receives, width * size_of(shape.dtype));
     if (pass == Pass::forward) continue;
     if (move.kind == Move::Kind::shift) {
-      count.move(move.sends, move.receives, f32);
-      shift = &move;
+      if (shifted) count.move(move.sends, move.receives, f32);
+      count.move(move.home, move.back, f32);
+      shifted = true;
     } else {
       count.move(move.receives, move.sends, f32);
     }
   }
-  if (shift != nullptr)  // home
-    count.move(shift->sends, shift->receives, s.step_heads_k() * dims * size_of(DType::f32));
   if (pass == Pass::forward ? shape.max_logit : shape.dsink) {
     const Index others = s.ranks - 1, bytes = others * s.heads_q * size_of(DType::f64);
     count.total += {bytes, bytes, others, others};

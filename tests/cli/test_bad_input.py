@@ -92,6 +92,8 @@ CASES = [
     ("verify --docs 4 --schedule hybrid --across exact", ["'exact'", "ring or all_gather"]),
     ("verify --docs 4 --schedule ring --stages 2", ["--stages 2", "add exact"]),
     ("verify --docs 4 --schedule exact --stages none", ["'none'", "--stages 2"]),
+    ("verify --docs 4 --schedule exact --abreast 2", ["--abreast 2", "add ring or hybrid"]),
+    ("verify --docs 4 --schedule ring --abreast 0", ["--abreast 0", "1 or more"]),
     ("verify --docs 4 --schedule ring --comm pigeons", ["'pigeons'", "use threads"]),
     ("verify --docs 4 --schedule ring --ranks 1000", ["--ranks 1000", "at most 256"]),
     ("verify --docs 4 --comm threads", ["--comm threads", "--schedule all"]),

@@ -35,6 +35,8 @@ def test_one_problem_by_all(weft, dtype):
     "--schedule all_gather --key-order sequence,rank --head-groups 2",
     "--schedule hybrid --across ring,all_gather --inside 4",
     "--schedule exact --stages 1 --checked",
+    "--schedule ring,hybrid --abreast 1 --checked",
+    "--schedule ring --abreast 3",
     "--schedule ring --kernel cpu.scalar --comm threads",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format sbhd",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format bshd --softcap 3",
@@ -95,7 +97,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
         assert len(of[(axis,)]) == count, axis
     for axes, rows in of.items():
         for values, by in rows.items():
-            if axes[0] in ("head groups", "inside", "stages"):
+            if axes[0] in ("head groups", "inside", "stages", "abreast"):
                 assert sum(c["ok"] for c in by.values()) > 0, (axes, values)
                 continue
             assert set(by) == set(COLUMNS), (axes, values)

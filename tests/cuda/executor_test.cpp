@@ -87,6 +87,8 @@ TEST(DeviceExecutor, AllGatherInSequenceOrderHasTheBitsOfOneRank) {
 
 std::vector<ScheduleOptions> some_of_each() {
   return {{.kind = ScheduleKind::ring},
+          {.kind = ScheduleKind::ring, .abreast = 1},
+          {.kind = ScheduleKind::ring, .abreast = 3},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
           {.kind = ScheduleKind::all_to_all},

@@ -36,12 +36,13 @@ weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
     o.across = bytes.one_in(2) ? weft::ScheduleKind::all_gather : weft::ScheduleKind::ring;
   }
   o.stages = bytes.pick(1, 5);
+  o.abreast = bytes.pick(1, 3);
   return o;
 }
 
 void spoil(weft::ScheduleOptions& o, ByteChoices& bytes) {
-  Index* const fields[] = {&o.head_groups, &o.inside, &o.stages};
-  Index& x = *fields[bytes.pick(0, 2)];
+  Index* const fields[] = {&o.head_groups, &o.inside, &o.stages, &o.abreast};
+  Index& x = *fields[bytes.pick(0, 3)];
   x = weft::fuzz::hostile(bytes, x);
   if (bytes.one_in(4)) o.across = static_cast<weft::ScheduleKind>(bytes.pick(0, 4));
 }

@@ -189,6 +189,7 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::all_gather},
                                       {.kind = ScheduleKind::all_gather, .head_groups = 2},
                                       {.kind = ScheduleKind::ring},
+                                      {.kind = ScheduleKind::ring, .abreast = 1},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::exact}};
   for (const Index inside : {1, 2, 3, 4})

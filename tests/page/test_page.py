@@ -47,8 +47,8 @@ def pixel(page, q, k):
 def step(schedule, ranks, q, k):
     """In which step the rank of a query meets the keys of another, by the definition of each schedule."""
     distance = (q - k) % ranks
-    if schedule == "ring":
-        return distance
+    if schedule == "ring":  # two distances a step
+        return (distance + 1) // 2
     if schedule == "exact":  # four stages of nearly as many distances each
         stages = min(4, ranks - 1)
         return 0 if distance == 0 else 1 + next(s for s in range(stages) if distance <= (ranks - 1) * (s + 1) // stages)
@@ -133,8 +133,8 @@ def test_hover_and_colours(show):
     said = tip(page)
     assert said["Query"] == "token 6 · document 0, position 6 · rank 3, row 0"
     assert said["Key"] == "token 2 · document 0, position 2 · rank 1, row 0"
-    assert said["Attended"] == "by rank 3 in step 2 of 4; the key comes from rank 1"
-    assert said["Slice"].startswith("0 of 1: q [0, 1), k [0, 2)")
+    assert said["Attended"] == "by rank 3 in step 1 of 3; the key comes from rank 1"
+    assert said["Slice"].startswith("1 of 2: q [0, 1), k [4, 6)")  # after those of rank 2
     page.mouse.move(*cell(page, 2, 6))
     assert tip(page)["Visible"] == "no: outside the mask"
     page.mouse.move(*cell(page, 12, 2))
@@ -225,7 +225,8 @@ def test_a_million_documents_are_drawn_in_bundles(weft, show):
 def test_many_ranks(weft, show):
     page = show("--docs", "30000,10000,5000", "--mask", "causal", "--ranks", 256, "--schedule", "ring")
     s = model.stream([30000, 10000, 5000])
-    assert describe(page, 20000, 17)["step"] == model.owner("zigzag", s, 256, 20000)  # the key is on rank 0
+    owner = model.owner("zigzag", s, 256, 20000)
+    assert describe(page, 20000, 17)["step"] == step("ring", 256, owner, 0)  # the key is on rank 0
     page.get_by_label("Bring out one rank").fill("7")
     page.keyboard.press("Enter")
     assert page.evaluate("weft.state.chosen") == 7
@@ -254,7 +255,7 @@ def test_keyboard(show):
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("weft.view.cross") == [8, 7]
     assert "token 8 · document 1, position 1" in page.locator("#said").inner_text()
-    assert tip(page)["Attended"] == "by rank 3 in step 0 of 4; the key is its own"
+    assert tip(page)["Attended"] == "by rank 3 in step 0 of 3; the key is its own"
     page.keyboard.press("Control+ArrowRight")
     assert page.evaluate("weft.view.cross") == [8, 10]
     for _ in range(6):

@@ -221,6 +221,7 @@ const std::vector<FlagSpec>& bench_flags() {
       {"mesh", "AxB", "with --schedule: hybrid: the same with both sides said"},
       {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
       {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
+      {"abreast", "N", "with --schedule: ring: keys of N ranks in a step; 2 if not given"},
       {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
       {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
       {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
@@ -235,7 +236,7 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "links"}) {
+  for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }
   if (on_gpu(flags.text("kernel", "cpu"))) {

@@ -40,12 +40,14 @@ std::vector<GpuCase> gpu_cases() {
           {"mha-full", anchors[4], 128, 1, 16384, false},
           {"rank-of-8", anchors[5]},
           {"short-rank-of-8", anchors[6]},
+          {"ring-rank-of-8", ring_case()},
           {"width-64", anchors.back(), 64, 16, 4096},
           {"width-256", documents_case("1 x 8192, heads 16:4", {8192}, 16, 4, true, 0), 256, 1, 8192}};
 }
 
-std::vector<GpuCase> asked_cases(const Flags& flags) {
+std::vector<GpuCase> asked_cases(const Flags& flags, const Kernel& kernel) {
   std::vector<GpuCase> all = gpu_cases();
+  if (kernel.takes_steps == nullptr) std::erase_if(all, [](const GpuCase& c) { return c.of.steps.has_value(); });
   const std::string* asked = flags.find("cases");
   if (asked == nullptr) return all;
   std::vector<GpuCase> some;
@@ -54,7 +56,8 @@ std::vector<GpuCase> asked_cases(const Flags& flags) {
     if (found == all.end()) {
       std::string names;
       for (const GpuCase& c : all) names += (names.empty() ? "" : ", ") + c.name;
-      throw Error(fmt::format("--cases {}: on a GPU there is no case {}", *asked, name), "use some of " + names);
+      throw Error(fmt::format("--cases {}: kernel {} has no case {}", *asked, kernel.name, name),
+                  "use some of " + names);
     }
     some.push_back(*found);
   }
@@ -147,7 +150,7 @@ int bench_gpu(const Flags& flags) {
   if (rounds < 1 || rounds > kMostRounds)
     throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
   const DType type = dtype(flags.text("dtype", "bf16"));
-  const std::vector<GpuCase> cases = asked_cases(flags);
+  const std::vector<GpuCase> cases = asked_cases(flags, find_kernel(kernel));
   for (const GpuCase& c : cases)
     if (const std::optional<std::string> why =
             find_kernel(kernel).refusal({.dtype = type, .dim_qk = c.dim, .dim_v = c.dim, .device = DeviceKind::cuda}))

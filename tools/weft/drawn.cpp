@@ -55,7 +55,7 @@ const std::vector<FlagSpec>& drawn_flags() {
          "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
     for (const FlagSpec& flag : schedule_flags()) {
       for (const std::string_view kept :
-           {"key-order", "head-groups", "inside", "mesh", "across", "stages", "head-map"}) {
+           {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "head-map"}) {
         if (flag.name == kept) all.push_back(flag);
       }
     }

@@ -69,9 +69,10 @@ const std::string& label(const Labels& labels, std::string_view axis) {
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn) {
   check::RandomChoices choices(static_cast<unsigned long long>(turn));  // turns alone would go with ranks and layouts
   const bool two_groups = choices.one_in(2);
-  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99);
+  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), abreast = choices.pick(1, 3);
   if (check::gathers(options) && can_group(placed) && two_groups) options.head_groups = 2;
   if (options.kind == ScheduleKind::exact) options.stages = stages;
+  if (check::shifts(options)) options.abreast = abreast;
   if (options.kind != ScheduleKind::hybrid) return options;
   std::vector<Index> meshes;  // 1 x ranks and ranks x 1 are hardly meshes, but must work
   for (Index inside = 1; inside <= placed.ranks; ++inside)
@@ -84,7 +85,8 @@ Labels variant_labels(const ScheduleOptions& options) {
   const auto said = [](bool has, Index value) { return has ? std::to_string(value) : std::string(kHasNone); };
   return {{"head groups", said(check::gathers(options), options.head_groups)},
           {"inside", said(options.kind == ScheduleKind::hybrid, options.inside)},
-          {"stages", said(options.kind == ScheduleKind::exact, options.stages)}};
+          {"stages", said(options.kind == ScheduleKind::exact, options.stages)},
+          {"abreast", said(check::shifts(options), options.abreast)}};
 }
 
 Index Grid::cells() const {

@@ -29,7 +29,7 @@ struct GridCell {
   Labels labels = {};
 };
 
-// In variants that take turns: groups of heads, meshes of the ranks, stages. `turn` counts placements.
+// In variants that take turns: groups of heads, meshes of the ranks, stages, ranks abreast. `turn` counts placements.
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn);
 Labels variant_labels(const ScheduleOptions& options);
 

@@ -24,6 +24,7 @@ std::string column_of(ScheduleOptions options) {
   options.head_groups = usual.head_groups;
   options.inside = usual.inside;
   options.stages = usual.stages;
+  options.abreast = usual.abreast;
   return check::words(options);
 }
 

@@ -79,29 +79,31 @@ struct KernelCall::Parts {
     if (pass == Pass::forward) return;
     dout = tensor(dtype, c.q_rows, c.heads_q, dim, true);
     dq = tensor(dtype, c.q_rows, c.heads_q, dim, false);
-    dk = tensor(dtype, c.k_rows, c.heads_k, dim, false);
-    dv = tensor(dtype, c.k_rows, c.heads_k, dim, false);
+    const DType gradients = c.steps ? DType::f32 : dtype;
+    dk = tensor(gradients, c.k_rows, c.heads_k, dim, false);
+    dv = tensor(gradients, c.k_rows, c.heads_k, dim, false);
   }
   ~Parts() {
     for (void* data : memory) device::give_back(data);
   }
 
   void run(Pass which) {
+    const ForwardArgs forward{.q = q, .k = k_, .v = v, .slices = given.slices, .out = out, .lse = lse, .place = place};
+    const BackwardArgs backward{.q = q,
+                                .k = k_,
+                                .v = v,
+                                .slices = given.slices,
+                                .dout = dout,
+                                .out = out,
+                                .lse = lse,
+                                .dq = dq,
+                                .dk = dk,
+                                .dv = dv,
+                                .place = place};
     if (which == Pass::forward)
-      attend({.q = q, .k = k_, .v = v, .slices = given.slices, .out = out, .lse = lse, .place = place}, kernel);
+      given.steps ? given.steps->forward(forward, kernel) : attend(forward, kernel);
     else
-      attend_backward({.q = q,
-                       .k = k_,
-                       .v = v,
-                       .slices = given.slices,
-                       .dout = dout,
-                       .out = out,
-                       .lse = lse,
-                       .dq = dq,
-                       .dk = dk,
-                       .dv = dv,
-                       .place = place},
-                      kernel);
+      given.steps ? given.steps->backward(backward, kernel) : attend_backward(backward, kernel);
   }
   void wait() {
     if (place.kind != DeviceKind::cpu) device::synchronize(place);

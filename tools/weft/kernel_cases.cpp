@@ -18,7 +18,12 @@ std::vector<Index> short_documents() {
 }
 
 KernelCase from_plan(std::string name, Plan plan, Index heads_q, Index heads_k) {
-  return {std::move(name), std::move(plan.slices), plan.q_rows, plan.k_rows, heads_q, heads_k};
+  return {.name = std::move(name),
+          .slices = std::move(plan.slices),
+          .q_rows = plan.q_rows,
+          .k_rows = plan.k_rows,
+          .heads_q = heads_q,
+          .heads_k = heads_k};
 }
 
 }  // namespace
@@ -43,6 +48,15 @@ KernelCase pieces_case(std::string name, const std::vector<Index>& lengths, Inde
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
   const Layouts layouts = make_layouts(kind, problem, ranks);
   return from_plan(std::move(name), make_plan(problem, layouts.q.runs(rank), layouts.k.rank_order()), heads_q, heads_k);
+}
+
+KernelCase ring_case() {
+  constexpr Index kRank = 3, kRanks = 8;
+  KernelCase c = pieces_case("rank 3 of 8 of packed, a ring", kPacked, 32, 8, LayoutKind::dual_chunk, kRank, kRanks);
+  const Problem problem(Stream::from_lengths(kPacked), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, kRanks);
+  c.steps.emplace(make_schedule(problem, layouts, kRank, {c.heads_q, c.heads_k}, {.kind = ScheduleKind::ring}));
+  return c;
 }
 
 std::vector<KernelCase> learned_cases(bool gpu) {

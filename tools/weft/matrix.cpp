@@ -112,7 +112,7 @@ class Maker {
     Grid grid{.title = axes_.full ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
               .row_axes = {"layout", "mask"},
               .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale",
-                             "head groups", "inside", "stages"}};
+                             "head groups", "inside", "stages", "abreast"}};
     for (const MaskKind& mask : masks())
       for (const PackingKind& packing : kPackings) add_problems(mask, packing, grid);
     return grid;

@@ -20,6 +20,7 @@ class Values {
     schedule.head_groups = usual.head_groups;
     schedule.inside = usual.inside;
     schedule.stages = usual.stages;
+    schedule.abreast = usual.abreast;
     std::vector<std::uint64_t> all{number("schedule", check::words(schedule))};
     for (const auto& [axis, value] : cell.labels) all.push_back(number(axis, value));
     return all;

@@ -30,7 +30,8 @@ void check_used(const Flags& flags, const std::vector<std::string>& kinds) {
                                    {"inside", {"hybrid"}},
                                    {"mesh", {"hybrid"}},
                                    {"across", {"hybrid"}},
-                                   {"stages", {"exact"}}};
+                                   {"stages", {"exact"}},
+                                   {"abreast", {"ring", "hybrid"}}};
   for (const auto& [flag, schedules] : all) {
     const bool used = std::find_first_of(kinds.begin(), kinds.end(), schedules.begin(), schedules.end()) != kinds.end();
     if (flags.given(flag) && !used)
@@ -93,6 +94,7 @@ const std::vector<FlagSpec>& schedule_flags() {
       {"mesh", "AxB", "hybrid: the same with both sides said, --ranks A*B --inside A"},
       {"across", "LIST", "hybrid: how the other groups' keys come, ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
+      {"abreast", "N", "ring: keys of N ranks in a step; 2 if not given"},
       {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."},
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"},
       {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"},
@@ -121,6 +123,7 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
   const ScheduleOptions usual;
   const Index groups = positive(flags, "head-groups", usual.head_groups);
   const Index inside = inside_of(flags, usual.inside), stages = positive(flags, "stages", usual.stages);
+  const Index abreast = positive(flags, "abreast", usual.abreast);
   std::vector<ScheduleOptions> all;
   for (const std::string& kind : kinds) {
     ScheduleOptions options{.kind = schedule_kind(kind)};
@@ -130,6 +133,7 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
       options.across = over;
       const bool gathered = check::gathers(options);
       options.head_groups = gathered ? groups : usual.head_groups;
+      options.abreast = check::shifts(options) ? abreast : usual.abreast;
       for (const KeyOrder order : gathered ? orders : std::vector{usual.key_order}) {
         options.key_order = order;
         all.push_back(options);
@@ -143,7 +147,7 @@ AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
   std::vector<std::string> names = list_of("--schedule", std::string(schedules), schedule_names());
   const bool automatic = std::erase(names, "auto") > 0;
   if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
-  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages"}) {
+  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast"}) {
     if (flags.given(option))
       throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
                   "leave it out: it is chosen too");

@@ -250,6 +250,7 @@ const std::vector<FlagSpec>& simulate_flags() {
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
       {"across", "LIST", "hybrid: ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
+      {"abreast", "N", "ring: keys of N ranks in a step; 2 if not given"},
       {"memory", "BYTES", "auto: what a rank has for one layer; the machine's if not given"},
       {"html", "FILE", "write a page with plots"}};
   return flags;

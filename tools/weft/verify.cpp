@@ -70,7 +70,7 @@ int verdict(const Flags& flags, const Tally& tally) {
 Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedules = nullptr) {
   if (!flags.given("schedule")) {
     for (const char* name :
-         {"key-order", "head-groups", "inside", "mesh", "across", "stages", "comm", "format", "checked"}) {
+         {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "comm", "format", "checked"}) {
       if (flags.given(name))
         throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
                     "add e.g. --schedule all, or leave it out");

@@ -28,7 +28,7 @@ constexpr Index kMaxThreads = 1024;
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
   std::vector<std::string_view> others = problem_flags();
-  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "mesh", "stages"});
+  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "mesh", "stages", "abreast"});
   others.push_back(grid == "set" ? "matrix" : "set");
   if (grid == "set") others.push_back("layout");
   for (const std::string_view name : taken) std::erase(others, name);

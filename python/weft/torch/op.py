@@ -24,7 +24,7 @@ from .packed import unpack
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
                  off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
                  schedule="all_gather", layout="zigzag", layout_mask=None, key_order="auto", head_groups=1, inside=2,
-                 across="ring", stages=4, checked=False, machine=0)
+                 across="ring", stages=4, abreast=2, checked=False, machine=0)
 
 
 def _plain(value):
@@ -94,7 +94,7 @@ class _Run:
         placed = _core.Layout(layout, whole, comm.ranks, dealt_by)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
-        options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages")]
+        options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast")]
         if said["schedule"] == "auto":
             if said["head_map"] is not None:
                 raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
