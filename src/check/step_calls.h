@@ -15,8 +15,6 @@ class StepCalls {
   explicit StepCalls(Schedule schedule)
       : schedule_(std::move(schedule)), computed_(schedule_), rows_(run::rows_of_steps(schedule_)) {}
 
-  Index key_rows() const { return first_row(schedule_.steps.size()); }
-
   // As the executor calls a kernel that takes QuerySteps; slices of `args` are not looked at.
   void forward(const ForwardArgs& args, std::string_view kernel) const {
     QuerySteps steps{.rows = rows_.rows, .ends = rows_.ends};

@@ -8,6 +8,7 @@
 #include "cost/costs.h"
 #include "cost/outline.h"
 #include "cost/patterns.h"
+#include "cost/ring_moves.h"
 #include "schedule/schedules.h"
 
 namespace weft::cost {
@@ -358,38 +359,16 @@ class FromJob {
   }
 
   void add_shifts() {
-    // Messages of so many groups' rows to peers at these distances after the own group.
     const auto shift = [&](Range distances, Index groups, double each, bool adds) {
       std::vector<Patterns::Sent> messages;
       for (Index r = 0; r < ranks_; ++r) {
         const double bytes = static_cast<double>(groups * keys_of_step() * heads(r % inside_, 0).k) * each;
         for (Index d = distances.begin; d < distances.end; ++d)
-          messages.push_back({r, floor_mod(r + d * inside_, ranks_), bytes});
+          messages.push_back({r, (r + d * inside_) % ranks_, bytes});
       }
       return add(make_.listed(std::move(messages), adds, false));
     };
-    const Range next{abreast(), abreast() + 1};
-    Index groups = 0;  // of the last patterns, which steps that are alike share
-    int kv = -1, gradients = -1;
-    for (Index n = 1; n < steps(); ++n) {
-      const Range distances = schedule::ring_distances(count(), abreast(), n);
-      StepOutline& step = o_.steps[at(n)];
-      step.shifts = true;
-      if (n == 1) {
-        step.kv = shift(distances, 1, costs_.kv_bytes(), false);
-      } else {
-        if (groups != distances.size()) {
-          groups = distances.size();
-          kv = shift(next, groups, costs_.kv_bytes(), false);
-          if (pass_ == Pass::backward) gradients = shift(next, groups, costs_.gradient_bytes(), true);
-        }
-        step.kv = kv;
-        step.gradients = gradients;
-      }
-      const Range last{max_of(distances.begin, count() - abreast()), distances.end};
-      if (pass_ == Pass::backward && last.size() > 0)
-        step.home = shift({1 - last.end, 1 - last.begin}, 1, costs_.gradient_bytes(), true);
-    }
+    add_ring_moves(count(), abreast(), costs_, pass_ == Pass::backward, shift, o_.steps);
   }
 
   void add_sends() {

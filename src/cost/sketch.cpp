@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cost/engine.h"
+#include "cost/ring_moves.h"
 #include "plan/partial.h"
 #include "plan/parts.h"
 #include "schedule/schedules.h"
@@ -388,7 +389,6 @@ class Mini {
   void add_ring() {
     const Index abreast = min_of(options_.abreast, groups()), steps = schedule::ring_steps(groups(), abreast);
     o_.steps.resize(at(steps));
-    // Messages of so many groups' rows to each of the peers at these distances.
     const auto shift = [&](Range distances, Index each_groups, double each, bool adds) {
       std::vector<std::vector<Index>> before(at(count_));
       for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
@@ -410,30 +410,10 @@ class Mini {
       }
       return add(std::move(p));
     };
-    std::vector<Index> rows(at(steps), key_rows());
-    const Range next{abreast, abreast + 1};
-    Index groups_met = 0;  // of the last patterns, which steps that are alike share
-    int kv = -1, gradients = -1;
-    for (Index n = 1; n < steps; ++n) {
-      const Range distances = schedule::ring_distances(groups(), abreast, n);
-      StepOutline& step = o_.steps[at(n)];
-      step.shifts = true;
-      rows[at(n)] *= distances.size();
-      if (n == 1) {
-        step.kv = shift(distances, 1, costs_.kv_bytes(), false);
-      } else {
-        if (groups_met != distances.size()) {
-          groups_met = distances.size();
-          kv = shift(next, groups_met, costs_.kv_bytes(), false);
-          if (pass_ == Pass::backward) gradients = shift(next, groups_met, costs_.gradient_bytes(), true);
-        }
-        step.kv = kv;
-        step.gradients = gradients;
-      }
-      const Range last{max_of(distances.begin, groups() - abreast), distances.end};
-      if (pass_ == Pass::backward && last.size() > 0)
-        step.home = shift({groups() + 1 - last.end, groups() + 1 - last.begin}, 1, costs_.gradient_bytes(), true);
-    }
+    add_ring_moves(groups(), abreast, costs_, pass_ == Pass::backward, shift, o_.steps);
+    std::vector<Index> rows;
+    for (Index n = 0; n < steps; ++n)
+      rows.push_back(key_rows() * schedule::ring_distances(groups(), abreast, n).size());
     for (Index n = 0; n < count_; ++n) {
       std::vector<TileWork> by_step(at(steps));
       for (const Sketch::Cell& c : sample(n).cells) {
