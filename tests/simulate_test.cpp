@@ -10,6 +10,7 @@
 #include "check/random_case.h"
 #include "check/tensors.h"
 #include "cost/engine.h"
+#include "refusal.h"
 #include "weft/error.h"
 #include "weft/executor.h"
 
@@ -307,6 +308,15 @@ TEST(Simulate, RefusesWhatTheScheduleRefuses) {
     const Job job{problem, layouts, 2, 1, options, {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
     EXPECT_THROW(simulate(job, machine(), Pass::forward), Error);
   }
+}
+
+TEST(Simulate, TooManyMessagesAreRefused) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{1 << 16}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 4096);
+  const ScheduleOptions options{.kind = ScheduleKind::ring, .abreast = 4096};
+  const Job job{problem, layouts, 1, 1, options, {.dtype = DType::bf16, .dim_qk = 8, .dim_v = 8}};
+  expect_refusal([&] { (void)simulate(job, machine(), Pass::forward); },
+                 {"4096 ranks, 4096 abreast", "up to 2048 abreast, or all_gather"});
 }
 
 TEST(Simulate, ManyRanksAreSampledAndStillRight) {

@@ -30,7 +30,7 @@ class StepCalls {
     }
   }
 
-  // dK and dV are f32; those of a ring are added to, as sums that travel are.
+  // dK and dV are f32; those of a ring are added to, which stands for the addition of sums that travel.
   void backward(const BackwardArgs& args, std::string_view kernel) const {
     QuerySteps steps{.rows = rows_.rows};
     for (std::size_t n = 0; n < schedule_.steps.size(); ++n) {

@@ -10,6 +10,8 @@
 #include "cost/patterns.h"
 #include "cost/ring_moves.h"
 #include "schedule/schedules.h"
+#include "text.h"
+#include "weft/error.h"
 
 namespace weft::cost {
 namespace {
@@ -359,6 +361,11 @@ class FromJob {
   }
 
   void add_shifts() {
+    constexpr Index kMostMessages = Index{1} << 23;  // of an exchange, listed one by one
+    if (ranks_ > kMostMessages / abreast())
+      throw Error(
+          text("a ring of ", ranks_, " ranks, ", abreast(), " abreast: ", ranks_ * abreast(), " messages at once"),
+          text("use up to ", kMostMessages / ranks_, " abreast, or all_gather, which moves the same bytes"));
     const auto shift = [&](Range distances, Index groups, double each, bool adds) {
       std::vector<Patterns::Sent> messages;
       for (Index r = 0; r < ranks_; ++r) {

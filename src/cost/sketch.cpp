@@ -193,10 +193,10 @@ class Mini {
     return f;
   }
 
-  int add(Pattern p) {
+  // Neighbours do the same over the same link, unless it is known how many of them do.
+  int add(Pattern p, bool up_is_known = false) {
     for (Load& load : p.loads) {
-      // Neighbours do the same over the same link.
-      for (std::size_t l = 0; l < topology_.levels(); ++l)
+      for (std::size_t l = 0; l < topology_.levels() && !up_is_known; ++l)
         load.up[l] = std::max(load.up[l], std::max(load.in[l], load.out[l]) * static_cast<double>(topology_.below(l)));
       p.seconds.push_back(topology_.seconds(load));
       p.interference.push_back(topology_.interference(load));
@@ -408,7 +408,7 @@ class Mini {
         load.bytes_in = load.bytes_out = static_cast<Index>(bytes);
         load.copied = adds ? 2 * bytes : bytes;
       }
-      return add(std::move(p));
+      return add(std::move(p), true);
     };
     add_ring_moves(groups(), abreast, costs_, pass_ == Pass::backward, shift, o_.steps);
     std::vector<Index> rows;

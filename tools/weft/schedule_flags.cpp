@@ -94,7 +94,7 @@ const std::vector<FlagSpec>& schedule_flags() {
       {"mesh", "AxB", "hybrid: the same with both sides said, --ranks A*B --inside A"},
       {"across", "LIST", "hybrid: how the other groups' keys come, ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
-      {"abreast", "N", "ring: keys of N ranks in a step; 2 if not given"},
+      {"abreast", "N", "ring: keys of N ranks (hybrid: of N groups) in a step; 2 if not given"},
       {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."},
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"},
       {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"},
