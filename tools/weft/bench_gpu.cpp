@@ -32,15 +32,20 @@ struct GpuCase {
 };
 
 std::vector<GpuCase> gpu_cases() {
-  std::vector<KernelCase> anchors = anchor_cases();
+  const std::vector<KernelCase> anchors = anchor_cases(), rings = ring_cases();
   return {{"dense", anchors[0], 128, 1, 16384},
           {"packed", anchors[1]},
           {"window", anchors[2]},
           {"mha-causal", anchors[3], 128, 1, 16384},
           {"mha-full", anchors[4], 128, 1, 16384, false},
+          {"rank-of-2", anchors[7]},
+          {"rank-of-4", anchors[8]},
           {"rank-of-8", anchors[5]},
           {"short-rank-of-8", anchors[6]},
-          {"ring-rank-of-8", ring_case()},
+          {"long-rank-of-8", anchors[9]},
+          {"ring-rank-of-8", rings[0]},
+          {"short-ring-of-8", rings[1]},
+          {"long-ring-of-8", rings[2]},
           {"width-64", anchors.back(), 64, 16, 4096},
           {"width-256", documents_case("1 x 8192, heads 16:4", {8192}, 16, 4, true, 0), 256, 1, 8192}};
 }

@@ -50,12 +50,13 @@ KernelCase pieces_case(std::string name, const std::vector<Index>& lengths, Inde
   return from_plan(std::move(name), make_plan(problem, layouts.q.runs(rank), layouts.k.rank_order()), heads_q, heads_k);
 }
 
-KernelCase ring_case() {
-  constexpr Index kRank = 3, kRanks = 8;
-  KernelCase c = pieces_case("rank 3 of 8 of packed, a ring", kPacked, 32, 8, LayoutKind::dual_chunk, kRank, kRanks);
-  const Problem problem(Stream::from_lengths(kPacked), {.causal = true});
-  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, kRanks);
-  c.steps.emplace(make_schedule(problem, layouts, kRank, {c.heads_q, c.heads_k}, {.kind = ScheduleKind::ring}));
+// The same keys, by the calls of a ring.
+KernelCase ring_case(std::string name, const std::vector<Index>& lengths, Index heads_q, Index heads_k, Index rank,
+                     Index ranks) {
+  KernelCase c = pieces_case(std::move(name), lengths, heads_q, heads_k, LayoutKind::dual_chunk, rank, ranks);
+  const Problem problem(Stream::from_lengths(lengths), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, ranks);
+  c.steps.emplace(make_schedule(problem, layouts, rank, {heads_q, heads_k}, {.kind = ScheduleKind::ring}));
   return c;
 }
 
@@ -94,6 +95,12 @@ std::vector<KernelCase> learned_cases(bool gpu) {
           pieces_case("striped, rank 3 of 8", {700, 61, 40, 300, 250, 185}, 4, 2, LayoutKind::striped, 3, 8),
           pieces_case("balanced, rank 2 of 4", {90, 400, 30, 248}, 2, 2, LayoutKind::balanced, 2, 4),
           pieces_case("zigzag, rank 5 of 8", {500, 200, 300, 24}, 4, 4, LayoutKind::zigzag, 5, 8)};
+}
+
+std::vector<KernelCase> ring_cases() {
+  return {ring_case("rank 3 of 8 of packed", kPacked, 32, 8, 3, 8),
+          ring_case("rank 3 of 8 of short documents", short_documents(), 32, 8, 3, 8),
+          ring_case("rank 3 of 8 of 1 x 131072", {131072}, 32, 8, 3, 8)};
 }
 
 std::vector<KernelCase> anchor_cases() {

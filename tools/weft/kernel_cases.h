@@ -25,6 +25,6 @@ KernelCase rank_case(std::string name, const std::vector<Index>& lengths, Index 
                      Index ranks);
 std::vector<KernelCase> learned_cases(bool gpu);  // small and large, dense and sparse: rates are fitted to these
 std::vector<KernelCase> anchor_cases();           // others, of the size of a GPU's work, each of a width
-KernelCase ring_case();                           // rank 3 of 8 of packed documents, by the calls of a ring
+std::vector<KernelCase> ring_cases();             // three of these ranks, by the calls of a ring
 
 }  // namespace weft::tool
