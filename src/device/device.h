@@ -2,6 +2,7 @@
 // Calls return when their work is in the place's stream, unless they say otherwise.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <memory_resource>
 #include <span>
@@ -56,6 +57,8 @@ void to_host(const Place& place, std::span<const HostCopy> copies);
 // Error while a graph is captured from the stream: `what` plans on the host, and memory of the graph would end with it.
 void refuse_capture(const Place& place, std::string_view what);
 void synchronize(const Place& place);
+// Seconds of the GPU between events around what `work` puts into the place's stream; waits for it.
+double seconds_of(const Place& place, const std::function<void()>& work);
 void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.
 int count();

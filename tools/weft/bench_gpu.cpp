@@ -106,7 +106,7 @@ Contest contest(const Contestants& who, const GpuCase& c, Pass pass, Noise& nois
   for (Index round = 0; round < who.rounds; ++round) {
     // The peer rests as long after each of its samples: whoever comes next finds the same chip.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    times.weft.push_back(call.seconds());
+    times.weft.push_back(call.gpu_seconds());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (sdpa) times.peer.push_back(who.peer->time(*sdpa, 1));
     if (product) times.product.push_back(who.peer->time(*product, 1));
@@ -167,8 +167,9 @@ int bench_gpu(const Flags& flags) {
 
   fmt::print("weft {}, kernel {}, {}, {} rounds; peer: {}\n", version(), kernel, weft::name(type), rounds,
              peer ? peer->name() + " " + peer->version() : "none");
-  fmt::print("Useful TFLOP/s on visible pairs; a call is waited for, its lists made in it. product: {0} x {0} x {0}.\n\n",
-             kProduct);
+  fmt::print(
+      "Useful TFLOP/s on visible pairs, by events around calls that are waited for. product: {0} x {0} x {0}.\n\n",
+      kProduct);
   fmt::print("{:<17}{:<9}{:>10}{:>9}{:>9}{:>8}{:>9}\n", "case", "pass", "ms", "TFLOP/s", "peer", "ratio", "product");
   nlohmann::json all = nlohmann::json::array();
   Noise noise;

@@ -41,6 +41,8 @@ class KernelCall {
 
   // Seconds of one call, from start to end; on the CPU, of this thread's own time: kernels are to use one thread.
   double seconds();
+  // Of the GPU, by events around each of a few calls that are waited for: the median.
+  double gpu_seconds();
   // The same on the CPU. On a GPU, calls one after another without a wait between them, after others that are not
   // timed: the host makes the next one's lists meanwhile, and the clock is the one that the GPU keeps up.
   double sustained_seconds();

@@ -258,6 +258,25 @@ void synchronize(const Place& place) {
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
 }
 
+double seconds_of(const Place& place, const std::function<void()>& work) {
+  struct Timed {
+    Timed() { WEFT_CUDA(cudaEventCreate(&event)); }
+    ~Timed() { cudaEventDestroy(event); }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+    cudaEvent_t event = nullptr;
+  };
+  const cuda::OnDevice on(place.device);
+  const Timed begin, end;
+  WEFT_CUDA(cudaEventRecord(begin.event, stream_of(place)));
+  work();
+  WEFT_CUDA(cudaEventRecord(end.event, stream_of(place)));
+  WEFT_CUDA(cudaEventSynchronize(end.event));
+  float milliseconds = 0;
+  WEFT_CUDA(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
 void* thread_stream() {
   thread_local const cuda::Stream mine;
   return mine.get();
