@@ -37,7 +37,8 @@ struct Neon {
   }
   static V select_less(V x, V bound, V a, V b) { return vbslq_f32(vcltq_f32(x, bound), a, b); }
   static V times_power_of_two(V p, V t) {
-    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(t), 23)));
+    // Unsigned: with an lse that is not the row's own the exponent may pass its end.
+    return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
   }
   static void transpose4(const float* from, Index from_stride, float* to, Index to_stride, float factor) {
     const V a = vld1q_f32(from), b = vld1q_f32(from + from_stride), c = vld1q_f32(from + 2 * from_stride),
