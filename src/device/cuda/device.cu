@@ -260,7 +260,7 @@ void synchronize(const Place& place) {
 
 double seconds_of(const Place& place, const std::function<void()>& work) {
   struct Timed {
-    Timed() { WEFT_CUDA(cudaEventCreate(&event)); }
+    Timed() { WEFT_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault)); }
     ~Timed() { cudaEventDestroy(event); }
     Timed(const Timed&) = delete;
     Timed& operator=(const Timed&) = delete;
