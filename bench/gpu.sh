@@ -49,7 +49,7 @@ fi
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids=
-  for suite in GpuForward GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps Segments DeviceCommunicator \
+  for suite in GpuForward GpuParts GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps Segments DeviceCommunicator \
     DeviceExecutor DeviceKvBuffer Nccl; do
     step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
     pids="$pids $!"
@@ -90,7 +90,7 @@ if has soak; then
   wait $pids
 fi
 if has sanitize; then
-  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GrowingLogits*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
+  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GrowingLogits*:*GpuParts.TheSame*:*GpuParts.From*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
     some=$kernels:$ranks:$executor

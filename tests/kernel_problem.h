@@ -74,6 +74,7 @@ struct KernelProblem {
   std::string name;
   AttentionProblem p;
   std::vector<Index> head_map = {};
+  Index part_keys = 0;  // of the forward
 
   Attention attention() const {
     Attention result = p.attention();
@@ -100,6 +101,7 @@ struct Outputs {
   ForwardArgs forward_args(const KernelProblem& problem) const {
     ForwardArgs args = forward.args(problem.p);
     args.attention = problem.attention();
+    args.part_keys = problem.part_keys;
     return args;
   }
   // Reads what the forward wrote.

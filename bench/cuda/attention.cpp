@@ -5,6 +5,7 @@
 //   attention --graph CASE... planned on the device too, each pass a graph that is replayed
 //   attention --host CASE...  what a call costs its thread, while the GPU is busy
 //   attention --kernel NAME .. by that kernel; the best one if none is named
+//   attention --part-keys N .. long rows in parts of so many keys; -1: in one
 //   attention --list          the names
 #include <algorithm>
 #include <chrono>
@@ -39,6 +40,7 @@ struct BenchCase {
   bool steps = false;                                       // several calls, merged and added up; nothing moves
   ScheduleOptions schedule = {.kind = ScheduleKind::ring};  // whose steps these are
   Index dim_v = 0;                                          // 0: dim
+  double softcap = 0;
 
   Index width_v() const { return dim_v > 0 ? dim_v : dim; }
 };
@@ -68,6 +70,10 @@ std::vector<BenchCase> all_cases() {
           {"mha-full", {16384}, 16, 16, 128, {}},
           {"width-192", {8192}, 16, 16, 192, {.causal = true}, 1, 0, DType::bf16, false, {}, 128},
           {"width-256", {8192}, 16, 4, 256},
+          {"few-heads-of-64", {131072}, 4, 1, 128, {.causal = true}, 64, 3},  // fewer tiles than multiprocessors
+          {"few-heads-of-8", {16384}, 8, 1, 128, {.causal = true}, 8, 3},
+          {"few-heads", {65536}, 4, 1, 128},
+          {"few-heads-256", {32768}, 8, 4, 256, {.causal = true}, 16, 3, DType::bf16, false, {}, 0, 50},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};
 }
 
@@ -177,7 +183,7 @@ class OnDevice {
 
 enum class How { calls, graph, host };
 
-void time_case(const BenchCase& c, const std::string& kernel, How how) {
+void time_case(const BenchCase& c, const std::string& kernel, How how, Index part_keys) {
   const Problem problem(Stream::from_lengths(c.lengths), c.mask);
   const LayoutKind kind = c.ranks > 1 ? LayoutKind::dual_chunk : LayoutKind::contiguous;
   const Layouts layouts = make_layouts(kind, problem, c.ranks);
@@ -197,13 +203,16 @@ void time_case(const BenchCase& c, const std::string& kernel, How how) {
                             .k = k.view(),
                             .v = v.view(),
                             .slices = plan.slices,
+                            .attention = {.softcap = c.softcap},
                             .out = out.view(),
                             .lse = lse.view(),
+                            .part_keys = part_keys,
                             .place = place};
   BackwardArgs backward{.q = q.view(),
                         .k = k.view(),
                         .v = v.view(),
                         .slices = plan.slices,
+                        .attention = {.softcap = c.softcap},
                         .dout = dout.view(),
                         .out = out.view(),
                         .lse = lse.view(),
@@ -258,6 +267,12 @@ int main(int count, char** arguments) {
     kernel = asked[1];
     asked.erase(asked.begin(), asked.begin() + 2);
   }
+  Index part_keys = 0;
+  if (asked.size() >= 2 && asked.front() == "--part-keys") {
+    part_keys = std::stoll(asked[1]);
+    if (part_keys < 0) part_keys = kUnlimited;
+    asked.erase(asked.begin(), asked.begin() + 2);
+  }
   if (asked == std::vector<std::string>{"--list"}) {
     for (const BenchCase& c : cases) std::printf("%s\n", c.name.c_str());
     return 0;
@@ -272,7 +287,7 @@ int main(int count, char** arguments) {
                 "backward", "with the same bits");
   try {
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) time_case(c, kernel, how);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) time_case(c, kernel, how, part_keys);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -64,6 +64,9 @@ struct QuerySteps {
   std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
 };
 
+// ForwardArgs::part_keys for so many query heads: those of the whole problem where a call has only some of them.
+constexpr Index part_keys_of(Index heads_q) { return heads_q > 16 ? kUnlimited : heads_q > 8 ? 16384 : 8192; }
+
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
 struct ForwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
@@ -79,6 +82,10 @@ struct ForwardArgs {
   TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
   PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
   QuerySteps* steps = nullptr;  // out and lse, the same in all calls, are then complete after the last one
+  // Rows that see more keys may be computed in parts of about so many, several at once, and merged in a fixed order: what
+  // long rows of few heads need to fill a GPU. kUnlimited: they are not. 0: part_keys_of(q.heads). A row's bits depend on it;
+  // kernels without parts do not look.
+  Index part_keys = 0;
   Place place = {};           // of all tensors; slices and head_map are read on the host
 };
 

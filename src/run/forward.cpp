@@ -38,6 +38,7 @@ ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
           .out = mine(args.out),
           .lse = mine(args.lse),
           .max_logit = mine(args.max_logit),
+          .part_keys = args.part_keys,
           .place = args.place};
 }
 
@@ -100,9 +101,11 @@ void Executor::forward(const ForwardArgs& args) {
   if (args.max_logit.given())
     largest.emplace(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
   ForwardArgs inner = args;
+  // By the heads of all calls, so that a row's bits do not depend on how heads are shared out.
+  if (args.part_keys == 0) inner.part_keys = part_keys_of(args.q.heads);
   if (parts_->schedule.swap) {
     run::HeadSwap swap(parts_->schedule, communicator, parts_->workspace);
-    inner = swap.bring(args);
+    inner = swap.bring(inner);
     if (args.max_logit.given()) inner.max_logit = run::some_heads(largest->view(), swap.heads_q());
     parts_->attend_steps(inner);
     swap.give_back(inner, args);

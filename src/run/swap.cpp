@@ -82,6 +82,7 @@ ForwardArgs HeadSwap::bring(const ForwardArgs& args) {
                       .v = kv.v,
                       .attention = attention(args.attention),
                       .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q)),
+                      .part_keys = args.part_keys,
                       .place = args.place};
   if (args.lse.given()) swapped.lse = writable(buffer(Slot::swap_lse, args.lse, swap_.heads_q));
   to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});

@@ -21,12 +21,12 @@ __global__ void count_differences(const unsigned* a, const unsigned* b, std::siz
 class GpuAgain : public GpuTest {
  protected:
   // More tiles than a GPU has multiprocessors, of few and of many steps, some without keys.
-  static KernelProblem many_tiles(Index width) {
+  static KernelProblem many_tiles(Index width, Index heads = 140) {
     KernelProblem problem{"",
                           {.tq = 340,
                            .tk = 900,
-                           .hq = 140,
-                           .hk = 140,
+                           .hq = heads,
+                           .hk = heads,
                            .dqk = width,
                            .dv = width == 192 ? 128 : width,
                            .dtype = dtype(),
@@ -82,6 +82,17 @@ TEST_P(GpuAgain, Forward) {
     plain.max_logit = {};
     expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
     expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
+    ForwardArgs cut = plain;
+    cut.part_keys = 128;
+    expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
+    const KernelProblem few = many_tiles(width, 3);
+    const Outputs few_host(few.p);
+    ForwardArgs at_once = on_gpu(gpu, few_host.forward_args(few));
+    at_once.part_keys = 128;
+    expect_same_each_time("any, parts at once", gpu, {at_once.out, at_once.lse, at_once.max_logit},
+                          [&] { attend(at_once, gpu_kernel); });
+    at_once.max_logit = {};
+    expect_same_each_time("parts at once", gpu, {at_once.out, at_once.lse}, [&] { attend(at_once, gpu_kernel); });
     std::vector<Range> rows;
     for (const Slice& s : problem.p.slices) rows.push_back({s.q_begin, s.q_end});
     std::vector<std::vector<Slice>> parts;

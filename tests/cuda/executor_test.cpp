@@ -59,6 +59,20 @@ Stream documents(std::vector<Index> lengths, Index multiple) {
   return Stream::from_lengths(lengths).padded_to(multiple);
 }
 
+// Is the kernel not of this build or this GPU?
+bool is_absent(std::string_view name, const RanksProblem& p) {
+  for (const Kernel& kernel : kernels())
+    if (kernel.name == name)
+      return kernel
+          .refusal({.pass = Pass::backward,
+                    .dtype = p.dtype,
+                    .dim_qk = p.dim_qk,
+                    .dim_v = p.dim_v,
+                    .device = DeviceKind::cuda})
+          .has_value();
+  return true;
+}
+
 // In sequence order a row's arithmetic does not depend on who computes it.
 TEST(DeviceExecutor, AllGatherInSequenceOrderHasTheBitsOfOneRank) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
@@ -81,6 +95,30 @@ TEST(DeviceExecutor, AllGatherInSequenceOrderHasTheBitsOfOneRank) {
           EXPECT_EQ(many.max_logit.bytes, one.max_logit.bytes);
         }
       }
+    }
+  }
+}
+
+// Rows long enough to be cut into parts by the heads of the problem, whatever the heads of a call.
+TEST(DeviceExecutor, LongRowsHaveTheSameBitsHoweverHeadsAreShared) {
+  if (device::count() == 0) GTEST_SKIP() << "no GPU";
+  const Problem problem(documents({9000, 200}, 16), {.causal = true});
+  for (const Index heads_q : {4, 32}) {
+    const RanksProblem p{
+        .problem = problem, .heads_q = heads_q, .heads_k = heads_q / 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16};
+    if (is_absent("cuda.sm90", p)) GTEST_SKIP() << "not of this GPU";
+    RanksInput in(p);
+    const auto run = [&](Index ranks, Index groups) {
+      return run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, ranks),
+                          {.key_order = KeyOrder::sequence, .head_groups = groups}, {.kernel = "cuda.sm90"});
+    };
+    const RanksResult one = run(1, 1);
+    for (const auto& [ranks, groups] : {std::pair<Index, Index>{1, heads_q / 2}, {2, 1}, {8, 2}}) {
+      const RanksResult many = run(ranks, groups);
+      SCOPED_TRACE(testing::Message() << heads_q << " heads, " << ranks << " ranks, groups " << groups);
+      EXPECT_EQ(many.out.bytes, one.out.bytes);
+      EXPECT_EQ(many.lse.bytes, one.lse.bytes);
+      EXPECT_EQ(many.max_logit.bytes, one.max_logit.bytes);
     }
   }
 }
@@ -118,20 +156,6 @@ void fill_padding(const RanksProblem& p, RanksInput& in, std::byte with) {
       if (!real[row])
         std::fill_n(t->bytes.begin() + static_cast<std::ptrdiff_t>(row) * t->row_bytes(), t->row_bytes(), with);
   in.unused = with;
-}
-
-// Is the kernel not of this build or this GPU?
-bool is_absent(std::string_view name, const RanksProblem& p) {
-  for (const Kernel& kernel : kernels())
-    if (kernel.name == name)
-      return kernel
-          .refusal({.pass = Pass::backward,
-                    .dtype = p.dtype,
-                    .dim_qk = p.dim_qk,
-                    .dim_v = p.dim_v,
-                    .device = DeviceKind::cuda})
-          .has_value();
-  return true;
 }
 
 TEST(DeviceExecutor, NoBitDependsOnPadding) {

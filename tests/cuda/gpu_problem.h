@@ -117,6 +117,7 @@ inline KernelProblem random_problem(Random& random, DType dtype) {
   KernelProblem problem{"", std::move(p)};
   if (random.chance(0.2))
     for (Index h = 0; h < problem.p.hq; ++h) problem.head_map.push_back(random.index(0, problem.p.hk - 1));
+  if (random.chance(0.5)) problem.part_keys = 128;
   return problem;
 }
 

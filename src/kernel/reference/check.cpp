@@ -143,6 +143,8 @@ void check_outputs(const ForwardArgs& args, Index rows, Index heads, Index dim) 
   check_tensor(args.out, {.name = "out", .rows = rows, .heads = heads, .dim = dim, .output = true});
   if (args.lse.given()) check_statistics(args.lse, "lse", rows, heads, true);
   if (args.max_logit.given()) check_statistics(args.max_logit, "max_logit", 1, heads, true);
+  if (args.part_keys < 0)
+    throw Error(text("part_keys is ", args.part_keys), "give the keys of a part, kUnlimited, or 0 for the kernel's choice");
 }
 
 void check_backward(const BackwardArgs& args) {

@@ -22,6 +22,21 @@ struct StepSums {
 WEFT_HD inline RowState<float> ended_row() { return {0.0f, -1.0f}; }
 WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum < 0; }
 
+// Keys in parts: a tile of rows that see more than `keys` is computed part by part, as if each part were a tile, and the
+// parts are merged in their order. Where a part begins depends on the slice alone, so a row's bits do not depend on who
+// computes which part.
+struct KeyParts {
+  static constexpr int kAll = 0x7fffffff;
+  int keys = kAll;  // of a part, from the slice's k_first
+  int most = 1;     // parts of a tile
+  bool together = false;  // by different blocks, the last of which merges; otherwise one after another by one block
+  float* sums = nullptr;  // [a block's, or if together a tile and unit's, parts] as the math's registers have them
+  float4* states = nullptr;  // of every lane's two rows, the same places
+  int* arrived = nullptr;    // [units, tiles, warps] parts that are there, if together: 0, and 0 again in the end
+
+  WEFT_HD int items() const { return together ? most : 1; }  // of a tile and unit that are handed out
+};
+
 // A tile of query rows as the one who fetches needs it, in one go: its number, rows, slices, and the first of these.
 struct alignas(16) ForwardItem {
   int tile;
@@ -50,6 +65,7 @@ struct ForwardCall {
   bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32
   PartialView partial;
   StepSums steps;
+  KeyParts parts;
   unsigned* max_logit;  // [hq] as ordered integers, or null
   int* counter;         // tiles handed out so far: 0, and 0 again in the end
   int nothing = 0;      // which the compiler must not know

@@ -70,11 +70,12 @@ __device__ inline Step read_step(unsigned at) {
                : "r"(at));
   return s;
 }
-template <bool kNumber>
+template <bool kNumber, bool kParts = false>
 __device__ inline StepTile read_tile(unsigned at) {
   StepTile t;
   asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(t.row), "=r"(t.rows_unit) : "r"(at + 16));
-  t.tile = kNumber ? read_word(at + 32) : 0;
+  t.tile = kNumber || kParts ? read_word(at + 32) : 0;
+  t.part_of = kParts ? read_word(at + 36) : 0;
   return t;
 }
 // Its first key, and the K/V head.
@@ -108,75 +109,113 @@ __device__ inline int turned(int item, int items, const StepSums& steps) {
   return item < third ? items - third - 1 - item : item < items - third ? item - third : item;
 }
 
-// One thread: hands out tiles, walks, fetches Q and K.
-template <Width kWidth>
-__device__ void fetch(const ForwardCall& call, const Shared<kWidth>& shared) {
-  constexpr ForwardShape kShape = forward_shape(kWidth);
-  prefetch_map(call.q);
-  prefetch_map(call.k);
-  Ring<kShape.k_stages> stage;
-  Ring<kShape.q_buffers> buffer;
-  const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
-  const int items = call.tiles * call.units, heads_inverse = (0x10000 + call.heads - 1) / call.heads;
-  for (int next = static_cast<int>(blockIdx.x); next < items;) {
-    const Item at = item_at(turned(next, items, call.steps), call.tiles, call.units);
-    const ForwardItem item = item_of(call, at.tile);
-    const int unit = at.unit, rows = item.end - item.begin;
-    const int kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
-    const int ends = call.steps.sums != nullptr && (call.steps.last || item.ends != 0) ? Step::kEnds : 0;
-    StepWalk<kShape.keys, kShape.groups> walk(call.list.slices, item, heads_inverse);
-    int taken = -1;
-    bool more = walk.start(), first = true;
-    // If launched early: lists were sent, which no kernel is early for; all else may come from before.
-    if (more && call.steps.sums != nullptr && next == static_cast<int>(blockIdx.x)) {
-      for (int box = 0; box < kShape.k / 64; ++box) {
-        prefetch_box(call.q, 64 * box, unit * call.heads, item.begin);
-        prefetch_box(call.k, 64 * box, kv_head, walk.base());
+// What one thread, who hands out tiles and fetches Q and K, knows from tile to tile.
+template <Width kWidth, bool kParts>
+struct Fetch {
+  static constexpr ForwardShape kShape = forward_shape(kWidth);
+  using Walk = StepWalk<kShape.keys, kShape.groups, kParts>;
+  const ForwardCall& call;
+  const Shared<kWidth>& shared;
+  Ring<kShape.k_stages> stage = {};
+  Ring<kShape.q_buffers> buffer = {};
+
+  // The tile at hand.
+  ForwardItem item = {};
+  int unit = 0, kv_head = 0;
+
+  __device__ void run() {
+    prefetch_map(call.q);
+    prefetch_map(call.k);
+    const int heads_inverse = (0x10000 + call.heads - 1) / call.heads;
+    const int per_tile = kParts ? call.parts.items() : 1, items = call.tiles * call.units * per_tile;
+    for (int next = static_cast<int>(blockIdx.x); next < items;) {
+      const Item at = item_at(turned(next / per_tile, items, call.steps), call.tiles, call.units);
+      item = item_of(call, at.tile);
+      unit = at.unit;
+      kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;
+      int taken = -1;
+      // Not before the last step: what a block holds back, others that are done could do. The answer comes while it waits.
+      const auto take = [&] { taken = atomicAdd(call.counter, 1); };
+      if constexpr (kParts) {
+        await_before();
+        const PartRange parts = parts_of(call.list.slices, item, call.parts.keys);
+        for (int n = next % per_tile; n < parts.count; n += per_tile) {
+          Walk walk(call.list.slices, item, heads_inverse, (parts.first + n) * call.parts.keys, call.parts.keys);
+          walk_through(walk, walk.start(), n | parts.count << 16, [&] {
+            if (n + per_tile >= parts.count) take();
+          });
+        }
+      } else {
+        Walk walk(call.list.slices, item, heads_inverse);
+        const bool sees = walk.start();
+        // If launched early: lists were sent, which no kernel is early for; all else may come from before.
+        if (sees && call.steps.sums != nullptr && next == static_cast<int>(blockIdx.x)) ask_for_first(walk.base());
+        await_before();
+        if (sees) walk_through(walk, true, 0, take);
       }
-      for (int box = 0; box < kShape.v / 64; ++box) prefetch_box(call.v, 64 * box, kv_head, walk.base());
+      if (taken < 0) take();  // nothing to see
+      if (taken == items - 1) *call.counter = 0;  // the last one asked: for the next call
+      next = static_cast<int>(gridDim.x) + taken;
     }
-    await_before();
-    while (more) {
-      const int key = walk.base();
-      Step step = walk.step(call.k_rows);
-      more = walk.next();
-      // Not before: what a block holds back, others that are done could do. The answer comes while this step waits.
-      if (!more) taken = atomicAdd(call.counter, 1);
-      if (first) {
-        wait(shared.q_free(buffer.at), buffer.parity ^ 1);
-        const bool goes_on = call.steps.sums != nullptr && !call.steps.first;
-        arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64) + (goes_on ? kShape.state_bytes() : 0));
-        if (goes_on)
-          load_bytes(shared.states(buffer.at),
-                     call.steps.states + call.steps.block(unit, item.tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
-                     shared.q_full(buffer.at));
-        for (int box = 0; box < kShape.k / 64; ++box)
-          load_box_once(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
-                        shared.q_full(buffer.at), 64 * box, unit * call.heads, item.begin);
-        buffer.next();
-      }
-      wait(shared.k_free(stage.at), stage.parity ^ 1);
-      const int flags = step.flags | (first ? Step::kFirst | ends : 0) | (more ? 0 : Step::kLast) | Step::odd(stage.parity);
-      write_four(shared.step(stage.at), flags, step.rows, step.keys, step.band);
-      write_four(shared.step(stage.at) + 16, item.begin, rows | unit << 8, key, kv_head);
-      if (call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, item.tile);
-      arrive(shared.step_full(stage.at));
-      arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
-      for (int box = 0; box < kShape.k / 64; ++box)
-        load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
-                 64 * box, kv_head, key);
-      stage.next();
-      first = false;
-    }
-    if (taken < 0) taken = atomicAdd(call.counter, 1);  // nothing to see
-    if (taken == items - 1) *call.counter = 0;  // the last one asked: for the next call
-    next = static_cast<int>(gridDim.x) + taken;
+    wait(shared.k_free(stage.at), stage.parity ^ 1);
+    write_four(shared.step(stage.at), Step::kStop | Step::odd(stage.parity), 0, 0, 0);
+    arrive(shared.step_full(stage.at));
+    arrive(shared.k_full(stage.at));
   }
-  wait(shared.k_free(stage.at), stage.parity ^ 1);
-  write_four(shared.step(stage.at), Step::kStop | Step::odd(stage.parity), 0, 0, 0);
-  arrive(shared.step_full(stage.at));
-  arrive(shared.k_full(stage.at));
-}
+
+  // All steps of a tile, or of a part of it; `last` is called before the last one waits for its place.
+  template <class Last>
+  __device__ void walk_through(Walk& walk, bool sees, int part_of, const Last& last) {
+    bool more = sees, first = true;
+    do {
+      // Of a part without keys between two that have some: a step that nobody sees anything of.
+      const int key = sees ? walk.base() : item.slice.k_first;
+      const Step step = sees ? walk.step(call.k_rows) : Step::empty();
+      more = sees && walk.next();
+      if (!more) last();
+      if (first) fetch_queries();
+      fetch_keys(step, (first ? Step::kFirst | ends() : 0) | (more ? 0 : Step::kLast), key, part_of);
+      first = false;
+    } while (more);
+  }
+  __device__ int ends() const {
+    return call.steps.sums != nullptr && (call.steps.last || item.ends != 0) ? Step::kEnds : 0;
+  }
+  __device__ void ask_for_first(int key) const {
+    for (int box = 0; box < kShape.k / 64; ++box) {
+      prefetch_box(call.q, 64 * box, unit * call.heads, item.begin);
+      prefetch_box(call.k, 64 * box, kv_head, key);
+    }
+    for (int box = 0; box < kShape.v / 64; ++box) prefetch_box(call.v, 64 * box, kv_head, key);
+  }
+  __device__ void fetch_queries() {
+    const unsigned q_box = static_cast<unsigned>(call.heads * call.rows) * 128;
+    wait(shared.q_free(buffer.at), buffer.parity ^ 1);
+    const bool goes_on = call.steps.sums != nullptr && !call.steps.first;
+    arrive_expecting(shared.q_full(buffer.at), q_box * (kShape.k / 64) + (goes_on ? kShape.state_bytes() : 0));
+    if (goes_on)
+      load_bytes(shared.states(buffer.at),
+                 call.steps.states + call.steps.block(unit, item.tile, call.tiles) * kShape.rows(), kShape.state_bytes(),
+                 shared.q_full(buffer.at));
+    for (int box = 0; box < kShape.k / 64; ++box)
+      load_box_once(shared.q(buffer.at) + static_cast<unsigned>(box * kShape.rows() * 128), call.q,
+                    shared.q_full(buffer.at), 64 * box, unit * call.heads, item.begin);
+    buffer.next();
+  }
+  __device__ void fetch_keys(const Step& step, int flags, int key, int part_of) {
+    wait(shared.k_free(stage.at), stage.parity ^ 1);
+    write_four(shared.step(stage.at), step.flags | flags | Step::odd(stage.parity), step.rows, step.keys, step.band);
+    write_four(shared.step(stage.at) + 16, item.begin, (item.end - item.begin) | unit << 8, key, kv_head);
+    if (kParts || call.steps.sums != nullptr) write_word(shared.step(stage.at) + 32, item.tile);
+    if constexpr (kParts) write_word(shared.step(stage.at) + 36, part_of);
+    arrive(shared.step_full(stage.at));
+    arrive_expecting(shared.k_full(stage.at), kShape.k_bytes());
+    for (int box = 0; box < kShape.k / 64; ++box)
+      load_box(shared.k(stage.at) + static_cast<unsigned>(box * kShape.keys * 128), call.k, shared.k_full(stage.at),
+               64 * box, kv_head, key);
+    stage.next();
+  }
+};
 
 // Another: V. It is free later than K, and K does not wait for that.
 template <Width kWidth>

@@ -12,7 +12,7 @@
 
 #include <type_traits>
 
-#include "kernel/cuda/sm90/forward_rows.cuh"
+#include "kernel/cuda/sm90/forward_parts.cuh"
 #include "kernel/cuda/sm90/warp_scores.cuh"
 #include "kernel/cuda/sm90/wgmma.cuh"
 
@@ -28,8 +28,8 @@ __device__ inline float bent(float x) {
 // Shares are taken against a score of the row that was the largest when it was taken: that of the row's first step,
 // until shares sum to more than kLargeSum. So most steps need not look for their largest.
 template <class N, Width kWidth, Form kForm>
-struct ForwardMath : ForwardRows<N, kWidth, kForm> {
-  static constexpr bool kMore = kForm == Form::any, kSteps = kForm == Form::steps;
+struct ForwardMath : ForwardParts<N, kWidth, kForm> {
+  static constexpr bool kMore = takes_any(kForm), kSteps = kForm == Form::steps, kKeyParts = takes_parts(kForm);
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kGroups = kShape.groups, kV = kShape.v;
@@ -38,11 +38,11 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
 
   // Beside a step's flags: the sums are another tile's.
   static constexpr int kFresh = 1 << 20;
-  // Steps of half a tile of keys in code of their own. With all features there is not the room, QuerySteps, whose tiles are
-  // short, lose more by code that has to be fetched than they gain, and 64 keys are few.
-  static constexpr bool kHalves = kForm == Form::plain && kKeys == 128;
+  // Steps of half a tile of keys in code of their own. With all features there is not the room, nor with parts in three
+  // warpgroups; QuerySteps, whose tiles are short, lose more by code that has to be fetched than they gain, and 64 keys are few.
+  static constexpr bool kHalves = (kForm == Form::plain || (kForm == Form::parts && kGroups == 2)) && kKeys == 128;
 
-  using Base = ForwardRows<N, kWidth, kForm>;
+  using Base = ForwardParts<N, kWidth, kForm>;
   using typename Base::Kept;
   using typename Base::Rows;
   using Base::against, Base::call, Base::group, Base::kUnseen, Base::o, Base::peak, Base::shared, Base::tile, Base::total,
@@ -128,7 +128,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
   }
   __device__ __forceinline__ void raise_peak() {
     if constexpr (kMore) {
-      if (call.max_logit == nullptr && call.partial.states == nullptr) return;
+      if (call.max_logit == nullptr && !goes_on()) return;
       float largest[2];
       find_largest<kEights>(largest);
       peak[0] = max_nan(peak[0], largest[0]);
@@ -275,7 +275,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     if (group == kGroups - 1) named_arrive(1, 256);  // the first one's turn
     await_step();
     if ((flags & Step::kStop) != 0) return;
-    tile = read_tile<kSteps>(shared.step(0));
+    tile = read_tile<kSteps, kKeyParts>(shared.step(0));
     wait(shared.q_full(0), 0);
     const Kept kept = kept_of(tile, 0);
     await_turn();
@@ -332,7 +332,7 @@ struct ForwardMath : ForwardRows<N, kWidth, kForm> {
     StepTile next_tile;
     Kept old, kept;  // of the last tile, if it is partial, and of this one
     if constexpr (kFirst) {
-      next_tile = read_tile<kSteps>(shared.step(stage.at));
+      next_tile = read_tile<kSteps, kKeyParts>(shared.step(stage.at));
       if constexpr (kMore) old = kept_of(tile, 0);
       if constexpr (kMore) kept = kept_of(next_tile, 0);
       wait(shared.q_full(buffer.at), buffer.parity);

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {
     give_registers<kShape.fetch_registers>();
-    if (threadIdx.x == 0) fetch<kWidth>(call, shared);
+    if (threadIdx.x == 0) Fetch<kWidth, takes_parts(kForm)>{call, shared}.run();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (kForm == Form::steps && warp > 0) await_before();
     if (threadIdx.x == 32) fetch_values<kWidth>(call, shared);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
 template <class N, Width kWidth, Form kForm>
 void launch_forward(const ForwardCall& call, cudaStream_t stream) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
-  const int blocks = min(call.tiles * call.units, call.processors);
+  const int blocks = min(call.tiles * call.units * call.parts.items(), call.processors);
   launch(&forward_kernel<N, kWidth, kForm>,
          {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(kShape.threads())),
           static_cast<std::size_t>(kShape.shared_bytes()), kForm == Form::steps},
@@ -49,9 +49,11 @@ template <class N, Width kWidth>
 void launch_width(const ForwardCall& call, cudaStream_t stream) {
   const bool more = call.scores.bend != 0 || call.sign != 1.0f || call.max_logit != nullptr ||
                     call.partial.states != nullptr;
-  (more                          ? launch_forward<N, kWidth, Form::any>
+  const bool parts = call.parts.most > 1;
+  (more                         ? parts ? launch_forward<N, kWidth, Form::any_parts> : launch_forward<N, kWidth, Form::any>
    : call.steps.sums != nullptr ? launch_forward<N, kWidth, Form::steps>
-                                 : launch_forward<N, kWidth, Form::plain>)(call, stream);
+   : parts                      ? launch_forward<N, kWidth, Form::parts>
+                                : launch_forward<N, kWidth, Form::plain>)(call, stream);
 }
 
 template <class N>

@@ -8,13 +8,15 @@
 
 namespace weft::cuda::sm90 {
 
-// What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps), or whatever
-// is asked: softcap, scales that are not positive, the largest logits, partial states.
-enum class Form { plain, steps, any };
+// What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps) or in parts
+// of the keys, or whatever is asked: softcap, scales that are not positive, the largest logits, partial states or parts.
+enum class Form { plain, steps, parts, any, any_parts };
+WEFT_HD constexpr bool takes_any(Form form) { return form == Form::any || form == Form::any_parts; }
+WEFT_HD constexpr bool takes_parts(Form form) { return form == Form::parts || form == Form::any_parts; }
 
 template <class N, Width kWidth, Form kForm>
 struct ForwardRows {
-  static constexpr bool kMore = kForm == Form::any, kSteps = kForm == Form::steps;
+  static constexpr bool kMore = takes_any(kForm), kSteps = kForm == Form::steps, kKeyParts = takes_parts(kForm);
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr int kV = kShape.v;
   static constexpr int kUnseen = 1 << 21;  // and the next: bits of `unseen`, beside a step's flags
@@ -47,7 +49,9 @@ struct ForwardRows {
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
   // Rows go on from what is kept,
-  __device__ __forceinline__ bool goes_on() const { return kSteps || (kMore && call.partial.states != nullptr); }
+  __device__ __forceinline__ bool goes_on() const {
+    return kSteps || (kForm == Form::any && call.partial.states != nullptr);
+  }
   // and so do their sums, in registers. Those of QuerySteps begin anew in each call, and are added to what is kept when the
   // tile is done, which nobody waits for; only if the rows end here, what is kept comes first.
   __device__ __forceinline__ bool sums_go_on(int now) const { return kSteps ? (now & Step::kEnds) != 0 : goes_on(); }
@@ -86,7 +90,7 @@ struct ForwardRows {
     asm volatile("ld.global.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "l"(at) : "memory");
     return state;
   }
-  // The warp's sums of QuerySteps: as its registers have them, four of a lane after those of the lane before.
+  // The warp's sums of QuerySteps and of parts: as its registers have them, four of a lane after those of the lane before.
   __device__ __forceinline__ int lane_in_sums() const {
     const int warp = group * 4 + static_cast<int>(threadIdx.x % 128) / 32;
     return 16 * warp * kV + static_cast<int>(threadIdx.x % 32) * 4;
@@ -183,7 +187,7 @@ struct ForwardRows {
       if constexpr (kMore)
         if (call.max_logit != nullptr && valid && threadIdx.x % 4 == 0 && !is_empty(state))
           atomicMax(call.max_logit + head, ordered(rows.peak[i] * (call.scores.factor * kLn2)));
-      if (kMore && call.partial.states != nullptr) {
+      if (!kSteps && goes_on()) {
         if (valid && !is_empty(state) && (rows.untouched >> i & 1) == 0)
           keep(rows, i, sum, kept.of[i].max);
         continue;

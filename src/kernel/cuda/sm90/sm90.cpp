@@ -32,6 +32,16 @@ bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   return true;
 }
 
+// What lists are made for, beside the arguments.
+struct ListSizes {
+  int rows;      // of a tile
+  Index call;    // of QuerySteps
+  int together;  // tiles at most whose parts are computed at once; more have one block each
+  int counters;  // KeyParts::arrived of one of them; 0: there are no parts
+
+  int all_counters(int tiles) const { return 1 + (tiles <= together ? tiles * counters : 0); }
+};
+
 // What the kernel reads of its work, and the memory that holds it.
 struct Tiles {
   CallLists lists;
@@ -39,20 +49,23 @@ struct Tiles {
   WorkList list;
   const ForwardItem* items = nullptr;
   const int* kv_head = nullptr;
-  int* counter = nullptr;
+  int* counter = nullptr;  // KeyParts::arrived lies behind it
   int tiles = 0;
+  Index longest = 0;  // keys of a slice, from its k_first
   std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
 };
-Tiles tiles_of_plan(const ForwardArgs& args, int size, cudaStream_t stream) {
+Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
-  const Tiling tiling[] = {{Side::query, args.q.rows, size}};
+  const Tiling tiling[] = {{Side::query, args.q.rows, sizes.rows}};
   made.lists = make_lists({}, args.device_plan, tiling, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
-  made.memory = StreamArray<int>(1, stream);
-  WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, sizeof(int), stream));
+  const auto counters = static_cast<std::size_t>(sizes.all_counters(tiling[0].tiles()));
+  made.memory = StreamArray<int>(counters, stream);
+  WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, counters * sizeof(int), stream));
   made.list = made.lists.lists[0];
   made.kv_head = made.lists.heads.kv_head;
   made.counter = made.memory.get();
   made.tiles = tiling[0].tiles();
+  made.longest = args.k.rows;
   return made;
 }
 std::span<const Range> rows_held(const ForwardArgs& args) {
@@ -78,19 +91,19 @@ int later_keys(const QuerySteps& steps, const Range& tile, Index call, bool visi
                 "count calls from 0 in QuerySteps::ends, or leave it empty");
   return held ? later : 1;
 }
-Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t stream) {
+Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
-  const int zero[] = {0};
   HostLists lists(joined(args.slices, args.steps != nullptr));
-  const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, size, rows_held(args));
+  const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, sizes.rows, rows_held(args));
   made.tiles = lists.add_tiles(Side::query, tiles);
+  for (const Slice& s : args.slices) made.longest = max_of(made.longest, trimmed(s, true).k_end - s.k_begin);
   std::vector<int> items;
   for (int n = 0; n < made.tiles; ++n) {
     const int t = lists.tile_at(0, n);
     const Range& tile = tiles[static_cast<std::size_t>(t)];
     const auto [first, last] = lists.range(0, t);
     const bool visited = first < last;
-    const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, call, visited) == 0;
+    const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, sizes.call, visited) == 0;
     items.insert(items.end(), {t, static_cast<int>(tile.begin), static_cast<int>(tile.end), first, last, ends ? 1 : 0, 0, 0});
     const std::span<const int> slice = visited ? lists.slice(0, first) : std::span<const int>{};
     items.insert(items.end(), slice.begin(), slice.end());
@@ -99,7 +112,8 @@ Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t str
     if (visited && ends) made.ending.push_back(t);
   }
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const std::size_t items_at = lists.add_numbers(items), zero_at = lists.add_numbers(zero);
+  const std::vector<int> zeros(static_cast<std::size_t>(sizes.all_counters(made.tiles)), 0);
+  const std::size_t items_at = lists.add_numbers(items), zero_at = lists.add_numbers(zeros);
   made.memory = upload(lists.numbers(), stream);
   made.list = lists.list(made.memory.get(), 0);
   made.items = reinterpret_cast<const ForwardItem*>(made.memory.get() + items_at);
@@ -107,21 +121,57 @@ Tiles make_tiles(const ForwardArgs& args, int size, Index call, cudaStream_t str
   made.counter = made.memory.get() + zero_at;
   return made;
 }
-// Kept between calls: the kernel leaves the counter at 0.
-std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, int size, Index call, cudaStream_t stream) {
-  if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, size, stream));
+// Kept between calls: the kernel leaves its counters at 0.
+std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
+  if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, sizes, stream));
   enum : Index { kForward = 1 };
-  std::vector<Index> sizes = {kForward, args.q.rows, size, args.q.heads, args.k.heads};
+  std::vector<Index> numbers = {kForward, args.q.rows, sizes.rows, args.q.heads, args.k.heads, sizes.counters};
   for (std::size_t n = 0; n < rows_held(args).size(); ++n) {
     const Range& r = rows_held(args)[n];
-    sizes.insert(sizes.end(), {r.begin, r.end, later_keys(*args.steps, n, call)});
+    numbers.insert(numbers.end(), {r.begin, r.end, later_keys(*args.steps, n, sizes.call)});
   }
-  const ListKey key{args.slices, args.attention.head_map, sizes};
+  const ListKey key{args.slices, args.attention.head_map, numbers};
   if (const auto kept = find_lists(key, stream)) return std::static_pointer_cast<const Tiles>(kept);
-  const auto made = std::make_shared<Tiles>(make_tiles(args, size, call, stream));
+  const auto made = std::make_shared<Tiles>(make_tiles(args, sizes, stream));
   keep_lists(key, made, made->memory.size() * sizeof(int), stream);
   return made;
 }
+
+// Keys in parts: their number, and the memory for what is known of each.
+class Parts {
+ public:
+  // In whole tiles of keys of any width, and few enough to be counted in 15 bits. kUnlimited: no parts.
+  static Index keys_of(const ForwardArgs& args) {
+    constexpr Index kTile = 128, kMost = 1 << 14;
+    if (args.steps != nullptr || args.partial.given()) return kUnlimited;  // those are parts already
+    const Index asked = args.part_keys != 0 ? args.part_keys : part_keys_of(args.q.heads);
+    if (asked >= args.k.rows) return kUnlimited;
+    return ceil_div(max_of(asked, ceil_div(args.k.rows, kMost)), kTile) * kTile;
+  }
+  Parts(Index keys, const Tiles& work, const ListSizes& sizes, int units, int processors, ForwardShape shape,
+        cudaStream_t stream) {
+    constexpr Index kMostBytes = Index{1} << 30;
+    if (keys >= work.longest) return;
+    view_.keys = static_cast<int>(keys);
+    view_.most = static_cast<int>(ceil_div(work.longest, keys));
+    const Index floats = static_cast<Index>(shape.rows()) * shape.v, lanes = 2 * shape.rows();
+    const Index all = static_cast<Index>(work.tiles) * units * view_.most;
+    const Index bytes = floats * static_cast<Index>(sizeof(float)) + lanes * static_cast<Index>(sizeof(float4));
+    view_.together = work.tiles <= sizes.together && all * bytes <= kMostBytes;
+    const Index blocks = view_.together ? all : static_cast<Index>(processors) * view_.most;
+    sums_ = StreamArray<float>(static_cast<std::size_t>(blocks * floats), stream);
+    states_ = StreamArray<float4>(static_cast<std::size_t>(blocks * lanes), stream);
+    view_.sums = sums_.get();
+    view_.states = states_.get();
+    view_.arrived = work.counter + 1;
+  }
+  const KeyParts& view() const { return view_; }
+
+ private:
+  KeyParts view_;
+  StreamArray<float> sums_;
+  StreamArray<float4> states_;
+};
 
 // What calls of QuerySteps leave to the next.
 struct KeptSums {
@@ -183,9 +233,17 @@ void forward(const ForwardArgs& args) {
   const bool mapped = group == 1 && !args.attention.head_map.empty();
   const Grouping side = grouping(width, group);
   const int units = static_cast<int>(args.q.heads) / side.heads;
-  const std::shared_ptr<const Tiles> tiles = tiles_of(args, side.rows, calls_before(args), stream);
+  const int processors = processors_of(args.place.device);
+  const Index part_keys = Parts::keys_of(args);
+  // Tiles for four rounds of all multiprocessors keep them busy without parts.
+  const ListSizes sizes{.rows = side.rows,
+                        .call = calls_before(args),
+                        .together = 4 * processors / units,
+                        .counters = part_keys == kUnlimited ? 0 : units * 4 * forward_shape(width).groups};
+  const std::shared_ptr<const Tiles> tiles = tiles_of(args, sizes, stream);
   const Tiles& work = *tiles;
   check_grid(work.tiles, units);
+  const Parts parts(part_keys, work, sizes, units, processors, forward_shape(width), stream);
 
   const double scale = scale_of(args.attention, args.q.dim);
   StreamArray<unsigned> orders;
@@ -208,7 +266,7 @@ void forward(const ForwardArgs& args) {
                    .q_rows = static_cast<int>(args.q.rows),
                    .k_rows = static_cast<int>(args.k.rows),
                    .heads_q = static_cast<int>(args.q.heads),
-                   .processors = processors_of(args.place.device),
+                   .processors = processors,
                    .scores = scores_of(scale == 0 ? 1 : std::abs(scale), args.attention.softcap),
                    .sign = scale > 0   ? 1.0f
                            : scale < 0 ? -1.0f
@@ -219,6 +277,7 @@ void forward(const ForwardArgs& args) {
                    .wide_out = out.wide(),
                    .partial = args.partial,
                    .steps = {},
+                   .parts = parts.view(),
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
   if (sums != nullptr && sums->states.size() > 0)

@@ -26,18 +26,22 @@ struct alignas(16) Step {
   int keys;  // begin | end << 16
   int band;  // lo | hi << 16: row r sees keys lo + r .. hi + r
 
+  // Of keys that nobody sees.
+  __device__ static Step empty() { return {kMended | 7 * kMasked, 0, 0, 0}; }
   __device__ static int odd(unsigned parity) { return parity == 0 ? kOdd : 0; }
 
   __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
   __device__ static int low(int pair) { return static_cast<short>(pair); }
   __device__ static int high(int pair) { return pair >> 16; }
 };
-// Its tile of queries: first row, rows | unit << 8, and its number, for those who ask.
+// Its tile of queries: first row, rows | unit << 8, and its number and part | parts << 16, for those who ask.
 struct StepTile {
-  int row, rows_unit, tile;
+  int row, rows_unit, tile, part_of;
 
   __device__ int rows() const { return rows_unit & 0xff; }
   __device__ int unit() const { return rows_unit >> 8; }
+  __device__ int part() const { return part_of & 0xffff; }
+  __device__ int parts() const { return part_of >> 16; }
 };
 
 __device__ inline int clamped(long long x, int least, int most) {
@@ -71,20 +75,48 @@ __device__ inline ForwardItem item_of(const ForwardCall& call, int n) {
   return item;
 }
 
-// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice. Rows of the block behind those are computed
+// Keys of a slice that some rows see.
+struct KeyRange {
+  int begin, end;
+};
+__device__ inline KeyRange keys_of_rows(const WorkSlice& s, int row, int rows) {
+  const long long first = max(s.q_begin, row), last = min(s.q_end, row + rows) - 1;
+  if (first > last) return {0, 0};
+  return {within_int(max(static_cast<long long>(s.k_begin), first + s.lo)),
+          within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1))};
+}
+// Of a tile's slices, parts of `keys` keys: the first, and how many up to the last; none without keys.
+struct PartRange {
+  int first, count;
+};
+__device__ inline PartRange parts_of(const WorkSlice* slices, const ForwardItem& item, int keys) {
+  int first = INT_MAX, last = -1;
+  for (int n = item.first; n < item.last; ++n) {
+    const WorkSlice s = n == item.first ? item.slice : slices[n];
+    const KeyRange seen = keys_of_rows(s, item.begin, item.end - item.begin);
+    if (seen.begin >= seen.end) continue;
+    first = min(first, (seen.begin - s.k_first) / keys);
+    last = max(last, (seen.end - 1 - s.k_first) / keys);
+  }
+  return last < 0 ? PartRange{0, 0} : PartRange{first, last - first + 1};
+}
+
+// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice: all, or those of one part. Rows of the block behind those are computed
 // with them, seen or not, and go nowhere. Each of kGroups warpgroups has 64
 // of them, times heads; heads_inverse: 65,536 / heads, rounded up, with which places up to 192 divide exactly by up to 16.
-template <int kKeys, int kGroups>
+template <int kKeys, int kGroups, bool kParts = false>
 class StepWalk {
  public:
-  __device__ StepWalk(const WorkSlice* slices, const ForwardItem& item, int heads_inverse)
+  __device__ StepWalk(const WorkSlice* slices, const ForwardItem& item, int heads_inverse, int from = 0, int keys = 0)
       : slices_(slices),
         slice_(item.slice),
         row_(item.begin),
         rows_(item.end - item.begin),
         heads_inverse_(heads_inverse),
         member_(item.first),
-        end_(item.last) {}
+        end_(item.last),
+        from_(from),
+        keys_(keys) {}
   __device__ bool start() { return member_ < end_ && enter(); }
   __device__ bool next() {
     base_ += kKeys;
@@ -133,18 +165,22 @@ class StepWalk {
   __device__ bool enter() {
     do {
       const WorkSlice& s = slice_;
-      const long long first = max(s.q_begin, row_), last = min(s.q_end, row_ + rows_) - 1;
-      const int begin = within_int(max(static_cast<long long>(s.k_begin), first + s.lo));
-      stop_ = within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1));
-      base_ = s.k_first + (begin - s.k_first) / kKeys * kKeys;
-      if (first <= last && begin < stop_) return true;
+      KeyRange seen = keys_of_rows(s, row_, rows_);
+      if constexpr (kParts) {
+        const long long part = static_cast<long long>(s.k_first) + from_;
+        seen.begin = within_int(max(static_cast<long long>(seen.begin), part));
+        seen.end = within_int(min(static_cast<long long>(seen.end), part + keys_));
+      }
+      stop_ = seen.end;
+      base_ = s.k_first + (seen.begin - s.k_first) / kKeys * kKeys;
+      if (seen.begin < seen.end) return true;
     } while (next_slice());
     return false;
   }
 
   const WorkSlice* slices_;
   WorkSlice slice_;
-  int row_, rows_, heads_inverse_, member_, end_, base_, stop_;
+  int row_, rows_, heads_inverse_, member_, end_, from_, keys_, base_, stop_;
 };
 
 }  // namespace weft::cuda::sm90
