@@ -5,9 +5,12 @@ said=$("$@" 2>&1)
 result=$?
 [ -z "$said" ] || printf '%s\n' "$said" >&2
 case $said in
-*"(C75"[0-9][0-9]")"*)
-  echo "products are serialized in a kernel above: give it fewer registers to hold at once" >&2
-  exit 1
-  ;;
+*"(C75"[0-9][0-9]")"*) ;;
+*) exit $result ;;
 esac
-exit $result
+echo "products are serialized in a kernel above: give it fewer registers to hold at once" >&2
+while [ $# -gt 1 ]; do  # what was made counts as made otherwise
+  [ "$1" != -o ] || rm -f "$2"
+  shift
+done
+exit 1

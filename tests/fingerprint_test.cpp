@@ -124,6 +124,7 @@ TEST(Fingerprint, OfCalls) {
   EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.scale = 0; }), attention);
   EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.scale = 0.5; }), attention);
   EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.softcap = 1; }), attention);
+  EXPECT_EQ(changed([](ForwardArgs& a) { a.part_keys = 4096; }), Parts{"part_keys"});
   EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.sink = Sink::off_by_one(); }), attention);
   EXPECT_EQ(changed([&](ForwardArgs& a) { a.attention.head_map = map; }), attention);
   const BackwardArgs backward{.q = view, .k = view, .v = view};

@@ -269,7 +269,7 @@ int main(int count, char** arguments) {
   }
   Index part_keys = 0;
   if (asked.size() >= 2 && asked.front() == "--part-keys") {
-    part_keys = std::stoll(asked[1]);
+    part_keys = std::atoll(asked[1].c_str());
     if (part_keys < 0) part_keys = kUnlimited;
     asked.erase(asked.begin(), asked.begin() + 2);
   }

@@ -92,12 +92,13 @@ std::uint64_t of(const Attention& attention) {
 }
 
 std::vector<Fingerprint> of_call(Pass pass, const ConstTensorView& q, const ConstTensorView& v, const Attention& a,
-                                 bool asked) {
+                                 bool asked, Index part_keys) {
   return {{"pass", static_cast<std::uint64_t>(pass)},
           {"dtype of q", static_cast<std::uint64_t>(q.dtype)},
           {"dim of q and v", Hash().add(q.dim).add(v.dim).value()},
           {pass == Pass::forward ? "whether max_logit is asked for" : "whether dsink is asked for", asked},
-          {"attention (scale, softcap, sink, head_map)", of(a)}};
+          {"attention (scale, softcap, sink, head_map)", of(a)},
+          {"part_keys", static_cast<std::uint64_t>(part_keys)}};  // of a forward; as many numbers for each pass
 }
 
 std::string list(const std::vector<Index>& ranks) {
@@ -117,11 +118,11 @@ std::vector<Fingerprint> fingerprints(const Schedule& s) {
 }
 
 std::vector<Fingerprint> fingerprints(const ForwardArgs& args) {
-  return of_call(Pass::forward, args.q, args.v, args.attention, args.max_logit.given());
+  return of_call(Pass::forward, args.q, args.v, args.attention, args.max_logit.given(), args.part_keys);
 }
 
 std::vector<Fingerprint> fingerprints(const BackwardArgs& args) {
-  return of_call(Pass::backward, args.q, args.v, args.attention, args.dsink.given());
+  return of_call(Pass::backward, args.q, args.v, args.attention, args.dsink.given(), 0);
 }
 
 void meet(Communicator& communicator) { compare(communicator, {{"end of the pass", 1}}); }

@@ -82,7 +82,10 @@ TEST_P(GpuAgain, Forward) {
     plain.max_logit = {};
     expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
     expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
-    ForwardArgs cut = plain;
+    const KernelProblem more = many_tiles(width, 200);  // than are computed in parts at once, with wide tiles too
+    const Outputs more_host(more.p);
+    ForwardArgs cut = on_gpu(gpu, more_host.forward_args(more));
+    cut.max_logit = {};
     cut.part_keys = 128;
     expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
     const KernelProblem few = many_tiles(width, 3);

@@ -22,8 +22,8 @@ struct StepSums {
 WEFT_HD inline RowState<float> ended_row() { return {0.0f, -1.0f}; }
 WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum < 0; }
 
-// Keys in parts: a tile of rows that see more than `keys` is computed part by part, as if each part were a tile, and the
-// parts are merged in their order. Where a part begins depends on the slice alone, so a row's bits do not depend on who
+// Keys in parts: a tile that sees keys of several is computed part by part, as if each part were a tile, and the parts are
+// merged in their order. Where a part begins depends on the slice alone, so a row's bits do not depend on who
 // computes which part.
 struct KeyParts {
   static constexpr int kAll = 0x7fffffff;
@@ -67,7 +67,7 @@ struct ForwardCall {
   StepSums steps;
   KeyParts parts;
   unsigned* max_logit;  // [hq] as ordered integers, or null
-  int* counter;         // tiles handed out so far: 0, and 0 again in the end
+  int* counter;         // tiles, or parts of them, handed out so far: 0, and 0 again in the end
   int nothing = 0;      // which the compiler must not know
 };
 

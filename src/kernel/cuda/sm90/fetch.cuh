@@ -129,7 +129,7 @@ struct Fetch {
     const int heads_inverse = (0x10000 + call.heads - 1) / call.heads;
     const int per_tile = kParts ? call.parts.items() : 1, items = call.tiles * call.units * per_tile;
     for (int next = static_cast<int>(blockIdx.x); next < items;) {
-      const Item at = item_at(turned(next / per_tile, items, call.steps), call.tiles, call.units);
+      const Item at = item_at(turned(next / per_tile, items / per_tile, call.steps), call.tiles, call.units);
       item = item_of(call, at.tile);
       unit = at.unit;
       kv_head = call.kv_head != nullptr ? call.kv_head[unit] : unit / call.units_of_group;

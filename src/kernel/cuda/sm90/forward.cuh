@@ -6,7 +6,7 @@
 // this one run.
 //
 // In a step a warpgroup issues S = Q·K of this step and O += P·V of the last one, and makes P of S while the other
-// warpgroups multiply. A row's bits depend on its keys alone: tiles of keys count from the slice's k_first, and a tile
+// warpgroups multiply. A row's bits depend on its keys alone (and on where parts of them end): tiles of keys count from the slice's k_first, and a tile
 // of which a row sees nothing leaves its state as it is.
 #pragma once
 

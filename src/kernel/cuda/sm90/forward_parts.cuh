@@ -137,7 +137,8 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
         for (int n = 0; n < 4; ++n) x[n] = __ldcg(reinterpret_cast<const float4*>(from + 128 * n));
 #pragma unroll
         for (int n = 0; n < 4; ++n)
-          use(sum[4 * n], x[n].x, 0), use(sum[4 * n + 1], x[n].y, 0), use(sum[4 * n + 2], x[n].z, 1), use(sum[4 * n + 3], x[n].w, 1);
+          use(sum[4 * n], x[n].x, 0), use(sum[4 * n + 1], x[n].y, 0), use(sum[4 * n + 2], x[n].z, 1),
+              use(sum[4 * n + 3], x[n].w, 1);
       };
       each(0, [](float& to, float x, int) { to = x; });
 #pragma unroll 2

@@ -16,7 +16,7 @@ WEFT_HD constexpr bool takes_parts(Form form) { return form == Form::parts || fo
 
 template <class N, Width kWidth, Form kForm>
 struct ForwardRows {
-  static constexpr bool kMore = takes_any(kForm), kSteps = kForm == Form::steps, kKeyParts = takes_parts(kForm);
+  static constexpr bool kMore = takes_any(kForm), kSteps = kForm == Form::steps;
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr int kV = kShape.v;
   static constexpr int kUnseen = 1 << 21;  // and the next: bits of `unseen`, beside a step's flags

@@ -78,7 +78,7 @@ __device__ inline void load_box(unsigned to, const CUtensorMap& map, unsigned ba
       ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(row)
       : "memory");
 }
-// The same of what is read once: it leaves the L2 cache before all else.
+// The same of what is read once, or seldom: it leaves the L2 cache before all else.
 __device__ inline void load_box_once(unsigned to, const CUtensorMap& map, unsigned barrier, int column, int head, int row) {
   constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
   asm volatile(

@@ -140,9 +140,9 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, const ListSizes& 
 // Keys in parts: their number, and the memory for what is known of each.
 class Parts {
  public:
-  // In whole tiles of keys of any width, and few enough to be counted in 15 bits. kUnlimited: no parts.
+  // In whole tiles of keys of any width, and few enough that what is known of them has room. kUnlimited: no parts.
   static Index keys_of(const ForwardArgs& args) {
-    constexpr Index kTile = 128, kMost = 1 << 14;
+    constexpr Index kTile = 128, kMost = 512;
     if (args.steps != nullptr || args.partial.given()) return kUnlimited;  // those are parts already
     const Index asked = args.part_keys != 0 ? args.part_keys : part_keys_of(args.q.heads);
     if (asked >= args.k.rows) return kUnlimited;
@@ -155,10 +155,11 @@ class Parts {
     view_.keys = static_cast<int>(keys);
     view_.most = static_cast<int>(ceil_div(work.longest, keys));
     const Index floats = static_cast<Index>(shape.rows()) * shape.v, lanes = 2 * shape.rows();
-    const Index all = static_cast<Index>(work.tiles) * units * view_.most;
+    const Index tiles = static_cast<Index>(work.tiles) * units;
     const Index bytes = floats * static_cast<Index>(sizeof(float)) + lanes * static_cast<Index>(sizeof(float4));
-    view_.together = work.tiles <= sizes.together && all * bytes <= kMostBytes;
-    const Index blocks = view_.together ? all : static_cast<Index>(processors) * view_.most;
+    // Of fewer tiles than multiprocessors one after another would take as much memory.
+    view_.together = work.tiles <= sizes.together && (tiles <= processors || tiles * view_.most * bytes <= kMostBytes);
+    const Index blocks = (view_.together ? tiles : min_of(tiles, processors)) * view_.most;
     sums_ = StreamArray<float>(static_cast<std::size_t>(blocks * floats), stream);
     states_ = StreamArray<float4>(static_cast<std::size_t>(blocks * lanes), stream);
     view_.sums = sums_.get();

@@ -101,9 +101,9 @@ __device__ inline PartRange parts_of(const WorkSlice* slices, const ForwardItem&
   return last < 0 ? PartRange{0, 0} : PartRange{first, last - first + 1};
 }
 
-// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice: all, or those of one part. Rows of the block behind those are computed
-// with them, seen or not, and go nowhere. Each of kGroups warpgroups has 64
-// of them, times heads; heads_inverse: 65,536 / heads, rounded up, with which places up to 192 divide exactly by up to 16.
+// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice: all, or those of one part. Rows of the block
+// behind those are computed with them, seen or not, and go nowhere. Each of kGroups warpgroups has 64 of them, times heads;
+// heads_inverse: 65,536 / heads, rounded up, with which places up to 192 divide exactly by up to 16.
 template <int kKeys, int kGroups, bool kParts = false>
 class StepWalk {
  public:
