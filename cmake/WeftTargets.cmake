@@ -16,9 +16,8 @@ function(weft_target target)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
     if(CMAKE_BUILD_TYPE STREQUAL "Release")  # bounded waits of other builds take registers
-      set_target_properties(${target} PROPERTIES
-        CUDA_COMPILER_LAUNCHER
-        "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/no_serial_products.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+      set(launchers ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/no_serial_products.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
+      set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${launchers}")
     endif()
   endif()
   if(WEFT_SANITIZE)
