@@ -33,8 +33,7 @@ class WEFT_API KvCache {
   // counts[i] queries of sequence i, packed one after another: the last so many positions of what it holds, so the mask
   // is aligned bottom_right.
   std::vector<Slice> slices(std::span<const Index> counts, Mask mask = {.causal = true}) const;
-  // Attends them; k, v and slices of `args` must be left out. Where rows times query heads are below 65,536, part_keys is
-  // 2,048 unless it is given: last bits may depend on how many queries a call has.
+  // Attends them; k, v and slices of `args` must be left out.
   void attend(std::span<const Index> counts, const ForwardArgs& args, const Mask& mask = {.causal = true},
               std::string_view kernel = "") const;
 

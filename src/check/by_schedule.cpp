@@ -86,9 +86,6 @@ class Ranks {
   }
 
  private:
-  // Small parts, so that kernels that have them have several: in every other case.
-  Index part_keys() const { return (case_.seed + static_cast<unsigned long long>(case_.heads_q)) % 2 == 0 ? 128 : 0; }
-
   void run_rank(Communicator& communicator) {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const weft::Place place = place_of(way_.kernel);
@@ -114,7 +111,6 @@ class Ranks {
                               .out = twins.out(out.view),
                               .lse = twins.out(lse.view),
                               .max_logit = twins.out(max_logit.view),
-                              .part_keys = part_keys(),
                               .place = place};
     const BackwardArgs backward{.q = forward.q,
                                 .k = forward.k,

@@ -101,9 +101,6 @@ void KvCache::attend(std::span<const Index> counts, const ForwardArgs& args, con
   whole.k = k_;
   whole.v = v_;
   whole.slices = all;
-  // Few rows on long sequences: by their keys alone they fill a GPU. There are no other ranks to have the same bits as.
-  constexpr Index kFewRows = 1 << 16, kFewKeys = 2048;
-  if (args.part_keys == 0 && args.q.rows * args.q.heads < kFewRows) whole.part_keys = kFewKeys;
   weft::attend(whole, kernel);
 }
 
