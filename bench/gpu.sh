@@ -48,13 +48,14 @@ fi
 
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
-  pids=
-  for suite in GpuForward GpuParts GpuBackward GpuBits GpuGraph DevicePlan DeviceWork DeviceRows DeviceSteps Segments DeviceCommunicator \
-    DeviceExecutor DeviceKvBuffer Nccl; do
+  pids= named='Ahead*'
+  for suite in GpuForward GpuParts GpuBackward GpuBits GpuGraph GpuAgain GpuTurns DevicePlan DeviceWork DeviceRows DeviceSteps \
+    DeviceCommunicator DeviceExecutor DeviceKvBuffer Nccl; do
     step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
-    pids="$pids $!"
+    pids="$pids $!" named="$named:*$suite*"
   done
-  wait $pids
+  step test.others 300 "$test" --gtest_filter="-$named" &
+  wait $pids $!
   step test.Ahead 120 "$test" --gtest_filter='Ahead*'  # alone: it holds streams
   if need "$faults" test.faults; then step test.faults 300 "$faults"; fi
 fi

@@ -1,5 +1,5 @@
 // How much memory of a GPU a backward takes beside its tensors: the gathered K and V, one f32 copy of dK, dV and dQ, and
-// little else.
+// little else. A forward in parts of keys takes no more for more parts, where tiles are many.
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +18,11 @@ double in_use(cudaMemPoolAttr what) {
   std::uint64_t bytes = 0;
   expect_ok(cudaMemPoolGetAttribute(cuda::memory_pool(), what, &bytes));
   return static_cast<double>(bytes);
+}
+
+void forget_peak() {
+  std::uint64_t none = 0;
+  expect_ok(cudaMemPoolSetAttribute(cuda::memory_pool(), cudaMemPoolAttrUsedMemHigh, &none));
 }
 
 struct Sizes {
@@ -49,8 +54,7 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
       settle();
       if (comm.rank() == 0) {
         before = in_use(cudaMemPoolAttrUsedMemCurrent);
-        std::uint64_t none = 0;
-        expect_ok(cudaMemPoolSetAttribute(cuda::memory_pool(), cudaMemPoolAttrUsedMemHigh, &none));
+        forget_peak();
       }
       settle();
       Executor executor = make();
@@ -63,14 +67,19 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
   return peaks;
 }
 
-class GpuPeakMemory : public GpuTest {};
+class GpuPeakMemory : public GpuTest {
+ protected:
+  void SetUp() override {
+    const char* plain = std::getenv("WEFT_PLAIN_MEMORY");
+    if (plain != nullptr && *plain == '1') GTEST_SKIP() << "pieces of memory are not the pool's";
+    GpuTest::SetUp();
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuPeakMemory,
                          testing::Values(GpuKernel{kPortable, DType::bf16}, GpuKernel{kSm90, DType::bf16}),
                          gpu_kernel_name);
 
 TEST_P(GpuPeakMemory, OfABackwardIsKeysAndOneCopyOfGradients) {
-  const char* plain = std::getenv("WEFT_PLAIN_MEMORY");
-  if (plain != nullptr && *plain == '1') GTEST_SKIP() << "pieces of memory are not the pool's";
   const Problem problem(Stream::from_lengths(std::vector<Index>{5000, 696, 2496, 8192}), {.causal = true});
   for (const Sizes& s : {Sizes{32, 8, 128, 128, 4}, Sizes{8, 8, 128, 128, 8}, Sizes{16, 4, 64, 64, 2},
                          Sizes{8, 8, 192, 128, 4}, Sizes{8, 2, 256, 256, 8}}) {
@@ -89,6 +98,37 @@ TEST_P(GpuPeakMemory, OfABackwardIsKeysAndOneCopyOfGradients) {
                   peak / bound);
     }
   }
+}
+
+TEST_P(GpuPeakMemory, OfAForwardOfManyTilesDoesNotGrowWithParts) {
+  if (std::string_view(gpu_kernel) != kSm90) GTEST_SKIP() << "has no parts";
+  KernelProblem problem{"",
+                        {.tq = 300,
+                         .tk = 2000,
+                         .hq = 400,
+                         .hk = 200,
+                         .dqk = 128,
+                         .dv = 128,
+                         .dtype = dtype(),
+                         .slices = {{0, 300, 0, 2000}}}};
+  Random random(61);
+  problem.p.fill(random);
+  const Outputs got(problem.p);
+  OnGpu gpu;
+  const auto peak_with = [&](Index part_keys) {
+    problem.part_keys = part_keys;
+    double peak = 0;
+    for (int round = 0; round < 2; ++round) {  // the first makes lists, which are kept
+      const double before = in_use(cudaMemPoolAttrUsedMemCurrent);
+      forget_peak();
+      gpu_attend(gpu, got.forward_args(problem));
+      peak = in_use(cudaMemPoolAttrUsedMemHigh) - before;
+    }
+    return peak;
+  };
+  const double without = peak_with(kUnlimited), two = peak_with(1024), sixteen = peak_with(128);
+  EXPECT_GT(two, without);
+  EXPECT_EQ(sixteen, two);
 }
 
 }  // namespace

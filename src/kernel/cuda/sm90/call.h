@@ -30,7 +30,7 @@ struct KeyParts {
   int keys = kAll;  // of a part, from the slice's k_first
   int most = 1;     // parts of a tile
   bool together = false;  // by different blocks, the last of which merges; otherwise one after another by one block
-  float* sums = nullptr;  // [a block's, or if together a tile and unit's, parts] as the math's registers have them
+  float* sums = nullptr;  // [units, tiles, most] if together, else [blocks], as the math's registers have them
   float4* states = nullptr;  // of every lane's two rows, the same places
   int* arrived = nullptr;    // [units, tiles, warps] parts that are there, if together: 0, and 0 again in the end
 

@@ -383,8 +383,8 @@ struct ForwardMath : ForwardParts<N, kWidth, kForm> {
     // What comes next is asked for now and looked at when the shares are made. The flags may have been read before the
     // barrier was asked: that happens when the GPU is taken from the process and given back in between.
     stage.next();
-    const bool there = has_ended_now(shared.k_full(stage.at), stage.parity);
-    const int coming = read_word(shared.step(stage.at));
+    const bool there = kReadsEarly && has_ended_now(shared.k_full(stage.at), stage.parity);
+    const int coming = kReadsEarly ? read_word(shared.step(stage.at)) : 0;
     round_shares<0, kSoon>();
     make_shares<kSoon, kCount, kCount>(sum);
     round_shares<kSoon, kCount>();

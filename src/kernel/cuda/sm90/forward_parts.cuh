@@ -1,5 +1,5 @@
-// Keys in parts (KeyParts): what a warpgroup knows of a tile's rows after a part goes to memory, and when all parts are
-// there, they are merged in their order and written out.
+// Keys in parts (KeyParts). Computed at once, what is known of a tile's rows after a part goes to memory, and when all
+// parts are there, they are added in their order and written out. One after another, each is added to those before it.
 #pragma once
 
 #include "kernel/cuda/sm90/forward_rows.cuh"
@@ -18,9 +18,17 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
 
   // A finished tile, or a part of one.
   __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
-    if constexpr (takes_parts(kForm))
-      if (tile.parts() > 1) return store_part(rows);
-    Base::store(rows, kept);
+    if constexpr (takes_parts(kForm)) {
+      Rows all = rows;
+      if (tile.parts() > 1) {
+        if (!__any_sync(0xffffffffu, valid(0))) return;  // a warp without rows
+        if (call.parts.together) return store_part(rows);
+        if (!add_to_kept(all)) return;
+      }
+      Base::store(all, kept);
+    } else {
+      Base::store(rows, kept);
+    }
   }
 
  private:
@@ -34,16 +42,101 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
   };
   __device__ __forceinline__ bool valid(int i) const { return row_of(i) < tile.rows(); }
   __device__ __forceinline__ Index tile_and_unit() const { return static_cast<Index>(tile.unit()) * call.tiles + tile.tile; }
-  __device__ __forceinline__ Place place_of_part(int part) const {
-    const Index first = call.parts.together ? tile_and_unit() : static_cast<Index>(blockIdx.x);
-    const Index block = first * call.parts.most + part;
+  __device__ __forceinline__ Place place_of_part(int part) const { return place_at(tile_and_unit() * call.parts.most + part); }
+  __device__ __forceinline__ Place place_at(Index block) const {
     return {call.parts.sums + block * (kShape.rows() * kV) + lane_in_sums(),
             call.parts.states + block * (2 * kShape.rows()) + group * 128 + static_cast<int>(threadIdx.x % 128)};
   }
 
+  // Of rows that see none of the part's keys nothing, and zeros times anything are in o: they become zeros.
+  __device__ __forceinline__ Two part_of(const Rows& rows) {
+    Two now;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = rows.total[i];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (!valid(i) || (rows.unseen & kUnseen << i) != 0) continue;
+      now.of[i] = {rows.against[i], sum};
+      if constexpr (takes_any(kForm))
+        if (call.max_logit != nullptr && threadIdx.x % 4 == 0)
+          atomicMax(call.max_logit + tile.unit() * call.heads + head_of(i),
+                    ordered(rows.peak[i] * (call.scores.factor * kLn2)));
+    }
+    const bool none[2] = {is_empty(now.of[0]), is_empty(now.of[1])};
+#pragma unroll
+    for (int n = 0; n < kV / 2; ++n)
+      if (none[n / 2 % 2]) o[n] = 0;
+    return now;
+  }
+  // All parts before one are multiplied by one weight, the part by another. An empty one changes nothing.
+  struct Weights {
+    float before[2], after[2];
+  };
+  __device__ __forceinline__ static Weights add(Two& all, const Two& part) {
+    Weights w;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const RowState<float> a = all.of[i], b = part.of[i];
+      const float most = is_empty(a) ? b.max : is_empty(b) ? a.max : max_nan(a.max, b.max);
+      w.before[i] = is_empty(a) ? 0.0f : exp2_fast(__fsub_rn(a.max, most));
+      w.after[i] = is_empty(b) ? 0.0f : exp2_fast(__fsub_rn(b.max, most));
+      all.of[i] = {most, fmaf(b.sum, w.after[i], a.sum * w.before[i])};
+    }
+    return w;
+  }
+  // Past the L1 cache: other blocks may have written that.
+  __device__ __forceinline__ static Two read(const float4* state) {
+    const float4 x = __ldcg(state);
+    return {{{x.x, x.y}, {x.z, x.w}}};
+  }
+  __device__ __forceinline__ void write(const Place& to, const Two& now) const {
+    *to.state = {now.of[0].max, now.of[0].sum, now.of[1].max, now.of[1].sum};
+#pragma unroll
+    for (int n = 0; n < kV / 8; ++n)
+      *reinterpret_cast<float4*>(to.sums + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
+  }
+
+  // One after another. After the last part all of them are in `rows` and o, as of a tile without parts.
+  __device__ __forceinline__ bool add_to_kept(Rows& rows) {
+    const Place kept = place_at(static_cast<Index>(blockIdx.x));
+    Two all = part_of(rows);
+    if (tile.part() > 0) {
+      const Two part = all;
+      all = read(kept.state);
+      const Weights w = add(all, part);
+#pragma unroll
+      for (int eights = 0; eights < kV / 8; eights += 4) {
+        float4 x[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) x[n] = __ldcg(reinterpret_cast<const float4*>(kept.sums + 128 * (eights + n)));
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          float* to = o + 4 * (eights + n);
+          to[0] = fmaf(to[0], w.after[0], x[n].x * w.before[0]);
+          to[1] = fmaf(to[1], w.after[0], x[n].y * w.before[0]);
+          to[2] = fmaf(to[2], w.after[1], x[n].z * w.before[1]);
+          to[3] = fmaf(to[3], w.after[1], x[n].w * w.before[1]);
+        }
+      }
+    }
+    if (tile.part() + 1 < tile.parts()) {
+      write(kept, all);
+      return false;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows.against[i] = all.of[i].max;
+      rows.total[i] = threadIdx.x % 4 == 0 ? all.of[i].sum : 0.0f;
+      rows.unseen = is_empty(all.of[i]) ? rows.unseen | kUnseen << i : rows.unseen & ~(kUnseen << i);
+    }
+    return true;
+  }
+
+  // At once.
   __device__ __forceinline__ void store_part(const Rows& rows) {
-    if (!__any_sync(0xffffffffu, valid(0))) return;  // a warp without rows
-    write_part(rows);
+    const Two part = part_of(rows);
+    write(place_of_part(tile.part()), part);
     if (!is_last()) return;
     const Two all = weigh_parts();
     FinishedRow<float> done[2];
@@ -60,33 +153,8 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
     write_out(done);
   }
 
-  // Of rows that see none of the part's keys: zeros times anything are in o.
-  __device__ __forceinline__ void write_part(const Rows& rows) {
-    Two now;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = rows.total[i];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (!valid(i) || (rows.unseen & kUnseen << i) != 0) continue;
-      now.of[i] = {rows.against[i], sum};
-      if constexpr (takes_any(kForm))
-        if (call.max_logit != nullptr && threadIdx.x % 4 == 0)
-          atomicMax(call.max_logit + tile.unit() * call.heads + head_of(i),
-                    ordered(rows.peak[i] * (call.scores.factor * kLn2)));
-    }
-    const Place to = place_of_part(tile.part());
-    *to.state = {now.of[0].max, now.of[0].sum, now.of[1].max, now.of[1].sum};
-    const bool none[2] = {is_empty(now.of[0]), is_empty(now.of[1])};
-#pragma unroll
-    for (int n = 0; n < kV / 8; ++n)
-      *reinterpret_cast<float4*>(to.sums + 128 * n) = {none[0] ? 0 : o[4 * n], none[0] ? 0 : o[4 * n + 1],
-                                                       none[1] ? 0 : o[4 * n + 2], none[1] ? 0 : o[4 * n + 3]};
-  }
-
-  // Are the warp's rows there of all parts? Where one block has them all, its lanes wrote what they will read.
+  // Are the warp's rows there of all parts?
   __device__ __forceinline__ bool is_last() const {
-    if (!call.parts.together) return tile.part() + 1 == tile.parts();
     __threadfence();
     __syncwarp();
     int* arrived = call.parts.arrived + tile_and_unit() * (4 * kShape.groups) + group * 4 +
@@ -99,28 +167,15 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
     return true;
   }
 
-  // Parts are added one after another: all before it times one weight, and the part times another, which take the place of
-  // its state. An empty one changes nothing. Reads go past the L1 cache: other blocks wrote that.
+  // The weights of a part, and of all before it, take the place of its state.
   __device__ __forceinline__ Two weigh_parts() const {
-    const auto read = [&](int part) {
-      const float4 x = __ldcg(place_of_part(part).state);
-      return Two{{{x.x, x.y}, {x.z, x.w}}};
-    };
-    Two all = read(0), next = read(1);
+    Two all = read(place_of_part(0).state), next = read(place_of_part(1).state);
 #pragma unroll 1
     for (int n = 1; n < tile.parts(); ++n) {
       const Two part = next;
-      if (n + 1 < tile.parts()) next = read(n + 1);
-      float before[2], after[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const RowState<float> a = all.of[i], b = part.of[i];
-        const float most = is_empty(a) ? b.max : is_empty(b) ? a.max : max_nan(a.max, b.max);
-        before[i] = is_empty(a) ? 0.0f : exp2_fast(__fsub_rn(a.max, most));
-        after[i] = is_empty(b) ? 0.0f : exp2_fast(__fsub_rn(b.max, most));
-        all.of[i] = {most, fmaf(b.sum, after[i], a.sum * before[i])};
-      }
-      __stcg(place_of_part(n).state, float4{before[0], after[0], before[1], after[1]});
+      if (n + 1 < tile.parts()) next = read(place_of_part(n + 1).state);
+      const Weights w = add(all, part);
+      __stcg(place_of_part(n).state, float4{w.before[0], w.after[0], w.before[1], w.after[1]});
     }
     return all;
   }

@@ -19,11 +19,14 @@ __device__ inline void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 // Of a warp that has read what a barrier guards the first lane arrives for all. racecheck does not see that the others had
-// read before; for it each lane arrives for itself (WEFT_EACH_LANE_ARRIVES).
+// read before; for it each lane arrives for itself (WEFT_EACH_LANE_ARRIVES). Nor does it know that a flag which was read too
+// early says so; for it none is.
 #ifdef WEFT_EACH_LANE_ARRIVES
 inline constexpr int kArrivalsOfWarp = 32;
+inline constexpr bool kReadsEarly = false;
 #else
 inline constexpr int kArrivalsOfWarp = 1;
+inline constexpr bool kReadsEarly = true;
 #endif
 __device__ __forceinline__ bool arrives() { return kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0; }
 // The same by whatever lane the machine picks, of a warp that is together: no branch, and no lane asks who it is.

@@ -157,9 +157,9 @@ class Parts {
     const Index floats = static_cast<Index>(shape.rows()) * shape.v, lanes = 2 * shape.rows();
     const Index tiles = static_cast<Index>(work.tiles) * units;
     const Index bytes = floats * static_cast<Index>(sizeof(float)) + lanes * static_cast<Index>(sizeof(float4));
-    // Of fewer tiles than multiprocessors one after another would take as much memory.
+    // One after another takes the memory of one part, but leaves multiprocessors idle if tiles are fewer than those.
     view_.together = work.tiles <= sizes.together && (tiles <= processors || tiles * view_.most * bytes <= kMostBytes);
-    const Index blocks = (view_.together ? tiles : min_of(tiles, processors)) * view_.most;
+    const Index blocks = view_.together ? tiles * view_.most : min_of(tiles, processors);
     sums_ = StreamArray<float>(static_cast<std::size_t>(blocks * floats), stream);
     states_ = StreamArray<float4>(static_cast<std::size_t>(blocks * lanes), stream);
     view_.sums = sums_.get();
