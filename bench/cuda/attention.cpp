@@ -72,6 +72,7 @@ std::vector<BenchCase> all_cases() {
           {"width-256", {8192}, 16, 4, 256},
           {"few-heads-of-64", {131072}, 4, 1, 128, {.causal = true}, 64, 3},  // fewer tiles than multiprocessors
           {"few-heads-of-8", {16384}, 8, 1, 128, {.causal = true}, 8, 3},
+          {"few-heads-window", {131072}, 4, 1, 128, {.causal = true, .left = 4096}, 64, 3},
           {"few-heads", {65536}, 4, 1, 128},
           {"few-heads-256", {32768}, 8, 4, 256, {.causal = true}, 16, 3, DType::bf16, false, {}, 0, 50},
           {"f32", {8192}, 16, 4, 128, {.causal = true}, 1, 0, DType::f32}};

@@ -100,35 +100,41 @@ TEST_P(GpuPeakMemory, OfABackwardIsKeysAndOneCopyOfGradients) {
   }
 }
 
-TEST_P(GpuPeakMemory, OfAForwardOfManyTilesDoesNotGrowWithParts) {
-  if (std::string_view(gpu_kernel) != kSm90) GTEST_SKIP() << "has no parts";
-  KernelProblem problem{"",
-                        {.tq = 300,
-                         .tk = 2000,
-                         .hq = 400,
-                         .hk = 200,
-                         .dqk = 128,
-                         .dv = 128,
-                         .dtype = dtype(),
-                         .slices = {{0, 300, 0, 2000}}}};
+// Of a forward in parts of so many keys.
+double peak_of_forward(KernelProblem problem, Index part_keys) {
   Random random(61);
   problem.p.fill(random);
+  problem.part_keys = part_keys;
   const Outputs got(problem.p);
   OnGpu gpu;
-  const auto peak_with = [&](Index part_keys) {
-    problem.part_keys = part_keys;
-    double peak = 0;
-    for (int round = 0; round < 2; ++round) {  // the first makes lists, which are kept
-      const double before = in_use(cudaMemPoolAttrUsedMemCurrent);
-      forget_peak();
-      gpu_attend(gpu, got.forward_args(problem));
-      peak = in_use(cudaMemPoolAttrUsedMemHigh) - before;
-    }
-    return peak;
-  };
-  const double without = peak_with(kUnlimited), two = peak_with(1024), sixteen = peak_with(128);
-  EXPECT_GT(two, without);
-  EXPECT_EQ(sixteen, two);
+  double peak = 0;
+  for (int round = 0; round < 2; ++round) {  // the first makes lists, which are kept
+    const double before = in_use(cudaMemPoolAttrUsedMemCurrent);
+    forget_peak();
+    gpu_attend(gpu, got.forward_args(problem));
+    peak = in_use(cudaMemPoolAttrUsedMemHigh) - before;
+  }
+  return peak;
+}
+AttentionProblem with_heads(Index heads_k, DType dtype) {
+  return {.tq = 300, .tk = 2000, .hq = 2 * heads_k, .hk = heads_k, .dqk = 128, .dv = 128, .dtype = dtype};
+}
+
+TEST_P(GpuPeakMemory, OfAForwardOfManyTilesDoesNotGrowWithParts) {
+  if (std::string_view(gpu_kernel) != kSm90) GTEST_SKIP() << "has no parts";
+  KernelProblem problem{"", with_heads(200, dtype())};
+  problem.p.slices = {{0, 300, 0, 2000}};
+  const double two = peak_of_forward(problem, 1024);
+  EXPECT_GT(two, peak_of_forward(problem, kUnlimited));
+  EXPECT_EQ(two, peak_of_forward(problem, 128));
+}
+TEST_P(GpuPeakMemory, OfAForwardOfFewTilesGrowsWithPartsThatTheySee) {
+  if (std::string_view(gpu_kernel) != kSm90) GTEST_SKIP() << "has no parts";
+  KernelProblem problem{"", with_heads(1, dtype())};
+  problem.p.slices = {{0, 300, 0, 2000}};
+  const double all = peak_of_forward(problem, 128);
+  problem.p.slices = {{0, 300, 0, 2000, 1400, 1500}};  // two or three of sixteen
+  EXPECT_LT(peak_of_forward(problem, 128), all / 4);
 }
 
 }  // namespace

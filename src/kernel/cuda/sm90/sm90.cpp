@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -52,6 +53,7 @@ struct Tiles {
   int* counter = nullptr;  // KeyParts::arrived lies behind it
   int tiles = 0;
   Index longest = 0;  // keys of a slice, from its k_first
+  Index widest = 0;   // of those, from the first to the last that a tile sees
   std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
 };
 Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
@@ -65,7 +67,7 @@ Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_
   made.kv_head = made.lists.heads.kv_head;
   made.counter = made.memory.get();
   made.tiles = tiling[0].tiles();
-  made.longest = args.k.rows;
+  made.longest = made.widest = args.k.rows;
   return made;
 }
 std::span<const Range> rows_held(const ForwardArgs& args) {
@@ -91,6 +93,20 @@ int later_keys(const QuerySteps& steps, const Range& tile, Index call, bool visi
                 "count calls from 0 in QuerySteps::ends, or leave it empty");
   return held ? later : 1;
 }
+// Keys from the first to the last that a tile sees, counted from where their slices begin: where parts are cut.
+Index width_of_keys(const HostLists& lists, const Range& tile, int first, int last) {
+  Index begin = kNoEnd, end = 0;
+  for (int n = first; n < last; ++n) {
+    WorkSlice s;
+    std::memcpy(static_cast<void*>(&s), lists.slice(0, n).data(), sizeof(s));
+    const Index top = max_of(s.q_begin, tile.begin), bottom = min_of(s.q_end, tile.end) - 1;
+    const Index from = max_of(s.k_begin, top + s.lo), to = min_of(s.k_end, bottom + s.hi + 1);
+    if (top > bottom || from >= to) continue;
+    begin = min_of(begin, from - s.k_first);
+    end = max_of(end, to - s.k_first);
+  }
+  return max_of(0, end - begin);
+}
 Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
   HostLists lists(joined(args.slices, args.steps != nullptr));
@@ -103,6 +119,7 @@ Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t s
     const Range& tile = tiles[static_cast<std::size_t>(t)];
     const auto [first, last] = lists.range(0, t);
     const bool visited = first < last;
+    made.widest = max_of(made.widest, width_of_keys(lists, tile, first, last));
     const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, sizes.call, visited) == 0;
     items.insert(items.end(), {t, static_cast<int>(tile.begin), static_cast<int>(tile.end), first, last, ends ? 1 : 0, 0, 0});
     const std::span<const int> slice = visited ? lists.slice(0, first) : std::span<const int>{};
@@ -153,7 +170,7 @@ class Parts {
     constexpr Index kMostBytes = Index{1} << 30;
     if (keys >= work.longest) return;
     view_.keys = static_cast<int>(keys);
-    view_.most = static_cast<int>(ceil_div(work.longest, keys));
+    view_.most = static_cast<int>(min_of(ceil_div(work.longest, keys), ceil_div(work.widest - 1, keys) + 1));
     const Index floats = static_cast<Index>(shape.rows()) * shape.v, lanes = 2 * shape.rows();
     const Index tiles = static_cast<Index>(work.tiles) * units;
     const Index bytes = floats * static_cast<Index>(sizeof(float)) + lanes * static_cast<Index>(sizeof(float4));
