@@ -93,9 +93,10 @@ fi
 if has sanitize; then
   kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GrowingLogits*:*GpuParts.TheSame*:*GpuParts.From*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
+  many='*GpuParts.OneAfter*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
-    some=$kernels:$ranks:$executor
-    # It loses track of kernels that many threads launch at once, and counts that as a hazard.
+    some=$kernels:$ranks:$executor:$many
+    # It loses track of kernels that many threads launch at once, and counts that as a hazard; and is slow.
     [ $tool = racecheck ] && some=$kernels:$ranks
     # Initcheck does not know what another stream has written into memory of a pool.
     step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-6}" \

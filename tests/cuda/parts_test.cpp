@@ -36,7 +36,7 @@ TEST_P(GpuParts, GiveTheWhole) {
   Judge judge(dtype(), false);
   Random random(51);
   for (const Index width : {40, 64, 128, 192, 256}) {
-    for (const Index heads_k : {1, 2}) {  // many, and one after another: GpuBits.DoNotDependOnWhoComputesParts
+    for (const Index heads_k : {1, 2}) {  // many, and one after another: below
       KernelProblem problem = problem_of_parts(dtype(), width, heads_k, random);
       const AttentionProblem& p = problem.p;
       const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
@@ -52,6 +52,58 @@ TEST_P(GpuParts, GiveTheWhole) {
         gpu_attend(args);
         judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
         judge.close("lse", plain.forward.lse.values(), want.lse, p.hq, 1);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Every row's numbers so many times.
+std::vector<double> repeated(const std::vector<double>& values, Index row, Index times) {
+  std::vector<double> result;
+  for (auto at = values.begin(); at != values.end(); at += row)
+    for (Index n = 0; n < times; ++n) result.insert(result.end(), at, at + row);
+  return result;
+}
+KernelProblem with_heads_repeated(const KernelProblem& few, Index times) {
+  KernelProblem many = few;
+  const AttentionProblem& from = few.p;
+  AttentionProblem& p = many.p;
+  p.hq *= times;
+  p.hk *= times;
+  p.q = Buffer(p.view, p.dtype, p.tq, p.hq, p.dqk);
+  p.k = Buffer(p.view, p.dtype, p.tk, p.hk, p.dqk);
+  p.v = Buffer(p.view, p.dtype, p.tk, p.hk, p.dv);
+  p.sink_logits = Buffer(DType::f64, 1, p.hq, 1);
+  p.q.set_used(repeated(from.q.values(), from.hq * p.dqk, times), p.q_used);
+  p.k.set_used(repeated(from.k.values(), from.hk * p.dqk, times), p.k_used);
+  p.v.set_used(repeated(from.v.values(), from.hk * p.dv, times), p.k_used);
+  p.sink_logits.set(repeated(from.sink_logits.values(), from.hq, times));
+  return many;
+}
+// Parts of many heads are computed one after another.
+TEST_P(GpuParts, OneAfterAnotherAreAsAtOnce) {
+  constexpr Index kTimes = 200;
+  Random random(55);
+  for (const Index width : {64, 128, 192, 256}) {
+    KernelProblem few = problem_of_parts(dtype(), width, 1, random);
+    few.p.sink = Sink::Kind::learnable;
+    KernelProblem many = with_heads_repeated(few, kTimes);
+    for (const Index part_keys : {128, 384}) {
+      SCOPED_TRACE("width " + std::to_string(width) + ", parts of " + std::to_string(part_keys));
+      few.part_keys = many.part_keys = part_keys;
+      for (const bool logits : {true, false}) {
+        const Outputs want(few.p), got(many.p);
+        ForwardArgs once = want.forward_args(few), more = got.forward_args(many);
+        if (!logits) once.max_logit = more.max_logit = {};
+        gpu_attend(once);
+        gpu_attend(more);
+        const auto expect_repeated = [&](const Buffer& all, const Buffer& one, Index dim) {
+          EXPECT_TRUE(bits(all) == bits(repeated(one.values(), few.p.hq * dim, kTimes)));
+        };
+        expect_repeated(got.forward.out, want.forward.out, few.p.dv);
+        expect_repeated(got.forward.lse, want.forward.lse, 1);
+        if (logits) expect_repeated(got.forward.max_logit, want.forward.max_logit, 1);
         if (HasFailure()) return;
       }
     }

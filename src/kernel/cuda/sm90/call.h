@@ -28,7 +28,7 @@ WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum <
 struct KeyParts {
   static constexpr int kAll = 0x7fffffff;
   int keys = kAll;  // of a part, from the slice's k_first
-  int most = 1;     // parts of a tile
+  int most = 1;     // parts of a tile, at most
   bool together = false;  // by different blocks, the last of which merges; otherwise one after another by one block
   float* sums = nullptr;  // [units, tiles, most] if together, else [blocks], as the math's registers have them
   float4* states = nullptr;  // of every lane's two rows, the same places

@@ -97,7 +97,8 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
       *reinterpret_cast<float4*>(to.sums + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
   }
 
-  // One after another. After the last part all of them are in `rows` and o, as of a tile without parts.
+  // One after another. After the last part all of them are in `rows` and o, as of a tile without parts, but for the largest
+  // logits, which part_of has sent.
   __device__ __forceinline__ bool add_to_kept(Rows& rows) {
     const Place kept = place_at(static_cast<Index>(blockIdx.x));
     Two all = part_of(rows);
