@@ -6,7 +6,7 @@
 #   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
 #   all of these if none is named
-# WEFT_BUILT=1: BUILD_DIR holds the programs already. WEFT_KERNEL: of the executor's soak (cuda.sm90). WEFT_PYTHON: a Python
+# WEFT_BUILT=1: BUILD_DIR holds the programs already, and BUILD_DIR/race those for racecheck. WEFT_KERNEL: of the executor's soak (cuda.sm90). WEFT_PYTHON: a Python
 # with torch, a peer of the timings (python3). WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
 set -u
 build=${1:?usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]} out=${2:?}
@@ -36,14 +36,21 @@ has() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac }
 need() { [ -x "$1" ] || { printf '%-28s left out: there is no %s\n' "$2" "$1" | tee "$out/$2.row"; return 1; }; }
 
 rm -f "$out"/*.row
+# made DIR [OPTION...]: builds in DIR, with options of cmake --build.
+made() {
+  local at=$1
+  shift
+  cmake -S "$source" -B "$at" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90a -DWEFT_CUDA=ON \
+    -DWEFT_BENCH=ON -DWEFT_TESTS=OFF -DWEFT_TOOLS=ON -DWEFT_EXAMPLES=OFF -DWEFT_MPI=OFF && cmake --build "$at" "$@"
+}
+export -f made
+export source
 if [ "${WEFT_BUILT:-0}" != 1 ]; then
-  configure() {
-    cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90a -DWEFT_CUDA=ON \
-      -DWEFT_BENCH=ON -DWEFT_TESTS=OFF -DWEFT_TOOLS=ON -DWEFT_EXAMPLES=OFF -DWEFT_MPI=OFF && cmake --build "$build"
-  }
-  export -f configure
-  export source build
-  step build 900 bash -c configure || exit 1
+  step build 900 bash -c 'made "$0"' "$build" || exit 1
+  # racecheck needs kernels of its own (docs/trust.md).
+  if has sanitize; then
+    CUDAFLAGS="${CUDAFLAGS:-} -DWEFT_EACH_LANE_ARRIVES" step build.race 900 bash -c 'made "$@"' - "$build/race" --target cuda_test
+  fi
 fi
 
 if has test; then
@@ -95,13 +102,16 @@ if has sanitize; then
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
   many='*GpuParts.OneAfter*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
-    some=$kernels:$ranks:$executor:$many
-    # It loses track of kernels that many threads launch at once, and counts that as a hazard; and is slow.
-    [ $tool = racecheck ] && some=$kernels:$ranks
+    some=$kernels:$ranks:$executor:$many tested=$test
+    if [ $tool = racecheck ]; then
+      # It loses track of kernels that many threads launch at once, and counts that as a hazard; and is slow.
+      some=$kernels:$ranks tested=$build/race/tests/cuda_test
+      need "$tested" sanitize.racecheck || continue
+    fi
     # Initcheck does not know what another stream has written into memory of a pool.
     step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-6}" \
       WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" WEFT_DEVICE_PROBLEMS=2 \
-      compute-sanitizer --tool $tool --error-exitcode 1 "$test" --gtest_filter="$some"
+      compute-sanitizer --tool $tool --error-exitcode 1 "$tested" --gtest_filter="$some"
   done
 fi
 if has bench && need "$bench" bench; then
