@@ -1,4 +1,4 @@
-"""Four processes that share a GPU, over a group of gloo; every schedule against one rank (test_cuda.py)."""
+"""Four processes that share a GPU, over a group of gloo or NCCL; every schedule against one rank (test_cuda.py)."""
 
 import sys
 
@@ -23,4 +23,4 @@ def rank(number):
 
 
 if __name__ == "__main__":
-    sys.exit(any(status for status, _ in processes.fork(RANKS, rank, sys.argv[1], seconds=100)))
+    sys.exit(any(status for status, _ in processes.fork(RANKS, rank, sys.argv[1], seconds=100, backend=sys.argv[2])))

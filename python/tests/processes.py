@@ -37,7 +37,7 @@ def check(results, case):
     assert not wrong, "\n".join(wrong)
 
 
-def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):
+def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False, backend="gloo"):
     """Runs fn(rank) in `ranks` processes; a list of (exit status, seconds it took), -9 for those that had to be ended.
 
     full_exit: processes end as a user's do, with all that Python does then (seconds, with torch loaded).
@@ -48,7 +48,7 @@ def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            status = _rank(rank, ranks, fn, folder, limit)
+            status = _rank(rank, ranks, fn, folder, limit, backend)
             sys.exit(status) if full_exit else os._exit(status)
         running[pid] = rank
     while running:
@@ -63,7 +63,7 @@ def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False):
     return [ended[rank] for rank in range(ranks)]
 
 
-def _rank(rank, ranks, fn, folder, limit):
+def _rank(rank, ranks, fn, folder, limit, backend):
     """limit: seconds that a rank of Weft waits for another."""
     import torch
     import torch.distributed as dist
@@ -76,7 +76,10 @@ def _rank(rank, ranks, fn, folder, limit):
     try:
         torch.set_num_threads(1)
         weft.set_cpu_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+        if "nccl" in backend:
+            # NCCL refuses two ranks on one GPU of one host: each says that it is on another, and they talk by sockets.
+            os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
+        dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
         weft.torch.communicator(time_limit=limit)
         fn(rank)
         dist.destroy_process_group()

@@ -520,11 +520,14 @@ def test_a_group_of_one(backend):
         assert_near(some, want, "f32")
 
 
-def test_processes(tmp_path):
-    """Four processes that share the GPU, over gloo: by way of the CPU."""
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+def test_processes(tmp_path, backend):
+    """Four processes that share the GPU: over gloo by way of the CPU, over NCCL by sockets."""
     import processes
 
-    processes.start("cuda_worker.py", tmp_path, seconds=120)
+    if "nccl" in backend and not torch.distributed.is_nccl_available():
+        pytest.skip("torch has no NCCL")
+    processes.start("cuda_worker.py", tmp_path, backend, seconds=120)
 
 
 def test_transformers():
