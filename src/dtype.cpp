@@ -23,10 +23,16 @@ std::string_view name(DType dtype) {
   return "f8_e5m2";
 }
 
+void detail::refuse_dtype(DType dtype) {
+  throw Error(text("dtype ", name(dtype), " needs a scale for every block, which no kernel here keeps"), "use bf16");
+}
+
 DType dtype(std::string_view wanted) {
-  for (const DType candidate :
-       {DType::f64, DType::f32, DType::bf16, DType::f16, DType::f8_e4m3, DType::f8_e5m2}) {
+  for (const DType candidate : kDTypes) {
     if (name(candidate) == wanted) return candidate;
+  }
+  for (const DType refused : {DType::f8_e4m3, DType::f8_e5m2}) {
+    if (name(refused) == wanted) detail::refuse_dtype(refused);
   }
   throw Error(text("no dtype is named '", wanted, "'"), "use one of f64, f32, bf16, f16");
 }

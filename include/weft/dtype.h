@@ -16,13 +16,29 @@ enum class DType { f64, f32, bf16, f16, f8_e4m3, f8_e5m2 };
 // Those that can be computed with.
 inline constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
+// Switches over dtypes name every one of them and have no default, so that the compiler finds those that a new one needs.
 WEFT_HD constexpr Index size_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::bf16 || dtype == DType::f16 ? 2 : 1;
+  switch (dtype) {
+    case DType::f64:
+      return 8;
+    case DType::f32:
+      return 4;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
+  }
+  return 1;
 }
 WEFT_API std::string_view name(DType dtype);
-WEFT_API DType dtype(std::string_view name);  // Error lists the names
+// One of kDTypes. Error lists the names, or says why a dtype that has one cannot be computed with.
+WEFT_API DType dtype(std::string_view name);
 
 namespace detail {
+
+[[noreturn]] WEFT_API void refuse_dtype(DType dtype);  // Error: not one of kDTypes
 
 // Rounds to the nearest float of 1 + kExponent + kMantissa = 16 bits, ties to even. Straight from double: going through
 // float would round twice.
@@ -99,7 +115,7 @@ using bf16 = Float16<8, 7>;
 using f16 = Float16<5, 10>;
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2 && std::is_trivial_v<bf16>);
 
-// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`, one of kDTypes.
+// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`. Error unless it is one of kDTypes.
 template <class F>
 constexpr decltype(auto) with_type(DType dtype, F&& f) {
   switch (dtype) {
@@ -109,9 +125,13 @@ constexpr decltype(auto) with_type(DType dtype, F&& f) {
       return f(std::type_identity<float>{});
     case DType::bf16:
       return f(std::type_identity<bf16>{});
-    default:
+    case DType::f16:
       return f(std::type_identity<f16>{});
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
   }
+  detail::refuse_dtype(dtype);
 }
 
 }  // namespace weft

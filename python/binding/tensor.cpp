@@ -328,9 +328,10 @@ void bind_array(nb::module_& m) {
         void* data = device ? device::take(place_on(device, 0), bytes)
                             : ::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64});
         nb::capsule owner(data, device ? device::give_back : +end_on_cpu);
-        nb::dlpack::dtype d{static_cast<std::uint8_t>(dtype == DType::bf16 ? nb::dlpack::dtype_code::Bfloat
-                                                                           : nb::dlpack::dtype_code::Float),
-                            static_cast<std::uint8_t>(size_of(dtype) * 8), 1};
+        const nb::dlpack::dtype d = with_type(dtype, [&]<class T>(std::type_identity<T>) {
+          const auto code = std::is_same_v<T, bf16> ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float;
+          return nb::dlpack::dtype{static_cast<std::uint8_t>(code), 8 * sizeof(T), 1};
+        });
         return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, d,
                                           device ? nb::device::cuda::value : nb::device::cpu::value,
                                           device.value_or(0));

@@ -109,9 +109,13 @@ Rounding rounding(DType type) {
       return {0x1p-24, 0x1p-150};
     case DType::bf16:
       return {0x1p-8, 0x1p-134};
-    default:
+    case DType::f16:
       return {0x1p-11, 0x1p-25};
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
   }
+  detail::refuse_dtype(type);
 }
 
 Arithmetic exact_arithmetic(DType out) {
@@ -135,9 +139,21 @@ double order_of_keys(Index keys) {
 // the norm of many; P and dS, rounded too, add as much again to gradients.
 double norm_limit(DType dtype, std::string_view tensor) {
   const bool gradient = tensor.starts_with("d");
-  if (dtype == DType::f64) return 1e-14;
-  if (dtype == DType::f32 || tensor == "lse" || tensor == "max_logit") return 3e-6;
-  return dtype == DType::bf16 ? (gradient ? 8e-3 : 4e-3) : (gradient ? 1e-3 : 5e-4);
+  const bool statistic = tensor == "lse" || tensor == "max_logit";
+  switch (dtype) {
+    case DType::f64:
+      return 1e-14;
+    case DType::f32:
+      return 3e-6;
+    case DType::bf16:
+      return statistic ? 3e-6 : gradient ? 8e-3 : 4e-3;
+    case DType::f16:
+      return statistic ? 3e-6 : gradient ? 1e-3 : 5e-4;
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
+  }
+  detail::refuse_dtype(dtype);
 }
 
 Expected expected(const DenseProblem& problem, std::optional<std::span<const double>> dout, const Arithmetic& by) {

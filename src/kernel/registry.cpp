@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "kernel/cpu/drive.h"
@@ -21,12 +22,23 @@ namespace weft {
 namespace {
 
 constexpr Index kMaxCpuDim = 256;
+constexpr const char* kNoScales = "it keeps no scale for every block, which floats of 8 bits need";
 constexpr const char* kHostSlices = "it reads slices in memory of the CPU, and those of a device_plan lie on a GPU";
 
 std::optional<std::string> cpu_refusal(const KernelRequest& request) {
   if (request.device != DeviceKind::cpu) return "it reads memory of the CPU, and the tensors lie on a GPU";
   if (request.device_plan) return kHostSlices;
-  if (request.dtype == DType::f64) return "it computes in f32 and would lose half of f64's digits";
+  switch (request.dtype) {
+    case DType::f32:
+    case DType::bf16:
+    case DType::f16:
+      break;
+    case DType::f64:
+      return "it computes in f32 and would lose half of f64's digits";
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      return kNoScales;
+  }
   const Index widest = max_of(request.dim_qk, request.dim_v);
   if (widest > kMaxCpuDim) return text("its tiles are made for head dims up to ", kMaxCpuDim, ", not ", widest);
   return {};
@@ -127,6 +139,8 @@ std::vector<Kernel> all_kernels() {
                    if (request.device != DeviceKind::cpu)
                      return "it reads memory of the CPU, and the tensors lie on a GPU";
                    if (request.device_plan) return kHostSlices;
+                   if (std::find(std::begin(kDTypes), std::end(kDTypes), request.dtype) == std::end(kDTypes))
+                     return kNoScales;
                    return {};
                  },
                  .forward = reference_kernel_forward,

@@ -17,8 +17,11 @@ WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, fl
     case DType::f32: std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float)); break;
     case DType::bf16: S::widen(view.at<bf16>(row, head), to, view.dim); break;
     case DType::f16: S::widen(view.at<f16>(row, head), to, view.dim); break;
-    default:  // dout and out may be f64
+    case DType::f64:  // dout and out may be
       for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(view.at<double>(row, head)[i]);
+      break;
+    case DType::f8_e4m3:
+    case DType::f8_e5m2: break;  // check_tensor has refused them
   }
   for (Index i = view.dim; i < width; ++i) to[i] = 0;
 }
@@ -29,8 +32,11 @@ void store_f32(const TensorView& view, Index row, Index head, const float* from)
     case DType::f32: std::memcpy(view.at<float>(row, head), from, static_cast<std::size_t>(view.dim) * sizeof(float)); break;
     case DType::bf16: S::narrow(from, view.at<bf16>(row, head), view.dim); break;
     case DType::f16: S::narrow(from, view.at<f16>(row, head), view.dim); break;
-    default:
+    case DType::f64:
       for (Index i = 0; i < view.dim; ++i) view.at<double>(row, head)[i] = static_cast<double>(from[i]);
+      break;
+    case DType::f8_e4m3:
+    case DType::f8_e5m2: break;  // check_tensor has refused them
   }
 }
 

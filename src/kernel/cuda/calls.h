@@ -6,9 +6,31 @@
 #include "kernel/cuda/shapes.h"
 #include "kernel/cuda/work.h"
 #include "weft/attention.h"
+#include "weft/error.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda {
+
+// What goes with the dtype of a call. A kernel's refusal() keeps all others away.
+template <class T>
+T of_16_bits(DType dtype, T bf16, T f16) {
+  switch (dtype) {
+    case DType::bf16:
+      return bf16;
+    case DType::f16:
+      return f16;
+    case DType::f64:
+    case DType::f32:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
+  }
+  throw Error("a kernel of bf16 and f16 was given " + std::string(name(dtype)), "use kernel cuda.portable, or cpu");
+}
+template <class T>
+T of_dtype(DType dtype, T bf16, T f16, T f32) {
+  return dtype == DType::f32 ? f32 : of_16_bits(dtype, bf16, f16);
+}
 
 struct Source {
   ConstTensorView view;

@@ -72,16 +72,7 @@ void portable_forward(const ForwardArgs& args) {
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .tiles = rows[0].tiles(),
                    .heads_q = static_cast<int>(args.q.heads)};
-  switch (dtype) {
-    case DType::bf16:
-      forward_bf16(width, call, stream);
-      break;
-    case DType::f16:
-      forward_f16(width, call, stream);
-      break;
-    default:
-      forward_f32(width, call, stream);
-  }
+  of_dtype(dtype, &forward_bf16, &forward_f16, &forward_f32)(width, call, stream);
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }
 
@@ -151,7 +142,7 @@ void portable_backward(const BackwardArgs& given) {
                           .heads_q = static_cast<int>(args.q.heads),
                           .heads_k = static_cast<int>(args.k.heads)};
   const auto run = [&](auto bf16, auto f16, auto f32_) {
-    (dtype == DType::bf16 ? bf16 : dtype == DType::f16 ? f16 : f32_)(width, call, stream);
+    of_dtype(dtype, bf16, f16, f32_)(width, call, stream);
   };
   run(&backward_bf16, &backward_f16, &backward_f32);
   if (args.deterministic)

@@ -134,9 +134,18 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
   TensorView b = to;
   join_heads(a, b);
   const cudaStream_t stream = context.parts().stream();
-  if (to.dtype == DType::bf16) return launch_type<__nv_bfloat16>(a, b, accumulate, stream);
-  if (to.dtype == DType::f16) return launch_type<__half>(a, b, accumulate, stream);
-  launch_type<float>(a, b, accumulate, stream);
+  switch (to.dtype) {
+    case DType::f32:
+      return launch_type<float>(a, b, accumulate, stream);
+    case DType::bf16:
+      return launch_type<__nv_bfloat16>(a, b, accumulate, stream);
+    case DType::f16:
+      return launch_type<__half>(a, b, accumulate, stream);
+    case DType::f64:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;  // kTo has none of them
+  }
 }
 
 }  // namespace weft

@@ -244,9 +244,8 @@ void backward(const BackwardArgs& given) {
     call.k = tensor_map(k.view(), 1, shape.keys);
     call.v = tensor_map(v.view(), 1, shape.keys);
   }
-  const bool bf16 = dtype == DType::bf16;
-  const auto products =
-      shares_keys(width) ? (bf16 ? backward_wide_bf16 : backward_wide_f16) : (bf16 ? backward_bf16 : backward_f16);
+  const auto products = shares_keys(width) ? of_16_bits(dtype, &backward_wide_bf16, &backward_wide_f16)
+                                           : of_16_bits(dtype, &backward_bf16, &backward_f16);
   products(width, call, stream);
   dk.finish();
   dv.finish();
@@ -256,7 +255,7 @@ void backward(const BackwardArgs& given) {
       dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
       dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
     }
-    (dtype == DType::bf16 ? dq_bf16 : dq_f16)(width, dq, stream);
+    of_16_bits(dtype, &dq_bf16, &dq_f16)(width, dq, stream);
     return;
   }
   if (args.steps != nullptr) {

@@ -25,7 +25,7 @@ __device__ bool is_live(const QueryTiles& tiles, const TileRows& rows, int tile,
          (tiles.ranges != nullptr || row_is_live(tiles.list, tile / tiles.listed, row));
 }
 
-__device__ float2 two_floats(unsigned x, DType dtype) {
+__device__ float2 two_floats(unsigned x, DType dtype) {  // of bf16 or f16: inputs, which tensor_map has looked at
   if (dtype == DType::bf16) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
   return __half22float2(*reinterpret_cast<const __half2*>(&x));
 }
@@ -230,7 +230,7 @@ void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
 void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
   const unsigned blocks =
       static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads >> call.rows.log_heads);
-  launch(inputs == DType::bf16 ? store_of<Bf16>(width) : store_of<F16>(width),
+  launch(of_16_bits(inputs, store_of<Bf16>(width), store_of<F16>(width)),
          {dim3(blocks), dim3(kThreads), 0, call.early}, stream, call);
 }
 

@@ -80,7 +80,7 @@ void launch_any_rest(Width width, const ForwardCall& call, cudaStream_t stream) 
 }  // namespace
 
 void finish_steps(Width width, const ForwardCall& call, DType dtype, cudaStream_t stream) {
-  (dtype == DType::bf16 ? launch_any_rest<Bf16> : launch_any_rest<F16>)(width, call, stream);
+  of_16_bits(dtype, &launch_any_rest<Bf16>, &launch_any_rest<F16>)(width, call, stream);
 }
 
 }  // namespace weft::cuda::sm90

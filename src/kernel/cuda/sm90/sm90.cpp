@@ -307,7 +307,7 @@ void forward(const ForwardArgs& args) {
     call.k = tensor_map(k.view(), 1, forward_shape(width).keys);
     call.v = tensor_map(v.view(), 1, forward_shape(width).keys);
   }
-  (dtype == DType::bf16 ? forward_bf16 : forward_f16)(width, call, stream);
+  of_16_bits(dtype, &forward_bf16, &forward_f16)(width, call, stream);
   if (args.steps != nullptr) {
     sums->done.resize(static_cast<std::size_t>(work.tiles));
     for (const int tile : work.ending) sums->done[static_cast<std::size_t>(tile)] = true;
