@@ -57,6 +57,35 @@ bool Definition::visible(Index q_token, Index k_token) const {
   return !m.chunk || chunk_of(i, *m.chunk) == chunk_of(j, *m.chunk);
 }
 
+void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
+  const Mask& m = case_.mask;
+  const auto add = [&](Index first, Index last) {
+    if (first <= last) to.push_back({first, last + 1});
+  };
+  if (m.slices) {
+    for (const Slice& s : *m.slices) {
+      if (q_token < s.q_begin || q_token >= s.q_end) continue;
+      add(is_unlimited(s.lo) ? s.k_begin : std::max(s.k_begin, q_token + s.lo),
+          is_unlimited(s.hi) ? s.k_end - 1 : std::min(s.k_end - 1, q_token + s.hi));
+    }
+    std::sort(to.begin(), to.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    return;
+  }
+  const Place& a = q(q_token);
+  if (!a.real()) return;
+  const std::size_t s = static_cast<std::size_t>(a.sequence);
+  const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0);
+  Index first = 0, last = k_length_[s] - 1;
+  if (m.causal) last = std::min(last, i);
+  if (m.left != -1) first = std::max(first, i - m.left);
+  if (m.right != -1) last = std::min(last, i + m.right);
+  if (m.chunk) {
+    first = std::max(first, chunk_of(i, *m.chunk) * *m.chunk);
+    last = std::min(last, chunk_of(i, *m.chunk) * *m.chunk + *m.chunk - 1);
+  }
+  add(k_begin_[s] + first, k_begin_[s] + last);
+}
+
 Index Definition::first_key(Index k_token) const {
   const Place& p = k(k_token);
   const Index begin = k_begin_[static_cast<std::size_t>(p.sequence)];

@@ -23,6 +23,8 @@ class Definition {
   const Place& q(Index token) const { return q_[static_cast<std::size_t>(token)]; }
   const Place& k(Index token) const { return k_[static_cast<std::size_t>(token)]; }
   bool visible(Index q_token, Index k_token) const;
+  // The keys that a query sees, as runs of tokens, rising: for problems with too many pairs to ask of each.
+  void visible_runs(Index q_token, std::vector<Range>& to) const;
   // First key that a kernel tiles from, keys in sequence order: the sequence's, or the chunk's, first.
   Index first_key(Index k_token) const;
 

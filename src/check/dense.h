@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "weft/config.h"
+#include "weft/slice.h"
 
 namespace weft::check {
 
@@ -16,6 +16,8 @@ struct DenseProblem {
   std::vector<double> k = {};  // [tk, hk, dqk]
   std::vector<double> v = {};  // [tk, hk, dv]
   std::function<bool(Index q, Index k)> sees = {};
+  // The same as runs of keys, rising; not needed, but without it all pairs are looked at.
+  std::function<void(Index q, std::vector<Range>& to)> ranges = {};
   double scale = 1;
   double softcap = 0;                // 0: off
   std::vector<double> sink = {};     // [hq] logits; empty: none (off-by-one: zeros)

@@ -2,7 +2,6 @@
 // once and then compared with whatever was computed, by any ranks, layout and schedule.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <random>
 #include <vector>
@@ -28,9 +27,12 @@ struct ResultTypes {
 
 class Oracle {
  public:
-  // Of the case, layout, ranks and format play no part. With `rows`, only so many query rows have a dout that is not 0
-  // and are compared; dk and dv, to which the others then add nothing, are compared whole, and max_logit is not.
-  Oracle(const Case& c, const Arithmetic& by, std::optional<Index> rows = {});
+  // Of the case, layout, ranks and format play no part, but that `keys` looks for ends of the ranks' runs.
+  // With `rows` alone, only so many query rows have a dout that is not 0 and are compared; dk and dv, to which the others
+  // then add nothing, are compared whole, and max_logit is not: the least work. With `keys` too, so many rows of out and
+  // dq and so many keys of dk and dv are compared, half of them at ends of documents and of ranks' runs, and lse,
+  // max_logit and dsink whole; of the others that they are numbers.
+  Oracle(const Case& c, const Arithmetic& by, std::optional<Index> rows = {}, std::optional<Index> keys = {});
   Oracle(const Oracle&) = delete;
   Oracle& operator=(const Oracle&) = delete;
 
@@ -51,12 +53,17 @@ class Oracle {
  private:
   Tensor make(Index rows, Index heads, Index dim, bool keys);
   void choose_rows(std::optional<Index> rows);
+  std::vector<Index> choose_tokens(Index count, bool keys);
+  std::vector<Index> ends(bool keys) const;  // of documents and of ranks' runs, at random
   void choose_attention();
-  DenseProblem dense_problem();
+  DenseProblem dense_problem(const std::vector<Index>& rows) const;
+  // `tokens`: of the rows of `got`; none: all.
   Measure measure(const std::string& name, const std::vector<double>& got, const Bounded& want, Index heads, Index dim,
-                  bool queries) const;
-  std::vector<double> chosen(const Tensor& t) const;  // f64 of the rows that are compared
+                  const std::vector<Index>* tokens) const;
   std::optional<Measure> stray_dq(const Tensor& dq) const;
+  std::optional<Measure> no_number(const std::string& name, const Tensor& t) const;
+  Measure compare_some(const std::string& name, const Tensor& got, const Bounded& want,
+                       const std::vector<Index>* tokens) const;
 
   Case case_;
   Problem problem_;
@@ -65,9 +72,9 @@ class Oracle {
   Tensor q_, k_, v_, dout_;
   std::vector<double> sink_;  // [hq], -inf without one
   Attention attention_;
-  bool sampled_ = false;
-  std::vector<Index> rows_;            // query tokens that are compared, rising
-  std::vector<std::uint8_t> visible_;  // [rows_, key tokens]
+  bool silent_ = false;                     // rows that are not compared have a dout of 0
+  std::vector<Index> rows_;                 // query tokens that are compared, rising
+  std::optional<std::vector<Index>> keys_;  // key tokens that are, if not all
   Expected want_;
 };
 
