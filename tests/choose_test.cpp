@@ -11,6 +11,7 @@
 
 #include "check/random_case.h"
 #include "cost/sketch.h"
+#include "refusal.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
 #include "weft/simulate.h"
@@ -191,6 +192,23 @@ TEST(Choose, RanksThatShareAProcessor) {
   l.shape.dtype = DType::f32;
   const BatchChoice c = choose({&l, 1}, 4, machine_preset("cpu"));
   EXPECT_GT(c.seconds, 0);
+}
+
+TEST(Choose, RefusesOptionsThatNoScheduleHas) {
+  const Layer l = layer({4000, 96});
+  for (const char* machine : {"h100-400g", "cpu"}) {
+    for (const auto& [options, says] :
+         {std::pair{ScheduleOptions{.kind = ScheduleKind::exact, .stages = 0}, "exact in 0 stages"},
+          {ScheduleOptions{.kind = ScheduleKind::exact, .stages = -3}, "exact in -3 stages"},
+          {ScheduleOptions{.kind = ScheduleKind::ring, .abreast = 0}, "0 ranks abreast"},
+          {ScheduleOptions{.kind = ScheduleKind::all_gather, .head_groups = 0}, "head_groups"},
+          {ScheduleOptions{.kind = ScheduleKind::hybrid, .inside = 0}, "0 ranks inside"}}) {
+      const ChooseOptions given{.memory_bytes = 0, .schedules = {options}, .layouts = {}};
+      const Layouts layouts = make_layouts(LayoutKind::zigzag, l.problem, 4);
+      expect_refusal([&] { (void)choose_schedule(l, layouts, machine_preset(machine), given); }, {says, "use "});
+      expect_refusal([&] { (void)choose({&l, 1}, 4, machine_preset(machine), given); }, {says, "use "});
+    }
+  }
 }
 
 TEST(Choose, RefusesWhatIsNoBatch) {

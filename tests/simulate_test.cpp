@@ -10,6 +10,7 @@
 #include "check/random_case.h"
 #include "check/tensors.h"
 #include "cost/engine.h"
+#include "cost/patterns.h"
 #include "refusal.h"
 #include "weft/error.h"
 #include "weft/executor.h"
@@ -329,6 +330,66 @@ TEST(Simulate, ManyRanksAreSampledAndStillRight) {
   double pairs = 0;
   for (const RankTimes& r : t.ranks) pairs += static_cast<double>(r.pairs);
   EXPECT_NEAR(pairs, 8.0 * static_cast<double>(problem.visible_pairs()), 0.01 * pairs);
+}
+
+// Messages of a planned rank and its neighbours, as a few spans and as a list of all of them.
+TEST(Simulate, SpansAreTheirMessages) {
+  const Machine m = machine();
+  check::RandomChoices c(7);
+  for (int round = 0; round < 200; ++round) {
+    const Index ranks = c.pick(2, 23), repeat = c.pick(1, 7);
+    const bool back = c.one_in(2);
+    auto spans = std::make_shared<std::vector<cost::Span>>();
+    std::vector<cost::Patterns::Sent> messages;
+    for (Index first = 0; first < ranks; first += repeat) {
+      for (Index distance = 1; distance < ranks; ++distance) {
+        if (c.one_in(2)) continue;
+        const double rows = static_cast<double>(c.pick(1, 100));
+        spans->push_back({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(distance), rows});
+        for (Index to = first; to < min_of(ranks, first + repeat); ++to) {
+          const Index from = floor_mod(to - distance, ranks);
+          messages.push_back({back ? to : from, back ? from : to, rows * 24});
+        }
+      }
+    }
+    const cost::Patterns make(m, ranks);
+    const cost::Pattern patterns[] = {make.spans(spans, repeat, 24, back), make.listed(messages, back, true)};
+    Timeline t[2];
+    for (int n = 0; n < 2; ++n) {
+      cost::Outline o;
+      o.ranks = ranks;
+      o.pairs.assign(static_cast<std::size_t>(ranks), 1);
+      o.patterns = {patterns[n]};
+      o.steps.resize(3);
+      for (std::size_t step = 0; step < 3; ++step) {
+        o.steps[step].kv = 0;
+        for (Index r = 0; r < ranks; ++r)
+          o.steps[step].work.push_back({.rank = static_cast<std::uint32_t>(r),
+                                        .seconds = 1e-6F * static_cast<float>((r * 7 + round) % 5),
+                                        .rows = 0,
+                                        .pairs = 1});
+      }
+      for (const bool progress : {true, false}) {
+        Machine with = m;
+        with.progress = progress;
+        cost::Record record(o, {}, t[n]);
+        cost::run_in_step(o, with, Pass::forward, {}, record);
+      }
+      Machine sharing = m;
+      sharing.processor_ranks = 2;
+      cost::Record record(o, {}, t[n]);
+      cost::run_shared(o, sharing, Pass::forward, {}, record);
+    }
+    ASSERT_EQ(t[0].seconds, t[1].seconds) << round;
+    for (std::size_t r = 0; r < t[0].ranks.size(); ++r) {
+      ASSERT_EQ(t[0].ranks[r].end, t[1].ranks[r].end) << round;
+      ASSERT_EQ(t[0].ranks[r].exchange, t[1].ranks[r].exchange) << round;
+      ASSERT_EQ(t[0].ranks[r].bytes_in, t[1].ranks[r].bytes_in) << round;
+      ASSERT_EQ(t[0].ranks[r].bytes_out, t[1].ranks[r].bytes_out) << round;
+      ASSERT_EQ(patterns[0].loads[r].copied, patterns[1].loads[r].copied) << round;
+      ASSERT_EQ(patterns[0].loads[r].messages, patterns[1].loads[r].messages) << round;
+    }
+  }
 }
 
 TEST(Simulate, DetailsAreEventsOfTheRank) {

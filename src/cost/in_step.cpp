@@ -72,6 +72,14 @@ class InStep {
         }
         return;
       }
+      case Pattern::Peers::spans:
+        to = of;
+        for_each_message(p, o_.ranks, [&](Index from, Index receiver, Index count, double) {
+          const double* theirs = of.data() + (senders ? from : receiver);
+          double* own = to.data() + (senders ? receiver : from);
+          for (Index i = 0; i < count; ++i) own[i] = std::max(own[i], theirs[i]);
+        });
+        return;
     }
   }
 
@@ -95,7 +103,7 @@ class InStep {
       const double begin = slot.begin[at(r)] = std::max(slot.ready[at(r)], link_[at(r)]);
       link_[at(r)] = slot.arrival[at(r)] = begin + p.seconds[at(r)];
     }
-    if (p.uneven) late_senders(p, slot);
+    if (p.uneven) p.peers == Pattern::Peers::spans ? late_spans(p, slot) : late_senders(p, slot);
     for (Index r = 0; r < o_.ranks; ++r) {
       if (!p.loads[at(r)].any()) continue;
       link_[at(r)] = slot.arrival[at(r)];
@@ -120,6 +128,35 @@ class InStep {
             std::max(slot.arrival[at(r)], slot.begin[at(s)] + level.latency + bytes / level.bandwidth);
       }
     }
+  }
+
+  // The same of messages that are alike.
+  void late_spans(const Pattern& p, Slot& slot) const {
+    const Topology topology(machine_);
+    const std::size_t far = topology.levels() - 1;
+    const Index reach = far > 0 ? machine_.levels[far - 1].ranks : 0;
+    std::vector<double> messages(p.sent_messages.begin(), p.sent_messages.end()), out;
+    for (const Load& load : p.loads) out.push_back(load.out[far]);
+    for_each_message(p, o_.ranks, [&](Index from, Index to, Index count, double bytes) {
+      const bool is_far = max_of(from, to) - min_of(from, to) >= reach;
+      double* arrival = slot.arrival.data() + to;
+      if (is_far) {
+        const Level& level = machine_.levels[far];
+        if (!level.limits_sends || level.bandwidth == 0) return;
+        const double *begin = slot.begin.data() + from, *number = messages.data() + from, *all = out.data() + from;
+        for (Index i = 0; i < count; ++i)
+          arrival[i] =
+              std::max(arrival[i], begin[i] + level.latency + std::min(all[i], number[i] * bytes) / level.bandwidth);
+        return;
+      }
+      for (Index i = 0; i < count; ++i) {
+        const std::size_t l = topology.level(to + i, from + i);
+        const Level& level = machine_.levels[l];
+        if (!level.limits_sends || level.bandwidth == 0) continue;
+        const double most = std::min(p.loads[at(from + i)].out[l], messages[at(from + i)] * bytes);
+        arrival[i] = std::max(arrival[i], slot.begin[at(from + i)] + level.latency + most / level.bandwidth);
+      }
+    });
   }
 
   void wait(const Op& op) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -12,12 +13,19 @@
 
 namespace weft::cost {
 
+// Rows that the ranks to, to + 1, .. (as many as a pattern repeats) each get from the rank so far before their own.
+struct Span {
+  std::uint32_t to = 0, distance = 0;
+  double rows = 0;
+};
+
 // Who moves how much in an exchange; calls that are alike share it.
 struct Pattern {
   enum class Peers {
     block,   // ranks n·size .. (n + 1)·size - 1 with each other
     across,  // ranks of the same place in blocks of `size`
     listed,
+    spans,  // all messages of a planned rank are also those of its neighbours: no list of ranks x ranks
   };
   Peers peers = Peers::listed;
   Index size = 1;
@@ -26,9 +34,29 @@ struct Pattern {
   std::vector<std::uint32_t> from = {}, to = {};
   std::vector<std::size_t> from_begin = {}, to_begin = {};
   std::vector<double> from_bytes = {};
+  std::shared_ptr<const std::vector<Span>> spans = {};
+  Index repeat = 1;                                     // spans: ranks of each
+  double each = 0;                                      // .. bytes a row
+  bool back = false;                                    // .. from those who got them
+  std::vector<std::uint32_t> sent_messages = {};        // .. [ranks]
   std::vector<Load> loads = {};                         // [ranks]
   std::vector<double> seconds = {}, interference = {};  // [ranks]
 };
+
+// Calls f(from, to, count, bytes): each rank from + i sends so many bytes to to + i, i below count.
+template <class F>
+void for_each_message(const Pattern& p, Index ranks, F&& f) {
+  for (const Span& s : *p.spans) {
+    const Index first = s.to, distance = s.distance, end = min_of(ranks, first + p.repeat);
+    const Index wraps = min_of(max_of(first, distance), end);  // ranks below it get from the last ranks
+    const double bytes = s.rows * p.each;
+    const auto part = [&](Index begin, Index count, Index other) {
+      if (count > 0) p.back ? f(begin, other, count, bytes) : f(other, begin, count, bytes);
+    };
+    part(first, wraps - first, first - distance + ranks);
+    part(wraps, end - wraps, wraps - distance);
+  }
+}
 
 // A step's kernel call on a rank.
 struct Work {

@@ -91,7 +91,8 @@ class FromJob {
     Index q = 0, k = 0;
   };
   struct Item {
-    Index step = 0, source = 0, first_row = 0;
+    std::uint32_t place = 0, source = 0;
+    Index step = 0, first_row = 0;
     Slice slice;
   };
   // What a group's queries see in a step, for one K/V head and the query heads that share it.
@@ -149,9 +150,11 @@ class FromJob {
     const Layout &q = job_.layouts.q, &k = job_.layouts.k;
     const RunList keys = sequence_ ? k.sequence_order() : k.rank_order();
     choose_sample(q, keys);
-    if (form_ == Form::exact) messages_.resize(at(stages()));
+    if (form_ == Form::exact)
+      for (Index stage = 0; stage < stages(); ++stage) messages_.push_back(std::make_shared<std::vector<Span>>());
     for (Index group = 0; group < count(); group += o_.repeat) {
-      std::vector<Item> items;
+      std::vector<Item>& items = items_;
+      items.clear();
       std::vector<TileCounter> counters;  // by distinct group of heads
       const std::vector<Index> kinds = head_kinds();
       for (const Index g : kinds) counters.emplace_back(g, 1, costs_.rate());
@@ -164,7 +167,7 @@ class FromJob {
             continue;
           }
           const Index source = s.k_begin / k.rows();
-          items.push_back({step_of(rank, source), source, member * q.rows(), s});
+          items.push_back({place_of(group, source), static_cast<std::uint32_t>(source), 0, member * q.rows(), s});
         }
       }
       std::vector<Seen> seen;
@@ -174,7 +177,7 @@ class FromJob {
         const double all = static_cast<double>(inside_) / static_cast<double>(ceil_div(inside_, skip_));
         for (std::size_t n = 0; n < kinds.size(); ++n) seen.back().by_group[kinds[n]] = times(counters[n].take(), all);
       };
-      sort_items(items);
+      sort_items(group);
       for (std::size_t n = 0; n < items.size(); ++n) {
         for (TileCounter& c : counters) c.add(items[n].slice, items[n].first_row);
         if (n + 1 == items.size() || items[n + 1].step != items[n].step) take(items[n].step);
@@ -188,18 +191,28 @@ class FromJob {
     }
   }
 
-  // By step and source.
-  static void sort_items(std::vector<Item>& items) {
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> order;
-    order.reserve(items.size());
-    for (const Item& item : items)
-      order.emplace_back(static_cast<std::uint64_t>(item.step) << 32 | static_cast<std::uint64_t>(item.source),
-                         static_cast<std::uint32_t>(order.size()));
-    std::sort(order.begin(), order.end());
-    std::vector<Item> sorted;
-    sorted.reserve(items.size());
-    for (const auto& [key, n] : order) sorted.push_back(items[n]);
-    items = std::move(sorted);
+  // Sources by their distance before the group, which is the order of steps.
+  std::uint32_t place_of(Index group, Index source) const {
+    const Index of = source / inside_, distance = group >= of ? group - of : group - of + count();
+    return static_cast<std::uint32_t>(distance * inside_ + source - of * inside_);
+  }
+
+  // By step, each source's together.
+  void sort_items(Index group) {
+    if (static_cast<Index>(items_.size()) < ranks_) {
+      std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.place < b.place; });
+    } else {
+      places_.assign(at(ranks_) + 1, 0);
+      for (const Item& item : items_) ++places_[item.place + 1];
+      for (std::size_t n = 1; n < places_.size(); ++n) places_[n] += places_[n - 1];
+      sorted_.resize(items_.size());
+      for (const Item& item : items_) sorted_[places_[item.place]++] = item;
+      items_.swap(sorted_);
+    }
+    for (std::size_t n = 0; n < items_.size(); ++n) {
+      const bool same = n > 0 && items_[n].source == items_[n - 1].source;
+      items_[n].step = same ? items_[n - 1].step : step_of(group * inside_, items_[n].source);
+    }
   }
 
   std::vector<Index> head_kinds() const {
@@ -254,10 +267,10 @@ class FromJob {
       }
       ranges.clear();
       key_rows[at(items[n].step)] += touched;
+      if (touched == 0) continue;
       const Index distance = (rank - items[n].source + ranks_) % ranks_;
-      for (Index to = rank; to < min_of(ranks_, rank + o_.repeat); ++to)
-        messages_[at(items[n].step - 1)].push_back(
-            {(to - distance + ranks_) % ranks_, to, static_cast<double>(touched)});
+      messages_[at(items[n].step - 1)]->push_back(
+          {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(distance), static_cast<double>(touched)});
     }
   }
 
@@ -381,12 +394,11 @@ class FromJob {
   void add_sends() {
     const double heads = static_cast<double>(job_.heads_k);
     for (Index stage = 0; stage < stages(); ++stage) {
-      std::vector<Patterns::Sent> there = messages_[at(stage)], back = there;
-      for (Patterns::Sent& m : there) m.bytes *= heads * costs_.kv_bytes();
-      for (Patterns::Sent& m : back) m = {m.to, m.from, m.bytes * heads * costs_.gradient_bytes()};
+      const std::shared_ptr<const std::vector<Span>> rows = messages_[at(stage)];
       StepOutline& step = o_.steps[at(stage + 1)];
-      step.kv = add(make_.listed(std::move(there), false, true));
-      if (pass_ == Pass::backward) step.gradients = add(make_.listed(std::move(back), true, true));
+      step.kv = add(make_.spans(rows, o_.repeat, heads * costs_.kv_bytes(), false));
+      if (pass_ == Pass::backward)
+        step.gradients = add(make_.spans(rows, o_.repeat, heads * costs_.gradient_bytes(), true));
     }
   }
 
@@ -399,9 +411,11 @@ class FromJob {
   Patterns make_;
   bool sequence_ = false;
   std::optional<Swap> swap_;
-  std::vector<Frame> frames_;                          // by place in a group
-  std::vector<std::vector<StepHeads>> heads_;          // by place, and step of a gather
-  std::vector<std::vector<Patterns::Sent>> messages_;  // exact: rows, by stage
+  std::vector<Frame> frames_;                                 // by place in a group
+  std::vector<std::vector<StepHeads>> heads_;                 // by place, and step of a gather
+  std::vector<std::shared_ptr<std::vector<Span>>> messages_;  // exact, by stage
+  std::vector<Item> items_, sorted_;  // of the group that is planned: kept, as there are many groups
+  std::vector<std::size_t> places_;
   Outline o_;
 };
 

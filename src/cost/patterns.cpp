@@ -64,6 +64,57 @@ Pattern Patterns::listed(std::vector<Sent> messages, bool adds, bool uneven) con
   return p;
 }
 
+Pattern Patterns::spans(std::shared_ptr<const std::vector<Span>> rows, Index repeat, double each, bool back) const {
+  Pattern p{.peers = Pattern::Peers::spans, .size = 1, .uneven = true};
+  p.spans = std::move(rows);
+  p.repeat = repeat;
+  p.each = each;
+  p.back = back;
+  p.loads.resize(at(ranks_));
+  // Most messages go further than the inner levels reach. Those are added up at once: where a range of ranks begins and
+  // ends. Bytes are whole numbers, so sums are exact in any order.
+  const std::size_t far = topology_.levels() - 1;
+  const Index reach = far > 0 ? machine_.levels[far - 1].ranks : 0;
+  std::vector<double> in(at(ranks_) + 1, 0.0), out = in;
+  std::vector<Index> received(at(ranks_) + 1, 0), sent = received;
+  const auto range = [&](auto& to, Index begin, Index count, auto value) {
+    to[at(begin)] += value;
+    to[at(begin + count)] -= value;
+  };
+  for_each_message(p, ranks_, [&](Index from, Index to, Index count, double bytes) {
+    range(sent, from, count, Index{1});
+    if (max_of(from, to) - min_of(from, to) >= reach) {
+      range(in, to, count, bytes);
+      range(out, from, count, bytes);
+      range(received, to, count, Index{1});
+      return;
+    }
+    for (Index i = 0; i < count; ++i) {
+      topology_.receive(p.loads[at(to + i)], to + i, from + i, bytes);
+      topology_.send(p.loads[at(from + i)], from + i, to + i, bytes);
+    }
+  });
+  p.sent_messages.reserve(at(ranks_));
+  double in_sum = 0, out_sum = 0;
+  Index received_sum = 0, sent_sum = 0;
+  for (std::size_t r = 0; r < at(ranks_); ++r) {
+    in_sum += in[r];
+    out_sum += out[r];
+    received_sum += received[r];
+    sent_sum += sent[r];
+    Load& load = p.loads[r];
+    load.in[far] += in_sum;
+    load.out[far] += out_sum;
+    load.messages[far] += received_sum;
+    load.bytes_in += static_cast<Index>(in_sum);
+    load.bytes_out += static_cast<Index>(out_sum);
+    load.copied = copies(static_cast<double>(load.bytes_in), back);
+    p.sent_messages.push_back(static_cast<std::uint32_t>(sent_sum));
+  }
+  finish(p);
+  return p;
+}
+
 Pattern Patterns::gather(Index inside, const std::vector<double>& bytes, bool back) const {
   constexpr Index kFew = 1024;
   if (ranks_ <= kFew && !machine_.relays_gathers && std::find(bytes.begin(), bytes.end(), 0.0) != bytes.end()) {
@@ -117,17 +168,29 @@ Pattern Patterns::gather(Index inside, const std::vector<double>& bytes, bool ba
 Pattern Patterns::swap(Index inside, const std::vector<double>& bytes, bool back, bool adds) const {
   Pattern p{.peers = Pattern::Peers::block, .size = inside};
   p.loads.resize(at(ranks_));
+  std::vector<double> sums(at(inside) + 1, 0.0);  // whole numbers: exact in any order
+  for (std::size_t i = 0; i < at(inside); ++i) sums[i + 1] = sums[i] + bytes[i];
   for (Index me = 0; me < ranks_; ++me) {
-    const Index first = me / inside * inside;
-    const double mine = bytes[at(me - first)];
+    const Index block = me / inside * inside;
+    const double mine = bytes[at(me - block)];
     Load& load = p.loads[at(me)];
-    for (Index peer = first; peer < first + inside; ++peer) {
-      const double theirs = bytes[at(peer - first)];
-      load.copied += copies(back ? theirs : mine, adds);
-      if (peer == me) continue;
-      topology_.receive(load, me, peer, back ? theirs : mine);
-      topology_.send(load, me, peer, back ? mine : theirs);
+    Range inner{me, me + 1};  // members that the levels so far join
+    for (std::size_t l = 0; l < topology_.levels(); ++l) {
+      const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
+      const Index first = me / size * size;
+      const Range outer{max_of(block, first), min_of(block + inside, first + size)};
+      const Index peers = outer.size() - inner.size();
+      const double of_mine = mine * static_cast<double>(peers);
+      const double of_theirs = sums[at(outer.end - block)] - sums[at(outer.begin - block)] -
+                               sums[at(inner.end - block)] + sums[at(inner.begin - block)];
+      load.in[l] = back ? of_theirs : of_mine;
+      load.out[l] = back ? of_mine : of_theirs;
+      load.messages[l] = peers;
+      load.bytes_in += static_cast<Index>(load.in[l]);
+      load.bytes_out += static_cast<Index>(load.out[l]);
+      inner = outer;
     }
+    load.copied = copies(static_cast<double>(load.bytes_in) + mine, adds);
   }
   finish(p);
   return p;

@@ -19,6 +19,9 @@ class Patterns {
   // Any messages; those of a rank to itself are only copied. `adds`: what comes is added, which is two more trips to
   // memory than a copy's two. `uneven`: ranks send other amounts than they get.
   Pattern listed(std::vector<Sent> messages, bool adds, bool uneven) const;
+  // Messages of neighbours that are alike, `each` bytes a row; ranks send other amounts than they get. `back`: the
+  // other way, and what comes is added.
+  Pattern spans(std::shared_ptr<const std::vector<Span>> rows, Index repeat, double each, bool back) const;
   // Every rank sends its bytes to all ranks of the same place in blocks of `inside`, and gets theirs. `back`: it gets a
   // sum of as many messages as it sends, instead.
   Pattern gather(Index inside, const std::vector<double>& bytes, bool back) const;

@@ -14,6 +14,28 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
 
+// Every rank's peers by themselves, which an event asks for.
+Pattern with_lists(const Pattern& given, Index ranks) {
+  if (given.peers != Pattern::Peers::spans) return given;
+  Pattern p = given;
+  p.peers = Pattern::Peers::listed;
+  std::vector<std::vector<std::uint32_t>> from(at(ranks)), to(at(ranks));
+  for_each_message(given, ranks, [&](Index sender, Index receiver, Index count, double) {
+    for (Index i = 0; i < count; ++i) {
+      from[at(receiver + i)].push_back(static_cast<std::uint32_t>(sender + i));
+      to[at(sender + i)].push_back(static_cast<std::uint32_t>(receiver + i));
+    }
+  });
+  p.from_begin = p.to_begin = {0};
+  for (std::size_t r = 0; r < at(ranks); ++r) {
+    p.from.insert(p.from.end(), from[r].begin(), from[r].end());
+    p.to.insert(p.to.end(), to[r].begin(), to[r].end());
+    p.from_begin.push_back(p.from.size());
+    p.to_begin.push_back(p.to.size());
+  }
+  return p;
+}
+
 // A call as it is seen by every rank.
 struct Call {
   explicit Call(Index ranks) : posted(at(ranks), kNever), arrival(at(ranks), kNever), taken(at(ranks), kNever) {}
@@ -36,6 +58,7 @@ class Shared {
  public:
   Shared(const Outline& outline, const Machine& machine, Pass pass, Record& record)
       : o_(outline), machine_(machine), record_(record), ops_(ops_of(outline, pass)), ranks_(at(outline.ranks)) {
+    for (const Pattern& p : outline.patterns) patterns_.push_back(with_lists(p, outline.ranks));
     Index calls = 0;
     number_.resize(ops_.size(), 0);
     std::array<Index, kSlots> in_slot{};
@@ -65,6 +88,7 @@ class Shared {
 
  private:
   const Op& op(const Rank& r) const { return ops_[r.op]; }
+  const Pattern& pattern(int n) const { return patterns_[static_cast<std::size_t>(n)]; }
   Call& call(const Rank& r) { return calls_[at(number_[r.op])]; }
 
   template <class F>
@@ -82,6 +106,8 @@ class Shared {
           f(static_cast<Index>((senders ? p.from : p.to)[i]));
         return;
       }
+      case Pattern::Peers::spans:
+        return;  // listed by with_lists
     }
   }
 
@@ -157,7 +183,7 @@ class Shared {
   // The rank's arrivals, and those of the ranks it sends to, may be known now.
   void arrivals(const Rank& r, Index n) {
     take_links(n);
-    for_each_peer(o_.pattern(op(r).pattern), n, false, [&](Index to) { take_links(to); });
+    for_each_peer(pattern(op(r).pattern), n, false, [&](Index to) { take_links(to); });
     changed_ = true;
   }
 
@@ -170,7 +196,7 @@ class Shared {
   bool takes_link(Index to, Rank& receiver) {
     Call& c = calls_[receiver.next_call];
     const Op& posted = ops_[posts_[receiver.next_call]];
-    const Pattern& p = o_.pattern(posted.pattern);
+    const Pattern& p = pattern(posted.pattern);
     double ready = c.posted[at(to)];
     if (ready == kNever) return false;
     for_each_peer(p, to, true, [&](Index from) { ready = std::max(ready, c.posted[at(from)]); });
@@ -191,7 +217,7 @@ class Shared {
     if (r.state == Rank::State::for_senders) {
       if (call(r).arrival[at(n)] == kNever) return;
       record_.wait(n, op(r), r.since, now_);
-      const double copying = copy_seconds(machine_, o_.pattern(op(r).pattern).loads[at(n)]);
+      const double copying = copy_seconds(machine_, pattern(op(r).pattern).loads[at(n)]);
       if (copying > 0) return work(r, copying);
       copied(n, r);
     }
@@ -214,7 +240,7 @@ class Shared {
     Call& c = call(r);
     double end = c.arrival[at(n)];
     if (!machine_.progress)
-      for_each_peer(o_.pattern(op(r).pattern), n, false, [&](Index to) { end = std::max(end, c.taken[at(to)]); });
+      for_each_peer(pattern(op(r).pattern), n, false, [&](Index to) { end = std::max(end, c.taken[at(to)]); });
     return end;
   }
 
@@ -321,6 +347,7 @@ class Shared {
   const Machine& machine_;
   Record& record_;
   std::vector<Op> ops_;
+  std::vector<Pattern> patterns_;
   std::vector<Index> number_;       // of each op's call
   std::vector<std::size_t> posts_;  // ops that start calls, in the order in which every rank makes them
   std::vector<Call> calls_;

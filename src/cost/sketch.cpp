@@ -7,6 +7,8 @@
 #include "plan/partial.h"
 #include "plan/parts.h"
 #include "schedule/schedules.h"
+#include "text.h"
+#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft::cost {
@@ -175,6 +177,8 @@ class Mini {
       schedule::check_mesh(s);
       schedule::swap_heads(s, options.inside);
     }
+    if (options.kind == ScheduleKind::exact && options.stages < 1)
+      throw Error(text("exact in ", options.stages, " stages"), "use at least one");
     schedule::check_abreast(s);
     return s;
   }

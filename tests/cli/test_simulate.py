@@ -3,6 +3,8 @@
 import json
 import pathlib
 import re
+import resource
+import subprocess
 
 import pytest
 
@@ -40,6 +42,19 @@ def test_sweeps(weft, tmp_path):
                      "--schedule", "ring,exact")
     assert len(found) == 2 * 2 * 2 * 2 * 2
     assert {x["ranks"] for x in found} == {2, 8} and {x["heads"] for x in found} == {"8:2", "4:4"}
+
+
+@pytest.mark.parametrize("schedule", ["exact", "all_to_all"])
+def test_many_ranks_in_little_memory(weft, schedule):
+    """Messages of 16,384 ranks with each other are not listed one by one."""
+    def limits():
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+
+    done = subprocess.run([weft.command, "simulate", "--docs", "1000000", "--ranks", "16384", "--schedule", schedule, "--mask", "causal",
+                           "--layout", "zigzag"], capture_output=True, text=True, preexec_fn=limits)
+    assert done.returncode == 0, done.stderr
+    assert schedule in done.stdout.splitlines()[-1]
 
 
 def test_page_is_one_file_and_escapes(weft, tmp_path):
