@@ -19,6 +19,7 @@ void bind_communicator(nanobind::module_& m);
 void bind_cost(nanobind::module_& m);
 void bind_draw(nanobind::module_& m);
 void bind_prepare(nanobind::module_& m);
+void bind_ranks(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
 

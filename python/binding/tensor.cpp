@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "device/device.h"
+#include "gil.h"
 #include "module.h"
 #include "plan/row_tensor.h"
 #include "text.h"
@@ -347,7 +348,7 @@ void bind_device(nb::module_& m) {
   m.def("gpus", &device::count, "GPUs that this build can use.");
   m.def(
       "synchronize", [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); },
-      nb::arg("device"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
+      nb::arg("device"), nb::arg("stream"), nb::call_guard<ReleaseGil>(), "Waits for a stream of a GPU.");
 }
 
 }  // namespace
