@@ -11,6 +11,8 @@ namespace weft::python {
 
 // weft.Error as Python raises it.
 nanobind::object error_object(const Error& e);
+// raise Error from cause; the cause may be missing.
+[[noreturn]] void raise_from(const Error& e, nanobind::handle cause);
 
 void bind_tensor(nanobind::module_& m);
 void bind_problem(nanobind::module_& m);

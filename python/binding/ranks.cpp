@@ -212,12 +212,14 @@ class Ranks {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const Raised& e) {
-      raise(all[static_cast<std::size_t>(e.rank)].raised);
+      const nb::object& raised = all[static_cast<std::size_t>(e.rank)].raised;
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+      throw nb::python_error();
     } catch (const Error& e) {
-      const nb::object error = error_object(e);
+      nb::handle cause;
       for (const OneRank& rank : all)
-        if (rank.raised.is_valid() && rank.problem == e.problem()) nb::setattr(error, "__cause__", rank.raised);
-      raise(error);
+        if (rank.raised.is_valid() && rank.problem == e.problem()) cause = rank.raised;
+      raise_from(e, cause);
     }
     nb::list out;
     for (const OneRank& rank : all) out.append(rank.result);
@@ -225,11 +227,6 @@ class Ranks {
   }
 
  private:
-  [[noreturn]] static void raise(const nb::object& error) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-    throw nb::python_error();
-  }
-
   std::shared_ptr<Shared> shared_;
   std::thread thread_;
 };
