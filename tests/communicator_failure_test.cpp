@@ -426,14 +426,46 @@ TEST(SlowLink, FailureEndsIt) {
   const Quick quick;
   const auto body = [](Communicator& c) {
     std::vector<char> a(100000);
-    if (c.rank() == 0) c.exchange({}, {{1, {block(a)}}}).wait();  // a day on this link
+    if (c.rank() == 0) c.exchange({}, {{1, {block(a)}}}).wait();  // most of a minute on this link
     if (c.rank() == 1) {
       c.exchange({{0, {block(a)}}}, {}).wait();
       sleep(0.05);
       throw Error("boom", "be calm");
     }
   };
-  expect_refusal([&] { run(2, body, {.time_limit = 60, .bandwidth = 1}); }, {"rank 1: boom"});
+  expect_refusal([&] { run(2, body, {.time_limit = 60, .bandwidth = 2000}); }, {"rank 1: boom"});
+}
+
+TEST(SlowLink, SlowerThanTheTimeLimit) {
+  const Quick quick;
+  const auto body = [](Communicator& c) {
+    std::vector<char> a(100000), x(100000);
+    c.send_receive(1 - c.rank(), block(a), 1 - c.rank(), block(x)).wait();
+  };
+  expect_refusal([&] { run(2, body, {.time_limit = 60, .bandwidth = 1}); },
+                 {"receives 100000 bytes over a link of 1 bytes per second", "time limit of 60 seconds"});
+  expect_refusal([&] { run(2, body, {.time_limit = 60, .latency = 1e6}); }, {"1e+06 seconds a call"});
+}
+
+// Ranks that wait end when they are told to, whatever they wait for.
+TEST(Stop, EndsRanksThatWait) {
+  const Quick quick;
+  std::stop_source stop;
+  std::atomic<int> waiting = 0;
+  std::jthread asks([&] {
+    while (waiting < 3) sleep(0.01);
+    sleep(0.05);
+    stop.request_stop();
+  });
+  const auto body = [&](Communicator& c) {
+    ++waiting;
+    double x = 0;
+    if (c.rank() > 0) c.all_reduce(&x, DType::f64, 1, Reduce::sum).wait();
+    while (!stop.stop_requested()) sleep(0.01);  // rank 0 computes, and sees it by itself
+  };
+  ThreadRanks how{.time_limit = 60};
+  how.stop = stop.get_token();
+  expect_refusal([&] { run(3, body, how); }, {"the ranks were told to stop"});
 }
 
 }  // namespace

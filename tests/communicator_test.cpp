@@ -429,7 +429,14 @@ TEST(Communicator, RefusesWhatCannotBe) {
   expect_refusal([&] { run_ranks(0, nothing); }, {"0 ranks"});
   expect_refusal([&] { run_ranks(2, nothing, {.time_limit = 0}); }, {"time limit of 0"});
   expect_refusal([&] { run_ranks(2, nothing, {.time_limit = std::nan("")}); }, {"time limit"});
+  for (const double bad : {1e-300, 1e300, std::numeric_limits<double>::infinity(), -1.0})
+    expect_refusal([&] { run_ranks(2, nothing, {.time_limit = bad}); }, {"a time limit of "});
+  expect_refusal([&] { run_ranks(Index{1} << 40, nothing); }, {"1099511627776 ranks"});
   expect_refusal([&] { run_ranks(2, nothing, {.bandwidth = -1}); }, {"-1 bytes per second"});
+  for (const double bad : {1e-300, 0.5, 1e300, std::numeric_limits<double>::infinity(), std::nan("")})
+    expect_refusal([&] { run_ranks(2, nothing, {.bandwidth = bad}); }, {"bytes per second"});
+  for (const double bad : {-1.0, 1e300, std::numeric_limits<double>::infinity(), std::nan("")})
+    expect_refusal([&] { run_ranks(2, nothing, {.latency = bad}); }, {"seconds a call"});
 }
 
 }  // namespace

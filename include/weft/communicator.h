@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -150,8 +151,10 @@ class WEFT_API DeviceCommunicator : public Communicator {
 struct ThreadRanks {
   double time_limit = 300;  // seconds that a rank waits for another before it gives up with an Error
   // A slower link, to see what would overlap: bytes per second into each rank (0: as fast as memory) and seconds a
-  // call.
+  // call. A call that would take longer than the time limit is an Error.
   double bandwidth = 0, latency = 0;
+  // Asked to stop, ranks that wait for others end with an Error; those that compute do when they next wait.
+  std::stop_token stop = {};
 };
 
 // Runs body(communicator) on `ranks` threads. If one throws or returns while others wait for it, they end with an Error

@@ -9,6 +9,7 @@
 
 #include "communicator.h"
 #include "convert.h"
+#include "gil.h"
 #include "held.h"
 #include "module.h"
 #include "problem.h"
@@ -155,7 +156,7 @@ void bind_one_rank(nb::module_& m) {
         attend(args, kernel);
       },
       "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
-      "kernel"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+      "kernel"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
   m.def(
       "attend_backward",
       [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
@@ -168,7 +169,7 @@ void bind_one_rank(nb::module_& m) {
         attend_backward(args, kernel);
       },
       "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-      "dsink"_a.none(), "kernel"_a, "deterministic"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+      "dsink"_a.none(), "kernel"_a, "deterministic"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
 }
 
 void bind_schedule(nb::module_& m) {
@@ -208,7 +209,8 @@ void bind_executor(nb::module_& m) {
           [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
              bool checked, std::optional<int> device, std::uintptr_t stream) {
             Schedule copy = schedule;
-            const nb::gil_scoped_release others_run;  // checked, or on a GPU: ranks meet
+            const ReleaseGil others_run;  // checked, or on a GPU: ranks meet
+            const InTurn turn(comm);
             new (self) HeldExecutor(comm, std::move(copy),
                                     {.kernel = std::move(kernel),
                                      .deterministic = deterministic,
@@ -223,26 +225,26 @@ void bind_executor(nb::module_& m) {
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
              const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
              std::uintptr_t stream) {
-            e.comm.get();
+            const InTurn turn(e.comm);
             const ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
             e.last.now(args.place);
             e.executor.forward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<ReleaseGil>())
       .def(
           "backward",
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
              const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
              const std::optional<Array>& dsink, std::uintptr_t stream) {
-            e.comm.get();
+            const InTurn turn(e.comm);
             const BackwardArgs args =
                 backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
             e.last.now(args.place);
             e.executor.backward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-          "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+          "dsink"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include <nanobind/ndarray.h>
@@ -14,6 +15,7 @@
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/packed.h"
 #endif
+#include "gil.h"
 #include "module.h"
 #include "tensor.h"
 #include "text.h"
@@ -65,10 +67,10 @@ class Handle final : public Request::Pending {
   explicit Handle(nb::object handle) : handle_(std::move(handle)) {}
   Handle(const Handle&) = delete;
   ~Handle() override {
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     if (!done_) {
       try {
-        handle_.attr("abandon")();
+        call_python(handle_.attr("abandon"));
       } catch (nb::python_error& e) {
         e.discard_as_unraisable("giving up an exchange");
       }
@@ -77,8 +79,8 @@ class Handle final : public Request::Pending {
   }
 
   void wait() override {
-    const nb::gil_scoped_acquire gil;
-    handle_.attr("wait")();
+    const AcquireGil gil;
+    call_python(handle_.attr("wait"));
     done_ = true;
   }
 
@@ -116,13 +118,13 @@ class PythonPending final : public Request::Pending {
         order_.push_back({false, receives_.size() - 1});
       }
     }
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     nb::list to, from;
     for (const Packed& p : sends_)
       if (p.message.peer != rank && p.size > 0) to.append(nb::make_tuple(p.message.peer, as_bytes(p)));
     for (const Packed& p : receives_)
       if (p.size > 0) from.append(nb::make_tuple(p.message.peer, as_bytes(p)));
-    handle_ = std::make_unique<Handle>(transport.attr("exchange")(to, from));
+    handle_ = std::make_unique<Handle>(call_python(transport.attr("exchange"), to, from));
   }
 
   void wait() override {
@@ -165,7 +167,7 @@ class PythonCommunicator : public Communicator {
         transport_(std::move(transport)),
         reaches_gpus_(reaches_gpus) {}
   ~PythonCommunicator() override {
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     transport_.reset();
   }
 
@@ -200,7 +202,7 @@ class PythonCommunicator : public Communicator {
       if (e.rank == rank()) me = static_cast<Index>(members.size());
       members.push_back(members_[slot(e.rank)]);
     }
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     return make(me, std::move(members), name_, transport_, reaches_gpus_);
   }
 
@@ -216,13 +218,13 @@ class PythonGpuCommunicator final : public PythonCommunicator {
   using PythonCommunicator::PythonCommunicator;
 
   std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override {
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     const Index all = nb::cast<Index>(transport_.attr("ranks"));
     if (ranks() < all)  // NCCL begins with all ranks of a group, or hangs
       throw Error(text("a split of a process group (", ranks(), " of ", all, " ranks) on GPUs"),
                   "make a group of those ranks: torch.distributed.new_group");
     if (ranks() > 1) {
-      transport_.attr("meet_on_gpu")(place.device);
+      call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     }
     return cuda::make_packed(*this, place,
                              [this](const Place& at, auto sends, auto receives) { return carry(at, sends, receives); });
@@ -231,12 +233,12 @@ class PythonGpuCommunicator final : public PythonCommunicator {
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
                                           std::span<const cuda::Parcel> receives) const {
     if (sends.empty() && receives.empty()) return std::make_unique<Alone>();
-    const nb::gil_scoped_acquire gil;
+    const AcquireGil gil;
     nb::list to, from;
     for (const cuda::Parcel& p : sends) to.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
     for (const cuda::Parcel& p : receives) from.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
-    return std::make_unique<Handle>(
-        transport_.attr("exchange_on_gpu")(to, from, place.device, reinterpret_cast<std::uintptr_t>(place.stream)));
+    return std::make_unique<Handle>(call_python(transport_.attr("exchange_on_gpu"), to, from, nb::int_(place.device),
+                                                nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
   }
 };
 #endif
@@ -253,88 +255,22 @@ std::unique_ptr<Communicator> PythonCommunicator::make(Index rank, std::vector<I
 }
 
 std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
-  auto comm = std::make_unique<Comm>();
-  comm->ended_or_not = communicator.get();
+  auto comm = std::make_unique<Comm>(*communicator);
   comm->own = std::move(communicator);
   return comm;
 }
+
+// A turn as Python's `with` takes it.
+struct HeldTurn {
+  explicit HeldTurn(Comm& c) : comm(c) {}
+  Comm& comm;  // kept alive by Python
+  std::optional<InTurn> taken = {};
+};
 
 Block block_of(const Array& array, std::string_view name, bool written) {
   const RowTensor rows = rows_view(array, name, Format::thd, written);
   const Index stride = rows.row_stride == 0 ? rows.row_bytes : rows.row_stride;
   return {rows.data, rows.rows, 1, rows.row_bytes, stride, rows.row_bytes};
-}
-
-struct OneRank {
-  nb::object result;
-  nb::object raised;  // an Error of Weft's, with its traceback
-  std::string problem;
-};
-
-// What a rank's thread does: begin(comm), fn(comm), end(comm).
-struct Calls {
-  nb::callable fn, begin, end;
-};
-
-// An Error of Weft's goes through C++ as one, so that run_ranks can say which rank it was; others go as they are.
-void call_on_rank(const Calls& calls, Communicator& communicator, OneRank& mine) {
-  auto lent = std::make_unique<Comm>();
-  Comm& held = *lent;
-  held.ended_or_not = &communicator;
-  const nb::object comm = nb::cast(std::move(lent));
-  const struct End {
-    const nb::callable& call;
-    const nb::object& comm;
-    Comm& held;
-    ~End() {
-      const nb::error_scope raised;  // stays so
-      try {
-        call(comm);
-      } catch (nb::python_error& e) {
-        e.discard_as_unraisable("the end of a rank");
-      }
-      held.ended_or_not = nullptr;
-    }
-  } end{calls.end, comm, held};
-  try {
-    calls.begin(comm);
-    mine.result = calls.fn(comm);
-  } catch (nb::python_error& e) {
-    if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem")) {
-      mine.raised = nb::borrow(e.value());
-      mine.problem = text("rank ", communicator.rank(), ": ", nb::cast<std::string>(e.value().attr("problem")));
-      throw Error(nb::cast<std::string>(e.value().attr("problem")), nb::cast<std::string>(e.value().attr("remedy")));
-    }
-    if (nb::hasattr(e.value(), "add_note"))
-      e.value().attr("add_note")(text("on rank ", communicator.rank(), " of weft.spawn"));
-    throw;
-  }
-}
-
-// Results of fn(communicator) on each rank, in their order. An exception of fn is raised here as it was; an Error of
-// Weft's names the rank, and has the one that was raised there as its cause.
-nb::list spawn(Index ranks, nb::callable fn, nb::callable begin, nb::callable end, double time_limit, double bandwidth,
-               double latency) {
-  const Calls calls{std::move(fn), std::move(begin), std::move(end)};
-  std::vector<OneRank> all(static_cast<std::size_t>(max_of(ranks, 0)));
-  try {
-    const nb::gil_scoped_release others_run;
-    run_ranks(ranks,
-              [&](Communicator& communicator) {
-                const nb::gil_scoped_acquire gil;
-                call_on_rank(calls, communicator, all[slot(communicator.rank())]);
-              },
-              {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency});
-  } catch (const Error& e) {
-    const nb::object error = error_object(e);
-    for (const OneRank& rank : all)
-      if (rank.raised.is_valid() && rank.problem == e.problem()) nb::setattr(error, "__cause__", rank.raised);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-    throw nb::python_error();
-  }
-  nb::list out;
-  for (OneRank& rank : all) out.append(std::move(rank.result));
-  return out;
 }
 
 }  // namespace
@@ -344,6 +280,33 @@ Communicator& Comm::get() const {
     throw Error("the ranks of this communicator have ended",
                 "use it, and call backward, inside the function given to weft.spawn");
   return *ended_or_not;
+}
+
+void Turns::take() {
+  const std::thread::id self = std::this_thread::get_id();
+  std::unique_lock lock(mutex_);
+  if (depth_ > 0 && taken_by_ != self) {
+    if (ranks_ > 1)
+      throw Error(text("two threads are in calls over one communicator of ", ranks_, " ranks at the same time"),
+                  "ranks must make the same calls in the same order: give each thread a group of its own, or let one "
+                  "call follow another");
+    free_.wait(lock, [&] { return depth_ == 0; });
+  }
+  taken_by_ = self;
+  ++depth_;
+}
+
+void Turns::give_back() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (--depth_ > 0) return;
+  }
+  free_.notify_all();
+}
+
+void Turns::wait_until_free() {
+  std::unique_lock lock(mutex_);
+  free_.wait(lock, [&] { return depth_ == 0; });
 }
 
 std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport,
@@ -364,15 +327,20 @@ void bind_communicator(nb::module_& m) {
           "barrier",
           [](Comm& c) {
             double nothing = 0;
-            const nb::gil_scoped_release others_run;
+            const ReleaseGil others_run;
+            const InTurn turn(c);
             c.get().all_reduce(&nothing, DType::f64, 1, Reduce::sum).wait();
           },
           "Returns when every rank has called it.")
       .def(
           "split",
           [](Comm& c, Index color, Index key) {
-            const nb::gil_scoped_release others_run;
-            return held(c.get().split(color, key));
+            const ReleaseGil others_run;
+            const InTurn turn(c);
+            auto split = held(c.get().split(color, key));
+            // Messages of a transport are numbered in the order of all calls over it.
+            if (dynamic_cast<const PythonCommunicator*>(&c.get()) != nullptr) split->turns = c.turns;
+            return split;
           },
           "color"_a, "key"_a, "Ranks of one color, ordered by (key, rank), become a communicator of their own.")
       .def(
@@ -387,18 +355,25 @@ void bind_communicator(nb::module_& m) {
               to.push_back(block_of(array, "what is gathered", true));
             }
             const Place place = place_of({{"this rank's array", mine}}, stream);
-            const nb::gil_scoped_release others_run;
+            const ReleaseGil others_run;
+            const InTurn turn(c);
             if (place.kind == DeviceKind::cpu) return c.get().all_gather(from, to).wait();
             c.get().on(place)->all_gather(from, to).wait();
           },
           "mine"_a, "all"_a, "stream"_a = 0, "Every rank's array, of any dtype, into one array a rank.")
+      .def(
+          "turn", [](Comm& c) { return std::make_unique<HeldTurn>(c); }, nb::keep_alive<0, 1>(),
+          "A context manager: several calls that no other thread's calls may come between.")
       .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
       .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
       .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
       .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); });
+  nb::class_<HeldTurn>(m, "Turn", "with communicator.turn(): calls over it belong to this thread.")
+      .def(
+          "__enter__", [](HeldTurn& t) { t.taken.emplace(t.comm); }, nb::call_guard<ReleaseGil>())
+      .def("__exit__", [](HeldTurn& t, const nb::args&) { t.taken.reset(); });
   m.def("python_communicator", &make_python_communicator, "rank"_a, "ranks"_a, "name"_a, "transport"_a,
         "reaches_gpus"_a = false);
-  m.def("spawn", &spawn, "ranks"_a, "fn"_a, "begin"_a, "end"_a, "time_limit"_a, "bandwidth"_a, "latency"_a);
 }
 
 }  // namespace weft::python

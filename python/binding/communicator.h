@@ -1,8 +1,11 @@
 // Communicators whose bytes are moved by Python code.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include <nanobind/nanobind.h>
 
@@ -12,12 +15,54 @@ namespace weft::python {
 
 namespace nb = nanobind;
 
+// Calls over a communicator are made by one thread at a time: between ranks their order must be the same, and what
+// executors keep is used again. Of one rank a second thread waits; of several it gets an Error, because nobody could say
+// in which order its peers see the calls. A thread may take a turn that it has.
+class Turns {
+ public:
+  explicit Turns(Index ranks) : ranks_(ranks) {}
+  // All without the GIL: whoever has the turn may need it.
+  void take();
+  void give_back();
+  void wait_until_free();
+
+ private:
+  const Index ranks_;
+  std::mutex mutex_;
+  std::condition_variable free_;
+  std::thread::id taken_by_;
+  int depth_ = 0;
+};
+
 // A communicator as Python holds it. Those of weft.spawn end with it, whoever still holds them.
 struct Comm {
-  Communicator* ended_or_not = nullptr;
+  explicit Comm(Communicator& lent) : ended_or_not(&lent), turns(std::make_shared<Turns>(lent.ranks())) {}
+
+  Communicator* ended_or_not;
   std::unique_ptr<Communicator> own = {};  // if it lives as long as this does
+  std::shared_ptr<Turns> turns;
 
   Communicator& get() const;  // Error if it has ended
+};
+
+// Around all that a thread does over a communicator, without the GIL. Error if the communicator has ended.
+class InTurn {
+ public:
+  explicit InTurn(const Comm& comm) : turns_(*comm.turns) {
+    turns_.take();
+    try {
+      comm.get();
+    } catch (...) {
+      turns_.give_back();
+      throw;
+    }
+  }
+  InTurn(const InTurn&) = delete;
+  InTurn& operator=(const InTurn&) = delete;
+  ~InTurn() { turns_.give_back(); }
+
+ private:
+  Turns& turns_;
 };
 
 // transport.exchange(sends, receives) takes lists of (peer, bytes as a numpy array), starts them, and returns an object

@@ -20,6 +20,14 @@ inline constexpr auto kNew = nb::rv_policy::move;
 
 using IndexArray = nb::ndarray<nb::numpy, Index>;
 
+// What Python code raised and what is to be caught is an Exception: others, such as KeyboardInterrupt, are thrown on.
+// Takes the error that is set.
+nb::object caught_exception();
+
+// The memory of an array of any framework that speaks DLPack or the buffer protocol. False if it gives none; then
+// `said` is what its __dlpack__ raised, if it did.
+bool import_array(nb::handle object, nb::ndarray<nb::ro>& array, nb::object& said);
+
 // Whole numbers from a list, or an array of any framework; Error, by name, for anything else.
 std::vector<Index> indices(nb::handle object, std::string_view name);
 std::optional<std::vector<Index>> optional_indices(nb::handle object, std::string_view name);

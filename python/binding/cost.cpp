@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "convert.h"
+#include "gil.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
@@ -149,7 +150,7 @@ void bind_choices(nb::module_& m) {
                                placed.layouts, machine, {.memory_bytes = memory_bytes, .schedules = {}, .layouts = {}});
       },
       "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<nb::gil_scoped_release>());
+      "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<ReleaseGil>());
 
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")
       .def_prop_ro("layout", [](const BatchChoice& c) { return std::string(name(c.layout)); })
@@ -176,7 +177,7 @@ void bind_choices(nb::module_& m) {
                       {.memory_bytes = memory_bytes, .schedules = {}, .layouts = std::move(layouts)});
       },
       "problems"_a, "counts"_a, "ranks"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{}, nb::call_guard<nb::gil_scoped_release>());
+      "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{}, nb::call_guard<ReleaseGil>());
 }
 
 void bind_simulate(nb::module_& m) {
@@ -195,7 +196,7 @@ void bind_simulate(nb::module_& m) {
         const Pass pass = backward ? Pass::backward : Pass::forward;
         Timeline t;
         {
-          const nb::gil_scoped_release others_run;
+          const ReleaseGil others_run;
           t = simulate(job, machine, pass, {.detail = detail});
         }
         return timeline_dict(t);

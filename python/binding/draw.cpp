@@ -9,6 +9,7 @@
 
 #include "convert.h"
 #include "draw/scene.h"
+#include "gil.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
@@ -44,17 +45,17 @@ void bind_draw(nb::module_& m) {
                                        ? chosen(subject, placed->layouts)
                                        : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups,
                                                                                    inside, across, stages, abreast)});
-            const nb::gil_scoped_release others_run;
+            const ReleaseGil others_run;
             new (self) draw::Scene(make_scene(subject, settings));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
           "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
           "across"_a = "ring", "stages"_a = 4, "abreast"_a = 2)
       .def(
-          "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<nb::gil_scoped_release>(),
+          "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
           "One file, no network: the whole page.")
       .def(
-          "svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<nb::gil_scoped_release>(),
+          "svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<ReleaseGil>(),
           "A static picture.");
 }
 

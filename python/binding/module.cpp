@@ -26,6 +26,13 @@ nb::object weft::python::error_object(const Error& e) {
   return instance;
 }
 
+void weft::python::raise_from(const Error& e, nb::handle cause) {
+  const nb::object error = error_object(e);
+  if (cause.is_valid()) nb::setattr(error, "__cause__", cause);
+  PyErr_SetObject(error_type, error.ptr());
+  throw nb::python_error();
+}
+
 NB_MODULE(_core, m) {
   // torch keeps operators, and with them what they refer to, until the process is gone; that is no leak of ours.
   nb::set_leak_warnings(false);
@@ -47,6 +54,7 @@ NB_MODULE(_core, m) {
   weft::python::bind_tensor(m);
   weft::python::bind_problem(m);
   weft::python::bind_communicator(m);
+  weft::python::bind_ranks(m);
   weft::python::bind_attention(m);
   weft::python::bind_cost(m);
   weft::python::bind_prepare(m);

@@ -11,6 +11,8 @@ namespace weft::python {
 
 // weft.Error as Python raises it.
 nanobind::object error_object(const Error& e);
+// raise Error from cause; the cause may be missing.
+[[noreturn]] void raise_from(const Error& e, nanobind::handle cause);
 
 void bind_tensor(nanobind::module_& m);
 void bind_problem(nanobind::module_& m);
@@ -19,6 +21,7 @@ void bind_communicator(nanobind::module_& m);
 void bind_cost(nanobind::module_& m);
 void bind_draw(nanobind::module_& m);
 void bind_prepare(nanobind::module_& m);
+void bind_ranks(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
 

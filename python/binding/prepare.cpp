@@ -11,6 +11,7 @@
 
 #include "communicator.h"
 #include "convert.h"
+#include "gil.h"
 #include "held.h"
 #include "module.h"
 #include "problem.h"
@@ -192,20 +193,20 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
           [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
              std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
              const std::optional<Array>& lse, std::uintptr_t stream) {
-            b.comm.get();
+            const InTurn turn(b.comm);
             const Place place =
                 place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
             b.last.now(place);
             b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
           },
           "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
-          "lse"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+          "lse"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>())
       .def(
           "backward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
              std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
              const Array& dk, const Array& dv, const std::optional<Array>& dsink, std::uintptr_t stream) {
-            b.comm.get();
+            const InTurn turn(b.comm);
             const Place place = place_of({{"q", q},
                                           {"out", out},
                                           {"lse", lse},
@@ -229,7 +230,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                       .place = place});
           },
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
-          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>());
 }
 
 void bind_kv_buffer(nb::module_& m) {
@@ -240,7 +241,8 @@ void bind_kv_buffer(nb::module_& m) {
           "__init__",
           [](HeldKvBuffer* self, Comm& comm, Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype, bool drop,
              std::string kernel, std::optional<int> device, std::uintptr_t stream) {
-            const nb::gil_scoped_release others_run;  // on a GPU ranks meet
+            const ReleaseGil others_run;  // on a GPU ranks meet
+            const InTurn turn(comm);
             new (self) HeldKvBuffer(comm, {.rows = rows,
                                            .heads = heads,
                                            .dim_qk = dim_qk,
@@ -255,18 +257,18 @@ void bind_kv_buffer(nb::module_& m) {
       .def(
           "begin",
           [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) {
-            b.comm.get();
+            const InTurn turn(b.comm);
             b.buffer.begin(s, mask);
           },
-          "sequence"_a, "mask"_a, nb::call_guard<nb::gil_scoped_release>())
+          "sequence"_a, "mask"_a, nb::call_guard<ReleaseGil>())
       .def(
           "start_gather",
           [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            b.comm.get();
+            const InTurn turn(b.comm);
             b.use(place_of({{"k", k}, {"v", v}}, stream));
             b.buffer.start_gather(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
       .def(
           "missing",
           [](const HeldKvBuffer& b, Index micro) {
@@ -277,11 +279,11 @@ void bind_kv_buffer(nb::module_& m) {
       .def(
           "gather_again",
           [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            b.comm.get();
+            const InTurn turn(b.comm);
             b.use(place_of({{"k", k}, {"v", v}}, stream));
             b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
           },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
   bind_passes(buffer);
@@ -327,7 +329,7 @@ void bind_kv_cache(nb::module_& m) {
             const Place place = place_of(
                 {{"q", q}, {"sink", sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
             const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse, place);
-            const nb::gil_scoped_release others_run;
+            const ReleaseGil others_run;
             c.cache.attend(n, args, mask, kernel);
           },
           "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),

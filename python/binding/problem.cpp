@@ -16,6 +16,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "convert.h"
+#include "gil.h"
 #include "module.h"
 #include "plan/row_tensor.h"
 #include "tensor.h"
@@ -182,7 +183,7 @@ void move_rows(const Layout& layout, Index rank, const Rows& whole, const Rows& 
   const RowTensor tokens = rows_view(whole.array, "the whole array", whole.format, way == Way::to_tokens);
   const RowTensor rows = rows_view(local.array, "the rank's rows", local.format, way == Way::to_rows);
   const Place place = place_of({{"the whole array", whole.array}, {"the rank's rows", local.array}}, stream);
-  const nb::gil_scoped_release others_run;
+  const ReleaseGil others_run;
   if (place.kind == DeviceKind::cpu)
     return way == Way::to_rows ? layout.shard(rank, tokens, rows) : layout.unshard(rank, rows, tokens);
   check_row_tensor("whole", tokens, layout.stream().tokens(), tokens.row_bytes);

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include "convert.h"
+#include "gil.h"
 #include "module.h"
 #include "plan/row_tensor.h"
 #include "problem.h"
@@ -39,7 +40,7 @@ void bind_orders(nb::module_& m) {
         check_orders(p.layouts.q, from, to);
         copy_on_gpu(place, p.layouts.q.rank_order(), from, to, Way::to_rows);
       },
-      "layout"_a, "sequence"_a, "ranks"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+      "layout"_a, "sequence"_a, "ranks"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
   m.def(
       "rank_to_sequence_order",
       [](const PlacedLayouts& p, const Array& ranks, const Array& sequence, std::uintptr_t stream) {
@@ -50,7 +51,7 @@ void bind_orders(nb::module_& m) {
         check_orders(p.layouts.q, to, from);
         copy_on_gpu(place, p.layouts.q.rank_order(), to, from, Way::to_tokens);
       },
-      "layout"_a, "ranks"_a, "sequence"_a, "stream"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+      "layout"_a, "ranks"_a, "sequence"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
   m.def(
       "sequence_rows_of_rank_order",
       [](const PlacedLayouts& p) { return array_of(sequence_rows_of_rank_order(p.layouts.q)); }, "layout"_a,

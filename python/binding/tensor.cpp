@@ -9,7 +9,9 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "convert.h"
 #include "device/device.h"
+#include "gil.h"
 #include "module.h"
 #include "plan/row_tensor.h"
 #include "text.h"
@@ -53,12 +55,14 @@ void set_shape(Array& array, std::vector<Index> shape, std::vector<Index> stride
 // From any object that speaks DLPack or the buffer protocol.
 Array from_object(nb::handle object, std::string_view name) {
   nb::ndarray<nb::ro> array;
-  if (!nb::try_cast<nb::ndarray<nb::ro>>(object, array)) {
-    PyErr_Clear();  // what the object itself said of it
+  nb::object said;
+  if (!import_array(object, array, said)) {
     std::string given = nb::type_name(object.type()).c_str();
     if (nb::hasattr(object, "dtype")) given += text(" of ", nb::repr(object.attr("dtype")).c_str());
-    throw Error(text(name, ": an array of numbers was expected, not ", given),
-                "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__");
+    if (said.is_valid()) given += text(" (its __dlpack__ raised ", nb::type_name(said.type()).c_str(), ")");
+    raise_from({text(name, ": an array of numbers was expected, not ", given),
+                "give a numpy, torch, JAX or CuPy array, or anything else that has __dlpack__"},
+               said);
   }
   Array out;
   out.place = place_of_dlpack(name, array.device_type(), array.device_id());
@@ -348,7 +352,7 @@ void bind_device(nb::module_& m) {
   m.def("gpus", &device::count, "GPUs that this build can use.");
   m.def(
       "synchronize", [](int device, std::uintptr_t stream) { device::synchronize(place_on(device, stream)); },
-      nb::arg("device"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(), "Waits for a stream of a GPU.");
+      nb::arg("device"), nb::arg("stream"), nb::call_guard<ReleaseGil>(), "Waits for a stream of a GPU.");
 }
 
 }  // namespace

@@ -121,21 +121,74 @@ def _is_numpy_bf16(x):
     return x.dtype.kind == "V" and x.dtype.name == "bfloat16"
 
 
+def refuse_strange(x, name):
+    """An error for what looks like an array of numbers and is none."""
+    if is_torch(x):
+        if x.is_nested:
+            raise error(f"{name} is a nested tensor",
+                        "give its sequences packed: x.values() of a jagged one, with cu_seqlens_q=x.offsets()")
+        if x.is_quantized:
+            raise error(f"{name} is quantized ({x.dtype})", "give x.dequantize()")
+    elif isinstance(x, np.ma.MaskedArray):
+        raise error(f"{name} is a masked array of numpy, whose mask Weft does not know", "give x.filled(0), and say with "
+                    "seqused_q, a packing or slices which elements count")
+    elif _is_tracer(x):
+        raise error(f"{name} is a {type(x).__name__} of JAX, and Weft has no operator of JAX: inside jit, grad or vmap there are "
+                    "no numbers yet", "call it outside, on arrays (gradients: backward of the result), or from inside by "
+                    "jax.pure_callback")
+
+
+def _is_tracer(x):
+    jax = sys.modules.get("jax")
+    core = getattr(jax, "core", None)
+    return core is not None and isinstance(x, getattr(core, "Tracer", ()))
+
+
+def _written_out(x, writable, name, what, copy):
+    if writable:
+        raise error(f"{name} has torch's {what}, and is to be written", "give a tensor of its own memory: x.clone()")
+    return copy()
+
+
+def _no_memory(x, name):
+    """The error for a tensor of torch that has none, and the way out."""
+    torch, kind = sys.modules["torch"], type(x).__name__
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return error(f"{name} has no memory of its own: it is inside a transform of torch.func (vmap, grad, jvp)",
+                     "call Weft outside of it, or use weft.torch.context_parallel_attention with torch.autograd")
+    if kind == "FakeTensor":
+        return error(f"{name} has no memory of its own: it is a FakeTensor, a shape without numbers",
+                     "inside torch.compile or torch.export use weft.torch.context_parallel_attention, which they know")
+    if kind == "DTensor":
+        return error(f"{name} has no memory of its own: it is a DTensor, spread over ranks", "give this rank's part: x.to_local()")
+    return error(f"{name} has no memory of its own ({kind}, {x.layout})", "give a dense tensor: x.to_dense()")
+
+
 def array(x, writable=False, name="an array", stream=0):
     """How the library sees an array. What is under way to it is awaited by the stream, unless it is torch's."""
     if is_torch(x):
+        refuse_strange(x, name)
         device = None
         if not x.is_cpu:
             if not x.is_cuda:
                 raise error(f"{name} lies on {x.device}", "Weft has kernels for CPUs and for GPUs with CUDA: move it there")
             need_cuda(name, x.device)
             device = x.device.index
+        dtype = _torch_dtypes.get(x.dtype)
+        if x.is_neg() or dtype is None and x.is_conj():
+            x = _written_out(x, writable, name, "flag for negated or conjugated elements", lambda: x.resolve_neg().resolve_conj())
         try:
             address = x.data_ptr()
         except RuntimeError as e:
-            raise error(f"{name} has no memory of its own: {e}", "give a dense tensor") from None
+            raise _no_memory(x, name) from e
+        if address == 0 and x.numel() > 0:
+            if not x._is_zerotensor():
+                raise _no_memory(x, name)
+            x = _written_out(x, writable, name, "flag for zeros instead of elements", x.clone)
+            address = x.data_ptr()
         # Asking for the parts takes half the time that torch's DLPack does (1.5 and 2.9 us).
-        return _core.array_at(address, _torch_dtypes.get(x.dtype), x.element_size(), tuple(x.shape), x.stride(), x, device)
+        return _core.array_at(address, dtype, x.element_size(), tuple(x.shape), x.stride(), x, device)
+    refuse_strange(x, name)
     if isinstance(x, np.ndarray):
         flags = x.flags
         may_write = writable and flags.writeable
@@ -196,6 +249,7 @@ def give(like, value):
 
 def writable_kind(x):
     """x or, if arrays of its framework cannot be written, the same memory as an array of numpy."""
+    refuse_strange(x, "an array")
     if isinstance(x, np.ndarray) or is_torch(x) or _is_cupy(x):
         return x
     if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in (_CUDA, _MANAGED):

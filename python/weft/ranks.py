@@ -1,6 +1,7 @@
 """Ranks that are threads of this process."""
 
 import sys
+import time
 from typing import Any, Callable, List
 
 from . import _core
@@ -18,11 +19,33 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
     thread, not in that of the device, where ranks would wait behind each other. bandwidth (bytes a second into each rank) and latency (seconds a call) make a
     slower link, to see what would overlap; 0 is as fast as memory.
 
+    Ctrl-C ends it: ranks that run Python code get a KeyboardInterrupt, and those that wait for others end with an Error. A
+    rank that is in a long call (of the operating system, or computing) goes on alone until that returns.
+
         >>> import weft
         >>> weft.spawn(3, lambda comm: comm.rank * 10)
         [0, 10, 20]
     """
-    return _core.spawn(ranks, fn, _begin, _end, time_limit, bandwidth, latency)
+    run = _core.Ranks(ranks, fn, _begin, _end, time_limit, bandwidth, latency)
+    try:
+        run.start()
+        while not run.wait(0.1):  # between the calls Python handles signals
+            pass
+    except BaseException as e:  # of a handler: Ctrl-C
+        run.stop()
+        _wait_for_a_while(run, e)
+        del run  # which holds what ranks raised, and they their tracebacks
+        raise
+    return run.results()
+
+
+def _wait_for_a_while(run, e):
+    ends = time.monotonic() + 1
+    while not run.wait(0.05):
+        if time.monotonic() > ends:
+            if hasattr(e, "add_note"):
+                e.add_note("ranks of weft.spawn are in calls that cannot be interrupted, and end when these return")
+            return
 
 
 def _begin(comm):

@@ -418,6 +418,9 @@ Time Exchange::check(Time deadline) const {
     throw PeerFailure(text("rank ", world.failure->rank, " failed: ", world.failure->what),
                       text("see to rank ", world.failure->rank, "; the others end because of it"));
   }
+  if (world.how.stop.stop_requested())
+    throw PeerFailure(text("the ranks were told to stop, and ", place_.name(place_.rank), " waits in call ", number_),
+                      "run them again");
   const Time now = Clock::now();
   Time until = deadline;
   for (const Index peer : waited_for()) check_peer(peer, now, until);
@@ -462,8 +465,13 @@ void Exchange::wait_for_link(Lock& lock) {
   World::Rank& state = place_.state(place_.rank);
   const double transfer = world.how.bandwidth == 0 ? 0 : static_cast<double>(bytes_) / world.how.bandwidth;
   const Time arrival = std::max(posted_, state.link_free) + seconds(world.how.latency + transfer);
+  if (arrival - Clock::now() > world.time_limit)
+    throw Error(text("call ", number_, ": ", place_.name(place_.rank), " receives ", bytes_, " bytes over a link of ",
+                     world.how.bandwidth, " bytes per second and ", world.how.latency,
+                     " seconds a call, which takes longer than the time limit of ", world.how.time_limit, " seconds"),
+                "give a faster link, or a longer time limit");
   state.link_free = arrival;
-  while (!world.failure && Clock::now() < arrival) {  // meanwhile others may wait for what this rank should take
+  while (!world.failure && !world.how.stop.stop_requested() && Clock::now() < arrival) {  // meanwhile others may wait for what this rank should take
     if (!advance_all(lock)) state.changed.wait_until(lock, arrival);
   }
 }
@@ -540,12 +548,17 @@ std::unique_ptr<DeviceCommunicator> ThreadCommunicator::make_on(const Place& pla
 #endif
 
 void check_options(Index ranks, const ThreadRanks& how) {
+  constexpr Index kMostRanks = 1 << 16;
+  constexpr double kMost = 1e8, kMostBandwidth = 1e18;  // three years of seconds; an exabyte
   if (ranks < 1) throw Error(text(ranks, " ranks"), "ask for at least one");
-  if (!(how.time_limit > 0)) throw Error(text("a time limit of ", how.time_limit, " seconds"), "give more than 0");
-  if (!(how.bandwidth >= 0) || !(how.latency >= 0)) {
+  if (ranks > kMostRanks) throw Error(text(ranks, " ranks"), text("ask for at most ", kMostRanks, " threads"));
+  if (!(how.time_limit >= 1e-3) || how.time_limit > kMost)
+    throw Error(text("a time limit of ", how.time_limit, " seconds"), text("give 0.001 to ", kMost));
+  const bool fast = how.bandwidth == 0 || (how.bandwidth >= 1 && how.bandwidth <= kMostBandwidth);
+  if (!fast || !(how.latency >= 0) || how.latency > kMost)
     throw Error(text("a link of ", how.bandwidth, " bytes per second and ", how.latency, " seconds a call"),
-                "give 0 or more; a bandwidth of 0 is as fast as memory");
-  }
+                text("give a bandwidth of 0 (as fast as memory), or of 1 to ", kMostBandwidth, ", and a latency of 0 to ",
+                     kMost));
 }
 
 void set_failure(World& world, World::Failure failure) {
@@ -613,6 +626,10 @@ void run_all(const std::shared_ptr<World>& world, const std::function<void(Commu
   auto group = std::make_shared<Group>();
   group->whole = true;
   for (std::size_t rank = 0; rank < ranks; ++rank) group->members.push_back(static_cast<Index>(rank));
+  const std::stop_callback wake(world->how.stop, [&world] {
+    const Lock lock(world->mutex);
+    world->wake_all();
+  });
   Threads threads;
   threads.all.reserve(ranks);
   try {

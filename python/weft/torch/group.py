@@ -2,7 +2,10 @@
 
 import contextlib
 import datetime
+import os
+import queue
 import re
+import threading
 import time
 from typing import Any, List, Optional
 
@@ -20,12 +23,58 @@ _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
 
 _communicators = {}  # by name of the group: (group, transport, communicator)
+_making = threading.Lock()
 _given = {}  # by name: communicators that were given as a group, such as those of weft.spawn
 
 
 def _words(e):
     """What gloo says, without the line of its source."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(e)).strip().rstrip(".")
+
+
+_jobs = None  # of the thread that waits for the main thread, once there is one
+
+
+def _serve(jobs):
+    while True:
+        call, answer, done = jobs.get()
+        answer.append(call())
+        del call, answer
+        done.release()
+
+
+def _forget_thread():  # a forked process has none
+    global _jobs
+    _jobs = None
+
+
+os.register_at_fork(after_in_child=_forget_thread)
+
+
+def _interruptibly(call):
+    """call(), so that signals are handled meanwhile: Python does that in the main thread alone, and not while gloo waits."""
+    global _jobs
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    if _jobs is None:
+        _jobs = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(_jobs,), name="weft.torch waits for gloo", daemon=True).start()
+    answer, done = [], threading.Lock()
+    done.acquire()
+    _jobs.put((call, answer, done))
+    try:
+        done.acquire()  # a handler runs in here, and may raise
+    except BaseException as e:
+        _forget_thread()  # it may be waiting for long
+        raise _Interrupted(done) from e
+    return answer[0]
+
+
+class _Interrupted(BaseException):
+    """What interrupted is its cause; `done` is released when nobody waits any more."""
+
+    def __init__(self, done):
+        self.done = done
 
 
 class _Handle:
@@ -35,6 +84,21 @@ class _Handle:
         self.transport, self.works = transport, works
 
     def wait(self):
+        if not self.works:
+            return
+        try:
+            failure = _interruptibly(self._wait)
+        except _Interrupted as e:
+            interrupt = e.__cause__
+            self.transport.fail(f"was interrupted ({type(interrupt).__name__})")
+            e.done.acquire(timeout=5)  # connections are closed: it is a matter of moments
+            self.works = []
+            raise interrupt from None
+        if failure is not None:
+            raise failure
+
+    def _wait(self):
+        """None, or the error."""
         ends = time.monotonic() + self.transport.time_limit
         while self.works:
             peer, work = self.works[0]
@@ -51,8 +115,9 @@ class _Handle:
                 else:
                     failure = self.transport.fail(f"lost rank {peer} ({text})")
                 self.works = []
-                raise failure
+                return failure
             self.works.pop(0)
+        return None
 
     def abandon(self):
         """Whoever does not wait goes on without the answer, and nobody may touch the memory afterwards."""
@@ -180,7 +245,7 @@ def resolve(group):
     Or a weft.Communicator, which is as good as a group.
     """
     if isinstance(group, Communicator):  # one of a process group stands for it
-        return next((g for g, _, c in _communicators.values() if c is group), group)
+        return next((g for g, _, c in list(_communicators.values()) if c is group), group)
     if isinstance(group, str):
         if group == "":
             return None
@@ -233,14 +298,18 @@ def kept(group):
 def all_or_nobody(group):
     """Around what ranks do together: one that fails after it has begun leaves the others, and does not let them wait."""
     known = _communicators.get(group)  # ranks that are threads see to it themselves
-    transport = known[1] if known else None
-    before = transport.exchanges if transport else 0
-    try:
+    if known is None or known[1].ranks == 1:
         yield
-    except BaseException as e:
-        if transport and transport.exchanges > before and not transport.broken:
-            transport.fail(f"failed ({type(e).__name__}: {e})")
-        raise
+        return
+    _, transport, comm = known
+    with comm.turn():  # first: a thread that has to be refused leaves the other one's exchanges alone
+        before = transport.exchanges
+        try:
+            yield
+        except BaseException as e:
+            if transport.exchanges > before and not transport.broken:
+                transport.fail(f"failed ({type(e).__name__}: {e})")
+            raise
 
 
 def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Communicator:
@@ -255,19 +324,32 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
         raise error("there is no process group", "call torch.distributed.init_process_group first, or give one")
     if isinstance(group, Communicator):
         return group
-    name = name_of(group)
-    known = _communicators.get(name)
-    if known is None or known[0] is not group:
-        on_gpus = _backend(group, "cuda") == "nccl"
-        if not on_gpus and _backend(group, "cpu") is None:
-            raise error(f"the process group {name} has neither gloo nor nccl ({dist.get_backend(group)})",
-                        "make one with backend 'gloo', 'nccl', or 'cpu:gloo,cuda:nccl'")
-        transport = _Transport(group, 300.0)
-        known = (group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport, on_gpus))
-        _communicators[name] = known
     if time_limit is not None:
-        known[1].time_limit = float(time_limit)
+        time_limit = _seconds(time_limit)
+    name = name_of(group)
+    with _making:  # messages are numbered by one transport, whichever thread comes first
+        known = _communicators.get(name)
+        if known is None or known[0] is not group:
+            known = _communicators[name] = _made(group, name)
+    if time_limit is not None:
+        known[1].time_limit = time_limit
     return known[2]
+
+
+def _seconds(time_limit):
+    seconds = float(time_limit)
+    if not 1e-3 <= seconds <= 1e8:
+        raise error(f"a time limit of {seconds:g} seconds", "give 0.001 to 100000000")
+    return seconds
+
+
+def _made(group, name):
+    on_gpus = _backend(group, "cuda") == "nccl"
+    if not on_gpus and _backend(group, "cpu") is None:
+        raise error(f"the process group {name} has neither gloo nor nccl ({dist.get_backend(group)})",
+                    "make one with backend 'gloo', 'nccl', or 'cpu:gloo,cuda:nccl'")
+    transport = _Transport(group, 300.0)
+    return group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport, on_gpus)
 
 
 def all_gather(x: Tensor, group: Any = None) -> List[Tensor]:

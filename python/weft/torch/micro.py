@@ -1,5 +1,6 @@
 """Micro-sequences: a pack goes through a layer in parts, whose keys stay in a K/V buffer (docs/prepare.md)."""
 
+import threading
 from typing import Any, Optional
 
 import torch
@@ -9,6 +10,8 @@ from .. import _arrays, _core
 from .._arrays import error
 from .._core import Mask, MicroSequences
 from .group import all_or_nobody, communicator, kept, name_of, resolve
+
+_lock = threading.Lock()  # threads take free buffers of one layer
 
 
 class _Alone:
@@ -65,15 +68,17 @@ class MicroSequenceAttention(torch.nn.Module):
     def _take(self, rows, k, v):
         """A buffer for these keys: a free one that is large enough, or a new one."""
         shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype, k.device)
-        for at, (have, size, buffer) in enumerate(self._free):
-            if have == shape and size >= rows:
-                return self._free.pop(at)
+        with _lock:
+            for at, (have, size, buffer) in enumerate(self._free):
+                if have == shape and size >= rows:
+                    return self._free.pop(at)
         view = _arrays.array(k, name="k")
         return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], view.dtype, self.drop,
                                            self.kernel, view.device, _arrays.stream_of(k))
 
     def _give_back(self, taken):
-        self._free.append(taken)
+        with _lock:
+            self._free.append(taken)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, *, mask: Optional[Mask] = None,
                 sink: Optional[Tensor] = None) -> Tensor:
