@@ -3,10 +3,10 @@
 import sys
 from typing import Any, Callable, List
 
-from . import _core
+from . import _core, _placed
 from ._core import Communicator
 
-ends = []  # called with a rank's communicator when it is over
+ends = [_placed.leave]  # called with a rank's communicator when it is over
 
 
 def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
@@ -22,10 +22,12 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
         >>> weft.spawn(3, lambda comm: comm.rank * 10)
         [0, 10, 20]
     """
-    return _core.spawn(ranks, fn, _begin, _end, time_limit, bandwidth, latency)
+    scope = _placed.Scope()
+    return _core.spawn(ranks, fn, lambda comm: _begin(comm, scope), _end, time_limit, bandwidth, latency)
 
 
-def _begin(comm):
+def _begin(comm, scope):
+    _placed.join(comm, scope)
     if "torch" in sys.modules:
         sys.modules["torch"].autograd.set_multithreading_enabled(False)  # of this thread, which ends with the rank
 

@@ -2,15 +2,18 @@
 
 import contextlib
 import datetime
+import os
 import re
 import time
+import warnings
+import weakref
 from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _arrays, _core, ranks
+from .. import _arrays, _core, _placed, ranks
 from .._arrays import error
 from .._core import Communicator
 
@@ -21,6 +24,8 @@ _CAUSE = "weft: first failure"  # in the store of the group
 
 _communicators = {}  # by name of the group: (group, transport, communicator)
 _given = {}  # by name: communicators that were given as a group, such as those of weft.spawn
+_scopes = {}  # by name of the group: (weak reference to it, what its ranks' layouts are remembered by)
+_warned = False
 
 
 def _words(e):
@@ -174,8 +179,25 @@ def _backend(group, kind):
         return None
 
 
+def _is_mesh(group):
+    return type(group).__module__ == "torch.distributed.device_mesh" and hasattr(group, "get_group")
+
+
+def _warn_of_many_processes():
+    """torchrun started several, and none of them has met the others: each would take the pack for its own, in silence."""
+    global _warned
+    said = os.environ.get("WORLD_SIZE", "")
+    if _warned or not said.isdigit() or int(said) < 2:
+        return
+    _warned = True
+    warnings.warn(f"WORLD_SIZE is {said} and there is no process group, so this process computes the whole pack by itself, as "
+                  "every other does; call torch.distributed.init_process_group first, or say that it is meant: one_rank=True "
+                  'for attention, group="" for shard and the like', stacklevel=4)
+
+
 def resolve(group):
-    """The process group: given as one, by name, or None for the default one. None if there is none, or for "".
+    """The process group: given as one, by name, as a DeviceMesh of one dimension, or None for the default one. None if
+    there is none, or for "".
 
     Or a weft.Communicator, which is as good as a group.
     """
@@ -192,11 +214,34 @@ def resolve(group):
             raise error(f"there is no process group named {group!r}",
                         "it may have been destroyed: give one that is there") from None
     if group is None:
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if dist.is_available() and dist.is_initialized():
+            return dist.group.WORLD
+        _warn_of_many_processes()
+        return None
+    if _is_mesh(group):
+        if group.ndim != 1:
+            names = group.mesh_dim_names or ("cp",)
+            raise error(f"a DeviceMesh of {group.ndim} dimensions ({', '.join(map(str, names))}) as a group",
+                        f'give the one that sequences are spread over: mesh["{names[-1]}"]')
+        return group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
         raise error(f"a group was expected, not {group!r}",
-                    "give a torch.distributed process group that this rank is in, or the communicator of weft.spawn")
+                    "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the communicator "
+                    "of weft.spawn")
     return group
+
+
+def scope_of(group):
+    """What layouts of the group's rows are remembered by, as long as it is there."""
+    group = resolve(group)
+    if group is None or isinstance(group, Communicator):
+        return None if group is None else _placed.scope_of(group)
+    name = group.group_name
+    known = _scopes.get(name)
+    if known is None or known[0]() is not group:
+        scope = _placed.Scope()
+        known = _scopes[name] = weakref.ref(group, lambda _: _placed.forget(scope)), scope
+    return known[1]
 
 
 def own_name(comm):
@@ -225,7 +270,7 @@ def name_of(group):
 
 def kept(group):
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
-    known = isinstance(group, Communicator) or dist.is_available() and isinstance(group, dist.ProcessGroup)
+    known = isinstance(group, Communicator) or _is_mesh(group) or dist.is_available() and isinstance(group, dist.ProcessGroup)
     return name_of(group) if known else group
 
 
@@ -265,6 +310,7 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
         transport = _Transport(group, 300.0)
         known = (group, transport, _core.python_communicator(group.rank(), group.size(), "torch", transport, on_gpus))
         _communicators[name] = known
+        _placed.join(known[2], scope_of(group))
     if time_limit is not None:
         known[1].time_limit = float(time_limit)
     return known[2]
