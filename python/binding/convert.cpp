@@ -123,6 +123,17 @@ std::optional<std::vector<Index>> optional_indices(nb::handle object, std::strin
   return indices(object, name);
 }
 
+Index whole_number(nb::handle object, std::string_view name, std::string_view wanted) {
+  if (PyBool_Check(object.ptr())) refuse(name, object, wanted);
+  return whole(object, name, wanted);
+}
+
+bool flag(nb::handle object, std::string_view name) {
+  bool value = false;
+  if (!nb::try_cast<bool>(object, value)) refuse(name, object, "True or False");
+  return value;
+}
+
 std::vector<Slice> slices_from(nb::handle object) {
   constexpr std::string_view kWanted =
       "rows of (q_begin, q_end, k_begin, k_end, lo, hi): whole numbers, or None for no limit in lo and hi";

@@ -32,6 +32,10 @@ bool import_array(nb::handle object, nb::ndarray<nb::ro>& array, nb::object& sai
 std::vector<Index> indices(nb::handle object, std::string_view name);
 std::optional<std::vector<Index>> optional_indices(nb::handle object, std::string_view name);
 
+// One argument, or an Error that names it and says what to give.
+Index whole_number(nb::handle object, std::string_view name, std::string_view wanted);
+bool flag(nb::handle object, std::string_view name);
+
 // [n, 6] array, or a list of (q_begin, q_end, k_begin, k_end, lo, hi) in which None is no limit.
 std::vector<Slice> slices_from(nb::handle object);
 nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices);  // [n, 6]

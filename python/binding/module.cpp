@@ -13,7 +13,8 @@ namespace {
 PyObject* error_type = nullptr;
 
 // A message may quote a file, whose bytes are anything.
-nb::object readable(const std::string& text) {
+nb::object readable(const std::string& said) {
+  const std::string text = weft::python::in_python(said);
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 }  // namespace

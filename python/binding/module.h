@@ -1,6 +1,8 @@
 // What each file adds to the module.
 #pragma once
 
+#include <string>
+
 #include <nanobind/nanobind.h>
 
 namespace weft {
@@ -13,6 +15,9 @@ namespace weft::python {
 nanobind::object error_object(const Error& e);
 // raise Error from cause; the cause may be missing.
 [[noreturn]] void raise_from(const Error& e, nanobind::handle cause);
+
+// What the core says, with Python's names for what it speaks of.
+std::string in_python(std::string said);
 
 void bind_tensor(nanobind::module_& m);
 void bind_problem(nanobind::module_& m);

@@ -98,15 +98,17 @@ std::string packing_text(const Packing& p) {
   return text("Packing(", lengths_text(p.q()), " in ", p.q().tokens(), " tokens", keys, ")");
 }
 
-Mask mask_of(bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk,
-             nb::handle slices) {
-  Mask mask{.causal = causal,
-            .align = bottom_right ? Align::bottom_right : Align::top_left,
-            .left = window.first,
-            .right = window.second,
-            .chunk = chunk};
+Mask mask_of(nb::handle causal, nb::handle bottom_right, nb::handle window, nb::handle chunk, nb::handle slices) {
+  constexpr std::string_view kWindow = "(left, right): two whole numbers, with -1 for no limit";
+  const bool pair = (PyTuple_Check(window.ptr()) || PyList_Check(window.ptr())) && nb::len(window) == 2;
+  if (!pair) throw Error(text("window is ", nb::repr(window).c_str()), text("give ", kWindow));
+  Mask mask{.causal = flag(causal, "causal"),
+            .align = flag(bottom_right, "bottom_right") ? Align::bottom_right : Align::top_left,
+            .left = whole_number(window[0], "window", kWindow),
+            .right = whole_number(window[1], "window", kWindow)};
+  if (!chunk.is_none()) mask.chunk = whole_number(chunk, "chunk_size", "a whole number, or None");
   if (slices.is_none()) return mask;
-  if (causal || bottom_right || window != std::pair<Index, Index>{-1, -1} || chunk)
+  if (mask.causal || mask.align == Align::bottom_right || mask.left != -1 || mask.right != -1 || mask.chunk)
     throw Error("slices are given together with causal, bottom_right, window or chunk_size",
                 "slices are the whole mask: leave the others out");
   mask.slices = slices_from(slices);
@@ -161,6 +163,40 @@ Mask mask_from(const MaskState& state) {
     for (const auto& s : *slices) mask.slices->push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
   }
   return mask;
+}
+
+// What `balanced` goes by unless a mask is given. Keys of other sequences are mostly seen by every query of theirs.
+Mask usual_mask(const Packing& packing) { return Mask{.causal = packing.self()}; }
+
+class RowHash {
+ public:
+  void add(Index x) {
+    value_ = (value_ ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+    value_ ^= value_ >> 32;
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0x5ca1ab1eu;
+};
+
+// Of which sequences begin where, whatever part of them is real: layouts of two packings may deal out the same rows.
+std::uint64_t fingerprint(const Stream& stream) {
+  RowHash hash;
+  for (const Index x : stream.offsets()) hash.add(x);
+  hash.add(stream.tokens());
+  return hash.value();
+}
+
+// Of the tokens of a rank's rows, without empty ones at the end: equal for two layouts that deal out the same rows.
+std::uint64_t fingerprint(const Layout& layout, Index rank) {
+  const std::vector<Index> tokens = layout.tokens(rank);
+  std::size_t count = tokens.size();
+  while (count > 0 && tokens[count - 1] == kNoToken) --count;
+  RowHash hash;
+  for (std::size_t i = 0; i < count; ++i) hash.add(tokens[i]);
+  hash.add(static_cast<Index>(count));
+  return hash.value();
 }
 
 const Layout& side_of(const PlacedLayouts& placed, std::string_view side) {
@@ -253,6 +289,9 @@ void bind_packing(nb::module_& m) {
       .def_prop_ro("tokens_k", [](const Packing& p) { return p.k().tokens(); })
       .def_prop_ro("self_attention", &Packing::self)
       .def_prop_ro(
+          "fingerprints", [](const Packing& p) { return std::pair{fingerprint(p.q()), fingerprint(p.k())}; },
+          "Numbers of where sequences begin, of queries and of keys.")
+      .def_prop_ro(
           "cu_seqlens_q", [](const Packing& p) { return prefix_sums(p.q().used_lengths()); }, kNew)
       .def_prop_ro(
           "cu_seqlens_k", [](const Packing& p) { return prefix_sums(p.k().used_lengths()); }, kNew)
@@ -282,9 +321,9 @@ void bind_mask(nb::module_& m) {
 )")
       .def(
           "__init__",
-          [](Mask* self, bool causal, bool bottom_right, std::pair<Index, Index> window, std::optional<Index> chunk,
+          [](Mask* self, nb::object causal, nb::object bottom_right, nb::object window, nb::object chunk,
              nb::object slices) { new (self) Mask(mask_of(causal, bottom_right, window, chunk, slices)); },
-          "causal"_a = false, "bottom_right"_a = false, "window"_a = std::pair<Index, Index>{-1, -1},
+          "causal"_a.none() = false, "bottom_right"_a.none() = false, "window"_a.none() = nb::make_tuple(-1, -1),
           "chunk_size"_a.none() = nb::none(), "slices"_a.none() = nb::none())
       .def_ro("causal", &Mask::causal)
       .def_prop_ro("bottom_right", [](const Mask& mask) { return mask.align == Align::bottom_right; })
@@ -312,6 +351,7 @@ void bind_mask(nb::module_& m) {
           "slices", [](const Problem& p) { return slices_array(p.global_slices()); },
           "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
 
+  m.def("usual_mask", &usual_mask, "packing"_a);
   m.attr("UNLIMITED") = kUnlimited;
 }
 
@@ -327,8 +367,10 @@ void bind_layout(nb::module_& m) {
           "__init__",
           [](PlacedLayouts* self, std::string_view kind, const Packing& packing, Index ranks,
              std::optional<Mask> mask) {
+            const LayoutKind known = layout_kind(kind);
+            if (!mask && known == LayoutKind::balanced) mask = usual_mask(packing);
             const Problem problem(packing, mask.value_or(Mask{}));
-            new (self) PlacedLayouts{packing, make_layouts(layout_kind(kind), problem, ranks)};
+            new (self) PlacedLayouts{packing, make_layouts(known, problem, ranks), mask};
           },
           "kind"_a, "packing"_a, "ranks"_a, "mask"_a.none() = nb::none())
       .def_static(
@@ -338,17 +380,26 @@ void bind_layout(nb::module_& m) {
             if (runs_k.is_none() && !packing.self())
               throw Error("runs of the keys are not given, and keys are not where the queries are", "give runs_k too");
             return PlacedLayouts{packing,
-                                 {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))}};
+                                 {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))},
+                                 {}};
           },
           "packing"_a, "runs"_a, "runs_k"_a.none() = nb::none(),
           "Your own runs, a list for each rank of (row, token, count) or (row, token, count, stride).")
       .def_ro("packing", &PlacedLayouts::packing)
+      .def_ro("mask", &PlacedLayouts::mask, "What `balanced` goes by: causal unless one was given.")
       .def_prop_ro("kind", [](const PlacedLayouts& p) { return std::string(name(p.layouts.q.kind())); })
       .def_prop_ro("ranks", [](const PlacedLayouts& p) { return p.layouts.q.ranks(); })
       .def_prop_ro(
           "rows", [](const PlacedLayouts& p) { return p.layouts.q.rows(); }, "Query rows of each rank.")
       .def_prop_ro(
           "rows_k", [](const PlacedLayouts& p) { return p.layouts.k.rows(); }, "Key rows of each rank.")
+      .def(
+          "fingerprint",
+          [](const PlacedLayouts& p, Index rank, std::string_view side) {
+            check_rank(side_of(p, side), rank);
+            return fingerprint(side_of(p, side), rank);
+          },
+          "rank"_a, "side"_a = "q", "A number that two layouts have in common if the rank's rows are the same.")
       .def(
           "tokens",
           [](const PlacedLayouts& p, Index rank, std::string_view side) {

@@ -1,6 +1,7 @@
 // The question and who holds what, as Python sees them.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "weft/layout.h"
@@ -13,6 +14,7 @@ namespace weft::python {
 struct PlacedLayouts {
   Packing packing;
   Layouts layouts;
+  std::optional<Mask> mask = {};  // that `balanced` goes by
 };
 
 ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,

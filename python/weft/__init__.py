@@ -17,7 +17,7 @@ from .attention import Attended, Gradients, attention, plan
 from .cost import choose, machine, set_machine, simulate
 from .explain import Explanation, explain
 from .ranks import spawn
-from .sharding import position_ids, shard, unshard
+from .sharding import position_ids, shard, unshard, use_layout
 from .support import Support, support
 
 __all__ = [
@@ -49,4 +49,5 @@ __all__ = [
     "spawn",
     "support",
     "unshard",
+    "use_layout",
 ]

@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 from . import _core
 from ._arrays import error
 from ._core import BatchChoice, Machine, Mask, Packing, Problem
+from ._options import schedule_name
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
 _machines = ["h100-400g"]  # all defaults so far; the last one counts
@@ -76,14 +77,14 @@ def _chosen_schedule(packing, mask, kind, dealt_by, ranks, heads_q, heads_k, dty
     return _core.choose_schedule(Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
 
 
-def chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, dtype, dim_qk, dim_v, where=None):
+def chosen_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where=None):
     """What schedule="auto" stands for. Kept, so that layers and steps that ask the same are answered at once."""
     if dtype is _core.DType.f64:
         raise error("schedule auto in f64", "use f32: ranks sum in f32")
     where = machine(where)
     if placed.kind == "explicit":
         return _core.choose_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
-    return _chosen_schedule(placed.packing, problem.mask, placed.kind, dealt_by or problem.mask, placed.ranks, heads_q, heads_k,
+    return _chosen_schedule(placed.packing, problem.mask, placed.kind, placed.mask, placed.ranks, heads_q, heads_k,
                             dtype, dim_qk, dim_v, where)
 
 
@@ -116,11 +117,13 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
                         _module_machine(machine), backward, memory_bytes)
 
 
-def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_gather", layout: Any = "zigzag",
-             heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16",
+def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_gather", layout: Any = "balanced",
+             layout_mask: Optional[Mask] = None, heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16",
              key_order: str = "auto", head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
              abreast: int = 2, machine: AnyMachine = None, backward: bool = False, detail: Sequence[int] = ()) -> dict:
     """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
+
+    Layouts "balanced" (the default) and "auto" go by layout_mask, and by the mask itself where there is none.
 
         >>> import weft
         >>> t = weft.simulate(weft.Packing([0, 65536]), weft.Mask(causal=True), ranks=8, schedule="ring", detail=[0])
@@ -131,7 +134,8 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_g
 
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     problem = Problem(packing, mask)
-    placed = layout_of(layout, packing, ranks, mask, machine)
+    placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)
+    schedule, across = schedule_name(schedule), schedule_name(across)
     options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages,
                    abreast=abreast)
     if schedule == "auto":

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
+from ._options import schedule_name
 from ._types import AnyLayout, Numbers
 from .cost import AnyMachine, machine as machine_of
 from .sharding import layout_of
@@ -129,9 +130,9 @@ def _letter(rank):
 
 
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
-            layout: Union[AnyLayout, Sequence[AnyLayout]] = "zigzag", ranks: int = 1, heads: Tuple[int, int] = (8, 8),
-            dims: Tuple[int, int] = (128, 128), dtype: str = "bf16", schedule: Union[str, Sequence[str]] = "all_gather",
-            machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
+            layout: Union[AnyLayout, Sequence[AnyLayout]] = "balanced", layout_mask: Optional[Mask] = None, ranks: int = 1,
+            heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16",
+            schedule: Union[str, Sequence[str]] = "all_gather", machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
             head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
             abreast: int = 2) -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
@@ -141,15 +142,17 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
         >>> e.pairs.tolist(), round(e.balance, 3)
         ([14, 14, 14, 13], 1.018)
 
-    A notebook shows it as a page, with a panel for each layout and schedule: both may be lists.
+    A notebook shows it as a page, with a panel for each layout and schedule: both may be lists. Layouts "balanced" and
+    "auto" go by layout_mask, and by the mask itself where there is none.
     """
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)
-    layouts = [layout_of(one, packing, ranks, mask, machine) for one in _list(layout, "layout")]
+    layouts = [layout_of(one, packing, ranks, layout_mask or mask, machine) for one in _list(layout, "layout")]
     drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
-                 inside=inside, across=across, stages=stages, abreast=abreast)
-    return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, _list(schedule, "schedule"), drawn)
+                 inside=inside, across=schedule_name(across), stages=stages, abreast=abreast)
+    schedules = [schedule_name(one) for one in _list(schedule, "schedule")]
+    return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, schedules, drawn)
 
 
 def _list(given, name):

@@ -4,10 +4,10 @@ import sys
 import time
 from typing import Any, Callable, List
 
-from . import _core
+from . import _core, _placed
 from ._core import Communicator
 
-ends = []  # called with a rank's communicator when it is over
+ends = [_placed.leave]  # called with a rank's communicator when it is over
 
 
 def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
@@ -26,7 +26,8 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
         >>> weft.spawn(3, lambda comm: comm.rank * 10)
         [0, 10, 20]
     """
-    run = _core.Ranks(ranks, fn, _begin, _end, time_limit, bandwidth, latency)
+    scope = _placed.Scope()
+    run = _core.Ranks(ranks, fn, lambda comm: _begin(comm, scope), _end, time_limit, bandwidth, latency)
     try:
         run.start()
         while not run.wait(0.1):  # between the calls Python handles signals
@@ -48,7 +49,8 @@ def _wait_for_a_while(run, e):
             return
 
 
-def _begin(comm):
+def _begin(comm, scope):
+    _placed.join(comm, scope)
     if "torch" in sys.modules:
         sys.modules["torch"].autograd.set_multithreading_enabled(False)  # of this thread, which ends with the rank
 

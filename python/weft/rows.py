@@ -2,7 +2,7 @@
 
 from typing import Optional
 
-from . import _arrays, _core
+from . import _arrays, _core, _placed
 from ._core import Mask, Packing, Problem
 from ._types import AnyLayout, Array
 from .sharding import layout_of
@@ -31,6 +31,8 @@ __all__ = [
 def sequence_to_rank_order(layout: AnyLayout, sequence: Array, ranks: int) -> None:
     """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
     _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True), _arrays.stream_of(sequence))
+    for rank in range(layout.ranks):
+        _placed.register(layout, rank)
 
 
 def rank_to_sequence_order(layout: AnyLayout, ranks: int, sequence: Array) -> None:

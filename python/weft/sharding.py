@@ -5,7 +5,7 @@ from typing import Optional, Sequence, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _arrays
+from . import _arrays, _core, _placed
 from ._arrays import error
 from ._core import Communicator, Layout, Mask, Packing
 from ._types import AnyLayout, Array, Numbers
@@ -17,7 +17,7 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     if packing is not None:
         if cu_seqlens is not None or cu_seqlens_padded is not None or seqused is not None:
             raise error("packing is given together with cu_seqlens or seqused", "a packing says it all: leave the others out")
-        return packing
+        return as_packing(packing)
     if format != "thd":
         if cu_seqlens is not None or cu_seqlens_padded is not None:
             raise error(f"cu_seqlens are given with format {format}",
@@ -29,13 +29,42 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
 
 
+def as_packing(packing):
+    """A Packing, or the cu_seqlens that it is made of."""
+    if isinstance(packing, Packing):
+        return packing
+    if packing is None or isinstance(packing, (str, bytes, Layout, Mask)) or not hasattr(packing, "__len__"):
+        raise error(f"packing is of type {type(packing).__name__}", "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")
+    return Packing(packing)
+
+
+def usual_layout(packing, ranks, format):
+    """The layout of who names none."""
+    if format == "thd" or ranks == 1:
+        return "balanced"
+    for cu in (packing.cu_seqlens_q_padded, packing.cu_seqlens_k_padded):
+        for length in (cu[1:] - cu[:-1]).tolist():
+            if length % (2 * ranks):
+                raise error(f"format {format} with a sequence of {length} tokens on {ranks} ranks: a rank's rows are no batch",
+                            f"pad sequences to a multiple of 2*ranks = {2 * ranks}, for layout dual_chunk, or use format thd")
+    return "dual_chunk"
+
+
 def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
-    """The Layout that a caller means: by name, or as it is. auto: the best on the machine that the format allows."""
+    """The Layout that a caller means: by name, as it is, or None for the usual one (usual_layout).
+
+    balanced and auto go by the mask: causal unless one is given (full, where keys are other sequences than queries). auto:
+    the best on the machine that the format allows.
+    """
+    if mask is not None and not isinstance(mask, Mask):
+        raise error(f"the mask that the layout goes by is of type {type(mask).__name__}", "give a weft.Mask")
+    if layout is None:
+        layout = usual_layout(packing, ranks, format)
     if not isinstance(layout, Layout):
-        if layout in ("balanced", "auto") and mask is None:
-            raise error(f"layout {layout} without a mask",
-                        "it deals out work, so it must know the mask: give the same one everywhere")
+        if not isinstance(layout, str):
+            raise error(f"layout is of type {type(layout).__name__}", "give a name or a weft.Layout")
         if layout == "auto":
+            mask = mask or _core.usual_mask(packing)
             layout = chosen_layout(packing, mask, ranks, machine, format)
         return Layout(layout, packing, ranks, mask)
     if layout.ranks != ranks:
@@ -60,47 +89,58 @@ def batch_shape(layout, format, shape, ranks):
 
 
 def _rank_of(comm, ranks):
+    """(rank, ranks, what is common to the ranks)."""
     if hasattr(comm, "ranks"):
-        return comm.rank, comm.ranks
+        return comm.rank, comm.ranks, _placed.scope_of(comm)
     if ranks is None:
         raise error(f"rank {comm} of how many?", "give ranks=..., or a communicator")
-    return int(comm), int(ranks)
+    return int(comm), int(ranks), None
 
 
 def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
           cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None, packing: Optional[Packing] = None,
-          layout: AnyLayout = "zigzag", mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
+          layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
     """This rank's rows of an array of all tokens: [t, ...], or a batch [b, s, ...] / [s, b, ...].
 
-    `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`
-    and `auto` want the `mask` too. Rows that hold no token are zero.
+    `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`, which
+    is the default (dual_chunk for batches), and `auto` go by `mask`, causal unless one is given. Rows that hold no token are
+    zero. The layout is remembered: attention under another raises.
 
         >>> import numpy as np, weft
         >>> weft.shard(np.arange(16), 0, ranks=4, cu_seqlens=[0, 7, 10, 16], layout="zigzag").tolist()
         [0, 1, 14, 15]
     """
-    rank, ranks = _rank_of(comm, ranks)
-    fmt = _arrays.format_of(format)
+    rank, ranks, scope = _rank_of(comm, ranks)
+    _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
     source = _arrays.writable_kind(x)
     packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused)
     placed = layout_of(layout, packing, ranks, mask, format=format)
+    local = shard_rows(source, placed, rank, side, format)
+    _placed.register(placed, rank, scope)
+    return local if source is x else _arrays.from_numpy(x, local)
+
+
+def shard_rows(source, placed, rank, side, format="thd"):
+    """The rank's rows of an array that can be written; nothing is remembered."""
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
         shape = [rows, *source.shape[1:]]
     else:
-        shape = batch_shape(placed, format, source.shape, ranks)
-    local = _arrays.empty_rows(source, shape)
+        shape = batch_shape(placed, format, source.shape, placed.ranks)
+    fmt, local = _arrays.format_of(format), _arrays.empty_rows(source, shape)
     placed.shard(side, rank, _arrays.array(source), fmt, _arrays.array(local, True), fmt, _arrays.stream_of(source))
-    return local if source is x else _arrays.from_numpy(x, local)
+    return local
 
 
 def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_seqlens_padded: Optional[Numbers] = None,
-            seqused: Optional[Numbers] = None, packing: Optional[Packing] = None, layout: AnyLayout = "zigzag",
-            mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
+            seqused: Optional[Numbers] = None, packing: Optional[Packing] = None,
+            layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
     """All ranks' rows, a list in the order of ranks, as one array of all tokens. Tokens that nobody holds are zero.
+
+    `layout` and `mask` as in shard; a layout that this process has not dealt these rows out under raises (use_layout).
 
         >>> import numpy as np, weft
         >>> parts = [weft.shard(np.arange(16), r, ranks=4, cu_seqlens=[0, 7, 10, 16]) for r in range(4)]
@@ -112,44 +152,77 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
         raise error("no parts to put together", "give the rows of every rank, in order")
     sources = [_arrays.writable_kind(p) for p in parts]
     first, ranks = sources[0], len(sources)
-    fmt = _arrays.format_of(format)
+    _arrays.format_of(format)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
     packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused, length_factor=ranks)
     placed = layout_of(layout, packing, ranks, mask, format=format)
+    _placed.check_all(placed, side)
+    whole = unshard_rows(sources, placed, side, format)
+    return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
+
+
+def unshard_rows(parts, placed, side, format="thd"):
+    """The whole of all ranks' rows; nobody asks how they were dealt out."""
+    first, packing, fmt = parts[0], placed.packing, _arrays.format_of(format)
     if format == "thd":
         shape = [packing.tokens_q if side == "q" else packing.tokens_k, *first.shape[1:]]
     else:
         shape = list(first.shape)
-        shape[1 if format == "bshd" else 0] *= ranks
-        batch_shape(placed, format, shape, ranks)
+        shape[1 if format == "bshd" else 0] *= placed.ranks
+        batch_shape(placed, format, shape, placed.ranks)
     whole = _arrays.empty_rows(first, shape)
     to = _arrays.array(whole, True)
-    for rank, part in enumerate(sources):
+    for rank, part in enumerate(parts):
         if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
             raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
                         f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
         placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt, _arrays.stream_of(first))
-    return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
+    return whole
 
 
 def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
                  cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
-                 packing: Optional[Packing] = None, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
+                 packing: Optional[Packing] = None, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
                  side: str = "q", format: str = "thd") -> NDArray[np.int64]:
     """Position in its sequence of each of this rank's rows, int64: what rotary embeddings want. 0 where a row is padding.
 
-    `format`: that of `shard`, which layout auto goes by.
+    `layout`, `mask` and `format`: those of `shard`.
 
         >>> import weft
-        >>> weft.position_ids(0, ranks=4, cu_seqlens=[0, 7, 10, 16]).tolist()
+        >>> weft.position_ids(0, ranks=4, cu_seqlens=[0, 7, 10, 16], layout="zigzag").tolist()
         [0, 1, 4, 5]
     """
-    rank, ranks = _rank_of(comm, ranks)
+    rank, ranks, scope = _rank_of(comm, ranks)
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
     packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
                          seqused=seqused)
-    return layout_of(layout, packing, ranks, mask, format=format).position_ids(rank, side)
+    placed = layout_of(layout, packing, ranks, mask, format=format)
+    positions = placed.position_ids(rank, side)
+    _placed.register(placed, rank, scope)
+    return positions
+
+
+def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator, int] = None, *, ranks: Optional[int] = None,
+               layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, format: str = "thd") -> None:
+    """Says that rows of a packing lie so, which were dealt out elsewhere: by another process, or by another tool.
+
+    `shard` and `position_ids` say it themselves; attention and `unshard` under a layout of which nobody has said it raise.
+    `comm` is a communicator or the number of a rank, None all of `ranks`; the rest is as in `shard`.
+
+        >>> import numpy as np, weft
+        >>> cu, parts = [0, 7, 10, 16], [np.arange(8), np.arange(8, 16)]     # of a file, say
+        >>> weft.use_layout(cu, ranks=2, layout="contiguous")
+        >>> weft.unshard(parts, cu_seqlens=cu, layout="contiguous").tolist() == list(range(16))
+        True
+    """
+    if comm is None and ranks is None:
+        raise error("neither comm nor ranks is given", "give a communicator, or ranks=...")
+    packing = as_packing(packing)
+    rank, ranks, scope = (None, int(ranks), None) if comm is None else _rank_of(comm, ranks)
+    placed = layout_of(layout, packing, ranks, mask, format=format)
+    for one in range(ranks) if rank is None else (rank,):
+        _placed.register(placed, one, scope)

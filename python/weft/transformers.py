@@ -12,9 +12,11 @@ Whatever would change the result and is not understood raises weft.Error: nothin
 what is mapped and what is refused.
 """
 
+import collections
 import contextvars
 import inspect
 import threading
+import weakref
 from typing import Any, Dict, Optional
 
 import torch
@@ -23,9 +25,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from . import torch as _torch
 from ._arrays import error
 from ._core import Mask, Packing
-from .torch.group import name_of
+from .torch.group import name_of, rank_and_ranks
 from .torch.op import how_of
-from .torch.sharding import _place
+from .torch.packed import packing_of
+from .torch.sharding import AnyPacking, _place, watchers
 
 __all__ = ["inputs", "packed", "register"]
 
@@ -96,8 +99,8 @@ class packed:
     """While it is open, models with attn_implementation="weft" take their rows for this rank's rows of a pack.
 
     packing is that of the whole pack, the same on every rank. group is a process group or its name, None the default one;
-    without any the rows are the whole pack. layout and mask must be those of the inputs; `balanced` goes by the mask
-    (causal, unless said otherwise). Other options as in weft.torch: schedule, key_order, head_groups,
+    without any the rows are the whole pack. layout and mask must be those of the inputs: `balanced`, by the causal mask,
+    unless said otherwise. Other options as in weft.torch: schedule, key_order, head_groups,
     inside, across, stages, abreast, deterministic, kernel, checked.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
@@ -115,17 +118,18 @@ class packed:
         (torch.Size([1, 16, 32]), True)
     """
 
-    def __init__(self, packing: Packing, group: Any = None, layout: str = "zigzag", schedule: str = "all_gather", *,
+    def __init__(self, packing: AnyPacking, group: Any = None, layout: Optional[str] = None, schedule: str = "all_gather", *,
                  mask: Optional[Mask] = None, check_positions: bool = True, **options: Any) -> None:
         options = {"schedule": schedule, **options}
         for name in options:
             if name not in _OPTIONS:
                 raise error(f"packed has no option {name!r}", f"use group, layout, mask, check_positions, {', '.join(_OPTIONS)}")
-        if not isinstance(layout, str):
+        if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
+        packing = packing_of(packing)
         if not packing.self_attention:
             raise error("the packing has other sequences for k than for q", "give one of cu_seqlens_q alone")
-        how_of(**options)
+        how_of(layout=layout, **options)  # refuses what there is not, at once
         mask = mask or Mask(causal=True)
         rank, placed = _place(packing, group, layout, mask)
         self.packing = packing
@@ -161,9 +165,10 @@ def _open():
     return here
 
 
-def inputs(input_ids: torch.Tensor, packing: Packing, group: Any = None, *, layout: str = "zigzag",
+def inputs(input_ids: torch.Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[str] = None,
            mask: Optional[Mask] = None, labels: bool = True) -> Dict[str, torch.Tensor]:
-    """This rank's inputs of a model, from all tokens of the pack: input_ids [tokens] or [1, tokens].
+    """This rank's inputs of a model, from all tokens of the pack: input_ids [tokens] or [1, tokens]. packing: a
+    weft.Packing, or cu_seqlens. The model must be called inside packed(): outside, on more than one rank, it raises.
 
     Gives input_ids and position_ids, both [1, rows]; and unless labels is False: labels and shift_labels, both the next
     token of the same document (-100 at its end and in padding), and num_items_in_batch, how many there are in the pack.
@@ -186,18 +191,72 @@ def inputs(input_ids: torch.Tensor, packing: Packing, group: Any = None, *, layo
                         "give all tokens of the pack, in one dimension")
         return x
 
-    place = dict(layout=layout, mask=mask or Mask(causal=True))
+    packing, place = packing_of(packing), dict(layout=layout, mask=mask or Mask(causal=True))
     ids = whole(input_ids, "input_ids")
     batch = {
         "input_ids": _torch.shard(ids, packing, group, **place)[None],
         "position_ids": _torch.position_ids(packing, group, device=ids.device, **place)[None],
     }
+    if rank_and_ranks(group)[1] > 1:
+        _mark(batch["position_ids"])
     if labels is False or labels is None:
         return batch
     following = _torch.next_token_labels(ids if labels is True else whole(labels, "labels"), packing)
     batch["labels"] = batch["shift_labels"] = _torch.shard(following, packing, group, fill=-100, **place)[None]
     batch["num_items_in_batch"] = (following != -100).sum()
     return batch
+
+
+# A rank's rows outside packed(): a model would take them for a sequence, and its loss would be wrong.
+
+_MOST_DEALT = 256
+_dealt = collections.OrderedDict()  # by the bytes of positions: where documents begin in these rows of a rank of many
+_marked = {}  # by id: weak references to position_ids that inputs() gave
+
+
+def _remember(positions):
+    """Rows of which some have their document's beginning elsewhere; a plain batch has no such rows."""
+    begins = torch.cat([torch.ones(1, dtype=torch.bool), torch.diff(positions) != 1]) if len(positions) else positions.bool()
+    if not bool(positions[begins].any()):
+        return
+    with _lock:
+        key = positions.numpy().tobytes()
+        _dealt[key] = _documents(positions)
+        _dealt.move_to_end(key)
+        while len(_dealt) > _MOST_DEALT:
+            _dealt.popitem(last=False)
+
+
+def _mark(positions):
+    """This very tensor is of a rank's rows, also where its numbers could be those of whole documents."""
+    with _lock:
+        _marked[id(positions)] = weakref.ref(positions, lambda _, key=id(positions): _marked.pop(key, None))
+
+
+watchers.append(_remember)
+
+
+def _are_dealt(batch, given):
+    """Whether these are rows that inputs() or position_ids() made for one rank of many."""
+    if given is not None and id(given) in _marked:
+        return True
+    if given is not None and given.dim() == 2:
+        return given[0].to("cpu", torch.int64).numpy().tobytes() in _dealt
+    seen = batch.rule.documents  # for some models only where positions restart
+    with _lock:
+        known = [x for x in _dealt.values() if seen is not None and len(x) == seen.shape[1]]
+    return any(torch.equal(seen[0].cpu(), x) for x in known)
+
+
+@torch.compiler.disable
+def _refuse_dealt(batch, given):
+    rows, queries, keys = batch.shape_of
+    if rows != 1 or queries != keys or batch.checked is (batch if given is None else given):
+        return
+    if _are_dealt(batch, given):
+        raise error(f"a model is called on one rank's {queries} rows of a pack outside packed(): it would take them for a sequence",
+                    "call it inside: with weft.transformers.packed(packing, group): ...")
+    batch.checked = batch if given is None else given
 
 
 # Masks: what transformers says about a batch, before the layers.
@@ -487,6 +546,8 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
         options, batch.pack.used = batch.pack.options, True
         if batch.pack.check_positions:
             _check_positions(batch, kwargs.get("position_ids"))
+    elif _dealt or _marked:
+        _refuse_dealt(batch, kwargs.get("position_ids"))
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 

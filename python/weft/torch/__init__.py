@@ -19,7 +19,7 @@ from .micro import MicroSequenceAttention, micro_sequence_attention
 from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
-from .sharding import next_token_labels, position_ids, shard, unshard, valid_rows
+from .sharding import next_token_labels, position_ids, shard, unshard, use_layout, valid_rows
 
 __all__ = [
     "ContextParallelAttention",
@@ -34,5 +34,6 @@ __all__ = [
     "position_ids",
     "shard",
     "unshard",
+    "use_layout",
     "valid_rows",
 ]

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from .._arrays import error
-from .._core import Mask, Packing
+from .._core import Mask
 from .group import name_of
 from .op import how_of
-from .packed import pack
+from .packed import is_packed, pack
+from .sharding import AnyPacking
 
 
 def _settled(value):
@@ -41,21 +42,22 @@ def _layout_mask(layout_mask, mask):
     return "own"
 
 
-def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[Packing, Tensor], mask: Optional[Mask] = None,
-                               *, group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
+def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None, *, group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
                                return_max_logit: bool = False, one_rank: bool = False,
                                **options: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
     q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the
-    same on every rank: a weft.Packing or its tensor (pack). mask is a weft.Mask, or say causal, bottom_right, window,
-    chunk_size. group is a process group or its name, None the default one; without any (or with one_rank=True) the tensors
-    are the whole pack. Inside torch.compile give the packing as its tensor and the mask by its parts: objects of the
-    library break the graph.
+    same on every rank: a weft.Packing, its tensor (pack), or cu_seqlens. mask is a weft.Mask, or say causal, bottom_right,
+    window, chunk_size. group is a process group, its name or a DeviceMesh of one dimension, None the default one; without any
+    (or with one_rank=True) the tensors are the whole pack. Inside torch.compile give the packing as its tensor and the mask
+    by its parts: objects of the library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, abreast, deterministic, kernel, checked. Layouts "balanced" and "auto" go by a mask, that of shard, which
-    need not be the layer's: give it as layout_mask. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
+    across, stages, abreast, deterministic, kernel, checked. The layout is that of shard; "balanced", which is the default
+    (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give that of shard as layout_mask, unless
+    it was causal, the default. Under a layout that rows were not dealt out in, attention raises (use_layout). sink: None,
+    "off_by_one", or a tensor [hq] (f32 or f64).
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -69,10 +71,10 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[P
     """
     if mask is not None and not isinstance(mask, Mask):
         raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
-    if "layout_mask" in options:
+    if options.get("layout_mask") is not None:
         options["layout_mask"] = _layout_mask(options["layout_mask"], mask)
     if mask is not None and mask.slices is not None:
-        if isinstance(packing, torch.Tensor):
+        if isinstance(packing, torch.Tensor) and (torch.compiler.is_compiling() or is_packed(packing)):
             raise error("a mask of slices with a packing that is a tensor",
                         "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
@@ -81,6 +83,9 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[P
         if sink != "off_by_one":
             raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
         sink, options["off_by_one"] = None, True
+    for name, value in (("one_rank", one_rank), ("return_lse", return_lse), ("return_max_logit", return_max_logit)):
+        if value is not True and value is not False:
+            raise error(f"{name} is {value!r}", "give True or False")
     if return_max_logit:
         options["max_logit"] = True
     if torch.compiler.is_compiling():

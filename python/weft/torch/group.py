@@ -7,13 +7,15 @@ import queue
 import re
 import threading
 import time
+import warnings
+import weakref
 from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _arrays, _core, ranks
+from .. import _arrays, _core, _placed, ranks
 from .._arrays import error
 from .._core import Communicator
 
@@ -25,6 +27,8 @@ _CAUSE = "weft: first failure"  # in the store of the group
 _communicators = {}  # by name of the group: (group, transport, communicator)
 _making = threading.Lock()
 _given = {}  # by name: communicators that were given as a group, such as those of weft.spawn
+_scopes = {}  # by name of the group: (weak reference to it, what its ranks' layouts are remembered by)
+_warned = False
 
 
 def _words(e):
@@ -239,8 +243,25 @@ def _backend(group, kind):
         return None
 
 
+def _is_mesh(group):
+    return type(group).__module__ == "torch.distributed.device_mesh" and hasattr(group, "get_group")
+
+
+def _warn_of_many_processes():
+    """torchrun started several, and none of them has met the others: each would take the pack for its own, in silence."""
+    global _warned
+    said = os.environ.get("WORLD_SIZE", "")
+    if _warned or not said.isdigit() or int(said) < 2:
+        return
+    _warned = True
+    warnings.warn(f"WORLD_SIZE is {said} and there is no process group, so this process computes the whole pack by itself, as "
+                  "every other does; call torch.distributed.init_process_group first, or say that it is meant: one_rank=True "
+                  'for attention, group="" for shard and the like', stacklevel=4)
+
+
 def resolve(group):
-    """The process group: given as one, by name, or None for the default one. None if there is none, or for "".
+    """The process group: given as one, by name, as a DeviceMesh of one dimension, or None for the default one. None if
+    there is none, or for "".
 
     Or a weft.Communicator, which is as good as a group.
     """
@@ -257,11 +278,34 @@ def resolve(group):
             raise error(f"there is no process group named {group!r}",
                         "it may have been destroyed: give one that is there") from None
     if group is None:
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if dist.is_available() and dist.is_initialized():
+            return dist.group.WORLD
+        _warn_of_many_processes()
+        return None
+    if _is_mesh(group):
+        if group.ndim != 1:
+            names = group.mesh_dim_names or ("cp",)
+            raise error(f"a DeviceMesh of {group.ndim} dimensions ({', '.join(map(str, names))}) as a group",
+                        f'give the one that sequences are spread over: mesh["{names[-1]}"]')
+        return group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
         raise error(f"a group was expected, not {group!r}",
-                    "give a torch.distributed process group that this rank is in, or the communicator of weft.spawn")
+                    "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the communicator "
+                    "of weft.spawn")
     return group
+
+
+def scope_of(group):
+    """What layouts of the group's rows are remembered by, as long as it is there."""
+    group = resolve(group)
+    if group is None or isinstance(group, Communicator):
+        return None if group is None else _placed.scope_of(group)
+    name = group.group_name
+    known = _scopes.get(name)
+    if known is None or known[0]() is not group:
+        scope = _placed.Scope()
+        known = _scopes[name] = weakref.ref(group, lambda _: _placed.forget(scope)), scope
+    return known[1]
 
 
 def own_name(comm):
@@ -290,7 +334,7 @@ def name_of(group):
 
 def kept(group):
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
-    known = isinstance(group, Communicator) or dist.is_available() and isinstance(group, dist.ProcessGroup)
+    known = isinstance(group, Communicator) or _is_mesh(group) or dist.is_available() and isinstance(group, dist.ProcessGroup)
     return name_of(group) if known else group
 
 
@@ -331,6 +375,7 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
         known = _communicators.get(name)
         if known is None or known[0] is not group:
             known = _communicators[name] = _made(group, name)
+            _placed.join(known[2], scope_of(group))
     if time_limit is not None:
         known[1].time_limit = time_limit
     return known[2]

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from .._arrays import error
-from .._core import Mask, Packing
+from .._core import Mask
 from .functional import context_parallel_attention
 from .group import kept
+from .op import how_of
+from .sharding import AnyPacking
 
 
 class ContextParallelAttention(torch.nn.Module):
@@ -28,12 +30,14 @@ class ContextParallelAttention(torch.nn.Module):
     def __init__(self, *, causal: bool = True, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
                  chunk_size: Optional[int] = None, softcap: float = 0.0, sink: Optional[str] = None,
                  heads: Optional[int] = None, scale: Optional[float] = None, schedule: str = "all_gather",
-                 layout: str = "zigzag", deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
+                 layout: Optional[str] = None, deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
                  one_rank: bool = False, **options: Any) -> None:
         super().__init__()
-        self.settings = dict(causal=causal, bottom_right=bottom_right, window=tuple(window), chunk_size=chunk_size,
+        self.settings = dict(causal=causal, bottom_right=bottom_right, window=window, chunk_size=chunk_size,
                              softcap=softcap, scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
                              return_max_logit=return_max_logit, one_rank=one_rank, **options)
+        how_of(**{name: value for name, value in self.settings.items()
+                  if name not in ("one_rank", "return_lse", "return_max_logit", "layout_mask")})  # refuses what there is not
         self.group = kept(group)
         self.sink_kind = sink
         if sink == "learnable":
@@ -45,7 +49,7 @@ class ContextParallelAttention(torch.nn.Module):
         else:
             self.register_parameter("sink", None)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: Union[Packing, Tensor], mask: Optional[Mask] = None,
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None,
                 **overrides: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
         settings = {**self.settings, **overrides}
         if mask is not None:

@@ -14,16 +14,18 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core, ranks
+from .. import _arrays, _core, _options, _placed, ranks
 from .._arrays import error
 from ..attention import _OneRank, batch_shape
-from ..cost import chosen_layout, chosen_schedule, machine_number, machine_numbered
+from ..cost import chosen_schedule, machine_number, machine_numbered
+from ..sharding import layout_of
 from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
+from .sharding import USE
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
                  off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
-                 schedule="all_gather", layout="zigzag", layout_mask=None, key_order="auto", head_groups=1, inside=2,
+                 schedule="all_gather", layout=None, layout_mask=None, key_order="auto", head_groups=1, inside=2,
                  across="ring", stages=4, abreast=2, checked=False, machine=0)
 
 
@@ -40,14 +42,15 @@ def how_of(**options):
     unknown = [name for name in options if name not in known]
     if unknown:
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(known)}")
-    if not isinstance(options.get("layout", ""), str):
+    if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     said = {}
     # The backward must choose as its forward did, also after another set_machine.
     if "auto" in (options.get("layout"), options.get("schedule")):
         said["machine"] = machine_number()
     for name, value in options.items():
-        value = _plain(value) if hasattr(value, "tolist") else list(value) if isinstance(value, tuple) else value
+        value = _options.option(name, _plain(value) if hasattr(value, "tolist") else value)
+        value = list(value) if isinstance(value, tuple) else "" if name == "kernel" and value is None else value
         usual = _DEFAULTS[name]
         if value != (list(usual) if isinstance(usual, tuple) else usual):
             said[name] = value
@@ -60,11 +63,9 @@ def _read(how):
 
 
 def _dealt_by(said, mask):
-    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's."""
-    if said["layout"] not in ("balanced", "auto"):
-        return None
+    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one."""
     if said["layout_mask"] is None:
-        raise error(f"layout {said['layout']} without layout_mask", "give the mask that shard was given: layers may have others")
+        return None
     if said["layout_mask"] == "own":
         return mask
     causal, bottom_right, window, chunk_size = said["layout_mask"]
@@ -77,6 +78,7 @@ class _Run:
     def __init__(self, packing, said, heads_q, heads_k, shape, device, stream):
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
         self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
+        self.placed = None  # until rows are known to lie so
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
@@ -88,17 +90,14 @@ class _Run:
         self.ranks = comm.ranks
         dealt_by = _dealt_by(said, mask)
         where = machine_numbered(said["machine"])
-        layout = said["layout"]
-        if layout == "auto":
-            layout = chosen_layout(whole, dealt_by, comm.ranks, where, self.format_name)
-        placed = _core.Layout(layout, whole, comm.ranks, dealt_by)
+        self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, self.format_name)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
         options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast")]
         if said["schedule"] == "auto":
             if said["head_map"] is not None:
                 raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
-            options = chosen_schedule(problem, placed, dealt_by, heads_q, heads_k, *shape, where).options.values()
+            options = chosen_schedule(problem, placed, heads_q, heads_k, *shape, where).options.values()
         made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], *options)
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)
@@ -108,6 +107,12 @@ class _Run:
         else:
             run = executor()
             self.run = lambda: run
+
+    def check_rows(self):
+        """That this rank's rows were dealt out under the layout that is asked for; once is enough."""
+        if self.placed is not None:
+            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE)
+            self.placed = None
 
     def settings(self, sink):
         said = self.said
@@ -131,6 +136,7 @@ def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
+    packing = packing.long()  # cu_seqlens may be of int32
     key = (packing.numpy().tobytes(), how, heads_q, heads_k, shape, device)
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
@@ -182,6 +188,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     stream = _arrays.stream_of(q)
     key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], (views[0].dtype, q.shape[-1], v.shape[-1]),
                        views[0].device, stream)
+    run.check_rows()
+    _options.heads(q.shape[-2], k.shape[-2], run.said["head_map"])
+    if sink is not None:
+        _options.sink(sink.shape, q.shape[-2])
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))

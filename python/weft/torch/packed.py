@@ -9,24 +9,27 @@ from torch import Tensor
 from .. import _core
 from .._arrays import error
 from .._core import Packing
+from .._types import Numbers
+from ..sharding import as_packing
 
-_VERSION = 1
+_FIRST = -0x57454654_0002  # of a packing's tensor, version 2: nothing else begins so, cu_seqlens least of all
 
 
-def pack(packing: Union[Packing, Tensor], slices: Any = None) -> Tensor:
+def pack(packing: Union[Packing, Tensor, Numbers], slices: Any = None) -> Tensor:
     """The packing (and user slices, if the mask is made of them) as an int64 tensor.
 
-    context_parallel_attention takes a Packing as well; inside torch.compile give it this instead, made outside.
+    context_parallel_attention takes a Packing or cu_seqlens as well; inside torch.compile give it this instead, made outside.
 
         >>> import weft, weft.torch
         >>> weft.torch.pack(weft.Packing([0, 7, 10])).dtype
         torch.int64
     """
-    if isinstance(packing, torch.Tensor):
+    if isinstance(packing, torch.Tensor) and (torch.compiler.is_compiling() or is_packed(packing)):
+        if slices is not None:
+            raise error("slices for a packing that is a tensor already", "give pack the weft.Packing and the slices at once")
         return packing
-    if not isinstance(packing, _core.Packing):
-        raise error(f"a packing was expected, not {type(packing).__name__}", "give a weft.Packing, or weft.torch.pack of one")
-    head = [_VERSION, packing.sequences, packing.tokens_q, packing.tokens_k, int(packing.self_attention), 0]
+    packing = packing_of(packing)
+    head = [_FIRST, packing.sequences, packing.tokens_q, packing.tokens_k, int(packing.self_attention), 0]
     parts = [packing.cu_seqlens_q_padded, packing.lengths_q]
     if not packing.self_attention:
         parts += [packing.cu_seqlens_k_padded, packing.lengths_k]
@@ -36,12 +39,28 @@ def pack(packing: Union[Packing, Tensor], slices: Any = None) -> Tensor:
     return torch.from_numpy(np.concatenate([np.asarray(head, np.int64), *parts]))
 
 
+def is_packed(x):
+    """Whether a tensor is one that pack made."""
+    return x.dim() == 1 and x.dtype == torch.int64 and x.device.type == "cpu" and x.shape[0] >= 6 and x[0].item() == _FIRST
+
+
+def packing_of(packing):
+    """The Packing: as it is, of the tensor that pack made of it, or of cu_seqlens."""
+    if not isinstance(packing, torch.Tensor):
+        return as_packing(packing)
+    if packing.device.type != "cpu":
+        raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
+    if packing.dim() != 1 or packing.dtype not in (torch.int32, torch.int64):
+        raise error(f"a packing was expected, not a tensor of shape {list(packing.shape)} and {packing.dtype}",
+                    "give a weft.Packing, weft.torch.pack of one, or cu_seqlens of int32 or int64")
+    return unpack(packing)[0]
+
+
 def unpack(flat):
-    """(packing, slices) of a tensor that pack made."""
+    """(packing, slices) of a tensor that pack made, or of cu_seqlens."""
     values = flat.numpy()
-    if values.ndim != 1 or values.dtype != np.int64 or len(values) < 6 or values[0] != _VERSION:
-        raise error(f"a packing as a tensor was expected, not shape {list(flat.shape)} of {flat.dtype}",
-                    "make it with weft.torch.pack")
+    if not is_packed(flat):
+        return as_packing(values), None
     _, n, tokens_q, tokens_k, same, slices = (int(x) for x in values[:6])
     at = 6
 

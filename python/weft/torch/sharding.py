@@ -1,23 +1,39 @@
 """Rows of inputs, labels and positions between the whole pack and this rank."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
-from .. import sharding as _sharding
+from .. import _placed, sharding as _sharding
 from .._arrays import error
 from .._core import Layout, Mask, Packing
-from .._types import AnyLayout
-from .group import all_gather, rank_and_ranks, resolve
+from .._types import AnyLayout, Numbers
+from .group import all_gather, rank_and_ranks, resolve, scope_of
+from .packed import packing_of
+
+AnyPacking = Union[Packing, Tensor, Numbers]  # or its tensor (pack), or cu_seqlens
+
+USE = "weft.torch.use_layout(packing, group, layout=...)"
+
+watchers = []  # called with the position_ids of a rank of many
 
 
-def _place(packing, group, layout, mask):
+def _place(packing, group, layout, mask, format="thd"):
     """(rank, Layout) of this rank; without a group it has everything, rows past the last sequence too."""
-    if resolve(group) is None:
+    group, packing = resolve(group), packing_of(packing)
+    if group is None:
         return 0, Layout.explicit(packing, [[(0, 0, packing.tokens_q)]], [[(0, 0, packing.tokens_k)]])
     rank, ranks = rank_and_ranks(group)
-    return rank, _sharding.layout_of(layout, packing, ranks, mask)
+    return rank, _sharding.layout_of(layout, packing, ranks, mask, format=format)
+
+
+def _deal(packing, group, layout, mask, format="thd"):
+    """The same, of rows that are dealt out now: remembered, because attention must go by the same."""
+    rank, placed = _place(packing, group, layout, mask, format)
+    if placed.ranks > 1:
+        _placed.register(placed, rank, scope_of(group))
+    return rank, placed
 
 
 def _on(device, x):
@@ -37,58 +53,76 @@ def _rows_first(x, dim):
     return x[0]
 
 
-def shard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-          side: str = "q", dim: int = 0, fill: float = 0) -> Tensor:
+def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
+          mask: Optional[Mask] = None, side: str = "q", dim: int = 0, fill: float = 0) -> Tensor:
     """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
 
-    Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; mask: for
-    layout "balanced", which goes by it.
+    Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; layout:
+    "balanced" unless said otherwise, which goes by mask, causal unless one is given. The layout is remembered for the group
+    and packing: attention under another raises.
 
         >>> import torch, weft, weft.torch
         >>> weft.torch.shard(torch.arange(16), weft.Packing([0, 7, 16])).tolist() == list(range(16))
         True
     """
-    rank, placed = _place(packing, group, layout, mask)
     if x.requires_grad:
         raise error("shard of a tensor that requires a gradient", "shard inputs, not activations; detach it if that is meant")
-    local = _sharding.shard(_rows_first(x, dim).contiguous(), rank, ranks=placed.ranks, layout=placed, side=side)
+    rank, placed = _deal(packing, group, layout, mask)
+    local = _sharding.shard_rows(_rows_first(x, dim).contiguous(), placed, rank, side)
     if fill != 0:
         empty = _on(x.device, torch.from_numpy(placed.tokens(rank, side) < 0))
         local.masked_fill_(empty.view(-1, *[1] * (local.dim() - 1)), fill)
     return local if dim == 0 else local[None]
 
 
-def unshard(x: Tensor, packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-            side: str = "q", dim: int = 0) -> Tensor:
-    """All ranks' rows as the whole pack, on every rank. Carries no gradient."""
+def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
+            mask: Optional[Mask] = None, side: str = "q", dim: int = 0) -> Tensor:
+    """All ranks' rows as the whole pack, on every rank. Carries no gradient. layout and mask: those of shard."""
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
                     "it carries none: detach it first, or compute the loss on the rank's rows")
-    _, placed = _place(packing, group, layout, mask)
-    whole = _sharding.unshard(all_gather(_rows_first(x, dim), group), layout=placed, side=side)
+    rank, placed = _place(packing, group, layout, mask)
+    _placed.check(placed, rank, scope_of(group), "unshard", USE)
+    whole = _sharding.unshard_rows(all_gather(_rows_first(x, dim), group), placed, side)
     return whole if dim == 0 else whole[None]
 
 
-def position_ids(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-                 side: str = "q", device: Any = None) -> Tensor:
+def position_ids(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
+                 side: str = "q", format: str = "thd", device: Any = None) -> Tensor:
     """Position of each of this rank's rows in its document, int64; 0 where a row is padding. device: where it is wanted.
+
+    layout and mask: those of shard; format: that of attention, which for batches has another usual layout.
 
         >>> import weft, weft.torch
         >>> weft.torch.position_ids(weft.Packing([0, 3, 5])).tolist()
         [0, 1, 2, 0, 1]
     """
-    rank, placed = _place(packing, group, layout, mask)
-    return _on(device, torch.from_numpy(placed.position_ids(rank, side)))
+    rank, placed = _deal(packing, group, layout, mask, format)
+    positions = torch.from_numpy(placed.position_ids(rank, side))
+    if placed.ranks > 1:
+        for seen in watchers:
+            seen(positions)
+    return _on(device, positions)
 
 
-def valid_rows(packing: Packing, group: Any = None, *, layout: AnyLayout = "zigzag", mask: Optional[Mask] = None,
-               side: str = "q", device: Any = None) -> Tensor:
-    """True where this rank's row holds a real token."""
-    rank, placed = _place(packing, group, layout, mask)
+def valid_rows(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
+               side: str = "q", format: str = "thd", device: Any = None) -> Tensor:
+    """True where this rank's row holds a real token. Arguments as of position_ids."""
+    rank, placed = _deal(packing, group, layout, mask, format)
     return _on(device, torch.from_numpy(placed.valid(rank, side)).bool())
 
 
-def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int = -100) -> Tensor:
+def use_layout(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
+               format: str = "thd") -> None:
+    """Says that this rank's rows of the pack lie so, which were dealt out elsewhere: in a worker of a data loader, say.
+
+    shard, position_ids and valid_rows say it themselves, in the process that calls them; attention and unshard under a
+    layout of which nobody has said it raise. Arguments as of position_ids.
+    """
+    _deal(packing, group, layout, mask, format)
+
+
+def next_token_labels(input_ids: Tensor, packing: AnyPacking, *, ignore_index: int = -100) -> Tensor:
     """Labels of all tokens [tokens]: the next token of the same document; ignore_index at its end and in padding.
 
     Made before sharding, because a rank's next token may lie on another one.
@@ -97,6 +131,7 @@ def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int 
         >>> weft.torch.next_token_labels(torch.tensor([5, 6, 7, 8, 9]), weft.Packing([0, 3, 5])).tolist()
         [6, 7, -100, 9, -100]
     """
+    packing = packing_of(packing)
     if input_ids.dim() != 1 or input_ids.shape[0] != packing.tokens_q:
         raise error(f"input_ids has shape {list(input_ids.shape)} and the packing {packing.tokens_q} tokens",
                     "give all tokens, in one dimension")
@@ -109,4 +144,4 @@ def next_token_labels(input_ids: Tensor, packing: Packing, *, ignore_index: int 
     return labels
 
 
-__all__ = ["Layout", "next_token_labels", "position_ids", "shard", "unshard", "valid_rows"]
+__all__ = ["Layout", "next_token_labels", "position_ids", "shard", "unshard", "use_layout", "valid_rows"]

@@ -1,0 +1,111 @@
+"""Which rows were dealt out to whom.
+
+A tensor does not say under which layout its rows lie, and after a projection nobody can tell. So whatever deals rows out
+(shard, position_ids and the like) writes down here which tokens a rank's rows are, and attention asks before it computes.
+"""
+
+import collections
+import threading
+
+from ._arrays import error
+
+_MOST = 4096  # ranks' rows of packings; those not asked for longest are forgotten
+_MOST_LAYOUTS = 64  # of one packing
+
+_lock = threading.Lock()
+_known = collections.OrderedDict()  # (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
+_scopes = {}  # by id of a communicator
+
+
+class Scope:
+    """Stands for ranks that belong together: those of a process group, or of one call of weft.spawn."""
+
+
+def join(comm, scope):
+    """From now on the communicator is one of this scope's."""
+    with _lock:
+        _scopes[id(comm)] = scope
+
+
+def scope_of(comm):
+    return _scopes.get(id(comm))
+
+
+def leave(comm):
+    """The communicator has ended. With the last one its scope is forgotten."""
+    with _lock:
+        scope = _scopes.pop(id(comm), None)
+        last = scope is not None and scope not in _scopes.values()
+    if last:
+        forget(scope)
+
+
+def forget(scope):
+    with _lock:
+        for key in [key for key in _known if key[0] is scope]:
+            del _known[key]
+
+
+def _words(placed):
+    return f"balanced by {placed.mask}" if placed.kind == "balanced" else placed.kind
+
+
+def _sides(placed):
+    packing = placed.packing
+    numbers = packing.fingerprints
+    return (("q", numbers[0]),) if packing.self_attention else (("q", numbers[0]), ("k", numbers[1]))
+
+
+def register(placed, rank, scope=None):
+    """The rank's rows are those of this layout. For the ranks of the scope and, where nobody names ranks, for their number."""
+    found = [(number, placed.fingerprint(rank, side)) for side, number in _sides(placed)]
+    with _lock:
+        for number, rows in found:
+            for key in {(scope, rank, number), (placed.ranks, rank, number)}:
+                layouts = _known.setdefault(key, {})
+                _known.move_to_end(key)
+                layouts[rows] = _words(placed)
+                if len(layouts) > _MOST_LAYOUTS:
+                    del layouts[next(iter(layouts))]
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+
+
+def _layouts_of(scope, ranks, rank, number):
+    """What is known of a rank's rows: of its own group or, if that has said nothing, of as many ranks."""
+    with _lock:
+        for key in ((scope, rank, number), (ranks, rank, number)):
+            layouts = _known.get(key)
+            if layouts and key[0] is not None:
+                _known.move_to_end(key)
+                return dict(layouts)
+    return {}
+
+
+def _refuse(placed, rank, side, layouts, what, call):
+    rows = "rows" if placed.packing.self_attention else "query rows" if side == "q" else "key rows"
+    have = f"were dealt out under {', '.join(sorted(set(layouts.values())))}" if layouts else "were never dealt out in this process"
+    remedy = "give shard, position_ids and attention the same packing and layout, and the same mask for it to go by (mask=, " \
+             f"layout_mask=), or say so if rows were dealt out elsewhere: {call}"
+    raise error(f"{what} under layout {_words(placed)}, and rank {rank}'s {rows} of this packing {have}", remedy)
+
+
+def check(placed, rank, scope, what="attention", call="weft.use_layout(packing, comm, layout=...)"):
+    """An Error unless this rank's rows are known to lie so. On one rank nobody has to deal out rows."""
+    for side, number in _sides(placed):
+        layouts = _layouts_of(scope, placed.ranks, rank, number)
+        if placed.fingerprint(rank, side) not in layouts and (layouts or placed.ranks > 1):
+            _refuse(placed, rank, side, layouts, what, call)
+
+
+def check_all(placed, side, call="weft.use_layout(packing, ranks=..., layout=...)"):
+    """The same of all ranks' rows. Those of which this process knows nothing are another's, but not all can be."""
+    number = dict(_sides(placed)).get(side, placed.packing.fingerprints[0])
+    known = 0
+    for rank in range(placed.ranks):
+        layouts = _layouts_of(None, placed.ranks, rank, number)
+        known += bool(layouts)
+        if layouts and placed.fingerprint(rank, side) not in layouts:
+            _refuse(placed, rank, side, layouts, "unshard", call)
+    if not known and placed.ranks > 1:
+        _refuse(placed, 0, side, {}, "unshard", call)
