@@ -54,7 +54,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: Union[P
     library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, abreast, deterministic, kernel, checked. Layouts "balanced" and "auto" go by a mask, that of shard, which
+    across, stages, abreast, deterministic, kernel, checked, layer. Layouts "balanced" and "auto" go by a mask, that of shard, which
     need not be the layer's: give it as layout_mask. sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
