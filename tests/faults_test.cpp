@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/faulty.h"
+#include "kv_sequences.h"
 #include "ranks.h"
 #include "weft/error.h"
 
@@ -227,6 +228,123 @@ TEST(Faults, ARankThatThrowsEndsAll) {
       EXPECT_LT(outcome.seconds, 10);
     }
   }
+}
+
+// ---- K/V buffers
+
+// Micro-sequences through a K/V buffer, forward and backward, and their answer without faults.
+struct KvSubject {
+  KvSubject(bool drop, bool ahead)
+      : setting{.lengths = {37, 5, 22, 64},
+                .mask = {.causal = true, .left = drop ? 12 : -1},
+                .ranks = kRanks,
+                .micros = 4,
+                .heads_q = 2,
+                .heads_k = 1,
+                .dim_qk = 8,
+                .dim_v = 8,
+                .sink = true,
+                .drop = drop,
+                .ahead = ahead} {
+    for (const bool checked : {false, true}) {
+      KvOutcome clean = run({}, checked);
+      EXPECT_EQ(clean.failed(), 0) << clean.error;
+      calls[checked] = made;
+      if (checked) {
+        EXPECT_TRUE(right(clean));
+      } else {
+        want = std::move(clean.results);
+      }
+    }
+  }
+
+  struct KvOutcome : Outcome {
+    std::vector<Tensors> results;  // of each rank its own: it writes the rows of its windows
+  };
+
+  KvOutcome run(const std::vector<Fault>& faults, bool checked, double time_limit = 60) {
+    KvOutcome outcome;
+    for (Index rank = 0; rank < kRanks; ++rank) outcome.results.emplace_back(setting);
+    const MicroSequences micros = micros_of(setting);
+    const Clock::time_point begin = Clock::now();
+    try {
+      run_ranks(kRanks,
+                [&](Communicator& comm) {
+                  Index calls_here = 0;
+                  const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
+                  KvBufferOptions options = options_of(setting, micros);
+                  options.checked = checked;
+                  KvBuffer buffer(*faulty, options);
+                  run_sequence(setting, micros, buffer, *faulty, outcome.results[at(comm.rank())]);
+                  const std::lock_guard lock(guard);
+                  outcome.done[at(comm.rank())] = true;
+                  made = calls_here;
+                },
+                {.time_limit = time_limit});
+    } catch (const Error& e) {
+      outcome.error = e.what();
+    }
+    outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return outcome;
+  }
+
+  bool right(const KvOutcome& outcome) const {
+    for (Index rank = 0; rank < kRanks; ++rank) {
+      if (!outcome.done[at(rank)]) continue;
+      const Tensors &got = outcome.results[at(rank)], &mine = want[at(rank)];
+      for (auto [a, b] : {std::pair{&got.out, &mine.out},
+                          {&got.lse, &mine.lse},
+                          {&got.dq, &mine.dq},
+                          {&got.dk, &mine.dk},
+                          {&got.dv, &mine.dv}})
+        if (a->bytes != b->bytes) return false;
+      if (got.dsink != mine.dsink || got.max_logit != mine.max_logit) return false;
+    }
+    return true;
+  }
+
+  Setting setting;
+  std::vector<Tensors> want;
+  Index calls[2] = {0, 0};  // unchecked, checked
+  Index made = 0;
+  std::mutex guard;
+};
+
+TEST(Faults, CheckedKvBuffersAreRightOrFail) {
+  std::vector<std::unique_ptr<KvSubject>> subjects;
+  for (const bool drop : {false, true})
+    for (const bool ahead : {false, true}) subjects.push_back(std::make_unique<KvSubject>(drop, ahead));
+  std::map<Kind, Index> tried, noticed;
+  const Index plans = number("WEFT_FAULT_PLANS", 500) / 2;
+  for (Index i = 0; i < plans; ++i) {
+    KvSubject& s = *subjects[at(i) % subjects.size()];
+    const Kind kind = fault_kinds()[at(i) / subjects.size() % fault_kinds().size()];
+    const Fault fault = make_fault(kind, static_cast<std::uint64_t>(i), kRanks, s.calls[1], 0.002);
+    SCOPED_TRACE(std::string(name(kind)) + " on rank " + std::to_string(fault.rank) + " in call " +
+                 std::to_string(fault.call) + ", plan " + std::to_string(i));
+    const KvSubject::KvOutcome outcome = s.run({fault}, true, time_limit_of(kind));
+    EXPECT_TRUE(s.right(outcome)) << "a wrong answer; " << outcome.error;
+    EXPECT_LT(outcome.seconds, 10);
+    if (kind == Kind::delay || kind == Kind::reorder) {
+      EXPECT_EQ(outcome.failed(), 0) << outcome.error;
+    }
+    ++tried[kind];
+    noticed[kind] += outcome.failed() > 0 ? 1 : 0;
+  }
+  for (const auto& [kind, count] : tried) {
+    std::printf("K/V buffer: %-8s %5td plans, %5td ended in errors\n", std::string(name(kind)).c_str(), count,
+                noticed[kind]);
+    if (kind == Kind::delay || kind == Kind::reorder) continue;
+    EXPECT_GT(3 * noticed[kind], 2 * count) << name(kind);
+  }
+}
+
+TEST(Faults, UncheckedKvBuffersMayBeWrong) {
+  KvSubject s(false, true);
+  Index wrong = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed)
+    wrong += s.right(s.run({make_fault(Kind::corrupt, seed, kRanks, s.calls[0], 0)}, false)) ? 0 : 1;
+  EXPECT_GT(wrong, 0);
 }
 
 }  // namespace

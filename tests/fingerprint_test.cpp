@@ -79,6 +79,70 @@ TEST(Fingerprint, OfLayouts) {
           << i << " " << j;
 }
 
+TEST(Fingerprint, OfLayoutsThatAreDealtByAMask) {
+  const Stream documents = Stream::from_lengths(std::vector<Index>{300, 20, 64, 128});
+  const Problem causal(documents, {.causal = true}), window(documents, {.causal = true, .left = 3}), all(documents, {});
+  const auto number = [](const Problem& problem, Index ranks) { return Layout::balanced(problem, ranks).fingerprint(); };
+  EXPECT_EQ(number(causal, 4), number(causal, 4));
+  EXPECT_NE(number(causal, 4), number(window, 4));
+  EXPECT_NE(number(causal, 4), number(all, 4));
+  const auto dealt_by = [&](const Problem& by) {
+    return of(causal, {Layout::balanced(by, 4), Layout::balanced(by, 4)});
+  };
+  EXPECT_EQ(differing(dealt_by(causal), dealt_by(causal)), Parts{});
+  EXPECT_EQ(differing(dealt_by(causal), dealt_by(all)), Parts{"layout"});
+  const Layout layout = Layout::balanced(causal, 4), copy = layout;  // computed once, for all copies
+  EXPECT_EQ(layout.fingerprint(), copy.fingerprint());
+  EXPECT_EQ(layout.fingerprint(), layout.fingerprint());
+}
+
+TEST(Fingerprint, OfSinks) {
+  std::vector<float> x(256), logits{0.5F, -1, 2, 0}, others{0.5F, -1, 2.0000002F, 0};
+  const std::vector<double> same(logits.begin(), logits.end());
+  const TensorView view = thd(x.data(), DType::f32, 4, 4, 8);
+  const auto with = [&](const auto& values, DType dtype) {
+    return fingerprints(ForwardArgs{
+        .q = view,
+        .k = view,
+        .v = view,
+        .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
+        .out = view});
+  };
+  EXPECT_EQ(differing(with(logits, DType::f32), with(logits, DType::f32)), Parts{});
+  EXPECT_EQ(differing(with(logits, DType::f32), with(same, DType::f64)), Parts{});
+  EXPECT_EQ(differing(with(logits, DType::f32), with(others, DType::f32)), Parts{"values of the sink"});
+}
+
+TEST(Fingerprint, OfOptions) {
+  EXPECT_EQ(differing(fingerprints(ExecutorOptions{}), fingerprints(ExecutorOptions{.deterministic = true})),
+            Parts{"deterministic"});
+  const KvBufferOptions plain{.rows = 8, .heads = 2, .dim_qk = 4, .dim_v = 4};
+  const auto changed = [&](const auto& change) {
+    KvBufferOptions options = plain;
+    change(options);
+    return differing(fingerprints(plain), fingerprints(options));
+  };
+  EXPECT_EQ(changed([](KvBufferOptions&) {}), Parts{});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.rows = 9; }), Parts{"rows of the buffer"});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.heads = 4; }), Parts{"heads"});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.dim_qk = 8; }), Parts{"dim of k and v"});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.dim_v = 8; }), Parts{"dim of k and v"});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.dtype = DType::bf16; }), Parts{"dtype of k and v"});
+  EXPECT_EQ(changed([](KvBufferOptions& o) { o.drop = true; }), Parts{"drop"});
+}
+
+TEST(Fingerprint, OfMicroSequences) {
+  const auto of_micros = [](std::vector<Index> lengths, Index micros, const Mask& mask) {
+    const MicroSequences m(Stream::from_lengths(lengths), {.ranks = 2, .micros = micros});
+    return fingerprints(m, m.problem(mask));
+  };
+  const auto plain = of_micros({10, 6}, 2, {.causal = true});
+  EXPECT_EQ(differing(plain, of_micros({10, 6}, 2, {.causal = true})), Parts{});
+  EXPECT_EQ(differing(plain, of_micros({9, 7}, 2, {.causal = true})), Parts{"packing"});
+  EXPECT_EQ(differing(plain, of_micros({10, 6}, 2, {})), Parts{"mask"});
+  EXPECT_EQ(differing(plain, of_micros({10, 6}, 4, {.causal = true})), Parts{"micro-sequences"});
+}
+
 TEST(Fingerprint, OfSchedulesAndHeads) {
   const Problem problem(stream(8), {});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 4);
@@ -127,11 +191,25 @@ TEST(Fingerprint, OfCalls) {
   EXPECT_EQ(changed([](ForwardArgs& a) { a.part_keys = 4096; }), Parts{"part_keys"});
   EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.sink = Sink::off_by_one(); }), attention);
   EXPECT_EQ(changed([&](ForwardArgs& a) { a.attention.head_map = map; }), attention);
+  const Parts types_forward{"dtype of out and lse"};
+  EXPECT_EQ(changed([](ForwardArgs& a) { a.out.dtype = DType::bf16; }), types_forward);
+  EXPECT_EQ(changed([&](ForwardArgs& a) { a.lse = view; }), types_forward);
+  EXPECT_EQ(differing(fingerprints(plain, "cpu.scalar"), fingerprints(plain, "reference")), Parts{"kernel"});
+  EXPECT_EQ(differing(fingerprints(plain, "cpu"), fingerprints(plain, "")), Parts{});  // they mean the same
   const BackwardArgs backward{.q = view, .k = view, .v = view};
   BackwardArgs asked = backward;
   asked.dsink = numbers;
   EXPECT_EQ(differing(fingerprints(backward), fingerprints(asked)), Parts{"whether dsink is asked for"});
-  EXPECT_EQ(differing(fingerprints(plain), fingerprints(backward)), Parts{"pass"});
+  const auto changed_backward = [&](const auto& change) {
+    BackwardArgs args = backward;
+    change(args);
+    return differing(fingerprints(backward), fingerprints(args));
+  };
+  const Parts types{"dtype of out, lse, dout and dq"};
+  EXPECT_EQ(changed_backward([](BackwardArgs& a) { a.attention.softcap = 1; }), attention);
+  EXPECT_EQ(changed_backward([&](BackwardArgs& a) { a.dout = view; }), types);
+  EXPECT_EQ(changed_backward([&](BackwardArgs& a) { a.dq = view; }), types);
+  EXPECT_EQ(differing(fingerprints(backward, "cpu.scalar"), fingerprints(backward, "reference")), Parts{"kernel"});
 }
 
 }  // namespace

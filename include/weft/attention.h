@@ -67,6 +67,8 @@ struct QuerySteps {
 // ForwardArgs::part_keys for so many query heads: those of the whole problem where a call has only some of them.
 constexpr Index part_keys_of(Index heads_q) { return heads_q > 16 ? kUnlimited : heads_q > 8 ? 16384 : 8192; }
 
+inline constexpr Index kNoLayer = -1;
+
 // Slices are in rows of these buffers; no pair may lie in two of them (Problem and make_plan see to that).
 struct ForwardArgs {
   ConstTensorView q = {};  // [tq, hq, dqk]
@@ -87,6 +89,9 @@ struct ForwardArgs {
   // kernels without parts do not look.
   Index part_keys = 0;
   Place place = {};           // of all tensors; slices and head_map are read on the host
+  // Which layer of a model asks. Checked ranks compare it: calls of two layers look alike in all the rest. Kernels do not
+  // look.
+  Index layer = kNoLayer;
 };
 
 // out and lse are those of the whole row, so K/V may be a part of the keys: dq is then that part's share.
@@ -109,6 +114,7 @@ struct BackwardArgs {
   Place place = {};       // as in ForwardArgs
   bool deterministic = false;  // the same bits on every run; kernels that have them always do not look
   QuerySteps* steps = nullptr;  // dq is then written by the last call only
+  Index layer = kNoLayer;       // as in ForwardArgs
 };
 
 // Everything below throws Error, naming the tensor, the values and the way out, before it writes anything.

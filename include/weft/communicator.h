@@ -85,6 +85,9 @@ class WEFT_API Request {
 };
 
 class DeviceCommunicator;
+namespace detail {
+class Calls;
+}
 
 class WEFT_API Communicator {
  public:
@@ -119,6 +122,8 @@ class WEFT_API Communicator {
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
 
+  detail::Calls& calls();  // for checked mode, which counts them
+
  protected:
   Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
   // Calls are counted by another one.
@@ -135,6 +140,7 @@ class WEFT_API Communicator {
   Index rank_, ranks_;
   Communicator* counts_ = this;
   Traffic traffic_;
+  std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
 };
 
 // Moves memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there when the stream

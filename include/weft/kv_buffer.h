@@ -24,6 +24,10 @@ struct KvBufferOptions {
   std::string kernel = {};                      // as for attend
   std::pmr::memory_resource* memory = nullptr;  // new and delete, or the GPU's pool, if not given
   Place place = {};  // where the tensors of all calls lie; on a GPU the constructor is collective
+  // As ExecutorOptions::checked: ranks compare options, sequences, micro-sequences and arguments, messages carry
+  // checksums. Makes the constructor, begin and start_gather collective. On CPUs only.
+  bool checked = false;
+  Index layer = kNoLayer;  // whose keys these are, for checked ranks; ForwardArgs::layer of a call comes before it
 };
 
 // Rows that a buffer needs; `ahead`: the keys of the next micro-sequence come while one is computed.

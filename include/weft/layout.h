@@ -1,6 +1,7 @@
 // Who holds which tokens: layouts deal a stream out to ranks as runs of rows.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -87,6 +88,8 @@ class WEFT_API Layout {
   Index ranks() const;
   Index rows() const;  // of each rank's buffer: the same for all
   const Stream& stream() const;
+  // The same for layouts of one kind that give every rank the same tokens in the same rows. Computed by the first call.
+  std::uint64_t fingerprint() const;
 
   RunList runs(Index rank) const;
   RunList rank_order() const;                         // all ranks' buffers one after another

@@ -224,27 +224,28 @@ void bind_executor(nb::module_& m) {
           "forward",
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
              const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-             std::uintptr_t stream) {
+             std::uintptr_t stream, Index layer) {
             const InTurn turn(e.comm);
-            const ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
+            ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
+            args.layer = layer;
             e.last.now(args.place);
             e.executor.forward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
-          nb::call_guard<ReleaseGil>())
+          "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>())
       .def(
           "backward",
           [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
              const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
-             const std::optional<Array>& dsink, std::uintptr_t stream) {
+             const std::optional<Array>& dsink, std::uintptr_t stream, Index layer) {
             const InTurn turn(e.comm);
-            const BackwardArgs args =
-                backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
+            BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
+            args.layer = layer;
             e.last.now(args.place);
             e.executor.backward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-          "dsink"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>());
+          "dsink"_a.none(), "stream"_a = 0, "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>());
 }
 
 }  // namespace

@@ -240,8 +240,8 @@ void bind_kv_buffer(nb::module_& m) {
       .def(
           "__init__",
           [](HeldKvBuffer* self, Comm& comm, Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype, bool drop,
-             std::string kernel, std::optional<int> device, std::uintptr_t stream) {
-            const ReleaseGil others_run;  // on a GPU ranks meet
+             std::string kernel, std::optional<int> device, std::uintptr_t stream, bool checked, Index layer) {
+            const ReleaseGil others_run;  // checked, or on a GPU: ranks meet
             const InTurn turn(comm);
             new (self) HeldKvBuffer(comm, {.rows = rows,
                                            .heads = heads,
@@ -250,10 +250,13 @@ void bind_kv_buffer(nb::module_& m) {
                                            .dtype = dtype,
                                            .drop = drop,
                                            .kernel = std::move(kernel),
-                                           .place = place_on(device, stream)});
+                                           .place = place_on(device, stream),
+                                           .checked = checked,
+                                           .layer = layer});
           },
           "comm"_a, "rows"_a, "heads"_a, "dim_qk"_a, "dim_v"_a, "dtype"_a, "drop"_a = false, "kernel"_a = "",
-          "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
+          "device"_a.none() = nb::none(), "stream"_a = 0, "checked"_a = false, "layer"_a = kNoLayer,
+          nb::keep_alive<1, 2>())
       .def(
           "begin",
           [](HeldKvBuffer& b, const MicroSequences& s, const Mask& mask) {

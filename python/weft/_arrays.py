@@ -25,6 +25,15 @@ def dtype_of(name):
     return _DTYPES[name]
 
 
+def layer_number(layer):
+    """A number of a layer as the library takes it: -1 if there is none."""
+    if layer is None:
+        return -1
+    if isinstance(layer, bool) or not hasattr(layer, "__index__") or not 0 <= layer.__index__() < 2**62:
+        raise error(f"layer is {layer!r}", "give the number of the layer, from 0 on, the same on every rank")
+    return layer.__index__()
+
+
 def format_of(name):
     """The format, or an error that lists them."""
     if name not in FORMATS:

@@ -80,7 +80,7 @@ def _packing(q, k, format, ranks, packing, six):
 class Attended:
     """The result of attention: `out` as q, `lse` [rows, heads] in natural log and with the sink, `max_logit` [heads] or None."""
 
-    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run", "_stream")
+    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run", "_stream", "_layer")
 
     def backward(self, dout: Array) -> Gradients:
         """Gradients (dq, dk, dv, dsink) of sum(out * dout), in the dtypes of q, k, v; dsink is f32, None without a sink.
@@ -95,7 +95,8 @@ class Attended:
             dsink = _arrays.empty(self._sink, _arrays.array(self._sink).shape, _statistics(dtype), device, stream)
         out, lse, dout = (_arrays.array(x, name=name, stream=stream)
                           for x, name in ((self.out, "out"), (self.lse, "lse"), (dout, "dout")))
-        self._run.backward(q, k, v, format, settings, out, lse, dout, *(g[1] for g in grads), dsink[1], stream=stream)
+        self._run.backward(q, k, v, format, settings, out, lse, dout, *(g[1] for g in grads), dsink[1], stream=stream,
+                           layer=self._layer)
         _arrays.finish(self._q, device, stream)
         given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
         return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
@@ -111,10 +112,10 @@ class _OneRank:
     def __init__(self, problem, kernel, deterministic):
         self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
 
-    def forward(self, *args, stream=0):
+    def forward(self, *args, stream=0, layer=-1):
         _core.attend(self.plan, *args, self.kernel, stream)
 
-    def backward(self, *args, stream=0):
+    def backward(self, *args, stream=0, layer=-1):
         _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
 
 
@@ -127,8 +128,9 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
               scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
               head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,
               max_logit: bool = False, comm: Optional[Communicator] = None, schedule: str = "all_gather",
-              layout: Optional[AnyLayout] = None, layout_mask: Optional[Mask] = None, key_order: str = "auto", head_groups: int = 1, inside: int = 2,
-              across: str = "ring", stages: int = 4, abreast: int = 2, checked: bool = False, stream: Any = None) -> Attended:
+              layout: Optional[AnyLayout] = None, layout_mask: Optional[Mask] = None, key_order: str = "auto",
+              head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4, abreast: int = 2,
+              checked: bool = False, layer: Optional[int] = None, stream: Any = None) -> Attended:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
@@ -145,6 +147,9 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
     predicted for the machine of weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the
     default (dual_chunk for batches), goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a
     layout that these rows were not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
+
+    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the layer of a model that
+    asks, which checked ranks compare too: without it a rank that has left out a layer looks like the others.
 
     Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
     stream, or into `stream`.
@@ -172,7 +177,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
             ("max_logit", max_logit), ("checked", checked)))
     if comm is not None and not isinstance(comm, Communicator):
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
-    ranks = 1 if comm is None else comm.ranks
+    ranks, layer = 1 if comm is None else comm.ranks, _arrays.layer_number(layer)
     _arrays.refuse_autograd(q, k, v, sink)
     given_stream, stream = stream, _arrays.stream_of(q, stream)
     q_view, k_view, v_view = (_arrays.array(x, name=name, stream=stream) for x, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -214,7 +219,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
     out, out_view = _arrays.empty(q, [*rows, v_shape[-1]], dtype, device, stream)
     lse, lse_view = _arrays.empty(q, rows, statistics, device, stream)
     largest, largest_view = _arrays.empty(q, [heads], statistics, device, stream) if max_logit else (None, None)
-    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view, stream=stream)
+    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view, stream=stream, layer=layer)
     _arrays.finish(q, device, stream)
 
     r = Attended()
@@ -222,7 +227,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
     r.max_logit = None if largest is None else _arrays.give(q, largest)
     r._q, r._k, r._v, r._sink = q, k, v, sink
     r._views = (q_view, k_view, v_view, settings, fmt, dtype)
-    r._run, r._stream = run, given_stream
+    r._run, r._stream, r._layer = run, given_stream, layer
     return r
 
 

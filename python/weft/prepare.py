@@ -19,7 +19,8 @@ class KvBuffer:
     begin(micros, mask); forward(m, ...) for m = 0, 1, ...; backward(m, ...) in reverse. k, v and their gradients are
     those of this rank's window; the buffer gathers them from all ranks into their rows and returns gradients summed over
     all ranks and micro-sequences. device: "cuda", "cuda:1" or the like if the arrays lie on a GPU; stream: as for
-    weft.attention.
+    weft.attention. checked: ranks compare what they do and messages carry checksums; layer: the number of the layer, one
+    of the things that they compare (docs/schedules.md).
 
         >>> import numpy as np, weft
         >>> packing = weft.Packing([0, 5, 12])
@@ -36,11 +37,11 @@ class KvBuffer:
 
     def __init__(self, comm: Communicator, *, rows: int, heads: int, dim: int, dim_v: Optional[int] = None,
                  dtype: str = "f32", drop: bool = False, kernel: Optional[str] = None, device: Any = None,
-                 stream: Any = None) -> None:
+                 stream: Any = None, checked: bool = False, layer: Optional[int] = None) -> None:
         self._heads, self._dims = heads, (dim, dim if dim_v is None else dim_v)
         self._device, self._stream = _arrays.gpu_number(device), stream
         self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "", self._device,
-                                    _arrays.stream_of(None, stream))
+                                    _arrays.stream_of(None, stream), checked, _arrays.layer_number(layer))
         self._coming = {}  # keys under way: their memory must stay
 
     def begin(self, micros: MicroSequences, mask: Optional[Mask] = None) -> None:

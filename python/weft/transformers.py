@@ -544,6 +544,8 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
     mask, options = (rule.causal, batch.bottom_right, rule.window, rule.chunk), {"one_rank": True}
     if batch.pack is not None:
         options, batch.pack.used = batch.pack.options, True
+        if options.get("checked") and getattr(module, "layer_idx", None) is not None:
+            options = {**options, "layer": module.layer_idx}
         if batch.pack.check_positions:
             _check_positions(batch, kwargs.get("position_ids"))
     elif _dealt or _marked:

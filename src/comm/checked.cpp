@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/blocks.h"
+#include "comm/calls.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -56,6 +57,8 @@ class Checksum {
   std::size_t fill_ = 0;
 };
 
+}  // namespace
+
 std::uint64_t checksum(std::span<const Block> blocks) {
   Checksum sum;
   for (const Block& given : blocks) {
@@ -66,6 +69,8 @@ std::uint64_t checksum(std::span<const Block> blocks) {
   }
   return sum.value();
 }
+
+namespace {
 
 class CheckedExchange final : public Request::Pending {
  public:
@@ -141,7 +146,7 @@ class Checked final : public Communicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<CheckedExchange>(inner_, ++calls_, std::move(sends), std::move(receives));
+    return std::make_unique<CheckedExchange>(inner_, ++inner_.calls().exchanges, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override {
     return std::make_unique<Checked>(inner_.split(color, key), 0);
@@ -149,7 +154,6 @@ class Checked final : public Communicator {
 
   std::unique_ptr<Communicator> owned_;
   Communicator& inner_;
-  std::uint64_t calls_ = 0;
 };
 
 }  // namespace

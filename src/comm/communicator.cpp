@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/blocks.h"
+#include "comm/calls.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/staged.h"
 #endif
@@ -165,6 +166,11 @@ Request Request::after(std::function<void()> then) && {
 }
 
 Communicator::~Communicator() = default;
+
+detail::Calls& Communicator::calls() {
+  if (calls_ == nullptr) calls_ = std::make_shared<detail::Calls>();
+  return *calls_;
+}
 
 Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> receives) {
   check_messages(sends, "send", ranks_);

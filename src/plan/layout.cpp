@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "hash.h"
 #include "plan/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -113,6 +114,21 @@ LayoutKind Layout::kind() const { return parts_->kind; }
 Index Layout::ranks() const { return parts_->ranks; }
 Index Layout::rows() const { return parts_->rows; }
 const Stream& Layout::stream() const { return parts_->stream; }
+
+std::uint64_t Layout::fingerprint() const {
+  if (const std::uint64_t known = parts_->fingerprint.value.load(); known != 0) return known;
+  const Range dealt = stream().extent();
+  Hash hash;
+  hash.add(static_cast<Index>(kind())).add(ranks()).add(rows()).add(dealt.begin).add(dealt.end);
+  if (kind() == LayoutKind::dual_chunk) hash.add(stream().offsets());
+  // A regular layout follows from these; of the others each run says more.
+  for (Index rank = 0; rank < ranks() && !parts_->regular(); ++rank)
+    for (const Run& run : runs(rank).runs())
+      hash.add(rank).add(run.row).add(run.token).add(run.count).add(run.stride);
+  const std::uint64_t number = hash.value() == 0 ? 1 : hash.value();
+  parts_->fingerprint.value.store(number);
+  return number;
+}
 
 RunList Layout::runs(Index rank) const {
   check_rank(rank, ranks());

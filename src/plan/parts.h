@@ -1,6 +1,8 @@
 // What a Layout and a RunList hold.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <variant>
@@ -11,6 +13,14 @@
 
 namespace weft::detail {
 
+// A number that is computed once, by whoever asks first; threads that ask at once all get the same. 0: not yet.
+struct KeptNumber {
+  std::atomic<std::uint64_t> value = 0;
+
+  KeptNumber() = default;
+  KeptNumber(const KeptNumber& other) : value(other.value.load()) {}
+};
+
 struct LayoutParts {
   LayoutKind kind;
   Stream stream;
@@ -19,6 +29,7 @@ struct LayoutParts {
   Index piece = 0;   // contiguous, zigzag
   Index stride = 1;
   std::vector<std::vector<Run>> runs = {};  // by rank: balanced and explicit only, the others are arithmetic
+  mutable KeptNumber fingerprint = {};
 
   bool regular() const { return kind != LayoutKind::balanced && kind != LayoutKind::explicit_runs; }
 };

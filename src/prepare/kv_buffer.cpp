@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "prepare/reach.h"
+#include "run/agreement.h"
 #include "run/head_numbers.h"
 #include "run/messages.h"
 #include "run/rows.h"
@@ -49,8 +50,10 @@ struct KvBuffer::Parts {
   Parts(Communicator& comm, KvBufferOptions how)
       : options(std::move(how)),
         seat(comm, options.place, options.memory),
-        communicator(seat.communicator()),
+        agreement(options.checked ? std::make_unique<run::Agreement>(comm) : nullptr),
+        communicator(agreement ? agreement->communicator() : seat.communicator()),
         workspace(seat.memory()) {
+    if (agreement) agreement->compare(deed(run::Doing::make_buffer), run::fingerprints(options));
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
@@ -60,6 +63,9 @@ struct KvBuffer::Parts {
     return *sequence;
   }
   Index rank() const { return communicator.rank(); }
+  run::Deed deed(run::Doing doing, Index micro = -1, Index layer = kNoLayer) const {
+    return {doing, layer == kNoLayer ? options.layer : layer, micro};
+  }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 
   // Tokens as rows: one range, or two where the buffer ends in between.
@@ -80,16 +86,31 @@ struct KvBuffer::Parts {
     }
     options.place = place;
   }
+  // What ranks compare of a call: with the keys that it will have.
+  std::vector<run::Fingerprint> asked(ForwardArgs args) const {
+    args.k = kv.k;
+    args.v = kv.v;
+    return run::fingerprints(args, options.kernel);
+  }
+  std::vector<run::Fingerprint> asked(BackwardArgs args) const {
+    args.k = kv.k;
+    args.v = kv.v;
+    args.add_keys = true;
+    return run::fingerprints(args, options.kernel);
+  }
   std::vector<Slice> slices(Index micro) const;
   void check_own(const ConstTensorView& k, const ConstTensorView& v) const;
+  void check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const;
+  void gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
   void start(Index micro, Range tokens, const ConstKv& own);
   void wait_for(Index micro);
-  void make_room_for(Index micro);
+  void check_room_for(Index micro) const;
   void need_gradients(Index micro);
   void give_back(Index micro, const BackwardArgs& args);
 
   KvBufferOptions options;
   run::Seat seat;
+  std::unique_ptr<run::Agreement> agreement;  // if checked
   Communicator& communicator;
   run::Workspace workspace;
   Kv kv, gradients;  // gradients f32
@@ -163,13 +184,29 @@ void KvBuffer::Parts::wait_for(Index micro) {
   }
 }
 
-void KvBuffer::Parts::make_room_for(Index micro) {
+void KvBuffer::Parts::check_room_for(Index micro) const {
   const Index end = now().micros.rows(micro).end;
   if (end - held.begin > options.rows)
     throw Error(text("micro-sequence ", micro, " brings rows up to ", end, " while rows from ", held.begin,
                      " on are still needed: ", end - held.begin, " rows in a buffer of ", options.rows),
                 "give it more rows (key_rows with `ahead`), or gather after the forward of the one before");
-  held.end = end;
+}
+
+// That the micro-sequence is the one whose keys come next, and that there is room for them.
+void KvBuffer::Parts::check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const {
+  now().micros.rows(micro);  // Error if there is no such micro-sequence
+  if (micro != gathered || backwards)
+    throw Error(text("gather of micro-sequence ", micro, ", and ", gathered, " is next"),
+                backwards ? "begin a new sequence: this one is in its backward" : "gather each one once, in order");
+  check_own(k, v);
+  check_room_for(micro);
+}
+
+void KvBuffer::Parts::gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+  const Range tokens = now().micros.rows(micro);
+  held.end = tokens.end;
+  start(micro, tokens, {k, v});
+  ++gathered;
 }
 
 // The gradients of all keys that micro's queries see, and of its own keys, start as zeros.
@@ -217,6 +254,9 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
                      options.dim_v),
                 text("give at least 1 of each, and at most ", kMaxTokens, " rows"));
   find_kernel(options.kernel);  // Error here rather than in the first call
+  if (options.place.kind != DeviceKind::cpu && options.checked)
+    throw Error("checked mode of a K/V buffer with tensors on a GPU",
+                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   parts_ = std::make_unique<Parts>(communicator, std::move(options));
 }
 
@@ -240,6 +280,7 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
                      ") see keys up to ", reach.end[at(m)], ", which come later"),
                 "use a causal mask, or micro-sequences that end where documents do");
   }
+  if (p.agreement) p.agreement->compare(p.deed(run::Doing::begin), run::fingerprints(micros, problem));
   const Index begin = p.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
   p.arrivals.clear();
   p.sequence.emplace(Parts::Sequence{micros, std::move(problem), std::move(reach)});
@@ -252,14 +293,9 @@ void KvBuffer::use(const Place& place) { parts_->use(place); }
 
 void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
   Parts& p = *parts_;
-  const Range tokens = p.now().micros.rows(micro);
-  if (micro != p.gathered || p.backwards)
-    throw Error(text("gather of micro-sequence ", micro, ", and ", p.gathered, " is next"),
-                p.backwards ? "begin a new sequence: this one is in its backward" : "gather each one once, in order");
-  p.check_own(k, v);
-  p.make_room_for(micro);
-  p.start(micro, tokens, {k, v});
-  ++p.gathered;
+  p.check_next(micro, k, v);
+  if (p.agreement) p.agreement->compare(p.deed(run::Doing::gather, micro), {});
+  p.gather(micro, k, v);
 }
 
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
@@ -271,12 +307,16 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   if (args.q.rows != p.now().micros.local())
     throw Error(text("q has ", args.q.rows, " rows and a window has ", p.now().micros.local()),
                 "give the rows of this rank's window");
-  if (micro >= p.gathered) {
-    start_gather(micro, args.k, args.v);
+  const bool gathers = micro >= p.gathered;
+  if (gathers) {
+    p.check_next(micro, args.k, args.v);
   } else if (args.k.given() || args.v.given()) {
     throw Error(text("k or v of micro-sequence ", micro, " is given, and it was gathered before"),
                 "leave them out here");
   }
+  const run::Deed deed = p.deed(run::Doing::forward, micro, args.layer);
+  const std::uint64_t call = p.agreement ? p.agreement->compare(deed, p.asked(args)) : 0;
+  if (gathers) p.gather(micro, args.k, args.v);
   p.wait_for(micro);
   const std::vector<Slice> slices = p.slices(micro);
   std::optional<run::HeadNumbers> largest;
@@ -289,6 +329,8 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   if (args.max_logit.given()) whole.max_logit = largest->view();
   attend(whole, p.options.kernel);
   if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
+  // Nobody is done before everybody is: an error anywhere is one everywhere.
+  if (p.agreement) p.agreement->end(deed, call, args.out, args.lse);
   // The last one's keys stay: its backward comes first.
   if (p.options.drop && micro + 1 < p.now().micros.micros())
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
@@ -313,6 +355,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
         "ask missing() which one is");
   p.check_own(k, v);
+  if (p.agreement) p.agreement->compare(p.deed(run::Doing::gather_again, micro), {});
   const MicroSequences& micros = p.now().micros;
   p.held.end = micros.rows(next).end;  // later ones are done: their rows are free
   const Range tokens{max_of(micros.rows(micro).begin, p.now().reach.first[at(next)]), p.held.begin};
@@ -341,6 +384,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   const TensorSpec dv{.name = "dv", .rows = local, .heads = p.options.heads, .dim = p.options.dim_v, .output = true};
   check_tensor(args.dk, dk);
   check_tensor(args.dv, dv);
+  const run::Deed deed = p.deed(run::Doing::backward, micro, args.layer);
+  if (p.agreement) p.agreement->compare(deed, p.asked(args), p.agreement->call_of(args.out, args.lse));
   while (!p.arrivals.empty()) p.wait_for(p.arrivals.front().micro);
   p.need_gradients(micro);
   p.held.end = micros.rows(micro).end;
@@ -360,6 +405,7 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   attend_backward(whole, p.options.kernel);
   p.give_back(micro, args);
   if (args.dsink.given()) dsink->reduce_into(p.communicator, Reduce::sum, args.dsink);
+  if (p.agreement) p.agreement->end(deed);
 }
 
 Index KvBuffer::buffer_begin() const { return parts_->held.begin; }

@@ -4,7 +4,6 @@
 #include "kernel/reference/inputs.h"
 #include "kernel/registry.h"
 #include "run/check.h"
-#include "run/fingerprint.h"
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
 #include "run/key_feed.h"
@@ -155,7 +154,10 @@ void Executor::backward(const BackwardArgs& args) {
   run::check_backward(schedule, args);
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
-  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
+  const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
+  const run::Deed deed{run::Doing::backward, args.layer};
+  if (agreement)
+    agreement->compare(deed, run::fingerprints(args, parts_->options.kernel), agreement->call_of(args.out, args.lse));
   const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, parts_->workspace);
@@ -175,7 +177,7 @@ void Executor::backward(const BackwardArgs& args) {
     dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (parts_->options.checked) run::meet(communicator);
+  if (agreement) agreement->end(deed);
 }
 
 }  // namespace weft

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/checked.h"
-#include "run/fingerprint.h"
 #include "run/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -86,9 +84,11 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                 "check on the CPU, or leave it out: messages of a GPU carry no sums");
   parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
   if (!parts_->options.checked) return;
-  parts_->checked = make_checked(communicator);
-  parts_->communicator = parts_->checked.get();
-  run::compare(*parts_->communicator, run::fingerprints(parts_->schedule));
+  parts_->agreement = std::make_unique<run::Agreement>(communicator);
+  parts_->communicator = &parts_->agreement->communicator();
+  std::vector<run::Fingerprint> what = run::fingerprints(parts_->schedule);
+  for (const run::Fingerprint& f : run::fingerprints(parts_->options)) what.push_back(f);
+  parts_->agreement->compare({run::Doing::make_executor}, what);
 }
 
 Executor::~Executor() = default;

@@ -1,38 +1,11 @@
 #include "run/fingerprint.h"
 
-#include <algorithm>
-#include <bit>
-#include <map>
-
-#include "text.h"
-#include "weft/error.h"
+#include "hash.h"
+#include "kernel/reference/inputs.h"
+#include "kernel/registry.h"
 
 namespace weft::run {
 namespace {
-
-class Hash {
- public:
-  Hash& add(std::uint64_t x) {
-    // splitmix64's finish: every bit of x moves every bit of the sum
-    value_ += x + 0x9e3779b97f4a7c15u;
-    value_ = (value_ ^ (value_ >> 30)) * 0xbf58476d1ce4e5b9u;
-    value_ = (value_ ^ (value_ >> 27)) * 0x94d049bb133111ebu;
-    value_ ^= value_ >> 31;
-    return *this;
-  }
-  Hash& add(Index x) { return add(static_cast<std::uint64_t>(x)); }
-  Hash& add(double x) { return add(std::bit_cast<std::uint64_t>(x)); }
-  Hash& add(bool x) { return add(std::uint64_t{x}); }
-  Hash& add(std::span<const Index> list) {
-    add(static_cast<Index>(list.size()));
-    for (const Index x : list) add(x);
-    return *this;
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0;
-};
 
 Hash& add(Hash& hash, const Stream& stream) {
   return hash.add(stream.offsets()).add(stream.used_lengths()).add(stream.tokens());
@@ -51,21 +24,6 @@ std::uint64_t of(const Mask& mask) {
   if (mask.slices)
     for (const Slice& s : *mask.slices)
       hash.add(s.q_begin).add(s.q_end).add(s.k_begin).add(s.k_end).add(s.lo).add(s.hi);
-  return hash.value();
-}
-
-void add(Hash& hash, const Layout& layout) {
-  hash.add(static_cast<Index>(layout.kind())).add(layout.ranks()).add(layout.rows());
-  if (layout.kind() != LayoutKind::explicit_runs) return;  // the others follow from the problem
-  for (Index rank = 0; rank < layout.ranks(); ++rank)
-    for (const weft::Run& run : layout.runs(rank).runs())
-      hash.add(rank).add(run.row).add(run.token).add(run.count).add(run.stride);
-}
-
-std::uint64_t of(const Layouts& layouts) {
-  Hash hash;
-  add(hash, layouts.q);
-  add(hash, layouts.k);
   return hash.value();
 }
 
@@ -91,20 +49,39 @@ std::uint64_t of(const Attention& attention) {
       .value();
 }
 
-std::vector<Fingerprint> of_call(Pass pass, const ConstTensorView& q, const ConstTensorView& v, const Attention& a,
-                                 bool asked, Index part_keys) {
-  return {{"pass", static_cast<std::uint64_t>(pass)},
-          {"dtype of q", static_cast<std::uint64_t>(q.dtype)},
-          {"dim of q and v", Hash().add(q.dim).add(v.dim).value()},
-          {pass == Pass::forward ? "whether max_logit is asked for" : "whether dsink is asked for", asked},
-          {"attention (scale, softcap, sink, head_map)", of(a)},
-          {"part_keys", static_cast<std::uint64_t>(part_keys)}};  // of a forward; as many numbers for each pass
+std::uint64_t values_of(const Sink& sink) {
+  const bool there = sink.kind == Sink::Kind::learnable && sink.logits.data != nullptr;
+  Hash hash;
+  for (Index h = 0; there && h < sink.logits.heads; ++h) hash.add(reference::sink_logit(sink, h));
+  return hash.value();
 }
 
-std::string list(const std::vector<Index>& ranks) {
-  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) names += text(i == 0 ? "" : ", ", ranks[i]);
-  return names;
+// Of a tensor that may be left out. Rows are not asked for: a rank may have none.
+template <class View>
+Index dtype_of(const View& view) {
+  return view.given() || view.heads > 0 ? 1 + static_cast<Index>(view.dtype) : 0;
+}
+
+template <class Args>
+std::uint64_t kernel_of(Pass pass, const Args& args, bool add_keys, std::string_view name) {
+  return Hash()
+      .add(select_kernel(name, {.pass = pass,
+                                .dtype = args.q.dtype,
+                                .dim_qk = args.q.dim,
+                                .dim_v = args.v.dim,
+                                .add_keys = add_keys,
+                                .device = args.place.kind,
+                                .gpu = args.place.device})
+               .name)
+      .value();
+}
+
+template <class Args>
+std::vector<Fingerprint> of_call(const Args& args) {
+  return {{"dtype of q", static_cast<std::uint64_t>(args.q.dtype)},
+          {"dim of q and v", Hash().add(args.q.dim).add(args.v.dim).value()},
+          {"attention (scale, softcap, sink, head_map)", of(args.attention)},
+          {"values of the sink", values_of(args.attention.sink)}};
 }
 
 }  // namespace
@@ -112,51 +89,52 @@ std::string list(const std::vector<Index>& ranks) {
 std::vector<Fingerprint> fingerprints(const Schedule& s) {
   return {{"packing", of(s.problem.packing())},
           {"mask", of(s.problem.mask())},
-          {"layout", of(s.layouts)},
+          {"layout", Hash().add(s.layouts.q.fingerprint()).add(s.layouts.k.fingerprint()).value()},
           {"schedule", of(s.options)},
           {"heads", Hash().add(s.heads_q).add(s.heads_k).add(std::span<const Index>(s.head_map)).value()}};
 }
 
-std::vector<Fingerprint> fingerprints(const ForwardArgs& args) {
-  return of_call(Pass::forward, args.q, args.v, args.attention, args.max_logit.given(), args.part_keys);
+std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem) {
+  const Range rows = micros.rows();
+  return {{"packing", of(problem.packing())},
+          {"mask", of(problem.mask())},
+          {"micro-sequences",
+           Hash().add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end).value()}};
 }
 
-std::vector<Fingerprint> fingerprints(const BackwardArgs& args) {
-  return of_call(Pass::backward, args.q, args.v, args.attention, args.dsink.given(), 0);
+std::vector<Fingerprint> fingerprints(const ExecutorOptions& options) {
+  return {{"deterministic", options.deterministic}};
 }
 
-void meet(Communicator& communicator) { compare(communicator, {{"end of the pass", 1}}); }
+std::vector<Fingerprint> fingerprints(const KvBufferOptions& options) {
+  return {{"rows of the buffer", static_cast<std::uint64_t>(options.rows)},
+          {"heads", static_cast<std::uint64_t>(options.heads)},
+          {"dim of k and v", Hash().add(options.dim_qk).add(options.dim_v).value()},
+          {"dtype of k and v", static_cast<std::uint64_t>(options.dtype)},
+          {"drop", options.drop}};
+}
 
-void compare(Communicator& communicator, const std::vector<Fingerprint>& mine) {
-  const auto parts = mine.size();
-  const auto ranks = static_cast<std::size_t>(communicator.ranks());
-  std::vector<std::uint64_t> own, all(parts * ranks);
-  for (const Fingerprint& f : mine) own.push_back(f.value);
-  const auto block = [&](std::uint64_t* data) {
-    const Index bytes = static_cast<Index>(parts * sizeof(std::uint64_t));
-    return Block{.data = data, .rows = 1, .bytes = bytes};
-  };
-  std::vector<Block> blocks;
-  for (std::size_t r = 0; r < ranks; ++r) blocks.push_back(block(all.data() + r * parts));
-  communicator.all_gather(block(own.data()), blocks).wait();
-  for (std::size_t p = 0; p < parts; ++p) {
-    std::map<std::uint64_t, std::vector<Index>> holders;
-    for (std::size_t r = 0; r < ranks; ++r) holders[all[r * parts + p]].push_back(static_cast<Index>(r));
-    if (holders.size() == 1) continue;
-    // What most have counts as right; of equals, what the lowest rank has.
-    const std::vector<Index>* most = nullptr;
-    for (const auto& [value, who] : holders) {
-      if (most == nullptr || who.size() > most->size() || (who.size() == most->size() && who.front() < most->front()))
-        most = &who;
-    }
-    std::vector<Index> differ;
-    for (const auto& [value, who] : holders)
-      if (&who != most) differ.insert(differ.end(), who.begin(), who.end());
-    std::sort(differ.begin(), differ.end());
-    throw Error(
-        text(mine[p].part, ": ", list(differ), differ.size() == 1 ? " differs" : " differ", " from ", list(*most)),
-        "give every rank the same problem, options and arguments");
-  }
+std::vector<Fingerprint> fingerprints(const ForwardArgs& args, std::string_view kernel) {
+  std::vector<Fingerprint> all = of_call(args);
+  // A schedule that swaps heads moves what the tensors of other ranks will hold.
+  all.push_back({"dtype of out and lse", Hash().add(dtype_of(args.out)).add(dtype_of(args.lse)).value()});
+  all.push_back({"whether max_logit is asked for", args.max_logit.given()});
+  all.push_back({"part_keys", static_cast<std::uint64_t>(args.part_keys)});
+  all.push_back({"kernel", kernel_of(Pass::forward, args, false, kernel)});
+  return all;
+}
+
+std::vector<Fingerprint> fingerprints(const BackwardArgs& args, std::string_view kernel) {
+  std::vector<Fingerprint> all = of_call(args);
+  all.push_back({"dtype of out, lse, dout and dq", Hash()
+                                                       .add(dtype_of(args.out))
+                                                       .add(dtype_of(args.lse))
+                                                       .add(dtype_of(args.dout))
+                                                       .add(dtype_of(args.dq))
+                                                       .value()});
+  all.push_back({"whether dsink is asked for", args.dsink.given()});
+  all.push_back({"kernel", kernel_of(Pass::backward, args, args.add_keys, kernel)});
+  return all;
 }
 
 }  // namespace weft::run

@@ -1,12 +1,13 @@
-// Do all ranks mean the same? Each part of a question becomes a number, and ranks compare numbers.
+// Do all ranks mean the same? Each part of a question becomes a number, and ranks compare numbers (agreement.h). What is
+// compared and what is a rank's own is a table in docs/schedules.md.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
-#include "weft/communicator.h"
 #include "weft/executor.h"
+#include "weft/kv_buffer.h"
 
 namespace weft::run {
 
@@ -16,12 +17,11 @@ struct Fingerprint {
 };
 
 std::vector<Fingerprint> fingerprints(const Schedule& schedule);
-std::vector<Fingerprint> fingerprints(const ForwardArgs& args);
-std::vector<Fingerprint> fingerprints(const BackwardArgs& args);
-
-// Collective. Error, the same on every rank, that says which ranks differ from most and in what.
-void compare(Communicator& communicator, const std::vector<Fingerprint>& mine);
-// Collective: returns when every rank has come here.
-void meet(Communicator& communicator);
+std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem);
+std::vector<Fingerprint> fingerprints(const ExecutorOptions& options);
+std::vector<Fingerprint> fingerprints(const KvBufferOptions& options);
+// `kernel`: as options name it. The one that is compared is the one that it means for the call.
+std::vector<Fingerprint> fingerprints(const ForwardArgs& args, std::string_view kernel = {});
+std::vector<Fingerprint> fingerprints(const BackwardArgs& args, std::string_view kernel = {});
 
 }  // namespace weft::run

@@ -1,6 +1,5 @@
 #include "kernel/registry.h"
 #include "run/check.h"
-#include "run/fingerprint.h"
 #include "run/head_numbers.h"
 #include "run/key_feed.h"
 #include "run/parts.h"
@@ -96,7 +95,10 @@ void Executor::forward(const ForwardArgs& args) {
   run::check_forward(parts_->schedule, args);
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
-  if (parts_->options.checked) run::compare(communicator, run::fingerprints(args));
+  const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
+  const run::Deed deed{run::Doing::forward, args.layer};
+  const std::uint64_t call =
+      agreement ? agreement->compare(deed, run::fingerprints(args, parts_->options.kernel)) : 0;
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
@@ -115,7 +117,7 @@ void Executor::forward(const ForwardArgs& args) {
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (parts_->options.checked) run::meet(communicator);
+  if (agreement) agreement->end(deed, call, args.out, args.lse);
 }
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "run/agreement.h"
 #include "run/seat.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
@@ -23,7 +24,7 @@ struct Executor::Parts {
   ExecutorOptions options;
   run::Seat seat;
   Communicator* communicator;
-  std::unique_ptr<Communicator> checked;  // around `communicator`, if asked for
+  std::unique_ptr<run::Agreement> agreement;  // if checked; `communicator` is then its own
   run::Workspace workspace;
 };
 

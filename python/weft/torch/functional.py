@@ -54,7 +54,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     by its parts: objects of the library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, abreast, deterministic, kernel, checked. The layout is that of shard; "balanced", which is the default
+    across, stages, abreast, deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
     (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give that of shard as layout_mask, unless
     it was causal, the default. Under a layout that rows were not dealt out in, attention raises (use_layout). sink: None,
     "off_by_one", or a tensor [hq] (f32 or f64).

@@ -10,6 +10,7 @@ from .. import _arrays, _core
 from .._arrays import error
 from .._core import Mask, MicroSequences
 from .group import all_or_nobody, communicator, kept, name_of, resolve
+from .module import own_number
 
 _lock = threading.Lock()  # threads take free buffers of one layer
 
@@ -35,7 +36,8 @@ class MicroSequenceAttention(torch.nn.Module):
     from all ranks straight into their rows of the buffer, and each window's output is written to its place: nothing is
     concatenated. The backward goes through the windows in reverse and returns gradients of all of them.
 
-    Buffers are used again: one for each call whose backward is still to come.
+    Buffers are used again: one for each call whose backward is still to come. checked: ranks compare what they do, and
+    messages carry checksums; layer as in ContextParallelAttention.
 
         >>> import torch, weft, weft.torch
         >>> micros = weft.prepare.MicroSequences(weft.Packing([0, 5, 12]), ranks=1, micros=3)
@@ -48,10 +50,12 @@ class MicroSequenceAttention(torch.nn.Module):
     """
 
     def __init__(self, *, mask: Optional[Mask] = None, scale: Optional[float] = None, softcap: float = 0.0,
-                 drop: bool = False, kernel: Optional[str] = None, group: Any = None) -> None:
+                 drop: bool = False, kernel: Optional[str] = None, group: Any = None, checked: bool = False,
+                 layer: Optional[int] = None) -> None:
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
         self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
+        self.checked, self.number = checked, own_number() if layer is None else _arrays.layer_number(layer)
         self._free = []  # (shape of the keys, buffer)
         self._alone = None
 
@@ -74,7 +78,11 @@ class MicroSequenceAttention(torch.nn.Module):
                     return self._free.pop(at)
         view = _arrays.array(k, name="k")
         return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], view.dtype, self.drop,
-                                           self.kernel, view.device, _arrays.stream_of(k))
+                                           self.kernel, view.device, _arrays.stream_of(k), self.checked, self.number)
+
+    def _together(self):
+        # Checked ranks have all failed, or none; they can go on.
+        return all_or_nobody("" if self.checked else name_of(self.group))
 
     def _give_back(self, taken):
         with _lock:
@@ -98,7 +106,10 @@ class MicroSequenceAttention(torch.nn.Module):
 def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, mask: Optional[Mask] = None, *,
                              sink: Optional[Tensor] = None, **settings: Any) -> Tensor:
     """MicroSequenceAttention for one call."""
-    return MicroSequenceAttention(mask=mask, **settings)(q, k, v, micros, sink=sink)
+    layer = MicroSequenceAttention(mask=mask, **settings)
+    if settings.get("layer") is None:
+        layer.number = _arrays.layer_number(None)  # the order of calls says nothing of layers
+    return layer(q, k, v, micros, sink=sink)
 
 
 class _Region(torch.autograd.Function):
@@ -111,7 +122,7 @@ class _Region(torch.autograd.Function):
         logits = None if sink is None else _arrays.array(sink, name="sink")
         stream = _arrays.stream_of(q)
         buffer.begin(micros, mask)
-        with all_or_nobody(name_of(layer.group)):
+        with layer._together():
             for m in range(micros.micros):
                 here = slice(m * micros.local, (m + 1) * micros.local)
                 buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"),
@@ -141,7 +152,7 @@ class _Region(torch.autograd.Function):
         stream = _arrays.stream_of(q)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
-        with all_or_nobody(name_of(layer.group)):
+        with layer._together():
             for m in reversed(range(micros.micros)):
                 here = slice(m * micros.local, (m + 1) * micros.local)
                 while layer.drop and (again := buffer.missing(m)) is not None:

@@ -1,5 +1,6 @@
 """Attention over a process group, as a layer."""
 
+import threading
 from typing import Any, Optional, Tuple, Union
 
 import torch
@@ -13,10 +14,27 @@ from .op import how_of
 from .sharding import AnyPacking
 
 
+class _Numbers(threading.local):
+    """How many layers a thread has made: ranks may be threads, and each builds a model of its own."""
+
+    next = 0
+
+
+_numbers = _Numbers()
+
+
+def own_number():
+    """The number of a new layer, which checked ranks compare: the order in which they are built."""
+    _numbers.next += 1
+    return _numbers.next - 1
+
+
 class ContextParallelAttention(torch.nn.Module):
     """context_parallel_attention with the settings of one layer; each can be overridden in a call.
 
     sink: None, "off_by_one", or "learnable" (then heads=, and the parameter `sink` is one logit a query head).
+    layer: its number, which checked ranks compare. Unless given it is counted as layers are built, which ranks must then do in
+    the same order; layers with one_rank=True do not count.
 
         >>> import torch, weft, weft.torch
         >>> layer = weft.torch.ContextParallelAttention(window=(4, 0), softcap=30.0)
@@ -38,6 +56,7 @@ class ContextParallelAttention(torch.nn.Module):
                              return_max_logit=return_max_logit, one_rank=one_rank, **options)
         how_of(**{name: value for name, value in self.settings.items()
                   if name not in ("one_rank", "return_lse", "return_max_logit", "layout_mask")})  # refuses what there is not
+        self.number = own_number() if options.get("layer") is None and not one_rank else None
         self.group = kept(group)
         self.sink_kind = sink
         if sink == "learnable":
@@ -59,6 +78,8 @@ class ContextParallelAttention(torch.nn.Module):
                 settings.pop(name)
         settings.setdefault("sink", self.sink if self.sink_kind == "learnable" else self.sink_kind)
         settings.setdefault("group", self.group)
+        if settings.get("checked") and settings.get("layer") is None:
+            settings["layer"] = self.number
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
     def extra_repr(self) -> str:

@@ -26,7 +26,7 @@ from .sharding import USE
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
                  off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
                  schedule="all_gather", layout=None, layout_mask=None, key_order="auto", head_groups=1, inside=2,
-                 across="ring", stages=4, abreast=2, checked=False, machine=0)
+                 across="ring", stages=4, abreast=2, checked=False, layer=None, machine=0)
 
 
 def _plain(value):
@@ -44,7 +44,8 @@ def how_of(**options):
         raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(known)}")
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
-    said = {}
+    layer = _arrays.layer_number(options.pop("layer", None))
+    said = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # nobody else looks at it
     # The backward must choose as its forward did, also after another set_machine.
     if "auto" in (options.get("layout"), options.get("schedule")):
         said["machine"] = machine_number()
@@ -60,6 +61,16 @@ def how_of(**options):
 @functools.lru_cache(1024)
 def _read(how):
     return {**_DEFAULTS, **json.loads(how)}
+
+
+@functools.lru_cache(1024)
+def _for_all_layers(how):
+    """The settings without the layer's number: what is made of them is for all layers."""
+    return json.dumps({name: value for name, value in json.loads(how).items() if name != "layer"}, sort_keys=True)
+
+
+def _layer(how):
+    return _arrays.layer_number(_read(how)["layer"])
 
 
 def _dealt_by(said, mask):
@@ -137,7 +148,7 @@ def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
     packing = packing.long()  # cu_seqlens may be of int32
-    key = (packing.numpy().tobytes(), how, heads_q, heads_k, shape, device)
+    key = (packing.numpy().tobytes(), _for_all_layers(how), heads_q, heads_k, shape, device)
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
         run = runs.get(key)
@@ -197,7 +208,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     with _using(key, run) as it:
         it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
-                   _arrays.array(largest, True) if run.max_logit else None, stream=stream)
+                   _arrays.array(largest, True) if run.max_logit else None, stream=stream, layer=_layer(how))
     return out, lse, largest
 
 
@@ -220,7 +231,7 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
     with _using(key, run) as it:
         it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
                     _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True),
-                    stream=stream)
+                    stream=stream, layer=_layer(how))
     # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 

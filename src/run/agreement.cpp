@@ -1,0 +1,165 @@
+#include "run/agreement.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+
+#include "comm/calls.h"
+#include "comm/checked.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::run {
+namespace {
+
+// What goes to every rank, always of one size: ranks that do different things still meet.
+struct Record {
+  static constexpr std::size_t kParts = 24;
+
+  std::uint64_t doing = 0, object = 0, layer = 0, micro = 0;  // layer, micro: 0: none
+  std::uint64_t calls = 0, forward = 0;
+  std::array<std::uint64_t, kParts> parts = {};
+};
+
+using Ranks = std::vector<Index>;
+
+std::string list(const Ranks& ranks) {
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) names += text(i == 0 ? "" : ", ", ranks[i]);
+  return names;
+}
+
+std::string name(Doing doing) {
+  switch (doing) {
+    case Doing::make_executor: return "a new executor";
+    case Doing::make_buffer: return "a new K/V buffer";
+    case Doing::begin: return "the begin of a sequence";
+    case Doing::gather: return "the gather";
+    case Doing::gather_again: return "the gather once more";
+    case Doing::forward: return "the forward";
+    case Doing::backward: return "the backward";
+    case Doing::end: return "the end";
+  }
+  return "something unknown";
+}
+
+std::string name(const Record& r, bool with_object) {
+  std::string words = name(static_cast<Doing>(r.doing));
+  if (r.micro > 0) words += text(" of micro-sequence ", r.micro - 1);
+  if (r.layer > 0) words += text(" of layer ", r.layer - 1);
+  if (with_object) words += text(" (executor or buffer ", r.object, ")");
+  return words;
+}
+
+// Ranks by what they have, with what most have last; of equals, what the lowest rank has.
+template <class Key>
+std::vector<Ranks> groups(const std::vector<Record>& all, const Key& key) {
+  std::map<decltype(key(all[0])), Ranks> holders;
+  for (std::size_t r = 0; r < all.size(); ++r) holders[key(all[r])].push_back(static_cast<Index>(r));
+  std::vector<Ranks> sorted;
+  for (auto& [value, ranks] : holders) sorted.push_back(std::move(ranks));
+  std::sort(sorted.begin(), sorted.end(), [](const Ranks& a, const Ranks& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a.front() > b.front();
+  });
+  return sorted;
+}
+
+std::string each(const std::vector<Ranks>& all, const std::function<std::string(const Ranks&)>& what) {
+  std::string words;
+  for (const Ranks& ranks : all) words += text(words.empty() ? "" : ", ", what(ranks));
+  return words;
+}
+
+constexpr const char* kInStep =
+    "let every rank make the same calls in the same order: one has left out a call, or made one twice";
+
+void check_doing(const std::vector<Record>& all) {
+  const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
+  const auto by_deed = groups(all, [](const Record& r) { return std::array{r.doing, r.layer, r.micro, r.object}; });
+  if (by_deed.size() == 1) return;
+  const bool objects = groups(all, [](const Record& r) { return r.object; }).size() > 1;
+  const auto words = [&](const Ranks& ranks) {
+    return text(list(ranks), ranks.size() == 1 ? " is at " : " are at ", name(at(ranks.front()), objects));
+  };
+  throw Error(text("call ", all[0].calls, ": ", each(by_deed, words)), kInStep);
+}
+
+void check_parts(const std::vector<Record>& all, const std::vector<Fingerprint>& mine) {
+  for (std::size_t p = 0; p < mine.size(); ++p) {
+    const auto by_value = groups(all, [&](const Record& r) { return r.parts[p]; });
+    if (by_value.size() == 1) continue;
+    Ranks differ;
+    for (std::size_t g = 0; g + 1 < by_value.size(); ++g)
+      differ.insert(differ.end(), by_value[g].begin(), by_value[g].end());
+    std::sort(differ.begin(), differ.end());
+    throw Error(text(mine[p].part, ": ", list(differ), differ.size() == 1 ? " differs" : " differ", " from ",
+                     list(by_value.back())),
+                "give every rank the same problem, options and arguments");
+  }
+}
+
+void check_calls(const std::vector<Record>& all) {
+  const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
+  std::vector<Ranks> of_calls = groups(all, [](const Record& r) { return r.forward; });
+  std::erase_if(of_calls, [&](const Ranks& ranks) { return at(ranks.front()).forward == 0; });
+  if (of_calls.size() > 1)
+    throw Error(text(name(at(0), false), ": out and lse are those of ",
+                     each(of_calls,
+                          [&](const Ranks& ranks) {
+                            return text("call ", at(ranks.front()).forward, " on ", list(ranks));
+                          })),
+                "give the backward what the forward of the same layer wrote, on every rank");
+  const std::vector<Ranks> by_number = groups(all, [](const Record& r) { return r.calls; });
+  if (by_number.size() > 1)
+    throw Error(text("calls made: ",
+                     each(by_number,
+                          [&](const Ranks& ranks) { return text(at(ranks.front()).calls, " on ", list(ranks)); })),
+                kInStep);
+}
+
+std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse) {
+  std::vector<Block> blocks;
+  append_blocks(out, {0, out.rows}, blocks);
+  append_blocks(lse, {0, lse.rows}, blocks);
+  return checksum(blocks);
+}
+
+}  // namespace
+
+Agreement::Agreement(Communicator& ranks)
+    : ranks_(ranks), checked_(make_checked(ranks)), object_(++ranks.calls().objects) {}
+
+std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint>& mine, std::uint64_t forward) {
+  if (deed.layer < kNoLayer) throw Error(text("layer ", deed.layer), "number layers from 0, or leave it out");
+  if (mine.size() > Record::kParts) throw Error(text(mine.size(), " parts to compare"), "make Record::kParts larger");
+  Record own{.doing = static_cast<std::uint64_t>(deed.doing),
+             .object = object_,
+             .layer = static_cast<std::uint64_t>(deed.layer + 1),
+             .micro = static_cast<std::uint64_t>(deed.micro + 1),
+             .calls = ++ranks_.calls().made,
+             .forward = forward};
+  for (std::size_t p = 0; p < mine.size(); ++p) own.parts[p] = mine[p].value;
+  std::vector<Record> all(static_cast<std::size_t>(ranks_.ranks()));
+  const auto block = [](Record& r) { return Block{.data = &r, .rows = 1, .bytes = sizeof(Record)}; };
+  std::vector<Block> blocks;
+  for (Record& r : all) blocks.push_back(block(r));
+  checked_->all_gather(block(own), blocks).wait();
+  check_doing(all);
+  check_parts(all, mine);
+  check_calls(all);
+  return own.calls;
+}
+
+void Agreement::end(const Deed& deed) { compare({Doing::end, deed.layer, deed.micro}, {}); }
+
+void Agreement::end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse) {
+  end(deed);
+  if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), call);
+}
+
+std::uint64_t Agreement::call_of(const ConstTensorView& out, const ConstTensorView& lse) const {
+  return out.data != nullptr && lse.data != nullptr ? ranks_.calls().call_of(results_of(out, lse)) : 0;
+}
+
+}  // namespace weft::run

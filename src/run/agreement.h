@@ -1,0 +1,52 @@
+// Checked ranks tell each other what they are about to do, and with what, before they do it.
+#pragma once
+
+#include <memory>
+
+#include "run/fingerprint.h"
+#include "weft/communicator.h"
+
+namespace weft::run {
+
+enum class Doing {
+  make_executor,
+  make_buffer,
+  begin,
+  gather,
+  gather_again,
+  forward,
+  backward,
+  end,  // of a forward or a backward
+};
+
+struct Deed {
+  Doing doing = Doing::forward;
+  Index layer = kNoLayer, micro = -1;  // -1: there are none
+};
+
+// Of one executor or buffer; its number is that of the ranks' communicator, so that two of them are told apart.
+class Agreement {
+ public:
+  // Lives no longer than `ranks`. Every rank makes the same ones in the same order.
+  explicit Agreement(Communicator& ranks);
+
+  // Messages carry checksums.
+  Communicator& communicator() const { return *checked_; }
+
+  // Collective. Error, the same on every rank, that says which ranks do something else than most, or with what other
+  // arguments. `forward`: the call whose results a backward is given (call_of), 0 if that is not known. Gives the number
+  // of this call.
+  std::uint64_t compare(const Deed& deed, const std::vector<Fingerprint>& mine, std::uint64_t forward = 0);
+  // Collective: returns when every rank has come here. The results of a forward are kept in mind for its backward.
+  void end(const Deed& deed);
+  void end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse);
+  // The forward that gave these results on this rank.
+  std::uint64_t call_of(const ConstTensorView& out, const ConstTensorView& lse) const;
+
+ private:
+  Communicator& ranks_;
+  std::unique_ptr<Communicator> checked_;
+  std::uint64_t object_;
+};
+
+}  // namespace weft::run
