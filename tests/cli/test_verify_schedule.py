@@ -62,6 +62,48 @@ def test_what_the_table_refuses_is_skipped_with_its_reason(weft):
     assert "stride 4" in both.json["skipped"][0]["reason"] and "Skipped" in both.out
     alone = weft(*args, "sequence", json_file=True)
     assert alone.json["worst"] is None
+    assert alone.code == 2 and "--schedule all_gather computed nothing" in alone.err and "stride 4" in alone.err
+
+
+def test_nothing_that_was_asked_for_could_run(weft):
+    """The law alone is no answer to somebody who asked for schedules."""
+    for flags in (["--dtype", "f64"], ["--dtype", "f64", "--kernel", "cpu.scalar"]):
+        result = weft("verify", "--docs", "40,5", "--schedule", "all", *flags, json_file=True)
+        assert (result.code == 0) == (result.json["worst"] is not None), result.out
+        if result.code != 0:
+            assert result.code == 2 and "computed nothing" in result.err and "f64" in result.err
+            assert "Skipped attention: " in result.out and "5 checks skipped" in result.out
+    assert result.code == 2  # no kernel of a CPU computes in f64
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5, 7])
+def test_all_schedules_are_those_that_can_be(weft, ranks):
+    result = weft("verify", "--docs", "40,5", "--schedule", "all", "--ranks", ranks, json_file=True)
+    assert result.code == 0, result.out + result.err
+    skipped = [s["reason"] for s in result.json["skipped"]]
+    assert skipped == [f"attention: hybrid: a mesh with 2 ranks inside does not divide {ranks} ranks"]
+    assert f"Skipped {skipped[0]}\n1 check skipped\n" in result.out
+    assert {line.split()[1] for line in lines_of(result.out, "out")} == set(SCHEDULES) - {"hybrid"}
+    for named in (["--schedule", "hybrid"], ["--schedule", "ring,hybrid"], ["--schedule", "all", "--inside", 2]):
+        result = weft("verify", "--docs", "40,5", *named, "--ranks", ranks, json_file=True)
+        assert result.code == 2 and "does not divide" in result.err and result.json is None
+
+
+def test_a_named_schedule_has_to_run(weft):
+    args = ["verify", "--docs", "9,16", "--layout", "striped", "--key-order", "sequence", "--schedule"]
+    named = weft(*args, "ring,all_gather")
+    assert named.code == 2 and "all_gather cannot run" in named.err and "stride 4" in named.out
+    everything = weft(*args, "all")
+    assert everything.code == 0 and "Skipped attention: all_gather" in everything.out
+
+
+def test_bench_leaves_out_what_cannot_be(weft):
+    args = ["bench", "--docs", "64", "--ranks", 3, "--repeat", 1, "--schedule"]
+    result = weft(*args, "all", json_file=True)
+    assert result.code == 0 and "Skipped hybrid: a mesh with 2 ranks inside does not divide 3 ranks" in result.out
+    assert {line["schedule"] for line in result.json} == set(SCHEDULES) - {"hybrid"}
+    named = weft(*args, "hybrid")
+    assert named.code == 2 and named.out == ""
 
 
 def test_too_large_a_problem_is_compared_in_some_rows(weft):
@@ -170,7 +212,7 @@ def test_random_problems_that_time_cuts_short(weft):
 
 def test_matrix_that_is_all_refused_is_a_failure(weft):
     result = weft("verify", "--matrix", "quick", "--ranks", "2", "--dtype", "f64")
-    assert result.code == 1 and "nothing was checked" in result.err
+    assert result.code == 2 and "nothing was checked" in result.err
 
 
 def test_the_command_of_a_grid_gives_its_worst_again(weft):

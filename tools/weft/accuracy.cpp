@@ -246,8 +246,11 @@ int verify_accuracy(const Flags& flags) {
   output.write(to_json(rows));
   const auto failed = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return !row.ok(); });
   fmt::print("\n{} tensors, {} over a limit\n", rows.size(), failed);
-  if (rows.empty()) fmt::print(stderr, "weft: no kernel here does this dtype, so nothing was checked\n");
-  return failed > 0 || rows.empty() ? 1 : 0;
+  constexpr int kFailed = 1, kNothingRan = 2;
+  if (failed > 0) return kFailed;
+  if (!rows.empty()) return 0;
+  fmt::print(stderr, "weft: no kernel here does this dtype, so nothing was checked; choose others by --kernel and --dtype\n");
+  return kNothingRan;
 }
 
 }  // namespace weft::tool

@@ -132,13 +132,15 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
 int bench_schedules(const Flags& flags) {
   for (const char* other : {"cases", "list", "peer", "threads"})
     flags.exclude("schedule", {other}, "schedules are compared with each other, on one problem");
-  const AutoProblem set = auto_problem(flags, kBenchDefaults);
+  AutoProblem set = auto_problem(flags, kBenchDefaults);
   const check::Case& c = set.given;
   const Problem problem = check::problem_of(c);
   const Layouts layouts = check::layouts_of(c, problem);
   if (c.ranks > kMaxThreadRanks)
     throw Error(fmt::format("--ranks {}", c.ranks),
                 fmt::format("ranks are threads here; use up to {}", kMaxThreadRanks));
+  const std::vector<std::string> left_out = leave_out_impossible(flags, c, problem, layouts, set.schedules);
+  for (const ScheduleOptions& options : set.schedules) require_support(check::use_of(c, layouts, options));
   const Index rounds = flags.whole("repeat", 5, "5");
   if (rounds < 1 || rounds > kMostRounds)
     throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
@@ -170,6 +172,7 @@ int bench_schedules(const Flags& flags) {
       std::fflush(stdout);
     }
   }
+  for (const std::string& reason : left_out) fmt::print("Skipped {}\n", reason);
   output.write(all);
   return 0;
 }

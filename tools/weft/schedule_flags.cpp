@@ -155,6 +155,28 @@ AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
   return {{}, automatic};
 }
 
+std::vector<std::string> leave_out_impossible(const Flags& flags, const check::Case& c, const Problem& problem,
+                                              const Layouts& layouts, std::vector<ScheduleOptions>& schedules) {
+  bool all = flags.text("schedule", "") == "all";
+  for (const char* option : {"head-groups", "inside", "mesh", "across", "stages", "abreast"})
+    all = all && !flags.given(option);
+  std::vector<ScheduleOptions> possible;
+  std::vector<std::string> reasons;
+  for (const ScheduleOptions& options : schedules) {
+    try {
+      // What the capability table refuses is not bad input: whoever runs it says so.
+      if (!refusal(check::use_of(c, layouts, options)))
+        make_schedule(problem, layouts, 0, {.q = c.heads_q, .k = c.heads_k, .map = c.head_map}, options);
+      possible.push_back(options);
+    } catch (const Error& error) {
+      if (!all || (possible.empty() && reasons.size() + 1 == schedules.size())) throw;
+      reasons.push_back(fmt::format("{}: {}", name(options.kind), error.problem()));
+    }
+  }
+  schedules = std::move(possible);
+  return reasons;
+}
+
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   options.head_groups = min_of(options.head_groups, c.heads_k);
   if (options.kind == ScheduleKind::hybrid) options.inside = std::gcd(options.inside, c.ranks);

@@ -32,6 +32,10 @@ struct AskedSchedules {
   bool automatic = false;  // one more, to be chosen
 };
 AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules);
+// Takes out of `schedules` those that this problem cannot be cut for, each with its reason: `--schedule all` means those
+// that can. Error instead if the user named schedules, or options of theirs, or if nothing is left.
+std::vector<std::string> leave_out_impossible(const Flags& flags, const check::Case& c, const Problem& problem,
+                                              const Layouts& layouts, std::vector<ScheduleOptions>& schedules);
 // With no more groups of heads than there are heads, and a mesh that divides the ranks.
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c);
 // Error for a communicator that this build does not have.

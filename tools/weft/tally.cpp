@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -92,9 +94,11 @@ void note_failure(Outcome& to, const std::string& failure, const std::string& wa
 // By schedules, each against the one answer; too large a problem is compared in some of its rows.
 void check_schedules_of(const check::Case& c, const Method& method, std::optional<Index> rows, Outcome& to) {
   check::Oracle oracle(c, check::executor_arithmetic(c), rows);
+  std::set<ScheduleKind> refused, ran;
   for (const ScheduleOptions& options : method.schedules) {
     check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
     const std::string what = check::words(options);
+    (tried.refused ? refused : ran).insert(options.kind);
     if (tried.refused)
       to.skipped.push_back(fmt::format("attention: {}: {}", name(options.kind), tried.refused->problem));
     if (tried.failure) note_failure(to, fmt::format("attention, {}: {}", what, *tried.failure), check::flags(options));
@@ -102,6 +106,7 @@ void check_schedules_of(const check::Case& c, const Method& method, std::optiona
     if (!tried.report->ok()) note_failure(to, failure_of(*tried.report), check::flags(options));
     to.attention.push_back(std::move(*tried.report));
   }
+  std::set_difference(refused.begin(), refused.end(), ran.begin(), ran.end(), std::back_inserter(to.refused));
 }
 
 }  // namespace
@@ -144,6 +149,7 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
   if (!outcome.checked() && !outcome.failure) return;
   ++cases_;
   if (outcome.failure) ++failed_;
+  attended_ = attended_ || !outcome.attention.empty();
   if (outcome.law && outcome.law->nontrivial) ++nontrivial_;
   ++by_layout_[std::string(name(c.layout))][check::mask_class(c.mask)];
   for (const check::AttendReport& report : outcome.attention) {
@@ -152,6 +158,13 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
         worst_ = Worst{m.worst, m.norm, m.tensor, report.keys, m.where, command_of(c, method_, report.flags)};
     }
   }
+}
+
+std::string Tally::why_skipped() const {
+  if (skipped_.empty()) return {};
+  const std::size_t more = skipped_.size() - 1;
+  return more == 0 ? skipped_.begin()->first
+                   : fmt::format("{} (and {} more reason{})", skipped_.begin()->first, more, more == 1 ? "" : "s");
 }
 
 void Tally::leave_out(Index cases, std::string reason) {

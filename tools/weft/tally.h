@@ -32,6 +32,7 @@ struct Outcome {
   std::vector<std::string> skipped = {};
   std::optional<std::string> failure = {};  // in one line
   std::string failed_way = {};              // flags of the schedule that failed
+  std::vector<ScheduleKind> refused = {};   // schedules of which no variant ran
 
   bool checked() const { return law || !attention.empty(); }
 };
@@ -61,7 +62,9 @@ class Tally {
 
   Index cases() const { return cases_; }
   Index failed() const { return failed_; }
-  bool attended() const { return worst_.has_value(); }  // attention of at least one case was checked
+  bool attended() const { return attended_; }  // attention of at least one case was checked
+  // "law: .. (and 2 more reasons)": why checks were not made; empty if all were.
+  std::string why_skipped() const;
   nlohmann::json to_json() const;
   // Counts by layout and mask, and how many of them had keys on other ranks.
   void print() const;
@@ -69,6 +72,7 @@ class Tally {
  private:
   Method method_;
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
+  bool attended_ = false;
   Index left_out_ = 0;
   std::string left_out_why_;
   std::map<std::string, Index> skipped_;

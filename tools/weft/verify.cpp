@@ -3,6 +3,7 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "accuracy.h"
@@ -53,16 +54,39 @@ void print_outcome(const Outcome& outcome, const Method& method) {
   if (!outcome.attention.empty()) print_attention(outcome.attention, !method.schedules.empty());
   if (outcome.failure) fmt::print("FAILED {}\n", *outcome.failure);
   for (const std::string& reason : outcome.skipped) fmt::print("Skipped {}\n", reason);
+  if (!outcome.skipped.empty())
+    fmt::print("{} check{} skipped\n", outcome.skipped.size(), outcome.skipped.size() == 1 ? "" : "s");
 }
 
+constexpr int kFailed = 1, kNothingRan = 2;
+
+// The law holds of plans: a schedule or a kernel that was asked for has to compute something to be right.
 int verdict(const Flags& flags, const Tally& tally) {
-  if (flags.given("kernel") && !tally.attended() && tally.failed() == 0) {
-    fmt::print(stderr, "weft: kernel {} computed nothing; see why it was skipped\n", *flags.find("kernel"));
-    return 1;
+  if (tally.failed() > 0) return kFailed;
+  if (tally.cases() == 0) {
+    fmt::print(stderr, "weft: nothing was checked, so nothing is known to be right: {}; use a smaller problem\n",
+               tally.why_skipped());
+    return kNothingRan;
   }
-  if (tally.cases() > 0) return tally.failed() > 0 ? 1 : 0;
-  fmt::print(stderr, "weft: nothing was checked, so nothing is known to be right; use a smaller problem\n");
-  return 1;
+  if (tally.attended()) return 0;
+  for (const char* asked : {"schedule", "kernel"}) {
+    if (!flags.given(asked)) continue;
+    fmt::print(stderr, "weft: --{} {} computed nothing: {}; ask for what can run (weft explain --support)\n", asked,
+               *flags.find(asked), tally.why_skipped());
+    return kNothingRan;
+  }
+  return 0;
+}
+
+// The same of one problem, whose schedules were named one by one: all of them have to run.
+int verdict(const Flags& flags, const Tally& tally, const Outcome& outcome) {
+  const int code = verdict(flags, tally);
+  if (code != 0 || outcome.refused.empty() || flags.text("schedule", "all") == "all") return code;
+  std::vector<std::string_view> names;
+  for (const ScheduleKind kind : outcome.refused) names.push_back(name(kind));
+  fmt::print(stderr, "weft: --schedule {}: {} cannot run, see why above; leave it out, or use --schedule all\n",
+             *flags.find("schedule"), fmt::join(names, ", "));
+  return kNothingRan;
 }
 
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
@@ -107,18 +131,16 @@ int verify_random(const Flags& flags) {
 }
 
 // Refuses what layouts, formats, schedules and threads refuse, before anything is written. What the capability table
-// refuses is no bad input: the check wants to see it refused.
-void check_places(const check::Case& c, const Problem& problem, const Method& method) {
+// refuses is no bad input: the check wants to see it refused. Says which of all schedules are left out.
+std::vector<std::string> check_places(const Flags& flags, const check::Case& c, const Problem& problem,
+                                      Method& method) {
   const Layouts layouts = check::layouts_of(c, problem);
   check::check_format(c, problem);
-  if (method.schedules.empty()) return;
+  if (method.schedules.empty()) return {};
   if (c.ranks > kMaxThreadRanks)
     throw Error(fmt::format("--ranks {} with --schedule", c.ranks),
                 fmt::format("use at most {} ranks, which are threads", kMaxThreadRanks));
-  for (const ScheduleOptions& options : method.schedules) {
-    if (!refusal(check::use_of(c, layouts, options)))
-      make_schedule(problem, layouts, 0, {.q = c.heads_q, .k = c.heads_k, .map = c.head_map}, options);
-  }
+  return leave_out_impossible(flags, c, problem, layouts, method.schedules);
 }
 
 int verify_one(const Flags& flags) {
@@ -129,18 +151,19 @@ int verify_one(const Flags& flags) {
                 "one problem is checked whole");
   const AutoProblem asked = auto_problem(flags, kVerifyDefaults);
   const check::Case& c = asked.given;
-  const Method method = method_of(flags, &asked.schedules);
+  Method method = method_of(flags, &asked.schedules);
   const Problem problem = check::problem_of(c);
-  check_places(c, problem, method);
+  const std::vector<std::string> left_out = check_places(flags, c, problem, method);
   JsonOutput output(flags.find("json"));
   fmt::print("{}\n{}, kernel {}\n", problem_words(c, problem), attention_words(c), method.kernel_words());
   fmt::print("{}\n", asked.why.empty() ? "" : asked.why + "\n");
-  const Outcome outcome = check_case(c, method);
+  Outcome outcome = check_case(c, method);
+  for (const std::string& reason : left_out) outcome.skipped.push_back(fmt::format("attention: {}", reason));
   print_outcome(outcome, method);
   Tally tally(method);
   tally.add(c, outcome);
   output.write(tally.to_json());
-  return verdict(flags, tally);
+  return verdict(flags, tally, outcome);
 }
 
 }  // namespace
