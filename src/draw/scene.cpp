@@ -113,7 +113,7 @@ std::string words(const Panel& panel) { return text(name(panel.layouts.q.kind())
 Setting chosen(const Subject& subject, const Layouts& layouts) {
   const ScheduleChoice choice = choose_schedule(
       {.problem = subject.problem, .heads_q = subject.heads_q, .heads_k = subject.heads_k, .shape = subject.shape},
-      layouts, subject.machine);
+      layouts, subject.machine, {.simulated_slices = kWork >> 10});
   return {layouts, choice.schedule(), text("chosen: ", choice.why())};
 }
 

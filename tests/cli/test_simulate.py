@@ -37,6 +37,20 @@ def test_every_schedule_and_auto(weft, tmp_path):
     assert "auto, 4 ranks: " in text and "% more" in text
 
 
+@pytest.mark.parametrize("layout", ["auto", "zigzag", "balanced"])
+def test_auto_says_one_number_the_simulated_one(weft, tmp_path, layout):
+    """What why() says of the choice is what the table says of it."""
+    found, text = lines(weft, tmp_path, "--docs", "published:tokens=1048576", "--ranks", "64", "--heads", "64:8", "--layout", layout,
+                        "--schedule", "auto")
+    x = found[0]
+    said = re.search(r"%s: ([\d.]+) ms \(forward ([\d.]+) ms, backward ([\d.]+) ms\)" % re.escape(x["schedule"]), x["why"])
+    table = [x["forward"]["seconds"] + x["backward"]["seconds"], x["forward"]["seconds"], x["backward"]["seconds"]]
+    assert [float(n) for n in said.groups()] == [float(f"{1e3 * t:.3g}") for t in table], x["why"]
+    if layout == "auto":
+        assert x["why"].startswith(f"layout {x['layout']}: {1e3 * table[0]:.3g} ms;"), x["why"]
+        assert "all layers" not in x["why"]
+
+
 def test_sweeps(weft, tmp_path):
     found, _ = lines(weft, tmp_path, "--ranks", "2,8", "--layout", "zigzag,balanced", "--window", "64,0/-1,-1", "--heads", "8:2,4:4",
                      "--schedule", "ring,exact")

@@ -259,6 +259,8 @@ const std::vector<FlagSpec>& simulate_flags() {
 int simulate(const Flags& flags) {
   if (flags.given("machines")) return list_machines();
   Sweep sweep{flags, machine_of(flags, "h100-400g"), passes_of(flags), {}};
+  constexpr Index kMostSlices = 3'000'000;  // of a simulation for a choice: some seconds in all
+  sweep.options.simulated_slices = kMostSlices;
   if (flags.given("memory")) sweep.options.memory_bytes = real_number("--memory", *flags.find("memory"), "8e9");
   if (sweep.options.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
   std::vector<ScheduleOptions> fixed;
