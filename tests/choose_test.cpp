@@ -83,6 +83,56 @@ TEST(Choose, TheBestOfAll) {
   }
 }
 
+double simulated(const Layer& l, const Layouts& layouts, const ScheduleOptions& o, const Machine& m, Pass pass) {
+  return simulate({l.problem, layouts, l.heads_q, l.heads_k, o, l.shape}, m, pass).seconds;
+}
+
+// One number: what is said of the choice is what the simulator says of it, and no other of the first three is faster.
+TEST(Choose, TimesAreTheSimulators) {
+  const Machine& m = machine_preset("h100-400g");
+  for (unsigned seed = 40; seed < 52; ++seed) {
+    const Index ranks = seed % 2 == 0 ? 16 : 64;
+    Layer l = layer(documents(seed, 8192 * ranks), {.causal = true, .left = seed % 3 == 0 ? 2048 : -1});
+    l.heads_q = 64;
+    const BatchChoice batch = choose({&l, 1}, ranks, m);
+    const Layouts layouts = make_layouts(batch.layout, l.problem, ranks);
+    const ScheduleChoice& c = batch.layers[0];
+    ASSERT_TRUE(batch.simulated && c.best().simulated);
+    EXPECT_EQ(batch.seconds, c.best().seconds());
+    EXPECT_EQ(c.best().forward, simulated(l, layouts, c.schedule(), m, Pass::forward));
+    EXPECT_EQ(c.best().backward, simulated(l, layouts, c.schedule(), m, Pass::backward));
+    Index count = 0;
+    for (const Candidate& other : c.candidates) {
+      if (!other.simulated) continue;
+      ++count;
+      EXPECT_GE(other.seconds(), c.best().seconds() * (1 - 1e-5)) << c.why();
+      EXPECT_EQ(other.backward, simulated(l, layouts, other.schedule, m, Pass::backward));
+    }
+    EXPECT_LE(count, 3);
+    const ScheduleChoice again = choose_schedule(l, layouts, m);
+    EXPECT_EQ(again.why(), c.why());
+  }
+}
+
+TEST(Choose, TooManySlicesAreEstimatedAndThatIsSaid) {
+  const Machine& m = machine_preset("h100-400g");
+  const Layer l = layer(documents(3, 65536));
+  const BatchChoice c = choose({&l, 1}, 16, m, {.simulated_slices = 10});
+  EXPECT_FALSE(c.simulated || c.layers[0].best().simulated);
+  EXPECT_NE(c.why().find("estimated from a few ranks"), std::string::npos) << c.why();
+  const BatchChoice whole = choose({&l, 1}, 16, m);
+  EXPECT_TRUE(whole.simulated);
+  EXPECT_EQ(whole.layers[0].why().find("estimated"), std::string::npos) << whole.why();
+}
+
+TEST(Choose, LayersAreCountedInWords) {
+  const Machine& m = machine_preset("h100-400g");
+  Layer l = layer({65536});
+  EXPECT_EQ(choose({&l, 1}, 8, m).why().find("for all"), std::string::npos);
+  l.count = 3;
+  EXPECT_NE(choose({&l, 1}, 8, m).why().find("for all 3 layers"), std::string::npos);
+}
+
 TEST(Choose, WindowsChooseDifferently) {
   const Machine& m = machine_preset("h100-400g");
   const std::vector<Layer> layers = {layer({1 << 19}), layer({1 << 19}, {.causal = true, .left = 512})};

@@ -1,7 +1,9 @@
 // What is drawn: every visible pair by exactly one slice, in the step that the table says; text of any origin as text.
+#include <iomanip>
 #include <map>
 #include <random>
 #include <set>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -10,6 +12,7 @@
 #include "draw/contents.h"
 #include "draw/scene.h"
 #include "draw/written.h"
+#include "refusal.h"
 #include "weft/cost.h"
 #include "weft/error.h"
 
@@ -131,6 +134,37 @@ TEST(Draw, PagesStayBelowFiveMegabytes) {
             std::string::npos);
   const Problem small(Stream::from_lengths(std::vector<Index>{9}), {});
   EXPECT_THROW(html(scene_of(small, LayoutKind::zigzag, 2, std::string(6'000'000, 'x'))), Error);
+}
+
+TEST(Draw, PicturesSayHowManyRanksTheyTime) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{4096}), {.causal = true});
+  EXPECT_NE(svg(scene_of(problem, LayoutKind::zigzag, 64)).find("simulated on h100-400g, 16 of 64 ranks"),
+            std::string::npos);
+  EXPECT_EQ(svg(scene_of(problem, LayoutKind::zigzag, 8)).find(" of 8 ranks"), std::string::npos);
+}
+
+TEST(Draw, RanksThatWouldFillTheMemoryAreRefused) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{8192}), {.causal = true});
+  expect_refusal([&] { (void)scene_of(problem, LayoutKind::contiguous, 2048); },
+                 {"2048 ranks with 1 documents are too many to draw", "at most 1024 ranks"});
+}
+
+TEST(Draw, TheNoteOfAChoiceHasTheTimeOfItsPanel) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{30000, 2000, 768}), {.causal = true});
+  const Subject subject{.problem = problem,
+                        .heads_q = 32,
+                        .heads_k = 8,
+                        .shape = {.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128},
+                        .machine = machine_preset("h100-400g")};
+  for (const LayoutKind kind : {LayoutKind::zigzag, LayoutKind::contiguous, LayoutKind::balanced}) {
+    const Setting setting = chosen(subject, make_layouts(kind, problem, 8));
+    const Scene scene = make_scene(subject, {setting});
+    const Times& times = scene.panels[0].times;
+    std::ostringstream said;
+    said << std::setprecision(3) << ": " << 1e3 * (times.forward.seconds + times.backward.seconds) << " ms (forward "
+         << 1e3 * times.forward.seconds << " ms, backward " << 1e3 * times.backward.seconds << " ms)";
+    EXPECT_NE(setting.note.find(said.str()), std::string::npos) << setting.note << said.str();
+  }
 }
 
 TEST(Draw, CoarseThingsHoldTheFineOnes) {

@@ -1,5 +1,6 @@
-// Chooses a schedule for each layer and a layout for the batch: the best predicted one that fits the memory. A pure
-// function of its arguments, so all ranks get the same answer without talking.
+// Chooses a schedule for each layer and a layout for the batch: of the first three by a quick estimate the one that the
+// simulator says is fastest, of those that fit the memory. A pure function of its arguments, so all ranks get the same
+// answer without talking.
 #pragma once
 
 #include <span>
@@ -27,6 +28,9 @@ struct ChooseOptions {
   double memory_bytes = 0;                      // of a rank for one layer's tensors and workspaces; 0: the machine's
   std::vector<ScheduleOptions> schedules = {};  // to choose among; empty: usual_schedules()
   std::vector<LayoutKind> layouts = {};         // ..; empty: contiguous, zigzag, balanced, and dual_chunk where it can
+  // A simulation that would look at more slices (and steps of all ranks) is not made: the estimate decides, and why()
+  // says so. So many take about a tenth of a second.
+  Index simulated_slices = 200'000;
 };
 
 // Every kind of schedule in the variants worth a look on so many ranks.
@@ -35,11 +39,12 @@ WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, In
 
 struct Candidate {
   ScheduleOptions schedule = {};
-  double forward = 0, backward = 0;  // predicted seconds of one layer
+  double forward = 0, backward = 0;  // seconds of one layer
   Index memory = 0;                  // bytes of the rank that needs most, in the pass that needs most
+  bool simulated = false;            // .. by simulate(), of all ranks; otherwise a quick estimate from a few
   bool fits = true;
   bool at_least =
-      false;  // the seconds are a bound: its exchanges alone take longer than the best; memory was not asked
+      false;  // the seconds are a bound: its exchanges alone take longer than the third best; memory was not asked
   std::string refused = {};  // why it cannot be made
 
   double seconds() const { return forward + backward; }
@@ -51,10 +56,11 @@ struct WEFT_API ScheduleChoice {
   std::size_t chosen = 0;  // of the candidates
   std::vector<Candidate> candidates = {};
   double memory_bytes = 0;  // the budget
+  double slices = 0;        // of all ranks, about
 
   const Candidate& best() const { return candidates[chosen]; }
   const ScheduleOptions& schedule() const { return best().schedule; }
-  // In words and numbers: what it takes, what the next best would take, and what does not fit.
+  // In words and numbers: what it takes, what the others that were simulated would take, and what does not fit.
   std::string why() const;
 };
 // Error if nothing fits, with what would.
@@ -66,10 +72,13 @@ struct WEFT_API BatchChoice {
   struct Tried {
     LayoutKind layout = LayoutKind::zigzag;
     double seconds = 0;        // of all layers
+    bool simulated = false;    // otherwise a quick estimate
     std::string refused = {};  // why it cannot be made, or nothing fits
   };
   LayoutKind layout = LayoutKind::zigzag;
   double seconds = 0;
+  bool simulated = false;  // otherwise a quick estimate: there are too many slices
+  Index count = 1;         // layers of all kinds
   std::vector<ScheduleChoice> layers = {};
   std::vector<Tried> layouts = {};
 

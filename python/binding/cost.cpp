@@ -120,6 +120,7 @@ void bind_choices(nb::module_& m) {
       .def_prop_ro("forward", [](const ScheduleChoice& c) { return c.best().forward; })
       .def_prop_ro("backward", [](const ScheduleChoice& c) { return c.best().backward; })
       .def_prop_ro("memory_bytes", [](const ScheduleChoice& c) { return c.best().memory; })
+      .def_prop_ro("simulated", [](const ScheduleChoice& c) { return c.best().simulated; })
       .def_prop_ro("candidates",
                    [](const ScheduleChoice& c) {
                      nb::list all;
@@ -128,6 +129,7 @@ void bind_choices(nb::module_& m) {
                        one["words"] = words(each.schedule);
                        one["seconds"] = each.seconds();
                        one["at_least"] = each.at_least;
+                       one["simulated"] = each.simulated;
                        one["memory_bytes"] = each.memory;
                        one["fits"] = each.fits;
                        one["refused"] = each.refused;
@@ -155,6 +157,7 @@ void bind_choices(nb::module_& m) {
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")
       .def_prop_ro("layout", [](const BatchChoice& c) { return std::string(name(c.layout)); })
       .def_ro("seconds", &BatchChoice::seconds)
+      .def_ro("simulated", &BatchChoice::simulated)
       .def_ro("layers", &BatchChoice::layers)
       .def("why", &BatchChoice::why)
       .def("__repr__", [](const BatchChoice& c) { return "BatchChoice(" + std::string(name(c.layout)) + ")"; });

@@ -58,6 +58,19 @@ def test_choose_by_layer_and_why():
         weft.choose(packing, CAUSAL, 64, memory_bytes=1000)
 
 
+def test_times_of_a_choice_are_those_of_simulate():
+    packing = weft.Packing([0, 90000, 91000, 131072])
+    for mask in (CAUSAL, weft.Mask(causal=True, window=(700, 0))):
+        c = weft.choose(packing, mask, 16, heads=(64, 8), machine="h100-400g")
+        layer = c.layers[0]
+        both = [weft.simulate(packing, mask, ranks=16, heads=(64, 8), layout=c.layout, machine="h100-400g", backward=b,
+                              **layer.options)["seconds"] for b in (False, True)]
+        assert [layer.forward, layer.backward] == both and c.seconds == sum(both)
+        assert c.simulated and layer.simulated
+        assert sum(x["simulated"] for x in layer.candidates) <= 3
+        assert f"{1e3 * sum(both):.3g} ms" in c.why() and "all layers" not in c.why()
+
+
 def test_memory_budget_changes_the_choice():
     packing = weft.Packing([0, 1 << 17])
     free = weft.choose(packing, CAUSAL, 8).layers[0]

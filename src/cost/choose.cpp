@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iomanip>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <sstream>
 
@@ -34,28 +35,190 @@ std::string gigabytes(double bytes) {
   return out.str();
 }
 
+std::string more(double seconds, double than) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << 100 * (seconds / than - 1) << " % more";
+  return out.str();
+}
+
+std::string not_simulated(double slices) {
+  std::ostringstream out;
+  out << "estimated from a few ranks: all of them have about " << std::setprecision(2) << slices
+      << " slices, too many to simulate for a choice";
+  return out.str();
+}
+
 bool shared(const Machine& m) { return m.processor_ranks != 1 || m.processor_kernels < 1; }
 
-// Ranks that share a processor have to be looked at together.
-Candidate predicted(const Layer& layer, const Layouts& layouts, const Machine& machine, const cost::Sketch* sketch,
-                    const ScheduleOptions& options) {
-  Candidate c{.schedule = options};
+// Simulated, and so exactly what `weft simulate` prints.
+void simulate_candidate(const Layer& layer, const Layouts& layouts, const Machine& machine, Candidate& c) {
+  const Job job{layer.problem, layouts, layer.heads_q, layer.heads_k, c.schedule, layer.shape};
+  c.forward = c.backward = 0;
+  c.memory = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !layer.backward) continue;
-    double& seconds = pass == Pass::forward ? c.forward : c.backward;
-    if (sketch != nullptr) {
-      const cost::Sketch::Result r = sketch->estimate(options, pass);
-      seconds = r.seconds;
-      c.memory = max_of(c.memory, r.memory);
-    } else {
-      const Timeline t =
-          simulate({layer.problem, layouts, layer.heads_q, layer.heads_k, options, layer.shape}, machine, pass);
-      seconds = t.seconds;
-      c.memory = max_of(c.memory, t.memory.total());
+    const Timeline t = simulate(job, machine, pass);
+    (pass == Pass::forward ? c.forward : c.backward) = t.seconds;
+    c.memory = max_of(c.memory, t.memory.total());
+  }
+  c.simulated = true;
+}
+
+void estimate_candidate(const Layer& layer, const cost::Sketch& sketch, Candidate& c) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !layer.backward) continue;
+    const cost::Sketch::Result r = sketch.estimate(c.schedule, pass);
+    (pass == Pass::forward ? c.forward : c.backward) = r.seconds;
+    c.memory = max_of(c.memory, r.memory);
+  }
+  c.at_least = false;
+}
+
+// The schedules of one layer on one layout: ranked by estimates at first, then decided by simulations of the best.
+class Contest {
+ public:
+  Contest(const Layer& layer, const Layouts& layouts, const Machine& machine, const ChooseOptions& options)
+      : layer_(layer), layouts_(layouts), machine_(machine), most_slices_(options.simulated_slices) {
+    check_machine(machine);
+    const Index ranks = layouts.q.ranks();
+    choice_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : machine.memory_bytes;
+    if (!shared(machine)) sketch_.emplace(layer, layouts, machine);
+    choice_.slices = sketch_ ? sketch_->slices() : 0;
+    for (const ScheduleOptions& each :
+         options.schedules.empty() ? usual_schedules(machine, ranks, layer.heads_q, layer.heads_k) : options.schedules)
+      enter(each);
+    const auto first = best_of([](const Candidate&) { return true; });
+    if (!first) refuse();
+    estimated_ = choice_.candidates[*first].seconds();
+  }
+
+  double estimated() const { return estimated_; }  // of the first
+  // More to simulate than a choice is worth.
+  bool too_large() const {
+    std::vector<bool> seen(choice_.candidates.size(), false);
+    for (std::size_t n = 0; n < kFinalists; ++n) {
+      const auto next = best_of([&](const Candidate& c) { return !c.simulated && !seen[number(c)]; });
+      if (!next) return false;
+      seen[*next] = true;
+      if (far_behind(choice_.candidates[*next])) continue;
+      if (work(choice_.candidates[*next].schedule) > static_cast<double>(most_slices_)) return true;
+    }
+    return false;
+  }
+
+  ScheduleChoice decided(bool by_simulation) {
+    if (by_simulation) simulate_finalists();
+    const auto won = best_of([&](const Candidate& c) { return c.simulated || !by_simulation; });
+    if (!won) refuse();
+    choice_.chosen = *won;
+    return std::move(choice_);
+  }
+
+ private:
+  static constexpr std::size_t kFinalists = 3;
+
+  std::size_t number(const Candidate& c) const { return static_cast<std::size_t>(&c - choice_.candidates.data()); }
+
+  // What fits, the first of those that take the same.
+  template <class Wanted>
+  std::optional<std::size_t> best_of(const Wanted& wanted) const {
+    std::optional<std::size_t> best;
+    for (const Candidate& c : choice_.candidates) {
+      if (!c.usable() || c.at_least || !wanted(c)) continue;
+      if (!best || c.seconds() < choice_.candidates[*best].seconds() * (1 - kSame)) best = number(c);
+    }
+    return best;
+  }
+
+  template <class F>
+  void attempt(Candidate& c, const F& predict) {
+    try {
+      predict();
+      if (c.at_least) return;
+      c.fits = choice_.memory_bytes == 0 || static_cast<double>(c.memory) <= choice_.memory_bytes;
+      needs_ = min_of(needs_, c.memory);
+    } catch (const Error& e) {
+      c.refused = e.problem();
+      if (remedy_.empty()) remedy_ = e.remedy();
     }
   }
-  return c;
-}
+
+  void enter(const ScheduleOptions& options) {
+    Candidate c{.schedule = options};
+    attempt(c, [&] {
+      if (!sketch_) return simulate_candidate(layer_, layouts_, machine_, c);
+      c.forward = sketch_->at_least(options, Pass::forward);
+      if (layer_.backward) c.backward = sketch_->at_least(options, Pass::backward);
+      c.at_least = least_.size() == kFinalists && c.seconds() > least_.back();
+      if (!c.at_least) estimate_candidate(layer_, *sketch_, c);
+    });
+    if (c.usable() && !c.at_least) {
+      least_.insert(std::upper_bound(least_.begin(), least_.end(), c.seconds()), c.seconds());
+      if (least_.size() > kFinalists) least_.pop_back();
+    }
+    choice_.candidates.push_back(std::move(c));
+  }
+
+  // Slices that are planned, and steps of every rank.
+  double work(const ScheduleOptions& o) const {
+    const Index inside = o.kind == ScheduleKind::hybrid ? o.inside : 1, ranks = layouts_.q.ranks();
+    const bool ring = (o.kind == ScheduleKind::hybrid ? o.across : o.kind) == ScheduleKind::ring;
+    return choice_.slices + (ring ? static_cast<double>(ranks) * static_cast<double>(ranks / inside / o.abreast) : 0);
+  }
+
+  // Its exchanges alone take longer than the best can, however rough that estimate is: not worth a simulation.
+  bool far_behind(const Candidate& c) const {
+    constexpr double kRough = 1.5;
+    const double backward = layer_.backward ? sketch_->at_least(c.schedule, Pass::backward) : 0;
+    return sketch_->at_least(c.schedule, Pass::forward) + backward > kRough * estimated();
+  }
+
+  void simulate_finalists() {
+    std::size_t done = 0;
+    std::vector<bool> seen(choice_.candidates.size(), false);
+    while (done < kFinalists && sketch_) {
+      const auto next = best_of([&](const Candidate& c) { return !c.simulated && !seen[number(c)]; });
+      if (!next) {
+        if (done > 0 || !estimate_the_rest()) return;
+        continue;
+      }
+      seen[*next] = true;
+      Candidate& c = choice_.candidates[*next];
+      if (done == 0 || !far_behind(c)) attempt(c, [&] { simulate_candidate(layer_, layouts_, machine_, c); });
+      done += c.usable();
+    }
+  }
+
+  // None that was estimated fits after all: those that only have a bound may.
+  bool estimate_the_rest() {
+    bool any = false;
+    for (Candidate& c : choice_.candidates) {
+      if (!c.at_least || !c.refused.empty()) continue;
+      any = true;
+      attempt(c, [&] { estimate_candidate(layer_, *sketch_, c); });
+    }
+    return any;
+  }
+
+  [[noreturn]] void refuse() const {
+    if (needs_ == std::numeric_limits<Index>::max())
+      throw Error(text("no schedule can be made: ", choice_.candidates.front().refused), remedy_);
+    throw Error(text("no schedule fits ", gigabytes(choice_.memory_bytes), " a rank; the least needs ",
+                     gigabytes(static_cast<double>(needs_))),
+                "use more ranks, fewer tokens, or a larger memory_bytes");
+  }
+
+  const Layer& layer_;
+  const Layouts& layouts_;
+  const Machine& machine_;
+  Index most_slices_;
+  ScheduleChoice choice_;
+  std::optional<cost::Sketch> sketch_;  // none: ranks that share a processor are simulated together
+  double estimated_ = 0;
+  std::vector<double> least_;  // the best estimates so far
+  Index needs_ = std::numeric_limits<Index>::max();
+  std::string remedy_;  // of the first that cannot be made
+};
 
 ScheduleOptions with_groups(Index groups) { return {.kind = ScheduleKind::all_gather, .head_groups = groups}; }
 
@@ -101,49 +264,8 @@ std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks
 
 ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
                                const ChooseOptions& options) {
-  check_machine(machine);
-  const Index ranks = layouts.q.ranks();
-  const std::vector<ScheduleOptions> tried =
-      options.schedules.empty() ? usual_schedules(machine, ranks, layer.heads_q, layer.heads_k) : options.schedules;
-  ScheduleChoice choice{.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : machine.memory_bytes};
-  std::optional<cost::Sketch> sketch;
-  if (!shared(machine)) sketch.emplace(layer, layouts, machine);
-  double least = std::numeric_limits<double>::infinity();
-  Index needs = std::numeric_limits<Index>::max();
-  std::string remedy;  // of the first that cannot be made
-  for (const ScheduleOptions& each : tried) {
-    Candidate c{.schedule = each};
-    try {
-      if (sketch) {
-        c.forward = sketch->at_least(each, Pass::forward);
-        if (layer.backward) c.backward = sketch->at_least(each, Pass::backward);
-        c.at_least = c.seconds() > least;
-      }
-      if (c.at_least) {
-        choice.candidates.push_back(std::move(c));
-        continue;
-      }
-      c = predicted(layer, layouts, machine, sketch ? &*sketch : nullptr, each);
-      c.fits = choice.memory_bytes == 0 || static_cast<double>(c.memory) <= choice.memory_bytes;
-      needs = min_of(needs, c.memory);
-    } catch (const Error& e) {
-      c.refused = e.problem();
-      if (remedy.empty()) remedy = e.remedy();
-    }
-    choice.candidates.push_back(std::move(c));
-    const Candidate& last = choice.candidates.back();
-    if (!last.usable() || last.seconds() >= least * (1 - kSame)) continue;
-    least = last.seconds();
-    choice.chosen = choice.candidates.size() - 1;
-  }
-  if (std::isinf(least)) {
-    if (needs == std::numeric_limits<Index>::max())
-      throw Error(text("no schedule can be made: ", choice.candidates.front().refused), remedy);
-    throw Error(text("no schedule fits ", gigabytes(choice.memory_bytes), " a rank; the least needs ",
-                     gigabytes(static_cast<double>(needs))),
-                "use more ranks, fewer tokens, or a larger memory_bytes");
-  }
-  return choice;
+  Contest contest(layer, layouts, machine, options);
+  return contest.decided(!contest.too_large());
 }
 
 std::string ScheduleChoice::why() const {
@@ -152,21 +274,25 @@ std::string ScheduleChoice::why() const {
       text(words(won.schedule), ": ", milliseconds(won.seconds()), " (forward ", milliseconds(won.forward));
   if (won.backward > 0) out += text(", backward ", milliseconds(won.backward));
   out += text("), ", gigabytes(static_cast<double>(won.memory)), " a rank");
+  if (!won.simulated) out += text(", ", not_simulated(slices));
   std::vector<const Candidate*> others;
-  std::size_t too_large = 0;
+  std::size_t too_large = 0, behind = 0;
   for (const Candidate& c : candidates) {
-    if (&c != &won && c.usable()) others.push_back(&c);
     too_large += !c.fits;
+    if (&c == &won || !c.usable()) continue;
+    if (c.simulated == won.simulated)
+      others.push_back(&c);
+    else
+      ++behind;
   }
   std::sort(others.begin(), others.end(),
             [](const Candidate* a, const Candidate* b) { return a->seconds() < b->seconds(); });
   constexpr std::size_t kShown = 3;
-  for (std::size_t n = 0; n < std::min(kShown, others.size()); ++n) {
-    std::ostringstream more;
-    more << std::fixed << std::setprecision(1) << 100 * (others[n]->seconds() / won.seconds() - 1);
+  for (std::size_t n = 0; n < std::min(kShown, others.size()); ++n)
     out += text(n == 0 ? "; " : ", ", words(others[n]->schedule), others[n]->at_least ? " takes at least " : " takes ",
-                more.str(), " % more");
-  }
+                more(others[n]->seconds(), won.seconds()));
+  if (behind > 0)
+    out += text("; ", behind, behind == 1 ? " more is" : " more are", " behind these by a quick estimate");
   if (too_large > 0)
     out += text("; ", too_large, " of ", candidates.size(), " need more than ", gigabytes(memory_bytes));
   return out;
@@ -199,41 +325,84 @@ BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& ma
   };
   const Layer& main = *std::max_element(layers.begin(), layers.end(),
                                         [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
+  // All are ranked by estimates. Those near the best are decided by simulations, unless one of them is too large.
+  struct Entry {
+    BatchChoice::Tried said;
+    std::unique_ptr<Layouts> layouts;
+    std::vector<std::unique_ptr<Contest>> layers;
+    bool decided = false;
+  };
+  std::vector<Entry> entries;
+  std::string remedy;  // of the first that does not work
+  double least = std::numeric_limits<double>::infinity();
+  const auto attempt = [&](Entry& e, const auto& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      e.said.refused = error.problem();
+      if (remedy.empty()) remedy = error.remedy();
+    }
+  };
+  for (const LayoutKind kind : kinds) {
+    Entry e{.said = {.layout = kind}, .layouts = {}, .layers = {}};
+    attempt(e, [&] {
+      e.layouts = std::make_unique<Layouts>(make_layouts(kind, main.problem, ranks));
+      for (const Layer& layer : layers) {
+        e.layers.push_back(std::make_unique<Contest>(layer, *e.layouts, machine, options));
+        e.said.seconds += e.layers.back()->estimated() * static_cast<double>(layer.count);
+      }
+      least = std::min(least, e.said.seconds);
+    });
+    entries.push_back(std::move(e));
+  }
   BatchChoice best;
   best.seconds = std::numeric_limits<double>::infinity();
-  std::vector<BatchChoice::Tried> tried;
-  std::string remedy;  // of the first that does not work
-  for (const LayoutKind kind : kinds) {
-    BatchChoice::Tried t{.layout = kind};
-    try {
-      const Layouts layouts = make_layouts(kind, main.problem, ranks);
-      std::vector<ScheduleChoice> chosen;
-      for (const Layer& layer : layers) {
-        chosen.push_back(choose_schedule(layer, layouts, machine, options));
-        t.seconds += chosen.back().best().seconds() * static_cast<double>(layer.count);
-      }
-      if (t.seconds < best.seconds * (1 - kSame)) {
-        best.layout = kind;
-        best.seconds = t.seconds;
+  best.count = 0;
+  for (const Layer& layer : layers) best.count += layer.count;
+  constexpr double kNear = 1.25;  // estimates are seldom further off
+  for (const double most : {kNear * least, std::numeric_limits<double>::infinity()}) {
+    const auto takes_part = [&](const Entry& e) {
+      return !e.decided && e.said.refused.empty() && e.said.seconds <= most;
+    };
+    best.simulated = std::none_of(entries.begin(), entries.end(), [&](const Entry& e) {
+      return takes_part(e) &&
+             std::any_of(e.layers.begin(), e.layers.end(), [](const auto& l) { return l->too_large(); });
+    });
+    for (Entry& e : entries) {
+      if (!takes_part(e)) continue;
+      e.decided = true;
+      attempt(e, [&] {
+        std::vector<ScheduleChoice> chosen;
+        double seconds = 0;
+        for (std::size_t n = 0; n < layers.size(); ++n) {
+          chosen.push_back(e.layers[n]->decided(best.simulated));
+          seconds += chosen.back().best().seconds() * static_cast<double>(layers[n].count);
+        }
+        e.said.seconds = seconds;
+        e.said.simulated = best.simulated;
+        if (seconds >= best.seconds * (1 - kSame)) return;
+        best.layout = e.said.layout;
+        best.seconds = seconds;
         best.layers = std::move(chosen);
-      }
-    } catch (const Error& e) {
-      t.refused = e.problem();
-      if (remedy.empty()) remedy = e.remedy();
+      });
     }
-    tried.push_back(std::move(t));
+    if (!best.layers.empty()) break;
   }
-  if (best.layers.empty()) throw Error(text("no layout works: ", tried.front().refused), remedy);
-  best.layouts = std::move(tried);
+  if (best.layers.empty()) throw Error(text("no layout works: ", entries.front().said.refused), remedy);
+  for (Entry& e : entries) best.layouts.push_back(std::move(e.said));
   return best;
 }
 
 std::string BatchChoice::why() const {
-  std::string out = text("layout ", name(layout), ": ", milliseconds(seconds), " for all layers");
+  std::string out = text("layout ", name(layout), ": ", milliseconds(seconds));
+  if (count > 1) out += text(" for all ", count, " layers");
+  if (!simulated) out += ", estimated";
   for (const Tried& t : layouts) {
     if (t.layout == layout) continue;
-    out += t.refused.empty() ? text("; ", name(t.layout), " ", milliseconds(t.seconds))
-                             : text("; ", name(t.layout), " cannot: ", t.refused);
+    out += !t.refused.empty() ? text("; ", name(t.layout), " cannot: ", t.refused)
+           : t.simulated == simulated
+               ? text("; ", name(t.layout), " ", milliseconds(t.seconds))
+               : text("; ", name(t.layout), " about ", more(t.seconds, seconds), ", by an estimate");
   }
   for (std::size_t n = 0; n < layers.size(); ++n) out += text("\nlayer ", n, ": ", layers[n].why());
   return out;

@@ -9,6 +9,7 @@
 #include "cost/outline.h"
 #include "cost/patterns.h"
 #include "cost/ring_moves.h"
+#include "plan/partial.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
@@ -146,10 +147,16 @@ class FromJob {
     return 1 + stage;
   }
 
+  // By the sequences whose tokens the rank holds: there may be many more.
+  Plan plan_of(Index rank, const RunList& keys) const {
+    const RunList own = job_.layouts.q.runs(rank);
+    return make_plan(job_.problem, own, keys, sequences_in(job_.problem.packing().q(), own));
+  }
+
   void plan_all() {
     const Layout &q = job_.layouts.q, &k = job_.layouts.k;
     const RunList keys = sequence_ ? k.sequence_order() : k.rank_order();
-    choose_sample(q, keys);
+    choose_sample(keys);
     if (form_ == Form::exact)
       for (Index stage = 0; stage < stages(); ++stage) messages_.push_back(std::make_shared<std::vector<Span>>());
     for (Index group = 0; group < count(); group += o_.repeat) {
@@ -160,7 +167,7 @@ class FromJob {
       for (const Index g : kinds) counters.emplace_back(g, 1, costs_.rate());
       for (Index member = 0; member < inside_; member += skip_) {
         const Index rank = group * inside_ + member;
-        const Plan plan = make_plan(job_.problem, q.runs(rank), keys);
+        const Plan plan = plan_of(rank, keys);
         for (const Slice& s : plan.slices) {
           if (form_ == Form::gather || form_ == Form::stay) {
             for (TileCounter& c : counters) c.add(s, member * q.rows());
@@ -233,13 +240,13 @@ class FromJob {
   }
 
   // Looks at three ranks to tell how many slices all have.
-  void choose_sample(const Layout& q, const RunList& keys) {
+  void choose_sample(const RunList& keys) {
     o_.stride = inside_;
     constexpr Index kFew = 256;
     if (ranks_ > kFew) {
       double most = 0;
       for (const Index rank : {Index{0}, ranks_ / 2, ranks_ - 1})
-        most = std::max(most, static_cast<double>(make_plan(job_.problem, q.runs(rank), keys).slices.size()));
+        most = std::max(most, static_cast<double>(plan_of(rank, keys).slices.size()));
       const double times = std::ceil(std::max(1.0, most * static_cast<double>(ranks_) / kMostSlices));
       constexpr Index kLeast = 16;  // groups
       o_.repeat = min_of(static_cast<Index>(times), max_of(1, count() / kLeast));

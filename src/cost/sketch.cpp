@@ -79,6 +79,7 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
     const RunList own = layouts.q.runs(rank), own_keys = layouts.k.runs(rank);
     const std::vector<Index> seen_in = sequences_in(q_stream, own);
     Plan plan = make_plan(layer.problem, own, keys, seen_in);
+    slices_ += static_cast<double>(plan.slices.size());
     std::sort(plan.slices.begin(), plan.slices.end(),
               [](const Slice& a, const Slice& b) { return a.k_begin < b.k_begin; });
     Index touched = 0, end = 0;
@@ -120,6 +121,7 @@ Sketch::Sketch(const Layer& layer, const Layouts& layouts, const Machine& machin
     }
     samples_.push_back(std::move(sample));
   }
+  slices_ *= static_cast<double>(ranks_) / static_cast<double>(max_of(1, static_cast<Index>(samples_.size())));
 }
 
 // The outline of a schedule on the samples: real loads and works, peers that do as the samples do.

@@ -19,6 +19,8 @@ class Sketch {
   Result estimate(const ScheduleOptions& options, Pass pass) const;
   // No pass takes less: what its exchanges take alone.
   double at_least(const ScheduleOptions& options, Pass pass) const;
+  // Of all ranks, as the samples have them.
+  double slices() const { return slices_; }
 
  private:
   friend class Mini;
@@ -45,6 +47,7 @@ class Sketch {
   Schedule base_;                // checked: heads, layouts
   std::vector<Sample> samples_;  // by rank
   std::vector<double> pairs_;    // [ranks] of the ranks' queries; empty: even
+  double slices_ = 0;
 };
 
 }  // namespace weft::cost

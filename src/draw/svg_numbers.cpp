@@ -84,7 +84,9 @@ double draw_times(const Panel& panel, const Scales& scales, Point at, double wid
   const double high = shown <= 8 ? 17 : 12, lane = high + 3, split = high * 0.62;
   const auto x = [&](double t) { return left + t / end * length; };
   ink.label({left - 8, at.y}, "rank", "small quiet end");
-  ink.label({left, at.y}, weft::text("forward, ", times.about), "small quiet");
+  const Index all = panel.layouts.q.ranks();
+  const std::string part = shown > 0 && shown < all ? weft::text(", ", shown, " of ", all, " ranks") : "";
+  ink.label({left, at.y}, weft::text("forward, ", times.about, part), "small quiet");
   for (Index i = 0; i < shown; ++i) {
     const RankTimeline& line = detail[static_cast<std::size_t>(i * ranks / shown)];
     const double y = at.y + 6 + lane * static_cast<double>(i);

@@ -58,6 +58,14 @@ ScheduleOptions fitted_to(ScheduleOptions options, const check::Case& c) {
   return options;
 }
 
+// What all lines have in common.
+std::string heading_of(const check::Case& c, bool windows, bool heads) {
+  Mask mask = c.mask;
+  if (windows) mask.left = mask.right = -1;
+  return fmt::format("{}, {}", mask_words(mask),
+                     heads ? fmt::format("dim {}:{}, {}", c.dim_qk, c.dim_v, weft::name(c.dtype)) : attention_words(c));
+}
+
 struct Sweep {
   const Flags& flags;
   Machine machine;
@@ -97,6 +105,9 @@ void add_chosen(Sweep& sweep, check::Case c, const Problem& problem, const std::
                 const SimulatedLine& base) {
   SimulatedLine line = base;
   line.chosen = true;
+  line.asked =
+      fmt::format("{}, {}", sweep.options.schedules.empty() ? "auto" : weft::words(sweep.options.schedules.front()),
+                  layout == "auto" ? "auto layout" : layout);
   const Layer layer{.problem = problem,
                     .heads_q = c.heads_q,
                     .heads_k = c.heads_k,
@@ -137,21 +148,11 @@ void print_lines(const std::vector<SimulatedLine>& lines, bool windows, bool doc
     const auto ms = [](const std::optional<Timeline>& t) {
       return t ? fmt::format("{:.3f}", t->seconds * 1e3) : std::string("-");
     };
-    double exchange = 0, hidden = 0, straggling = 0;
-    Index bytes = 0;
-    for (const auto* t : {&l.forward, &l.backward}) {
-      if (!*t) continue;
-      for (const RankTimes& r : (*t)->ranks) {
-        exchange += r.exchange;
-        hidden += r.overlapped;
-      }
-      straggling = std::max(straggling, (*t)->straggling());
-      bytes += (*t)->bytes_in();
-    }
+    const SimulatedLine::Totals both = l.totals();
     fmt::print("{:>10}{:>10}{:>9.1f}{:>5.0f}%{:>6}{:>7.2f}{:>10.1f}{:>10}\n", ms(l.forward), ms(l.backward),
                l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12, 100 * l.ideal() / l.seconds(),
-               exchange > 0 ? fmt::format("{:.0f}%", 100 * hidden / exchange) : "-", straggling,
-               static_cast<double>(bytes) / 0x1p20, bytes_text(l.memory()));
+               both.exchange > 0 ? fmt::format("{:.0f}%", 100 * both.hidden / both.exchange) : "-", both.straggling,
+               static_cast<double>(both.bytes_in) / 0x1p20, bytes_text(l.memory()));
   }
   std::set<std::string> told;
   for (const SimulatedLine& l : lines)
@@ -191,7 +192,8 @@ json to_json(const Timeline& t) {
                         {"bytes_in", e.bytes_in},
                         {"bytes_out", e.bytes_out}});
     }
-    out["timelines"].push_back({{"rank", rank.rank}, {"events", std::move(events)}});
+    out["timelines"].push_back(
+        {{"rank", rank.rank}, {"events", std::move(events)}, {"events_total", rank.events.size()}});
   }
   return out;
 }
@@ -235,6 +237,23 @@ Index SimulatedLine::memory() const {
   return max_of(forward ? forward->memory.total() : 0, backward ? backward->memory.total() : 0);
 }
 
+SimulatedLine::Totals SimulatedLine::totals() const {
+  Totals all;
+  std::vector<Index> bytes(static_cast<std::size_t>(ranks), 0);
+  for (const auto* t : {&forward, &backward}) {
+    if (!*t) continue;
+    for (std::size_t r = 0; r < bytes.size(); ++r) {
+      const RankTimes& times = (*t)->ranks[r];
+      all.exchange += times.exchange;
+      all.hidden += times.overlapped;
+      bytes[r] += times.bytes_in;
+    }
+    all.straggling = std::max(all.straggling, (*t)->straggling());
+  }
+  all.bytes_in = *std::max_element(bytes.begin(), bytes.end());
+  return all;
+}
+
 std::string SimulatedLine::name() const {
   return fmt::format("{}{}, {}", chosen ? "auto: " : "", weft::words(schedule), weft::name(layout));
 }
@@ -259,6 +278,8 @@ const std::vector<FlagSpec>& simulate_flags() {
 int simulate(const Flags& flags) {
   if (flags.given("machines")) return list_machines();
   Sweep sweep{flags, machine_of(flags, "h100-400g"), passes_of(flags), {}};
+  constexpr Index kMostSlices = 3'000'000;  // of a simulation for a choice: some seconds in all
+  sweep.options.simulated_slices = kMostSlices;
   if (flags.given("memory")) sweep.options.memory_bytes = real_number("--memory", *flags.find("memory"), "8e9");
   if (sweep.options.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
   std::vector<ScheduleOptions> fixed;
@@ -300,7 +321,7 @@ int simulate(const Flags& flags) {
               const check::Case c = case_of(one, kSimulateDefaults);
               const Problem problem = check::problem_of(c);
               SimulatedLine base = line_of(c, problem, docs, window);
-              if (heading.empty()) heading = fmt::format("{}, {}", mask_words(c.mask), attention_words(c));
+              if (heading.empty()) heading = heading_of(c, windows.size() > 1, heads.size() > 1);
               for (const ScheduleOptions& options : fixed) {
                 progress.show(static_cast<Index>(sweep.lines.size()), 0);
                 if (any) {  // the layout chosen for this schedule
@@ -311,6 +332,7 @@ int simulate(const Flags& flags) {
                 }
                 SimulatedLine line = base;
                 line.schedule = fitted_to(options, c);
+                line.asked = line.name();
                 try {
                   sweep.run(line, c, problem, check::layouts_of(c, problem));
                 } catch (const Error& e) {

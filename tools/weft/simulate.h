@@ -24,7 +24,16 @@ struct SimulatedLine {
   double flops = 0;  // useful ones, of all ranks and passes
   std::optional<Timeline> forward = {}, backward = {};
   std::string refused = {};
-  std::string why = {};  // of auto
+  std::string why = {};    // of auto
+  std::string asked = {};  // schedule and layout as they were asked for: those of auto are others on other ranks
+
+  // Both passes together.
+  struct Totals {
+    double exchange = 0, hidden = 0;  // seconds of all ranks with bytes on their way, and of these under computes
+    double straggling = 1;            // of the pass where it is larger
+    Index bytes_in = 0;               // of the rank that receives most
+  };
+  Totals totals() const;
 
   double seconds() const { return (forward ? forward->seconds : 0) + (backward ? backward->seconds : 0); }
   double ideal() const { return (forward ? forward->ideal : 0) + (backward ? backward->ideal : 0); }

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "draw/svg_parts.h"
 #include "draw/written.h"
 #include "numbers.h"
 #include "simulate.h"
@@ -60,7 +61,7 @@ std::string curves(const std::vector<const SimulatedLine*>& lines) {
   std::map<std::string, std::vector<const SimulatedLine*>> by_name;
   std::set<Index> ranks;
   for (const SimulatedLine* l : lines) {
-    by_name[l->chosen ? "auto" : l->name()].push_back(l);
+    by_name[l->asked].push_back(l);
     ranks.insert(l->ranks);
   }
   if (ranks.size() < 2) return "";
@@ -71,11 +72,18 @@ std::string curves(const std::vector<const SimulatedLine*>& lines) {
   };
   double best = 0;
   for (const SimulatedLine* l : lines) best = std::max(best, l->ideal() / l->seconds());
-  const double top = std::min(1.0, std::max(0.1, std::ceil(best * 10) / 10));
+  // Round steps of at least a percent, and as many as there are up to the best.
+  constexpr double kSteps = 5;
+  const double step = std::max(0.01, draw::round_step(best / kSteps));
+  const int steps = std::max(1, static_cast<int>(std::ceil(best / step - 1e-6)));
+  const double top = step * steps;
   const auto y = [&](double share) { return kTop + kHigh * (1 - share / top); };
-  std::string out = "<svg viewBox=\"0 0 1000 310\" role=\"img\" aria-label=\"share of the ideal over ranks\">";
-  for (int n = 0; n <= 4; ++n) {
-    const double share = top * n / 4;
+  constexpr int kNames = 14;  // high
+  std::string out =
+      fmt::format("<svg viewBox=\"0 0 1000 {}\" role=\"img\" aria-label=\"share of the ideal over ranks\">",
+                  std::max(310, 20 + kNames * static_cast<int>(by_name.size())));
+  for (int n = 0; n <= steps; ++n) {
+    const double share = step * n;
     out += fmt::format(
         "<line class=\"l\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/><text class=\"f\" x=\"{}\" "
         "y=\"{:.1f}\" text-anchor=\"end\">{:.0f} %</text>",
@@ -89,9 +97,17 @@ std::string curves(const std::vector<const SimulatedLine*>& lines) {
     std::string points;
     for (const SimulatedLine* l : of)
       points += fmt::format("{:.1f},{:.1f} ", x(l->ranks), y(l->ideal() / l->seconds()));
-    out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>", points, colour(n));
-    out += fmt::format("<text x=\"{}\" y=\"{}\"><tspan fill=\"{}\">&#9632;</tspan> {}</text>", kLeft + kWide + 24,
-                       20 + 14 * static_cast<int>(n), colour(n), escaped(name));
+    // Past the colours there are, the same ones in dashes.
+    const std::string dashes =
+        n < std::size(kColours) ? "" : fmt::format(" stroke-dasharray=\"{} 3\"", 2 + 4 * (n / std::size(kColours)));
+    out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>", points, colour(n),
+                       dashes);
+    const int line = 16 + kNames * static_cast<int>(n);
+    out += fmt::format(
+        "<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"{}\" stroke-width=\"3\"{}/><text x=\"{}\" "
+        "y=\"{}\">{}</text>",
+        kLeft + kWide + 14, kLeft + kWide + 38, line, line, colour(n), dashes, kLeft + kWide + 44, line + 4,
+        escaped(name));
     ++n;
   }
   return out + "</svg>";
@@ -109,7 +125,8 @@ std::string timeline(const Timeline& t) {
     out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">rank {}</text>", kLeft - 8, top + 18, rank.rank);
     std::size_t drawn = 0;
     for (const TimelineEvent& e : rank.events) {
-      if (e.kind == TimelineEvent::Kind::wait || ++drawn > kMostEvents) continue;
+      if (e.kind == TimelineEvent::Kind::wait) continue;
+      if (++drawn > kMostEvents) continue;
       const bool moves = e.kind == TimelineEvent::Kind::exchange;
       const double x = kLeft + kWide * e.begin / t.seconds, w = std::max(0.3, kWide * (e.end - e.begin) / t.seconds);
       out += fmt::format(
@@ -121,6 +138,9 @@ std::string timeline(const Timeline& t) {
                                                    : colour(4),
           escaped(e.name), e.step, e.begin * 1e3, e.end * 1e3);
     }
+    if (drawn > kMostEvents)
+      out += fmt::format("<text class=\"f\" x=\"{}\" y=\"{}\" text-anchor=\"end\">the first {} of {} events</text>",
+                         kLeft + kWide, top + 11, kMostEvents, drawn);
     top += kRow;
   }
   return out + fmt::format(
@@ -134,15 +154,16 @@ std::string table(const std::vector<const SimulatedLine*>& lines) {
       "<table><tr><th class=\"t\">schedule, layout</th><th>forward ms</th><th>backward ms</th><th>of ideal</th>"
       "<th>hidden</th><th>busiest / mean</th><th>MiB in</th><th>memory</th></tr>";
   for (const SimulatedLine* l : lines) {
-    const Timeline& t = l->backward ? *l->backward : *l->forward;
+    const SimulatedLine::Totals both = l->totals();
     const auto ms = [](const std::optional<Timeline>& of) {
       return of ? fmt::format("{:.3f}", of->seconds * 1e3) : "-";
     };
     out += fmt::format(
-        "<tr><td class=\"t\">{}</td><td>{}</td><td>{}</td><td>{:.0f} %</td><td>{:.0f} %</td><td>{:.2f}</td>"
+        "<tr><td class=\"t\">{}</td><td>{}</td><td>{}</td><td>{:.0f} %</td><td>{}</td><td>{:.2f}</td>"
         "<td>{:.1f}</td><td>{}</td></tr>",
-        escaped(l->name()), ms(l->forward), ms(l->backward), 100 * l->ideal() / l->seconds(), 100 * t.overlap(),
-        t.straggling(), static_cast<double>(t.bytes_in()) / 0x1p20, bytes_text(l->memory()));
+        escaped(l->name()), ms(l->forward), ms(l->backward), 100 * l->ideal() / l->seconds(),
+        both.exchange > 0 ? fmt::format("{:.0f} %", 100 * both.hidden / both.exchange) : "-", both.straggling,
+        static_cast<double>(both.bytes_in) / 0x1p20, bytes_text(l->memory()));
   }
   return out + "</table>";
 }
@@ -156,33 +177,44 @@ std::string simulated_page(const Machine& machine, const std::string& heading,
   std::vector<const SimulatedLine*> right;
   for (const SimulatedLine& l : lines)
     if (l.refused.empty() && l.seconds() > 0) right.push_back(&l);
-  const auto problem = [](const SimulatedLine& l) {
-    return fmt::format("{} documents, {} tokens{}, heads {}", l.documents, l.tokens,
-                       l.window.empty() ? "" : fmt::format(", window {}", l.window), l.heads);
+  const auto window = [](const SimulatedLine& l) {
+    return l.window.empty() ? "" : fmt::format(", window {}", l.window);
+  };
+  const auto problem = [&](const SimulatedLine& l) {
+    return fmt::format("{} document{}, {} tokens{}, heads {}", l.documents, l.documents == 1 ? "" : "s", l.tokens,
+                       window(l), l.heads);
   };
   std::map<std::string, std::vector<const SimulatedLine*>> sweeps;  // over ranks
   for (const SimulatedLine* l : right)
-    sweeps[fmt::format("{}, heads {}, window {}", l->docs, l->heads, l->window)].push_back(l);
+    sweeps[fmt::format("documents {}, heads {}{}", l->docs, l->heads, window(*l))].push_back(l);
   for (const auto& [name, of] : sweeps) {
     const std::string plot = curves(of);
     if (!plot.empty()) out += fmt::format("<h2>Share of the ideal over ranks</h2><p>{}</p>{}", escaped(name), plot);
   }
   std::vector<std::pair<std::string, std::vector<const SimulatedLine*>>> problems;
   for (const SimulatedLine* l : right) {
-    const std::string name = fmt::format("{} ranks: {}", l->ranks, problem(*l));
+    const std::string name = fmt::format("{} rank{}: {}", l->ranks, l->ranks == 1 ? "" : "s", problem(*l));
     if (problems.empty() || problems.back().first != name) problems.push_back({name, {}});
     problems.back().second.push_back(l);
   }
   constexpr std::size_t kTimelines = 24;
-  std::size_t drawn = 0;
+  std::size_t drawn = 0, all_timelines = 0;
+  for (const SimulatedLine* l : right) all_timelines += l->forward.has_value() + l->backward.has_value();
   for (const auto& [name, of] : problems) {
     out += fmt::format("<h2>{}</h2>{}{}", escaped(name), bars(of), table(of));
     out +=
-        "<p>Forward dark, backward light. Timelines: exchanges above, computes below, passes over rows in purple.</p>";
+        "<p>Forward dark, backward light. Hidden: share of the time of all exchanges that lies under computes. MiB in: "
+        "of "
+        "the rank that receives most. Both are of all passes above.</p>";
+    out += fmt::format(
+        "<p>Timelines of rank 0 and of the rank with most pairs: exchanges above, computes below, passes "
+        "over rows in purple.{}</p>",
+        all_timelines > kTimelines
+            ? fmt::format(" The page has the first {} of {} timelines.", kTimelines, all_timelines)
+            : "");
     for (const SimulatedLine* l : of) {
       for (const auto* t : {&l->forward, &l->backward}) {
-        if (!*t || drawn >= kTimelines) continue;
-        ++drawn;
+        if (!*t || ++drawn > kTimelines) continue;
         out += fmt::format("<h3>{}, {}</h3>{}", escaped(l->name()), t == &l->forward ? "forward" : "backward",
                            timeline(**t));
       }
