@@ -1,5 +1,6 @@
 """Arrays of any framework in, arrays of the same framework out; nothing is copied."""
 
+import itertools
 import re
 import sys
 
@@ -37,6 +38,15 @@ def error(problem, remedy):
     e = Error(f"{problem}; {remedy}")
     e.problem, e.remedy = problem, remedy
     return e
+
+
+def listed(values, name):
+    """What a caller gives one after another, as a list; what has no end is refused."""
+    most = 1 << 20
+    out = list(itertools.islice(values, most + 1))
+    if len(out) > most:
+        raise error(f"{name} has more than {most} entries", "give a list")
+    return out
 
 
 def need_cuda(name, where):
