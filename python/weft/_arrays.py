@@ -191,7 +191,7 @@ def array(x, writable=False, name="an array", stream=0):
             address = x.data_ptr()
         except RuntimeError as e:
             raise _no_memory(x, name) from e
-        if address == 0 and x.numel() > 0:
+        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # counted from nowhere
             if not x._is_zerotensor():
                 raise _no_memory(x, name)
             x = _written_out(x, writable, name, "flag for zeros instead of elements", x.clone)
