@@ -157,7 +157,11 @@ TEST(Executor, GradientsHaveTheSameBitsOnEveryRun) {
 TEST(Executor, ThreadsThatMixTheirCallsHaveTheBitsOfOne) {
   struct Kind {
     Kind(const RanksProblem& problem, Index ranks, const ScheduleOptions& how)
-        : p(problem), layouts(make_layouts(LayoutKind::dual_chunk, p.problem, ranks)), options(how), in(p), wanted(run()) {}
+        : p(problem),
+          layouts(make_layouts(LayoutKind::dual_chunk, p.problem, ranks)),
+          options(how),
+          in(p),
+          wanted(run()) {}
     RanksResult run() { return run_on_ranks(p, in, layouts, options); }
 
     RanksProblem p;
