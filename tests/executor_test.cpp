@@ -1,6 +1,9 @@
 // The executor on ranks that are threads: bits, errors against the reference, bytes, workspaces, refusals.
+#include <atomic>
 #include <cmath>
+#include <deque>
 #include <numeric>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -148,6 +151,49 @@ TEST(Executor, GradientsHaveTheSameBitsOnEveryRun) {
       EXPECT_EQ(again.dsink.bytes, first.dsink.bytes);
     }
   }
+}
+
+// Threads of one process with executors of their own, each in the midst of the others' calls.
+TEST(Executor, ThreadsThatMixTheirCallsHaveTheBitsOfOne) {
+  struct Kind {
+    Kind(const RanksProblem& problem, Index ranks, const ScheduleOptions& how)
+        : p(problem),
+          layouts(make_layouts(LayoutKind::dual_chunk, p.problem, ranks)),
+          options(how),
+          in(p),
+          wanted(run()) {}
+    RanksResult run() { return run_on_ranks(p, in, layouts, options); }
+
+    RanksProblem p;
+    Layouts layouts;
+    ScheduleOptions options;
+    RanksInput in;
+    RanksResult wanted;
+  };
+  std::deque<Kind> kinds;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Problem problem(documents({30, 7, 41}, 4), {.causal = dtype != DType::f16});
+    for (const ScheduleKind schedule : schedule_kinds())
+      for (const Index ranks : {1, 2})
+        kinds.emplace_back(
+            RanksProblem{.problem = problem, .heads_q = 4, .heads_k = 2, .dtype = dtype, .sink = ranks == 2}, ranks,
+            ScheduleOptions{.kind = schedule, .inside = ranks});
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (std::size_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::size_t i = 0; i < (kSlow ? kinds.size() : 8 * kinds.size()); ++i) {
+        Kind& kind = kinds[(i * (2 * t + 1) + t) % kinds.size()];
+        const RanksResult got = kind.run();
+        for (const auto part : {&RanksResult::out, &RanksResult::lse, &RanksResult::dq, &RanksResult::dk,
+                                &RanksResult::dv, &RanksResult::dsink})
+          wrong += (got.*part).bytes != (kind.wanted.*part).bytes;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
 }
 
 // Sums over steps and ranks are f32 and rounded once, so more ranks do not cost accuracy.

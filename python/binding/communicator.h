@@ -16,8 +16,8 @@ namespace weft::python {
 namespace nb = nanobind;
 
 // Calls over a communicator are made by one thread at a time: between ranks their order must be the same, and what
-// executors keep is used again. Of one rank a second thread waits; of several it gets an Error, because nobody could say
-// in which order its peers see the calls. A thread may take a turn that it has.
+// executors keep is used again. Of one rank a second thread waits; of several it gets an Error, because nobody could
+// say in which order its peers see the calls. A thread may take a turn that it has.
 class Turns {
  public:
   explicit Turns(Index ranks) : ranks_(ranks) {}

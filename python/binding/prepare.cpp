@@ -1,6 +1,8 @@
 // Packs, micro-sequences, the K/V buffer, decoding on a cache.
 #include "weft/prepare.h"
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -296,6 +298,7 @@ void bind_kv_buffer(nb::module_& m) {
 struct HeldCache {
   Array k, v;
   KvCache cache;
+  std::unique_ptr<std::mutex> calls = std::make_unique<std::mutex>();  // attend runs without the GIL
 };
 
 void bind_kv_cache(nb::module_& m) {
@@ -315,12 +318,19 @@ void bind_kv_cache(nb::module_& m) {
       .def(
           "room", [](const HeldCache& c, Index i) { return c.cache.room(i); }, "sequence"_a)
       .def(
-          "keep", [](HeldCache& c, Index i, Index used) { c.cache.keep(i, used); }, "sequence"_a, "used"_a)
+          "keep",
+          [](HeldCache& c, Index i, Index used) {
+            const std::lock_guard alone(*c.calls);
+            c.cache.keep(i, used);
+          },
+          "sequence"_a, "used"_a)
       .def(
           "append",
           [](HeldCache& c, nb::object counts, const Array& k, const Array& v, std::uintptr_t stream) {
             const Place place = place_of({{"k", k}, {"v", v}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
-            c.cache.append(indices(counts, "counts"), view(k, "k", Format::thd), view(v, "v", Format::thd), place);
+            const std::vector<Index> n = indices(counts, "counts");
+            const std::lock_guard alone(*c.calls);
+            c.cache.append(n, view(k, "k", Format::thd), view(v, "v", Format::thd), place);
           },
           "counts"_a, "k"_a, "v"_a, "stream"_a = 0)
       .def(
@@ -333,6 +343,7 @@ void bind_kv_cache(nb::module_& m) {
                 {{"q", q}, {"sink", sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
             const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse, place);
             const ReleaseGil others_run;
+            const std::lock_guard alone(*c.calls);
             c.cache.attend(n, args, mask, kernel);
           },
           "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),

@@ -86,8 +86,7 @@ std::string words_of(nb::handle object, const char* attribute, const char* other
     mine.problem = text("rank ", rank, ": ", problem);
     throw Error(problem, words_of(e.value(), "remedy", "see where it was raised"));
   }
-  if (nb::hasattr(e.value(), "add_note"))
-    e.value().attr("add_note")(text("on rank ", rank, " of weft.spawn"));
+  if (nb::hasattr(e.value(), "add_note")) e.value().attr("add_note")(text("on rank ", rank, " of weft.spawn"));
   throw Raised(rank, e.what());
 }
 
@@ -102,7 +101,7 @@ class Lent {
   }
   Lent(const Lent&) = delete;
   ~Lent() {
-    const nb::error_scope raised;  // stays so
+    const nb::error_scope raised;                      // stays so
     PyThreadState_SetAsyncExc(mine_.thread, nullptr);  // an interrupt that came too late
     mine_.thread = 0;
     try {
@@ -141,7 +140,8 @@ void run_all(const std::shared_ptr<Shared>& shared) {
   try {
     ThreadRanks how = shared->how;
     how.stop = shared->stop.get_token();
-    run_ranks(shared->ranks, [&](Communicator& c) { run_rank(*shared, c); }, how);
+    run_ranks(
+        shared->ranks, [&](Communicator& c) { run_rank(*shared, c); }, how);
   } catch (...) {
     failure = std::current_exception();
   }

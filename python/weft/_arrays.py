@@ -1,5 +1,6 @@
 """Arrays of any framework in, arrays of the same framework out; nothing is copied."""
 
+import itertools
 import re
 import sys
 
@@ -46,6 +47,15 @@ def error(problem, remedy):
     e = Error(f"{problem}; {remedy}")
     e.problem, e.remedy = problem, remedy
     return e
+
+
+def listed(values, name):
+    """What a caller gives one after another, as a list; what has no end is refused."""
+    most = 1 << 20
+    out = list(itertools.islice(values, most + 1))
+    if len(out) > most:
+        raise error(f"{name} has more than {most} entries", "give a list")
+    return out
 
 
 def need_cuda(name, where):
@@ -190,7 +200,7 @@ def array(x, writable=False, name="an array", stream=0):
             address = x.data_ptr()
         except RuntimeError as e:
             raise _no_memory(x, name) from e
-        if address == 0 and x.numel() > 0:
+        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # counted from nowhere
             if not x._is_zerotensor():
                 raise _no_memory(x, name)
             x = _written_out(x, writable, name, "flag for zeros instead of elements", x.clone)

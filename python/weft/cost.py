@@ -5,7 +5,7 @@ import os
 from typing import Any, Optional, Sequence, Tuple, Union
 
 from . import _core
-from ._arrays import error
+from ._arrays import error, listed
 from ._core import BatchChoice, Machine, Mask, Packing, Problem
 from ._options import schedule_name
 
@@ -108,9 +108,9 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
         >>> print(c.layers[0].why().split(";")[0].split(":")[0])
         all_gather in 4 groups of heads
     """
-    masks = [masks] if isinstance(masks, Mask) else list(masks)
+    masks = [masks] if isinstance(masks, Mask) else listed(masks, "masks")
     dims = dim if isinstance(dim, tuple) else (dim, dim)
-    counts = [1] * len(masks) if counts is None else list(counts)
+    counts = [1] * len(masks) if counts is None else listed(counts, "counts")
     if len(counts) != len(masks):
         raise error(f"{len(counts)} counts for {len(masks)} masks", "give one for each mask")
     return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, _dtype(dtype), *dims,
@@ -141,7 +141,7 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_g
     if schedule == "auto":
         options = _core.choose_schedule(problem, placed, *heads, _dtype(dtype), *dims, _module_machine(machine)).options
     return _core.simulate(problem, placed, *heads, *options.values(), _dtype(dtype), *dims, _module_machine(machine), backward,
-                          list(detail))
+                          listed(detail, "detail"))
 
 
 _module_machine = machine

@@ -160,4 +160,4 @@ def _list(given, name):
         return [given]
     if not given:
         raise _arrays.error(f"{name} is an empty list", f"name at least one {name}")
-    return list(given)
+    return _arrays.listed(given, name)

@@ -147,7 +147,7 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
         >>> weft.unshard(parts, cu_seqlens=[0, 7, 10, 16]).tolist() == list(range(16))
         True
     """
-    parts = list(parts)
+    parts = _arrays.listed(parts, "parts")
     if not parts:
         raise error("no parts to put together", "give the rows of every rank, in order")
     sources = [_arrays.writable_kind(p) for p in parts]

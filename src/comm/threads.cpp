@@ -471,7 +471,8 @@ void Exchange::wait_for_link(Lock& lock) {
                      " seconds a call, which takes longer than the time limit of ", world.how.time_limit, " seconds"),
                 "give a faster link, or a longer time limit");
   state.link_free = arrival;
-  while (!world.failure && !world.how.stop.stop_requested() && Clock::now() < arrival) {  // meanwhile others may wait for what this rank should take
+  // Meanwhile others may wait for what this rank should take.
+  while (!world.failure && !world.how.stop.stop_requested() && Clock::now() < arrival) {
     if (!advance_all(lock)) state.changed.wait_until(lock, arrival);
   }
 }
@@ -557,8 +558,8 @@ void check_options(Index ranks, const ThreadRanks& how) {
   const bool fast = how.bandwidth == 0 || (how.bandwidth >= 1 && how.bandwidth <= kMostBandwidth);
   if (!fast || !(how.latency >= 0) || how.latency > kMost)
     throw Error(text("a link of ", how.bandwidth, " bytes per second and ", how.latency, " seconds a call"),
-                text("give a bandwidth of 0 (as fast as memory), or of 1 to ", kMostBandwidth, ", and a latency of 0 to ",
-                     kMost));
+                text("give a bandwidth of 0 (as fast as memory), or of 1 to ", kMostBandwidth,
+                     ", and a latency of 0 to ", kMost));
 }
 
 void set_failure(World& world, World::Failure failure) {

@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from .._arrays import error
+from .._arrays import error, refuse_strange
 from .._core import Mask
 from .group import name_of
 from .op import how_of
@@ -69,6 +69,9 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        if getattr(x, "is_nested", False):
+            refuse_strange(x, name)
     if mask is not None and not isinstance(mask, Mask):
         raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     if options.get("layout_mask") is not None:
