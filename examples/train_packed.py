@@ -121,7 +121,7 @@ def sum_over_ranks(tensors, group):
         t.copy_(summed.view_as(t))
 
 
-def loss_and_gradients(model, input_ids, packing, *, group=None, layout="zigzag"):
+def loss_and_gradients(model, input_ids, packing, *, group=None, layout="balanced"):
     """The mean loss of all tokens on all ranks, and its gradients in model.parameters(): the same on every rank."""
     labels = weft.torch.next_token_labels(input_ids, packing)  # before sharding: the next token may lie on another rank,
     targets = (labels >= 0).sum()  # and every rank knows how many there are
@@ -200,7 +200,7 @@ def main():
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=1024, help="of a pack, over all ranks")
     parser.add_argument("--schedule", default="all_gather", choices=["all_gather", "ring", "all_to_all", "hybrid", "exact"])
-    parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous", "striped"])
+    parser.add_argument("--layout", default="balanced", choices=["balanced", "zigzag", "contiguous", "striped"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="of attention and of products")
     parser.add_argument("--threads", type=int, default=1, help="ranks that are threads of this process, on one GPU or the CPU")

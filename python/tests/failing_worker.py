@@ -37,6 +37,7 @@ def _fails_midway(after):
 
 def attend(schedule, rows=16, heads=4, backward=True):
     q = torch.randn(rows, heads, 8, requires_grad=True)
+    weft.torch.use_layout(PACKING)
     out = weft.torch.context_parallel_attention(q, q, q, PACKING, causal=True, schedule=schedule)
     if backward:
         out.sum().backward()

@@ -18,6 +18,7 @@ def run(question, padding=np.nan, **more):
         more["sink"] = question.sink
     if question.kind.dtype == "f64":
         more["kernel"] = "reference"
+    more.setdefault("max_logit", True)
     r = weft.attention(q, k, v, **question.arrays, **question.mask, **question.model, format=question.format, **more)
     return (q, k, v, dout, sink), r
 
@@ -88,16 +89,18 @@ def test_rows_that_see_nothing(question):
 def test_known_answers():
     # Queries of zero: the mean of what is visible, and the log of how many there are.
     v = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
-    r = weft.attention(np.zeros((6, 1, 4), np.float32), np.ones((6, 1, 4), np.float32), v, cu_seqlens_q=[0, 4, 6], causal=True)
+    r = weft.attention(np.zeros((6, 1, 4), np.float32), np.ones((6, 1, 4), np.float32), v, cu_seqlens=[0, 4, 6], causal=True,
+                       max_logit=True)
     means = [v[begin:i + 1].mean(0) for begin, end in ((0, 4), (4, 6)) for i in range(begin, end)]
     np.testing.assert_allclose(r.out, means, rtol=1e-6)
     np.testing.assert_allclose(r.lse[:, 0], np.log([1, 2, 3, 4, 1, 2]), rtol=1e-6)
     assert r.max_logit.tolist() == [0.0]
 
 
-def test_max_logit_left_out():
+def test_max_logit_only_if_asked_for():
     x = np.ones((4, 1, 8), np.float32)
-    assert weft.attention(x, x, x, cu_seqlens_q=[0, 4], max_logit=False).max_logit is None
+    assert weft.attention(x, x, x, cu_seqlens_q=[0, 4]).max_logit is None
+    assert weft.attention(x, x, x, cu_seqlens_q=[0, 4], max_logit=True).max_logit.shape == x.shape[1:2]
 
 
 def test_a_mask_and_a_packing_say_the_same():
@@ -152,8 +155,8 @@ def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
 
     def rank(comm):
         mine = [weft.shard(x, comm, packing=packing, layout=placed, mask=mask) for x in (q, k, v, dout)]
-        r = weft.attention(*mine[:3], packing=packing, mask=mask, layout=placed, sink=sink, comm=comm, schedule=schedule,
-                           inside=3 if ranks == 3 else 2, checked=seed % 3 == 0)
+        r = weft.attention(*mine[:3], packing=packing, mask=mask, layout=placed, layout_mask=mask, sink=sink, comm=comm,
+                           schedule=schedule, max_logit=True, inside=3 if ranks == 3 else 2, checked=seed % 3 == 0)
         return r.out, r.lse, r.max_logit, *r.backward(mine[3])
 
     if why is not None:
@@ -161,7 +164,7 @@ def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
             weft.spawn(ranks, rank)
         return
     parts = list(zip(*weft.spawn(ranks, rank)))
-    one = weft.attention(q, k, v, packing=packing, mask=mask, sink=sink)
+    one = weft.attention(q, k, v, packing=packing, mask=mask, sink=sink, max_logit=True)
     grads = one.backward(dout)
     close = dict(rtol=3e-2, atol=3e-2) if kind.dtype == "bf16" else dict(rtol=2e-5, atol=2e-5)
     for got, want in zip((parts[0], parts[1], *parts[3:6]), (one.out, one.lse, *grads[:3])):
@@ -208,6 +211,7 @@ def test_cross_attention_on_ranks():
     def rank(comm):
         layout = weft.Layout("zigzag", packing, comm.ranks)
         rows, own = weft.shard(q, comm, layout=layout), [weft.shard(x, comm, layout=layout, side="k") for x in (k, v)]
-        return weft.attention(rows, *own, packing=packing, causal=True, bottom_right=True, comm=comm, schedule="exact").out
+        return weft.attention(rows, *own, packing=packing, causal=True, bottom_right=True, comm=comm, schedule="exact",
+                              layout="zigzag").out
 
-    np.testing.assert_allclose(weft.unshard(weft.spawn(3, rank), packing=packing), one.out, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(weft.unshard(weft.spawn(3, rank), packing=packing, layout="zigzag"), one.out, rtol=2e-5, atol=2e-5)

@@ -317,7 +317,7 @@ def test_steps_cover_every_pair_once(mask):
 
 def test_explain():
     packing, mask = weft.Packing(CU), weft.Mask(causal=True)
-    e = weft.explain(CU, mask, ranks=4, heads=(4, 2), dims=(8, 8), dtype="f32")
+    e = weft.explain(CU, mask, ranks=4, heads=(4, 2), dims=(8, 8), dtype="f32", layout="zigzag")
     see = dense.visible((CU, [7, 3, 6], 16), (CU, [7, 3, 6], 16), causal=True)
     owner = _owner("zigzag", packing, 4)
     assert e.pairs.tolist() == [int(see[owner == r].sum()) for r in range(4)]

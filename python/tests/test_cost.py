@@ -130,7 +130,7 @@ def test_another_machine_is_another_question():
     try:
         weft.set_machine("cpu")
         assert how_of(layout="auto", causal=True) != before
-        assert how_of(layout="zigzag", causal=True) == how_of(causal=True)
+        assert how_of(layout=None, causal=True) == how_of(causal=True)
     finally:
         weft.set_machine("h100-400g")
 
@@ -146,9 +146,11 @@ def test_auto_and_a_map_of_heads():
     weft.spawn(2, rank)
 
 
-def test_layout_auto_wants_the_mask():
-    with pytest.raises(weft.Error, match="layout auto without a mask"):
-        weft.shard(np.zeros(1024), 0, ranks=2, cu_seqlens=CU, layout="auto")
+def test_layout_auto_goes_by_the_causal_mask_unless_one_is_given():
+    x, packing = np.arange(1024), weft.Packing(CU)
+    for given in ({}, {"mask": CAUSAL}):
+        mine = weft.shard(x, 0, ranks=2, cu_seqlens=CU, layout="auto", **given)
+        assert mine.tolist() == weft.shard(x, 0, ranks=2, cu_seqlens=CU, layout=cost.chosen_layout(packing, CAUSAL, 2)).tolist()
 
 
 @pytest.mark.parametrize("format", ["bshd", "sbhd"])

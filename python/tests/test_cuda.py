@@ -131,7 +131,7 @@ def test_batches(format):
 
 def test_attention_without_autograd():
     *inputs, dout = tensors()
-    r = weft.attention(*inputs, packing=PACKING, causal=True)
+    r = weft.attention(*inputs, packing=PACKING, causal=True, max_logit=True)
     grads = r.backward(dout)
     assert_same([r.out, r.lse, *grads[:3]], run(inputs, dout, causal=True, deterministic=True)[:2] + list(grads[:3]))
     assert r.max_logit.is_cuda and grads.dsink is None
@@ -193,7 +193,7 @@ def test_current_stream():
 
 def test_attention_in_a_side_stream():
     *inputs, dout = tensors()
-    want = weft.attention(*inputs, packing=PACKING)
+    want = weft.attention(*inputs, packing=PACKING, max_logit=True)
     side = torch.cuda.Stream()
     late = [torch.full_like(x, float("nan")) for x in inputs]
     torch.cuda.synchronize()
@@ -201,7 +201,7 @@ def test_attention_in_a_side_stream():
         long_work()
         for x, y in zip(late, inputs):
             x.copy_(y)
-        got = weft.attention(*late, packing=PACKING)
+        got = weft.attention(*late, packing=PACKING, max_logit=True)
         waited = side.query()
     side.synchronize()
     assert not waited
@@ -435,14 +435,14 @@ def test_four_ranks_without_autograd(schedule):
 
     def rank(comm):
         q, k, v, d = (weft.shard(x, comm, cu_seqlens=cu) for x in (*inputs, dout))
-        r = weft.attention(q, k, v, cu_seqlens_q=cu, causal=True, comm=comm, schedule=schedule)
+        r = weft.attention(q, k, v, cu_seqlens_q=cu, causal=True, comm=comm, schedule=schedule, max_logit=True)
         grads = r.backward(d)
         torch.cuda.synchronize()
         return r.out, r.lse, *grads[:3], r.max_logit
 
     inputs, dout = [x[:500] for x in inputs], dout[:500]
     results = weft.spawn(4, rank, time_limit=60)
-    one = weft.attention(*inputs, cu_seqlens_q=cu, causal=True)
+    one = weft.attention(*inputs, cu_seqlens_q=cu, causal=True, max_logit=True)
     got = [weft.unshard([r[i] for r in results], cu_seqlens=cu) for i in range(5)]
     assert_near([*got, results[0][5]], [one.out, one.lse, *one.backward(dout)[:3], one.max_logit], "f32")
 

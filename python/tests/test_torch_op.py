@@ -262,16 +262,18 @@ def test_refusals(refused):
         weft.torch.ContextParallelAttention(sink="kitchen")
     with refused("how many heads"):
         weft.torch.ContextParallelAttention(sink="learnable")
-    with refused("a packing was expected, not list"):
-        attend(q, k, v, CU)
+    with refused("packing is of type int", "cu_seqlens"):
+        attend(q, k, v, 10)
     with refused("mask is of type str"):
         attend(q, k, v, packing, "causal")
     with refused("slices"):
         attend(q, k, v, weft.torch.pack(packing), weft.Mask(slices=[(0, 2, 0, 2, None, None)]))
     with refused("10 tokens"):
         attend(q[:9], k[:9], v[:9], packing)
-    with refused("a packing as a tensor was expected"):
-        attend(q, k, v, torch.tensor(CU))
+    with refused("a packing was expected", "[2, 2]", "cu_seqlens"):
+        attend(q, k, v, torch.tensor([CU[:2], CU[:2]]))
+    with refused("a packing was expected", "float32"):
+        attend(q, k, v, torch.tensor(CU).float())
     with refused("q has shape", "format bshd"):
         attend(q, k, v, packing, format="bshd")
     with refused("q is f32, k is bf16"):

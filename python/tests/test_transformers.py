@@ -542,3 +542,87 @@ def test_refused_temperature(llama4, monkeypatch):
 
 if __name__ == "__main__":
     one_rank_of_two(int(sys.argv[1]), sys.argv[2])
+
+
+# --- Rows of one rank outside packed() ---
+
+@pytest.mark.parametrize("layout", [None, "contiguous", "zigzag"])
+def test_refused_outside_packed(llama, layout):
+    """One rank's rows as they come from inputs(): its loss would be wrong, and nobody would know."""
+    _, ours = llama
+    ids = tokens(PACKING.tokens_q)
+
+    def rank(comm, change):
+        batch = change(weft.transformers.inputs(ids, PACKING, comm, layout=layout))
+        with pytest.raises(weft.Error, match="outside packed") as caught, torch.no_grad():
+            ours(**batch, use_cache=False)
+        return "weft.transformers.packed(packing, group)" in caught.value.remedy
+
+    assert weft.spawn(2, lambda comm: rank(comm, dict)) == [True, True]
+    with pytest.raises(weft.Error, match="outside packed"):  # without labels, as for an evaluation
+        weft.spawn(2, lambda comm: ours(**weft.transformers.inputs(ids, PACKING, comm, layout=layout, labels=False)))
+
+    def moved(comm):  # tensors that are others with the same numbers: seen where a document begins on another rank
+        batch = {name: x.clone() for name, x in weft.transformers.inputs(ids, PACKING, comm, layout=layout).items()}
+        positions = batch["position_ids"][0]
+        if bool(positions[torch.cat([torch.ones(1, dtype=torch.bool), positions.diff() != 1])].any()):
+            with pytest.raises(weft.Error, match="outside packed"):
+                ours(**batch, use_cache=False)
+            return True
+        return False
+
+    assert any(weft.spawn(2, moved))
+
+
+def test_rows_of_positions_outside_packed(llama):
+    _, ours = llama
+
+    def rank(comm):
+        rows = weft.torch.shard(tokens(PACKING.tokens_q), PACKING, comm, layout="contiguous")
+        positions = weft.torch.position_ids(PACKING, comm, layout="contiguous")
+        if comm.rank == 1:
+            with pytest.raises(weft.Error, match="outside packed"):
+                ours(input_ids=rows[None], position_ids=positions[None], use_cache=False)
+
+    weft.spawn(2, rank)
+
+
+def test_plain_batches_beside_packed_ones(llama):
+    """What is no rank's is as before: also with as many rows, with the same first positions, or with a cache."""
+    _, ours = llama
+    rows = weft.spawn(2, lambda comm: weft.transformers.inputs(tokens(40), weft.Packing([0, 40]), comm, layout="contiguous"))
+    for ids in (tokens(20)[None], tokens(40)[None]):
+        with torch.no_grad():
+            plain = ours(input_ids=ids, use_cache=False).logits
+            again = ours(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits
+        assert torch.equal(plain, again)
+    with torch.no_grad():
+        ours.generate(tokens(20)[None], max_new_tokens=3, do_sample=False)
+    assert rows[1]["position_ids"][0, 0] == 20
+
+
+def test_cu_seqlens_for_a_packing(llama):
+    _, ours = llama
+    ids, cu = tokens(PACKING.tokens_q), PACKING.cu_seqlens_q
+    want = run_packed(ours).logits
+    for given in (cu.tolist(), cu, torch.from_numpy(cu), torch.from_numpy(cu).int(), weft.torch.pack(PACKING)):
+        batch = weft.transformers.inputs(ids, given)
+        with weft.transformers.packed(given):
+            assert torch.equal(ours(**batch, use_cache=False).logits, want)
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(schedule="rnig"), "there is no schedule 'rnig'"), (dict(layout="spiral"), "there is no layout 'spiral'"),
+    (dict(schedule="ring", key_order="mine"), "there is no key_order 'mine'"), (dict(kernel="gpu"), "there is no kernel 'gpu'"),
+    (dict(stages="two"), "stages is 'two'"), (dict(checked="yes"), "checked is 'yes'"), (dict(across="a"), "there is no across 'a'"),
+    (dict(deterministic=1), "deterministic is 1"), (dict(layout=5), "layout is a int"),
+])
+def test_options_are_refused_at_once(options, words):
+    with pytest.raises(weft.Error, match=words):
+        weft.transformers.packed(PACKING, **options)
+
+
+def test_names_of_frameworks(llama):
+    _, ours = llama
+    for name in ("p2p", "a2a", "a2a+p2p"):
+        assert torch.equal(run_packed(ours, options=dict(schedule=name)).logits, run_packed(ours).logits)

@@ -22,7 +22,7 @@ def train(steps, **attention):
     losses, first = [], None
     for _, pack in zip(range(steps), train_packed.Text(CONFIG.vocab, 1).packs(TOKENS)):
         optimizer.zero_grad()
-        losses.append(train_packed.loss_and_gradients(model, *pack, layout=attention.get("layout", "zigzag")))
+        losses.append(train_packed.loss_and_gradients(model, *pack, layout=attention.get("layout", "balanced")))
         first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
         optimizer.step()
     return losses, first

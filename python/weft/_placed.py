@@ -64,6 +64,8 @@ def register(placed, rank, scope=None):
             for key in {(scope, rank, number), (placed.ranks, rank, number)}:
                 layouts = _known.setdefault(key, {})
                 _known.move_to_end(key)
+                if rows in layouts:
+                    continue
                 layouts[rows] = _words(placed)
                 if len(layouts) > _MOST_LAYOUTS:
                     del layouts[next(iter(layouts))]

@@ -203,7 +203,6 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        _placed.check(placed, comm.rank, _placed.scope_of(comm))
         options = (schedule, key_order, head_groups, inside, across, stages, abreast)
         if schedule == "auto":
             if head_map is not None:
@@ -212,6 +211,7 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
                                       v_shape[-1]).options.values()
         made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, *options)
         run = _core.Executor(comm, made, kernel or "", deterministic, checked, q_view.device, stream)
+        _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
 
     dtype, device = q_view.dtype, q_view.device
     statistics = _statistics(dtype)

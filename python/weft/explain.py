@@ -140,7 +140,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
         >>> import weft
         >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
         >>> e.pairs.tolist(), round(e.balance, 3)
-        ([14, 14, 14, 13], 1.018)
+        ([14, 13, 14, 14], 1.018)
 
     A notebook shows it as a page, with a panel for each layout and schedule: both may be lists. Layouts "balanced" and
     "auto" go by layout_mask, and by the mask itself where there is none.

@@ -153,6 +153,11 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
     sources = [_arrays.writable_kind(p) for p in parts]
     first, ranks = sources[0], len(sources)
     _arrays.format_of(format)
+    for rank, part in enumerate(sources):
+        if tuple(part.shape[1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
+            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
+                        f"part 0 {list(first.shape)} and {first.dtype}",
+                        "give parts of one shape and dtype")
     if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
         packing = layout.packing
     packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
@@ -175,10 +180,6 @@ def unshard_rows(parts, placed, side, format="thd"):
     whole = _arrays.empty_rows(first, shape)
     to = _arrays.array(whole, True)
     for rank, part in enumerate(parts):
-        if tuple(part.shape[len(part.shape) - len(shape) + 1:]) != tuple(first.shape[1:]) or part.dtype != first.dtype:
-            raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
-                        f"part 0 {list(first.shape)} and {first.dtype}",
-                        "give parts of one shape and dtype")
         placed.unshard(side, rank, _arrays.array(part), fmt, to, fmt, _arrays.stream_of(first))
     return whole
 

@@ -197,16 +197,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
               how: str) -> Tuple[Tensor, Tensor, Tensor]:
     views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     stream = _arrays.stream_of(q)
-    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], (views[0].dtype, q.shape[-1], v.shape[-1]),
-                       views[0].device, stream)
-    run.check_rows()
-    _options.heads(q.shape[-2], k.shape[-2], run.said["head_map"])
+    _options.heads(q.shape[-2], k.shape[-2], _read(how)["head_map"])
     if sink is not None:
         _options.sink(sink.shape, q.shape[-2])
+    key, run = _run_of(packing, how, q.shape[-2], k.shape[-2], (views[0].dtype, q.shape[-1], v.shape[-1]),
+                       views[0].device, stream)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     with _using(key, run) as it:
+        run.check_rows()  # checked ranks have compared their problems by now: a rank with another one is told that first
         it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
                    _arrays.array(largest, True) if run.max_logit else None, stream=stream, layer=_layer(how))
     return out, lse, largest
