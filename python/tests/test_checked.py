@@ -215,3 +215,21 @@ def test_micro_sequences_of_torch():
     assert told(lambda comm, odd: body(comm, (0, 1))) is None
     text = told(lambda comm, odd: body(comm, (1, 0) if odd else (0, 1)))
     assert "rank 1 is at a new K/V buffer of layer 1, ranks 0, 2, 3 are at a new K/V buffer of layer 0" in text
+
+
+def test_models_of_transformers_give_their_layers():
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import weft.transformers
+
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=3, num_attention_heads=4)
+    models = [transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft") for _ in range(RANKS)]
+    layers = models[ODD].model.layers
+
+    def body(comm, odd):
+        batch = weft.transformers.inputs(torch.arange(256) % 32, PACKING, comm, layout="contiguous")
+        with weft.transformers.packed(PACKING, comm, layout="contiguous", checked=True):
+            models[comm.rank](**batch, use_cache=False).loss.backward()
+
+    assert told(body) is None
+    models[ODD].model.layers = torch.nn.ModuleList((layers[0], layers[2], layers[1]))
+    assert "rank 1 is at the forward of layer 2, ranks 0, 2, 3 are at the forward of layer 1" in told(body)
