@@ -82,7 +82,9 @@ TEST(Fingerprint, OfLayouts) {
 TEST(Fingerprint, OfLayoutsThatAreDealtByAMask) {
   const Stream documents = Stream::from_lengths(std::vector<Index>{300, 20, 64, 128});
   const Problem causal(documents, {.causal = true}), window(documents, {.causal = true, .left = 3}), all(documents, {});
-  const auto number = [](const Problem& problem, Index ranks) { return Layout::balanced(problem, ranks).fingerprint(); };
+  const auto number = [](const Problem& problem, Index ranks) {
+    return Layout::balanced(problem, ranks).fingerprint();
+  };
   EXPECT_EQ(number(causal, 4), number(causal, 4));
   EXPECT_NE(number(causal, 4), number(window, 4));
   EXPECT_NE(number(causal, 4), number(all, 4));
@@ -101,12 +103,11 @@ TEST(Fingerprint, OfSinks) {
   const std::vector<double> same(logits.begin(), logits.end());
   const TensorView view = thd(x.data(), DType::f32, 4, 4, 8);
   const auto with = [&](const auto& values, DType dtype) {
-    return fingerprints(ForwardArgs{
-        .q = view,
-        .k = view,
-        .v = view,
-        .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
-        .out = view});
+    return fingerprints(ForwardArgs{.q = view,
+                                    .k = view,
+                                    .v = view,
+                                    .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
+                                    .out = view});
   };
   EXPECT_EQ(differing(with(logits, DType::f32), with(logits, DType::f32)), Parts{});
   EXPECT_EQ(differing(with(logits, DType::f32), with(same, DType::f64)), Parts{});

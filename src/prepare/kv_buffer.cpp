@@ -385,7 +385,7 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   check_tensor(args.dk, dk);
   check_tensor(args.dv, dv);
   const run::Deed deed = p.deed(run::Doing::backward, micro, args.layer);
-  if (p.agreement) p.agreement->compare(deed, p.asked(args), p.agreement->call_of(args.out, args.lse));
+  if (p.agreement) p.agreement->compare(deed, p.asked(args), p.agreement->forwards_of(args.out, args.lse));
   while (!p.arrivals.empty()) p.wait_for(p.arrivals.front().micro);
   p.need_gradients(micro);
   p.held.end = micros.rows(micro).end;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 
-#include "comm/calls.h"
 #include "comm/checked.h"
 #include "text.h"
 #include "weft/error.h"
@@ -18,7 +17,8 @@ struct Record {
   static constexpr std::size_t kParts = 24;
 
   std::uint64_t doing = 0, object = 0, layer = 0, micro = 0;  // layer, micro: 0: none
-  std::uint64_t calls = 0, forward = 0;
+  std::uint64_t calls = 0;
+  std::uint64_t forward = 0, forwards = 0, several = 0;  // see Forwards
   std::array<std::uint64_t, kParts> parts = {};
 };
 
@@ -32,14 +32,22 @@ std::string list(const Ranks& ranks) {
 
 std::string name(Doing doing) {
   switch (doing) {
-    case Doing::make_executor: return "a new executor";
-    case Doing::make_buffer: return "a new K/V buffer";
-    case Doing::begin: return "the begin of a sequence";
-    case Doing::gather: return "the gather";
-    case Doing::gather_again: return "the gather once more";
-    case Doing::forward: return "the forward";
-    case Doing::backward: return "the backward";
-    case Doing::end: return "the end";
+    case Doing::make_executor:
+      return "a new executor";
+    case Doing::make_buffer:
+      return "a new K/V buffer";
+    case Doing::begin:
+      return "the begin of a sequence";
+    case Doing::gather:
+      return "the gather";
+    case Doing::gather_again:
+      return "the gather once more";
+    case Doing::forward:
+      return "the forward";
+    case Doing::backward:
+      return "the backward";
+    case Doing::end:
+      return "the end";
   }
   return "something unknown";
 }
@@ -78,7 +86,8 @@ void check_doing(const std::vector<Record>& all) {
   const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
   const auto by_deed = groups(all, [](const Record& r) { return std::array{r.doing, r.layer, r.micro, r.object}; });
   if (by_deed.size() == 1) return;
-  const bool objects = groups(all, [](const Record& r) { return r.object; }).size() > 1;
+  // Nothing else tells them apart.
+  const bool objects = groups(all, [](const Record& r) { return std::array{r.doing, r.layer, r.micro}; }).size() == 1;
   const auto words = [&](const Ranks& ranks) {
     return text(list(ranks), ranks.size() == 1 ? " is at " : " are at ", name(at(ranks.front()), objects));
   };
@@ -99,23 +108,28 @@ void check_parts(const std::vector<Record>& all, const std::vector<Fingerprint>&
   }
 }
 
+// What a backward is given was written by one call on all ranks. Where several calls wrote the same, one of them.
+void check_forwards(const std::vector<Record>& all) {
+  const auto at = [&](const Ranks& ranks) -> const Record& { return all[static_cast<std::size_t>(ranks.front())]; };
+  std::uint64_t common = ~std::uint64_t{0};
+  for (const Record& r : all) common &= r.forwards;
+  std::vector<Ranks> of_one = groups(all, [](const Record& r) { return r.several != 0 ? 0 : r.forward; });
+  std::erase_if(of_one, [&](const Ranks& ranks) { return at(ranks).several != 0 || at(ranks).forward == 0; });
+  if (common != 0 && of_one.size() <= 1) return;
+  std::vector<Ranks> by_call = groups(all, [](const Record& r) { return r.forward; });
+  std::erase_if(by_call, [&](const Ranks& ranks) { return at(ranks).forward == 0; });
+  const auto words = [&](const Ranks& ranks) { return text("call ", at(ranks).forward, " on ", list(ranks)); };
+  throw Error(text(name(all[0], false), ": out and lse are those of ", each(by_call, words)),
+              "give the backward what the forward of the same layer wrote, on every rank");
+}
+
 void check_calls(const std::vector<Record>& all) {
-  const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
-  std::vector<Ranks> of_calls = groups(all, [](const Record& r) { return r.forward; });
-  std::erase_if(of_calls, [&](const Ranks& ranks) { return at(ranks.front()).forward == 0; });
-  if (of_calls.size() > 1)
-    throw Error(text(name(at(0), false), ": out and lse are those of ",
-                     each(of_calls,
-                          [&](const Ranks& ranks) {
-                            return text("call ", at(ranks.front()).forward, " on ", list(ranks));
-                          })),
-                "give the backward what the forward of the same layer wrote, on every rank");
   const std::vector<Ranks> by_number = groups(all, [](const Record& r) { return r.calls; });
-  if (by_number.size() > 1)
-    throw Error(text("calls made: ",
-                     each(by_number,
-                          [&](const Ranks& ranks) { return text(at(ranks.front()).calls, " on ", list(ranks)); })),
-                kInStep);
+  if (by_number.size() == 1) return;
+  const auto words = [&](const Ranks& ranks) {
+    return text(all[static_cast<std::size_t>(ranks.front())].calls, " on ", list(ranks));
+  };
+  throw Error(text("calls made: ", each(by_number, words)), kInStep);
 }
 
 std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse) {
@@ -130,7 +144,8 @@ std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse)
 Agreement::Agreement(Communicator& ranks)
     : ranks_(ranks), checked_(make_checked(ranks)), object_(++ranks.calls().objects) {}
 
-std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint>& mine, std::uint64_t forward) {
+std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint>& mine,
+                                 const detail::Forwards& forwards) {
   if (deed.layer < kNoLayer) throw Error(text("layer ", deed.layer), "number layers from 0, or leave it out");
   if (mine.size() > Record::kParts) throw Error(text(mine.size(), " parts to compare"), "make Record::kParts larger");
   Record own{.doing = static_cast<std::uint64_t>(deed.doing),
@@ -138,7 +153,9 @@ std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint
              .layer = static_cast<std::uint64_t>(deed.layer + 1),
              .micro = static_cast<std::uint64_t>(deed.micro + 1),
              .calls = ++ranks_.calls().made,
-             .forward = forward};
+             .forward = forwards.last,
+             .forwards = forwards.which,
+             .several = forwards.several};
   for (std::size_t p = 0; p < mine.size(); ++p) own.parts[p] = mine[p].value;
   std::vector<Record> all(static_cast<std::size_t>(ranks_.ranks()));
   const auto block = [](Record& r) { return Block{.data = &r, .rows = 1, .bytes = sizeof(Record)}; };
@@ -147,6 +164,7 @@ std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint
   checked_->all_gather(block(own), blocks).wait();
   check_doing(all);
   check_parts(all, mine);
+  check_forwards(all);
   check_calls(all);
   return own.calls;
 }
@@ -158,8 +176,9 @@ void Agreement::end(const Deed& deed, std::uint64_t call, const ConstTensorView&
   if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), call);
 }
 
-std::uint64_t Agreement::call_of(const ConstTensorView& out, const ConstTensorView& lse) const {
-  return out.data != nullptr && lse.data != nullptr ? ranks_.calls().call_of(results_of(out, lse)) : 0;
+detail::Forwards Agreement::forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const {
+  if (out.data == nullptr || lse.data == nullptr) return {};
+  return ranks_.calls().forwards_of(results_of(out, lse));
 }
 
 }  // namespace weft::run

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "comm/calls.h"
 #include "run/fingerprint.h"
 #include "weft/communicator.h"
 
@@ -34,14 +35,13 @@ class Agreement {
   Communicator& communicator() const { return *checked_; }
 
   // Collective. Error, the same on every rank, that says which ranks do something else than most, or with what other
-  // arguments. `forward`: the call whose results a backward is given (call_of), 0 if that is not known. Gives the number
-  // of this call.
-  std::uint64_t compare(const Deed& deed, const std::vector<Fingerprint>& mine, std::uint64_t forward = 0);
+  // arguments. Gives the number of this call. `forwards`: those whose results a backward is given.
+  std::uint64_t compare(const Deed& deed, const std::vector<Fingerprint>& mine, const detail::Forwards& forwards = {});
   // Collective: returns when every rank has come here. The results of a forward are kept in mind for its backward.
   void end(const Deed& deed);
   void end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse);
-  // The forward that gave these results on this rank.
-  std::uint64_t call_of(const ConstTensorView& out, const ConstTensorView& lse) const;
+  // The forwards that gave these results on this rank.
+  detail::Forwards forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const;
 
  private:
   Communicator& ranks_;

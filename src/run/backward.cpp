@@ -157,7 +157,7 @@ void Executor::backward(const BackwardArgs& args) {
   const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
   const run::Deed deed{run::Doing::backward, args.layer};
   if (agreement)
-    agreement->compare(deed, run::fingerprints(args, parts_->options.kernel), agreement->call_of(args.out, args.lse));
+    agreement->compare(deed, run::fingerprints(args, parts_->options.kernel), agreement->forwards_of(args.out, args.lse));
   const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, parts_->workspace);

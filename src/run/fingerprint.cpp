@@ -126,12 +126,9 @@ std::vector<Fingerprint> fingerprints(const ForwardArgs& args, std::string_view 
 
 std::vector<Fingerprint> fingerprints(const BackwardArgs& args, std::string_view kernel) {
   std::vector<Fingerprint> all = of_call(args);
-  all.push_back({"dtype of out, lse, dout and dq", Hash()
-                                                       .add(dtype_of(args.out))
-                                                       .add(dtype_of(args.lse))
-                                                       .add(dtype_of(args.dout))
-                                                       .add(dtype_of(args.dq))
-                                                       .value()});
+  all.push_back(
+      {"dtype of out, lse, dout and dq",
+       Hash().add(dtype_of(args.out)).add(dtype_of(args.lse)).add(dtype_of(args.dout)).add(dtype_of(args.dq)).value()});
   all.push_back({"whether dsink is asked for", args.dsink.given()});
   all.push_back({"kernel", kernel_of(Pass::backward, args, args.add_keys, kernel)});
   return all;

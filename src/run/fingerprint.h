@@ -1,5 +1,5 @@
-// Do all ranks mean the same? Each part of a question becomes a number, and ranks compare numbers (agreement.h). What is
-// compared and what is a rank's own is a table in docs/schedules.md.
+// Do all ranks mean the same? Each part of a question becomes a number, and ranks compare numbers (agreement.h). What
+// is compared and what is a rank's own is a table in docs/schedules.md.
 #pragma once
 
 #include <cstdint>

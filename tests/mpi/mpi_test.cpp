@@ -251,6 +251,38 @@ TEST(Mpi, ExecutorEqualsOneRank) {
   }
 }
 
+// Rank 1 leaves out a layer and makes another twice: all ranks are told, and go on.
+TEST(Mpi, CheckedRanksOutOfStep) {
+  const Index ranks = world->ranks();
+  if (ranks == 1) GTEST_SKIP() << "nobody to be out of step with";
+  const bool odd = world->rank() == 1;
+  const Problem problem(Stream::from_lengths(std::vector<Index>{24, 24}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, ranks);
+  const Index rows = layouts.q.rows();
+  std::vector<std::vector<float>> x, out(4, std::vector<float>(at(rows * 8)));
+  for (Index n = 0; n < 4; ++n) x.push_back(values(rows * 8, 9, n, world->rank()));
+  const auto layers = [&](Executor& executor, const std::vector<Index>& order) {
+    for (const Index n : order) {
+      const TensorView view = thd(x[at(n)].data(), DType::f32, rows, 1, 8);
+      const TensorView to = thd(out[at(n)].data(), DType::f32, rows, 1, 8);
+      executor.forward({.q = view, .k = view, .v = view, .out = to, .layer = n});
+    }
+  };
+  const std::vector<Index> usual{0, 1, 2, 3}, skips{0, 1, 3, 3}, twice{0, 1, 1, 2};
+  for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::exact}) {
+    Executor executor(*world, make_schedule(problem, layouts, world->rank(), {1, 1}, {.kind = kind}),
+                      {.checked = true});
+    layers(executor, usual);
+    // Of two ranks neither is most.
+    const std::string others = ranks == 2 ? "rank 0 is" : ranks == 3 ? "ranks 0, 2 are" : "ranks 0, 2, 3 are";
+    expect_refusal([&] { layers(executor, odd ? skips : usual); },
+                   {"rank 1 is at the forward of layer 3", others + " at the forward of layer 2"});
+    expect_refusal([&] { layers(executor, odd ? twice : usual); },
+                   {"rank 1 is at the forward of layer 1", others + " at the forward of layer 2"});
+    layers(executor, usual);
+  }
+}
+
 #ifndef WEFT_WITH_CUDA
 TEST(Mpi, RefusesMemoryOfGpusInABuildWithoutThem) {
   expect_refusal([] { world->on({.kind = DeviceKind::cuda}); }, {"mpi", "without CUDA", "WEFT_CUDA=ON"});
