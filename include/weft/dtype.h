@@ -19,6 +19,8 @@ inline constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::
 WEFT_HD constexpr Index size_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::bf16 || dtype == DType::f16 ? 2 : 1;
 }
+// What sums over steps and ranks of such numbers are kept in until they are rounded once.
+WEFT_HD constexpr DType sum_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 WEFT_API std::string_view name(DType dtype);
 WEFT_API DType dtype(std::string_view name);  // Error lists the names
 

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cost/sketch.h"
+#include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/simulate.h"
@@ -102,6 +103,8 @@ std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks
 ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
                                const ChooseOptions& options) {
   check_machine(machine);
+  for (const ScheduleOptions& each : options.schedules) schedule::check_options(each);
+  schedule::check_shape(layouts, layer.heads_q, layer.heads_k, layer.shape);
   const Index ranks = layouts.q.ranks();
   const std::vector<ScheduleOptions> tried =
       options.schedules.empty() ? usual_schedules(machine, ranks, layer.heads_q, layer.heads_k) : options.schedules;

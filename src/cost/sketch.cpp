@@ -166,6 +166,7 @@ class Mini {
  private:
   // As schedule::begin, without asking the layouts again and again.
   Schedule made(const ScheduleOptions& options) const {
+    schedule::check_options(options);
     Schedule s = s_.base_;
     s.options = options;
     require_support(
@@ -175,7 +176,6 @@ class Mini {
       schedule::check_mesh(s);
       schedule::swap_heads(s, options.inside);
     }
-    schedule::check_abreast(s);
     return s;
   }
 

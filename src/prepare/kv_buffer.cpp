@@ -5,6 +5,7 @@
 
 #include "prepare/reach.h"
 #include "run/head_numbers.h"
+#include "run/in_use.h"
 #include "run/messages.h"
 #include "run/rows.h"
 #include "run/seat.h"
@@ -12,6 +13,7 @@
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
+#include "weft/support.h"
 
 namespace weft {
 namespace {
@@ -82,6 +84,8 @@ struct KvBuffer::Parts {
   }
   std::vector<Slice> slices(Index micro) const;
   void check_own(const ConstTensorView& k, const ConstTensorView& v) const;
+  void start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
+  std::optional<Index> missing(Index micro) const;
   void start(Index micro, Range tokens, const ConstKv& own);
   void wait_for(Index micro);
   void make_room_for(Index micro);
@@ -92,7 +96,7 @@ struct KvBuffer::Parts {
   run::Seat seat;
   Communicator& communicator;
   run::Workspace workspace;
-  Kv kv, gradients;  // gradients f32
+  Kv kv, gradients;  // gradients of sum_type
   std::optional<Sequence> sequence;
   Range held;                 // tokens in the buffer or on their way
   Index gathered = 0;         // micro-sequences that came, or are on their way, in the forward
@@ -101,6 +105,7 @@ struct KvBuffer::Parts {
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
   std::deque<Arrival> arrivals;
   Index bytes_gathered = 0;
+  mutable run::InUse in_use;
 };
 
 // In rows of the buffer: where tokens go round its end, a slice becomes two.
@@ -174,7 +179,7 @@ void KvBuffer::Parts::make_room_for(Index micro) {
 
 // The gradients of all keys that micro's queries see, and of its own keys, start as zeros.
 void KvBuffer::Parts::need_gradients(Index micro) {
-  if (gradients.k.data == nullptr) gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(DType::f32));
+  if (gradients.k.data == nullptr) gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
   const Index end = now().micros.rows(micro).end;
   if (!backwards) gradients_begin = end;
   backwards = true;
@@ -182,7 +187,7 @@ void KvBuffer::Parts::need_gradients(Index micro) {
   if (begin >= gradients_begin) return;
   for (const Range& rows : places({begin, gradients_begin})) {
     for (TensorView view : {gradients.k, gradients.v}) {
-      view.data = view.at<float>(rows.begin, 0);
+      view.data = detail::advanced(view.data, view.dtype, view.offset(rows.begin, 0));
       view.rows = rows.size();
       run::clear(options.place, view);
     }
@@ -194,11 +199,12 @@ void KvBuffer::Parts::need_gradients(Index micro) {
 // order of ranks.
 void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   const Index local = now().micros.local();
-  const bool f32_k = args.dk.dtype == DType::f32, f32_v = args.dv.dtype == DType::f32;
+  const DType type = sum_type(options.dtype);
+  const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed where they belong
   Kv mine = run::take_kv(workspace, Slot::own_key_gradients,
-                         {local, options.heads, f32_k ? 0 : options.dim_qk, f32_v ? 0 : options.dim_v, DType::f32});
-  if (f32_k) mine.k = args.dk;
-  if (f32_v) mine.v = args.dv;
+                         {local, options.heads, there_k ? 0 : options.dim_qk, there_v ? 0 : options.dim_v, type});
+  if (there_k) mine.k = args.dk;
+  if (there_v) mine.v = args.dv;
   std::vector<PeerRows> sends, own;
   for (Index peer = 0; peer < communicator.ranks() && local > 0; ++peer) {
     sends.push_back({peer, places(now().micros.rows(peer, micro))});
@@ -206,7 +212,7 @@ void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   }
   communicator
       .exchange(run::messages(sends, run::constant(gradients)),
-                run::at_once(run::messages(own, run::constant(mine), Message::Combine::add), true))
+                run::at_once(run::messages(own, run::constant(mine), adding(type)), true))
       .wait();
   run::round_to(args.place, {args.dk, args.dv}, run::constant(mine));
 }
@@ -216,6 +222,9 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
     throw Error(text("a buffer of ", options.rows, " rows, ", options.heads, " heads, dims ", options.dim_qk, " and ",
                      options.dim_v),
                 text("give at least 1 of each, and at most ", kMaxTokens, " rows"));
+  for (const Index dim : {options.dim_qk, options.dim_v})
+    checked_product("a K/V buffer", {options.rows, options.heads, dim, size_of(DType::f64)});
+  require_support({.dtype = options.dtype});
   find_kernel(options.kernel);  // Error here rather than in the first call
   parts_ = std::make_unique<Parts>(communicator, std::move(options));
 }
@@ -224,6 +233,7 @@ KvBuffer::~KvBuffer() = default;
 KvBuffer::KvBuffer(KvBuffer&&) noexcept = default;
 
 void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   if (micros.ranks() != p.communicator.ranks())
     throw Error(text("micro-sequences for ", micros.ranks(), " ranks on ", p.communicator.ranks()),
@@ -248,21 +258,29 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   p.backwards = false;
 }
 
-void KvBuffer::use(const Place& place) { parts_->use(place); }
+void KvBuffer::use(const Place& place) {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
+  parts_->use(place);
+}
+
+void KvBuffer::Parts::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+  const Range tokens = now().micros.rows(micro);
+  if (micro != gathered || backwards)
+    throw Error(text("gather of micro-sequence ", micro, ", and ", gathered, " is next"),
+                backwards ? "begin a new sequence: this one is in its backward" : "gather each one once, in order");
+  check_own(k, v);
+  make_room_for(micro);
+  start(micro, tokens, {k, v});
+  ++gathered;
+}
 
 void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
-  Parts& p = *parts_;
-  const Range tokens = p.now().micros.rows(micro);
-  if (micro != p.gathered || p.backwards)
-    throw Error(text("gather of micro-sequence ", micro, ", and ", p.gathered, " is next"),
-                p.backwards ? "begin a new sequence: this one is in its backward" : "gather each one once, in order");
-  p.check_own(k, v);
-  p.make_room_for(micro);
-  p.start(micro, tokens, {k, v});
-  ++p.gathered;
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
+  parts_->start_gather(micro, k, v);
 }
 
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.use(args.place);
   if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
@@ -272,7 +290,7 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
     throw Error(text("q has ", args.q.rows, " rows and a window has ", p.now().micros.local()),
                 "give the rows of this rank's window");
   if (micro >= p.gathered) {
-    start_gather(micro, args.k, args.v);
+    p.start_gather(micro, args.k, args.v);
   } else if (args.k.given() || args.v.given()) {
     throw Error(text("k or v of micro-sequence ", micro, " is given, and it was gathered before"),
                 "leave them out here");
@@ -294,20 +312,25 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
 }
 
-std::optional<Index> KvBuffer::missing(Index micro) const {
-  const Parts& p = *parts_;
-  const MicroSequences& micros = p.now().micros;
-  if (micro < 0 || micro >= micros.micros() || p.held.begin <= p.now().reach.first[at(micro)]) return {};
-  if (p.held.begin <= micros.rows().begin)
-    throw Error(text("rows before ", p.held.begin, " were filled in advance and have been dropped"),
+std::optional<Index> KvBuffer::Parts::missing(Index micro) const {
+  const MicroSequences& micros = now().micros;
+  if (micro < 0 || micro >= micros.micros() || held.begin <= now().reach.first[at(micro)]) return {};
+  if (held.begin <= micros.rows().begin)
+    throw Error(text("rows before ", held.begin, " were filled in advance and have been dropped"),
                 "use a buffer without `drop` for a first document that began in the past");
-  return (p.held.begin - 1 - micros.rows().begin) / (micros.local() * micros.ranks());
+  return (held.begin - 1 - micros.rows().begin) / (micros.local() * micros.ranks());
+}
+
+std::optional<Index> KvBuffer::missing(Index micro) const {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
+  return parts_->missing(micro);
 }
 
 void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   const Index next = p.next_backward();
-  const std::optional<Index> wanted = missing(next);
+  const std::optional<Index> wanted = p.missing(next);
   if (wanted != micro)
     throw Error(
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
@@ -322,6 +345,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
 }
 
 void KvBuffer::backward(Index micro, const BackwardArgs& args) {
+  const run::InUse::Call call(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.use(args.place);
   const MicroSequences& micros = p.now().micros;
@@ -333,7 +357,7 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
     throw Error("k, v, slices, a device_plan or add_keys are given to the backward of a K/V buffer", "leave them out");
   if (!args.out.given() && micros.local() > 0)
     throw Error("out and lse are left out", "give both, as the forward wrote them");
-  if (const std::optional<Index> wanted = missing(micro))
+  if (const std::optional<Index> wanted = p.missing(micro))
     throw Error(text("backward of micro-sequence ", micro, " needs dropped rows of micro-sequence ", *wanted),
                 "call gather_again until missing() names none");
   const Index local = micros.local();
