@@ -38,8 +38,8 @@ TEST(BySchedule, random_cases) {
       refused += tried.refused ? 1 : 0;
     }
   }
-  EXPECT_GT(right, 200);
-  EXPECT_GT(refused, 5);  // strides
+  EXPECT_GT(right, 300);
+  EXPECT_EQ(refused, 0);  // keys in sequence order of striped layouts would be: no case asks for them
 }
 
 Case some_case();

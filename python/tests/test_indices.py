@@ -43,7 +43,7 @@ GOOD = {
     "seqused_q": None, "seqused_k": None, "keys": 0,
 }
 LISTS = {"lengths", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "seqused_q", "seqused_k", "offsets", "used",
-         "counts", "detail", "head_map", "window", "runs", "slices", "lengths_k", "runs_k"}
+         "counts", "detail", "head_map", "window", "runs", "slices", "lengths_k", "runs_k", "shape"}
 # Named otherwise in one place, or meaning something else there.
 SPECIAL = {
     "Layout.__init__": {"kind": "zigzag"}, "KvCache.__init__": {"used": [6, 0]}, "choose": {"layouts": []},
@@ -66,7 +66,7 @@ SPECIAL = {
 HANDLES = {"stream", "device", "requires_grad"}
 LEFT_OUT = {"spawn", "attend", "attend_backward", "Executor.forward", "Executor.backward", "KvBuffer.forward",
             "KvBuffer.backward", "KvCache.attend", "Communicator.all_gather", "sequence_to_rank_order",
-            "rank_to_sequence_order", "KvBuffer.begin", "Executor.__init__", "from_dlpack", "from_buffer", "empty"}
+            "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__", "array_at"}  # array_at: an address, which only the caller knows
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
 
 def signature(function):
@@ -156,6 +156,12 @@ def on_rank(comm):
     everything()
 
 weft.spawn(1, on_rank)
+for bad in BAD:  # of no names
+    for arguments in ((problem, layout, bad, "rank"), (problem, layout, 0, bad)):
+        try:
+            _core.rank_plan(*arguments)
+        except (weft.Error, OverflowError):
+            pass
 assert not unknown, unknown[:3]
 assert tried > 300, tried
 print("done", tried)
