@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "sizes.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/slice.h"
@@ -38,6 +39,11 @@ void check_shape(const ConstTensorView& view, const TensorSpec& spec) {
     throw Error(text(spec.name, " has shape ", shape),
                 text("give it shape ", shape_text(spec.rows, spec.heads, spec.dim), " (rows, heads, dim)"));
   }
+}
+
+// Strides of 0 make a view of any size of little memory; workspaces are as large as the view.
+void check_size(const ConstTensorView& view, const TensorSpec& spec) {
+  checked_product(spec.name, {view.rows, view.heads, view.dim, size_of(view.dtype)});
 }
 
 void check_dtype(const ConstTensorView& view, const TensorSpec& spec) {
@@ -101,7 +107,8 @@ void check_strides(const ConstTensorView& view, const TensorSpec& spec) {
 
 void detail::check_part(std::string_view what, Index first, Index count, Index size) {
   if (first >= 0 && count >= 1 && count <= size && first <= size - count) return;
-  throw Error(text(what, " ", first, " .. ", first + count - 1, " asked of a view that has ", size),
+  const auto last = static_cast<Index>(static_cast<std::uint64_t>(first) + static_cast<std::uint64_t>(count) - 1);
+  throw Error(text(what, " ", first, " .. ", last, " asked of a view that has ", size),
               text("ask for at least one of 0 .. ", size - 1));
 }
 
@@ -114,6 +121,7 @@ void detail::check_whole(std::string_view what, Index parts, Index size) {
 void check_tensor(const ConstTensorView& view, const TensorSpec& spec) {
   check_shape(view, spec);
   check_dtype(view, spec);
+  check_size(view, spec);
   check_pointer(view, spec);
   check_strides(view, spec);
 }

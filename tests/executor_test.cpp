@@ -385,6 +385,92 @@ TEST(Checked, NamesTheRanksThatDiffer) {
             "attention (scale, softcap, sink, head_ma");
 }
 
+// The observer is called from inside: whoever calls the executor there, from another thread or this one, is refused.
+TEST(Executor, ACallInsideAnotherIsRefused) {
+  const Problem problem(documents({64}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
+  run_ranks(1, [&](Communicator& comm) {
+    std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
+    const auto view = thd(x.data(), DType::f32, 64, 2, 8);
+    const ForwardArgs args{.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, 64, 2, 8)};
+    std::unique_ptr<Executor> executor;
+    std::vector<std::string> errors;
+    const auto again = [&] { errors.push_back(error_of([&] { executor->forward(args); })); };
+    const auto observer = [&](const StepEvent&) {
+      again();
+      std::thread(again).join();
+    };
+    executor = std::make_unique<Executor>(comm, make_schedule(problem, layouts, 0, {2, 2}),
+                                          ExecutorOptions{.observer = observer});
+    executor->forward(args);
+    executor->forward(args);  // the refused ones left nothing behind
+    ASSERT_GE(errors.size(), 4u);
+    for (const std::string& e : errors) {
+      EXPECT_NE(e.find("a call of this executor began while another one"), std::string::npos) << e;
+      EXPECT_NE(e.find("executor of its own"), std::string::npos) << e;
+    }
+  });
+}
+
+// Four threads on one executor, in bf16, where sums of dK and dV lie in its workspace: each call is the only one in it,
+// and has the single thread's bits, or is refused.
+TEST(Executor, BelongsToOneThreadAtATime) {
+  using check::Tensor;
+  const Problem problem(documents({100, 540}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
+  for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring}) {
+    run_ranks(1, [&](Communicator& comm) {
+      Executor executor(comm, make_schedule(problem, layouts, 0, {2, 2}, {.kind = kind}));
+      struct One {
+        Tensor q, k, v, dout, out, lse, dq, dk, dv;
+      };
+      const auto tensors = [](unsigned seed) {
+        std::mt19937_64 engine(seed);
+        const auto random = [&] { return check::random_tensor(engine, DType::bf16, 640, 2, 16, [](Index) { return true; }); };
+        const auto room = [] { return Tensor(DType::bf16, 640, 2, 16); };
+        return One{random(), random(), random(), random(), room(), Tensor(DType::f32, 640, 2, 1), room(), room(), room()};
+      };
+      const auto both = [&](const One& t) {
+        executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});
+        executor.backward({.q = t.q.view,
+                           .k = t.k.view,
+                           .v = t.v.view,
+                           .dout = t.dout.view,
+                           .out = t.out.view,
+                           .lse = t.lse.view,
+                           .dq = t.dq.view,
+                           .dk = t.dk.view,
+                           .dv = t.dv.view});
+      };
+      std::vector<One> alone, mine;
+      for (unsigned n = 0; n < 4; ++n) {
+        alone.push_back(tensors(n));
+        mine.push_back(tensors(n));
+        both(alone.back());
+      }
+      std::atomic<int> right = 0, wrong = 0, refused = 0;
+      std::vector<std::thread> threads;
+      for (std::size_t n = 0; n < 4; ++n)
+        threads.emplace_back([&, n] {
+          for (int i = 0; i < (kSlow ? 5 : 40); ++i) {
+            try {
+              both(mine[n]);
+              const One &a = alone[n], &b = mine[n];
+              const bool same = a.out.bytes == b.out.bytes && a.dq.bytes == b.dq.bytes && a.dk.bytes == b.dk.bytes &&
+                                a.dv.bytes == b.dv.bytes;
+              (same ? right : wrong) += 1;
+            } catch (const Error&) {
+              refused += 1;
+            }
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_EQ(wrong, 0) << name(kind);
+      EXPECT_EQ(right + refused, kSlow ? 20 : 160);
+    });
+  }
+}
+
 TEST(Executor, ARankThatThrowsEndsTheOthers) {
   const Problem problem(documents({64, 64}, 8), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);

@@ -29,9 +29,15 @@ inline void add_dims(std::vector<KernelProblem>& to) {
   constexpr std::pair<Index, Index> kDims[] = {{1, 1},   {3, 3},   {8, 8},     {16, 16},   {31, 31},
                                                {64, 64}, {80, 80}, {96, 96},   {128, 128}, {192, 128},
                                                {5, 2},   {1, 256}, {255, 255}, {256, 256}, {256, 1}};
+  constexpr std::pair<Index, Index> kWide[] = {{257, 300}, {320, 320}, {512, 64}, {576, 512}};
   for (const auto& [dqk, dv] : kDims) {
     to.push_back({"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
                   {.tq = 21, .tk = 45, .dqk = dqk, .dv = dv, .slices = {{0, 19, 1, 44, -7, 30}}}});
+  }
+  // As many rows and heads as make several tiles, which are smaller here.
+  for (const auto& [dqk, dv] : kWide) {
+    to.push_back({"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
+                  {.tq = 90, .tk = 131, .hq = 6, .hk = 2, .dqk = dqk, .dv = dv, .slices = {{0, 88, 1, 130, -7, 60}}}});
   }
 }
 

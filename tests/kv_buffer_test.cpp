@@ -1,11 +1,13 @@
 // The K/V buffer and the decode cache: every document as if it were alone, whatever micro-sequences, ranks and past.
 #include "weft/kv_buffer.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory_resource>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -65,6 +67,21 @@ TEST(KvBuffer, Bf16StaysInItsBound) {
 }
 
 // A row's arithmetic does not depend on who computes it, nor on when.
+// Ranks and micro-sequences sum in f64 what is f64.
+TEST(KvBuffer, F64ToItsLastDigits) {
+  std::mt19937_64 engine(7);
+  for (const Index ranks : {1, 2, 3}) {
+    for (const Mask& mask : masks()) {
+      Setting r{.lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = 2, .dtype = DType::f64};
+      r.drop = engine() % 2 == 0;
+      r.sink = engine() % 2 == 0;
+      Tensors t(r);
+      run_all(r, t);
+      EXPECT_LE(Alone(r, t).worst_norm(), 1e-13) << ranks << " ranks";
+    }
+  }
+}
+
 TEST(KvBuffer, ForwardHasTheSameBitsForAnyMicrosAndRanks) {
   const auto forward = [](Index ranks, Index micros, DType dtype, const Mask& mask = {.causal = true}) {
     const Setting r{.lengths = {70, 1, 103, 66}, .mask = mask, .ranks = ranks, .micros = micros, .dtype = dtype};
@@ -347,6 +364,12 @@ TEST(KvBuffer, Refuses) {
   run_ranks(1, [&](Communicator& comm) {
     KvBufferOptions options = options_of(r, sequence);
     expect_refusal([&] { KvBuffer(comm, {}); }, {"0 rows"});
+    for (const DType dtype : {DType::f32, DType::bf16})  // sizes whose product would wrap around
+      expect_refusal([&] { KvBuffer(comm, {.rows = 1 << 30, .heads = 1 << 30, .dim_qk = 4, .dim_v = 4, .dtype = dtype}); },
+                     {"1073741824 x 1073741824 x 4", "smaller"});
+    expect_refusal([&] { KvBuffer(comm, {.rows = 1, .heads = 1, .dim_qk = 1, .dim_v = Index{1} << 62}); }, {"past"});
+    expect_refusal([&] { KvBuffer(comm, {.rows = 1, .heads = 1, .dim_qk = 4, .dim_v = 4, .dtype = DType::f8_e4m3}); },
+                   {"f8_e4m3"});
     options.rows = 31;
     KvBuffer small(comm, options);
     expect_refusal([&] { small.begin(sequence, r.mask); }, {"needs 32 rows", "has 31"});
@@ -375,6 +398,45 @@ TEST(KvBuffer, Refuses) {
     buffer.backward(0, backward_args(r, t, {0, 8}));
     expect_refusal([&] { buffer.backward(0, backward_args(r, t, {0, 8})); }, {"none is next"});
     expect_refusal([&] { buffer.start_gather(1, t.k.view, t.v.view); }, {"in its backward"});
+  });
+}
+
+// Four threads on one buffer: each call is the only one in it, and right, or refused.
+TEST(KvBuffer, BelongsToOneThreadAtATime) {
+  const Setting r{.lengths = {300, 340}, .dtype = DType::bf16, .heads_q = 2, .heads_k = 2};
+  const MicroSequences sequence = micros_of(r);
+  Tensors t(r);
+  run_ranks(1, [&](Communicator& comm) {
+    KvBuffer buffer(comm, options_of(r, sequence));
+    buffer.begin(sequence, r.mask);
+    ForwardArgs args = forward_args(r, t, sequence.rows(0, 0));
+    args.k = t.k.view;
+    args.v = t.v.view;
+    buffer.forward(0, args);
+    const std::vector<std::byte> want = t.out.bytes;
+    args.k = args.v = {};
+    std::atomic<int> right = 0, refused = 0, wrong = 0;
+    std::vector<std::thread> threads;
+    for (int n = 0; n < 4; ++n)
+      threads.emplace_back([&] {
+        Tensor out(r.dtype, t.out.view.rows, t.out.view.heads, t.out.view.dim), lse(DType::f32, t.lse.view.rows, 2, 1);
+        ForwardArgs mine = args;
+        mine.out = out.view;
+        mine.lse = lse.view;
+        for (int i = 0; i < 20; ++i) {
+          try {
+            buffer.forward(0, mine);
+            (out.bytes == want ? right : wrong) += 1;
+          } catch (const Error& e) {
+            EXPECT_NE(std::string(e.what()).find("K/V buffer of its own"), std::string::npos) << e.what();
+            refused += 1;
+          }
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, 0);
+    EXPECT_GT(right, 0);
+    EXPECT_EQ(right + refused, 80);
   });
 }
 
@@ -542,6 +604,11 @@ TEST(KvCache, KeepsRejectsAndRefuses) {
   expect_refusal([&] { KvCache(shared, v.view, List{0, 8, 20}); }, {"k is written to"});
   KvCache cache(k.view, v.view, List{0, 8, 20}, List{6, 0});
   EXPECT_EQ(cache.room(0), 2);
+  for (const Index none : {Index{-1}, Index{2}, Index{1000000}, Index{1} << 62}) {
+    expect_refusal([&] { static_cast<void>(cache.room(none)); }, {"sequences"});
+    expect_refusal([&] { static_cast<void>(cache.used(none)); }, {"sequences"});
+    expect_refusal([&] { cache.keep(none, 0); }, {"sequences"});
+  }
   cache.keep(0, 4);
   EXPECT_EQ(cache.used(0), 4);
   const Tensor rows(DType::f32, 5, 1, 8);

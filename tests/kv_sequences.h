@@ -61,7 +61,7 @@ struct Tensors {
         v(make(r, engine, rows, r.heads_k, r.dim_v)),
         dout(make(r, engine, rows, r.heads_q, r.dim_v)),
         out(r.dtype, rows, r.heads_q, r.dim_v),
-        lse(DType::f32, rows, r.heads_q, 1),
+        lse(sum_type(r.dtype), rows, r.heads_q, 1),
         dq(r.dtype, rows, r.heads_q, r.dim_qk),
         dk(r.dtype, rows, r.heads_k, r.dim_qk),
         dv(r.dtype, rows, r.heads_k, r.dim_v),

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "refusal.h"
+#include "weft/choose.h"
+#include "weft/simulate.h"
 
 namespace weft {
 namespace {
@@ -28,6 +30,36 @@ TEST(Schedule, Refusals) {
   }
   expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.kind = ScheduleKind::ring, .abreast = 0}); },
                  {"the keys of 0 ranks abreast", "at least one"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {Index{1} << 40, 1}); }, {"heads 1099511627776:1", "at most"});
+}
+
+// Whatever the kind, and in every place that takes options.
+TEST(Schedule, RefusesAbsurdOptions) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
+  const Machine& machine = machine_preset("h100-400g");
+  const TensorShape shape{.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64};
+  for (const ScheduleKind kind : schedule_kinds()) {
+    for (Index ScheduleOptions::* option :
+         {&ScheduleOptions::stages, &ScheduleOptions::abreast, &ScheduleOptions::head_groups, &ScheduleOptions::inside}) {
+      for (const Index value : {Index{0}, Index{-1}, Index{1} << 31, Index{1} << 62}) {
+        ScheduleOptions options{.kind = kind};
+        options.*option = value;
+        const std::string said = std::to_string(value);
+        expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, options); }, {said, "use at"});
+        expect_refusal([&] { simulate({problem, layouts, 2, 2, options, shape}, machine, Pass::forward); }, {said, "use at"});
+        expect_refusal(
+            [&] {
+              choose_schedule({.problem = problem, .heads_q = 2, .heads_k = 2, .shape = shape}, layouts, machine,
+                              {.schedules = {options}});
+            },
+            {said, "use at"});
+      }
+    }
+  }
+  const Schedule s = make_schedule(problem, layouts, 0, {2, 2});
+  for (const Index dim : {Index{-1}, Index{1} << 31, Index{1} << 62})
+    expect_refusal([&] { traffic(s, {.dim_qk = 4, .dim_v = dim}, Pass::forward); }, {std::to_string(dim)});
 }
 
 Index rows_between(const std::vector<PeerRows>& all, Index peer) {

@@ -133,6 +133,11 @@ const std::map<std::string, std::map<std::string, Change>>& meanings() {
          [](Case& c) {
            c.dim_qk = 192;
            c.dim_v = 128;
+         }},
+        {"widths 576/512, on a CPU",
+         [](Case& c) {
+           c.dim_qk = 576;
+           c.dim_v = 512;
          }}}},
       {"feature",
        {{"softcap", [](Case& c) { c.softcap = 3; }},

@@ -43,13 +43,14 @@ struct Attention {
   double dropout = 0;
 };
 
-// Un-normalised results in f32 that further calls add keys to (other slices, other K/V) and finish_partial ends. Starts
-// as RowState{} and anything in `sums`: the sum of an empty state is never read.
+// Un-normalised results that further calls add keys to (other slices, other K/V) and finish_partial ends. Starts as
+// RowState{} and anything in `sums`: the sum of an empty state is never read. Of f64 inputs they may be f64 too.
 struct PartialView {
-  TensorView sums = {};               // [tq, hq, dv] f32
-  RowState<float>* states = nullptr;  // [tq, hq]
+  TensorView sums = {};                    // [tq, hq, dv] f32 or f64
+  RowState<float>* states = nullptr;       // [tq, hq], with sums in f32, or
+  RowState<double>* states_f64 = nullptr;  // .. with sums in f64
 
-  bool given() const { return states != nullptr || sums.heads != 0; }
+  bool given() const { return states != nullptr || states_f64 != nullptr || sums.heads != 0; }
 };
 
 // Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays with the
@@ -108,7 +109,7 @@ struct BackwardArgs {
   TensorView dq = {};         // [tq, hq, dqk]
   TensorView dk = {};         // [tk, hk, dqk]
   TensorView dv = {};         // [tk, hk, dv]
-  // dk and dv, then f32, are added to: keys that nobody sees keep what they have, bit for bit.
+  // dk and dv, then f32 (or f64, of f64 inputs), are added to: keys that nobody sees keep what they have, bit for bit.
   bool add_keys = false;
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
   Place place = {};       // as in ForwardArgs

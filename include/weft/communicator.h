@@ -37,7 +37,7 @@ WEFT_API void append_blocks(const ConstTensorView& view, Range rows, std::vector
 // What goes to, or comes from, a peer: the bytes of the blocks one after another. Both sides must name as many bytes,
 // but may cut them into different blocks.
 struct WEFT_API Message {
-  enum class Combine { replace, add };  // add: f32 into f32
+  enum class Combine { replace, add, add_f64 };  // add: f32 into f32, or f64 into f64
 
   Index peer = 0;
   std::vector<Block> blocks = {};
@@ -50,6 +50,10 @@ struct WEFT_API Message {
 
   Index size() const;
 };
+
+constexpr bool adds(Message::Combine how) { return how != Message::Combine::replace; }
+// How sums of f32 or f64 are added; Error for other types.
+WEFT_API Message::Combine adding(DType dtype);
 
 // Bytes and messages between different ranks; what a rank sends to itself is not counted.
 struct WEFT_API Traffic {
@@ -105,9 +109,9 @@ class WEFT_API Communicator {
 
   // `all`: where the block of each rank goes.
   Request all_gather(const Block& mine, std::span<const Block> all);
-  // f32: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank]; it
+  // f32 or f64: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank]; it
   // must not lie in `parts`.
-  Request reduce_scatter(std::span<const Block> parts, const Block& mine);
+  Request reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype = DType::f32);
   // A block for each rank and from each rank, of any sizes, none included.
   Request all_to_all(std::span<const Block> to, std::span<const Block> from);
   Request send_receive(Index to, const Block& sent, Index from, const Block& received);
@@ -136,6 +140,8 @@ class WEFT_API Communicator {
   virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
   // start() takes memory of GPUs as it does that of CPUs.
   virtual bool reaches_gpus() const { return false; }
+  // Numbers of f64 can be added where they arrive; on GPUs only those of f32 can.
+  virtual bool adds_f64() const { return true; }
 
   Index rank_, ranks_;
   Communicator* counts_ = this;
@@ -151,6 +157,9 @@ class WEFT_API DeviceCommunicator : public Communicator {
 
  protected:
   using Communicator::Communicator;
+
+ private:
+  bool adds_f64() const final { return false; }
 };
 
 // Ranks that are threads of this process: the embedded default.

@@ -32,6 +32,8 @@ WEFT_HD constexpr Index size_of(DType dtype) {
   }
   return 1;
 }
+// What sums over steps and ranks of such numbers are kept in until they are rounded once.
+WEFT_HD constexpr DType sum_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 WEFT_API std::string_view name(DType dtype);
 // One of kDTypes. Error lists the names, or says why a dtype that has one cannot be computed with.
 WEFT_API DType dtype(std::string_view name);

@@ -44,7 +44,7 @@ struct ExecutorOptions {
   Place place = {};
 };
 
-// Belongs to one thread at a time. All ranks make the same calls in the same order. Workspaces are kept for the next
+// Belongs to one thread at a time: Error for a call that begins while another is in it. All ranks make the same calls in the same order. Workspaces are kept for the next
 // call and given back at the end.
 class WEFT_API Executor {
  public:

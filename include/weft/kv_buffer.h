@@ -38,7 +38,7 @@ WEFT_API Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows 
 
 // Memory is taken once, for K and V by the constructor and for gradients by the first backward, and used again by every
 // micro-sequence and by the next sequence. Token t lies in row t mod rows, so nothing is ever moved inside the buffer.
-// Belongs to one thread; all ranks make the same calls in the same order.
+// Belongs to one thread at a time (Error for a call that begins while another is in it); all ranks make the same calls in the same order.
 //
 //   begin(sequence, mask);
 //   for (m = 0; m < M; ++m) forward(m, ...);          // start_gather(m + 1, ...) before it: overlaps
@@ -76,9 +76,9 @@ class WEFT_API KvBuffer {
   Index row_of(Index token) const;  // token mod rows
   TensorView k() const;             // [rows, heads, dim_qk]
   TensorView v() const;             // [rows, heads, dim_v]
-  // f32 sums of this rank's queries. Rows of a micro-sequence that was given back are used up; rows before the sequence
+  // Sums of this rank's queries. Rows of a micro-sequence that was given back are used up; rows before the sequence
   // (a first document that began in the past) are nobody's to give back, and stay.
-  TensorView dk() const;  // [rows, heads, dim_qk]; not given before the first backward
+  TensorView dk() const;  // [rows, heads, dim_qk], f32 or of f64 keys f64; not given before the first backward
   TensorView dv() const;
 
   struct Use {

@@ -104,7 +104,7 @@ class PythonPending final : public Request::Pending {
       if (self) to_self.push_back(&p);
     }
     for (Message& m : receives) {
-      const bool self = m.peer == rank, add = m.combine == Message::Combine::add;
+      const bool self = m.peer == rank, add = adds(m.combine);
       if (self) {
         if (to_self.empty() || to_self.front()->size != m.size())
           throw Error(text("rank ", rank, " receives ", m.size(), " bytes from itself and sends ",
@@ -313,6 +313,8 @@ std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::str
                                                bool reaches_gpus) {
   if (ranks < 1 || rank < 0 || rank >= ranks)
     throw Error(text("there is no rank ", rank, " of ", ranks), "give 0 <= rank < ranks");
+  constexpr Index kMost = Index{1} << 20;  // as in a layout
+  if (ranks > kMost) throw Error(text(ranks, " ranks"), text("use at most ", kMost));
   std::vector<Index> members;
   for (Index r = 0; r < ranks; ++r) members.push_back(r);
   return held(PythonCommunicator::make(rank, std::move(members), std::move(name), std::move(transport), reaches_gpus));

@@ -12,7 +12,9 @@
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
+#include "text.h"
 #include "weft/choose.h"
+#include "weft/error.h"
 #include "weft/simulate.h"
 
 namespace weft::python {
@@ -168,6 +170,8 @@ void bind_choices(nb::module_& m) {
          double memory_bytes, const std::vector<std::string>& among) {
         std::vector<LayoutKind> layouts;
         for (const std::string& each : among) layouts.push_back(layout_kind(each));
+        if (counts.size() != problems.size())
+          throw Error(text(counts.size(), " counts for ", problems.size(), " problems"), "give one a problem");
         std::vector<Layer> layers;
         for (std::size_t n = 0; n < problems.size(); ++n)
           layers.push_back({.problem = problems[n],

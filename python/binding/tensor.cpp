@@ -95,7 +95,7 @@ Array from_object(nb::handle object, std::string_view name) {
 void need_floating(const Array& array, std::string_view name) {
   if (!array.floating)
     throw Error(text(name, ": its elements of ", array.item_bytes, " bytes are no floats Weft knows"),
-                "use f32, bf16, f16 or, on one rank with kernel reference, f64");
+                "use f32, bf16, f16 or, on a CPU, f64");
 }
 
 void need_writable(const Array& array, std::string_view name) {

@@ -108,6 +108,14 @@ for _s, _l, _m in itertools.product(SCHEDULES, LAYOUTS, MASKS):
 
 
 @case
+def f64_to_its_last_digits():
+    """What ranks sum is f64 too, and no kernel needs a name."""
+    sink = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    for how in [*SCHEDULES.values(), dict(schedule="auto"), dict(schedule="ring", checked=True)]:
+        compare(SELF, MASKS["causal"], how, sink=sink, dtype=torch.float64, tolerance=1e-14)
+
+
+@case
 def batches():
     """bshd and sbhd with dual_chunk: a rank's rows of a batch are a batch."""
     batch, length = 3, 16

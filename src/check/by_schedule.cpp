@@ -65,7 +65,7 @@ class Ranks {
         case_(placed),
         way_(way),
         layouts_(layouts_of(placed, oracle.problem())),
-        results_(oracle.nothing({.out = placed.dtype, .lse = DType::f32, .gradients = DType::f32})),
+        results_(oracle.nothing({.out = placed.dtype, .lse = sums(), .gradients = sums()})),
         max_logit_(static_cast<std::size_t>(placed.ranks)),
         dsink_(max_logit_) {
     check_format(placed, oracle.problem());
@@ -86,6 +86,8 @@ class Ranks {
   }
 
  private:
+  DType sums() const { return sum_type(case_.dtype); }  // of statistics and gradients here
+
   void run_rank(Communicator& communicator) {
     const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const weft::Place place = place_of(way_.kernel);
@@ -97,11 +99,10 @@ class Ranks {
     const auto local = [&](const Side& side, DType dtype, Index n, Index dim) {
       return Local(case_, side.layout, dtype, n, dim);
     };
-    const Local out = local(q, case_.dtype, case_.heads_q, case_.dim_v), lse = local(q, DType::f32, case_.heads_q, 1),
-                dq = local(q, DType::f32, case_.heads_q, case_.dim_qk),
-                dk = local(k, DType::f32, case_.heads_k, case_.dim_qk),
-                dv = local(k, DType::f32, case_.heads_k, case_.dim_v);
-    const Tensor max_logit(DType::f32, 1, case_.heads_q, 1), dsink(DType::f32, 1, case_.heads_q, 1);
+    const Local out = local(q, case_.dtype, case_.heads_q, case_.dim_v), lse = local(q, sums(), case_.heads_q, 1),
+                dq = local(q, sums(), case_.heads_q, case_.dim_qk), dk = local(k, sums(), case_.heads_k, case_.dim_qk),
+                dv = local(k, sums(), case_.heads_k, case_.dim_v);
+    const Tensor max_logit(sums(), 1, case_.heads_q, 1), dsink(sums(), 1, case_.heads_q, 1);
 
     Twins twins(place);
     const ForwardArgs forward{.q = twins.in(own_q.view),
@@ -189,7 +190,9 @@ class Ranks {
     for (std::size_t row = 0; row < side.tokens.size(); ++row) {
       for (Index h = 0; side.tokens[row] == kNoToken && h < local.view.heads; ++h) {
         load_row(local.view, static_cast<Index>(row), h, got.data());
-        const double want = name == "lse" ? static_cast<double>(static_cast<float>(oracle_.sink(h))) : 0;
+        const double sink = oracle_.sink(h);
+        const double rounded = sums() == DType::f64 ? sink : static_cast<double>(static_cast<float>(sink));
+        const double want = name == "lse" ? rounded : 0;
         if (std::any_of(got.begin(), got.end(), [&](double x) { return !(x == want); }))
           fail(text("rank ", side.rank, ": ", name, " of row ", row, ", which holds no token, is ", got.front(),
                     " instead of ", want));
@@ -204,8 +207,8 @@ class Ranks {
                             .dim_v = case_.dim_v,
                             .out = case_.dtype,
                             .dout = case_.dtype,
-                            .dq = DType::f32,
-                            .lse = DType::f32,
+                            .dq = sums(),
+                            .lse = sums(),
                             .max_logit = true,
                             .dsink = oracle_.learnable()};
     const Traffic want = traffic(executor.schedule(), shape, pass), got = communicator.traffic();
@@ -301,7 +304,12 @@ Use use_of(const Case& c, const Layouts& layouts, const ScheduleOptions& options
           .dtype = c.dtype};
 }
 
-Arithmetic executor_arithmetic(const Case& c) { return kernel_arithmetic(c.dtype, DType::f32); }
+Arithmetic executor_arithmetic(const Case& c) {
+  if (c.dtype != DType::f64) return kernel_arithmetic(c.dtype, DType::f32);
+  Arithmetic by = exact_arithmetic(DType::f64);  // what ranks sum is f64, and so are the gradients
+  by.gradients = rounding(DType::f64);
+  return by;
+}
 
 AttendReport check_schedule(Oracle& oracle, const Case& placed, const Way& way) {
   return Ranks(oracle, placed, way).run();

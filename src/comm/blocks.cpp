@@ -10,15 +10,21 @@ namespace weft {
 
 namespace {
 
-void add_f32(const float* __restrict from, float* __restrict to, Index count) {
-  for (Index i = 0; i < count; ++i) to[i] += from[i];
+template <class T>
+void add_numbers(const char* from_bytes, char* to_bytes, Index bytes) {
+  const T* __restrict from = reinterpret_cast<const T*>(from_bytes);
+  T* __restrict to = reinterpret_cast<T*>(to_bytes);
+  for (Index i = 0; i < bytes / Index{sizeof(T)}; ++i) to[i] += from[i];
 }
 
 void move_piece(const char* from, char* to, Index bytes, Message::Combine how) {
-  if (how == Message::Combine::add) {
-    add_f32(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to), bytes / Index{sizeof(float)});
-  } else if (from != to) {  // in place: already there
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  switch (how) {
+    case Message::Combine::add:
+      return add_numbers<float>(from, to, bytes);
+    case Message::Combine::add_f64:
+      return add_numbers<double>(from, to, bytes);
+    case Message::Combine::replace:
+      if (from != to) std::memcpy(to, from, static_cast<std::size_t>(bytes));  // in place: already there
   }
 }
 
@@ -38,11 +44,12 @@ Block merged(Block block) {
   return block;
 }
 
-bool holds_f32(const Block& block) {
-  constexpr Index kSize = sizeof(float);
+bool holds_numbers(const Block& block, Message::Combine how) {
+  const Index size = number_size(how);
   if (block.size() == 0) return true;
-  if (reinterpret_cast<std::uintptr_t>(block.data) % kSize != 0 || block.bytes % kSize != 0) return false;
-  return (block.rows == 1 || block.row_stride % kSize == 0) && (block.parts == 1 || block.part_stride % kSize == 0);
+  if (reinterpret_cast<std::uintptr_t>(block.data) % static_cast<std::uintptr_t>(size) != 0 || block.bytes % size != 0)
+    return false;
+  return (block.rows == 1 || block.row_stride % size == 0) && (block.parts == 1 || block.part_stride % size == 0);
 }
 
 void move_blocks(std::span<const Block> from, std::span<const Block> to, Message::Combine how) {

@@ -88,7 +88,7 @@ class CheckedExchange final : public Request::Pending {
     }
     std::vector<Message> sealed = receives_;
     for (std::size_t i = 0; i < sealed.size(); ++i) {
-      if (sealed[i].combine == Message::Combine::add) {  // nothing is added before it is known to be right
+      if (adds(sealed[i].combine)) {  // nothing is added before it is known to be right
         scratch_[i].resize(static_cast<std::size_t>(sealed[i].size()) / sizeof(float));
         sealed[i].blocks = {{.data = scratch_[i].data(), .rows = 1, .bytes = sealed[i].size()}};
         sealed[i].combine = Message::Combine::replace;
@@ -102,12 +102,12 @@ class CheckedExchange final : public Request::Pending {
     under_way_.wait();
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       Message& m = receives_[i];
-      const bool adds = m.combine == Message::Combine::add;
+      const bool added = adds(m.combine);
       const Block from{.data = scratch_[i].data(), .rows = 1, .bytes = m.size()};
       const Seal want{call_, route(m.peer, rank_), static_cast<std::uint64_t>(m.size()),
-                      adds ? checksum(std::array{from}) : checksum(m.blocks)};
+                      added ? checksum(std::array{from}) : checksum(m.blocks)};
       if (!(received_[i] == want)) refuse(m, received_[i], want);
-      if (adds) move_blocks(std::array{from}, m.blocks, Message::Combine::add);
+      if (added) move_blocks(std::array{from}, m.blocks, m.combine);
     }
   }
 

@@ -52,17 +52,17 @@ bool sizes_fit(const Block& block) {
   return block.rows <= kUnlimited / block.parts && block.bytes <= kUnlimited / (block.rows * block.parts);
 }
 
-void check_block(const Block& block, const std::string& where, bool add) {
+void check_block(const Block& block, const std::string& where, Message::Combine how) {
   if (!sizes_fit(block)) {
     throw Error(text(where, ": a block of ", block_text(block)), "give sizes of at least 0 and 2^60 bytes at most");
   }
   if (block.data == nullptr && block.size() > 0) {
     throw Error(text(where, ": a block of ", block_text(block), " at a null pointer"), "point it at its bytes");
   }
-  if (add && !holds_f32(block)) {
+  if (!holds_numbers(block, how)) {
     throw Error(text(where, ": a block of ", block_text(block), " (strides ", block.row_stride, ", ", block.part_stride,
-                     ") to add to, which is not cut and aligned to f32"),
-                "align it, its sizes and its strides to 4 bytes");
+                     ") to add to, which is not cut and aligned to ", number_size(how) == 8 ? "f64" : "f32"),
+                text("align it, its sizes and its strides to ", number_size(how), " bytes"));
   }
 }
 
@@ -73,7 +73,7 @@ void check_messages(std::span<const Message> messages, const char* kind, Index r
     if (message.peer < 0 || message.peer >= ranks) {
       throw Error(text(where, " names rank ", message.peer, " of ", ranks), text("name one of 0 .. ", ranks - 1));
     }
-    for (const Block& block : message.blocks) check_block(block, where, message.combine == Message::Combine::add);
+    for (const Block& block : message.blocks) check_block(block, where, message.combine);
   }
 }
 
@@ -147,6 +147,12 @@ Index Message::size() const {
   return bytes;
 }
 
+Message::Combine adding(DType dtype) {
+  if (dtype == DType::f32) return Message::Combine::add;
+  if (dtype == DType::f64) return Message::Combine::add_f64;
+  throw Error(text("sums of ", weft::name(dtype), " between ranks"), "add f32 or f64, and round at the end");
+}
+
 Traffic& Traffic::operator+=(const Traffic& other) {
   bytes_sent += other.bytes_sent;
   bytes_received += other.bytes_received;
@@ -175,6 +181,10 @@ detail::Calls& Communicator::calls() {
 Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> receives) {
   check_messages(sends, "send", ranks_);
   check_messages(receives, "receive", ranks_);
+  if (!adds_f64())
+    for (const Message& m : receives)
+      if (m.combine == Message::Combine::add_f64)
+        throw Error(text("communicator ", name(), " is to add f64 on a GPU"), "add f32 there, or use tensors on the CPU");
   Traffic traffic;
   count(sends, rank_, traffic.messages_sent, traffic.bytes_sent);
   count(receives, rank_, traffic.messages_received, traffic.bytes_received);
@@ -193,14 +203,15 @@ Request Communicator::all_gather(const Block& mine, std::span<const Block> all) 
   return exchange(std::move(sends), std::move(receives));
 }
 
-Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine) {
+Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype) {
+  const Message::Combine add = adding(dtype);
   check_count("reduce_scatter: parts", parts.size(), ranks_);
-  check_block(mine, "reduce_scatter: mine", true);
+  check_block(mine, "reduce_scatter: mine", add);
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
-    check_block(parts[slot(peer)], text("reduce_scatter: part ", peer), true);
+    check_block(parts[slot(peer)], text("reduce_scatter: part ", peer), add);
     append(sends, peer, parts[slot(peer)]);
-    append(receives, peer, mine, peer == 0 ? Message::Combine::replace : Message::Combine::add);
+    append(receives, peer, mine, peer == 0 ? Message::Combine::replace : add);
   }
   for (Message& m : receives) m.at_once = true;
   return exchange(std::move(sends), std::move(receives));

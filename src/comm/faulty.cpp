@@ -133,7 +133,7 @@ std::vector<Message> Call::with_scratch() {
   std::vector<Message> in = receives;
   scratch.resize(receives.size());
   for (std::size_t i = 0; i < in.size(); ++i) {
-    if (in[i].combine != Message::Combine::add) continue;
+    if (!adds(in[i].combine)) continue;
     scratch[i] = room(in[i].size());
     in[i].blocks = {block_of(scratch[i], in[i].size())};
     in[i].combine = Message::Combine::replace;
@@ -151,8 +151,7 @@ void Call::wait() {
   request.wait();
   for (std::size_t i = 0; i < receives.size(); ++i) {
     Message& m = receives[i];
-    if (m.combine == Message::Combine::add)
-      move_blocks(std::array{block_of(scratch[i], m.size())}, m.blocks, Message::Combine::add);
+    if (adds(m.combine)) move_blocks(std::array{block_of(scratch[i], m.size())}, m.blocks, m.combine);
   }
 }
 

@@ -199,7 +199,7 @@ Exchange::Exchange(Standing place, Index number, std::vector<Message> sends, std
       seen_(place_.group->members.size()),
       taken_from_(place_.group->members.size()),
       adds_(std::any_of(receives_.begin(), receives_.end(),
-                        [](const Message& m) { return m.combine == Message::Combine::add; })) {
+                        [](const Message& m) { return adds(m.combine); })) {
   Group& group = *place_.group;
   mine_->taken.resize(sends.size());
   mine_->untaken = static_cast<Index>(sends.size());
@@ -247,7 +247,8 @@ bool Exchange::can_take(const Post& post, std::size_t send) const {
   const Message& to = receives_[next_];
   if (!direct() && !call_->awaited) return false;
   if (post.withdrawn || from.size() != to.size()) return false;
-  return to.combine == Message::Combine::replace || std::all_of(from.blocks.begin(), from.blocks.end(), holds_f32);
+  return std::all_of(from.blocks.begin(), from.blocks.end(),
+                     [&](const Block& block) { return holds_numbers(block, to.combine); });
 }
 
 void Exchange::take(Lock& lock, Post& post, std::size_t send) {
@@ -359,8 +360,9 @@ void Exchange::check_next() const {
   }
   if (!can_take(*post, *send)) {
     throw Error(text("call ", number_, ": ", self, " adds what ", peer,
-                     " sends from blocks that are not cut and aligned to f32"),
-                "align the blocks that are sent, their sizes and their strides to 4 bytes");
+                     " sends from blocks that are not cut and aligned to ", number_size(to.combine) == 8 ? "f64" : "f32"),
+                text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine),
+                     " bytes"));
   }
 }
 

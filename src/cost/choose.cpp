@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cost/sketch.h"
+#include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/simulate.h"
@@ -80,6 +81,8 @@ class Contest {
   Contest(const Layer& layer, const Layouts& layouts, const Machine& machine, const ChooseOptions& options)
       : layer_(layer), layouts_(layouts), machine_(machine), most_slices_(options.simulated_slices) {
     check_machine(machine);
+    for (const ScheduleOptions& each : options.schedules) schedule::check_options(each);
+    schedule::check_shape(layouts, layer.heads_q, layer.heads_k, layer.shape);
     const Index ranks = layouts.q.ranks();
     choice_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : machine.memory_bytes;
     if (!shared(machine)) sketch_.emplace(layer, layouts, machine);

@@ -1,7 +1,5 @@
 #include "cost/costs.h"
 
-#include "weft/state.h"
-
 namespace weft::cost {
 namespace {
 
@@ -35,12 +33,11 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
   const double per_byte = machine_.row_bandwidth > 0 ? 1 / machine_.row_bandwidth : 0;
   if (pass_ == Pass::forward) {
     constexpr Index kThereAndBack = 2;
-    const Index bytes =
-        kThereAndBack * (shape_.dim_v * size_of(DType::f32) + static_cast<Index>(sizeof(RowState<float>)));
+    const Index bytes = kThereAndBack * (shape_.dim_v * sum_size() + state_size());
     if (partial) seconds += tiles.rows * real(bytes) * per_byte;
   } else {
     seconds += real(step.key_rows * step.heads_k) * gradient_bytes() * per_byte;  // all of dK, dV is written
-    const double dq = real(frame.step_q_rows() * step.heads_q * shape_.dim_qk * size_of(DType::f32));
+    const double dq = real(frame.step_q_rows() * step.heads_q * shape_.dim_qk * sum_size());
     if (partial) seconds += dq * per_byte;
     if (partial && !first) rows = pass_over(3 * dq);  // two are read, one is written
   }
@@ -56,17 +53,17 @@ double Costs::end_rows(const Frame& f, bool partial) const {
   const Index rows = f.step_q_rows() * f.step_heads_q;
   if (pass_ == Pass::forward) {
     if (!partial) return 0;
-    const Index state = static_cast<Index>(sizeof(RowState<float>));
+    const Index state = state_size();
     const Index lse = shape_.lse ? size_of(*shape_.lse) : 0;
     return pass_over(real(rows * state)) +
-           pass_over(real(rows * (shape_.dim_v * (size_of(DType::f32) + size(shape_.out)) + state + lse)));
+           pass_over(real(rows * (shape_.dim_v * (sum_size() + size(shape_.out)) + state + lse)));
   }
   double seconds = 0;
-  if (partial && size(shape_.dq) != size_of(DType::f32))
-    seconds += pass_over(real(rows * shape_.dim_qk * (size_of(DType::f32) + size(shape_.dq))));
+  if (partial && size(shape_.dq) != sum_size())
+    seconds += pass_over(real(rows * shape_.dim_qk * (sum_size() + size(shape_.dq))));
   const double own = real(f.k_rows * f.heads_k * dims());
-  if (f.swaps) seconds += pass_over(own * real(size_of(DType::f32)));
-  if (shape_.dtype != DType::f32) seconds += pass_over(own * real(size_of(DType::f32) + size_of(shape_.dtype)));
+  if (f.swaps) seconds += pass_over(own * real(sum_size()));
+  if (shape_.dtype != sums()) seconds += pass_over(own * real(sum_size() + size_of(shape_.dtype)));
   return seconds;
 }
 
@@ -96,18 +93,18 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     const StepFrame& s = steps[n];
     if (s.moves) keys[n % 2] = max_of(keys[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
     if (backward && s.moves)
-      gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, DType::f32));
+      gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, sums()));
   }
   m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];
-  const Index step_rows = f.step_q_rows() * f.step_heads_q, f32 = size_of(DType::f32);
+  const Index step_rows = f.step_q_rows() * f.step_heads_q;
   if (backward) {
-    const bool own = shape_.dtype != DType::f32;
-    const Index sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, DType::f32);
+    const bool own = shape_.dtype != sums();
+    const Index own_sums = kv_size(f.k_rows, f.heads_k, own ? dqk : 0, own ? dv : 0, sums());
     const bool shares = steps.size() == 1 && steps.front().moves && !f.swaps;  // they lie where the keys lay
-    m.workspace += shares ? max_of(0, sums - keys[0]) : sums;
-    if (partial) m.workspace += step_rows * dqk * f32 * (size(shape_.dq) == f32 ? 1 : 2);
+    m.workspace += shares ? max_of(0, own_sums - keys[0]) : own_sums;
+    if (partial) m.workspace += step_rows * dqk * sum_size() * (size(shape_.dq) == sum_size() ? 1 : 2);
   } else if (partial) {
-    m.workspace += step_rows * (dv * f32 + static_cast<Index>(sizeof(RowState<float>)));
+    m.workspace += step_rows * (dv * sum_size() + state_size());
   }
   if (backward ? shape_.dsink : shape_.max_logit)
     m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
@@ -117,7 +114,7 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
     m.workspace += step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine;
     if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += step_rows * lse + kLine;
     if (backward) {
-      m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, DType::f32);
+      m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, sums());
       m.workspace += step_rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + 2 * kLine;
     }
   }

@@ -6,6 +6,7 @@
 
 #include "cost/outline.h"
 #include "cost/tiles.h"
+#include "weft/state.h"
 
 namespace weft::cost {
 
@@ -34,7 +35,7 @@ class Costs {
   const KernelRate& rate() const { return rate_; }
   Index dims() const { return shape_.dim_qk + shape_.dim_v; }
   double kv_bytes() const { return static_cast<double>(dims() * size_of(shape_.dtype)); }  // a row and head of K and V
-  double gradient_bytes() const { return static_cast<double>(dims() * size_of(DType::f32)); }
+  double gradient_bytes() const { return static_cast<double>(dims() * sum_size()); }
 
   // `first`: the rank's first step that computes; `partial`: it has several of the same heads.
   Work work(Index rank, const Frame& frame, const StepFrame& step, const TileWork& tiles, bool partial,
@@ -53,6 +54,11 @@ class Costs {
  private:
   double pass_over(double bytes) const {
     return machine_.row_seconds + (machine_.row_bandwidth > 0 ? bytes / machine_.row_bandwidth : 0);
+  }
+  DType sums() const { return sum_type(shape_.dtype); }  // what partial sums and gradients are kept in
+  Index sum_size() const { return size_of(sums()); }
+  Index state_size() const {
+    return static_cast<Index>(sums() == DType::f64 ? sizeof(RowState<double>) : sizeof(RowState<float>));
   }
   Index size(std::optional<DType> dtype) const { return size_of(dtype.value_or(shape_.dtype)); }
 

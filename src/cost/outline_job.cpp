@@ -58,6 +58,7 @@ class FromJob {
         form_(form_of(job.schedule)),
         ranks_(job.layouts.q.ranks()),
         make_(machine, ranks_) {
+    schedule::check_shape(job.layouts, job.heads_q, job.heads_k, job.shape);
     const Heads heads{job.heads_q, job.heads_k};
     const Schedule first = schedule::begin(job.problem, job.layouts, 0, heads, job.schedule);
     if (form_ == Form::gather) schedule::check_head_groups(first);

@@ -170,6 +170,7 @@ class Mini {
  private:
   // As schedule::begin, without asking the layouts again and again.
   Schedule made(const ScheduleOptions& options) const {
+    schedule::check_options(options);
     Schedule s = s_.base_;
     s.options = options;
     require_support(
@@ -179,9 +180,6 @@ class Mini {
       schedule::check_mesh(s);
       schedule::swap_heads(s, options.inside);
     }
-    if (options.kind == ScheduleKind::exact && options.stages < 1)
-      throw Error(text("exact in ", options.stages, " stages"), "use at least one");
-    schedule::check_abreast(s);
     return s;
   }
 

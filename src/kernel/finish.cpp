@@ -14,17 +14,46 @@
 namespace weft {
 namespace {
 
-void finish_row(const ForwardArgs& args, const std::vector<float>& sinks, Index row,
-                const std::vector<float>& nothing) {
+// factor·from[0..dim), rounded once.
+void store(const TensorView& view, Index row, Index head, const float* from, float factor) {
+  store_f32(view, row, head, from, factor);
+}
+void store(const TensorView& view, Index row, Index head, const double* from, double factor) {
+  with_type(view.dtype, [&]<class T>(std::type_identity<T>) {
+    T* to = view.at<T>(row, head);
+    for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<T>(from[i] * factor);
+  });
+}
+
+template <class T>
+void finish_row(const ForwardArgs& args, const RowState<T>* states, const std::vector<T>& sinks, Index row,
+                const std::vector<T>& nothing) {
   const TensorView& sums = args.partial.sums;
   for (Index h = 0; h < sums.heads; ++h) {
-    const RowState<float>& state = args.partial.states[row * sums.heads + h];
-    const FinishedRow<float> done = finish(state, sinks[static_cast<std::size_t>(h)]);
+    const RowState<T>& state = states[row * sums.heads + h];
+    const FinishedRow<T> done = finish(state, sinks[static_cast<std::size_t>(h)]);
     if (is_empty(state))
-      store_f32(args.out, row, h, nothing.data(), 0);
+      store(args.out, row, h, nothing.data(), T{0});
     else
-      store_f32(args.out, row, h, sums.at<float>(row, h), done.weight);
-    if (args.lse.given()) store_f32(args.lse, row, h, &done.lse, 1);
+      store(args.out, row, h, sums.at<T>(row, h), done.weight);
+    if (args.lse.given()) store(args.lse, row, h, &done.lse, T{1});
+  }
+}
+
+template <class T>
+void finish_rows(const ForwardArgs& args, const RowState<T>* states) {
+  const TensorView& sums = args.partial.sums;
+  std::vector<T> sinks, nothing(static_cast<std::size_t>(sums.dim), T{0});
+  for (Index h = 0; h < sums.heads; ++h)
+    sinks.push_back(static_cast<T>(reference::sink_logit(args.attention.sink, h)));
+  each_row(sums, [&](Index row) { finish_row(args, states, sinks, row, nothing); });
+  for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
+    T largest = kMinusInfinity<T>;
+    for (Index row = 0; row < sums.rows; ++row) {
+      const RowState<T>& state = states[row * sums.heads + h];
+      if (!is_empty(state)) largest = max_or_nan(largest, state.max);
+    }
+    store(args.max_logit, 0, h, &largest, T{1});
   }
 }
 
@@ -45,18 +74,10 @@ void finish_partial(const ForwardArgs& args) {
     throw Error("finish_partial of states on a GPU in a build without CUDA", "build with WEFT_CUDA=ON");
 #endif
   }
-  std::vector<float> sinks, nothing(static_cast<std::size_t>(sums.dim), 0.0F);
-  for (Index h = 0; h < sums.heads; ++h)
-    sinks.push_back(static_cast<float>(reference::sink_logit(args.attention.sink, h)));
-  each_row(sums, [&](Index row) { finish_row(args, sinks, row, nothing); });
-  for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
-    float largest = kMinusInfinity<float>;
-    for (Index row = 0; row < sums.rows; ++row) {
-      const RowState<float>& state = args.partial.states[row * sums.heads + h];
-      if (!is_empty(state)) largest = max_or_nan(largest, state.max);
-    }
-    store_f32(args.max_logit, 0, h, &largest, 1);
-  }
+  if (sums.dtype == DType::f64)
+    finish_rows(args, args.partial.states_f64);
+  else
+    finish_rows(args, args.partial.states);
 }
 
 }  // namespace weft

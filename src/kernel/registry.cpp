@@ -21,7 +21,6 @@
 namespace weft {
 namespace {
 
-constexpr Index kMaxCpuDim = 256;
 constexpr const char* kNoScales = "it keeps no scale for every block, which floats of 8 bits need";
 constexpr const char* kHostSlices = "it reads slices in memory of the CPU, and those of a device_plan lie on a GPU";
 
@@ -39,8 +38,6 @@ std::optional<std::string> cpu_refusal(const KernelRequest& request) {
     case DType::f8_e5m2:
       return kNoScales;
   }
-  const Index widest = max_of(request.dim_qk, request.dim_v);
-  if (widest > kMaxCpuDim) return text("its tiles are made for head dims up to ", kMaxCpuDim, ", not ", widest);
   return {};
 }
 
@@ -57,12 +54,9 @@ Kernel cpu_kernel(std::string_view name) {
           .backward = [](const BackwardArgs& args) { cpu::backward(kTarget(), args); }};
 }
 
-// f64 inside; the caller's f32 states are read and written around it.
-void reference_kernel_forward(const ForwardArgs& args) {
-  if (!args.partial.given()) {
-    reference_forward(args);
-    return;
-  }
+// f64 inside; the caller's states are read and written around it.
+template <class T>
+void reference_kernel_partial(const ForwardArgs& args, RowState<T>* states) {
   const TensorView& sums = args.partial.sums;
   ReferenceState state(sums.rows, sums.heads, sums.dim);
   std::vector<char> touched(static_cast<std::size_t>(sums.rows), 0);
@@ -73,7 +67,7 @@ void reference_kernel_forward(const ForwardArgs& args) {
   for (Index row = 0; row < sums.rows; ++row) {
     for (Index head = 0; head < sums.heads; ++head) {
       const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
-      const RowState<float>& old = args.partial.states[at];
+      const RowState<T>& old = states[at];
       if (!touched[static_cast<std::size_t>(row)] || is_empty(old)) continue;
       state.states[at] = {static_cast<double>(old.max), static_cast<double>(old.sum)};
       load_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
@@ -84,10 +78,19 @@ void reference_kernel_forward(const ForwardArgs& args) {
     for (Index head = 0; touched[static_cast<std::size_t>(row)] && head < sums.heads; ++head) {
       const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
       const RowState<double>& now = state.states[at];
-      args.partial.states[at] = {static_cast<float>(now.max), static_cast<float>(now.sum)};
+      states[at] = {static_cast<T>(now.max), static_cast<T>(now.sum)};
       store_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
     }
   }
+}
+
+void reference_kernel_forward(const ForwardArgs& args) {
+  if (!args.partial.given())
+    reference_forward(args);
+  else if (args.partial.states_f64 != nullptr)
+    reference_kernel_partial(args, args.partial.states_f64);
+  else
+    reference_kernel_partial(args, args.partial.states);
 }
 
 #ifdef WEFT_WITH_CUDA
@@ -154,15 +157,22 @@ bool meant(std::string_view name, const Kernel& kernel) {
 }
 
 void check_partial(const ForwardArgs& args) {
-  constexpr DType kF32[] = {DType::f32};
+  const DType either[] = {DType::f32, sum_type(args.q.dtype)};
+  const std::size_t types = args.q.dtype == DType::f64 ? 2 : 1;
   check_tensor(args.partial.sums, {.name = "partial.sums",
                                    .rows = args.q.rows,
                                    .heads = args.q.heads,
                                    .dim = args.v.dim,
-                                   .dtypes = kF32,
+                                   .dtypes = std::span(either, types),
                                    .output = true});
-  if (args.partial.states == nullptr && args.q.rows > 0)
-    throw Error("partial.sums is given without partial.states", "give a RowState for every row and head");
+  const bool f64 = args.partial.sums.dtype == DType::f64;
+  const bool states = f64 ? args.partial.states_f64 != nullptr : args.partial.states != nullptr;
+  const bool others = f64 ? args.partial.states != nullptr : args.partial.states_f64 != nullptr;
+  if ((!states && args.q.rows > 0) || others)
+    throw Error(text("partial.sums is ", name(args.partial.sums.dtype), " and is given ",
+                     others ? "with states of another type" : "without states"),
+                text("give a RowState of ", f64 ? "double (partial.states_f64)" : "float (partial.states)",
+                     " for every row and head"));
   if (args.out.given() || args.lse.given() || args.max_logit.given())
     throw Error("out, lse or max_logit is given together with partial",
                 "leave them out here; finish_partial writes them at the end");

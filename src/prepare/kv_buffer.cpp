@@ -6,6 +6,7 @@
 #include "prepare/reach.h"
 #include "run/agreement.h"
 #include "run/head_numbers.h"
+#include "run/in_use.h"
 #include "run/messages.h"
 #include "run/rows.h"
 #include "run/seat.h"
@@ -13,6 +14,7 @@
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
+#include "weft/support.h"
 
 namespace weft {
 namespace {
@@ -102,6 +104,7 @@ struct KvBuffer::Parts {
   void check_own(const ConstTensorView& k, const ConstTensorView& v) const;
   void check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const;
   void gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
+  std::optional<Index> missing(Index micro) const;
   void start(Index micro, Range tokens, const ConstKv& own);
   void wait_for(Index micro);
   void check_room_for(Index micro) const;
@@ -113,7 +116,7 @@ struct KvBuffer::Parts {
   std::unique_ptr<run::Agreement> agreement;  // if checked
   Communicator& communicator;
   run::Workspace workspace;
-  Kv kv, gradients;  // gradients f32
+  Kv kv, gradients;  // gradients of sum_type
   std::optional<Sequence> sequence;
   Range held;                 // tokens in the buffer or on their way
   Index gathered = 0;         // micro-sequences that came, or are on their way, in the forward
@@ -122,6 +125,7 @@ struct KvBuffer::Parts {
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
   std::deque<Arrival> arrivals;
   Index bytes_gathered = 0;
+  mutable run::InUse in_use;
 };
 
 // In rows of the buffer: where tokens go round its end, a slice becomes two.
@@ -211,7 +215,7 @@ void KvBuffer::Parts::gather(Index micro, const ConstTensorView& k, const ConstT
 
 // The gradients of all keys that micro's queries see, and of its own keys, start as zeros.
 void KvBuffer::Parts::need_gradients(Index micro) {
-  if (gradients.k.data == nullptr) gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(DType::f32));
+  if (gradients.k.data == nullptr) gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
   const Index end = now().micros.rows(micro).end;
   if (!backwards) gradients_begin = end;
   backwards = true;
@@ -219,7 +223,7 @@ void KvBuffer::Parts::need_gradients(Index micro) {
   if (begin >= gradients_begin) return;
   for (const Range& rows : places({begin, gradients_begin})) {
     for (TensorView view : {gradients.k, gradients.v}) {
-      view.data = view.at<float>(rows.begin, 0);
+      view.data = detail::advanced(view.data, view.dtype, view.offset(rows.begin, 0));
       view.rows = rows.size();
       run::clear(options.place, view);
     }
@@ -231,11 +235,12 @@ void KvBuffer::Parts::need_gradients(Index micro) {
 // order of ranks.
 void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   const Index local = now().micros.local();
-  const bool f32_k = args.dk.dtype == DType::f32, f32_v = args.dv.dtype == DType::f32;
+  const DType type = sum_type(options.dtype);
+  const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed where they belong
   Kv mine = run::take_kv(workspace, Slot::own_key_gradients,
-                         {local, options.heads, f32_k ? 0 : options.dim_qk, f32_v ? 0 : options.dim_v, DType::f32});
-  if (f32_k) mine.k = args.dk;
-  if (f32_v) mine.v = args.dv;
+                         {local, options.heads, there_k ? 0 : options.dim_qk, there_v ? 0 : options.dim_v, type});
+  if (there_k) mine.k = args.dk;
+  if (there_v) mine.v = args.dv;
   std::vector<PeerRows> sends, own;
   for (Index peer = 0; peer < communicator.ranks() && local > 0; ++peer) {
     sends.push_back({peer, places(now().micros.rows(peer, micro))});
@@ -243,7 +248,7 @@ void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
   }
   communicator
       .exchange(run::messages(sends, run::constant(gradients)),
-                run::at_once(run::messages(own, run::constant(mine), Message::Combine::add), true))
+                run::at_once(run::messages(own, run::constant(mine), adding(type)), true))
       .wait();
   run::round_to(args.place, {args.dk, args.dv}, run::constant(mine));
 }
@@ -253,6 +258,9 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
     throw Error(text("a buffer of ", options.rows, " rows, ", options.heads, " heads, dims ", options.dim_qk, " and ",
                      options.dim_v),
                 text("give at least 1 of each, and at most ", kMaxTokens, " rows"));
+  for (const Index dim : {options.dim_qk, options.dim_v})
+    checked_product("a K/V buffer", {options.rows, options.heads, dim, size_of(DType::f64)});
+  require_support({.dtype = options.dtype});
   find_kernel(options.kernel);  // Error here rather than in the first call
   if (options.place.kind != DeviceKind::cpu && options.checked)
     throw Error("checked mode of a K/V buffer with tensors on a GPU",
@@ -264,6 +272,7 @@ KvBuffer::~KvBuffer() = default;
 KvBuffer::KvBuffer(KvBuffer&&) noexcept = default;
 
 void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   if (micros.ranks() != p.communicator.ranks())
     throw Error(text("micro-sequences for ", micros.ranks(), " ranks on ", p.communicator.ranks()),
@@ -289,9 +298,13 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   p.backwards = false;
 }
 
-void KvBuffer::use(const Place& place) { parts_->use(place); }
+void KvBuffer::use(const Place& place) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
+  parts_->use(place);
+}
 
 void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.check_next(micro, k, v);
   if (p.agreement) p.agreement->compare(p.deed(run::Doing::gather, micro), {});
@@ -299,6 +312,7 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
 }
 
 void KvBuffer::forward(Index micro, const ForwardArgs& args) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.use(args.place);
   if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
@@ -315,7 +329,7 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
                 "leave them out here");
   }
   const run::Deed deed = p.deed(run::Doing::forward, micro, args.layer);
-  const std::uint64_t call = p.agreement ? p.agreement->compare(deed, p.asked(args)) : 0;
+  const std::uint64_t number = p.agreement ? p.agreement->compare(deed, p.asked(args)) : 0;
   if (gathers) p.gather(micro, args.k, args.v);
   p.wait_for(micro);
   const std::vector<Slice> slices = p.slices(micro);
@@ -330,26 +344,31 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   attend(whole, p.options.kernel);
   if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (p.agreement) p.agreement->end(deed, call, args.out, args.lse);
+  if (p.agreement) p.agreement->end(deed, number, args.out, args.lse);
   // The last one's keys stay: its backward comes first.
   if (p.options.drop && micro + 1 < p.now().micros.micros())
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
 }
 
-std::optional<Index> KvBuffer::missing(Index micro) const {
-  const Parts& p = *parts_;
-  const MicroSequences& micros = p.now().micros;
-  if (micro < 0 || micro >= micros.micros() || p.held.begin <= p.now().reach.first[at(micro)]) return {};
-  if (p.held.begin <= micros.rows().begin)
-    throw Error(text("rows before ", p.held.begin, " were filled in advance and have been dropped"),
+std::optional<Index> KvBuffer::Parts::missing(Index micro) const {
+  const MicroSequences& micros = now().micros;
+  if (micro < 0 || micro >= micros.micros() || held.begin <= now().reach.first[at(micro)]) return {};
+  if (held.begin <= micros.rows().begin)
+    throw Error(text("rows before ", held.begin, " were filled in advance and have been dropped"),
                 "use a buffer without `drop` for a first document that began in the past");
-  return (p.held.begin - 1 - micros.rows().begin) / (micros.local() * micros.ranks());
+  return (held.begin - 1 - micros.rows().begin) / (micros.local() * micros.ranks());
+}
+
+std::optional<Index> KvBuffer::missing(Index micro) const {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
+  return parts_->missing(micro);
 }
 
 void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   const Index next = p.next_backward();
-  const std::optional<Index> wanted = missing(next);
+  const std::optional<Index> wanted = p.missing(next);
   if (wanted != micro)
     throw Error(
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
@@ -365,6 +384,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
 }
 
 void KvBuffer::backward(Index micro, const BackwardArgs& args) {
+  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.use(args.place);
   const MicroSequences& micros = p.now().micros;
@@ -376,7 +396,7 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
     throw Error("k, v, slices, a device_plan or add_keys are given to the backward of a K/V buffer", "leave them out");
   if (!args.out.given() && micros.local() > 0)
     throw Error("out and lse are left out", "give both, as the forward wrote them");
-  if (const std::optional<Index> wanted = missing(micro))
+  if (const std::optional<Index> wanted = p.missing(micro))
     throw Error(text("backward of micro-sequence ", micro, " needs dropped rows of micro-sequence ", *wanted),
                 "call gather_again until missing() names none");
   const Index local = micros.local();

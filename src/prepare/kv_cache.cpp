@@ -32,7 +32,8 @@ Index KvCache::used(Index sequence) const {
 }
 
 Index KvCache::room(Index sequence) const {
-  return offsets_[at(sequence) + 1] - offsets_[at(sequence)] - used(sequence);
+  const Index filled = used(sequence);  // Error if there is no such sequence
+  return offsets_[at(sequence) + 1] - offsets_[at(sequence)] - filled;
 }
 
 void KvCache::keep(Index sequence, Index used) {

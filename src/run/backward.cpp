@@ -42,14 +42,20 @@ void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* g
   }
 }
 
-// dQ over the steps: written by the kernel where a head is in one step or the kernel sums up itself, summed in f32
+// dQ over the steps: written by the kernel where a head is in one step or the kernel sums up itself, summed in `type`
 // otherwise.
 class QueryGradient {
  public:
   QueryGradient(const run::Computed& computed, bool by_kernel, run::Workspace& workspace, const Place& place,
-                const TensorView& dq)
-      : computed_(computed), once_(computed.once() || by_kernel), workspace_(workspace), place_(place), dq_(dq), sum_(dq) {
-    if (!once_ && dq.dtype != DType::f32) sum_ = buffer(Slot::sums);
+                const TensorView& dq, DType type)
+      : computed_(computed),
+        once_(computed.once() || by_kernel),
+        workspace_(workspace),
+        place_(place),
+        type_(type),
+        dq_(dq),
+        sum_(dq) {
+    if (!once_ && dq.dtype != type) sum_ = buffer(Slot::sums);
   }
 
   TensorView begin(const Step& step) {
@@ -68,20 +74,22 @@ class QueryGradient {
 
  private:
   TensorView buffer(Slot slot) {
-    return thd(workspace_.bytes(slot, dq_.rows * dq_.heads * dq_.dim * size_of(DType::f32)), DType::f32, dq_.rows,
-               dq_.heads, dq_.dim);
+    return thd(workspace_.bytes(slot, dq_.rows * dq_.heads * dq_.dim * size_of(type_)), type_, dq_.rows, dq_.heads,
+               dq_.dim);
   }
 
   const run::Computed& computed_;
   bool once_, first_ = true;
   run::Workspace& workspace_;
   Place place_;
+  DType type_;
   TensorView dq_, sum_, part_;
 };
 
-// f32 sums of the own dK and dV: in the outputs themselves if they are f32.
+// Sums of the own dK and dV, in f32 or of f64 inputs in f64: in the outputs themselves if they have that type.
 Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const BackwardArgs& args) {
   const bool shares = run::keys_share(schedule);
+  const DType type = sum_type(args.q.dtype);
   if (shares)  // as large as the keys need it, before anybody points to it
     run::take_kv(workspace, Slot::keys_0,
                  {.rows = schedule.steps.front().key_rows,
@@ -92,30 +100,24 @@ Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const BackwardA
   const Kv buffer = run::take_kv(workspace, shares ? Slot::keys_0 : Slot::own_key_gradients,
                                  {.rows = args.k.rows,
                                   .heads = args.k.heads,
-                                  .dim_qk = args.dk.dtype == DType::f32 ? 0 : args.k.dim,
-                                  .dim_v = args.dv.dtype == DType::f32 ? 0 : args.v.dim,
-                                  .dtype = DType::f32});
-  return {args.dk.dtype == DType::f32 ? args.dk : buffer.k, args.dv.dtype == DType::f32 ? args.dv : buffer.v};
+                                  .dim_qk = args.dk.dtype == type ? 0 : args.k.dim,
+                                  .dim_v = args.dv.dtype == type ? 0 : args.v.dim,
+                                  .dtype = type});
+  return {args.dk.dtype == type ? args.dk : buffer.k, args.dv.dtype == type ? args.dv : buffer.v};
 }
 
 }  // namespace
 
-// All steps, on tensors whose heads are the steps' heads; dK and dV end as f32 sums in `own`.
-void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& own) {
+// All steps, on tensors whose heads are the steps' heads; dK and dV end as sums in `own`.
+void Executor::Parts::attend_steps_backward(const Kernel& kernel, const BackwardArgs& args, const Kv& own) {
   const run::Computed computed(schedule);
-  const Kernel kernel = select_kernel(options.kernel, {.pass = Pass::backward,
-                                                       .dtype = args.q.dtype,
-                                                       .dim_qk = args.q.dim,
-                                                       .dim_v = args.v.dim,
-                                                       .device = args.place.kind,
-                                                       .gpu = args.place.device});
   run::Log log(options, Pass::backward, schedule);
   BackwardArgs asked = args;
   asked.deterministic = options.deterministic;
   const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(asked);
   const std::vector<Range> rows = summed ? run::rows_of_steps(schedule).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
-  QueryGradient dq(computed, summed, workspace, args.place, args.dq);
+  QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
@@ -150,6 +152,7 @@ void Executor::Parts::attend_steps_backward(const BackwardArgs& args, const Kv& 
 }
 
 void Executor::backward(const BackwardArgs& args) {
+  const run::InUse::Call guard(parts_->in_use, "executor");
   const Schedule& schedule = parts_->schedule;
   run::check_backward(schedule, args);
   parts_->seat.use(args.place, "executor");
@@ -158,14 +161,15 @@ void Executor::backward(const BackwardArgs& args) {
   const run::Deed deed{run::Doing::backward, args.layer};
   if (agreement)
     agreement->compare(deed, run::fingerprints(args, parts_->options.kernel), agreement->forwards_of(args.out, args.lse));
+  const Kernel kernel = parts_->kernel_for(Pass::backward, args.q, args.v, args.place);
   const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, parts_->workspace);
     const BackwardArgs inner = swap.bring(args);
-    parts_->attend_steps_backward(inner, {inner.dk, inner.dv});
+    parts_->attend_steps_backward(kernel, inner, {inner.dk, inner.dv});
     swap.give_back(inner, args, own);
   } else {
-    parts_->attend_steps_backward(args, own);
+    parts_->attend_steps_backward(kernel, args, own);
   }
   run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
   if (args.dsink.given()) {

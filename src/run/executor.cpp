@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernel/registry.h"
 #include "run/parts.h"
 #include "text.h"
 #include "weft/error.h"
@@ -72,6 +73,17 @@ Computed::Computed(const Schedule& schedule) {
 }
 
 }  // namespace run
+
+Kernel Executor::Parts::kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v,
+                                   const Place& place) const {
+  return select_kernel(options.kernel, {.pass = pass,
+                                        .dtype = q.dtype,
+                                        .dim_qk = q.dim,
+                                        .dim_v = v.dim,
+                                        .partial = pass == Pass::forward && !run::Computed(schedule).once(),
+                                        .device = place.kind,
+                                        .gpu = place.device});
+}
 
 Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options) {
   if (communicator.rank() != schedule.rank || communicator.ranks() != schedule.ranks)

@@ -11,17 +11,28 @@ namespace {
 using run::ConstKv;
 using run::Slot;
 
-// f32 states of all rows, none of which has seen a key.
+template <class T>
+RowState<T>* take_states(run::Workspace& workspace, Index count) {
+  return static_cast<RowState<T>*>(
+      workspace.bytes(Slot::states, count * static_cast<Index>(sizeof(RowState<T>))));
+}
+
+// States of all rows, none of which has seen a key; f32, of f64 inputs f64.
 PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
   const Index rows = args.q.rows, heads = args.q.heads, dim = args.v.dim;
-  auto* sums = workspace.bytes(Slot::sums, rows * heads * dim * size_of(DType::f32));
-  auto* states = static_cast<RowState<float>*>(
-      workspace.bytes(Slot::states, rows * heads * static_cast<Index>(sizeof(RowState<float>))));
+  const DType type = sum_type(args.q.dtype);
+  PartialView partial{.sums = thd(workspace.bytes(Slot::sums, rows * heads * dim * size_of(type)), type, rows, heads, dim)};
+  if (type == DType::f64) {  // on CPUs only: no kernel of a GPU takes it
+    partial.states_f64 = take_states<double>(workspace, rows * heads);
+    std::uninitialized_fill_n(partial.states_f64, rows * heads, RowState<double>{});
+    return partial;
+  }
+  partial.states = take_states<float>(workspace, rows * heads);
   if (args.place.kind == DeviceKind::cpu)
-    std::uninitialized_fill_n(states, rows * heads, RowState<float>{});
+    std::uninitialized_fill_n(partial.states, rows * heads, RowState<float>{});
   else
-    device::fill(args.place, states, rows * heads);
-  return {thd(sums, DType::f32, rows, heads, dim), states};
+    device::fill(args.place, partial.states, rows * heads);
+  return partial;
 }
 
 // The part of a call's outputs that some heads are.
@@ -44,16 +55,9 @@ ForwardArgs of_heads(const ForwardArgs& args, Range heads) {
 }  // namespace
 
 // All steps, on tensors whose heads are the steps' heads.
-void Executor::Parts::attend_steps(const ForwardArgs& args) {
+void Executor::Parts::attend_steps(const Kernel& kernel, const ForwardArgs& args) {
   const run::Computed computed(schedule);
   const bool once = computed.once();
-  const Kernel kernel = select_kernel(options.kernel, {.pass = Pass::forward,
-                                                       .dtype = args.q.dtype,
-                                                       .dim_qk = args.q.dim,
-                                                       .dim_v = args.v.dim,
-                                                       .partial = !once,
-                                                       .device = args.place.kind,
-                                                       .gpu = args.place.device});
   ForwardArgs whole = args;
   const bool summed = !once && kernel.takes_steps != nullptr && kernel.takes_steps(args);
   const run::RowsOfSteps held = summed ? run::rows_of_steps(schedule) : run::RowsOfSteps{};
@@ -92,6 +96,7 @@ void Executor::Parts::attend_steps(const ForwardArgs& args) {
 }
 
 void Executor::forward(const ForwardArgs& args) {
+  const run::InUse::Call guard(parts_->in_use, "executor");
   run::check_forward(parts_->schedule, args);
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
@@ -99,6 +104,7 @@ void Executor::forward(const ForwardArgs& args) {
   const run::Deed deed{run::Doing::forward, args.layer};
   const std::uint64_t call =
       agreement ? agreement->compare(deed, run::fingerprints(args, parts_->options.kernel)) : 0;
+  const Kernel kernel = parts_->kernel_for(Pass::forward, args.q, args.v, args.place);
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, parts_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
@@ -109,11 +115,11 @@ void Executor::forward(const ForwardArgs& args) {
     run::HeadSwap swap(parts_->schedule, communicator, parts_->workspace);
     inner = swap.bring(inner);
     if (args.max_logit.given()) inner.max_logit = run::some_heads(largest->view(), swap.heads_q());
-    parts_->attend_steps(inner);
+    parts_->attend_steps(kernel, inner);
     swap.give_back(inner, args);
   } else {
     if (args.max_logit.given()) inner.max_logit = largest->view();
-    parts_->attend_steps(inner);
+    parts_->attend_steps(kernel, inner);
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.

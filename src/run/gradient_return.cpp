@@ -53,7 +53,7 @@ Kv GradientReturn::buffer(Index n) {
                   .heads = step(n).heads_k.size(),
                   .dim_qk = own_.k.dim,
                   .dim_v = own_.v.dim,
-                  .dtype = DType::f32});
+                  .dtype = own_.k.dtype});
 }
 
 Kv GradientReturn::begin(Index n, bool nothing) {
@@ -61,7 +61,7 @@ Kv GradientReturn::begin(Index n, bool nothing) {
   const Kv to = step(n).move ? buffer(n) : heads_of(own_, step(n).heads_k);
   // Sums so far go to the next rank while this one computes; what arrives is added in end(). The own ones stay.
   if (shifts(n) && shifts(n - 1)) {
-    const Message::Combine combine = nothing ? Message::Combine::replace : Message::Combine::add;
+    const Message::Combine combine = nothing ? Message::Combine::replace : adding(own_.k.dtype);
     under_way_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
@@ -80,11 +80,11 @@ void GradientReturn::end(Index n) {
     under_way_[odd(n - 1)].wait();  // one after another, so that sums have one order
     const ConstKv own = constant(heads_of(own_, step(n).heads_k));
     under_way_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
-                                                at_once(messages(move.back, own, Message::Combine::add), false));
+                                                at_once(messages(move.back, own, adding(own_.k.dtype)), false));
     return;
   }
   clear_once();
-  std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), Message::Combine::add);
+  std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), !adds_);
   under_way_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
 }

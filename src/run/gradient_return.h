@@ -1,4 +1,4 @@
-// Takes the f32 dK and dV of each step home to the ranks that own the keys: the moves of K and V, transposed.
+// Takes the dK and dV of each step, in f32 or of f64 inputs in f64, home to the ranks that own the keys: the moves of K and V, transposed.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace weft::run {
 
 class GradientReturn {
  public:
-  // `own`: f32 sums of the rank's own keys; every element is written by the end of finish(), and none before the
+  // `own`: sums of the rank's own keys; every element is written by the end of finish(), and none before the
   // first step's end() if keys_share(schedule).
   GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place,
                  const Kv& own);

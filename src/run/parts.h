@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "run/agreement.h"
+#include "run/in_use.h"
 #include "run/seat.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
@@ -17,8 +18,10 @@ struct Executor::Parts {
         communicator(&seat.communicator()),
         workspace(seat.memory()) {}
 
-  void attend_steps(const ForwardArgs& args);
-  void attend_steps_backward(const BackwardArgs& args, const run::Kv& own);
+  // Error if the one that was asked for, or none, can do the call: before anything moves.
+  Kernel kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v, const Place& place) const;
+  void attend_steps(const Kernel& kernel, const ForwardArgs& args);
+  void attend_steps_backward(const Kernel& kernel, const BackwardArgs& args, const run::Kv& own);
 
   Schedule schedule;
   ExecutorOptions options;
@@ -26,6 +29,7 @@ struct Executor::Parts {
   Communicator* communicator;
   std::unique_ptr<run::Agreement> agreement;  // if checked; `communicator` is then its own
   run::Workspace workspace;
+  run::InUse in_use;
 };
 
 namespace run {

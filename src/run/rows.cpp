@@ -3,9 +3,24 @@
 #include <cstring>
 
 #include "device/device.h"
+#include "kernel/convert.h"
 #include "kernel/each_row.h"
 
 namespace weft::run {
+namespace {
+
+template <class T>
+void add_rows(const TensorView& to, const ConstTensorView& from) {
+  each_row(to, [&](Index row) {
+    for (Index head = 0; head < to.heads; ++head) {
+      T* a = to.at<T>(row, head);
+      const T* b = from.at<T>(row, head);
+      for (Index i = 0; i < to.dim; ++i) a[i] += b[i];
+    }
+  });
+}
+
+}  // namespace
 
 void clear(const Place& place, const TensorView& view) {
   if (place.kind != DeviceKind::cpu) return device::clear(place, view);
@@ -18,19 +33,21 @@ void clear(const Place& place, const TensorView& view) {
 
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
   if (place.kind != DeviceKind::cpu) return device::add(place, to, from);
-  each_row(to, [&](Index row) {
-    for (Index head = 0; head < to.heads; ++head) {
-      float* a = to.at<float>(row, head);
-      const float* b = from.at<float>(row, head);
-      for (Index i = 0; i < to.dim; ++i) a[i] += b[i];
-    }
-  });
+  if (to.dtype == DType::f64)
+    add_rows<double>(to, from);
+  else
+    add_rows<float>(to, from);
 }
 
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
   if (place.kind != DeviceKind::cpu) return device::round_to(place, to, from);
   each_row(to, [&](Index row) {
-    for (Index head = 0; head < to.heads; ++head) store_f32(to, row, head, from.at<float>(row, head), 1);
+    for (Index head = 0; head < to.heads; ++head) {
+      if (from.dtype == DType::f64)
+        store_row(to, row, head, from.at<double>(row, head));
+      else
+        store_f32(to, row, head, from.at<float>(row, head), 1);
+    }
   });
 }
 

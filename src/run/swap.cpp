@@ -30,7 +30,8 @@ Attention HeadSwap::attention(const Attention& all) const {
 ConstTensorView HeadSwap::buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads) {
   const Index rows = own.rows * swap_.group.size(), count = heads[me()].size();
   constexpr Index kNeverNull = 64;
-  void* data = workspace_.bytes(slot, rows * count * own.dim * size_of(own.dtype) + kNeverNull);
+  const Index bytes = checked_product("a workspace of swapped heads", {rows, count, own.dim, size_of(own.dtype)});
+  void* data = workspace_.bytes(slot, bytes + kNeverNull);
   return thd(data, own.dtype, rows, count, own.dim);
 }
 
@@ -66,7 +67,7 @@ void HeadSwap::to_swapped(const std::vector<Pair>& pairs) {
 
 void HeadSwap::to_own(const std::vector<Pair>& pairs, Message::Combine combine) {
   std::vector<Message> home = of_own(pairs, combine);
-  if (combine == Message::Combine::add) home = at_once(std::move(home), false);
+  if (adds(combine)) home = at_once(std::move(home), false);
   communicator_.exchange(of_swapped(pairs), std::move(home)).wait();
 }
 
@@ -102,9 +103,9 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
                       .dim_v = args.v.dim,
                       .dtype = args.k.dtype};
   const Kv kv = take_kv(workspace_, Slot::swap_kv, shape);
-  KvShape f32 = shape;
-  f32.dtype = DType::f32;
-  const Kv gradients = take_kv(workspace_, Slot::swap_key_gradients, f32);
+  KvShape sums = shape;
+  sums.dtype = sum_type(shape.dtype);
+  const Kv gradients = take_kv(workspace_, Slot::swap_key_gradients, sums);
   const BackwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
                              .k = kv.k,
                              .v = kv.v,
@@ -128,9 +129,9 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
 void HeadSwap::give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own) {
   to_own({{args.dq, swapped.dq, &swap_.heads_q}}, Message::Combine::replace);
   clear(args.place,
-        own.k);  // K/V heads come home from every rank that had them: summed in f32, in the order of the group
+        own.k);  // K/V heads come home from every rank that had them: summed in the order of the group
   clear(args.place, own.v);
-  to_own({{own.k, swapped.dk, &swap_.heads_k}, {own.v, swapped.dv, &swap_.heads_k}}, Message::Combine::add);
+  to_own({{own.k, swapped.dk, &swap_.heads_k}, {own.v, swapped.dv, &swap_.heads_k}}, adding(own.k.dtype));
 }
 
 }  // namespace weft::run

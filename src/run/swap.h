@@ -19,7 +19,7 @@ class HeadSwap {
   void give_back(const ForwardArgs& swapped, const ForwardArgs& args);
 
   BackwardArgs bring(const BackwardArgs& args);
-  // `own`: f32 sums of the rank's own dK and dV; all of them are written.
+  // `own`: sums of the rank's own dK and dV; all of them are written.
   void give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own);
 
   Range heads_q() const { return swap_.heads_q[me()]; }

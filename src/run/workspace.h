@@ -4,6 +4,7 @@
 #include <array>
 #include <memory_resource>
 
+#include "sizes.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
 
@@ -12,10 +13,10 @@ namespace weft::run {
 enum class Slot {
   keys_0,  // K and V of even and odd steps
   keys_1,
-  key_gradients_0,  // f32 dK and dV of even and odd steps
+  key_gradients_0,  // dK and dV of even and odd steps
   key_gradients_1,
-  own_key_gradients,  // f32 sums of the rank's own dK and dV
-  sums,               // f32 partial sums, or dQ
+  own_key_gradients,  // sums of the rank's own dK and dV
+  sums,               // partial sums, or dQ
   states,
   step_dq,
   numbers,  // one a head
@@ -88,9 +89,10 @@ struct KvShape {
 // Both contiguous [rows, heads, dim], in one slot.
 inline Kv take_kv(Workspace& workspace, Slot slot, const KvShape& shape) {
   constexpr Index kLine = 64;
-  const Index size = size_of(shape.dtype);
-  const Index k_bytes = (shape.rows * shape.heads * shape.dim_qk * size + kLine - 1) / kLine * kLine;
-  const Index v_bytes = shape.rows * shape.heads * shape.dim_v * size;
+  const auto bytes = [&](Index dim) {
+    return checked_product("a workspace of K and V", {shape.rows, shape.heads, dim, size_of(shape.dtype)});
+  };
+  const Index k_bytes = (bytes(shape.dim_qk) + kLine - 1) / kLine * kLine, v_bytes = bytes(shape.dim_v);
   char* data = static_cast<char*>(workspace.bytes(slot, k_bytes + v_bytes + kLine));  // never null
   return {thd(static_cast<void*>(data), shape.dtype, shape.rows, shape.heads, shape.dim_qk),
           thd(static_cast<void*>(data + k_bytes), shape.dtype, shape.rows, shape.heads, shape.dim_v)};

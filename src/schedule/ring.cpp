@@ -45,13 +45,6 @@ Move shift(const Groups& groups, Index abreast, Range distances, Index rows) {
 
 }  // namespace
 
-void check_abreast(const Schedule& s) {
-  const ScheduleOptions& o = s.options;
-  const bool is_ring = (o.kind == ScheduleKind::hybrid ? o.across : o.kind) == ScheduleKind::ring;
-  if (is_ring && o.abreast < 1)
-    throw Error(text("a ring with the keys of ", o.abreast, " ranks abreast"), "use at least one");
-}
-
 void ring(Schedule& s) {
   const Groups groups(s);
   const RunList queries = s.layouts.q.rank_order(groups.members(groups.mine));

@@ -33,9 +33,13 @@ std::string names_of(const Table& table) {
   return names;
 }
 
+constexpr Index kMaxHeads = Index{1} << 20;  // far more than any model has
+
 void check_heads(const Heads& heads) {
   if (heads.q < 1 || heads.k < 1)
     throw Error(text("heads ", heads.q, ":", heads.k), "use at least one query head and one K/V head");
+  if (heads.q > kMaxHeads || heads.k > kMaxHeads)
+    throw Error(text("heads ", heads.q, ":", heads.k), text("use at most ", kMaxHeads, " of each"));
   if (heads.map.empty() && heads.q % heads.k != 0)
     throw Error(text(heads.q, " query heads over ", heads.k, " K/V heads is no whole number"),
                 "give a head map, or heads that divide");
@@ -98,6 +102,28 @@ Index Schedule::step_heads_k() const {
 
 namespace schedule {
 
+void check_options(const ScheduleOptions& o) {
+  const auto check = [](Index value, const std::string& problem) {
+    if (value < 1) throw Error(problem, "use at least one");
+    if (value > kMaxTokens) throw Error(problem, text("use at most ", kMaxTokens));
+  };
+  check(o.stages, text("exact in ", o.stages, " stages"));
+  check(o.abreast, text("a ring with the keys of ", o.abreast, " ranks abreast"));
+  check(o.head_groups, text("K/V heads gathered in ", o.head_groups, " groups (head_groups)"));
+  check(o.inside, text("a mesh with ", o.inside, " ranks inside"));
+}
+
+void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const TensorShape& shape) {
+  const auto past = [](Index dim) { return dim < 0 || dim > kMaxTokens; };
+  // All ranks' rows of queries and keys, forward and backward: fewer than 16 tensors of 8 bytes a number.
+  const double rows = static_cast<double>(layouts.q.ranks()) * static_cast<double>(layouts.q.rows() + layouts.k.rows());
+  const double heads = static_cast<double>(max_of(heads_q, heads_k));
+  if (past(shape.dim_qk) || past(shape.dim_v) ||
+      rows * heads * static_cast<double>(shape.dim_qk + shape.dim_v) > static_cast<double>(kUnlimited / 128))
+    throw Error(text("bytes of ", rows, " rows, ", heads, " heads and head dims ", shape.dim_qk, " and ", shape.dim_v),
+                "give head dims of at least 0, and tensors of at most 2^53 numbers");
+}
+
 void check_mesh(const Schedule& s) {
   const Index inside = s.options.inside;
   if (inside < 1 || s.ranks % inside != 0)
@@ -109,6 +135,7 @@ void check_mesh(const Schedule& s) {
 
 Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                const ScheduleOptions& options) {
+  check_options(options);
   check_layouts(problem, layouts, rank);
   check_heads(heads);
   require_support({.schedule = options.kind,
@@ -128,9 +155,6 @@ Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const
              .swap = {},
              .plans = {},
              .steps = {}};
-  if (options.kind == ScheduleKind::exact && options.stages < 1)
-    throw Error(text("exact in ", options.stages, " stages"), "use at least one");
-  check_abreast(s);
   if (options.kind == ScheduleKind::all_to_all) swap_heads(s, s.ranks);
   if (options.kind == ScheduleKind::hybrid) {
     check_mesh(s);

@@ -29,7 +29,10 @@ Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const
                const ScheduleOptions& options);
 
 void check_mesh(const Schedule& s);     // Error unless the hybrid's mesh makes up the ranks
-void check_abreast(const Schedule& s);  // .. a step of a ring has keys
+// .. every number among the options is one that some schedule can have, used by this one or not.
+void check_options(const ScheduleOptions& options);
+// .. bytes of such tensors can be counted in 64 bits.
+void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const TensorShape& shape);
 void swap_heads(Schedule& s, Index inside);
 // Error unless the groups of heads that are gathered one after another can be.
 void check_head_groups(const Schedule& s);

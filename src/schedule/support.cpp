@@ -38,9 +38,6 @@ std::optional<Refusal> refusal(const Use& use) {
   if (use.device_plan)
     return Refusal{"a device_plan is given, and the steps of a schedule are planned on the host",
                    "leave it out, or gather keys yourself and call attend"};
-  if (use.dtype == DType::f64)
-    return Refusal{text("dtype f64 with schedule ", name(*use.schedule), ": what ranks sum is f32"),
-                   "use f32, or reference_forward on one rank"};
   if (use.stride_q != use.stride_k)
     return Refusal{
         text("queries have stride ", use.stride_q, " and keys ", use.stride_k, ": a band between them is no slice"),
@@ -72,7 +69,7 @@ std::vector<SupportRow> support_table() {
   for (const char* packing : {"any lengths", "empty sequences", "padding between sequences", "cross-attention"})
     add(rows, "packing", packing, {});
   for (const char* format : {"thd", "bshd", "sbhd"}) add(rows, "format", format, {});
-  for (const char* heads : {"grouped-query", "head map", "widths 192/128"}) add(rows, "heads", heads, {});
+  for (const char* heads : {"grouped-query", "head map", "widths 192/128", "widths 576/512, on a CPU"}) add(rows, "heads", heads, {});
   for (const char* feature : {"softcap", "sink off_by_one", "sink learnable", "max_logit", "scale"})
     add(rows, "feature", feature, {});
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})

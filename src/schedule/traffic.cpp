@@ -47,7 +47,7 @@ class Counter {
     } else {
       swap(q + shape_.dim_v * size(shape_.dout) + out + lse, kv, false);
       swap(shape_.dim_qk * size(shape_.dq), 0, true);
-      swap(0, (shape_.dim_qk + shape_.dim_v) * size_of(DType::f32), true);
+      swap(0, (shape_.dim_qk + shape_.dim_v) * size_of(sum_type(shape_.dtype)), true);
     }
   }
 
@@ -61,6 +61,7 @@ class Counter {
 }  // namespace
 
 Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
+  schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
   Counter count(s, shape);
   const Index dims = shape.dim_qk + shape.dim_v;
   bool shifted = false;  // gradients of what came in the step before travel on
@@ -68,15 +69,15 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
   for (const Step& step : s.steps) {
     if (!step.move) continue;
     const Move& move = *step.move;
-    const Index width = step.heads_k.size() * dims, f32 = width * size_of(DType::f32);
+    const Index width = step.heads_k.size() * dims, sums = width * size_of(sum_type(shape.dtype));
     count.move(move.sends, move.receives, width * size_of(shape.dtype));
     if (pass == Pass::forward) continue;
     if (move.kind == Move::Kind::shift) {
-      if (shifted) count.move(move.sends, move.receives, f32);
-      count.move(move.home, move.back, f32);
+      if (shifted) count.move(move.sends, move.receives, sums);
+      count.move(move.home, move.back, sums);
       shifted = true;
     } else {
-      count.move(move.receives, move.sends, f32);
+      count.move(move.receives, move.sends, sums);
     }
   }
   if (pass == Pass::forward ? shape.max_logit : shape.dsink) {

@@ -118,7 +118,7 @@ def test_random(weft):
     result = weft("verify", "--random", 300, "--schedule", "all", "--head-groups", 2, json_file=True)
     assert result.code == 0, result.out
     assert result.json["cases"] == 300 and result.json["failed"] == 0
-    assert {s["reason"].split(": ")[1] for s in result.json["skipped"]} == set(SCHEDULES)  # f64 and strides
+    assert result.json["skipped"] == []  # f64 too
 
 
 def tables(got):
@@ -160,8 +160,7 @@ def test_matrix_of_chosen_things(weft):
     assert {v[0] for v in of[("layout", "mask")]} == {"zigzag", "striped"}
     assert set(of[("ranks",)]) == {("2",), ("5",)}
     assert all(set(by) == {"ring", "exact"} for by in of[("packing",)].values())
-    assert all(c["ok"] == 0 and c["refused"] > 0 for c in of[("dtype",)][("f64",)].values())
-    assert any("f64" in r["problem"] for r in result.json["refusals"])
+    assert all(c["ok"] > 0 and c["refused"] == 0 for c in of[("dtype",)][("f64",)].values())
 
 
 def test_matrix_does_not_depend_on_threads(weft):
@@ -211,7 +210,7 @@ def test_random_problems_that_time_cuts_short(weft):
 
 
 def test_matrix_that_is_all_refused_is_a_failure(weft):
-    result = weft("verify", "--matrix", "quick", "--ranks", "2", "--dtype", "f64")
+    result = weft("verify", "--matrix", "quick", "--ranks", "2", "--dtype", "f64", "--kernel", "cpu")
     assert result.code == 2 and "nothing was checked" in result.err
 
 

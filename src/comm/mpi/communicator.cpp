@@ -95,7 +95,7 @@ void Exchange::post_receives() {
   bool added = false;  // to bytes that a later message may replace: then that has to come later
   for (std::size_t i = 0; i < receives_.size(); ++i) {
     const Message& m = receives_[i];
-    added = added || m.combine == Message::Combine::add;
+    added = added || adds(m.combine);
     if (m.peer == link_->rank) continue;
     if (!added) {
       transfers_.post(Transfers::Way::receive, i, m.peer, m.blocks);
@@ -159,9 +159,12 @@ void Exchange::take_own(const Message& to, std::size_t& next) const {
     throw Error(text("call ", number_, ": ", self, " sends ", from.size(), " bytes to itself and receives ", to.size()),
                 "name as many bytes on both sides");
   }
-  if (to.combine == Message::Combine::add && !std::all_of(from.blocks.begin(), from.blocks.end(), holds_f32)) {
-    throw Error(text("call ", number_, ": ", self, " adds what it sends itself from blocks not cut and aligned to f32"),
-                "align the blocks that are sent, their sizes and their strides to 4 bytes");
+  const auto holds = [&](const Block& block) { return holds_numbers(block, to.combine); };
+  if (!std::all_of(from.blocks.begin(), from.blocks.end(), holds)) {
+    throw Error(text("call ", number_, ": ", self, " adds what it sends itself from blocks not cut and aligned to ",
+                     number_size(to.combine) == 8 ? "f64" : "f32"),
+                text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine),
+                     " bytes"));
   }
   move_blocks(from.blocks, to.blocks, to.combine);
 }

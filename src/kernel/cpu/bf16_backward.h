@@ -10,7 +10,9 @@ namespace {
 
 class Bf16Backward {
  public:
-  static Index block_rows(const BackwardCall&, Index group) { return max_of(1, 256 / group); }
+  static Index block_rows(const BackwardCall& call, Index group) {
+    return max_of(1, stacked_rows(256, call.args.q.dim, call.args.v.dim) / group);
+  }
   static Index scratch(const BackwardCall& call, Index rows) {
     return Bf16Backward(call, rows, nullptr).memory_.floats;
   }

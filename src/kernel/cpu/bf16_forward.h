@@ -11,7 +11,9 @@ namespace {
 class Bf16Forward {
  public:
   // Twice the rows of f32: packing K and V must be paid by more products, which are three times as fast.
-  static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 512 / group); }
+  static Index tile_rows(const ForwardCall& call, Index group) {
+    return max_of(1, stacked_rows(512, call.args.q.dim, call.args.v.dim) / group);
+  }
   static Index scratch(const ForwardCall& call, Index rows) { return Bf16Forward(call, rows, nullptr).memory_.floats; }
   static void tile(const ForwardCall& call, const ForwardTile& tile) {
     const Stack stack{tile.heads.heads, tile.rows.rows};

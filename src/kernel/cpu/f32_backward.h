@@ -11,7 +11,9 @@ template <class S>
 class F32Backward {
  public:
   // 256 stacked rows: Q, dO, their panels and dQ stay in L2 while the keys pass by.
-  static Index block_rows(const BackwardCall&, Index group) { return max_of(1, 256 / group); }
+  static Index block_rows(const BackwardCall& call, Index group) {
+    return max_of(1, stacked_rows(256, call.args.q.dim, call.args.v.dim) / group);
+  }
   static Index scratch(const BackwardCall& call, Index rows) { return F32Backward(call, rows, nullptr).memory_.floats; }
 
   static void part(const BackwardCall& call, const BackwardPart& part) {

@@ -11,7 +11,9 @@ template <class S>
 class F32Forward {
  public:
   // 512 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are copied once for all of them.
-  static Index tile_rows(const ForwardCall&, Index group) { return max_of(1, 512 / group); }
+  static Index tile_rows(const ForwardCall& call, Index group) {
+    return max_of(1, stacked_rows(512, call.args.q.dim, call.args.v.dim) / group);
+  }
   // K and V tiles share L1 with the scores; part of a row's arithmetic, so it depends on the widths alone.
   static Index key_tile(Index dim_qk, Index dim_v) { return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64); }
 

@@ -163,9 +163,10 @@ void check_backward(const BackwardArgs& args) {
   check_tensor(args.dq, like(args.q, "dq", true));
   check_tensor(args.dk, like(args.k, "dk", true));
   check_tensor(args.dv, like(args.v, "dv", true));
-  if (args.add_keys && (args.dk.dtype != DType::f32 || args.dv.dtype != DType::f32)) {
+  const auto adds_to = [&](DType dtype) { return dtype == DType::f32 || dtype == sum_type(args.q.dtype); };
+  if (args.add_keys && !(adds_to(args.dk.dtype) && adds_to(args.dv.dtype))) {
     throw Error(text("add_keys with a dk of ", name(args.dk.dtype), " and a dv of ", name(args.dv.dtype)),
-                "give f32 to add to, and round at the end");
+                text("give ", name(sum_type(args.q.dtype)), " to add to, and round at the end"));
   }
   if (!args.dsink.given()) return;
   if (args.attention.sink.kind != Sink::Kind::learnable) {
