@@ -1,7 +1,9 @@
 """Who holds which tokens, who sees whom, what each rank does and what each schedule moves."""
 
 import html
+import os
 import pathlib
+import threading
 from typing import Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -16,6 +18,26 @@ from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
+
+
+def _replace(path, data):
+    """Writes beside the file, then takes its place: whatever fails, the old one stays. A pipe or a device is written to."""
+    if path.exists() and not path.is_file() or str(path).startswith(("/dev/", "/proc/")):
+        path.write_bytes(data)
+        return
+    target = pathlib.Path(os.path.realpath(path))  # the file behind links is replaced, not the link
+    beside = target.with_name(f".weft-{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        with open(beside, "xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class Explanation:
@@ -69,7 +91,7 @@ class Explanation:
         path = pathlib.Path(path)
         if path.suffix not in forms:
             raise _arrays.error(f"save('{path}'): there is no '{path.suffix}'", f"use {', '.join(forms)}")
-        path.write_text(forms[path.suffix](), encoding="utf-8")
+        _replace(path, forms[path.suffix]().encode("utf-8"))
 
     def _repr_html_(self):
         # In a frame of its own: styles and scripts of page and notebook do not meet.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 
 #include "text.h"
 #include "weft/error.h"
@@ -103,6 +104,49 @@ class Reader {
     return value;
   }
 
+  // The four hexadecimal digits that follow \u.
+  std::uint32_t digits() {
+    std::uint32_t unit = 0;
+    const std::string_view four = json_.substr(at_, 4);
+    const auto [end, code] = std::from_chars(four.data(), four.data() + four.size(), unit, 16);
+    if (four.size() < 4 || code != std::errc() || end != four.data() + 4)
+      fail("\\u without four hexadecimal digits", "write e.g. \\u00e9, or the character itself");
+    at_ += 4;
+    return unit;
+  }
+  // A character past U+FFFF comes in two halves, each of which means nothing alone.
+  std::uint32_t escaped() {
+    const std::uint32_t first = digits();
+    const bool high = first >= 0xD800 && first < 0xDC00, low = first >= 0xDC00 && first < 0xE000;
+    if (!high && !low) return first;
+    if (high && json_.substr(at_, 2) == "\\u") {
+      at_ += 2;
+      const std::uint32_t second = digits();
+      if (second >= 0xDC00 && second < 0xE000) return 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+    }
+    fail("half of a surrogate pair", "write both halves, e.g. \\ud83d\\ude00, or the character itself");
+  }
+  static void append_utf8(std::uint32_t point, std::string& to) {
+    const auto tail = [&](int bits) { to += static_cast<char>(0x80 | (point >> bits & 0x3F)); };
+    if (point < 0x20) {
+      to += ' ';  // as \n and \t
+    } else if (point < 0x80) {
+      to += static_cast<char>(point);
+    } else if (point < 0x800) {
+      to += static_cast<char>(0xC0 | point >> 6);
+      tail(0);
+    } else if (point < 0x10000) {
+      to += static_cast<char>(0xE0 | point >> 12);
+      tail(6);
+      tail(0);
+    } else {
+      to += static_cast<char>(0xF0 | point >> 18);
+      tail(12);
+      tail(6);
+      tail(0);
+    }
+  }
+
   std::string string() {
     expect('"');
     std::string out;
@@ -114,8 +158,10 @@ class Reader {
         c = json_[at_++];
         if (c == 'n' || c == 't' || c == 'r' || c == 'b' || c == 'f')
           c = ' ';
-        else if (c == 'u')
-          fail("\\u in a string", "write the character itself");
+        else if (c == 'u') {
+          append_utf8(escaped(), out);
+          continue;
+        }
       }
       out += c;
     }

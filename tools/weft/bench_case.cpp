@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "memory_check.h"
 #include "numbers.h"
 #include "weft/error.h"
 #include "words.h"
@@ -121,6 +122,9 @@ std::vector<BenchTask> custom_tasks(const Flags& flags) {
   }
   std::vector<BenchTask> tasks;
   BenchTask task{.name = "custom", .problem = case_of(flags, kDefaults)};
+  const bool backward = passes_of(flags).back() == Pass::backward;
+  check_memory(backward ? "its tensors and their gradients take" : "its tensors take",
+               tensor_bytes(task.problem, check::problem_of(task.problem), backward));
   if (plain(task.problem)) task.rivals = {{Rival::Kind::loop, task.problem.dtype}};
   for (const Pass pass : passes_of(flags)) {
     task.pass = pass;

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <new>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -61,6 +62,9 @@ json measure(const BenchTask& task, const std::string& kernel, int threads) {
     answer = measure(task, kernel, threads);
   } catch (const Error& error) {
     answer = {{"problem", error.problem()}, {"remedy", error.remedy()}};
+  } catch (const std::bad_alloc&) {
+    answer = {{"problem", fmt::format("{} {}: out of memory", task.name, name(task.pass))},
+              {"remedy", "use fewer tokens or heads, or a smaller --dim"}};
   } catch (const std::exception& error) {
     answer = {{"failure", error.what()}};
   }

@@ -10,6 +10,7 @@
 #include "bench_case.h"
 #include "check/by_schedule.h"
 #include "json_file.h"
+#include "memory_check.h"
 #include "numbers.h"
 #include "schedule_flags.h"
 #include "schedule_runs.h"
@@ -148,6 +149,7 @@ int bench_schedules(const Flags& flags) {
   if (std::find(links.begin(), links.end(), 0.0) == links.end()) links.insert(links.begin(), 0.0);
   std::sort(links.begin(), links.end());
   JsonOutput output(flags.find("json"));
+  check_memory("the ranks' tensors and their gradients take", tensor_bytes(c, problem, true));
   Bench bench{c, problem, layouts, RankTensors(c, layouts), flags.text("kernel", "cpu")};
 
   fmt::print("{}\n{}, kernel {}, ranks are threads, {} rounds\n\n", problem_words(c, problem), attention_words(c),

@@ -235,9 +235,11 @@ Calibration calibrate(const CalibrateOptions& options) {
 int bench_calibrate(const Flags& flags) {
   const std::string path = flags.text("calibrate", "");
   if (path.empty()) throw Error("--calibrate without a file", "write --calibrate machine.json");
+  const CalibrateOptions options = options_of(flags);
+  const FileOutput file("--calibrate", &path);
   JsonOutput output(flags.find("json"));
-  const Calibration c = calibrate(options_of(flags));
-  write_machine(path, c.machine);
+  const Calibration c = calibrate(options);
+  file.write(to_json(c.machine));
   if (!c.times.empty()) output.write(c.times.json());
   fmt::print("written to {}\n", path);
   return 0;

@@ -91,8 +91,9 @@ int explain_drawn(const Flags& flags) {
     if (schedules.automatic) settings.push_back(chosen(*subject, layouts));
   }
   const draw::Scene scene = make_scene(*subject, settings);
-  write(page, page ? html(scene) : "", settings.size());
-  write(picture, picture ? svg(scene) : "", settings.size());
+  const std::string page_text = page ? html(scene) : "", picture_text = picture ? svg(scene) : "";
+  write(page, page_text, settings.size());
+  write(picture, picture_text, settings.size());
   return 0;
 }
 

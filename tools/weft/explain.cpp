@@ -34,17 +34,13 @@ bool as_picture(const Flags& flags, const check::Case& c, const Problem& problem
   return view == "auto" ? fits_picture(c, problem, layouts) : view == "picture";
 }
 
-// Every rank looks at every sequence: past this it takes minutes, and a chunk a token fills the memory.
+// Every rank looks at every sequence: past this it takes minutes.
 void check_size(const check::Case& c, const Problem& problem) {
-  constexpr Index kMaxWork = Index{1} << 31, kMaxChunks = Index{1} << 24;
+  constexpr Index kMaxWork = Index{1} << 31;
   const Index sequences = problem.packing().sequences();
   if (sequences > kMaxWork / c.ranks)
     throw Error(fmt::format("{} documents on {} ranks are too many to go through", sequences, c.ranks),
                 fmt::format("use fewer: documents x ranks up to {}", kMaxWork));
-  if (c.mask.chunk && problem.packing().q().tokens() / *c.mask.chunk > kMaxChunks)
-    throw Error(fmt::format("{} tokens in chunks of {} are too many slices to go through",
-                            problem.packing().q().tokens(), *c.mask.chunk),
-                fmt::format("use a larger chunk, or fewer tokens: up to {} chunks", kMaxChunks));
 }
 
 json to_json(const check::Case& c, const Problem& problem, const Shares& all, KeyOrder order) {

@@ -32,13 +32,6 @@ Machine read_machine(const std::string& path) {
   return machine_from_json(text, path);
 }
 
-void write_machine(const std::string& path, const Machine& machine) {
-  const std::string text = to_json(machine);
-  const File file(std::fopen(path.c_str(), "wb"));
-  if (!file || std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() || std::fflush(file.get()) != 0)
-    throw Error(fmt::format("cannot write '{}': {}", path, std::strerror(errno)), "give a file that can be written");
-}
-
 Machine machine_of(const Flags& flags, std::string_view otherwise) {
   const std::string name = flags.text("machine", otherwise);
   for (const Machine& m : machine_presets())

@@ -9,6 +9,5 @@ namespace weft::tool {
 Machine machine_of(const Flags& flags, std::string_view otherwise);
 // Error that names the file.
 Machine read_machine(const std::string& path);
-void write_machine(const std::string& path, const Machine& machine);
 
 }  // namespace weft::tool

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "file_output.h"
 #include "over_mpi.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -79,6 +80,7 @@ int run(int argc, char** argv) {
   }
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
+    weft::tool::check_outputs(verb.flags);
     return weft::tool::asks_for_mpi(verb.flags) ? weft::tool::over_mpi(verb.flags, verb.run) : verb.run(verb.flags);
   }
   return kBadInput;
@@ -94,7 +96,7 @@ int main(int argc, char** argv) {
     complain(error.what());
     return kBadInput;
   } catch (const std::bad_alloc&) {
-    complain("out of memory; use fewer tokens, documents or ranks");
+    complain("out of memory; use fewer tokens, documents, heads or ranks");
     return kFailed;
   } catch (const std::exception& error) {
     complain(fmt::format("internal error: {}", error.what()));

@@ -81,6 +81,16 @@ Mask mask_of(const Flags& flags) {
   return mask;
 }
 
+// A slice a chunk: past this they fill the memory.
+void check_chunks(const check::Case& c) {
+  constexpr Index kMaxChunks = Index{1} << 24;
+  const std::vector<Index>& offsets = c.q.cu_seqlens_padded.empty() ? c.q.cu_seqlens : c.q.cu_seqlens_padded;
+  const Index tokens = c.q.tokens.value_or(offsets.back());
+  if (c.mask.chunk && *c.mask.chunk > 0 && tokens / *c.mask.chunk > kMaxChunks)
+    throw Error(fmt::format("{} tokens in chunks of {} are too many slices to go through", tokens, *c.mask.chunk),
+                fmt::format("use a larger chunk, or fewer tokens: up to {} chunks", kMaxChunks));
+}
+
 void choose_ranks(const Flags& flags, check::Case& to) {
   to.layout = layout_of(flags);
   to.ranks = flags.whole("ranks", 4, "4");
@@ -168,6 +178,7 @@ check::Case case_of(const Flags& flags, const Defaults& defaults) {
   c.seed = seed_of(flags);
   choose_documents(flags, c);
   c.mask = mask_of(flags);
+  check_chunks(c);
   choose_ranks(flags, c);
   choose_attention(flags, defaults, c);
   c.format = format_of(flags);

@@ -10,6 +10,7 @@
 #include "auto_choice.h"
 #include "check/by_schedule.h"
 #include "json_file.h"
+#include "memory_check.h"
 #include "numbers.h"
 #include "random_set.h"
 #include "schedule_flags.h"
@@ -153,6 +154,8 @@ int verify_one(const Flags& flags) {
   const check::Case& c = asked.given;
   Method method = method_of(flags, &asked.schedules);
   const Problem problem = check::problem_of(c);
+  if (!method.schedules.empty())  // otherwise what is too large is skipped
+    check_memory("the ranks' tensors and their gradients take", tensor_bytes(c, problem, true));
   const std::vector<std::string> left_out = check_places(flags, c, problem, method);
   JsonOutput output(flags.find("json"));
   fmt::print("{}\n{}, kernel {}\n", problem_words(c, problem), attention_words(c), method.kernel_words());
