@@ -30,6 +30,8 @@ struct Outcome {
   std::optional<check::LawReport> law = {};
   std::vector<check::AttendReport> attention = {};
   std::vector<std::string> skipped = {};
+  Index refused = 0;                        // schedules, as they should be; reasons are in `skipped`
+  std::string looked = {};                  // what was compared of a case that is too large to be compared whole
   std::optional<std::string> failure = {};  // in one line
   std::string failed_way = {};              // flags of the schedule that failed
 
@@ -70,6 +72,7 @@ class Tally {
   Method method_;
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
   Index left_out_ = 0;
+  Index ran_ = 0, refused_ = 0, sampled_ = 0;  // runs, runs, cases
   std::string left_out_why_;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;
