@@ -151,13 +151,15 @@ class Judge {
   ~Judge() {
     if (!norms_) return;
     for (const auto& [tensor, sum] : sums_) {
-      EXPECT_LE(std::sqrt(sum.error), check::norm_limit(dtype_, tensor) * std::sqrt(sum.size)) << tensor << " of all problems";
+      EXPECT_LE(std::sqrt(sum.error), check::norm_limit(dtype_, tensor, terms_) * std::sqrt(sum.size))
+          << tensor << " of all problems";
     }
   }
   Judge(const Judge&) = delete;
   Judge& operator=(const Judge&) = delete;
 
   void forward(const Forward& got, const check::Expected& want, const AttentionProblem& p) {
+    terms_ = max_of(terms_, max_of(p.tk, p.tq * p.hq / p.hk));
     close("out", got.out.values(), want.out, p.hq, p.dv);
     close("lse", got.lse.values(), want.lse, p.hq, 1);
     close("max_logit", got.max_logit.values(), want.max_logit, p.hq, 1);
@@ -183,7 +185,7 @@ class Judge {
     sums_[tensor].error += error;
     sums_[tensor].size += size;
     // The f32 bound is that of first order for all steps of the sums, so far above what rounding does.
-    const double limit = check::norm_limit(dtype_, tensor), cancels = (dtype_ == DType::f32 ? 2000 : 30) * limit;
+    const double limit = check::norm_limit(dtype_, tensor, terms_), cancels = (dtype_ == DType::f32 ? 2000 : 30) * limit;
     if (!each_norm_ || allowed > cancels * cancels * size) return;
     EXPECT_LE(std::sqrt(error), limit * std::sqrt(size)) << tensor;
   }
@@ -194,6 +196,7 @@ class Judge {
   };
   DType dtype_;
   bool each_norm_, norms_;
+  Index terms_ = 1;  // of the longest sum
   std::map<std::string, Squares> sums_;
 };
 

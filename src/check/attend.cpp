@@ -23,11 +23,11 @@ Arithmetic arithmetic_of(const Case& c, std::string_view kernel) {
 
 class Runner {
  public:
-  Runner(const Case& c, std::string_view kernel)
+  Runner(const Case& c, std::string_view kernel, std::optional<Index> some)
       : case_(c),
         kernel_(kernel),
         work_(kernel == kReference ? DType::f64 : DType::f32),
-        oracle_(c, arithmetic_of(c, kernel)),
+        oracle_(c, arithmetic_of(c, kernel), some, some),
         layouts_(layouts_of(c, oracle_.problem())) {}
 
   std::vector<AttendReport> run() {
@@ -197,6 +197,8 @@ std::optional<std::string> refusal(const Case& c, std::string_view kernel) {
   return {};
 }
 
-std::vector<AttendReport> check_attention(const Case& c, std::string_view kernel) { return Runner(c, kernel).run(); }
+std::vector<AttendReport> check_attention(const Case& c, std::string_view kernel, std::optional<Index> some) {
+  return Runner(c, kernel, some).run();
+}
 
 }  // namespace weft::check

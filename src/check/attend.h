@@ -18,7 +18,9 @@ namespace weft::check {
 std::optional<std::string> refusal(const Case& c, std::string_view kernel);
 
 // One report for each way keys can reach the ranks. Random tensors from the case's seed; padding is NaN. The reference
-// is held to f64, its partial steps and gradients too; other kernels to what their arithmetic explains (judge.h).
-std::vector<AttendReport> check_attention(const Case& c, std::string_view kernel = kReference);
+// is held to f64, its partial steps and gradients too; other kernels to what their arithmetic explains (judge.h). With
+// `some`, so many rows and as many keys are compared (Oracle).
+std::vector<AttendReport> check_attention(const Case& c, std::string_view kernel = kReference,
+                                          std::optional<Index> some = {});
 
 }  // namespace weft::check

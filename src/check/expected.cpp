@@ -235,20 +235,27 @@ class Answer {
   }
 
   // Roundings beyond `order` of a sum whose terms may be equal. Added to numbers of one power of two a term has always
-  // the same error, and most terms are added to those of the last four: beside the walk, what they are off by on average.
+  // the same error, and most terms are added to those of the last three: beside the walk, what they are off by on average.
   double drift(const std::vector<double>& terms, double total) const {
     const double n = static_cast<double>(terms.size());
     if (total == 0) return beyond(std::min(n, walk(n)));
-    const double size = std::abs(total);
-    double drifted = 0, begin = std::exp2(std::floor(std::log2(size))), end = size;
-    for (int power = 0; power < 4; ++power) {
-      const double step = 2 * by_.work.relative * begin, steps = 1 / step;  // of numbers from `begin` on
-      double error = 0;
-      for (const double x : terms) error += std::rint(x * steps) * step - x;
-      const double by_chance = 3 * step / std::sqrt(12 * n);
-      drifted += n * (end - begin) / size * std::max(0.0, std::abs(error / n) - by_chance);
+    constexpr int kPowers = 3, kLanes = 4;  // lanes: side by side, as in dot
+    const double size = std::abs(total), top = std::exp2(std::floor(std::log2(size)));
+    double step[kPowers], steps[kPowers], errors[kPowers][kLanes] = {};
+    for (int p = 0; p < kPowers; ++p) steps[p] = 1 / (step[p] = 2 * by_.work.relative * std::ldexp(top, -p));
+    std::size_t i = 0;
+    for (; i + kLanes <= terms.size(); i += kLanes)
+      for (int p = 0; p < kPowers; ++p)
+        for (int x = 0; x < kLanes; ++x)
+          errors[p][x] += std::rint(terms[i + at(x)] * steps[p]) * step[p] - terms[i + at(x)];
+    for (; i < terms.size(); ++i)
+      for (int p = 0; p < kPowers; ++p) errors[p][0] += std::rint(terms[i] * steps[p]) * step[p] - terms[i];
+    double drifted = 0, end = size;
+    for (int p = 0; p < kPowers; ++p) {
+      const double error = std::abs(errors[p][0] + errors[p][1] + errors[p][2] + errors[p][3]) / n;
+      const double by_chance = 3 * step[p] / std::sqrt(12 * n), begin = std::ldexp(top, -p);
+      drifted += n * (end - begin) / size * std::max(0.0, error - by_chance);
       end = begin;
-      begin /= 2;
     }
     return beyond(std::min(n, walk(n) + 2 * drifted / (by_.work.relative * size)));
   }

@@ -46,6 +46,9 @@ class Oracle {
   double sink(Index head) const { return sink_[static_cast<std::size_t>(head)]; }  // -inf without one
   bool learnable() const { return case_.sink == Case::SinkKind::learnable; }
 
+  const std::vector<Index>& rows() const { return rows_; }                 // that are compared
+  const std::optional<std::vector<Index>>& keys() const { return keys_; }  // .., if not all
+
   // What a token that no rank holds has: the values of one that sees nothing.
   Results nothing(const ResultTypes& types) const;
   std::vector<Measure> compare(const Results& results) const;

@@ -107,7 +107,7 @@ std::vector<Slice> random_slices(Choices& c, const Case& from) {
   return slices;
 }
 
-std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ranks, Index stride) {
+std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ranks, Index stride, Index longest) {
   const std::vector<Index>& offsets = side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
   std::vector<std::vector<Run>> runs(static_cast<std::size_t>(ranks));
   std::vector<Index> next_row(static_cast<std::size_t>(ranks), 0);
@@ -115,7 +115,7 @@ std::vector<std::vector<Run>> random_runs(Choices& c, const Side& side, Index ra
   for (Index residue = 0; residue < stride; ++residue) {
     for (Index token = offsets.front() + residue; token < offsets.back();) {
       const Index left = ceil_div(offsets.back() - token, stride);
-      const Index count = min_of(left, c.pick(1, 12));
+      const Index count = min_of(left, c.pick(1, longest));
       blocks.push_back({0, token, count, stride});
       token += count * stride;
     }

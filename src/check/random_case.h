@@ -32,7 +32,8 @@ class RandomChoices : public Choices {
 
 // Runs of an explicit layout: blocks of the stream in random order on random ranks, rows with gaps between them; or
 // residue classes of a stride.
-std::vector<std::vector<Run>> random_runs(Choices& choices, const Side& side, Index ranks, Index stride);
+std::vector<std::vector<Run>> random_runs(Choices& choices, const Side& side, Index ranks, Index stride,
+                                          Index longest = 12);
 // Slices anywhere, across sequences too, no two of which share a pair. Looks at the case's documents.
 std::vector<Slice> random_slices(Choices& choices, const Case& from);
 

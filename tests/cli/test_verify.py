@@ -36,7 +36,7 @@ def test_one_problem(weft):
 
 
 def test_a_check_that_is_too_large_is_skipped_with_its_reason(weft):
-    result = weft("verify", "--docs", 5000, json_file=True)
+    result = weft("verify", "--docs", 5000, "--heads", 1000, json_file=True)
     assert result.code == 0
     assert [s["count"] for s in result.json["skipped"]] == [1]
     assert result.json["skipped"][0]["reason"].startswith("attention: ")
@@ -44,7 +44,17 @@ def test_a_check_that_is_too_large_is_skipped_with_its_reason(weft):
     assert "25,000,000 pairs" in result.out
 
 
-@pytest.mark.parametrize("args", [["--docs", 9000], ["--docs", 9, "--ranks", 3000]])
+def test_some_rows_and_keys_of_a_large_problem_are_looked_at(weft):
+    result = weft("verify", "--docs", "9000", "--window", "40,0", "--heads", 1, "--dim", 4, "--kernel", "cpu",
+                  json_file=True)
+    assert result.code == 0, result.out
+    assert "64 rows and 64 keys of 9,000 looked at" in result.out
+    assert result.json["sampled"] == 1 and result.json["cases"] == 1 and result.json["worst"]["ratio"] < 1
+    for tensor in ("out", "lse", "max_logit", "dq", "dk", "dv"):
+        assert any(line.split()[:1] == [tensor] for line in result.out.split("\n")), tensor
+
+
+@pytest.mark.parametrize("args", [["--docs", 9000, "--heads", 1000], ["--docs", 9, "--ranks", 3000]])
 def test_nothing_checked_is_a_failure(weft, args):
     result = weft("verify", *args, json_file=True)
     assert result.code == 2

@@ -106,12 +106,37 @@ def test_bench_leaves_out_what_cannot_be(weft):
     assert named.code == 2 and named.out == ""
 
 
-def test_too_large_a_problem_is_compared_in_some_rows(weft):
+def test_too_large_a_problem_is_compared_in_some_rows_and_keys(weft):
     result = weft("verify", "--docs", "4500", "--mask", "causal", "--window", "300,0", "--ranks", 2, "--heads", "1",
                   "--schedule", "exact", json_file=True)
     assert result.code == 0, result.out
-    assert "64 query rows" in result.json["skipped"][0]["reason"] and result.json["worst"]["ratio"] < 1
-    assert lines_of(result.out, "dk") and not lines_of(result.out, "max_logit")
+    assert "64 rows and 64 keys of 4,500 looked at, lse whole" in result.out
+    assert result.json["sampled"] == 1 and result.json["worst"]["ratio"] < 1
+    assert lines_of(result.out, "dk") and lines_of(result.out, "max_logit")
+
+
+@pytest.mark.parametrize("flags", [
+    [9000],  # a row's sum of exponentials is off by more than sums of some hundred
+    [5000, "--heads", "1:1", "--dim", "4:4", "--softcap", 0.5, "--scale", 2],  # terms are all but equal, errors too
+])
+def test_long_sums_are_right(weft, flags):
+    result = weft("verify", "--docs", *flags, "--mask", "causal", "--ranks", 4, "--schedule", "all_gather",
+                  json_file=True)
+    assert result.code == 0, result.out
+    assert result.json["failed"] == 0 and result.json["worst"]["ratio"] < 0.9
+
+
+def test_large_random_problems(weft):
+    result = weft("verify", "--random", 6, "--large", 1, "--tokens-up-to", 5000, "--schedule", "ring,exact", "--seed", 2,
+                  json_file=True)
+    assert result.code == 0, result.out
+    got = result.json
+    assert got["cases"] == 6 and got["failed"] == 0 and 0 < got["sampled"] <= 6
+    assert got["ran"] + got["refused"] == 12  # nothing is left out without being counted
+    assert f"12 runs by schedules: {got['ran']} compared, {got['refused']} refused" in result.out
+    none = weft("verify", "--random", 200, "--large", 0, "--schedule", "ring", json_file=True).json
+    some = weft("verify", "--random", 200, "--large", 20, "--tokens-up-to", 300, "--schedule", "ring", json_file=True).json
+    assert none["cases"] == some["cases"] == 200 and none["by_layout"] != some["by_layout"]
 
 
 def test_random(weft):

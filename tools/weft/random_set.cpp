@@ -7,13 +7,12 @@
 
 #include <fmt/format.h>
 
-#include "check/random_case.h"
 #include "schedule_flags.h"
 
 namespace weft::tool {
 namespace {
 
-constexpr Index kBatch = 512;  // outcomes kept at a time; also how often progress is shown
+constexpr Index kBatch = 512, kLargeBatch = 8;  // outcomes kept at a time; also how often progress is shown
 constexpr Index kShown = 10;
 
 struct Checked {
@@ -28,9 +27,14 @@ Method fitting(Method method, const check::Case& c) {
   return method;
 }
 
+check::Case draw(const RandomSet& set, unsigned long long seed) {
+  check::RandomChoices choices(seed), size(seed + 0x9e3779b97f4a7c15);  // apart: small cases stay what they are
+  const bool large = set.large.one_in > 0 && size.one_in(set.large.one_in);
+  return large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
+}
+
 Checked check_one(const RandomSet& set, Index i) {
-  check::RandomChoices choices(set.seed + static_cast<unsigned long long>(i));
-  Checked checked{random_case(choices, set.layout), {}, false};
+  Checked checked{draw(set, set.seed + static_cast<unsigned long long>(i)), {}, false};
   try {
     checked.outcome = check_case(checked.given, fitting(set.method, checked.given));
   } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
@@ -68,8 +72,9 @@ Tally check_random(const RandomSet& set) {
   Tally tally(set.method);
   Progress progress(set.count, "cases");
   Index failed = 0, left_out = 0;
-  for (Index first = 0; first < set.count; first += kBatch) {
-    const Index last = std::min(first + kBatch, set.count);
+  const Index size = set.large.one_in == 1 ? kLargeBatch : kBatch;
+  for (Index first = 0; first < set.count; first += size) {
+    const Index last = std::min(first + size, set.count);
     for (const Checked& checked : check_batch(set, first, last)) {
       if (checked.left_out) {
         ++left_out;

@@ -4,10 +4,17 @@
 #include <optional>
 #include <string>
 
+#include "check/large_case.h"
 #include "progress.h"
 #include "tally.h"
 
 namespace weft::tool {
+
+// Which cases are large, by their seeds.
+struct LargeShare {
+  Index one_in = 0;  // 0: none
+  check::Sizes sizes = {};
+};
 
 struct RandomSet {
   Index count = 0;
@@ -15,6 +22,7 @@ struct RandomSet {
   std::optional<LayoutKind> layout = {};
   Index threads = 1;
   Method method = {};
+  LargeShare large = {};
   TimeLimit limit = {};
 };
 

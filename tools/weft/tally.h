@@ -30,9 +30,11 @@ struct Outcome {
   std::optional<check::LawReport> law = {};
   std::vector<check::AttendReport> attention = {};
   std::vector<std::string> skipped = {};
+  Index refused = 0;                        // schedules, as they should be; reasons are in `skipped`
+  std::string looked = {};                  // what was compared of a case that is too large to be compared whole
   std::optional<std::string> failure = {};  // in one line
   std::string failed_way = {};              // flags of the schedule that failed
-  std::vector<ScheduleKind> refused = {};   // schedules of which no variant ran
+  std::vector<ScheduleKind> never_ran = {};  // schedules of which every variant was refused
 
   bool checked() const { return law || !attention.empty(); }
 };
@@ -74,6 +76,7 @@ class Tally {
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
   bool attended_ = false;
   Index left_out_ = 0;
+  Index ran_ = 0, refused_ = 0, sampled_ = 0;  // runs, runs, cases
   std::string left_out_why_;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;

@@ -36,8 +36,9 @@ std::string ratio_text(double ratio) {
   return ratio < 1000 ? fmt::format("{:.3f}", ratio) : fmt::format("{:.1e}", ratio);
 }
 
-void print_attention(const std::vector<check::AttendReport>& reports, bool by_schedule) {
-  fmt::print("\nAttention of all ranks together against a dense softmax in f64.\n");
+void print_attention(const std::vector<check::AttendReport>& reports, bool by_schedule, const std::string& looked) {
+  fmt::print("\nAttention of all ranks together against a dense softmax in f64{}.\n",
+             looked.empty() ? "" : fmt::format(" ({})", looked));
   std::size_t width = 16;
   for (const check::AttendReport& report : reports) width = std::max(width, report.keys.size() + 2);
   fmt::print("  {:<12}{:<{}}{:>10}{:>12}  {:<8}{}\n", "", by_schedule ? "schedule" : "keys", width, "of bound",
@@ -52,7 +53,7 @@ void print_attention(const std::vector<check::AttendReport>& reports, bool by_sc
 
 void print_outcome(const Outcome& outcome, const Method& method) {
   if (outcome.law) print_law(*outcome.law);
-  if (!outcome.attention.empty()) print_attention(outcome.attention, !method.schedules.empty());
+  if (!outcome.attention.empty()) print_attention(outcome.attention, !method.schedules.empty(), outcome.looked);
   if (outcome.failure) fmt::print("FAILED {}\n", *outcome.failure);
   for (const std::string& reason : outcome.skipped) fmt::print("Skipped {}\n", reason);
   if (!outcome.skipped.empty())
@@ -82,9 +83,9 @@ int verdict(const Flags& flags, const Tally& tally) {
 // The same of one problem, whose schedules were named one by one: all of them have to run.
 int verdict(const Flags& flags, const Tally& tally, const Outcome& outcome) {
   const int code = verdict(flags, tally);
-  if (code != 0 || outcome.refused.empty() || flags.text("schedule", "all") == "all") return code;
+  if (code != 0 || outcome.never_ran.empty() || flags.text("schedule", "all") == "all") return code;
   std::vector<std::string_view> names;
-  for (const ScheduleKind kind : outcome.refused) names.push_back(name(kind));
+  for (const ScheduleKind kind : outcome.never_ran) names.push_back(name(kind));
   fmt::print(stderr, "weft: --schedule {}: {} cannot run, see why above; leave it out, or use --schedule all\n",
              *flags.find("schedule"), fmt::join(names, ", "));
   return kNothingRan;
@@ -109,6 +110,21 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
           .checked = flags.given("checked")};
 }
 
+// Sums of large problems are long, which small ones say nothing about. Where all three ways of bringing keys to ranks are
+// computed by one thread, and by default in f64, they take too long to be drawn unasked.
+LargeShare large_of(const Flags& flags, bool by_schedule) {
+  constexpr Index kOneIn = 500, kLeast = 100, kMost = 1'000'000;
+  LargeShare large;
+  large.one_in = flags.whole("large", by_schedule ? kOneIn : 0, "500");
+  if (large.one_in < 0 || large.one_in > kMaxRandom)
+    throw Error(fmt::format("--large {}", large.one_in), "use 1 for all problems, 500 for one in 500, 0 for none");
+  large.sizes.most = flags.whole("tokens-up-to", large.sizes.most, "20000");
+  if (large.sizes.most < kLeast || large.sizes.most > kMost)
+    throw Error(fmt::format("--tokens-up-to {}", large.sizes.most), fmt::format("use from {} to {}", kLeast, kMost));
+  large.sizes.least = std::min(large.sizes.least, large.sizes.most / 2);
+  return large;
+}
+
 int verify_random(const Flags& flags) {
   refuse_auto(flags, "--random");
   std::vector<std::string_view> drawn = problem_flags();
@@ -118,12 +134,14 @@ int verify_random(const Flags& flags) {
                 .seed = seed_of(flags),
                 .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2"),
                 .method = method_of(flags),
+                .large = {},
                 .limit = time_limit_of(flags)};
   if (set.count < 1 || set.count > kMaxRandom)
     throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
   if (set.threads < 1 || set.threads > kMaxThreads)
     throw Error(fmt::format("--threads {}", set.threads), fmt::format("use from 1 to {}", kMaxThreads));
   if (flags.given("layout")) set.layout = layout_of(flags);
+  set.large = large_of(flags, !set.method.schedules.empty());
   JsonOutput output(flags.find("json"));
   const Tally tally = check_random(set);
   tally.print();
@@ -147,6 +165,9 @@ std::vector<std::string> check_places(const Flags& flags, const check::Case& c, 
 int verify_one(const Flags& flags) {
   if (flags.given("threads"))
     throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
+  for (const char* name : {"large", "tokens-up-to"})
+    if (flags.given(name))
+      throw Error(fmt::format("--{} {} without --random", name, *flags.find(name)), "leave it out, or add --random 500");
   if (flags.given("time-limit"))
     throw Error(fmt::format("--time-limit {} without --random, --matrix or --set", *flags.find("time-limit")),
                 "one problem is checked whole");
@@ -175,6 +196,8 @@ const std::vector<FlagSpec>& verify_flags() {
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = {
         {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
+        {"large", "N", "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
+        {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
         {"matrix", "NAME",
          "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
          "--layout, --dtype"},
