@@ -129,6 +129,37 @@ TEST(Communicator, RingOfSendReceives) {
   }
 }
 
+// Digits that f32 does not have survive; in the order of ranks.
+TEST(Communicator, SumsOfF64) {
+  for (const Index ranks : {1, 2, 5}) {
+    run(ranks, [&](Communicator& c) {
+      std::vector<std::vector<double>> parts(at(ranks), std::vector<double>(7));
+      std::vector<double> want(7, 0), sum(7, -1), added(7, 0);
+      for (Index rank = 0; rank < ranks; ++rank) {
+        for (Index i = 0; i < 7; ++i) {
+          parts[at(rank)][at(i)] = 1.0 / (3.0 + static_cast<double>(c.rank() + 10 * rank + i));
+          want[at(i)] += 1.0 / (3.0 + static_cast<double>(rank + 10 * c.rank() + i));
+        }
+      }
+      const auto whole = [](std::vector<double>& v) { return Block{.data = v.data(), .rows = 1, .bytes = 56}; };
+      std::vector<Block> blocks;
+      std::vector<Message> sends, receives;
+      for (Index rank = 0; rank < ranks; ++rank) {
+        blocks.push_back(whole(parts[at(rank)]));
+        sends.push_back({rank, {blocks.back()}});
+        receives.push_back({rank, {whole(added)}, Combine::add_f64});
+      }
+      c.reduce_scatter(blocks, whole(sum), DType::f64).wait();
+      EXPECT_EQ(sum, want);
+      c.exchange(std::move(sends), std::move(receives)).wait();
+      EXPECT_EQ(added, want);
+      const Block odd{.data = sum.data(), .rows = 1, .bytes = 12};
+      expect_refusal([&] { (void)c.exchange({}, {{0, {odd}, Combine::add_f64}}); }, {"f64", "8 bytes"});
+      expect_refusal([&] { (void)c.reduce_scatter(blocks, whole(sum), DType::bf16); }, {"bf16", "f32 or f64"});
+    });
+  }
+}
+
 // Two calls add to one place; ranks wait for them, for a third and for a fourth that starts later in different orders.
 TEST(Communicator, SumsAreMadeInTheirOwnWait) {
   for (int repeat = 0; repeat < 50; ++repeat) {

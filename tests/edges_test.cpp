@@ -166,7 +166,8 @@ WEFT_FOR_EACH_KERNEL(EdgesOfKernels);
 
 TEST_P(EdgesOfKernels, Widths1And3And255And256And512) {
   for (const Index dim : {1, 3, 255, 256, 512}) {
-    if (find_kernel(kernel()).refusal({.pass = Pass::backward, .dtype = dtype(), .dim_qk = dim, .dim_v = dim})) continue;
+    if (find_kernel(kernel()).refusal({.pass = Pass::backward, .dtype = dtype(), .dim_qk = dim, .dim_v = dim}))
+      continue;
     Case c = case_of({19, 14}, 2, LayoutKind::contiguous);
     c.dim_qk = dim;
     c.dim_v = dim == 3 ? 1 : dim;

@@ -426,9 +426,12 @@ TEST(Executor, BelongsToOneThreadAtATime) {
       };
       const auto tensors = [](unsigned seed) {
         std::mt19937_64 engine(seed);
-        const auto random = [&] { return check::random_tensor(engine, DType::bf16, 640, 2, 16, [](Index) { return true; }); };
+        const auto random = [&] {
+          return check::random_tensor(engine, DType::bf16, 640, 2, 16, [](Index) { return true; });
+        };
         const auto room = [] { return Tensor(DType::bf16, 640, 2, 16); };
-        return One{random(), random(), random(), random(), room(), Tensor(DType::f32, 640, 2, 1), room(), room(), room()};
+        return One{random(), random(), random(), random(), room(), Tensor(DType::f32, 640, 2, 1),
+                   room(),   room(),   room()};
       };
       const auto both = [&](const One& t) {
         executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});

@@ -365,8 +365,9 @@ TEST(KvBuffer, Refuses) {
     KvBufferOptions options = options_of(r, sequence);
     expect_refusal([&] { KvBuffer(comm, {}); }, {"0 rows"});
     for (const DType dtype : {DType::f32, DType::bf16})  // sizes whose product would wrap around
-      expect_refusal([&] { KvBuffer(comm, {.rows = 1 << 30, .heads = 1 << 30, .dim_qk = 4, .dim_v = 4, .dtype = dtype}); },
-                     {"1073741824 x 1073741824 x 4", "smaller"});
+      expect_refusal(
+          [&] { KvBuffer(comm, {.rows = 1 << 30, .heads = 1 << 30, .dim_qk = 4, .dim_v = 4, .dtype = dtype}); },
+          {"1073741824 x 1073741824 x 4", "smaller"});
     expect_refusal([&] { KvBuffer(comm, {.rows = 1, .heads = 1, .dim_qk = 1, .dim_v = Index{1} << 62}); }, {"past"});
     expect_refusal([&] { KvBuffer(comm, {.rows = 1, .heads = 1, .dim_qk = 4, .dim_v = 4, .dtype = DType::f8_e4m3}); },
                    {"f8_e4m3"});

@@ -30,7 +30,11 @@ TEST(Schedule, Refusals) {
   }
   expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.kind = ScheduleKind::ring, .abreast = 0}); },
                  {"the keys of 0 ranks abreast", "at least one"});
-  expect_refusal([&] { make_schedule(problem, layouts, 0, {Index{1} << 40, 1}); }, {"heads 1099511627776:1", "at most"});
+  expect_refusal(
+      [&] {
+        make_schedule(problem, layouts, 0, {Index{1} << 40, 1});
+      },
+      {"heads 1099511627776:1", "at most"});
 }
 
 // Whatever the kind, and in every place that takes options.
@@ -40,14 +44,18 @@ TEST(Schedule, RefusesAbsurdOptions) {
   const Machine& machine = machine_preset("h100-400g");
   const TensorShape shape{.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64};
   for (const ScheduleKind kind : schedule_kinds()) {
-    for (Index ScheduleOptions::* option :
-         {&ScheduleOptions::stages, &ScheduleOptions::abreast, &ScheduleOptions::head_groups, &ScheduleOptions::inside}) {
+    for (Index ScheduleOptions::*option : {&ScheduleOptions::stages, &ScheduleOptions::abreast,
+                                           &ScheduleOptions::head_groups, &ScheduleOptions::inside}) {
       for (const Index value : {Index{0}, Index{-1}, Index{1} << 31, Index{1} << 62}) {
         ScheduleOptions options{.kind = kind};
         options.*option = value;
         const std::string said = std::to_string(value);
         expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, options); }, {said, "use at"});
-        expect_refusal([&] { simulate({problem, layouts, 2, 2, options, shape}, machine, Pass::forward); }, {said, "use at"});
+        expect_refusal(
+            [&] {
+              simulate({problem, layouts, 2, 2, options, shape}, machine, Pass::forward);
+            },
+            {said, "use at"});
         expect_refusal(
             [&] {
               choose_schedule({.problem = problem, .heads_q = 2, .heads_k = 2, .shape = shape}, layouts, machine,

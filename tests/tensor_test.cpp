@@ -182,6 +182,10 @@ TEST(CheckTensor, RefusesStrides) {
   view = good;
   view.row_stride = Index{1} << 60;
   EXPECT_NE(refusal(view, {.name = "q"}).find("past 64-bit offsets"), std::string::npos);
+  // Strides of 0: a view of little memory whose copy would wrap 64 bits.
+  view = {data.data(), DType::f32, Index{1} << 30, Index{1} << 30, 4, 0, 0, 0, 0};
+  EXPECT_EQ(refusal(view, {.name = "k"}),
+            "k: 1073741824 x 1073741824 x 4 x 4 bytes are past what memory can be; give smaller sizes");
 }
 
 TEST(TensorView, PartsThatDoNotFitAreRefused) {

@@ -44,8 +44,8 @@ struct ExecutorOptions {
   Place place = {};
 };
 
-// Belongs to one thread at a time: Error for a call that begins while another is in it. All ranks make the same calls in the same order. Workspaces are kept for the next
-// call and given back at the end.
+// Belongs to one thread at a time: a call that begins while another is in it is an Error. All ranks make the same calls
+// in the same order. Workspaces are kept for the next call and given back at the end.
 class WEFT_API Executor {
  public:
   Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options = {});

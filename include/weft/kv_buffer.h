@@ -38,7 +38,8 @@ WEFT_API Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows 
 
 // Memory is taken once, for K and V by the constructor and for gradients by the first backward, and used again by every
 // micro-sequence and by the next sequence. Token t lies in row t mod rows, so nothing is ever moved inside the buffer.
-// Belongs to one thread at a time (Error for a call that begins while another is in it); all ranks make the same calls in the same order.
+// Belongs to one thread at a time: a call that begins while another is in it is an Error. All ranks make the same calls
+// in the same order.
 //
 //   begin(sequence, mask);
 //   for (m = 0; m < M; ++m) forward(m, ...);          // start_gather(m + 1, ...) before it: overlaps

@@ -133,8 +133,9 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
               checked: bool = False, layer: Optional[int] = None, stream: Any = None) -> Attended:
     """Exact attention over packed sequences.
 
-    q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; f64 with
-    kernel "reference". Query head h uses K/V head h // (hq // hk), or head_map[h].
+    q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; on
+    CPUs f64 too, by kernel "reference", and what ranks sum is then f64. Query head h uses K/V
+    head h // (hq // hk), or head_map[h].
 
     Which sequences: cu_seqlens (prefix sums of lengths), with cu_seqlens_padded if there is padding between them or seqused
     for how much of each is real; if keys are not where the queries are, cu_seqlens_q, cu_seqlens_k and so on. Or a Packing.

@@ -19,7 +19,9 @@ WEFT_API Block merged(Block block);
 WEFT_API bool holds_numbers(const Block& block, Message::Combine how);
 // Bytes of such a number.
 constexpr Index number_size(Message::Combine how) {
-  return how == Message::Combine::add_f64 ? size_of(DType::f64) : how == Message::Combine::add ? size_of(DType::f32) : 1;
+  return how == Message::Combine::add_f64 ? size_of(DType::f64)
+         : how == Message::Combine::add   ? size_of(DType::f32)
+                                          : 1;
 }
 
 // Both lists hold as many bytes; to add, all blocks hold the numbers. Lists may be the same memory, but not overlap

@@ -184,7 +184,8 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
   if (!adds_f64())
     for (const Message& m : receives)
       if (m.combine == Message::Combine::add_f64)
-        throw Error(text("communicator ", name(), " is to add f64 on a GPU"), "add f32 there, or use tensors on the CPU");
+        throw Error(text("communicator ", name(), " is to add f64 on a GPU"),
+                    "add f32 there, or use tensors on the CPU");
   Traffic traffic;
   count(sends, rank_, traffic.messages_sent, traffic.bytes_sent);
   count(receives, rank_, traffic.messages_received, traffic.bytes_received);

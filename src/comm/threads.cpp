@@ -198,8 +198,7 @@ Exchange::Exchange(Standing place, Index number, std::vector<Message> sends, std
       receives_(std::move(receives)),
       seen_(place_.group->members.size()),
       taken_from_(place_.group->members.size()),
-      adds_(std::any_of(receives_.begin(), receives_.end(),
-                        [](const Message& m) { return adds(m.combine); })) {
+      adds_(std::any_of(receives_.begin(), receives_.end(), [](const Message& m) { return adds(m.combine); })) {
   Group& group = *place_.group;
   mine_->taken.resize(sends.size());
   mine_->untaken = static_cast<Index>(sends.size());
@@ -359,10 +358,10 @@ void Exchange::check_next() const {
                 "let both sides name as many bytes, and all ranks make the same calls in the same order");
   }
   if (!can_take(*post, *send)) {
-    throw Error(text("call ", number_, ": ", self, " adds what ", peer,
-                     " sends from blocks that are not cut and aligned to ", number_size(to.combine) == 8 ? "f64" : "f32"),
-                text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine),
-                     " bytes"));
+    throw Error(
+        text("call ", number_, ": ", self, " adds what ", peer, " sends from blocks that are not cut and aligned to ",
+             number_size(to.combine) == 8 ? "f64" : "f32"),
+        text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine), " bytes"));
   }
 }
 

@@ -44,8 +44,7 @@ template <class T>
 void finish_rows(const ForwardArgs& args, const RowState<T>* states) {
   const TensorView& sums = args.partial.sums;
   std::vector<T> sinks, nothing(static_cast<std::size_t>(sums.dim), T{0});
-  for (Index h = 0; h < sums.heads; ++h)
-    sinks.push_back(static_cast<T>(reference::sink_logit(args.attention.sink, h)));
+  for (Index h = 0; h < sums.heads; ++h) sinks.push_back(static_cast<T>(reference::sink_logit(args.attention.sink, h)));
   each_row(sums, [&](Index row) { finish_row(args, states, sinks, row, nothing); });
   for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
     T largest = kMinusInfinity<T>;

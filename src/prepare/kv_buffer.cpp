@@ -215,7 +215,8 @@ void KvBuffer::Parts::gather(Index micro, const ConstTensorView& k, const ConstT
 
 // The gradients of all keys that micro's queries see, and of its own keys, start as zeros.
 void KvBuffer::Parts::need_gradients(Index micro) {
-  if (gradients.k.data == nullptr) gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
+  if (gradients.k.data == nullptr)
+    gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
   const Index end = now().micros.rows(micro).end;
   if (!backwards) gradients_begin = end;
   backwards = true;

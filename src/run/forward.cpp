@@ -13,15 +13,15 @@ using run::Slot;
 
 template <class T>
 RowState<T>* take_states(run::Workspace& workspace, Index count) {
-  return static_cast<RowState<T>*>(
-      workspace.bytes(Slot::states, count * static_cast<Index>(sizeof(RowState<T>))));
+  return static_cast<RowState<T>*>(workspace.bytes(Slot::states, count * static_cast<Index>(sizeof(RowState<T>))));
 }
 
 // States of all rows, none of which has seen a key; f32, of f64 inputs f64.
 PartialView empty_states(run::Workspace& workspace, const ForwardArgs& args) {
   const Index rows = args.q.rows, heads = args.q.heads, dim = args.v.dim;
   const DType type = sum_type(args.q.dtype);
-  PartialView partial{.sums = thd(workspace.bytes(Slot::sums, rows * heads * dim * size_of(type)), type, rows, heads, dim)};
+  PartialView partial{.sums =
+                          thd(workspace.bytes(Slot::sums, rows * heads * dim * size_of(type)), type, rows, heads, dim)};
   if (type == DType::f64) {  // on CPUs only: no kernel of a GPU takes it
     partial.states_f64 = take_states<double>(workspace, rows * heads);
     std::uninitialized_fill_n(partial.states_f64, rows * heads, RowState<double>{});

@@ -1,4 +1,5 @@
-// Takes the dK and dV of each step, in f32 or of f64 inputs in f64, home to the ranks that own the keys: the moves of K and V, transposed.
+// Takes the dK and dV of each step, in f32 or of f64 inputs in f64, home to the ranks that own the keys: the moves of K
+// and V, transposed.
 #pragma once
 
 #include <array>

@@ -69,7 +69,8 @@ std::vector<SupportRow> support_table() {
   for (const char* packing : {"any lengths", "empty sequences", "padding between sequences", "cross-attention"})
     add(rows, "packing", packing, {});
   for (const char* format : {"thd", "bshd", "sbhd"}) add(rows, "format", format, {});
-  for (const char* heads : {"grouped-query", "head map", "widths 192/128", "widths 576/512, on a CPU"}) add(rows, "heads", heads, {});
+  for (const char* heads : {"grouped-query", "head map", "widths 192/128", "widths 576/512, on a CPU"})
+    add(rows, "heads", heads, {});
   for (const char* feature : {"softcap", "sink off_by_one", "sink learnable", "max_logit", "scale"})
     add(rows, "feature", feature, {});
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})

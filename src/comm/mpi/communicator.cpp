@@ -161,10 +161,10 @@ void Exchange::take_own(const Message& to, std::size_t& next) const {
   }
   const auto holds = [&](const Block& block) { return holds_numbers(block, to.combine); };
   if (!std::all_of(from.blocks.begin(), from.blocks.end(), holds)) {
-    throw Error(text("call ", number_, ": ", self, " adds what it sends itself from blocks not cut and aligned to ",
-                     number_size(to.combine) == 8 ? "f64" : "f32"),
-                text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine),
-                     " bytes"));
+    throw Error(
+        text("call ", number_, ": ", self, " adds what it sends itself from blocks not cut and aligned to ",
+             number_size(to.combine) == 8 ? "f64" : "f32"),
+        text("align the blocks that are sent, their sizes and their strides to ", number_size(to.combine), " bytes"));
   }
   move_blocks(from.blocks, to.blocks, to.combine);
 }

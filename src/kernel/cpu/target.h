@@ -34,8 +34,8 @@ struct BackwardCall {
 // Floats from one row of the sums of dK or dV to the next.
 constexpr Index sum_width(Index dim) { return (dim + 31) / 32 * 32; }
 
-// Stacked rows of a tile: `most`, or fewer where heads are so wide that what the tile keeps of them would fill more than
-// it does at widths 256. A row's bits do not depend on it.
+// Stacked rows of a tile: `most`, or fewer where heads are so wide that what the tile keeps of them would fill more
+// than it does at widths 256. A row's bits do not depend on it.
 constexpr Index stacked_rows(Index most, Index dim_qk, Index dim_v) {
   constexpr Index kWide = 512;
   return max_of(16, min_of(most, most * kWide / max_of(1, dim_qk + dim_v)));
