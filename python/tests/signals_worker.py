@@ -1,4 +1,5 @@
-"""Two ranks over gloo: the second comes late, and the first gets a SIGINT while it waits for it (test_signals.py)."""
+"""Two ranks over gloo: the second comes late, and the first gets a SIGINT while it waits for it (test_signals.py), or
+another of its threads calls meanwhile (test_many_threads.py)."""
 
 import os
 import signal
@@ -50,6 +51,33 @@ def rank(number):
     (FOLDER / "over").touch()
 
 
+def threads(number):
+    """A second thread is refused, and the first one's call and the group are as if it had not been there."""
+    wanted = attend()
+    if number == 1:
+        while not (FOLDER / "refused").exists():
+            time.sleep(0.01)
+        attend()
+        attend()
+        return
+    got = []
+    first = threading.Thread(target=lambda: got.append(attend()))
+    first.start()
+    while first.is_alive():
+        try:
+            time.sleep(0.2)  # the first one is in its call, or soon will be
+            attend()
+            print("not refused")
+            break
+        except weft.Error as e:
+            print(e.problem)
+            (FOLDER / "refused").touch()
+            break
+    first.join()
+    got.append(attend())
+    print("right" if all(torch.equal(x, wanted) for x in got) else "wrong")
+
+
 if __name__ == "__main__":
     FOLDER, SCHEDULE = Path(sys.argv[1]), sys.argv[2]
-    processes.fork(2, rank, FOLDER, seconds=60)
+    processes.fork(2, threads if sys.argv[3:] == ["threads"] else rank, FOLDER, seconds=60)

@@ -441,7 +441,7 @@ def test_types_come_with_the_package(tmp_path):
     for stub in stubs:
         nodes = ast.walk(ast.parse(stub.read_text()))
         names |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    assert {"Packing", "Mask", "Layout", "Problem", "Plan", "Communicator", "attend", "spawn"} <= names
+    assert {"Packing", "Mask", "Layout", "Problem", "Plan", "Communicator", "attend", "Ranks"} <= names
 
 
 def test_version():

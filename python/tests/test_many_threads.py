@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+import processes  # noqa: E402
 import weft  # noqa: E402
 import weft.torch  # noqa: E402
 
@@ -236,6 +237,12 @@ def test_two_threads_of_a_rank_are_refused():
     weft.spawn(2, rank)
     assert "two threads are in calls over one communicator of 2 ranks" in said[0].problem
     assert "a group of its own" in said[0].remedy
+
+
+def test_two_threads_of_a_process_are_refused(tmp_path):
+    processes.start("signals_worker.py", tmp_path, "ring", "threads", seconds=120)
+    said = (tmp_path / "rank0.txt").read_text()
+    assert "two threads are in calls over one communicator of 2 ranks" in said and said.splitlines()[-1] == "right", said
 
 
 def test_threads_that_follow_each_other():
