@@ -486,6 +486,57 @@ def checked_micro_sequences():
 
 
 @case
+def meshes():
+    """A DeviceMesh of one dimension is a group; of several, the error says how to name one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    flat, both = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    compare(SELF, MASKS["causal"], SCHEDULES["ring"], group=flat)
+    compare(SELF, MASKS["window"], SCHEDULES["all_gather"], group=both["cp"], seed=dist.get_rank() // 2)
+    layer = weft.torch.ContextParallelAttention(group=both["cp"])
+    rows = [weft.torch.shard(x, SELF, both["cp"]) for x in tensors(SELF)[:3]]
+    assert torch.equal(copy.deepcopy(layer)(*rows, SELF), layer(*rows, SELF))
+    assert weft.torch.communicator(both["cp"]).ranks == 2
+    for use in (weft.torch.shard, weft.torch.unshard):
+        try:
+            use(rows[0], SELF, both)
+            raise AssertionError("a mesh of two dimensions was taken")
+        except weft.Error as e:
+            assert "2 dimensions" in str(e) and 'mesh["cp"]' in str(e), e
+
+
+@case
+def layouts_that_do_not_agree():
+    """Over a group: unchecked and checked, attention and unshard, by group and by its communicator. The group stays whole."""
+    packing, causal = weft.Packing([0, 9, 31, 77]), dict(causal=True, schedule="ring")
+    x = tensors(packing)[0]
+
+    def wrong(call, *words):
+        try:
+            call()
+            raise AssertionError(f"{words}: nobody noticed")
+        except weft.Error as e:
+            assert all(word in str(e) for word in words), e
+
+    group = dist.new_group([0, 1, 2, 3])
+    contiguous = weft.torch.shard(x, packing, group, layout="contiguous")
+    for checked in (False, True):
+        wrong(lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal), "under layout balanced", "under contiguous",
+              "weft.torch.use_layout")
+    wrong(lambda: weft.torch.unshard(contiguous, packing, group), "unshard under layout balanced")
+    run(*[contiguous] * 4, packing, group=group, layout="contiguous", **causal)
+    weft.torch.use_layout(packing, group, layout="striped")
+    run(*[contiguous] * 4, packing, group=group, layout="striped", **causal)
+    # Of another group with as many ranks it is known how rows lie, until that group says otherwise.
+    other = dist.new_group([0, 1, 2, 3])
+    run(*[contiguous] * 4, packing, group=other, layout="contiguous", **causal)
+    mine = weft.shard(x.numpy(), weft.torch.communicator(other), packing=packing)
+    wrong(lambda: run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal), "multiple of 2*ranks")
+    wrong(lambda: run(*[torch.from_numpy(mine)] * 4, packing, group=other, layout="zigzag", **causal), "under balanced")
+    run(*[torch.from_numpy(mine)] * 4, packing, group=other, **causal)
+
+
+@case
 def messages_of_gpus():
     """The operations that NCCL is asked for, by gloo: ranks of a group, in the order of the lists, none for some ranks."""
     from weft.torch import group as module
