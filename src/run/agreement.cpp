@@ -172,8 +172,9 @@ std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint
 void Agreement::end(const Deed& deed) { compare({Doing::end, deed.layer, deed.micro}, {}); }
 
 void Agreement::end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse) {
-  end(deed);
+  // First, because whoever cannot must fail before the others are done.
   if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), call);
+  end(deed);
 }
 
 detail::Forwards Agreement::forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const {

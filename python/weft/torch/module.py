@@ -79,7 +79,7 @@ class ContextParallelAttention(torch.nn.Module):
         settings.setdefault("sink", self.sink if self.sink_kind == "learnable" else self.sink_kind)
         settings.setdefault("group", self.group)
         if settings.get("checked") and settings.get("layer") is None:
-            settings["layer"] = self.number
+            settings["layer"] = getattr(self, "number", None)  # none in a layer that was saved by an earlier version
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
     def extra_repr(self) -> str:
