@@ -185,8 +185,7 @@ class LongSums : public testing::Test {
  protected:
   static constexpr Index kTokens = test::kSanitized ? 2500 : 9000;
 
-  explicit LongSums(DType dtype = DType::f32)
-      : case_(case_of(dtype)), oracle_(oracle_of(dtype)) {}
+  explicit LongSums(DType dtype = DType::f32) : case_(case_of(dtype)), oracle_(oracle_of(dtype)) {}
 
   static Case case_of(DType dtype) {
     return {.q = {.cu_seqlens = {0, kTokens}},

@@ -195,8 +195,8 @@ class Answer {
   }
 
   void score(const Row& r) {
-    multiply(p_.q.data() + r.row * p_.dim_qk, p_.dim_qk, k_.data() + r.kv_head * p_.dim_qk * p_.tokens_k,
-             logit_.data(), logit_bound_.data());
+    multiply(p_.q.data() + r.row * p_.dim_qk, p_.dim_qk, k_.data() + r.kv_head * p_.dim_qk * p_.tokens_k, logit_.data(),
+             logit_bound_.data());
     Element& largest = *max_logit_.of(0, r.head);
     for (std::size_t n = 0; n < keys_.size(); ++n) {
       logit_[n] *= p_.scale;
@@ -235,7 +235,8 @@ class Answer {
   }
 
   // Roundings beyond `order` of a sum whose terms may be equal. Added to numbers of one power of two a term has always
-  // the same error, and most terms are added to those of the last three: beside the walk, what they are off by on average.
+  // the same error, and most terms are added to those of the last three: beside the walk, what they are off by on
+  // average.
   double drift(const std::vector<double>& terms, double total) const {
     const double n = static_cast<double>(terms.size());
     if (total == 0) return beyond(std::min(n, walk(n)));
@@ -349,13 +350,11 @@ class Answer {
     const double *k = p_.k.data() + key * p_.dim_qk, *v = p_.v.data() + key * p_.dim_v;
     // Each factor's absolute terms, and what each factor's error does to the product.
     const double scale = std::abs(p_.scale), dp_bound = dot_absolute(g, v, p_.dim_v), terms = dp_bound + r.d_terms;
-    const double slope_bound =
-        p_.softcap > 0 ? 2 * std::abs(logit_[n]) * logit_bound_[n] / std::pow(p_.softcap, 2) : 0;
+    const double slope_bound = p_.softcap > 0 ? 2 * std::abs(logit_[n]) * logit_bound_[n] / std::pow(p_.softcap, 2) : 0;
     const double steep = p_.scale * slope_[n] * share_[n];
     const double ds = steep * (dot(g, v, p_.dim_v) - r.d);
-    const double ds_bound =
-        scale * slope_[n] * (share_bound(r, n) * terms + share_[n] * (dp_bound + r.d_bound)) +
-        scale * slope_bound * share_[n] * terms;
+    const double ds_bound = scale * slope_[n] * (share_bound(r, n) * terms + share_[n] * (dp_bound + r.d_bound)) +
+                            scale * slope_bound * share_[n] * terms;
     const double ds_error = rounds() ? by_.shares.of(ds) + std::abs(steep) * r.d_error : 0;
     if (row_too) {
       Element* dq = dq_.of(r.token, r.head);
@@ -418,7 +417,8 @@ class Answer {
       double rounded = e.rounded;
       if (by_.inputs == Inputs::random)
         rounded = std::min(rounded, e.rounded_alike + kShares * std::sqrt(e.rounded_squares));
-      to.bound[i] = by_.work.relative * (by_.order * e.bound + sums) + underflow + more * (stored.of(e.value) + rounded);
+      to.bound[i] =
+          by_.work.relative * (by_.order * e.bound + sums) + underflow + more * (stored.of(e.value) + rounded);
     }
     return to;
   }

@@ -34,9 +34,9 @@ Arithmetic kernel_arithmetic(DType inputs, DType gradients) {
           .gradients = rounding(gradients)};
 }
 
-// f32 accumulates some roundings of 6e-8. A value rounded to bf16 is off by up to 2^-9 .. 2^-8 of itself, 2.2e-3 at most in
-// the norm of many; P and dS, rounded too, add as much again to gradients. Sums of n terms are off by 0.4·sqrt(n) roundings
-// of themselves (docs/trust.md), which counts above a thousand.
+// f32 accumulates some roundings of 6e-8. A value rounded to bf16 is off by up to 2^-9 .. 2^-8 of itself, 2.2e-3 at
+// most in the norm of many; P and dS, rounded too, add as much again to gradients. Sums of n terms are off by
+// 0.4·sqrt(n) roundings of themselves (docs/trust.md), which counts above a thousand.
 double norm_limit(DType dtype, std::string_view tensor, Index terms) {
   const bool gradient = tensor.starts_with("d");
   const bool statistic = tensor == "lse" || tensor == "max_logit";

@@ -19,8 +19,8 @@ struct Rounding {
 };
 Rounding rounding(DType type);
 
-// What is known of q, k, v and dout beside their values. Random: drawn around 0, one apart from another, so that roundings
-// of P and dS, whatever they have in common, are added up with signs that have nothing in common.
+// What is known of q, k, v and dout beside their values. Random: drawn around 0, one apart from another, so that
+// roundings of P and dS, whatever they have in common, are added up with signs that have nothing in common.
 enum class Inputs { any, random };
 
 // How a kernel computes, and into what it writes.
@@ -38,8 +38,8 @@ Arithmetic exact_arithmetic(DType out);
 // Any other kernel: f32 inside; of 16-bit inputs P and dS may be rounded to their dtype before they are multiplied.
 Arithmetic kernel_arithmetic(DType inputs, DType gradients);
 
-// Relative norm of the error of a whole tensor ("out", "lse", "dq", ..) none of whose results is small beside its terms;
-// `terms`: of the longest sum of one element.
+// Relative norm of the error of a whole tensor ("out", "lse", "dq", ..) none of whose results is small beside its
+// terms; `terms`: of the longest sum of one element.
 double norm_limit(DType dtype, std::string_view tensor, Index terms = 1);
 
 // Rows and keys whose results are wanted, rising; none: all. Of rows that were not chosen lse is known too, and
@@ -61,17 +61,17 @@ struct Chosen {
 // and max_logit are never rounded to 16 bits. Of random inputs, sums over u are at most six times the root of their
 // squares; D's error, which a row's keys have in common, is taken times their mean.
 //
-// `order` holds for sums of some hundred terms. Longer ones are off by a random walk of roundings, 1.5·sqrt(terms) of them,
-// where they grow, that is of what they end at: beyond `order` this is added, with n the keys of a row,
+// `order` holds for sums of some hundred terms. Longer ones are off by a random walk of roundings, 1.5·sqrt(terms) of
+// them, where they grow, that is of what they end at: beyond `order` this is added, with n the keys of a row,
 //   lse    n                      that of the row's sum, a relative error of its P and out
 //   out    2·n·|out|              of the sum of P·v, and of that of P
 //   dq     2·n·|dq| + 2·n·|D|·|sum of slope·P·k|
 //   dk     root of the squares of n·(|dS| + 2·slope·P·|D|)·|q|, of which each row has its own, + queries·|dk|
 //   dv     root of the squares of n·P·|dout| + queries·|dv|
 //   dsink  root of the squares of 2·n·share·|D| + rows·|dsink|
-// where n stands for max(0, 1.5·sqrt(n) - order)·work. Terms that are all but equal round the same way each time: what the
-// exponentials of a row drift by, on average, when they are added to the last powers of two of their sum, is added to
-// the walk, and over rows as it is. docs/trust.md derives all of it.
+// where n stands for max(0, 1.5·sqrt(n) - order)·work. Terms that are all but equal round the same way each time: what
+// the exponentials of a row drift by, on average, when they are added to the last powers of two of their sum, is added
+// to the walk, and over rows as it is. docs/trust.md derives all of it.
 struct Expected {
   Bounded out, lse, max_logit, dq, dk, dv, dsink;
 };

@@ -64,7 +64,8 @@ std::vector<Slice> slices_of(Choices& c, const Case& from) {
         if (part.size() == 0 || half.size() == 0 || c.one_in(5)) continue;
         Slice s{part.begin, part.end, half.begin, half.end};
         if (c.one_in(2)) s.lo = half.begin - part.begin - c.pick(0, 3000);
-        if (c.one_in(2)) s.hi = max_of(half.begin - part.begin + c.pick(0, 3000), is_unlimited(s.lo) ? -kMaxTokens : s.lo);
+        if (c.one_in(2))
+          s.hi = max_of(half.begin - part.begin + c.pick(0, 3000), is_unlimited(s.lo) ? -kMaxTokens : s.lo);
         slices.push_back(s);
       }
     }

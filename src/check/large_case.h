@@ -1,4 +1,5 @@
-// Random problems of thousands of tokens: those whose sums are long. Few heads and narrow ones, so that many can be tried.
+// Random problems of thousands of tokens: those whose sums are long. Few heads and narrow ones, so that many can be
+// tried.
 #pragma once
 
 #include "check/random_case.h"

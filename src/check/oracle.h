@@ -28,10 +28,10 @@ struct ResultTypes {
 class Oracle {
  public:
   // Of the case, layout, ranks and format play no part, but that `keys` looks for ends of the ranks' runs.
-  // With `rows` alone, only so many query rows have a dout that is not 0 and are compared; dk and dv, to which the others
-  // then add nothing, are compared whole, and max_logit is not: the least work. With `keys` too, so many rows of out and
-  // dq and so many keys of dk and dv are compared, half of them at ends of documents and of ranks' runs, and lse,
-  // max_logit and dsink whole; of the others that they are numbers.
+  // With `rows` alone, only so many query rows have a dout that is not 0 and are compared; dk and dv, to which the
+  // others then add nothing, are compared whole, and max_logit is not: the least work. With `keys` too, so many rows of
+  // out and dq and so many keys of dk and dv are compared, half of them at ends of documents and of ranks' runs, and
+  // lse, max_logit and dsink whole; of the others that they are numbers.
   Oracle(const Case& c, const Arithmetic& by, std::optional<Index> rows = {}, std::optional<Index> keys = {});
   Oracle(const Oracle&) = delete;
   Oracle& operator=(const Oracle&) = delete;

@@ -85,7 +85,8 @@ std::string words(Look look, const Problem& problem) {
   if (look == Look::rows)
     return fmt::format("{} rows of {} looked at, and what they add to all keys", kSampled, grouped(q));
   if (q == k) return fmt::format("{} rows and {} keys of {} looked at, lse whole", kSampled, kSampled, grouped(q));
-  return fmt::format("{} rows of {} and {} keys of {} looked at, lse whole", kSampled, grouped(q), kSampled, grouped(k));
+  return fmt::format("{} rows of {} and {} keys of {} looked at, lse whole", kSampled, grouped(q), kSampled,
+                     grouped(k));
 }
 
 void check_law_of(const check::Case& c, Outcome& to) {
@@ -145,7 +146,8 @@ Outcome check_case(const check::Case& c, const Method& method) {
   std::optional<std::string> too_large = too_many_steps(c, problem);
   if (too_large && !method.schedules.empty() && c.ranks <= kMaxThreadRanks) too_large.reset();  // schedules have few
   if (method.schedules.empty() && look == Look::rows)
-    too_large = fmt::format("attention: more than {} multiplications in a dense softmax; use --schedule", kMaxSampledWork);
+    too_large =
+        fmt::format("attention: more than {} multiplications in a dense softmax; use --schedule", kMaxSampledWork);
   if (too_large) {
     outcome.skipped.push_back(*too_large);
     return outcome;
@@ -236,8 +238,8 @@ void Tally::print() const {
     fmt::print("{} runs by schedules: {} compared, {} refused for reasons above\n", grouped(ran_ + refused_),
                grouped(ran_), grouped(refused_));
   if (sampled_ > 0)
-    fmt::print("{} cases were too large to be compared whole: {} rows and {} keys of each looked at\n", grouped(sampled_),
-               kSampled, kSampled);
+    fmt::print("{} cases were too large to be compared whole: {} rows and {} keys of each looked at\n",
+               grouped(sampled_), kSampled, kSampled);
   fmt::print("{} cases, {} of them with keys on other ranks: {} failed\n", grouped(cases_), grouped(nontrivial_),
              grouped(failed_));
   if (left_out_ > 0)

@@ -110,8 +110,8 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
           .checked = flags.given("checked")};
 }
 
-// Sums of large problems are long, which small ones say nothing about. Where all three ways of bringing keys to ranks are
-// computed by one thread, and by default in f64, they take too long to be drawn unasked.
+// Sums of large problems are long, which small ones say nothing about. Without schedules one thread computes three ways
+// of bringing keys to ranks, by default in f64: too long to be drawn unasked.
 LargeShare large_of(const Flags& flags, bool by_schedule) {
   constexpr Index kOneIn = 500, kLeast = 100, kMost = 1'000'000;
   LargeShare large;
@@ -167,7 +167,8 @@ int verify_one(const Flags& flags) {
     throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
   for (const char* name : {"large", "tokens-up-to"})
     if (flags.given(name))
-      throw Error(fmt::format("--{} {} without --random", name, *flags.find(name)), "leave it out, or add --random 500");
+      throw Error(fmt::format("--{} {} without --random", name, *flags.find(name)),
+                  "leave it out, or add --random 500");
   if (flags.given("time-limit"))
     throw Error(fmt::format("--time-limit {} without --random, --matrix or --set", *flags.find("time-limit")),
                 "one problem is checked whole");
@@ -196,7 +197,8 @@ const std::vector<FlagSpec>& verify_flags() {
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = {
         {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
-        {"large", "N", "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
+        {"large", "N",
+         "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
         {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
         {"matrix", "NAME",
          "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
