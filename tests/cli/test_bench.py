@@ -151,7 +151,7 @@ CASES = [
     ("--docs 4 --ranks 2", ["--ranks 2", "one rank"]),
     ("--docs 4 --layout striped", ["--layout striped", "one rank"]),
     ("--docs 4 --kernel abacus", ["abacus", "reference"]),
-    ("--docs 4 --dim 300", ["cannot do custom f32 forward", "300", "--kernel"]),
+    ("--docs 4 --dtype f64", ["cannot do custom f64 forward", "digits", "--kernel"]),
     ("--docs 4 --repeat 0", ["--repeat 0", "from 1"]),
     ("--docs 4 --repeat often", ["'often'", "--repeat 5"]),
     ("--docs 4 --threads 0", ["--threads 0", "from 1"]),
