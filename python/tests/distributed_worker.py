@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import itertools
 import json
 import sys
@@ -534,6 +535,22 @@ def layouts_that_do_not_agree():
     wrong(lambda: run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal), "multiple of 2*ranks")
     wrong(lambda: run(*[torch.from_numpy(mine)] * 4, packing, group=other, layout="zigzag", **causal), "under balanced")
     run(*[torch.from_numpy(mine)] * 4, packing, group=other, **causal)
+
+
+@case
+def groups_that_end_are_forgotten():
+    from weft import _placed
+    from weft.torch import group as module
+
+    group = dist.new_group([0, 1, 2, 3])
+    weft.torch.position_ids(SELF, group)
+    scope, name = module.scope_of(group), group.group_name
+    assert any(key[0] is scope for key in _placed._known)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    weft.torch.position_ids(SELF)
+    assert not any(key[0] is scope for key in _placed._known) and name not in module._scopes
 
 
 @case

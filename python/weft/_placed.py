@@ -15,6 +15,7 @@ _MOST_LAYOUTS = 64  # of one packing
 _lock = threading.Lock()
 _known = collections.OrderedDict()  # (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
 _scopes = {}  # by id of a communicator
+gone = []  # scopes to forget at the next occasion: who learns of it in the garbage collector may not wait for the lock
 
 
 class Scope:
@@ -58,6 +59,8 @@ def _sides(placed):
 
 def register(placed, rank, scope=None):
     """The rank's rows are those of this layout. For the ranks of the scope and, where nobody names ranks, for their number."""
+    while gone:
+        forget(gone.pop())
     found = [(number, placed.fingerprint(rank, side)) for side, number in _sides(placed)]
     with _lock:
         for number, rows in found:

@@ -81,7 +81,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
             raise error("a mask of slices with a packing that is a tensor",
                         "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
-    packing = pack(packing)
+    if not isinstance(packing, torch.Tensor):  # the operator takes cu_seqlens too, and tells them apart when it first sees them
+        packing = pack(packing)
     if isinstance(sink, str):
         if sink != "off_by_one":
             raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")

@@ -304,7 +304,13 @@ def scope_of(group):
     known = _scopes.get(name)
     if known is None or known[0]() is not group:
         scope = _placed.Scope()
-        known = _scopes[name] = weakref.ref(group, lambda _: _placed.forget(scope)), scope
+
+        def ended(reference):
+            _placed.gone.append(scope)
+            if _scopes.get(name, (None,))[0] is reference:
+                del _scopes[name]
+
+        known = _scopes[name] = weakref.ref(group, ended), scope
     return known[1]
 
 

@@ -50,9 +50,11 @@ def how_of(**options):
     if "auto" in (options.get("layout"), options.get("schedule")):
         said["machine"] = machine_number()
     for name, value in options.items():
+        usual = _DEFAULTS[name]
+        if value is usual:
+            continue
         value = _options.option(name, _plain(value) if hasattr(value, "tolist") else value)
         value = list(value) if isinstance(value, tuple) else "" if name == "kernel" and value is None else value
-        usual = _DEFAULTS[name]
         if value != (list(usual) if isinstance(usual, tuple) else usual):
             said[name] = value
     return json.dumps(said, sort_keys=True, default=_plain)
@@ -147,7 +149,8 @@ def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
-    packing = packing.long()  # cu_seqlens may be of int32
+    if packing.dtype == torch.int32:  # cu_seqlens
+        packing = packing.long()
     key = (packing.numpy().tobytes(), _for_all_layers(how), heads_q, heads_k, shape, device)
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())

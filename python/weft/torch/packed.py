@@ -50,9 +50,6 @@ def packing_of(packing):
         return as_packing(packing)
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
-    if packing.dim() != 1 or packing.dtype not in (torch.int32, torch.int64):
-        raise error(f"a packing was expected, not a tensor of shape {list(packing.shape)} and {packing.dtype}",
-                    "give a weft.Packing, weft.torch.pack of one, or cu_seqlens of int32 or int64")
     return unpack(packing)[0]
 
 
@@ -60,6 +57,9 @@ def unpack(flat):
     """(packing, slices) of a tensor that pack made, or of cu_seqlens."""
     values = flat.numpy()
     if not is_packed(flat):
+        if flat.dim() != 1 or flat.dtype not in (torch.int32, torch.int64):
+            raise error(f"a packing was expected, not a tensor of shape {list(flat.shape)} and {flat.dtype}",
+                        "give a weft.Packing, weft.torch.pack of one, or cu_seqlens of int32 or int64")
         return as_packing(values), None
     _, n, tokens_q, tokens_k, same, slices = (int(x) for x in values[:6])
     at = 6
