@@ -43,6 +43,12 @@ double dot_absolute(const double* a, const double* b, Index size) {
   return sum;
 }
 
+double largest_of(const std::vector<double>& values, double largest) {
+  double lanes[4] = {largest, largest, largest, largest};
+  for (std::size_t i = 0; i < values.size(); ++i) lanes[i % 4] = std::max(lanes[i % 4], values[i]);
+  return std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
+}
+
 // [heads][dim][tokens] of [tokens, heads, dim]: loops over the keys of a row run through neighbours.
 std::vector<double> by_columns(const std::vector<double>& from, Index tokens, Index columns) {
   std::vector<double> to(from.size());
@@ -167,20 +173,27 @@ class Answer {
     slope_.assign(keys_.size(), 1.0);
   }
 
-  // to[n] = sum over c of x[c]·columns[c][key n], and the same of absolute values.
+  // to[n] = sum over c of x[c]·columns[c][key n], and the same of absolute values; some keys at a time, so that their
+  // sums stay in the nearest cache.
+  template <bool kBoth>
   void multiply(const double* x, Index dim, const double* columns, double* to, double* absolute) const {
-    const Index size = static_cast<Index>(keys_.size());
-    for (Index n = 0; n < size; ++n) {
-      if (to != nullptr) to[n] = 0;
-      absolute[n] = 0;
-    }
-    for (Index c = 0; c < dim; ++c) {
-      Index n = 0;
-      for (const Range& r : ranges_) {
-        const double* from = columns + c * p_.tokens_k + r.begin;
-        for (Index j = 0; to != nullptr && j < r.size(); ++j) to[n + j] += x[c] * from[j];
-        for (Index j = 0; j < r.size(); ++j) absolute[n + j] += std::abs(x[c] * from[j]);
-        n += r.size();
+    constexpr Index kKeys = 512;
+    for (const Range& r : ranges_) {
+      for (Index first = r.begin; first < r.end; first += kKeys) {
+        const Index size = min_of(kKeys, r.end - first);
+        std::fill_n(absolute, size, 0.0);
+        if (kBoth) std::fill_n(to, size, 0.0);
+        for (Index c = 0; c < dim; ++c) {
+          const double* from = columns + c * p_.tokens_k + first;
+          const double factor = x[c];
+          for (Index j = 0; j < size; ++j) {
+            const double term = factor * from[j];
+            if (kBoth) to[j] += term;
+            absolute[j] += std::abs(term);
+          }
+        }
+        absolute += size;
+        if (kBoth) to += size;
       }
     }
   }
@@ -195,27 +208,25 @@ class Answer {
   }
 
   void score(const Row& r) {
-    multiply(p_.q.data() + r.row * p_.dim_qk, p_.dim_qk, k_.data() + r.kv_head * p_.dim_qk * p_.tokens_k, logit_.data(),
-             logit_bound_.data());
-    Element& largest = *max_logit_.of(0, r.head);
-    for (std::size_t n = 0; n < keys_.size(); ++n) {
-      logit_[n] *= p_.scale;
-      logit_bound_[n] *= std::abs(p_.scale);
-      if (p_.softcap > 0) {
-        const double bent = std::tanh(logit_[n] / p_.softcap);
-        logit_[n] = p_.softcap * bent;
-        slope_[n] = 1 - bent * bent;
-        logit_bound_[n] = slope_[n] * logit_bound_[n] + std::abs(logit_[n]);
-      }
-      largest.value = std::max(largest.value, logit_[n]);
-      largest.bound = std::max(largest.bound, logit_bound_[n]);
+    multiply<true>(p_.q.data() + r.row * p_.dim_qk, p_.dim_qk, k_.data() + r.kv_head * p_.dim_qk * p_.tokens_k,
+                   logit_.data(), logit_bound_.data());
+    const double scale = p_.scale, scale_size = std::abs(p_.scale);
+    for (double& x : logit_) x *= scale;
+    for (double& x : logit_bound_) x *= scale_size;
+    for (std::size_t n = 0; p_.softcap > 0 && n < keys_.size(); ++n) {
+      const double bent = std::tanh(logit_[n] / p_.softcap);
+      logit_[n] = p_.softcap * bent;
+      slope_[n] = 1 - bent * bent;
+      logit_bound_[n] = slope_[n] * logit_bound_[n] + std::abs(logit_[n]);
     }
+    Element& largest = *max_logit_.of(0, r.head);
+    largest.value = std::max(largest.value, largest_of(logit_, -kInfinity));
+    largest.bound = std::max(largest.bound, largest_of(logit_bound_, 0));
   }
 
   void softmax(Row& r) {
     const double sink = p_.sink.empty() ? -kInfinity : p_.sink[at(r.head)];
-    double top = sink;
-    for (const double x : logit_) top = std::max(top, x);
+    const double top = largest_of(logit_, sink);
     if (top == -kInfinity) return;
     double total = std::exp(sink - top);
     for (std::size_t n = 0; n < keys_.size(); ++n) total += share_[n] = std::exp(logit_[n] - top);
@@ -279,13 +290,13 @@ class Answer {
     }
     if (!dout_ || size == 0) return;
     const double* g = dout_->data() + r.row * p_.dim_v;
-    multiply(g, p_.dim_v, v, nullptr, dp_bound_.data());
+    multiply<false>(g, p_.dim_v, v, nullptr, dp_bound_.data());
     r.d_terms = dot(share_.data(), dp_bound_.data(), size);
+    terms_.resize(keys_.size());
+    for (std::size_t n = 0; n < keys_.size(); ++n) terms_[n] = share_[n] * logit_bound_[n];
+    r.d_bound = (1 + r.spread) * r.d_terms + dot(terms_.data(), dp_bound_.data(), size);  // sum of share_bound·dp_bound
     double absolute = 0;
-    for (std::size_t n = 0; n < keys_.size(); ++n) {
-      r.d_bound += share_bound(r, n) * dp_bound_[n];
-      absolute += dp_bound_[n];
-    }
+    for (std::size_t n = 0; rounds() && n < keys_.size(); ++n) absolute += dp_bound_[n];
     for (Index c = 0; c < p_.dim_v; ++c) {
       r.d += g[c] * row_out_[at(c)];
       r.d_drifted += std::abs(g[c] * row_out_[at(c)]) * out_drifted_[at(c)];
