@@ -55,7 +55,7 @@ struct KvBuffer::Parts {
         agreement(options.checked ? std::make_unique<run::Agreement>(comm) : nullptr),
         communicator(agreement ? agreement->communicator() : seat.communicator()),
         workspace(seat.memory()) {
-    if (agreement) agreement->compare(deed(run::Doing::make_buffer), run::fingerprints(options));
+    if (agreement) agreement->compare(call(run::CallKind::make_buffer), run::fingerprints(options));
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
@@ -65,8 +65,8 @@ struct KvBuffer::Parts {
     return *sequence;
   }
   Index rank() const { return communicator.rank(); }
-  run::Deed deed(run::Doing doing, Index micro = -1, Index layer = kNoLayer) const {
-    return {doing, layer == kNoLayer ? options.layer : layer, micro};
+  run::CollectiveCall call(run::CallKind kind, Index micro = -1, Index layer = kNoLayer) const {
+    return {kind, layer == kNoLayer ? options.layer : layer, micro};
   }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 
@@ -290,7 +290,7 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
                      ") see keys up to ", reach.end[at(m)], ", which come later"),
                 "use a causal mask, or micro-sequences that end where documents do");
   }
-  if (p.agreement) p.agreement->compare(p.deed(run::Doing::begin), run::fingerprints(micros, problem));
+  if (p.agreement) p.agreement->compare(p.call(run::CallKind::begin), run::fingerprints(micros, problem));
   const Index begin = p.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
   p.arrivals.clear();
   p.sequence.emplace(Parts::Sequence{micros, std::move(problem), std::move(reach)});
@@ -308,7 +308,7 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
   const run::InUse::Call guard(parts_->in_use, "K/V buffer");
   Parts& p = *parts_;
   p.check_next(micro, k, v);
-  if (p.agreement) p.agreement->compare(p.deed(run::Doing::gather, micro), {});
+  if (p.agreement) p.agreement->compare(p.call(run::CallKind::gather, micro), {});
   p.gather(micro, k, v);
 }
 
@@ -329,8 +329,8 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
     throw Error(text("k or v of micro-sequence ", micro, " is given, and it was gathered before"),
                 "leave them out here");
   }
-  const run::Deed deed = p.deed(run::Doing::forward, micro, args.layer);
-  const std::uint64_t number = p.agreement ? p.agreement->compare(deed, p.asked(args)) : 0;
+  const run::CollectiveCall call = p.call(run::CallKind::forward, micro, args.layer);
+  const std::uint64_t number = p.agreement ? p.agreement->compare(call, p.asked(args)) : 0;
   if (gathers) p.gather(micro, args.k, args.v);
   p.wait_for(micro);
   const std::vector<Slice> slices = p.slices(micro);
@@ -345,7 +345,7 @@ void KvBuffer::forward(Index micro, const ForwardArgs& args) {
   attend(whole, p.options.kernel);
   if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (p.agreement) p.agreement->end(deed, number, args.out, args.lse);
+  if (p.agreement) p.agreement->end(call, number, args.out, args.lse);
   // The last one's keys stay: its backward comes first.
   if (p.options.drop && micro + 1 < p.now().micros.micros())
     p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
@@ -375,7 +375,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
         "ask missing() which one is");
   p.check_own(k, v);
-  if (p.agreement) p.agreement->compare(p.deed(run::Doing::gather_again, micro), {});
+  if (p.agreement) p.agreement->compare(p.call(run::CallKind::gather_again, micro), {});
   const MicroSequences& micros = p.now().micros;
   p.held.end = micros.rows(next).end;  // later ones are done: their rows are free
   const Range tokens{max_of(micros.rows(micro).begin, p.now().reach.first[at(next)]), p.held.begin};
@@ -405,8 +405,8 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   const TensorSpec dv{.name = "dv", .rows = local, .heads = p.options.heads, .dim = p.options.dim_v, .output = true};
   check_tensor(args.dk, dk);
   check_tensor(args.dv, dv);
-  const run::Deed deed = p.deed(run::Doing::backward, micro, args.layer);
-  if (p.agreement) p.agreement->compare(deed, p.asked(args), p.agreement->forwards_of(args.out, args.lse));
+  const run::CollectiveCall call = p.call(run::CallKind::backward, micro, args.layer);
+  if (p.agreement) p.agreement->compare(call, p.asked(args), p.agreement->forwards_of(args.out, args.lse));
   while (!p.arrivals.empty()) p.wait_for(p.arrivals.front().micro);
   p.need_gradients(micro);
   p.held.end = micros.rows(micro).end;
@@ -426,7 +426,7 @@ void KvBuffer::backward(Index micro, const BackwardArgs& args) {
   attend_backward(whole, p.options.kernel);
   p.give_back(micro, args);
   if (args.dsink.given()) dsink->reduce_into(p.communicator, Reduce::sum, args.dsink);
-  if (p.agreement) p.agreement->end(deed);
+  if (p.agreement) p.agreement->end(call);
 }
 
 Index KvBuffer::buffer_begin() const { return parts_->held.begin; }

@@ -16,7 +16,7 @@ namespace {
 struct Record {
   static constexpr std::size_t kParts = 24;
 
-  std::uint64_t doing = 0, object = 0, layer = 0, micro = 0;  // layer, micro: 0: none
+  std::uint64_t kind = 0, object = 0, layer = 0, micro = 0;  // layer, micro: 0: none
   std::uint64_t calls = 0;
   std::uint64_t forward = 0, forwards = 0, several = 0;  // see Forwards
   std::array<std::uint64_t, kParts> parts = {};
@@ -30,30 +30,30 @@ std::string list(const Ranks& ranks) {
   return names;
 }
 
-std::string name(Doing doing) {
-  switch (doing) {
-    case Doing::make_executor:
+std::string name(CallKind kind) {
+  switch (kind) {
+    case CallKind::make_executor:
       return "a new executor";
-    case Doing::make_buffer:
+    case CallKind::make_buffer:
       return "a new K/V buffer";
-    case Doing::begin:
+    case CallKind::begin:
       return "the begin of a sequence";
-    case Doing::gather:
+    case CallKind::gather:
       return "the gather";
-    case Doing::gather_again:
+    case CallKind::gather_again:
       return "the gather once more";
-    case Doing::forward:
+    case CallKind::forward:
       return "the forward";
-    case Doing::backward:
+    case CallKind::backward:
       return "the backward";
-    case Doing::end:
+    case CallKind::end:
       return "the end";
   }
   return "something unknown";
 }
 
 std::string name(const Record& r, bool with_object) {
-  std::string words = name(static_cast<Doing>(r.doing));
+  std::string words = name(static_cast<CallKind>(r.kind));
   if (r.micro > 0) words += text(" of micro-sequence ", r.micro - 1);
   if (r.layer > 0) words += text(" of layer ", r.layer - 1);
   if (with_object) words += text(" (executor or buffer ", r.object, ")");
@@ -82,16 +82,16 @@ std::string each(const std::vector<Ranks>& all, const std::function<std::string(
 constexpr const char* kInStep =
     "let every rank make the same calls in the same order: one has left out a call, or made one twice";
 
-void check_doing(const std::vector<Record>& all) {
+void check_kind(const std::vector<Record>& all) {
   const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
-  const auto by_deed = groups(all, [](const Record& r) { return std::array{r.doing, r.layer, r.micro, r.object}; });
-  if (by_deed.size() == 1) return;
+  const auto by_call = groups(all, [](const Record& r) { return std::array{r.kind, r.layer, r.micro, r.object}; });
+  if (by_call.size() == 1) return;
   // Nothing else tells them apart.
-  const bool objects = groups(all, [](const Record& r) { return std::array{r.doing, r.layer, r.micro}; }).size() == 1;
+  const bool objects = groups(all, [](const Record& r) { return std::array{r.kind, r.layer, r.micro}; }).size() == 1;
   const auto words = [&](const Ranks& ranks) {
     return text(list(ranks), ranks.size() == 1 ? " is at " : " are at ", name(at(ranks.front()), objects));
   };
-  throw Error(text("call ", all[0].calls, ": ", each(by_deed, words)), kInStep);
+  throw Error(text("call ", all[0].calls, ": ", each(by_call, words)), kInStep);
 }
 
 void check_parts(const std::vector<Record>& all, const std::vector<Fingerprint>& mine) {
@@ -144,14 +144,14 @@ std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse)
 Agreement::Agreement(Communicator& ranks)
     : ranks_(ranks), checked_(make_checked(ranks)), object_(++ranks.calls().objects) {}
 
-std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint>& mine,
+std::uint64_t Agreement::compare(const CollectiveCall& call, const std::vector<Fingerprint>& mine,
                                  const detail::Forwards& forwards) {
-  if (deed.layer < kNoLayer) throw Error(text("layer ", deed.layer), "number layers from 0, or leave it out");
+  if (call.layer < kNoLayer) throw Error(text("layer ", call.layer), "number layers from 0, or leave it out");
   if (mine.size() > Record::kParts) throw Error(text(mine.size(), " parts to compare"), "make Record::kParts larger");
-  Record own{.doing = static_cast<std::uint64_t>(deed.doing),
+  Record own{.kind = static_cast<std::uint64_t>(call.kind),
              .object = object_,
-             .layer = static_cast<std::uint64_t>(deed.layer + 1),
-             .micro = static_cast<std::uint64_t>(deed.micro + 1),
+             .layer = static_cast<std::uint64_t>(call.layer + 1),
+             .micro = static_cast<std::uint64_t>(call.micro + 1),
              .calls = ++ranks_.calls().made,
              .forward = forwards.last,
              .forwards = forwards.which,
@@ -162,19 +162,19 @@ std::uint64_t Agreement::compare(const Deed& deed, const std::vector<Fingerprint
   std::vector<Block> blocks;
   for (Record& r : all) blocks.push_back(block(r));
   checked_->all_gather(block(own), blocks).wait();
-  check_doing(all);
+  check_kind(all);
   check_parts(all, mine);
   check_forwards(all);
   check_calls(all);
   return own.calls;
 }
 
-void Agreement::end(const Deed& deed) { compare({Doing::end, deed.layer, deed.micro}, {}); }
+void Agreement::end(const CollectiveCall& call) { compare({CallKind::end, call.layer, call.micro}, {}); }
 
-void Agreement::end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse) {
+void Agreement::end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse) {
   // First, because whoever cannot must fail before the others are done.
-  if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), call);
-  end(deed);
+  if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), number);
+  end(call);
 }
 
 detail::Forwards Agreement::forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const {

@@ -9,7 +9,7 @@
 
 namespace weft::run {
 
-enum class Doing {
+enum class CallKind {
   make_executor,
   make_buffer,
   begin,
@@ -20,8 +20,8 @@ enum class Doing {
   end,  // of a forward or a backward
 };
 
-struct Deed {
-  Doing doing = Doing::forward;
+struct CollectiveCall {
+  CallKind kind = CallKind::forward;
   Index layer = kNoLayer, micro = -1;  // -1: there are none
 };
 
@@ -36,10 +36,10 @@ class Agreement {
 
   // Collective. Error, the same on every rank, that says which ranks do something else than most, or with what other
   // arguments. Gives the number of this call. `forwards`: those whose results a backward is given.
-  std::uint64_t compare(const Deed& deed, const std::vector<Fingerprint>& mine, const detail::Forwards& forwards = {});
+  std::uint64_t compare(const CollectiveCall& call, const std::vector<Fingerprint>& mine, const detail::Forwards& forwards = {});
   // Collective: returns when every rank has come here. The results of a forward are kept in mind for its backward.
-  void end(const Deed& deed);
-  void end(const Deed& deed, std::uint64_t call, const ConstTensorView& out, const ConstTensorView& lse);
+  void end(const CollectiveCall& call);
+  void end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse);
   // The forwards that gave these results on this rank.
   detail::Forwards forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const;
 

@@ -158,9 +158,9 @@ void Executor::backward(const BackwardArgs& args) {
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
-  const run::Deed deed{run::Doing::backward, args.layer};
+  const run::CollectiveCall call{run::CallKind::backward, args.layer};
   if (agreement)
-    agreement->compare(deed, run::fingerprints(args, parts_->options.kernel), agreement->forwards_of(args.out, args.lse));
+    agreement->compare(call, run::fingerprints(args, parts_->options.kernel), agreement->forwards_of(args.out, args.lse));
   const Kernel kernel = parts_->kernel_for(Pass::backward, args.q, args.v, args.place);
   const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {
@@ -181,7 +181,7 @@ void Executor::backward(const BackwardArgs& args) {
     dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (agreement) agreement->end(deed);
+  if (agreement) agreement->end(call);
 }
 
 }  // namespace weft

@@ -100,7 +100,7 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
   parts_->communicator = &parts_->agreement->communicator();
   std::vector<run::Fingerprint> what = run::fingerprints(parts_->schedule);
   for (const run::Fingerprint& f : run::fingerprints(parts_->options)) what.push_back(f);
-  parts_->agreement->compare({run::Doing::make_executor}, what);
+  parts_->agreement->compare({run::CallKind::make_executor}, what);
 }
 
 Executor::~Executor() = default;

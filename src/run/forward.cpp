@@ -101,9 +101,9 @@ void Executor::forward(const ForwardArgs& args) {
   parts_->seat.use(args.place, "executor");
   Communicator& communicator = *parts_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
-  const run::Deed deed{run::Doing::forward, args.layer};
-  const std::uint64_t call =
-      agreement ? agreement->compare(deed, run::fingerprints(args, parts_->options.kernel)) : 0;
+  const run::CollectiveCall call{run::CallKind::forward, args.layer};
+  const std::uint64_t number =
+      agreement ? agreement->compare(call, run::fingerprints(args, parts_->options.kernel)) : 0;
   const Kernel kernel = parts_->kernel_for(Pass::forward, args.q, args.v, args.place);
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
@@ -123,7 +123,7 @@ void Executor::forward(const ForwardArgs& args) {
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (agreement) agreement->end(deed, call, args.out, args.lse);
+  if (agreement) agreement->end(call, number, args.out, args.lse);
 }
 
 }  // namespace weft
