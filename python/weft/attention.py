@@ -120,10 +120,12 @@ class _OneRank:
 
 
 def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = None,
-              cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None, cu_seqlens_q: Optional[Numbers] = None,
-              cu_seqlens_k: Optional[Numbers] = None, cu_seqlens_q_padded: Optional[Numbers] = None,
+              cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
+              cu_seqlens_q: Optional[Numbers] = None, cu_seqlens_k: Optional[Numbers] = None,
+              cu_seqlens_q_padded: Optional[Numbers] = None,
               cu_seqlens_k_padded: Optional[Numbers] = None, seqused_q: Optional[Numbers] = None,
-              seqused_k: Optional[Numbers] = None, packing: Union[None, Packing, Numbers] = None, format: str = "thd", causal: bool = False, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
+              seqused_k: Optional[Numbers] = None, packing: Union[None, Packing, Numbers] = None,
+              format: str = "thd", causal: bool = False, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
               chunk_size: Optional[int] = None, slices: Any = None, mask: Optional[Mask] = None,
               scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
               head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,

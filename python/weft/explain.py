@@ -154,7 +154,8 @@ def _letter(rank):
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "balanced", layout_mask: Optional[Mask] = None, ranks: int = 1,
             heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16",
-            schedule: Union[str, Sequence[str]] = "all_gather", machine: AnyMachine = None, title: str = "", colour: str = "rank", key_order: str = "auto",
+            schedule: Union[str, Sequence[str]] = "all_gather", machine: AnyMachine = None, title: str = "",
+            colour: str = "rank", key_order: str = "auto",
             head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
             abreast: int = 2) -> Explanation:
     """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.

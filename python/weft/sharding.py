@@ -34,7 +34,8 @@ def as_packing(packing):
     if isinstance(packing, Packing):
         return packing
     if packing is None or isinstance(packing, (str, bytes, Layout, Mask)) or not hasattr(packing, "__len__"):
-        raise error(f"packing is of type {type(packing).__name__}", "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")
+        raise error(f"packing is of type {type(packing).__name__}",
+                    "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")
     return Packing(packing)
 
 

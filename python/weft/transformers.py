@@ -12,23 +12,21 @@ Whatever would change the result and is not understood raises weft.Error: nothin
 what is mapped and what is refused.
 """
 
-import collections
 import contextvars
 import inspect
 import threading
-import weakref
 from typing import Any, Dict, Optional
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-from . import torch as _torch
+from . import _outside, torch as _torch
 from ._arrays import error
 from ._core import Mask, Packing
 from .torch.group import name_of, rank_and_ranks
 from .torch.op import how_of
 from .torch.packed import packing_of
-from .torch.sharding import AnyPacking, _place, watchers
+from .torch.sharding import AnyPacking, _place
 
 __all__ = ["inputs", "packed", "register"]
 
@@ -198,65 +196,13 @@ def inputs(input_ids: torch.Tensor, packing: AnyPacking, group: Any = None, *, l
         "position_ids": _torch.position_ids(packing, group, device=ids.device, **place)[None],
     }
     if rank_and_ranks(group)[1] > 1:
-        _mark(batch["position_ids"])
+        _outside.mark(batch["position_ids"])
     if labels is False or labels is None:
         return batch
     following = _torch.next_token_labels(ids if labels is True else whole(labels, "labels"), packing)
     batch["labels"] = batch["shift_labels"] = _torch.shard(following, packing, group, fill=-100, **place)[None]
     batch["num_items_in_batch"] = (following != -100).sum()
     return batch
-
-
-# A rank's rows outside packed(): a model would take them for a sequence, and its loss would be wrong.
-
-_MOST_DEALT = 256
-_dealt = collections.OrderedDict()  # by the bytes of positions: where documents begin in these rows of a rank of many
-_marked = {}  # by id: weak references to position_ids that inputs() gave
-
-
-def _remember(positions):
-    """Rows of which some have their document's beginning elsewhere; a plain batch has no such rows."""
-    begins = torch.cat([torch.ones(1, dtype=torch.bool), torch.diff(positions) != 1]) if len(positions) else positions.bool()
-    if not bool(positions[begins].any()):
-        return
-    with _lock:
-        key = positions.numpy().tobytes()
-        _dealt[key] = _documents(positions)
-        _dealt.move_to_end(key)
-        while len(_dealt) > _MOST_DEALT:
-            _dealt.popitem(last=False)
-
-
-def _mark(positions):
-    """This very tensor is of a rank's rows, also where its numbers could be those of whole documents."""
-    with _lock:
-        _marked[id(positions)] = weakref.ref(positions, lambda _, key=id(positions): _marked.pop(key, None))
-
-
-watchers.append(_remember)
-
-
-def _are_dealt(batch, given):
-    """Whether these are rows that inputs() or position_ids() made for one rank of many."""
-    if given is not None and id(given) in _marked:
-        return True
-    if given is not None and given.dim() == 2:
-        return given[0].to("cpu", torch.int64).numpy().tobytes() in _dealt
-    seen = batch.rule.documents  # for some models only where positions restart
-    with _lock:
-        known = [x for x in _dealt.values() if seen is not None and len(x) == seen.shape[1]]
-    return any(torch.equal(seen[0].cpu(), x) for x in known)
-
-
-@torch.compiler.disable
-def _refuse_dealt(batch, given):
-    rows, queries, keys = batch.shape_of
-    if rows != 1 or queries != keys or batch.checked is (batch if given is None else given):
-        return
-    if _are_dealt(batch, given):
-        raise error(f"a model is called on one rank's {queries} rows of a pack outside packed(): it would take them for a sequence",
-                    "call it inside: with weft.transformers.packed(packing, group): ...")
-    batch.checked = batch if given is None else given
 
 
 # Masks: what transformers says about a batch, before the layers.
@@ -432,11 +378,6 @@ def _varlen(batch, cu_q, cu_k, query, key):
 
 # Attention, of each layer.
 
-def _documents(positions):
-    """Numbers of the runs of following positions, as transformers counts them."""
-    return torch.cat([torch.zeros(1, dtype=torch.int64), (torch.diff(positions) != 1).cumsum(0)]) if len(positions) else positions
-
-
 def _check_positions(batch, given):
     """That the positions which the model has are those of the rows."""
     known = given is not None and given.dim() == 2
@@ -447,7 +388,7 @@ def _check_positions(batch, given):
         right = given.shape == (1, len(batch.positions)) and torch.equal(given[0].cpu(), batch.positions)
     else:  # for some models only where they restart
         seen = batch.rule.documents
-        expected = _documents(batch.positions)
+        expected = _outside.documents(batch.positions)
         right = torch.equal(torch.zeros_like(expected) if seen is None else seen[0].cpu(), expected)
     if not right:
         raise error("the model's position_ids are not those of this rank's rows",
@@ -548,8 +489,8 @@ def _attention(module, query, key, value, attention_mask=None, scaling=None, dro
             options = {**options, "layer": module.layer_idx}
         if batch.pack.check_positions:
             _check_positions(batch, kwargs.get("position_ids"))
-    elif _dealt or _marked:
-        _refuse_dealt(batch, kwargs.get("position_ids"))
+    elif _outside.anything_dealt():
+        _outside.refuse(batch, kwargs.get("position_ids"))
     if s_aux is not None:
         s_aux = s_aux.reshape(-1).to(torch.float64 if query.dtype == torch.float64 else torch.float32)
 

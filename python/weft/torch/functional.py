@@ -42,7 +42,8 @@ def _layout_mask(layout_mask, mask):
     return "own"
 
 
-def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None, *, group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
+def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None, *,
+                               group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
                                return_max_logit: bool = False, one_rank: bool = False,
                                **options: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.

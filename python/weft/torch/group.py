@@ -290,8 +290,8 @@ def resolve(group):
         return group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
         raise error(f"a group was expected, not {group!r}",
-                    "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the communicator "
-                    "of weft.spawn")
+                    "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the "
+                    "communicator of weft.spawn")
     return group
 
 
@@ -303,12 +303,12 @@ def scope_of(group):
     name = group.group_name
     known = _scopes.get(name)
     if known is None or known[0]() is not group:
-        scope = _placed.Scope()
+        scope, gone, scopes = _placed.Scope(), _placed.gone, _scopes  # at the end of the process modules have gone before
 
         def ended(reference):
-            _placed.gone.append(scope)
-            if _scopes.get(name, (None,))[0] is reference:
-                del _scopes[name]
+            gone.append(scope)
+            if scopes.get(name, (None,))[0] is reference:
+                del scopes[name]
 
         known = _scopes[name] = weakref.ref(group, ended), scope
     return known[1]
