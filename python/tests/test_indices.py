@@ -51,6 +51,7 @@ SPECIAL = {
     "MicroSequences.rows": {"self": micros}, "MicroSequences.window": {"self": micros}, "MicroSequences.slices": {"self": micros},
     "Packs.pieces": {"self": packs}, "Packs.packing": {"self": packs}, "Packing.padded_to": {"self": packing},
     "Layout.tokens": {"self": layout}, "Layout.position_ids": {"self": layout}, "Layout.valid": {"self": layout},
+    "Layout.fingerprint": {"self": layout},
     "Layout.shard": {"self": layout, "whole": lambda: array(16, 1, 8), "whole_format": _core.Format.thd,
                      "local": lambda: array(8, 1, 8), "local_format": _core.Format.thd},
     "Layout.unshard": {"self": layout, "whole": lambda: array(16, 1, 8), "whole_format": _core.Format.thd,
