@@ -53,6 +53,7 @@ def rank(number):
 
 def threads(number):
     """A second thread is refused, and the first one's call and the group are as if it had not been there."""
+    weft.torch.use_layout(PACKING, layout="contiguous")
     wanted = attend()
     if number == 1:
         while not (FOLDER / "refused").exists():

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import weft.torch  # noqa: E402
 
 CU = [0, 3, 8]
+weft.use_layout(CU, ranks=2)
 X = torch.randn(8, 2, 4, generator=torch.Generator().manual_seed(0))
 NEGATED = torch._neg_view(X)  # -X: the same memory, and a flag
 
