@@ -20,7 +20,8 @@ namespace weft {
 enum class ScheduleKind { all_gather, ring, all_to_all, hybrid, exact };
 WEFT_API std::span<const ScheduleKind> schedule_kinds();
 WEFT_API std::string_view name(ScheduleKind kind);
-WEFT_API ScheduleKind schedule_kind(std::string_view name);  // Error lists the names
+// Error lists the names. Other frameworks' words are taken too: p2p is ring, a2a all_to_all, a2a+p2p hybrid.
+WEFT_API ScheduleKind schedule_kind(std::string_view name);
 
 // Of gathered keys. In sequence order a row's bits depend on neither ranks nor layout; rank order takes any stride.
 enum class KeyOrder { automatic, sequence, rank };  // automatic: sequence where the layout can

@@ -19,6 +19,10 @@ constexpr std::array kKinds = {KindName{ScheduleKind::all_gather, "all_gather"},
                                KindName{ScheduleKind::all_to_all, "all_to_all"},
                                KindName{ScheduleKind::hybrid, "hybrid"}, KindName{ScheduleKind::exact, "exact"}};
 
+// What other frameworks call them (cp_comm_type).
+constexpr std::array kOtherNames = {KindName{ScheduleKind::ring, "p2p"}, KindName{ScheduleKind::all_to_all, "a2a"},
+                                    KindName{ScheduleKind::hybrid, "a2a+p2p"}};
+
 struct OrderName {
   KeyOrder order;
   std::string_view name;
@@ -79,6 +83,8 @@ std::string_view name(ScheduleKind kind) {
 
 ScheduleKind schedule_kind(std::string_view name) {
   for (const KindName& entry : kKinds)
+    if (entry.name == name) return entry.kind;
+  for (const KindName& entry : kOtherNames)
     if (entry.name == name) return entry.kind;
   throw Error(text("there is no schedule '", name, "'"), text("use one of ", names_of(kKinds)));
 }

@@ -22,10 +22,12 @@ def chromium():
 
 @pytest.fixture
 def weft(tmp_path):
-    """Runs the command in an empty folder; an error is an error here too."""
+    """Runs the command in an empty folder, layout zigzag if none is named: an error is an error here too."""
     command = pathlib.Path(os.environ["WEFT"]).resolve()
 
     def run(*args):
+        if args[0] == "explain" and "--layout" not in args:
+            args = (*args, "--layout", "zigzag")  # which the model of these tests knows
         done = subprocess.run([command, *(a if isinstance(a, bytes) else str(a) for a in args)], cwd=tmp_path,
                               capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr.decode()

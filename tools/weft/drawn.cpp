@@ -82,7 +82,7 @@ int explain_drawn(const Flags& flags) {
   const AskedSchedules schedules = asked_schedules(flags, flags.text("schedule", "all_gather"));
   std::vector<draw::Setting> settings;
   std::optional<draw::Subject> subject;
-  for (const std::string& layout : list_of("--layout", flags.text("layout", "zigzag"), kLayouts)) {
+  for (const std::string& layout : list_of("--layout", flags.text("layout", kDefaultLayout), kLayouts)) {
     const bool automatic = layout == "auto";
     const check::Case c = case_of(flags.with("layout", automatic ? "zigzag" : layout), kExplainDefaults);
     if (!subject) subject = subject_of(flags, c);

@@ -22,7 +22,7 @@ const std::vector<Group>& shared_groups() {
   static const std::vector<Group> groups = {
       {"Documents",
        {{"docs", "LENGTHS",
-         "256,512,1024, or lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
+         "256,512,1024, or 64k,1.5M (k, m, g are 1024, 1024^2, 1024^3, in all lengths and sizes), or lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
          "by --seed)"},
         {"docs-k", "LENGTHS", "lengths of the keys, if they are others than the queries' (cross-attention)"},
         {"padded-to", "M", "pad every document to a multiple of M"},
@@ -41,7 +41,7 @@ const std::vector<Group>& shared_groups() {
          R"(your own mask: [{"q":[begin,end],"k":[begin,end],"lo":-3,"hi":0},..], a file or the text)"}}},
       {"Ranks",
        {{"ranks", "N", "4 if not given"},
-        {"layout", "NAME", "zigzag (default), contiguous, dual_chunk, striped, balanced, explicit"},
+        {"layout", "NAME", "balanced (default, by the mask), contiguous, dual_chunk, zigzag, striped, explicit"},
         {"runs", "FILE", R"(layout explicit, a list a rank: [[{"row":0,"token":0,"count":4,"stride":1},..],..])"},
         {"runs-k", "FILE", "the same for the keys of cross-attention"}}},
       {"Attention",
@@ -98,6 +98,11 @@ Index Flags::whole(std::string_view name, Index otherwise, std::string_view exam
   return value ? whole_number(fmt::format("--{}", name), *value, example) : otherwise;
 }
 
+Index Flags::size(std::string_view name, Index otherwise, std::string_view example) const {
+  const std::string* value = find(name);
+  return value ? size_number(fmt::format("--{}", name), *value, example) : otherwise;
+}
+
 void Flags::exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const {
   if (!given(name)) return;
   for (const std::string_view other : others) {
@@ -143,7 +148,7 @@ TimeLimit time_limit_of(const Flags& flags) {
   return TimeLimit(seconds);
 }
 
-LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", "zigzag")); }
+LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", kDefaultLayout)); }
 
 std::vector<std::string_view> problem_flags() {
   std::vector<std::string_view> names;

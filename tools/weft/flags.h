@@ -38,6 +38,7 @@ class Flags {
   // Error unless the value is one of `names`, which it lists.
   std::string one_of(std::string_view name, const std::vector<std::string_view>& names) const;  // default: the first
   Index whole(std::string_view name, Index otherwise, std::string_view example) const;
+  Index size(std::string_view name, Index otherwise, std::string_view example) const;  // 4096, 64k, 1M
   // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
   void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
   // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
@@ -55,6 +56,9 @@ struct Defaults {
 };
 inline constexpr Defaults kExplainDefaults = {"32:8", "128", "bf16"};
 inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
+
+// Dealt out by the mask at hand, as even as can be on packs of any documents.
+inline constexpr std::string_view kDefaultLayout = "balanced";
 
 check::Case case_of(const Flags& flags, const Defaults& defaults);
 LayoutKind layout_of(const Flags& flags);

@@ -30,17 +30,17 @@ check::Side side_of(const Flags& flags, const std::string& suffix, unsigned long
   if (const std::string* lengths = flags.find(docs)) {
     const std::vector<Index> parsed = parse_lengths("--" + docs, *lengths, seed);
     side.cu_seqlens = prefix_sums(parsed, 1);
-    const Index multiple = flags.whole("padded-to", 1, "16");
+    const Index multiple = flags.size("padded-to", 1, "16");
     if (multiple < 1 || multiple > kMaxTokens)
       throw Error(fmt::format("--padded-to {}", multiple), fmt::format("use a multiple from 1 to {}", kMaxTokens));
     if (multiple > 1) side.cu_seqlens_padded = prefix_sums(parsed, multiple);
   } else {
-    side.cu_seqlens = whole_numbers("--" + cu, flags.text(cu, ""), "0,5,12");
+    side.cu_seqlens = size_numbers("--" + cu, flags.text(cu, ""), "0,5,12");
     if (const std::string* offsets = flags.find(padded))
-      side.cu_seqlens_padded = whole_numbers("--" + padded, *offsets, "0,8,16");
+      side.cu_seqlens_padded = size_numbers("--" + padded, *offsets, "0,8,16");
   }
   const std::string tokens = "tokens" + suffix;
-  if (flags.given(tokens)) side.tokens = flags.whole(tokens, 0, "4096");
+  if (flags.given(tokens)) side.tokens = flags.size(tokens, 0, "4096");
   return side;
 }
 
@@ -70,14 +70,14 @@ Mask mask_of(const Flags& flags) {
   mask.align =
       flags.one_of("align", {"top_left", "bottom_right"}) == "top_left" ? Align::top_left : Align::bottom_right;
   if (const std::string* window = flags.find("window")) {
-    const std::vector<Index> sides = whole_numbers("--window", *window, "512,0");
+    const std::vector<Index> sides = size_numbers("--window", *window, "512,0");
     if (sides.size() != 2)
       throw Error(fmt::format("--window: '{}' is not two numbers", *window),
                   "write --window LEFT,RIGHT; -1 is unlimited");
     mask.left = sides[0];
     mask.right = sides[1];
   }
-  if (flags.given("chunk")) mask.chunk = flags.whole("chunk", 1, "4096");
+  if (flags.given("chunk")) mask.chunk = flags.size("chunk", 1, "4096");
   return mask;
 }
 

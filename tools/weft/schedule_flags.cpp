@@ -67,7 +67,7 @@ std::vector<ScheduleKind> across_of(const Flags& flags, const std::vector<Schedu
   if (!given) return otherwise;
   std::vector<ScheduleKind> across;
   for (const std::string& kind : list_of("--across", *given, {"ring", "all_gather"})) {
-    if (kind != "ring" && kind != "all_gather")
+    if (kind != "ring" && kind != "p2p" && kind != "all_gather")
       throw Error(fmt::format("--across: there is no '{}'", kind), "use ring or all_gather");
     across.push_back(schedule_kind(kind));
   }
@@ -87,7 +87,7 @@ std::vector<KeyOrder> orders_of(const Flags& flags, const std::vector<KeyOrder>&
 
 const std::vector<FlagSpec>& schedule_flags() {
   static const std::vector<FlagSpec> flags = {
-      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring, all_to_all, hybrid, exact, auto, or all"},
+      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring (or p2p), all_to_all (a2a), hybrid (a2a+p2p), exact, auto, or all"},
       {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
@@ -115,8 +115,13 @@ std::vector<std::string> list_of(std::string_view flag, const std::string& text,
 }
 
 std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, const Variants& otherwise) {
-  const std::vector<std::string> kinds = list_of("--schedule", std::string(schedules), schedule_names());
-  for (const std::string& kind : kinds) schedule_kind(kind);  // Error lists the names
+  std::vector<std::string> kinds;
+  for (const std::string& word : list_of("--schedule", std::string(schedules), schedule_names())) {
+    const std::string kind(name(schedule_kind(word)));  // Error lists the names
+    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end())
+      throw Error(fmt::format("--schedule: '{}' is {}, which comes twice in '{}'", word, kind, schedules), "say it once");
+    kinds.push_back(kind);
+  }
   check_used(flags, kinds);
   const std::vector<KeyOrder> orders = orders_of(flags, otherwise.orders);
   const std::vector<ScheduleKind> across = across_of(flags, otherwise.across);

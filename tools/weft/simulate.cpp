@@ -48,7 +48,7 @@ std::vector<std::string> values_of(const Flags& flags, std::string_view flag, st
 
 std::vector<std::string> layout_names(const Flags& flags) {
   std::vector<std::string> all = {"contiguous", "zigzag", "striped", "balanced"};
-  const std::string given = flags.text("layout", "zigzag");
+  const std::string given = flags.text("layout", kDefaultLayout);
   return given == "all" ? all : list_of("--layout", given, all);
 }
 
@@ -270,7 +270,7 @@ const std::vector<FlagSpec>& simulate_flags() {
       {"across", "LIST", "hybrid: ring (default) or all_gather"},
       {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
       {"abreast", "N", "ring: keys of N ranks in a step; 2 if not given"},
-      {"memory", "BYTES", "auto: what a rank has for one layer; the machine's if not given"},
+      {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
       {"html", "FILE", "write a page with plots"}};
   return flags;
 }
@@ -280,7 +280,7 @@ int simulate(const Flags& flags) {
   Sweep sweep{flags, machine_of(flags, "h100-400g"), passes_of(flags), {}};
   constexpr Index kMostSlices = 3'000'000;  // of a simulation for a choice: some seconds in all
   sweep.options.simulated_slices = kMostSlices;
-  if (flags.given("memory")) sweep.options.memory_bytes = real_number("--memory", *flags.find("memory"), "8e9");
+  if (flags.given("memory")) sweep.options.memory_bytes = real_size("--memory", *flags.find("memory"), "8e9");
   if (sweep.options.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
   std::vector<ScheduleOptions> fixed;
   std::string schedules = flags.text("schedule", "all");
