@@ -5,8 +5,8 @@
 namespace weft::check {
 namespace {
 
-// Pairs of all heads: a few seconds for the dense softmax and each schedule.
-constexpr Index kMostPairs = 160'000'000;
+// Pairs of all heads: a few seconds for the dense softmax and each schedule; of f64, whose kernel is slow, far fewer.
+constexpr Index kMostPairs = 160'000'000, kMostPairsF64 = 10'000'000, kWindowF64 = 300;
 
 // Lengths that make up `tokens`: one, a few of any size, or many of some hundreds.
 std::vector<Index> lengths_of(Choices& c, Index tokens) {
@@ -100,7 +100,13 @@ void choose_attention(Choices& c, Case& to) {
   if (c.one_in(3)) to.scale = static_cast<double>(c.pick(0, 8)) / 4;
   if (c.one_in(3)) to.softcap = static_cast<double>(c.pick(1, 8)) / 2;
   to.sink = static_cast<Case::SinkKind>(c.pick(0, 2));
-  if (problem_of(to).visible_pairs() * to.heads_q > kMostPairs) to.heads_q = to.heads_k = 1;
+  const Index most = to.dtype == DType::f64 ? kMostPairsF64 : kMostPairs;
+  if (problem_of(to).visible_pairs() * to.heads_q <= most) return;
+  to.heads_q = to.heads_k = 1;
+  if (to.dtype != DType::f64 || to.mask.slices || problem_of(to).visible_pairs() <= most) return;
+  const auto narrow = [](Index& side) { side = side == -1 ? kWindowF64 : min_of(side, kWindowF64); };
+  narrow(to.mask.left);
+  if (!to.mask.causal) narrow(to.mask.right);
 }
 
 }  // namespace

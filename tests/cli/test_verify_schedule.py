@@ -134,6 +134,8 @@ def test_large_random_problems(weft):
     assert got["cases"] == 6 and got["failed"] == 0 and 0 < got["sampled"] <= 6
     assert got["ran"] + got["refused"] == 12  # nothing is left out without being counted
     assert f"12 runs by schedules: {got['ran']} compared, {got['refused']} refused" in result.out
+    f64 = weft("verify", "--random", 1, "--large", 1, "--schedule", "ring", "--seed", 8, json_file=True).json
+    assert f64["cases"] + f64["unchecked"] == 1 and f64["ran"] + f64["refused"] == 1
     none = weft("verify", "--random", 200, "--large", 0, "--schedule", "ring", json_file=True).json
     some = weft("verify", "--random", 200, "--large", 20, "--tokens-up-to", 300, "--schedule", "ring", json_file=True).json
     assert none["cases"] == some["cases"] == 200 and none["by_layout"] != some["by_layout"]

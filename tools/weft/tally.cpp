@@ -173,13 +173,16 @@ std::string command_of(const check::Case& c, const Method& method, const std::st
 
 void Tally::add(const check::Case& c, const Outcome& outcome) {
   for (const std::string& reason : outcome.skipped) ++skipped_[reason];
-  if (!outcome.checked() && !outcome.failure) return;
+  ran_ += static_cast<Index>(outcome.attention.size());
+  refused_ += outcome.refused;
+  if (!outcome.checked() && !outcome.failure) {
+    ++unchecked_;
+    return;
+  }
   ++cases_;
   if (outcome.failure) ++failed_;
   attended_ = attended_ || !outcome.attention.empty();
   if (!outcome.looked.empty()) ++sampled_;
-  ran_ += static_cast<Index>(outcome.attention.size());
-  refused_ += outcome.refused;
   if (outcome.law && outcome.law->nontrivial) ++nontrivial_;
   ++by_layout_[std::string(name(c.layout))][check::mask_class(c.mask)];
   for (const check::AttendReport& report : outcome.attention) {
@@ -210,7 +213,8 @@ json Tally::to_json() const {
   json out = {{"kernel", method_.kernel_words()}, {"cases", cases_},          {"failed", failed_},
               {"with_remote_keys", nontrivial_},  {"skipped", json::array()}, {"worst", nullptr},
               {"by_layout", by_layout_},          {"left_out", left_out_},
-              {"ran", ran_},                      {"refused", refused_},      {"sampled", sampled_}};
+              {"ran", ran_},                      {"refused", refused_},      {"sampled", sampled_},
+              {"unchecked", unchecked_}};
   for (const auto& [reason, count] : skipped_) out["skipped"].push_back({{"reason", reason}, {"count", count}});
   if (worst_) out["worst"] = worst_->to_json();
   return out;
@@ -237,6 +241,9 @@ void Tally::print() const {
   if (!method_.schedules.empty())
     fmt::print("{} runs by schedules: {} compared, {} refused for reasons above\n", grouped(ran_ + refused_),
                grouped(ran_), grouped(refused_));
+  if (unchecked_ > 0)
+    fmt::print("{} cases could not be checked at all, for reasons above; they are not among the following\n",
+               grouped(unchecked_));
   if (sampled_ > 0)
     fmt::print("{} cases were too large to be compared whole: {} rows and {} keys of each looked at\n",
                grouped(sampled_), kSampled, kSampled);

@@ -76,7 +76,8 @@ class Tally {
   Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
   bool attended_ = false;
   Index left_out_ = 0;
-  Index ran_ = 0, refused_ = 0, sampled_ = 0;  // runs, runs, cases
+  Index ran_ = 0, refused_ = 0;        // runs
+  Index sampled_ = 0, unchecked_ = 0;  // cases
   std::string left_out_why_;
   std::map<std::string, Index> skipped_;
   std::optional<Worst> worst_;
