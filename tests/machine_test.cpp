@@ -110,5 +110,17 @@ TEST(Tiles, ManyShortSlicesStayShort) {
   EXPECT_EQ(a.covered, b.covered);
 }
 
+TEST(MachineFile, TakesEscapedCharacters) {
+  const auto named = [](const std::string& name) {
+    return R"({"name": ")" + name + R"(", "levels": [{"bandwidth": 1e11}], "kernels": [{"flops": 1e14}]})";
+  };
+  EXPECT_EQ(machine_from_json(named(R"(a\u0041\u00fc\u20ac\ud83d\ude00z)"), "m.json").name, "aAü€😀z");
+  EXPECT_EQ(machine_from_json(named(R"(a\u000az)"), "m.json").name, "a z");
+  for (const char* half : {R"(\ud83d)", R"(\ud83dx)", R"(\ud83d\u0041)", R"(\ude00)"})
+    expect_error(named(half), "half of a surrogate pair");
+  for (const char* wrong : {R"(\u12)", R"(\u12g4)", R"(\u+123)", R"(\u)"})
+    expect_error(named(wrong), "four hexadecimal digits");
+}
+
 }  // namespace
 }  // namespace weft::test

@@ -135,5 +135,13 @@ TEST(Schedule, RingsMeetEverybodyOnce) {
   }
 }
 
+TEST(ScheduleKind, HasTheNamesOfOtherFrameworksToo) {
+  EXPECT_EQ(schedule_kind("p2p"), ScheduleKind::ring);
+  EXPECT_EQ(schedule_kind("a2a"), ScheduleKind::all_to_all);
+  EXPECT_EQ(schedule_kind("a2a+p2p"), ScheduleKind::hybrid);
+  for (const ScheduleKind kind : schedule_kinds()) EXPECT_EQ(schedule_kind(name(kind)), kind);
+  EXPECT_THROW(schedule_kind("p2p+a2a"), Error);
+}
+
 }  // namespace
 }  // namespace weft

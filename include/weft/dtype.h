@@ -16,7 +16,7 @@ enum class DType { f64, f32, bf16, f16, f8_e4m3, f8_e5m2 };
 // Those that can be computed with.
 inline constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-// Switches over dtypes name every one of them and have no default, so that the compiler finds those that a new one needs.
+// Switches over dtypes name every one of them and have no default: the compiler finds those that a new one needs.
 WEFT_HD constexpr Index size_of(DType dtype) {
   switch (dtype) {
     case DType::f64:

@@ -249,7 +249,8 @@ int verify_accuracy(const Flags& flags) {
   constexpr int kFailed = 1, kNothingRan = 2;
   if (failed > 0) return kFailed;
   if (!rows.empty()) return 0;
-  fmt::print(stderr, "weft: no kernel here does this dtype, so nothing was checked; choose others by --kernel and --dtype\n");
+  fmt::print(stderr,
+             "weft: no kernel here does this dtype, so nothing was checked; choose others by --kernel and --dtype\n");
   return kNothingRan;
 }
 

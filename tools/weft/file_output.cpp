@@ -157,12 +157,14 @@ void check_outputs(const Flags& flags) {
     if (!path || path->empty()) continue;
     const std::string target = behind_links(*path);
     std::error_code error;
-    outputs.push_back({flag, *path, (fs::weakly_canonical(folder_of(target), error) / fs::path(target).filename()).string(),
+    outputs.push_back({flag, *path,
+                       (fs::weakly_canonical(folder_of(target), error) / fs::path(target).filename()).string(),
                        status_of(*path)});
     const Output& now = outputs.back();
     for (std::size_t i = 0; i + 1 < outputs.size(); ++i) {
       const Output& before = outputs[i];
-      const bool same = before.status && now.status ? same_file(*before.status, *now.status) : before.spelled == now.spelled;
+      const bool same =
+          before.status && now.status ? same_file(*before.status, *now.status) : before.spelled == now.spelled;
       if (same && !(now.status && S_ISCHR(now.status->st_mode)))
         throw Error(fmt::format("--{} {} and --{} {} are one file", before.flag, before.path, now.flag, now.path),
                     "give each a file of its own");

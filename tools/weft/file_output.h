@@ -9,8 +9,8 @@
 namespace weft::tool {
 
 // A name that cannot be written is refused before the work starts, and nothing is touched until the text is there: it
-// goes into a temporary file beside the named one, which it then replaces as a whole. Whatever fails, the old file stays.
-// What is no plain file (/dev/null, /dev/stdout, a pipe) is written to directly.
+// goes into a temporary file beside the named one, which it then replaces as a whole. Whatever fails, the old file
+// stays. What is no plain file (/dev/null, /dev/stdout, a pipe) is written to directly.
 class FileOutput {
  public:
   FileOutput(std::string_view flag, const std::string* path);  // null: nothing is written

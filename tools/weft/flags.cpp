@@ -22,7 +22,8 @@ const std::vector<Group>& shared_groups() {
   static const std::vector<Group> groups = {
       {"Documents",
        {{"docs", "LENGTHS",
-         "256,512,1024, or 64k,1.5M (k, m, g are 1024, 1024^2, 1024^3, in all lengths and sizes), or lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
+         "256,512,1024, or 64k,1.5M (k, m, g are 1024, 1024^2, 1024^3, in all lengths and sizes), or "
+         "lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
          "by --seed)"},
         {"docs-k", "LENGTHS", "lengths of the keys, if they are others than the queries' (cross-attention)"},
         {"padded-to", "M", "pad every document to a multiple of M"},

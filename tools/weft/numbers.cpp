@@ -48,8 +48,9 @@ Index size_number(std::string_view flag, std::string_view text, std::string_view
   value *= unit;  // a power of two: exact
   if (code != std::errc() || end != number.data() + number.size() || value != std::floor(value) ||
       std::abs(value) >= 0x1p63)
-    throw Error(fmt::format("{}: '{}' is not a whole number of 64 bits, k, m, g being 1024, 1024^2, 1024^3", flag, text),
-                fmt::format("write e.g. {} {}, or 64k", flag, example));
+    throw Error(
+        fmt::format("{}: '{}' is not a whole number of 64 bits, k, m, g being 1024, 1024^2, 1024^3", flag, text),
+        fmt::format("write e.g. {} {}, or 64k", flag, example));
   return static_cast<Index>(value);
 }
 

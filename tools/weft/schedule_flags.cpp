@@ -87,7 +87,9 @@ std::vector<KeyOrder> orders_of(const Flags& flags, const std::vector<KeyOrder>&
 
 const std::vector<FlagSpec>& schedule_flags() {
   static const std::vector<FlagSpec> flags = {
-      {"schedule", "LIST", "run these on ranks as threads: all_gather, ring (or p2p), all_to_all (a2a), hybrid (a2a+p2p), exact, auto, or all"},
+      {"schedule", "LIST",
+       "run these on ranks as threads: all_gather, ring (or p2p), all_to_all (a2a), hybrid (a2a+p2p), exact, auto, or "
+       "all"},
       {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
       {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
@@ -119,7 +121,8 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
   for (const std::string& word : list_of("--schedule", std::string(schedules), schedule_names())) {
     const std::string kind(name(schedule_kind(word)));  // Error lists the names
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end())
-      throw Error(fmt::format("--schedule: '{}' is {}, which comes twice in '{}'", word, kind, schedules), "say it once");
+      throw Error(fmt::format("--schedule: '{}' is {}, which comes twice in '{}'", word, kind, schedules),
+                  "say it once");
     kinds.push_back(kind);
   }
   check_used(flags, kinds);
