@@ -27,6 +27,7 @@ class KernelBackward : public BackwardKernelTest {
 WEFT_FOR_EACH_KERNEL(KernelBackward);
 
 TEST_P(KernelBackward, EveryFeature) { expect_all(feature_problems, true); }
+TEST_P(KernelBackward, HeadDimsAbove256) { expect_all(problems_above_256, true); }
 TEST_P(KernelBackward, RandomPlans) { expect_all(planned_problems, false); }
 
 // The forward's results may be left out; they are then computed anew.

@@ -29,15 +29,9 @@ inline void add_dims(std::vector<KernelProblem>& to) {
   constexpr std::pair<Index, Index> kDims[] = {{1, 1},   {3, 3},   {8, 8},     {16, 16},   {31, 31},
                                                {64, 64}, {80, 80}, {96, 96},   {128, 128}, {192, 128},
                                                {5, 2},   {1, 256}, {255, 255}, {256, 256}, {256, 1}};
-  constexpr std::pair<Index, Index> kWide[] = {{257, 300}, {320, 320}, {512, 64}, {576, 512}};
   for (const auto& [dqk, dv] : kDims) {
     to.push_back({"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
                   {.tq = 21, .tk = 45, .dqk = dqk, .dv = dv, .slices = {{0, 19, 1, 44, -7, 30}}}});
-  }
-  // As many rows and heads as make several tiles, which are smaller here.
-  for (const auto& [dqk, dv] : kWide) {
-    to.push_back({"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
-                  {.tq = 90, .tk = 131, .hq = 6, .hk = 2, .dqk = dqk, .dv = dv, .slices = {{0, 88, 1, 130, -7, 60}}}});
   }
 }
 
@@ -135,17 +129,35 @@ inline void add_features(std::vector<KernelProblem>& to) {
   }
 }
 
+inline void fill(std::vector<KernelProblem>& problems, DType dtype) {
+  Random random(5);
+  for (KernelProblem& problem : problems) {
+    problem.p.dtype = dtype;
+    problem.p.fill(random);
+  }
+}
+
 inline std::vector<KernelProblem> feature_problems(DType dtype) {
   std::vector<KernelProblem> problems;
   add_dims(problems);
   add_heads(problems);
   add_masks(problems);
   add_features(problems);
-  Random random(5);
-  for (KernelProblem& problem : problems) {
-    problem.p.dtype = dtype;
-    problem.p.fill(random);
+  fill(problems, dtype);
+  return problems;
+}
+
+// Head dims that kernels for GPUs refuse.
+inline std::vector<KernelProblem> problems_above_256(DType dtype) {
+  constexpr std::pair<Index, Index> kDims[] = {{257, 300}, {320, 320}, {512, 64}, {576, 512}};
+  std::vector<KernelProblem> problems;
+  // As many rows and heads as make several tiles, which are smaller here.
+  for (const auto& [dqk, dv] : kDims) {
+    problems.push_back(
+        {"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
+         {.tq = 90, .tk = 131, .hq = 6, .hk = 2, .dqk = dqk, .dv = dv, .slices = {{0, 88, 1, 130, -7, 60}}}});
   }
+  fill(problems, dtype);
   return problems;
 }
 

@@ -25,6 +25,7 @@ class KernelForward : public ForwardKernelTest {
 WEFT_FOR_EACH_KERNEL(KernelForward);
 
 TEST_P(KernelForward, EveryFeature) { expect_all(feature_problems, true); }
+TEST_P(KernelForward, HeadDimsAbove256) { expect_all(problems_above_256, true); }
 TEST_P(KernelForward, RandomPlans) { expect_all(planned_problems, false); }
 
 // Outputs need not be of the inputs' dtype: what is asked for in f32 is not rounded to 16 bits first.
