@@ -28,15 +28,16 @@ std::string strides_text(const ConstTensorView& view) {
 bool fits(Index size, Index wanted) { return wanted == TensorSpec::kAny || size == wanted; }
 
 void check_shape(const ConstTensorView& view, const TensorSpec& spec) {
-  const std::string shape = shape_text(view.rows, view.heads, view.dim);
+  // Words are put together for errors alone: they cost more than a small call.
+  const auto shape = [&] { return shape_text(view.rows, view.heads, view.dim); };
   if (view.rows < 0 || view.heads < 1 || view.dim < 1) {
-    throw Error(text(spec.name, " has shape ", shape), "give at least 0 rows, 1 head and a dim of 1");
+    throw Error(text(spec.name, " has shape ", shape()), "give at least 0 rows, 1 head and a dim of 1");
   }
   if (view.rows > kMaxTokens || view.heads > kMaxTokens || view.dim > kMaxTokens) {
-    throw Error(text(spec.name, " has shape ", shape, ": a size is past ", kMaxTokens), "split the batch");
+    throw Error(text(spec.name, " has shape ", shape(), ": a size is past ", kMaxTokens), "split the batch");
   }
   if (!fits(view.rows, spec.rows) || !fits(view.heads, spec.heads) || !fits(view.dim, spec.dim)) {
-    throw Error(text(spec.name, " has shape ", shape),
+    throw Error(text(spec.name, " has shape ", shape()),
                 text("give it shape ", shape_text(spec.rows, spec.heads, spec.dim), " (rows, heads, dim)"));
   }
 }
