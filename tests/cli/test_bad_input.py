@@ -145,7 +145,7 @@ CASES = [
     ("explain --docs 4 --html p.html --colour red", ["'red'", "rank or step"]),
     ("explain --docs 4 --html p.html --machine toaster", ["'toaster'", "h100-400g"]),
     ("explain --docs 4 --html p.html --machine ./none.json", ["./none.json", "machine file"]),
-    ("explain --docs 4 --html p.html --ranks 5000", ["5000 ranks", "4096"]),
+    ("explain --docs 4 --html p.html --ranks 5000", ["5000 ranks", "1024"]),
     ("explain --docs lognormal:count=2000,median=9 --svg p.svg --ranks 1000", ["1000 ranks", "2000 documents"]),
     ("explain --docs 4 --view film", ["'film'", "picture"]),
     ("explain --docs 2000000000 --chunk 1", ["2000000000", "larger chunk"]),
