@@ -42,7 +42,10 @@ _jobs = None  # of the thread that waits for the main thread, once there is one
 def _serve(jobs):
     while True:
         call, answer, done = jobs.get()
-        answer.append(call())
+        try:
+            answer.append((call(), None))
+        except BaseException as e:  # the one who waits raises it
+            answer.append((None, e))
         del call, answer
         done.release()
 
@@ -71,7 +74,10 @@ def _interruptibly(call):
     except BaseException as e:
         _forget_thread()  # it may be waiting for long
         raise _Interrupted(done) from e
-    return answer[0]
+    result, raised = answer.pop()
+    if raised is not None:
+        raise raised
+    return result
 
 
 class _Interrupted(BaseException):
