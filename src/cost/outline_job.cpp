@@ -208,7 +208,11 @@ class FromJob {
   // By step, each source's together.
   void sort_items(Index group) {
     if (static_cast<Index>(items_.size()) < ranks_) {
-      std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.place < b.place; });
+      // Equal ones stay in their order: until a step is known its place holds their numbers.
+      for (std::size_t n = 0; n < items_.size(); ++n) items_[n].step = static_cast<Index>(n);
+      std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+        return a.place != b.place ? a.place < b.place : a.step < b.step;
+      });
     } else {
       places_.assign(at(ranks_) + 1, 0);
       for (const Item& item : items_) ++places_[item.place + 1];
