@@ -1,6 +1,7 @@
 // The command with any words: lines of the input are its arguments, what follows a form feed is in every file it reads.
 // Done, or refused by a weft::Error; anything else, another exception or a failed check, is a finding. Numbers are kept
 // small, so that nothing asked for is a day's work; those past 2^33 stay as they are, and must be refused.
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,14 +9,26 @@
 #include <string_view>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 // For run(), which main() calls and catches the exceptions of.
 #define main weft_main
 #include "main.cpp"
 #undef main
 
-// The command writes and reads no file: the linker brings every fopen here (--wrap). The fuzzer's own are left alone.
+// The command writes and reads no file: the linker brings every fopen, open, rename and unlink here (--wrap). The
+// fuzzer's own are left alone.
+// NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" std::FILE* __real_fopen(const char* path, const char* mode);
-extern "C" std::FILE* __wrap_fopen(const char* path, const char* mode);  // NOLINT(bugprone-reserved-identifier)
+extern "C" std::FILE* __wrap_fopen(const char* path, const char* mode);
+extern "C" int __real_open(const char* path, int flags, ...);
+extern "C" int __wrap_open(const char* path, int flags, ...);
+extern "C" int __real_rename(const char* from, const char* to);
+extern "C" int __wrap_rename(const char* from, const char* to);
+extern "C" int __real_unlink(const char* path);
+extern "C" int __wrap_unlink(const char* path);
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace {
 
@@ -69,6 +82,24 @@ extern "C" std::FILE* __wrap_fopen(const char* path, const char* mode) {  // NOL
   if (*path == '\0' || *mode != 'r') return *path == '\0' ? nullptr : __real_fopen("/dev/null", mode);
   if (file_text.empty()) return __real_fopen("/dev/null", mode);
   return fmemopen(file_text.data(), file_text.size(), "rb");
+}
+
+// What is written goes into memory.
+extern "C" int __wrap_open(const char* path, int flags, ...) {  // NOLINT(bugprone-reserved-identifier)
+  if (in_command && (flags & O_ACCMODE) != O_RDONLY) return memfd_create("output", MFD_CLOEXEC);
+  va_list more;
+  va_start(more, flags);
+  const auto mode = (flags & O_CREAT) != 0 ? va_arg(more, unsigned) : 0u;
+  va_end(more);
+  return __real_open(path, flags, mode);
+}
+
+extern "C" int __wrap_rename(const char* from, const char* to) {  // NOLINT(bugprone-reserved-identifier)
+  return in_command ? 0 : __real_rename(from, to);
+}
+
+extern "C" int __wrap_unlink(const char* path) {  // NOLINT(bugprone-reserved-identifier)
+  return in_command ? 0 : __real_unlink(path);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
