@@ -344,11 +344,12 @@ class LongSumsBf16 : public LongSums {
   LongSumsBf16() : LongSums(DType::bf16) {}
 };
 
-TEST_F(LongSumsBf16, AreRightAndATenthIsSeen) {
+// Roundings of P, dS and out to bf16 allow about a tenth of a small row of dq.
+TEST_F(LongSumsBf16, AreRightAndAThirdIsSeen) {
   EXPECT_EQ(wrong(answer()), "");
   const Index q = oracle_.rows()[20], k = (*oracle_.keys())[20];
-  EXPECT_EQ(wrong_if([&](Results& r) { add(r.dv, k, 0.1, row(r.dv, k)); }), "dv");
-  EXPECT_EQ(wrong_if([&](Results& r) { add(r.dq, q, 0.1, row(r.dq, q)); }), "dq");
+  EXPECT_EQ(wrong_if([&](Results& r) { add(r.dv, k, 1.0 / 3, row(r.dv, k)); }), "dv");
+  EXPECT_EQ(wrong_if([&](Results& r) { add(r.dq, q, 1.0 / 3, row(r.dq, q)); }), "dq");
   EXPECT_EQ(wrong_if([&](Results& r) { add(r.lse, q, 1, {1e-4}); }), "lse");
 }
 
