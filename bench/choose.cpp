@@ -1,10 +1,10 @@
 // What choosing costs: a batch of 8,192 tokens a rank in documents of all lengths, one kind of layer.
+#include "weft/choose.h"
+
 #include <cmath>
 #include <random>
 
 #include <benchmark/benchmark.h>
-
-#include "weft/choose.h"
 
 namespace {
 
@@ -24,12 +24,12 @@ std::vector<Index> documents(Index tokens) {
 // layers_ms: attention of 32 such layers, forward and backward, as predicted.
 void choose(benchmark::State& state, Index window) {
   const Index ranks = state.range(0);
-  const weft::Layer layer{.problem = weft::Problem(weft::Stream::from_lengths(documents(8192 * ranks)),
-                                                   {.causal = true, .left = window}),
-                          .heads_q = 64,
-                          .heads_k = 8,
-                          .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
-                          .count = 32};
+  const weft::Layer layer{
+      .problem = weft::Problem(weft::Stream::from_lengths(documents(8192 * ranks)), {.causal = true, .left = window}),
+      .heads_q = 64,
+      .heads_k = 8,
+      .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
+      .count = 32};
   const weft::Machine& machine = weft::machine_preset("h100-400g");
   double seconds = 0;
   for (auto _ : state) seconds = weft::choose({&layer, 1}, ranks, machine).seconds;

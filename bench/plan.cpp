@@ -1,17 +1,19 @@
 // Planning time against documents and ranks: what one rank pays for its plan, and what a whole layout costs.
-#include <benchmark/benchmark.h>
+#include "weft/plan.h"
 
 #include <utility>
 #include <vector>
 
-#include "weft/plan.h"
+#include <benchmark/benchmark.h>
+
+#include "index.h"
 
 namespace weft {
 namespace {
 
 // `count` documents of 64 to 4,159 tokens, lengths without a pattern.
 Stream documents(Index count) {
-  std::vector<Index> lengths(static_cast<std::size_t>(count));
+  std::vector<Index> lengths(at(count));
   std::uint64_t x = 88172645463325252u;
   for (Index& n : lengths) {
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;  // xorshift

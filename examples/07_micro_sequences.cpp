@@ -1,10 +1,10 @@
 // A pack of documents in four micro-sequences on two ranks: one K/V buffer, a quarter of the queries at a time.
-#include <weft/weft.h>
-
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <vector>
+
+#include <weft/weft.h>
 
 int main() {
   using weft::DType, weft::Index;
@@ -32,8 +32,11 @@ int main() {
 
       buffer.begin(sequence, {.causal = true});
       for (Index m = 0; m < micros; ++m) {  // q = 0: a token at position p sees p + 1 keys alike
-        buffer.forward(m, {.q = view(q, heads_q), .k = view(k, heads_k), .v = view(v, heads_k),
-                           .out = view(out[m], heads_q), .lse = lse_view(lse[m])});
+        buffer.forward(m, {.q = view(q, heads_q),
+                           .k = view(k, heads_k),
+                           .v = view(v, heads_k),
+                           .out = view(out[m], heads_q),
+                           .lse = lse_view(lse[m])});
         const weft::Window window = sequence.window(comm.rank(), m);
         const std::vector<Index> position = window.position_index(), entry = window.document_index_q();
         for (Index row = 0; row < rows; ++row) {
@@ -43,8 +46,12 @@ int main() {
         }
       }
       for (Index m = micros; m-- > 0;)
-        buffer.backward(m, {.q = view(q, heads_q), .dout = view(dout, heads_q), .out = view(out[m], heads_q),
-                            .lse = lse_view(lse[m]), .dq = view(dq, heads_q), .dk = view(dk, heads_k),
+        buffer.backward(m, {.q = view(q, heads_q),
+                            .dout = view(dout, heads_q),
+                            .out = view(out[m], heads_q),
+                            .lse = lse_view(lse[m]),
+                            .dq = view(dq, heads_q),
+                            .dk = view(dk, heads_k),
                             .dv = view(dv, heads_k)});
     }
     if (comm.rank() == 0) std::printf("the buffer of a rank: %td KiB\n", buffer.use().bytes_held / 1024);

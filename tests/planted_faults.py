@@ -59,8 +59,8 @@ FAULTS = [
 ]
 
 FLAGS = ["-std=c++20", "-O0"]
-ROOMS = ["src", "src/plan"]
-LAW = ["case", "definition", "law", "law_soak", "random_case"]
+ROOMS = ["src", "src/plan", "src/rows"]
+LAW = ["cases/case", "cases/random_case", "definition", "law", "law_soak"]
 PROBLEMS = "6000"
 
 
@@ -118,7 +118,7 @@ def main():
         tree = scratch / "good"
         for part in ("include", "src"):
             shutil.copytree(args.source / part, tree / part)
-        shutil.copy(args.source / "tests/law_soak.cpp", tree / "src/check/law_soak.cpp")
+        shutil.copy(args.source / "tests/check/law_soak.cpp", tree / "src/check/law_soak.cpp")
         good = {source: object_of(scratch, tree, source) for source in sources(tree)}
         list(pool.map(lambda s: compile_one(args.compiler, tree, s, good[s]), good))
         clean = soak(args.compiler, good.values(), scratch / "law_soak")

@@ -1,7 +1,7 @@
 // What one rank gives to an executor and gets from it: f32, as many K/V heads as query heads, rows of the rank alone.
 #pragma once
 
-#include "attention_problem.h"
+#include "kernel/attention_problem.h"
 #include "weft/executor.h"
 #include "weft/tensor.h"
 

@@ -7,6 +7,7 @@
 
 #include "check/tensors.h"
 #include "check/twins.h"
+#include "index.h"
 #include "weft/communicator.h"
 #include "weft/executor.h"
 #include "weft/schedule.h"
@@ -46,10 +47,9 @@ struct RanksInput {
   }
   static check::Tensor make(const RanksProblem& p, std::mt19937_64& engine, const Stream& stream, Index heads,
                             Index dim) {
-    std::vector<bool> real(static_cast<std::size_t>(stream.tokens()), false);
+    std::vector<bool> real(at(stream.tokens()), false);
     for (Index i = 0; i < stream.sequences(); ++i) std::fill_n(real.begin() + stream.offset(i), stream.used(i), true);
-    return check::random_tensor(engine, p.dtype, stream.tokens(), heads, dim,
-                                [&](Index t) { return real[static_cast<std::size_t>(t)]; });
+    return check::random_tensor(engine, p.dtype, stream.tokens(), heads, dim, [&](Index t) { return real[at(t)]; });
   }
 };
 
@@ -63,15 +63,11 @@ inline Attention attention_of(const RanksProblem& p, const RanksInput& in) {
 inline RanksResult empty_result(const RanksProblem& p, Index ranks) {
   using check::Tensor;
   const Index tq = p.problem.packing().q().tokens(), tk = p.problem.packing().k().tokens();
-  return {Tensor(p.dtype, tq, p.heads_q, p.dim_v),
-          Tensor(DType::f32, tq, p.heads_q, 1),
-          Tensor(DType::f32, 1, p.heads_q, 1),
-          Tensor(p.dtype, tq, p.heads_q, p.dim_qk),
-          Tensor(p.dtype, tk, p.heads_k, p.dim_qk),
-          Tensor(p.dtype, tk, p.heads_k, p.dim_v),
-          Tensor(DType::f32, 1, p.heads_q, 1),
-          std::vector<Traffic>(static_cast<std::size_t>(ranks)),
-          std::vector<Traffic>(static_cast<std::size_t>(ranks))};
+  return {Tensor(p.dtype, tq, p.heads_q, p.dim_v),  Tensor(DType::f32, tq, p.heads_q, 1),
+          Tensor(DType::f32, 1, p.heads_q, 1),      Tensor(p.dtype, tq, p.heads_q, p.dim_qk),
+          Tensor(p.dtype, tk, p.heads_k, p.dim_qk), Tensor(p.dtype, tk, p.heads_k, p.dim_v),
+          Tensor(DType::f32, 1, p.heads_q, 1),      std::vector<Traffic>(at(ranks)),
+          std::vector<Traffic>(at(ranks))};
 }
 
 // One rank's forward and backward; its rows of the results go to `r`, which ranks that are threads share.
@@ -119,10 +115,10 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
   twins.send();
   comm.reset_traffic();
   executor.forward(forward);
-  r.forward[static_cast<std::size_t>(rank)] = comm.traffic();
+  r.forward[at(rank)] = comm.traffic();
   comm.reset_traffic();
   executor.backward(backward);
-  r.backward[static_cast<std::size_t>(rank)] = comm.traffic();
+  r.backward[at(rank)] = comm.traffic();
   twins.fetch();
   const std::lock_guard lock(mutex);
   for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},

@@ -1,10 +1,10 @@
 // A call that must be refused, with a message that names all of `parts` and offers a way out.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <initializer_list>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "weft/error.h"
 

@@ -19,6 +19,7 @@
 
 #include "check/step_calls.h"
 #include "cuda/check.h"
+#include "index.h"
 #include "tensor.h"
 #include "weft/device_plan.h"
 #include "weft/kernel.h"
@@ -47,7 +48,7 @@ struct BenchCase {
 
 std::vector<Index> repeated(std::initializer_list<std::pair<Index, Index>> counts) {
   std::vector<Index> result;
-  for (const auto& [count, length] : counts) result.insert(result.end(), static_cast<std::size_t>(count), length);
+  for (const auto& [count, length] : counts) result.insert(result.end(), at(count), length);
   return result;
 }
 
@@ -288,7 +289,8 @@ int main(int count, char** arguments) {
                 "backward", "with the same bits");
   try {
     for (const BenchCase& c : cases)
-      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end()) time_case(c, kernel, how, part_keys);
+      if (asked.empty() || std::find(asked.begin(), asked.end(), c.name) != asked.end())
+        time_case(c, kernel, how, part_keys);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "kernel/cuda/device_list.h"
-#include "plan/cuda/row_launch.h"
+#include "kernel/cuda/work/device_list.h"
+#include "rows/cuda/row_launch.h"
 #include "timing.h"
 #include "weft/device_rows.h"
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
+#include "index.h"
 #include "weft/tensor.h"
 
 namespace weft::bench {
@@ -26,8 +27,8 @@ inline std::vector<float> noise(std::size_t count, std::uint32_t seed) {
 class Tensor {
  public:
   Tensor(DType dtype, Index rows, Index heads, Index dim, std::uint32_t seed = 0) {
-    const std::size_t count = static_cast<std::size_t>(rows * heads * dim);
-    const std::size_t bytes = count * static_cast<std::size_t>(size_of(dtype));
+    const std::size_t count = at(rows * heads * dim);
+    const std::size_t bytes = count * at(size_of(dtype));
     void* data = nullptr;
     WEFT_CUDA(cudaMalloc(&data, bytes));
     view_ = thd(data, dtype, rows, heads, dim);

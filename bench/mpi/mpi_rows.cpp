@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/blocks.h"
+#include "index.h"
 #include "weft/mpi.h"
 
 namespace {
@@ -27,8 +28,8 @@ double seconds(const std::function<void()>& call) {
 
 void bench(weft::Communicator& comm, const Shape& shape, int repeats) {
   const Index peer = 1 - comm.rank(), size = shape.rows * shape.bytes;
-  std::vector<char> from(static_cast<std::size_t>(shape.rows * shape.stride), 1), to(from);
-  std::vector<char> packed_from(static_cast<std::size_t>(size), 1), packed_to(packed_from);
+  std::vector<char> from(weft::at(shape.rows * shape.stride), 1), to(from);
+  std::vector<char> packed_from(weft::at(size), 1), packed_to(packed_from);
   const auto rows = [&](std::vector<char>& x) {
     return Block{.data = x.data(), .rows = shape.rows, .bytes = shape.bytes, .row_stride = shape.stride};
   };

@@ -6,8 +6,8 @@
 // nobody sees are never used; every element of every output is written.
 #pragma once
 
-#include <optional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,13 +53,13 @@ struct PartialView {
   bool given() const { return states != nullptr || states_f64 != nullptr || sums.heads != 0; }
 };
 
-// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays with the
-// kernel between them, out and lse, or dq, are written by the last. All calls have the same dq, whose memory is the
-// kernel's from the first call on. For kernels that can (Kernel::takes_steps).
+// Calls with the same queries and parts of the keys, as the steps of a ring: what all need to know of the rows stays
+// with the kernel between them, out and lse, or dq, are written by the last. All calls have the same dq, whose memory
+// is the kernel's from the first call on. For kernels that can (Kernel::takes_steps).
 struct QuerySteps {
   std::span<const Range> rows = {};  // that slices of some call hold, the same in all calls
-  // Of each of `rows` the last call that holds some of them, counted from 0, or nothing: with it a kernel is done with rows
-  // before the last call.
+  // Of each of `rows` the last call that holds some of them, counted from 0, or nothing: with it a kernel is done with
+  // rows before the last call.
   std::span<const Index> ends = {};
   bool last = false;
   std::shared_ptr<void> kept = {};  // the kernel's, from the first call to the last
@@ -80,18 +80,18 @@ struct ForwardArgs {
   // CUDA graph, which then attends what the plan holds when it is replayed.
   DevicePlan* device_plan = nullptr;
   Attention attention = {};
-  TensorView out = {};        // [tq, hq, dv]; not with `partial`
-  TensorView lse = {};        // [tq, hq] f32 or f64, natural log, with the sink; optional
-  TensorView max_logit = {};  // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
-  PartialView partial = {};   // instead of out and lse: rows in no slice keep what they have
+  TensorView out = {};          // [tq, hq, dv]; not with `partial`
+  TensorView lse = {};          // [tq, hq] f32 or f64, natural log, with the sink; optional
+  TensorView max_logit = {};    // [hq] f32 or f64, without the sink, -inf if nothing is visible; optional
+  PartialView partial = {};     // instead of out and lse: rows in no slice keep what they have
   QuerySteps* steps = nullptr;  // out and lse, the same in all calls, are then complete after the last one
-  // Rows that see more keys may be computed in parts of about so many, several at once, and merged in a fixed order: what
-  // long rows of few heads need to fill a GPU. kUnlimited: they are not. 0: part_keys_of(q.heads). A row's bits depend on it;
-  // kernels without parts do not look.
+  // Rows that see more keys may be computed in parts of about so many, several at once, and merged in a fixed order:
+  // what long rows of few heads need to fill a GPU. kUnlimited: they are not. 0: part_keys_of(q.heads). A row's bits
+  // depend on it; kernels without parts do not look.
   Index part_keys = 0;
-  Place place = {};           // of all tensors; slices and head_map are read on the host
-  // Which layer of a model asks. Checked ranks compare it: calls of two layers look alike in all the rest. Kernels do not
-  // look.
+  Place place = {};  // of all tensors; slices and head_map are read on the host
+  // Which layer of a model asks. Checked ranks compare it: calls of two layers look alike in all the rest. Kernels do
+  // not look.
   Index layer = kNoLayer;
 };
 
@@ -113,7 +113,7 @@ struct BackwardArgs {
   bool add_keys = false;
   TensorView dsink = {};  // [hq] f32 or f64, over the rows that see a key in `slices`; optional, learnable sink only
   Place place = {};       // as in ForwardArgs
-  bool deterministic = false;  // the same bits on every run; kernels that have them always do not look
+  bool deterministic = false;   // the same bits on every run; kernels that have them always do not look
   QuerySteps* steps = nullptr;  // dq is then written by the last call only
   Index layer = kNoLayer;       // as in ForwardArgs
 };

@@ -105,8 +105,8 @@ using bf16 = Float16<8, 7>;
 using f16 = Float16<5, 10>;
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2 && std::is_trivial_v<bf16>);
 
-// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`. Error unless it is one of kDTypes. Switches over dtypes
-// name every one of them and have no default: the compiler finds those that a new one needs.
+// Calls f(std::type_identity<T>{}) with the C++ type of `dtype`. Error unless it is one of kDTypes. Switches over
+// dtypes name every one of them and have no default: the compiler finds those that a new one needs.
 template <class F>
 constexpr decltype(auto) with_type(DType dtype, F&& f) {
   switch (dtype) {

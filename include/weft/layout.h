@@ -31,8 +31,8 @@ struct RowTensor {
   void* data = nullptr;
   Index rows = 0;
   Index row_bytes = 0;
-  Index row_stride = 0;    // 0: row_bytes
-  Index inner = 0;         // 0: all rows (no outer dimension)
+  Index row_stride = 0;  // 0: row_bytes
+  Index inner = 0;       // 0: all rows (no outer dimension)
   Index outer_stride = 0;
 };
 
@@ -92,7 +92,7 @@ class WEFT_API Layout {
   std::uint64_t fingerprint() const;
 
   RunList runs(Index rank) const;
-  RunList rank_order() const;                         // all ranks' buffers one after another
+  RunList rank_order() const;                          // all ranks' buffers one after another
   RunList rank_order(RunList::Members members) const;  // some ranks' buffers one after another
   RunList sequence_order() const { return RunList::sequence_order(stream().tokens()); }
 

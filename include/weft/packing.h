@@ -26,8 +26,7 @@ class WEFT_API Stream {
   static Stream from_cu_seqlens(const CuSeqlens& from);
   // The same from 32-bit arrays, as frameworks keep them.
   static Stream from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
-                                std::span<const std::int32_t> cu_seqlens_padded = {},
-                                std::optional<Index> tokens = {});
+                                std::span<const std::int32_t> cu_seqlens_padded = {}, std::optional<Index> tokens = {});
   // Padded offsets [n + 1] and used lengths [n] ("seqused").
   static Stream from_used(std::span<const Index> offsets, std::span<const Index> used,
                           std::optional<Index> tokens = {});

@@ -1,5 +1,5 @@
-// Schedules: which rows move, then which slices are attended, step by step. A schedule is a value: the executor runs it,
-// traffic() counts it, and both say the same.
+// Schedules: which rows move, then which slices are attended, step by step. A schedule is a value: the executor runs
+// it, traffic() counts it, and both say the same.
 #pragma once
 
 #include <optional>
@@ -111,8 +111,8 @@ struct TensorShape {
   Index dim_qk = 0, dim_v = 0;
   std::optional<DType> out = {}, dout = {}, dq = {};  // as dtype if not given
   std::optional<DType> lse = DType::f32;              // none: not asked for
-  bool max_logit = false;        // ..
-  bool dsink = false;      // .. in the backward
+  bool max_logit = false;                             // ..
+  bool dsink = false;                                 // .. in the backward
 };
 
 // What the rank's communicator will count in one pass, to the byte.

@@ -184,7 +184,8 @@ void bind_choices(nb::module_& m) {
                       {.memory_bytes = memory_bytes, .schedules = {}, .layouts = std::move(layouts)});
       },
       "problems"_a, "counts"_a, "ranks"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a,
-      "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{}, nb::call_guard<ReleaseGil>());
+      "backward"_a = true, "memory_bytes"_a = 0.0, "layouts"_a = std::vector<std::string>{},
+      nb::call_guard<ReleaseGil>());
 }
 
 void bind_simulate(nb::module_& m) {

@@ -54,8 +54,7 @@ void bind_draw(nb::module_& m) {
       .def(
           "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
           "One file, no network: the whole page.")
-      .def(
-          "svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
+      .def("svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
 }
 
 }  // namespace weft::python

@@ -15,6 +15,7 @@
 #include "convert.h"
 #include "gil.h"
 #include "held.h"
+#include "index.h"
 #include "module.h"
 #include "problem.h"
 #include "tensor.h"
@@ -87,7 +88,7 @@ void bind_packs(nb::module_& m) {
           [](const Packs& p, Index pack) {
             check_pack(p, pack);
             std::vector<Index> flat;
-            for (const Piece& piece : p.packs[static_cast<std::size_t>(pack)])
+            for (const Piece& piece : p.packs[at(pack)])
               flat.insert(flat.end(), {piece.document, piece.begin, piece.length});
             const std::size_t n = flat.size() / 3;
             return array_of(std::move(flat), {n, 3});

@@ -18,7 +18,7 @@
 #include "convert.h"
 #include "gil.h"
 #include "module.h"
-#include "plan/row_tensor.h"
+#include "rows/row_tensor.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -379,9 +379,8 @@ void bind_layout(nb::module_& m) {
             const Layout q = Layout::explicit_runs(packing.q(), runs_from(runs));
             if (runs_k.is_none() && !packing.self())
               throw Error("runs of the keys are not given, and keys are not where the queries are", "give runs_k too");
-            return PlacedLayouts{packing,
-                                 {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))},
-                                 {}};
+            return PlacedLayouts{
+                packing, {q, runs_k.is_none() ? q : Layout::explicit_runs(packing.k(), runs_from(runs_k))}, {}};
           },
           "packing"_a, "runs"_a, "runs_k"_a.none() = nb::none(),
           "Your own runs, a list for each rank of (row, token, count) or (row, token, count, stride).")

@@ -140,8 +140,7 @@ void run_all(const std::shared_ptr<Shared>& shared) {
   try {
     ThreadRanks how = shared->how;
     how.stop = shared->stop.get_token();
-    run_ranks(
-        shared->ranks, [&](Communicator& c) { run_rank(*shared, c); }, how);
+    run_ranks(shared->ranks, [&](Communicator& c) { run_rank(*shared, c); }, how);
   } catch (...) {
     failure = std::current_exception();
   }

@@ -8,8 +8,8 @@
 #include "convert.h"
 #include "gil.h"
 #include "module.h"
-#include "plan/row_tensor.h"
 #include "problem.h"
+#include "rows/row_tensor.h"
 #include "tensor.h"
 
 namespace weft::python {

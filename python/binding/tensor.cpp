@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "gil.h"
 #include "module.h"
-#include "plan/row_tensor.h"
+#include "rows/row_tensor.h"
 #include "text.h"
 #include "weft/error.h"
 

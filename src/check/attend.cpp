@@ -5,6 +5,7 @@
 
 #include "check/judge.h"
 #include "check/oracle.h"
+#include "index.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"
 
@@ -63,10 +64,10 @@ class Runner {
   // The rows of a step's buffer; rows without a token stay NaN.
   static Tensor gather(Tensor& whole, const Step& step) {
     Tensor t(whole.view.dtype, step.keys.rows(), whole.view.heads, whole.view.dim);
-    const std::size_t n = static_cast<std::size_t>(whole.row_bytes());
+    const std::size_t n = at(whole.row_bytes());
     for (std::size_t row = 0; row < step.tokens.size(); ++row) {
       if (step.tokens[row] == kNoToken) continue;
-      std::copy_n(whole.bytes.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(step.tokens[row]) * n), n,
+      std::copy_n(whole.bytes.begin() + static_cast<std::ptrdiff_t>(at(step.tokens[row]) * n), n,
                   t.bytes.begin() + static_cast<std::ptrdiff_t>(row * n));
     }
     return t;
@@ -107,7 +108,7 @@ class Runner {
     const bool exact = kernel_ == kReference, learnable = oracle_.learnable();
     Tensor q = shard(oracle_.q(), rank), dout = shard(oracle_.dout(), rank), out(case_.dtype, rows, hq, case_.dim_v);
     Tensor exact_out(DType::f64, rows, hq, case_.dim_v), lse(DType::f64, rows, hq, 1), max_logit(work_, 1, hq, 1);
-    std::vector<double> dq(static_cast<std::size_t>(rows * hq * case_.dim_qk), 0.0);
+    std::vector<double> dq(at(rows * hq * case_.dim_qk), 0.0);
 
     std::vector<Part> parts;
     std::vector<KeyStep> key_steps;
@@ -151,7 +152,7 @@ class Runner {
     for (auto [from, to] : {std::pair{&out, &r.out}, {&lse, &r.lse}, {&dq_rows, &r.dq}})
       layouts_.q.unshard(rank, from->rows(), to->rows());
     for (Index h = 0; h < hq; ++h) {
-      double& largest = r.max_logit[static_cast<std::size_t>(h)];
+      double& largest = r.max_logit[at(h)];
       largest = std::max(largest, load_one(max_logit.view, 0, h));
     }
   }
@@ -159,17 +160,17 @@ class Runner {
   // The sink's gradient belongs to the row, not to a step: once, from the finished row. Padding is not read.
   void add_dsink(const std::vector<Part>& parts, const Tensor& dout, const Tensor& out, const Tensor& lse,
                  Results& r) const {
-    std::vector<bool> in_slice(static_cast<std::size_t>(layouts_.q.rows()), false);
+    std::vector<bool> in_slice(at(layouts_.q.rows()), false);
     for (const Part& part : parts)
       for (const Slice& s : part.plan.slices) std::fill(in_slice.begin() + s.q_begin, in_slice.begin() + s.q_end, true);
-    std::vector<double> o(static_cast<std::size_t>(case_.dim_v)), d(o);
+    std::vector<double> o(at(case_.dim_v)), d(o);
     for (Index row = 0; row < layouts_.q.rows(); ++row) {
-      if (!in_slice[static_cast<std::size_t>(row)]) continue;
+      if (!in_slice[at(row)]) continue;
       for (Index h = 0; h < case_.heads_q; ++h) {
         load_row(out.view, row, h, o.data());
         load_row(dout.view, row, h, d.data());
         const double share = std::exp(oracle_.sink(h) - *lse.view.at<double>(row, h));
-        for (std::size_t i = 0; i < o.size(); ++i) r.dsink[static_cast<std::size_t>(h)] -= share * o[i] * d[i];
+        for (std::size_t i = 0; i < o.size(); ++i) r.dsink[at(h)] -= share * o[i] * d[i];
       }
     }
   }

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "check/case.h"
+#include "check/cases/case.h"
 #include "check/report.h"
 #include "check/steps.h"
 

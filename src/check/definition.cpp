@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "index.h"
+
 namespace weft::check {
 namespace {
 
@@ -17,11 +19,10 @@ std::vector<Index> lengths(const Side& side) {
 }
 
 std::vector<Place> places(const Side& side) {
-  std::vector<Place> out(static_cast<std::size_t>(side.tokens.value_or(begins(side).back())));
+  std::vector<Place> out(at(side.tokens.value_or(begins(side).back())));
   const std::vector<Index> length = lengths(side);
   for (std::size_t s = 0; s < length.size(); ++s)
-    for (Index p = 0; p < length[s]; ++p)
-      out[static_cast<std::size_t>(begins(side)[s] + p)] = {static_cast<Index>(s), p};
+    for (Index p = 0; p < length[s]; ++p) out[at(begins(side)[s] + p)] = {static_cast<Index>(s), p};
   return out;
 }
 
@@ -49,7 +50,7 @@ bool Definition::visible(Index q_token, Index k_token) const {
     });
   const Place &a = q(q_token), &b = k(k_token);
   if (!a.real() || !b.real() || a.sequence != b.sequence) return false;
-  const std::size_t s = static_cast<std::size_t>(a.sequence);
+  const std::size_t s = at(a.sequence);
   const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0), j = b.position;
   if (m.causal && j > i) return false;
   if (m.left != -1 && i - j > m.left) return false;
@@ -73,7 +74,7 @@ void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
   }
   const Place& a = q(q_token);
   if (!a.real()) return;
-  const std::size_t s = static_cast<std::size_t>(a.sequence);
+  const std::size_t s = at(a.sequence);
   const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0);
   Index first = 0, last = k_length_[s] - 1;
   if (m.causal) last = std::min(last, i);
@@ -88,7 +89,7 @@ void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
 
 Index Definition::first_key(Index k_token) const {
   const Place& p = k(k_token);
-  const Index begin = k_begin_[static_cast<std::size_t>(p.sequence)];
+  const Index begin = k_begin_[at(p.sequence)];
   return case_.mask.chunk ? begin + chunk_of(p.position, *case_.mask.chunk) * *case_.mask.chunk : begin;
 }
 
@@ -97,7 +98,7 @@ std::vector<std::vector<Index>> Definition::owned(bool keys) const {
   const Side& side = keys && case_.k ? *case_.k : case_.q;
   const std::vector<Index>& offsets = begins(side);
   const Index n = case_.ranks, begin = offsets.front(), total = offsets.back() - begin;
-  std::vector<std::vector<Index>> rows(static_cast<std::size_t>(n));
+  std::vector<std::vector<Index>> rows(at(n));
   const auto folded = [&](Index piece) { return piece < n ? piece : 2 * n - 1 - piece; };
   for (Index t = begin; t < offsets.back(); ++t) {
     Index owner = 0;
@@ -117,7 +118,7 @@ std::vector<std::vector<Index>> Definition::owned(bool keys) const {
       default:
         owner = (t - begin) % n;  // striped
     }
-    rows[static_cast<std::size_t>(owner)].push_back(t);
+    rows[at(owner)].push_back(t);
   }
   return rows;
 }

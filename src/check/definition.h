@@ -4,7 +4,8 @@
 
 #include <vector>
 
-#include "check/case.h"
+#include "check/cases/case.h"
+#include "index.h"
 
 namespace weft::check {
 
@@ -20,8 +21,8 @@ class Definition {
 
   Index q_tokens() const { return static_cast<Index>(q_.size()); }
   Index k_tokens() const { return static_cast<Index>(k_.size()); }
-  const Place& q(Index token) const { return q_[static_cast<std::size_t>(token)]; }
-  const Place& k(Index token) const { return k_[static_cast<std::size_t>(token)]; }
+  const Place& q(Index token) const { return q_[at(token)]; }
+  const Place& k(Index token) const { return k_[at(token)]; }
   bool visible(Index q_token, Index k_token) const;
   // The keys that a query sees, as runs of tokens, rising: for problems with too many pairs to ask of each.
   void visible_runs(Index q_token, std::vector<Range>& to) const;

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "index.h"
+
 namespace weft::check {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 // A matrix [tokens_q, tokens_k] of one head.
 struct Matrix {

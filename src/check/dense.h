@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "index.h"
 #include "weft/slice.h"
 
 namespace weft::check {
@@ -23,9 +24,7 @@ struct DenseProblem {
   std::vector<double> sink = {};     // [hq] logits; empty: none (off-by-one: zeros)
   std::vector<Index> head_map = {};  // [hq] K/V head of each query head; empty: heads in equal groups
 
-  Index kv_head(Index head) const {
-    return head_map.empty() ? head / (heads_q / heads_k) : head_map[static_cast<std::size_t>(head)];
-  }
+  Index kv_head(Index head) const { return head_map.empty() ? head / (heads_q / heads_k) : head_map[at(head)]; }
 };
 
 // A bound is what one unit of relative rounding in each input, product and sum can do to the element at most, to first

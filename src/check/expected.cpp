@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "check/judge.h"
+#include "index.h"
 
 namespace weft::check {
 namespace {
@@ -17,8 +18,6 @@ constexpr double kUnderflow = 0x1p-100;
 constexpr double kWalk = 1.5;
 // As many standard deviations of a sum of rounded shares, all rounded by as much as can be.
 constexpr double kShares = 6;
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 // Second order: a rounding of a value that is off by one already.
 double twice(double relative) { return 1 + 4 * relative; }
@@ -349,7 +348,7 @@ class Answer {
     } else {
       for (const Index key : *chosen_.keys) {
         const auto found = std::lower_bound(keys_.begin(), keys_.end(), key);
-        if (found != keys_.end() && *found == key) add_pair(r, static_cast<std::size_t>(found - keys_.begin()), false);
+        if (found != keys_.end() && *found == key) add_pair(r, at(found - keys_.begin()), false);
       }
     }
     if (whole) lean_dq(r);

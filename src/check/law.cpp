@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "check/definition.h"
+#include "index.h"
 #include "weft/error.h"
 #include "weft/plan.h"
 
@@ -70,9 +71,7 @@ class Checker {
   }
 
  private:
-  bool visible(Index q, Index k) const {
-    return visible_[static_cast<std::size_t>(q * definition_.k_tokens() + k)] != 0;
-  }
+  bool visible(Index q, Index k) const { return visible_[at(q * definition_.k_tokens() + k)] != 0; }
 
   void check_all_keys(LawReport& report) {
     const Index n = case_.ranks;
@@ -95,7 +94,7 @@ class Checker {
   // Every rank: disjoint tokens, in the rows that the definition gives them; together all that is dealt out.
   void check_layout(const Layout& layout, bool keys) {
     const std::vector<std::vector<Index>> expected = definition_.owned(keys);
-    std::vector<int> held(static_cast<std::size_t>(layout.stream().tokens()), 0);
+    std::vector<int> held(at(layout.stream().tokens()), 0);
     std::vector<Index> counts;
     for (Index r = 0; r < layout.ranks(); ++r) {
       std::vector<Index> own = layout.tokens(r);
@@ -104,18 +103,18 @@ class Checker {
       for (const Index t : own) {
         if (t == kNoToken) continue;
         ++count;
-        if (++held[static_cast<std::size_t>(t)] > 1) fail("token ", t, " is held twice");
+        if (++held[at(t)] > 1) fail("token ", t, " is held twice");
       }
       counts.push_back(count);
       if (expected.empty()) continue;
-      own.resize(static_cast<std::size_t>(count));  // padding rows come last
-      if (own != expected[static_cast<std::size_t>(r)]) fail("rank ", r, " does not hold the rows of its layout");
+      own.resize(at(count));  // padding rows come last
+      if (own != expected[at(r)]) fail("rank ", r, " does not hold the rows of its layout");
     }
     const Range dealt = layout.stream().extent();
     for (Index t = dealt.begin; t < dealt.end; ++t) {
       const bool real = (keys ? definition_.k(t) : definition_.q(t)).real();
       const bool needed = real || layout.kind() != LayoutKind::explicit_runs;  // those may leave padding out
-      if (needed && held[static_cast<std::size_t>(t)] == 0) fail("token ", t, " is held by no rank");
+      if (needed && held[at(t)] == 0) fail("token ", t, " is held by no rank");
     }
     if (layout.kind() != LayoutKind::explicit_runs && layout.kind() != LayoutKind::dual_chunk &&
         layout.rows() > dealt.size() / layout.ranks() + 2)
@@ -151,7 +150,7 @@ class Checker {
     }
     for (Index q = 0; q < definition_.q_tokens(); ++q) {
       for (Index k = 0; k < definition_.k_tokens(); ++k) {
-        const int times = covered[static_cast<std::size_t>(q * definition_.k_tokens() + k)];
+        const int times = covered[at(q * definition_.k_tokens() + k)];
         if (times != (visible(q, k) ? 1 : 0))
           fail(how, ": query ", q, " and key ", k, " are ", visible(q, k) ? "visible" : "not visible", " and lie in ",
                times, " slices");
@@ -166,7 +165,7 @@ class Checker {
         s.k_begin >= s.k_end || s.k_end > static_cast<Index>(k.tokens.size()))
       fail(how, ", rank ", rank, ": a slice is empty or leaves its buffers");
     for (Index j = s.k_begin; j < s.k_end; ++j) {
-      const Index token = k.tokens[static_cast<std::size_t>(j)];
+      const Index token = k.tokens[at(j)];
       if (token == kNoToken || !definition_.k(token).real())
         fail(how, ", rank ", rank, ": key row ", j, " is padding and lies in a slice");
     }
@@ -174,14 +173,14 @@ class Checker {
     if (plain && k.runs.in_sequence_order() && s.k_begin != definition_.first_key(s.k_begin))
       fail(how, ", rank ", rank, ": a slice begins at key ", s.k_begin, ", not where its sequence or chunk does");
     for (Index i = s.q_begin; i < s.q_end; ++i) {
-      const Index token = q.tokens[static_cast<std::size_t>(i)];
+      const Index token = q.tokens[at(i)];
       if (token == kNoToken || !definition_.q(token).real())
         fail(how, ", rank ", rank, ": query row ", i, " is padding and lies in a slice");
       const Index first = std::max(s.k_begin, i + std::max(s.lo, -kMaxTokens));
       const Index last = std::min(s.k_end - 1, i + std::min(s.hi, kMaxTokens));
       for (Index j = first; j <= last; ++j) {
-        const Index key = k.tokens[static_cast<std::size_t>(j)];
-        ++covered[static_cast<std::size_t>(token * definition_.k_tokens() + key)];
+        const Index key = k.tokens[at(j)];
+        ++covered[at(token * definition_.k_tokens() + key)];
       }
     }
   }
@@ -202,8 +201,8 @@ class Checker {
       fail(how, ", rank ", rank, ": the plan counts ", visible_pairs(plan), " pairs, its queries see ", pairs);
     for (const Range& r : touched_keys(plan)) {
       for (Index j = r.begin; j < r.end; ++j) {
-        if (!touched[static_cast<std::size_t>(j)]) fail(how, ", rank ", rank, ": key row ", j, " is not touched");
-        touched[static_cast<std::size_t>(j)] = false;
+        if (!touched[at(j)]) fail(how, ", rank ", rank, ": key row ", j, " is not touched");
+        touched[at(j)] = false;
       }
     }
     if (std::find(touched.begin(), touched.end(), true) != touched.end())
@@ -228,14 +227,14 @@ class Checker {
   }
 
   bool crosses_ranks() const {
-    std::vector<Index> owner(static_cast<std::size_t>(definition_.k_tokens()), -1);
+    std::vector<Index> owner(at(definition_.k_tokens()), -1);
     for (Index r = 0; r < case_.ranks; ++r)
       for (const Index t : layouts_.k.tokens(r))
-        if (t != kNoToken) owner[static_cast<std::size_t>(t)] = r;
+        if (t != kNoToken) owner[at(t)] = r;
     for (Index r = 0; r < case_.ranks; ++r)
       for (const Index q : layouts_.q.tokens(r))
         for (Index k = 0; q != kNoToken && k < definition_.k_tokens(); ++k)
-          if (visible(q, k) && owner[static_cast<std::size_t>(k)] != r) return true;
+          if (visible(q, k) && owner[at(k)] != r) return true;
     return false;
   }
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "check/case.h"
+#include "check/cases/case.h"
 
 namespace weft::check {
 

@@ -5,10 +5,10 @@
 #include <limits>
 #include <numeric>
 
+#include "index.h"
+
 namespace weft::check {
 namespace {
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 std::vector<double> without_nan(std::vector<double> values) {
   for (double& x : values) x = std::isnan(x) ? 0 : x;

@@ -6,11 +6,12 @@
 #include <random>
 #include <vector>
 
-#include "check/case.h"
+#include "check/cases/case.h"
 #include "check/definition.h"
 #include "check/judge.h"
 #include "check/report.h"
 #include "check/tensors.h"
+#include "index.h"
 #include "weft/attention.h"
 
 namespace weft::check {
@@ -43,7 +44,7 @@ class Oracle {
   Tensor& v() { return v_; }
   Tensor& dout() { return dout_; }
   const Attention& attention() const { return attention_; }
-  double sink(Index head) const { return sink_[static_cast<std::size_t>(head)]; }  // -inf without one
+  double sink(Index head) const { return sink_[at(head)]; }  // -inf without one
   bool learnable() const { return case_.sink == Case::SinkKind::learnable; }
 
   const std::vector<Index>& rows() const { return rows_; }                 // that are compared

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "run/parts.h"
+#include "run/executor_data.h"
 #include "weft/attention.h"
 #include "weft/schedule.h"
 

@@ -4,6 +4,7 @@
 
 #include "check/tensors.h"
 #include "check/twins.h"
+#include "index.h"
 #include "weft/kernel.h"
 
 namespace weft::check {
@@ -55,7 +56,7 @@ void attend_steps(std::string_view kernel, const ForwardArgs& args, std::span<co
   if (kernel == kReference) return exact_steps(args, steps, exact_out);
   if (steps.size() == 1) return attend_there(kernel, with_keys(args, steps[0]));
   const Tensor sums(DType::f32, args.q.rows, args.q.heads, args.out.dim);
-  std::vector<RowState<float>> states(static_cast<std::size_t>(args.q.rows * args.q.heads));
+  std::vector<RowState<float>> states(at(args.q.rows * args.q.heads));
   ForwardArgs part{.q = args.q, .attention = args.attention, .partial = {sums.view, states.data()}};
   for (const KeyStep& step : steps) attend_there(kernel, with_keys(part, step));
   part.out = args.out;

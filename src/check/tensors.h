@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "index.h"
 #include "kernel/convert.h"
 #include "weft/layout.h"
 #include "weft/tensor.h"
@@ -15,7 +16,7 @@ namespace weft::check {
 // A contiguous tensor [rows, heads, dim] that owns its bytes; all bits set at first, which is NaN in every dtype.
 struct Tensor {
   Tensor(DType type, Index rows, Index heads, Index dim)
-      : bytes(static_cast<std::size_t>(rows * heads * dim * size_of(type)), std::byte{0xff}),
+      : bytes(at(rows * heads * dim * size_of(type)), std::byte{0xff}),
         view(thd(static_cast<void*>(nullptr), type, rows, heads, dim)) {
     view.data = bytes.data();
   }
@@ -43,7 +44,7 @@ inline double normal(std::mt19937_64& engine) {
 template <class Real>
 Tensor random_tensor(std::mt19937_64& engine, DType type, Index rows, Index heads, Index dim, Real&& real) {
   Tensor t(type, rows, heads, dim);
-  std::vector<double> row(static_cast<std::size_t>(dim));
+  std::vector<double> row(at(dim));
   for (Index r = 0; r < rows; ++r) {
     for (Index h = 0; h < heads; ++h) {
       for (double& x : row) x = real(r) ? normal(engine) : std::numeric_limits<double>::quiet_NaN();

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/pieces.h"
+#include "index.h"
 
 namespace weft {
 
@@ -24,7 +25,7 @@ void move_piece(const char* from, char* to, Index bytes, Message::Combine how) {
     case Message::Combine::add_f64:
       return add_numbers<double>(from, to, bytes);
     case Message::Combine::replace:
-      if (from != to) std::memcpy(to, from, static_cast<std::size_t>(bytes));  // in place: already there
+      if (from != to) std::memcpy(to, from, at(bytes));  // in place: already there
   }
 }
 

@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <span>
 
+#include "index.h"
 #include "weft/communicator.h"
 
 namespace weft {
 
 // Where a rank stands in a list of all.
-constexpr std::size_t slot(Index rank) { return static_cast<std::size_t>(rank); }
+constexpr std::size_t slot(Index rank) { return at(rank); }
 
 // The same bytes in as few pieces as can be: parts, then rows, that lie side by side become one.
 WEFT_API Block merged(Block block);

@@ -6,6 +6,7 @@
 
 #include "comm/blocks.h"
 #include "comm/calls.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -89,7 +90,7 @@ class CheckedExchange final : public Request::Pending {
     std::vector<Message> sealed = receives_;
     for (std::size_t i = 0; i < sealed.size(); ++i) {
       if (adds(sealed[i].combine)) {  // nothing is added before it is known to be right
-        scratch_[i].resize(static_cast<std::size_t>(sealed[i].size()) / sizeof(float));
+        scratch_[i].resize(at(sealed[i].size()) / sizeof(float));
         sealed[i].blocks = {{.data = scratch_[i].data(), .rows = 1, .bytes = sealed[i].size()}};
         sealed[i].combine = Message::Combine::replace;
       }

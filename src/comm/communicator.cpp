@@ -12,6 +12,7 @@
 #ifdef WEFT_WITH_NCCL
 #include "comm/nccl/nccl.h"
 #endif
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -117,7 +118,7 @@ void reduce_ranks(const T* all, T* into, Index ranks, Index count, Reduce how) {
 template <class T>
 Request all_reduce_of(Communicator& communicator, T* data, Index count, Reduce how) {
   const Index ranks = communicator.ranks(), bytes = count * Index{sizeof(T)};
-  auto all = std::make_shared<std::vector<T>>(static_cast<std::size_t>(ranks * count));
+  auto all = std::make_shared<std::vector<T>>(at(ranks * count));
   std::vector<Block> to;
   for (Index rank = 0; rank < ranks; ++rank)
     to.push_back({.data = all->data() + rank * count, .rows = 1, .bytes = bytes});

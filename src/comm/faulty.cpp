@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/blocks.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -36,7 +37,7 @@ void flip(unsigned char* bytes, Index begin, Index end, Random& random) {
 }
 
 // Room for bytes, aligned to be added.
-std::vector<float> room(Index bytes) { return std::vector<float>(static_cast<std::size_t>(bytes) / sizeof(float) + 1); }
+std::vector<float> room(Index bytes) { return std::vector<float>(at(bytes) / sizeof(float) + 1); }
 
 struct Call;
 
@@ -103,7 +104,7 @@ void Call::spoil(std::vector<Message>& sends) {
     for (std::size_t i = 0; i < sends.size(); ++i)
       if (sends[i].peer != plan->rank && sends[i].size() > 0) others.push_back(i);
     if (others.empty()) continue;
-    const std::size_t chosen = others[static_cast<std::size_t>(below(random, static_cast<Index>(others.size())))];
+    const std::size_t chosen = others[at(below(random, static_cast<Index>(others.size())))];
     if (f->kind == Kind::drop) {
       sends.erase(sends.begin() + static_cast<std::ptrdiff_t>(chosen));
     } else if (f->kind == Kind::truncate || f->kind == Kind::corrupt) {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cost/sketch.h"
+#include "index.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
@@ -120,7 +121,7 @@ class Contest {
  private:
   static constexpr std::size_t kFinalists = 3;
 
-  std::size_t number(const Candidate& c) const { return static_cast<std::size_t>(&c - choice_.candidates.data()); }
+  std::size_t number(const Candidate& c) const { return at(&c - choice_.candidates.data()); }
 
   // What fits, the first of those that take the same.
   template <class Wanted>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cost/outline.h"
+#include "index.h"
 
 namespace weft::cost {
 
@@ -21,11 +22,11 @@ class Record {
   };
   // An exchange that computes from `now` on may meet.
   void start(Index rank, double now, const Interval& interval) {
-    std::vector<Interval>& all = under_way_[static_cast<std::size_t>(rank)];
+    std::vector<Interval>& all = under_way_[at(rank)];
     std::erase_if(all, [&](const Interval& i) { return i.end <= now; });
     all.push_back(interval);
   }
-  const std::vector<Interval>& under_way(Index rank) const { return under_way_[static_cast<std::size_t>(rank)]; }
+  const std::vector<Interval>& under_way(Index rank) const { return under_way_[at(rank)]; }
   // How long `work` takes from `begin` on, beside these exchanges.
   double slowed(Index rank, double begin, double work) const;
 

@@ -3,12 +3,11 @@
 #include <array>
 
 #include "cost/engine.h"
+#include "index.h"
 #include "weft/error.h"
 
 namespace weft::cost {
 namespace {
-
-std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
 
 class InStep {
  public:

@@ -1,5 +1,6 @@
 // The order of the executor's calls (run/forward.cpp, run/backward.cpp, run/key_feed.h, run/gradient_return.cpp).
 #include "cost/outline.h"
+#include "index.h"
 
 namespace weft::cost {
 namespace {
@@ -36,8 +37,8 @@ struct UnderWay {
 std::vector<Op> ops_of(const Outline& o, Pass pass) {
   Writer w;
   const auto steps = static_cast<Index>(o.steps.size());
-  const auto step = [&](Index n) -> const StepOutline& { return o.steps[static_cast<std::size_t>(n)]; };
-  const auto odd = [](Index n) { return static_cast<std::size_t>(n % 2); };
+  const auto step = [&](Index n) -> const StepOutline& { return o.steps[at(n)]; };
+  const auto odd = [](Index n) { return at(n % 2); };
   UnderWay keys[2], home[2];
   const auto start_keys = [&](Index n) {
     if (n < steps && step(n).kv >= 0) keys[odd(n)] = {w.post(step(n).kv, n, "K, V"), step(n).kv, n, "K, V"};

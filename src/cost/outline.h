@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cost/load.h"
+#include "index.h"
 #include "weft/simulate.h"
 
 namespace weft::cost {
@@ -69,7 +70,7 @@ struct Work {
 struct StepOutline {
   int kv = -1, gradients = -1, home = -1;  // patterns; -1: nothing moves
   bool shifts = false;                     // gradients travel on with the keys, and come home from some steps
-  std::vector<Work> work;       // by rank; ranks that see nothing are left out
+  std::vector<Work> work;                  // by rank; ranks that see nothing are left out
 };
 
 struct Outline {
@@ -83,7 +84,7 @@ struct Outline {
   std::vector<Index> pairs;                 // [ranks] times query heads
   RankMemory memory = {};
 
-  const Pattern& pattern(int n) const { return patterns[static_cast<std::size_t>(n)]; }
+  const Pattern& pattern(int n) const { return patterns[at(n)]; }
 };
 
 Outline outline_of(const Job& job, const Machine& machine, Pass pass);

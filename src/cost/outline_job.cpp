@@ -9,15 +9,14 @@
 #include "cost/outline.h"
 #include "cost/patterns.h"
 #include "cost/ring_moves.h"
-#include "plan/partial.h"
+#include "index.h"
+#include "plan/plan_subset.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cost {
 namespace {
-
-std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
 // Slices looked at in all: some seconds. More ranks than that allows are taken as their neighbours.
 constexpr double kMostSlices = 1.2e7;
@@ -210,9 +209,8 @@ class FromJob {
     if (static_cast<Index>(items_.size()) < ranks_) {
       // Equal ones stay in their order: until a step is known its place holds their numbers.
       for (std::size_t n = 0; n < items_.size(); ++n) items_[n].step = static_cast<Index>(n);
-      std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
-        return a.place != b.place ? a.place < b.place : a.step < b.step;
-      });
+      std::sort(items_.begin(), items_.end(),
+                [](const Item& a, const Item& b) { return a.place != b.place ? a.place < b.place : a.step < b.step; });
     } else {
       places_.assign(at(ranks_) + 1, 0);
       for (const Item& item : items_) ++places_[item.place + 1];

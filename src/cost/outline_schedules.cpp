@@ -2,14 +2,13 @@
 #include "cost/costs.h"
 #include "cost/outline.h"
 #include "cost/patterns.h"
+#include "index.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cost {
 namespace {
-
-std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
 void check(std::span<const Schedule> all) {
   if (all.empty()) throw Error("no schedules", "give one for each rank");

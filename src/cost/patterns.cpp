@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include "index.h"
+
 namespace weft::cost {
-namespace {
-
-std::size_t at(Index n) { return static_cast<std::size_t>(n); }
-
-}  // namespace
+namespace {}  // namespace
 
 void Patterns::finish(Pattern& p) const {
   for (std::size_t l = 0; l < topology_.levels(); ++l) {

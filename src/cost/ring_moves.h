@@ -3,6 +3,7 @@
 
 #include "cost/costs.h"
 #include "cost/outline.h"
+#include "index.h"
 #include "schedule/schedules.h"
 
 namespace weft::cost {
@@ -16,7 +17,7 @@ void add_ring_moves(Index groups, Index abreast, const Costs& costs, bool backwa
   Index met = 0;  // groups in the last patterns, which steps that are alike share
   int kv = -1, gradients = -1;
   for (Index n = 1; n < static_cast<Index>(steps.size()); ++n) {
-    StepOutline& step = steps[static_cast<std::size_t>(n)];
+    StepOutline& step = steps[at(n)];
     const Range distances = schedule::ring_distances(groups, abreast, n);
     step.shifts = true;
     if (n == 1) {

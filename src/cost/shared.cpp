@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cost/engine.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -11,8 +12,6 @@ namespace weft::cost {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-
-std::size_t at(Index rank) { return static_cast<std::size_t>(rank); }
 
 // Every rank's peers by themselves, which an event asks for.
 Pattern with_lists(const Pattern& given, Index ranks) {
@@ -49,8 +48,8 @@ struct Rank {
   double since = 0;  // of the state
   double left = 0;   // work, in seconds of a whole processor
   const Work* work = nullptr;
-  bool adding = false;  // the pass after a kernel
-  double link = 0;      // free from then on
+  bool adding = false;        // the pass after a kernel
+  double link = 0;            // free from then on
   std::size_t next_call = 0;  // whose arrival is not known yet; those after it wait for the link
 };
 
@@ -88,7 +87,7 @@ class Shared {
 
  private:
   const Op& op(const Rank& r) const { return ops_[r.op]; }
-  const Pattern& pattern(int n) const { return patterns_[static_cast<std::size_t>(n)]; }
+  const Pattern& pattern(int n) const { return patterns_[at(n)]; }
   Call& call(const Rank& r) { return calls_[at(number_[r.op])]; }
 
   template <class F>

@@ -4,8 +4,9 @@
 
 #include "cost/engine.h"
 #include "cost/ring_moves.h"
-#include "plan/partial.h"
-#include "plan/parts.h"
+#include "index.h"
+#include "plan/layout_data.h"
+#include "plan/plan_subset.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
@@ -13,8 +14,6 @@
 
 namespace weft::cost {
 namespace {
-
-std::size_t at(Index n) { return static_cast<std::size_t>(n); }
 
 constexpr Index kSamples = 8;
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "index.h"
+
 namespace weft {
 
 TileWork& TileWork::operator+=(const TileWork& other) {
@@ -27,7 +29,7 @@ void TileCounter::add(const Slice& given, Index first_row) {
   const Slice s = trimmed(given, true);
   if (s.q_begin >= s.q_end) return;
   const Index first = (s.q_begin + first_row) / tokens_, last = (s.q_end - 1 + first_row) / tokens_;
-  if (static_cast<std::size_t>(last) >= by_tile_.size()) by_tile_.resize(static_cast<std::size_t>(last) + 1, 0);
+  if (at(last) >= by_tile_.size()) by_tile_.resize(at(last) + 1, 0);
   const double whole = static_cast<double>(tokens_ * keys_);
   Index key_tiles = 0;
   for (Index t = first; t <= last; ++t) {
@@ -36,7 +38,7 @@ void TileCounter::add(const Slice& given, Index first_row) {
     if (from >= to) continue;
     const Index n = ceil_div(to - s.k_begin, keys_) - (from - s.k_begin) / keys_;
     key_tiles += n;
-    double& sum = by_tile_[static_cast<std::size_t>(t)];
+    double& sum = by_tile_[at(t)];
     sum += static_cast<double>(n) * whole;
     longest_ = std::max(longest_, sum);
   }

@@ -27,8 +27,8 @@ void clear(const Place& place, const TensorView& view);                         
 void add(const Place& place, const TensorView& to, const ConstTensorView& from);       // f32 += f32, same shape
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32, rounded once
 void round_to(const Place& place, const TensorView& to_a, const ConstTensorView& from_a, const TensorView& to_b,
-              const ConstTensorView& from_b);                                          // .. two in one launch
-void fill(const Place& place, RowState<float>* states, Index count);                   // no keys
+              const ConstTensorView& from_b);                         // .. two in one launch
+void fill(const Place& place, RowState<float>* states, Index count);  // no keys
 void fill(const Place& place, double* numbers, Index count, double value);
 
 // -sum over rows of exp(sink - lse)·(out·dout), a number a head. Rows that see no key have out = 0, and their dout is

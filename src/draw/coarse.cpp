@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "index.h"
+
 namespace weft::draw {
 
 BundledSlices bundled(std::vector<Slice> slices, Index most) {
@@ -10,7 +12,7 @@ BundledSlices bundled(std::vector<Slice> slices, Index most) {
   std::sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) { return a.q_begin < b.q_begin; });
   BundledSlices out{{}, ceil_div(count, max_of(most, 1))};
   for (Index n = 0; n < count; ++n) {
-    const Slice& s = slices[static_cast<std::size_t>(n)];
+    const Slice& s = slices[at(n)];
     if (n % out.each == 0) {
       out.slices.push_back(s);
       continue;
@@ -32,7 +34,7 @@ BundledStream bundled(const Stream& stream, Index most) {
     for (Index n = i; n < end; ++n)
       if (stream.used(n) > 0) last = stream.offset(n) + stream.used(n);
     out.used.push_back(last - begin);
-    out.offsets.push_back(stream.offsets()[static_cast<std::size_t>(end)]);
+    out.offsets.push_back(stream.offsets()[at(end)]);
   }
   return out;
 }
@@ -44,18 +46,18 @@ Holding holding(const Layout& layout, Index most) {
   if (static_cast<Index>(out.parts.size()) <= most) return out;
   const Index tokens = layout.stream().tokens();
   out.stretch = max_of(1, ceil_div(tokens, max_of(most, 1)));
-  std::vector<Index> ranks(static_cast<std::size_t>(ceil_div(tokens, out.stretch)), -1);
+  std::vector<Index> ranks(at(ceil_div(tokens, out.stretch)), -1);
   const auto middle = [&](Index n) { return min_of(n * out.stretch + out.stretch / 2, tokens - 1); };
   for (const auto& [rank, run] : out.parts) {
     const Index last = run.token + (run.count - 1) * run.stride;
     for (Index n = run.token / out.stretch; n <= last / out.stretch; ++n) {
       const Index m = middle(n);
-      if (m >= run.token && m <= last && (m - run.token) % run.stride == 0) ranks[static_cast<std::size_t>(n)] = rank;
+      if (m >= run.token && m <= last && (m - run.token) % run.stride == 0) ranks[at(n)] = rank;
     }
   }
   out.parts.clear();
   for (Index n = 0; n < static_cast<Index>(ranks.size()); ++n) {
-    const Index rank = ranks[static_cast<std::size_t>(n)], count = min_of(out.stretch, tokens - n * out.stretch);
+    const Index rank = ranks[at(n)], count = min_of(out.stretch, tokens - n * out.stretch);
     if (rank < 0) continue;
     const bool goes_on = !out.parts.empty() && out.parts.back().rank == rank &&
                          out.parts.back().run.token + out.parts.back().run.count == n * out.stretch;

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "index.h"
 #include "weft/error.h"
 
 namespace weft::draw {
 namespace {
 
-const Schedule& of(const std::vector<Schedule>& all, Index rank) { return all[static_cast<std::size_t>(rank)]; }
-const Step& step_of(const Schedule& s, Index step) { return s.steps[static_cast<std::size_t>(step)]; }
+const Schedule& of(const std::vector<Schedule>& all, Index rank) { return all[at(rank)]; }
+const Step& step_of(const Schedule& s, Index step) { return s.steps[at(step)]; }
 
 std::vector<Run> by_row(std::vector<Run> runs) {
   std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.row < b.row; });
@@ -65,7 +66,7 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
       held[group] = {static_cast<Index>(group)};
     } else if (move->kind == Move::Kind::shift) {
       for (const PeerRows& p : move->receives) {
-        const std::vector<Index>& theirs = before[static_cast<std::size_t>(p.peer / inside)];
+        const std::vector<Index>& theirs = before[at(p.peer / inside)];
         held[group].insert(held[group].end(), theirs.begin(), theirs.end());
       }
     } else {
@@ -92,13 +93,13 @@ std::vector<Run> contents(const std::vector<Schedule>& all, Index rank, Index st
 
 std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
   const Index inside = all.front().ranks_inside(), groups = static_cast<Index>(all.size()) / inside;
-  std::vector<Index> near(static_cast<std::size_t>(groups), -1), table(static_cast<std::size_t>(groups * groups), -1);
-  Held held(static_cast<std::size_t>(groups));
+  std::vector<Index> near(at(groups), -1), table(at(groups * groups), -1);
+  Held held(at(groups));
   for (Index step = 0; step < static_cast<Index>(all.front().steps.size()); ++step) {
     held = next(all, held, step);
     for (Index q = 0; q < groups; ++q) {
-      for (const Index k : held[static_cast<std::size_t>(q)]) {
-        Index& known = table[static_cast<std::size_t>(q * groups + k)];
+      for (const Index k : held[at(q)]) {
+        Index& known = table[at(q * groups + k)];
         if (known < 0) known = step;
       }
     }
@@ -106,8 +107,8 @@ std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
   bool by_distance = true;
   for (Index q = 0; q < groups; ++q) {
     for (Index k = 0; k < groups; ++k) {
-      const Index step = table[static_cast<std::size_t>(q * groups + k)];
-      Index& known = near[static_cast<std::size_t>((q - k + groups) % groups)];
+      const Index step = table[at(q * groups + k)];
+      Index& known = near[at((q - k + groups) % groups)];
       if (step >= 0 && known >= 0 && step != known) by_distance = false;
       if (step >= 0) known = step;
     }

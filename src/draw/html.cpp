@@ -161,15 +161,15 @@ class Data {
     for (const Panel& p : scene_.panels) panels.add(panel(p));
     const BundledSlices mask = bundled(scene_.mask, limits_.mask);
     if (mask.each > 1)
-      notes_.add(text(grouped(mask.each), " slices of the mask are drawn as one that holds them all: near, more looks "
+      notes_.add(text(grouped(mask.each),
+                      " slices of the mask are drawn as one that holds them all: near, more looks "
                       "visible than is"));
     const std::string q = stream_json(packing.q(), limits_.documents, notes_),
                       k = packing.self() ? "null" : stream_json(packing.k(), limits_.documents, notes_);
-    return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)),
-                ",\"notes\":", notes_.json(), ",\"command\":", json_string(s.command),
-                ",\"version\":", json_string(version()), ",\"pairs\":", s.problem.visible_pairs(), ",\"heads\":[",
-                s.heads_q, ",", s.heads_k, "],\"dims\":[", s.shape.dim_qk, ",", s.shape.dim_v,
-                "],\"dtype\":", json_string(name(s.shape.dtype)),
+    return text("{\"title\":", json_string(s.title), ",\"words\":", json_string(words(s)), ",\"notes\":", notes_.json(),
+                ",\"command\":", json_string(s.command), ",\"version\":", json_string(version()),
+                ",\"pairs\":", s.problem.visible_pairs(), ",\"heads\":[", s.heads_q, ",", s.heads_k, "],\"dims\":[",
+                s.shape.dim_qk, ",", s.shape.dim_v, "],\"dtype\":", json_string(name(s.shape.dtype)),
                 ",\"mode\":", s.by_step ? "\"step\"" : "\"query\"", ",\"palettes\":", palettes_json(),
                 ",\"far\":", kFar, ",\"q\":", q, ",\"k\":", k, ",\"maskBundle\":", mask.each,
                 ",\"mask\":", slices_json(mask.slices), ",\"layouts\":", layouts(), ",\"panels\":", panels.json(), "}");

@@ -133,8 +133,7 @@ void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& in
       add(frame, polygon(in_tokens(p)), paths[colour]);
   }
   if (pieces.empty())
-    for (const Slice& s : bundled(scene.mask, kPolygons).slices)
-      add(frame, polygon(trimmed(s, true)), paths["mixed"]);
+    for (const Slice& s : bundled(scene.mask, kPolygons).slices) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
   for (const auto& [colour, path] : paths) ink.path(path, colour + (cells ? " cell" : " area"));
   draw_side(panel.layouts.q, frame, false, ink);
   draw_side(panel.layouts.k, frame, true, ink);

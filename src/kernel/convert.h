@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "index.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
 
@@ -57,7 +58,7 @@ class F64Rows {
 
 // A whole view, and f64 [rows, heads, dim] rounded into one.
 inline std::vector<double> to_f64(const ConstTensorView& view) {
-  std::vector<double> values(static_cast<std::size_t>(view.rows * view.heads * view.dim));
+  std::vector<double> values(at(view.rows * view.heads * view.dim));
   double* to = values.data();
   for (Index row = 0; row < view.rows; ++row) {
     for (Index head = 0; head < view.heads; ++head, to += view.dim) load_row(view, row, head, to);

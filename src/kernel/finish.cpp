@@ -3,12 +3,13 @@
 #include <vector>
 
 #include "kernel/each_row.h"
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 #ifdef WEFT_WITH_CUDA
-#include "kernel/cuda/portable.h"
+#include "index.h"
+#include "kernel/cuda/portable/portable.h"
 #endif
 
 namespace weft {
@@ -31,7 +32,7 @@ void finish_row(const ForwardArgs& args, const RowState<T>* states, const std::v
   const TensorView& sums = args.partial.sums;
   for (Index h = 0; h < sums.heads; ++h) {
     const RowState<T>& state = states[row * sums.heads + h];
-    const FinishedRow<T> done = finish(state, sinks[static_cast<std::size_t>(h)]);
+    const FinishedRow<T> done = finish(state, sinks[at(h)]);
     if (is_empty(state))
       store(args.out, row, h, nothing.data(), T{0});
     else
@@ -43,7 +44,7 @@ void finish_row(const ForwardArgs& args, const RowState<T>* states, const std::v
 template <class T>
 void finish_rows(const ForwardArgs& args, const RowState<T>* states) {
   const TensorView& sums = args.partial.sums;
-  std::vector<T> sinks, nothing(static_cast<std::size_t>(sums.dim), T{0});
+  std::vector<T> sinks, nothing(at(sums.dim), T{0});
   for (Index h = 0; h < sums.heads; ++h) sinks.push_back(static_cast<T>(reference::sink_logit(args.attention.sink, h)));
   each_row(sums, [&](Index row) { finish_row(args, states, sinks, row, nothing); });
   for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "kernel/cpu/drive.h"
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 #ifdef WEFT_WITH_CUDA
-#include "kernel/cuda/portable.h"
+#include "kernel/cuda/portable/portable.h"
 #endif
 #ifdef WEFT_WITH_SM90
 #include "kernel/cuda/sm90/sm90.h"
@@ -102,26 +102,19 @@ GpuProperties properties_for(const KernelRequest& request) {
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all;
 #ifdef WEFT_WITH_SM90
-  all.push_back(
-      {.name = "cuda.sm90",
-       .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256",
-       .refusal =
-           [](const KernelRequest& request) {
-             return sm90_refusal(properties_for(request), request);
-           },
-       .forward = cuda::sm90::forward,
-       .backward = cuda::sm90::backward,
-       .takes_steps = cuda::sm90::takes_steps,
-       .takes_steps_backward = cuda::sm90::takes_steps_backward});
+  all.push_back({.name = "cuda.sm90",
+                 .about = "Hopper's bulk copies and warpgroup products: bf16, f16, head dims to 256",
+                 .refusal = [](const KernelRequest& request) { return sm90_refusal(properties_for(request), request); },
+                 .forward = cuda::sm90::forward,
+                 .backward = cuda::sm90::backward,
+                 .takes_steps = cuda::sm90::takes_steps,
+                 .takes_steps_backward = cuda::sm90::takes_steps_backward});
 #endif
 #ifdef WEFT_WITH_CUDA
   all.push_back(
       {.name = "cuda.portable",
        .about = "tensor cores by mma.sync, any GPU since compute capability 8.0: bf16, f16, f32, head dims to 256",
-       .refusal =
-           [](const KernelRequest& request) {
-             return portable_refusal(properties_for(request), request);
-           },
+       .refusal = [](const KernelRequest& request) { return portable_refusal(properties_for(request), request); },
        .forward = cuda::portable_forward,
        .backward = cuda::portable_backward});
 #endif
@@ -205,11 +198,12 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
     reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
   }
   if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
-  throw Error(text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype),
-                   ", head dims ", request.dim_qk, " and ", request.dim_v, ": ", reasons),
-              request.device == DeviceKind::cuda
-                  ? "name no kernel, for the best that can, or bring the tensors to the CPU, where kernel reference can do all"
-                  : "use kernel reference, which can do all, or none to take the best that can");
+  throw Error(
+      text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
+           request.dim_qk, " and ", request.dim_v, ": ", reasons),
+      request.device == DeviceKind::cuda
+          ? "name no kernel, for the best that can, or bring the tensors to the CPU, where kernel reference can do all"
+          : "use kernel reference, which can do all, or none to take the best that can");
 }
 
 void attend(const ForwardArgs& args, std::string_view kernel) {
@@ -230,8 +224,8 @@ void attend(const ForwardArgs& args, std::string_view kernel) {
 void attend_backward(const BackwardArgs& args, std::string_view kernel) {
   reference::check_backward(args);
   const Kernel& chosen =
-      select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys, args.place.kind,
-                             args.device_plan != nullptr, args.place.device});
+      select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys,
+                             args.place.kind, args.device_plan != nullptr, args.place.device});
   if (args.steps != nullptr && (chosen.takes_steps_backward == nullptr || !chosen.takes_steps_backward(args)))
     throw Error(text("kernel ", chosen.name, " has no dq summed up over calls (steps) for these arguments"),
                 "leave steps out, give each call an f32 dq of its own and add them");

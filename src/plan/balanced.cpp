@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "plan/parts.h"
+#include "plan/layout_data.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/plan.h"
@@ -190,7 +190,7 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
   const Index rows = even.rows();
   const std::vector<Slice> slices = problem.global_slices();
   for (const Slice& s : slices) {
-    if (s.q_begin < dealt.begin || s.q_end > dealt.end) 
+    if (s.q_begin < dealt.begin || s.q_end > dealt.end)
       throw Error(text("a slice has queries ", s.q_begin, ":", s.q_end, " outside the sequences' ", dealt.begin, ":",
                        dealt.end),
                   "keep slices inside the sequences");

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "hash.h"
-#include "plan/parts.h"
+#include "plan/layout_data.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -42,22 +42,22 @@ LayoutKind layout_kind(std::string_view wanted) {
 Layout Layout::contiguous(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::contiguous, stream, ranks, rows, rows}));
+  return Layout(
+      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::contiguous, stream, ranks, rows, rows}));
 }
 
 Layout Layout::zigzag(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index piece = ceil_div(stream.extent().size(), 2 * ranks);
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
+  return Layout(
+      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
 }
 
 Layout Layout::striped(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::striped, stream, ranks, rows, 0, ranks}));
+  return Layout(
+      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::striped, stream, ranks, rows, 0, ranks}));
 }
 
 Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
@@ -65,9 +65,10 @@ Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
   const Index multiple = 2 * ranks;
   for (Index i = 0; i < stream.sequences(); ++i) {
     if (stream.padded(i) % multiple != 0)
-      throw Error(text("sequence ", i, ": padded length ", stream.padded(i), " is not a multiple of 2*ranks = ", multiple),
-                  text("pad to ", ceil_div(stream.padded(i), multiple) * multiple,
-                       " (Packing::padded_to), or use layout zigzag, which takes any length"));
+      throw Error(
+          text("sequence ", i, ": padded length ", stream.padded(i), " is not a multiple of 2*ranks = ", multiple),
+          text("pad to ", ceil_div(stream.padded(i), multiple) * multiple,
+               " (Packing::padded_to), or use layout zigzag, which takes any length"));
   }
   return Layout(std::make_shared<detail::LayoutParts>(
       detail::LayoutParts{LayoutKind::dual_chunk, stream, ranks, stream.extent().size() / ranks}));
@@ -90,7 +91,8 @@ Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>>
           throw Error(text("rank ", rank, ": a run holds token ", token, " of a stream of ", stream.tokens()),
                       "keep tokens inside the stream");
         if (held[static_cast<std::size_t>(token)])
-          throw Error(text("rank ", rank, ": token ", token, " is held twice"), "give each token to one run of one rank");
+          throw Error(text("rank ", rank, ": token ", token, " is held twice"),
+                      "give each token to one run of one rank");
         held[static_cast<std::size_t>(token)] = true;
       }
     }
@@ -123,8 +125,7 @@ std::uint64_t Layout::fingerprint() const {
   if (kind() == LayoutKind::dual_chunk) hash.add(stream().offsets());
   // A regular layout follows from these; of the others each run says more.
   for (Index rank = 0; rank < ranks() && !parts_->regular(); ++rank)
-    for (const Run& run : runs(rank).runs())
-      hash.add(rank).add(run.row).add(run.token).add(run.count).add(run.stride);
+    for (const Run& run : runs(rank).runs()) hash.add(rank).add(run.row).add(run.token).add(run.count).add(run.stride);
   const std::uint64_t number = hash.value() == 0 ? 1 : hash.value();
   parts_->fingerprint.value.store(number);
   return number;
@@ -148,15 +149,19 @@ RunList Layout::rank_order(RunList::Members members) const {
   if (p.regular()) {
     constexpr auto cut = [](LayoutKind kind) {
       switch (kind) {
-        case LayoutKind::contiguous: return RegularRuns::pieces;
-        case LayoutKind::zigzag: return RegularRuns::folded;
-        case LayoutKind::dual_chunk: return RegularRuns::folded_per_sequence;
-        default: return RegularRuns::strided;
+        case LayoutKind::contiguous:
+          return RegularRuns::pieces;
+        case LayoutKind::zigzag:
+          return RegularRuns::folded;
+        case LayoutKind::dual_chunk:
+          return RegularRuns::folded_per_sequence;
+        default:
+          return RegularRuns::strided;
       }
     };
     const Range dealt = p.stream.extent();
-    const RegularRuns regular{cut(p.kind), p.ranks, dealt.begin, dealt.end, p.rows, p.piece,
-                              p.stream.offsets().data(), members};
+    const RegularRuns regular{cut(p.kind), p.ranks, dealt.begin, dealt.end, p.rows, p.piece, p.stream.offsets().data(),
+                              members};
     return RunList(std::make_shared<detail::RunSource>(detail::RunSource{regular, parts_, p.stream.sequences()}), total,
                    p.stride, false);
   }
@@ -168,19 +173,23 @@ RunList Layout::rank_order(RunList::Members members) const {
     }
   }
   return RunList(
-      std::make_shared<detail::RunSource>(detail::RunSource{detail::RunTable(std::move(runs), p.stride), parts_}), total,
-      p.stride, false);
+      std::make_shared<detail::RunSource>(detail::RunSource{detail::RunTable(std::move(runs), p.stride), parts_}),
+      total, p.stride, false);
 }
 
 Layouts make_layouts(LayoutKind kind, const Problem& problem, Index ranks) {
   const auto one = [&](const Stream& s) {
     switch (kind) {
-      case LayoutKind::dual_chunk: return Layout::dual_chunk(s, ranks);
-      case LayoutKind::zigzag: return Layout::zigzag(s, ranks);
-      case LayoutKind::striped: return Layout::striped(s, ranks);
+      case LayoutKind::dual_chunk:
+        return Layout::dual_chunk(s, ranks);
+      case LayoutKind::zigzag:
+        return Layout::zigzag(s, ranks);
+      case LayoutKind::striped:
+        return Layout::striped(s, ranks);
       case LayoutKind::explicit_runs:
         throw Error("an explicit layout is given by its runs, not by name", "call Layout::explicit_runs");
-      default: return Layout::contiguous(s, ranks);
+      default:
+        return Layout::contiguous(s, ranks);
     }
   };
   const Packing& packing = problem.packing();

@@ -21,8 +21,9 @@ std::string show(const Slice& s) {
 
 void check_range(std::size_t n, const Slice& s, std::string_view side, Range r, Index tokens) {
   if (r.begin < 0 || r.begin > r.end || r.end > tokens)
-    throw Error(text("slice ", n, " ", show(s), ": ", side, " range ", r.begin, ":", r.end, " is not inside 0:", tokens),
-                text("give 0 <= begin <= end <= ", tokens));
+    throw Error(
+        text("slice ", n, " ", show(s), ": ", side, " range ", r.begin, ":", r.end, " is not inside 0:", tokens),
+        text("give 0 <= begin <= end <= ", tokens));
 }
 
 // Ranges of real tokens; neighbours without padding between them are joined.
@@ -64,9 +65,8 @@ bool common_pair(const Slice& a, const Slice& b, Index& q, Index& k) {
 void check_disjoint(std::span<const Slice> slices) {
   std::vector<std::size_t> order(slices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) {
-    return std::pair(slices[a].q_begin, a) < std::pair(slices[b].q_begin, b);
-  });
+  std::sort(order.begin(), order.end(),
+            [&](auto a, auto b) { return std::pair(slices[a].q_begin, a) < std::pair(slices[b].q_begin, b); });
   std::multimap<Index, std::size_t> active;                                    // k_begin -> slice
   std::multimap<Index, std::multimap<Index, std::size_t>::iterator> by_q_end;  // when they leave
   Index longest = 0;
@@ -81,8 +81,8 @@ void check_disjoint(std::span<const Slice> slices) {
       Index q = 0, k = 0;
       if (!common_pair(slices[it->second], s, q, k)) continue;
       const auto [a, b] = std::minmax(it->second, n);
-      throw Error(text("slices ", a, " ", show(slices[a]), " and ", b, " ", show(slices[b]), " overlap: both hold query ",
-                       q, ", key ", k),
+      throw Error(text("slices ", a, " ", show(slices[a]), " and ", b, " ", show(slices[b]),
+                       " overlap: both hold query ", q, ", key ", k),
                   "cut one of them, so that every visible pair lies in one slice");
     }
     longest = max_of(longest, s.k_end - s.k_begin);
@@ -98,7 +98,8 @@ std::vector<Slice> checked_slices(std::vector<Slice> slices, const Packing& pack
     Slice& s = slices[n];
     check_range(n, s, "query", {s.q_begin, s.q_end}, packing.q().tokens());
     check_range(n, s, "key", {s.k_begin, s.k_end}, packing.k().tokens());
-    if (s.lo > s.hi) throw Error(text("slice ", n, " ", show(s), ": lo is above hi"), "give lo <= hi, or drop the slice");
+    if (s.lo > s.hi)
+      throw Error(text("slice ", n, " ", show(s), ": lo is above hi"), "give lo <= hi, or drop the slice");
     check_real(n, s, "query", {s.q_begin, s.q_end}, q_real);
     check_real(n, s, "key", {s.k_begin, s.k_end}, k_real);
     s.lo = s.lo < -kMaxTokens ? -kUnlimited : min_of(s.lo, kMaxTokens + 1);

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -39,8 +40,9 @@ Stream::Stream(std::vector<Index> offsets, std::vector<Index> used, std::optiona
     throw Error(text("the buffer has ", tokens_, " rows but the last sequence ends at row ", offsets_.back()),
                 text("give at least ", offsets_.back(), " rows, or sequences that end before"));
   if (tokens_ > kMaxTokens)
-    throw Error(text("a stream of ", tokens_, " tokens is past the limit of ", kMaxTokens, " (rows are 32-bit on devices)"),
-                "split the pack");
+    throw Error(
+        text("a stream of ", tokens_, " tokens is past the limit of ", kMaxTokens, " (rows are 32-bit on devices)"),
+        "split the pack");
 }
 
 Stream Stream::from_lengths(std::span<const Index> lengths) {
@@ -95,7 +97,7 @@ Stream Stream::from_batch(Index batch, Index length, std::span<const Index> used
                 "split the batch");
   if (!used.empty() && static_cast<Index>(used.size()) != batch)
     throw Error(text(used.size(), " used lengths for a batch of ", batch), "give one length a sequence, or none");
-  std::vector<Index> offsets(static_cast<std::size_t>(batch) + 1), lengths(static_cast<std::size_t>(batch), length);
+  std::vector<Index> offsets(at(batch) + 1), lengths(at(batch), length);
   for (std::size_t i = 0; i < offsets.size(); ++i) offsets[i] = static_cast<Index>(i) * length;
   if (!used.empty()) lengths.assign(used.begin(), used.end());
   return Stream(std::move(offsets), std::move(lengths), {});

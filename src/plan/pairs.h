@@ -9,7 +9,7 @@ namespace weft {
 
 // Sum over j in [0, n) of x + j·step, clamped to [0, top] each.
 WEFT_HD constexpr Index sum_of_clamped(Index x, Index step, Index n, Index top) {
-  const Index first = min_of(n, max_of(0, ceil_div(-x, step)));       // from here x + j·step >= 0
+  const Index first = min_of(n, max_of(0, ceil_div(-x, step)));          // from here x + j·step >= 0
   const Index full = min_of(n, max_of(first, ceil_div(top - x, step)));  // from here >= top
   const Index rising = full - first;
   return rising * (x + first * step) + step * (rising * (rising - 1) / 2) + (n - full) * top;

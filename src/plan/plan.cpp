@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <variant>
 
+#include "index.h"
 #include "plan/cut.h"
+#include "plan/layout_data.h"
 #include "plan/pairs.h"
-#include "plan/partial.h"
-#include "plan/parts.h"
+#include "plan/plan_subset.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -66,8 +67,8 @@ Plan plan_each(const Problem& problem, const RunList& q, const RunList& k, Each&
     return plan;
   }
   with_runs(q, k, [&](const auto& q_runs, const auto& k_runs) {
-    const SequencePlanner planner{view(packing.q()), view(packing.k()),  view(problem.mask()), q_runs,
-                                  k_runs,            q.stride(),         k.in_sequence_order()};
+    const SequencePlanner planner{view(packing.q()), view(packing.k()),    view(problem.mask()), q_runs, k_runs,
+                                  q.stride(),        k.in_sequence_order()};
     each([&](Index i) { planner.for_each(i, emit); });
   });
   return plan;
@@ -123,12 +124,12 @@ std::vector<Range> touched_keys(const Plan& plan) {
 }
 
 std::vector<Index> pairs_by_rank(std::span<const Slice> slices, const Layout& layout, const RunList& all) {
-  std::vector<Index> pairs(static_cast<std::size_t>(layout.ranks()), 0);
+  std::vector<Index> pairs(at(layout.ranks()), 0);
   const auto add = [&](const RunList& list, auto&& rank_of) {
     with_runs(list, list, [&](const auto& runs, const auto&) {
       for (const Slice& s : slices)
         runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
-          pairs[static_cast<std::size_t>(rank_of(run))] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
+          pairs[at(rank_of(run))] += visible_pairs(s, cut_run(run, s.q_begin, s.q_end));
         });
     });
   };
@@ -137,7 +138,8 @@ std::vector<Index> pairs_by_rank(std::span<const Slice> slices, const Layout& la
     add(all, [&](const Run& run) { return run.row / rows; });
     return pairs;
   }
-  for (Index rank = 0; rank < layout.ranks(); ++rank) add(searchable(layout.runs(rank)), [&](const Run&) { return rank; });
+  for (Index rank = 0; rank < layout.ranks(); ++rank)
+    add(searchable(layout.runs(rank)), [&](const Run&) { return rank; });
   return pairs;
 }
 

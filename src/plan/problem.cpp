@@ -18,7 +18,8 @@ void check_plain(const Mask& mask) {
   check_window("left", mask.left);
   check_window("right", mask.right);
   if (mask.chunk && *mask.chunk < 1)
-    throw Error(text("chunk size ", *mask.chunk, " is below 1"), "give 1 or more, or none for attention without chunks");
+    throw Error(text("chunk size ", *mask.chunk, " is below 1"),
+                "give 1 or more, or none for attention without chunks");
 }
 
 }  // namespace

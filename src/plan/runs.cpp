@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/parts.h"
+#include "plan/layout_data.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -62,8 +62,7 @@ void check_rows(std::span<const Run> runs, Index rows, std::string_view whose) {
       throw Error(text(whose, ": run ", show(r), " does not lie inside ", rows, " rows"),
                   "give row, token and count of 0 or more, stride of 1 or more, row + count within the buffer");
     if (r.token > kMaxTokens || (r.count > 1 && r.stride > (kMaxTokens - r.token) / (r.count - 1)))
-      throw Error(text(whose, ": run ", show(r), " reaches past token ", kMaxTokens),
-                  "keep tokens inside the stream");
+      throw Error(text(whose, ": run ", show(r), " reaches past token ", kMaxTokens), "keep tokens inside the stream");
     if (r.count > 0) taken.push_back({r.row, r.row + r.count});
   }
   std::sort(taken.begin(), taken.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });

@@ -20,9 +20,9 @@ struct RegularRuns {
 
   Cut cut;
   Index ranks;
-  Index begin, end;  // the tokens dealt out
-  Index rows;        // of one rank
-  Index piece;       // tokens in a piece (pieces, folded)
+  Index begin, end;      // the tokens dealt out
+  Index rows;            // of one rank
+  Index piece;           // tokens in a piece (pieces, folded)
   const Index* offsets;  // [n + 1] (folded_per_sequence)
   RunList::Members members;
 

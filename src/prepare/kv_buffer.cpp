@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "index.h"
 #include "prepare/reach.h"
 #include "run/agreement.h"
 #include "run/head_numbers.h"
@@ -22,8 +23,6 @@ namespace {
 using run::ConstKv;
 using run::Kv;
 using run::Slot;
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 

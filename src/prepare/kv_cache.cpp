@@ -4,16 +4,13 @@
 
 #include "comm/blocks.h"
 #include "device/device.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 namespace weft {
-namespace {
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
+namespace {}  // namespace
 
 KvCache::KvCache(const TensorView& k, const TensorView& v, std::span<const Index> offsets, std::span<const Index> used)
     : k_(k), v_(v) {

@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/plan.h"
@@ -73,7 +74,7 @@ class Rooms {
     return {to_.options.budget, static_cast<Index>(to_.packs.size()) - 1};
   }
   void put(const Piece& piece, Index rows, Room room) {
-    to_.packs[static_cast<std::size_t>(room.pack)].push_back(piece);
+    to_.packs[at(room.pack)].push_back(piece);
     rooms_.insert({room.rows - rows, room.pack});
   }
 
@@ -144,7 +145,7 @@ Stream Packs::stream(Index pack) const {
   if (pack < 0 || pack >= static_cast<Index>(packs.size()))
     throw Error(text("pack ", pack, " of ", packs.size()), "name one that there is");
   std::vector<Index> offsets{0}, used;
-  for (const Piece& piece : packs[static_cast<std::size_t>(pack)]) {
+  for (const Piece& piece : packs[at(pack)]) {
     offsets.push_back(offsets.back() + padded(piece.length, options.multiple));
     used.push_back(piece.length);
   }

@@ -171,7 +171,8 @@ std::uint64_t Agreement::compare(const CollectiveCall& call, const std::vector<F
 
 void Agreement::end(const CollectiveCall& call) { compare({CallKind::end, call.layer, call.micro}, {}); }
 
-void Agreement::end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse) {
+void Agreement::end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out,
+                    const ConstTensorView& lse) {
   // First, because whoever cannot must fail before the others are done.
   if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), number);
   end(call);

@@ -36,7 +36,8 @@ class Agreement {
 
   // Collective. Error, the same on every rank, that says which ranks do something else than most, or with what other
   // arguments. Gives the number of this call. `forwards`: those whose results a backward is given.
-  std::uint64_t compare(const CollectiveCall& call, const std::vector<Fingerprint>& mine, const detail::Forwards& forwards = {});
+  std::uint64_t compare(const CollectiveCall& call, const std::vector<Fingerprint>& mine,
+                        const detail::Forwards& forwards = {});
   // Collective: returns when every rank has come here. The results of a forward are kept in mind for its backward.
   void end(const CollectiveCall& call);
   void end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse);

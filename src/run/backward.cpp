@@ -1,13 +1,14 @@
 #include <cmath>
 
+#include "index.h"
 #include "kernel/convert.h"
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/executor_data.h"
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
 #include "run/key_feed.h"
-#include "run/parts.h"
 #include "run/rows.h"
 #include "run/swap.h"
 
@@ -20,7 +21,7 @@ using run::Slot;
 
 // The rank's own rows that see a key in some step: the others are never read.
 std::vector<bool> rows_with_keys(const Schedule& schedule) {
-  std::vector<bool> seen(static_cast<std::size_t>(schedule.q_rows * schedule.ranks_inside()), false);
+  std::vector<bool> seen(at(schedule.q_rows * schedule.ranks_inside()), false);
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) std::fill(seen.begin() + s.q_begin, seen.begin() + s.q_end, true);
   const Index first = schedule.swap ? (schedule.rank - schedule.swap->group.begin) * schedule.q_rows : 0;
@@ -29,10 +30,10 @@ std::vector<bool> rows_with_keys(const Schedule& schedule) {
 
 // The sink takes a share of each whole row, so its gradient comes from finished rows, once, not from steps.
 void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* gradient) {
-  std::vector<double> out(static_cast<std::size_t>(args.v.dim)), dout(out);
+  std::vector<double> out(at(args.v.dim)), dout(out);
   const std::vector<bool> seen = rows_with_keys(schedule);
   for (Index row = 0; row < args.q.rows; ++row) {
-    if (!seen[static_cast<std::size_t>(row)]) continue;
+    if (!seen[at(row)]) continue;
     for (Index head = 0; head < args.q.heads; ++head) {
       load_row(args.out, row, head, out.data());
       load_row(args.dout, row, head, dout.data());
@@ -121,7 +122,7 @@ void Executor::Parts::attend_steps_backward(const Kernel& kernel, const Backward
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
-    const Step& step = schedule.steps[static_cast<std::size_t>(n)];
+    const Step& step = schedule.steps[at(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     const Kv to = log(StepEvent::Kind::give_back, n, [&] { return home.begin(n, !computed(n)); });
     if (computed(n)) {
@@ -160,7 +161,8 @@ void Executor::backward(const BackwardArgs& args) {
   const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
   const run::CollectiveCall call{run::CallKind::backward, args.layer};
   if (agreement)
-    agreement->compare(call, run::fingerprints(args, parts_->options.kernel), agreement->forwards_of(args.out, args.lse));
+    agreement->compare(call, run::fingerprints(args, parts_->options.kernel),
+                       agreement->forwards_of(args.out, args.lse));
   const Kernel kernel = parts_->kernel_for(Pass::backward, args.q, args.v, args.place);
   const Kv own = own_sums(parts_->workspace, schedule, args);
   if (schedule.swap) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/support.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernel/registry.h"
-#include "run/parts.h"
+#include "run/executor_data.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -42,8 +42,8 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
   for (std::size_t n = 0; n < schedule.steps.size(); ++n) {
     if (!computed(static_cast<Index>(n))) continue;
     for (const Slice& s : slices_of(schedule, schedule.steps[n])) {
-      const auto of = std::partition_point(held.rows.begin(), held.rows.end(),
-                                           [&](const Range& r) { return r.end <= s.q_begin; });
+      const auto of =
+          std::partition_point(held.rows.begin(), held.rows.end(), [&](const Range& r) { return r.end <= s.q_begin; });
       held.ends[static_cast<std::size_t>(of - held.rows.begin())] = call;
     }
     ++call;

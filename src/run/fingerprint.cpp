@@ -1,7 +1,7 @@
 #include "run/fingerprint.h"
 
 #include "hash.h"
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "kernel/registry.h"
 
 namespace weft::run {

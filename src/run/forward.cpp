@@ -1,8 +1,9 @@
+#include "index.h"
 #include "kernel/registry.h"
 #include "run/check.h"
+#include "run/executor_data.h"
 #include "run/head_numbers.h"
 #include "run/key_feed.h"
-#include "run/parts.h"
 #include "run/swap.h"
 
 namespace weft {
@@ -67,13 +68,12 @@ void Executor::Parts::attend_steps(const Kernel& kernel, const ForwardArgs& args
   run::Log log(options, Pass::forward, schedule);
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
-    const Step& step = schedule.steps[static_cast<std::size_t>(n)];
+    const Step& step = schedule.steps[at(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    ForwardArgs part = once || summed
-                           ? of_heads(args, step.heads_q)
-                           : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
+    ForwardArgs part = once || summed ? of_heads(args, step.heads_q)
+                                      : ForwardArgs{.q = args.q, .partial = whole.partial, .place = args.place};
     if (summed) part.steps = &query_steps;
     query_steps.last = n == computed.last();
     part.k = kv.k;

@@ -1,9 +1,11 @@
 #include "run/gradient_return.h"
 
+#include "index.h"
+
 namespace weft::run {
 namespace {
 
-std::size_t odd(Index n) { return static_cast<std::size_t>(n % 2); }
+std::size_t odd(Index n) { return at(n % 2); }
 
 }  // namespace
 

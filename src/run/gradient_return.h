@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "index.h"
 #include "run/messages.h"
 #include "run/rows.h"
 #include "run/workspace.h"
@@ -25,7 +26,7 @@ class GradientReturn {
   void finish();
 
  private:
-  const Step& step(Index n) const { return schedule_.steps[static_cast<std::size_t>(n)]; }
+  const Step& step(Index n) const { return schedule_.steps[at(n)]; }
   bool shifts(Index n) const;  // gradients travel on with their keys
   bool alone(Index n) const;
   bool whole() const;

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "index.h"
 #include "run/messages.h"
 #include "run/workspace.h"
 #include "weft/communicator.h"

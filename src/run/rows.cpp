@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "device/device.h"
+#include "index.h"
 #include "kernel/convert.h"
 #include "kernel/each_row.h"
 
@@ -24,7 +25,7 @@ void add_rows(const TensorView& to, const ConstTensorView& from) {
 
 void clear(const Place& place, const TensorView& view) {
   if (place.kind != DeviceKind::cpu) return device::clear(place, view);
-  const auto bytes = static_cast<std::size_t>(view.dim * size_of(view.dtype));
+  const auto bytes = at(view.dim * size_of(view.dtype));
   each_row(view, [&](Index row) {
     for (Index head = 0; head < view.heads; ++head)
       std::memset(view.at<char>(0, 0) + view.offset(row, head) * size_of(view.dtype), 0, bytes);

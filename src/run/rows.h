@@ -7,7 +7,7 @@
 
 namespace weft::run {
 
-void clear(const Place& place, const TensorView& view);                                // zeros
+void clear(const Place& place, const TensorView& view);  // zeros
 void add(const Place& place, const TensorView& to,
          const ConstTensorView& from);  // f32 += f32, or f64 += f64, same shape
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32 or f64, rounded once

@@ -1,5 +1,6 @@
 #include "run/swap.h"
 
+#include "index.h"
 #include "run/messages.h"
 #include "run/rows.h"
 
@@ -41,7 +42,7 @@ std::vector<Message> HeadSwap::of_own(const std::vector<Pair>& pairs, Message::C
   for (Index i = 0; i < swap_.group.size(); ++i) {
     Message m{.peer = swap_.group.begin + i, .blocks = {}, .combine = combine};
     for (const Pair& p : pairs) {
-      const Range heads = (*p.heads)[static_cast<std::size_t>(i)];
+      const Range heads = (*p.heads)[at(i)];
       if (heads.size() > 0) append_blocks(some_heads(p.own, heads), {0, p.own.rows}, m.blocks);
     }
     messages.push_back(std::move(m));

@@ -1,6 +1,7 @@
 // Heads for sequence, and back: a call as its steps see it.
 #pragma once
 
+#include "index.h"
 #include "run/workspace.h"
 #include "weft/attention.h"
 #include "weft/communicator.h"
@@ -30,7 +31,7 @@ class HeadSwap {
     const std::vector<Range>* heads;
   };
 
-  std::size_t me() const { return static_cast<std::size_t>(schedule_.rank - swap_.group.begin); }
+  std::size_t me() const { return at(schedule_.rank - swap_.group.begin); }
   Attention attention(const Attention& all) const;
   ConstTensorView buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads);
   std::vector<Message> of_own(const std::vector<Pair>& pairs, Message::Combine combine) const;

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory_resource>
 
+#include "index.h"
 #include "sizes.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
@@ -45,7 +46,7 @@ class Workspace {
     Part& part = parts_[static_cast<std::size_t>(slot)];
     if (part.size < size) {
       release(part);
-      part.data = memory_->allocate(static_cast<std::size_t>(size), kAlignment);
+      part.data = memory_->allocate(at(size), kAlignment);
       part.size = size;
     }
     return part.data;
@@ -65,7 +66,7 @@ class Workspace {
   };
 
   void release(Part& part) {
-    if (part.data != nullptr) memory_->deallocate(part.data, static_cast<std::size_t>(part.size), kAlignment);
+    if (part.data != nullptr) memory_->deallocate(part.data, at(part.size), kAlignment);
     part = {};
   }
 

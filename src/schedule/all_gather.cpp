@@ -1,6 +1,7 @@
 // Every rank gathers all K and V, at once or a group of heads at a time.
 #include <algorithm>
 
+#include "index.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
@@ -42,7 +43,7 @@ Range query_heads(const Schedule& s, Range k) {
   Range q{heads_q, 0};
   Index count = 0;
   for (Index h = 0; h < heads_q; ++h) {
-    const Index of = map[static_cast<std::size_t>(h)];
+    const Index of = map[at(h)];
     if (of < k.begin || of >= k.end) continue;
     q = {min_of(q.begin, h), h + 1};
     ++count;

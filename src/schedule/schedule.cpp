@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "index.h"
 #include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
@@ -99,12 +100,8 @@ KeyOrder key_order(std::string_view name) {
   throw Error(text("there is no key order '", name, "'"), text("use one of ", names_of(kOrders)));
 }
 
-Index Schedule::step_heads_q() const {
-  return swap ? swap->heads_q[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_q;
-}
-Index Schedule::step_heads_k() const {
-  return swap ? swap->heads_k[static_cast<std::size_t>(rank - swap->group.begin)].size() : heads_k;
-}
+Index Schedule::step_heads_q() const { return swap ? swap->heads_q[at(rank - swap->group.begin)].size() : heads_q; }
+Index Schedule::step_heads_k() const { return swap ? swap->heads_k[at(rank - swap->group.begin)].size() : heads_k; }
 
 namespace schedule {
 

@@ -28,7 +28,7 @@ inline Index rows_in(const std::vector<Range>& ranges) {
 Schedule begin(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                const ScheduleOptions& options);
 
-void check_mesh(const Schedule& s);     // Error unless the hybrid's mesh makes up the ranks
+void check_mesh(const Schedule& s);  // Error unless the hybrid's mesh makes up the ranks
 // .. every number among the options is one that some schedule can have, used by this one or not.
 void check_options(const ScheduleOptions& options);
 // .. bytes of such tensors can be counted in 64 bits.

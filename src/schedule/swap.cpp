@@ -1,10 +1,11 @@
+#include "index.h"
 #include "schedule/schedules.h"
 
 namespace weft::schedule {
 namespace {
 
 Index kv_head(const Schedule& s, Index q) {
-  return s.head_map.empty() ? q / (s.heads_q / s.heads_k) : s.head_map[static_cast<std::size_t>(q)];
+  return s.head_map.empty() ? q / (s.heads_q / s.heads_k) : s.head_map[at(q)];
 }
 
 }  // namespace
@@ -22,7 +23,7 @@ void swap_heads(Schedule& s, Index inside) {
     swap.heads_q.push_back(q);
     swap.heads_k.push_back(k);
   }
-  const auto me = static_cast<std::size_t>(s.rank - first);
+  const auto me = at(s.rank - first);
   for (Index h = swap.heads_q[me].begin; h < swap.heads_q[me].end; ++h)
     swap.head_map.push_back(kv_head(s, h) - swap.heads_k[me].begin);
   s.swap = std::move(swap);

@@ -1,4 +1,5 @@
 // Bytes of a schedule, counted from the same moves that the executor makes.
+#include "index.h"
 #include "schedule/schedules.h"
 
 namespace weft {
@@ -27,7 +28,7 @@ class Counter {
   // row and head of all tensors that are swapped as queries and as keys.
   void swap(Index q, Index k, bool home) {
     const Swap& swap = *s_.swap;
-    const auto me = static_cast<std::size_t>(s_.rank - swap.group.begin);
+    const auto me = at(s_.rank - swap.group.begin);
     for (std::size_t i = 0; i < swap.heads_q.size(); ++i) {
       const auto bytes = [&](std::size_t member) {
         return s_.q_rows * swap.heads_q[member].size() * q + s_.k_rows * swap.heads_k[member].size() * k;

@@ -1,8 +1,8 @@
 // A project of its own: finds the installed library, plans, attends, and catches its exception.
-#include <weft/weft.h>
-
 #include <cstdio>
 #include <vector>
+
+#include <weft/weft.h>
 
 int main() {
   std::printf("weft %s\n", weft::version());
@@ -17,8 +17,8 @@ int main() {
   std::vector<double> qkv(5, 1.0), out(5, 0.0);
   const auto view = weft::thd(qkv.data(), weft::DType::f64, 5, 1, 1);
   const std::vector<weft::Slice> slices = problem.global_slices();
-  weft::reference_forward({.q = view, .k = view, .v = view, .slices = slices,
-                           .out = weft::thd(out.data(), weft::DType::f64, 5, 1, 1)});
+  weft::reference_forward(
+      {.q = view, .k = view, .v = view, .slices = slices, .out = weft::thd(out.data(), weft::DType::f64, 5, 1, 1)});
   if (out != qkv) return 1;
   try {
     (void)weft::Layout::dual_chunk(problem.packing().q(), 2);

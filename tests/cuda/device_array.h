@@ -10,7 +10,8 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include "check/random_case.h"
+#include "check/cases/random_case.h"
+#include "index.h"
 #include "weft/device_plan.h"
 
 namespace weft {
@@ -62,7 +63,7 @@ class DeviceOffsets {
 
  private:
   static std::vector<std::uint8_t> bytes(std::vector<Index> values, bool wide, Index spare) {
-    if (!values.empty()) values.insert(values.end(), static_cast<std::size_t>(spare), values.back());
+    if (!values.empty()) values.insert(values.end(), at(spare), values.back());
     std::vector<std::uint8_t> out;
     for (const Index v : values) {
       const auto narrow = static_cast<std::int32_t>(v);

@@ -12,7 +12,7 @@
 #include "cuda/kept.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
-#include "kernel_problem.h"
+#include "kernel/kernel_problem.h"
 
 namespace weft::test {
 namespace {

@@ -20,8 +20,7 @@ namespace weft::test {
 inline std::optional<std::string> absence(const std::string& kernel, DType dtype) {
   if (device::count() == 0) return "no GPU";
   for (const Kernel& k : kernels())
-    if (k.name == kernel)
-      return k.refusal({.dtype = dtype, .dim_qk = 64, .dim_v = 64, .device = DeviceKind::cuda});
+    if (k.name == kernel) return k.refusal({.dtype = dtype, .dim_qk = 64, .dim_v = 64, .device = DeviceKind::cuda});
   return kernel + " is not in this build";
 }
 

@@ -7,8 +7,8 @@
 #include <list>
 #include <vector>
 
-#include "cuda/on_gpu.h"
 #include "kernel/convert.h"
+#include "kernel/cuda/on_gpu.h"
 
 namespace weft::test {
 

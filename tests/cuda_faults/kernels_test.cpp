@@ -1,7 +1,7 @@
 // Calls of the GPU kernels.
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
-#include "kernel_problem.h"
+#include "kernel/kernel_problem.h"
 #include "weft/device_plan.h"
 #include "weft/kernel.h"
 #include "weft/plan.h"

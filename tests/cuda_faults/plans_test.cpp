@@ -2,7 +2,7 @@
 #include "comm/cuda/packed.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
-#include "kernel_problem.h"
+#include "kernel/kernel_problem.h"
 #include "weft/device_rows.h"
 #include "weft/kv_cache.h"
 

@@ -2,10 +2,11 @@
 // ranks as threads, which make new ones.
 #include "ranks.h"
 
+#include "comm/plain_ranks.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
-#include "kv_sequences.h"
-#include "plain_ranks.h"
+#include "index.h"
+#include "prepare/kv_sequences.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
@@ -103,7 +104,7 @@ struct Sides {
     const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, ranks);
     for (Index rank = 0; rank < ranks; ++rank) all.push_back(std::make_unique<RankSide>(p, in, layouts, rank, options));
   }
-  RankSide& operator[](Index rank) const { return *all[static_cast<std::size_t>(rank)]; }
+  RankSide& operator[](Index rank) const { return *all[at(rank)]; }
   void poison() const {
     for (const auto& side : all) side->gpu.poison();
   }
@@ -215,7 +216,7 @@ struct KvRun {
             .kernel = place.kind == DeviceKind::cpu ? "cpu" : kernel,
             .place = place};
   }
-  Place place(Index rank) const { return {DeviceKind::cuda, 0, streams[static_cast<std::size_t>(rank)].get()}; }
+  Place place(Index rank) const { return {DeviceKind::cuda, 0, streams[at(rank)].get()}; }
   void one(Communicator& comm, KvBuffer& buffer) {
     run_sequence(setting, micros_of(setting), buffer, comm, *got, place(comm.rank()));
   }

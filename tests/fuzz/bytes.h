@@ -6,7 +6,8 @@
 #include <iterator>
 #include <vector>
 
-#include "check/random_case.h"
+#include "check/cases/random_case.h"
+#include "index.h"
 
 namespace weft::fuzz {
 
@@ -31,7 +32,7 @@ inline Index hostile(ByteChoices& bytes, Index near) {
 
 inline void spoil_entry(ByteChoices& bytes, std::vector<Index>& v) {
   if (v.empty()) return;
-  Index& x = v[static_cast<std::size_t>(bytes.pick(0, static_cast<Index>(v.size()) - 1))];
+  Index& x = v[at(bytes.pick(0, static_cast<Index>(v.size()) - 1))];
   x = hostile(bytes, x);
 }
 

@@ -9,6 +9,7 @@
 #include "bytes.h"
 #include "check/attend.h"
 #include "check/by_schedule.h"
+#include "index.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
@@ -26,7 +27,7 @@ using weft::fuzz::ByteChoices;
 constexpr Index kMostRanks = 3;
 
 weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
-  weft::ScheduleOptions o{.kind = weft::schedule_kinds()[static_cast<std::size_t>(bytes.pick(0, 4))]};
+  weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 4))]};
   if (weft::check::gathers(o) || o.kind == weft::ScheduleKind::hybrid) {
     o.key_order = static_cast<weft::KeyOrder>(bytes.pick(0, 2));
     o.head_groups = bytes.pick(1, c.heads_k);
@@ -48,8 +49,13 @@ void spoil(weft::ScheduleOptions& o, ByteChoices& bytes) {
 }
 
 void spoil_attention(Case& c, ByteChoices& bytes) {
-  constexpr double kOdd[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -1,
-                             -0.0, 1e-300, 1e300, 1e-29};
+  constexpr double kOdd[] = {std::numeric_limits<double>::quiet_NaN(),
+                             std::numeric_limits<double>::infinity(),
+                             -1,
+                             -0.0,
+                             1e-300,
+                             1e300,
+                             1e-29};
   const double odd = kOdd[bytes.pick(0, 6)];
   switch (bytes.pick(0, 3)) {
     case 0:
@@ -81,7 +87,7 @@ int by_schedule(ByteChoices& bytes) {
   weft::check::Way way{.schedule = options_of(bytes, c), .checked = bytes.one_in(4)};
   if (bytes.one_in(3)) {
     const std::span<const weft::Kernel> all = weft::kernels();
-    way.kernel = all[static_cast<std::size_t>(bytes.pick(0, static_cast<Index>(all.size()) - 1))].name;
+    way.kernel = all[at(bytes.pick(0, static_cast<Index>(all.size()) - 1))].name;
   }
   if (spoiled) {
     weft::fuzz::spoil(c, bytes);
@@ -112,7 +118,7 @@ int by_schedule(ByteChoices& bytes) {
 constexpr Index kMost = 12, kRoom = 16 * (kMost + 2) * (kMost + 2) * (kMost + 2);
 
 struct Memory {
-  std::vector<double> of = std::vector<double>(static_cast<std::size_t>(kRoom), 0.25);
+  std::vector<double> of = std::vector<double>(at(kRoom), 0.25);
 };
 
 weft::TensorView view_of(ByteChoices& bytes, Memory& memory, weft::DType dtype, Index rows, Index heads, Index dim) {
@@ -138,7 +144,7 @@ int by_kernel(ByteChoices& bytes) {
   const Index tq = bytes.pick(0, kMost), tk = bytes.pick(0, kMost), hk = bytes.pick(1, 3), hq = hk * bytes.pick(1, 3),
               dim = bytes.pick(1, kMost), dim_v = bytes.one_in(2) ? dim : bytes.pick(1, kMost);
   const auto dtype = static_cast<weft::DType>(bytes.pick(0, 3));
-  std::vector<weft::Slice> slices(static_cast<std::size_t>(bytes.pick(0, 4)));
+  std::vector<weft::Slice> slices(at(bytes.pick(0, 4)));
   for (weft::Slice& s : slices) {
     s = {bytes.pick(0, tq), tq, bytes.pick(0, tk), tk};
     if (bytes.one_in(2)) s.hi = bytes.pick(-3, 9);
@@ -146,9 +152,9 @@ int by_kernel(ByteChoices& bytes) {
     if (bytes.one_in(4)) weft::fuzz::spoil_slice(bytes, s);
   }
   Memory q, k, v, dout, out, lse, max_logit, dq, dk, dv, sums, sink;
-  std::vector<weft::RowState<float>> states(static_cast<std::size_t>((kMost + 1) * (kMost + 1)));
+  std::vector<weft::RowState<float>> states(at((kMost + 1) * (kMost + 1)));
   const std::span<const weft::Kernel> all = weft::kernels();
-  const std::string_view kernel = all[static_cast<std::size_t>(bytes.pick(0, static_cast<Index>(all.size()) - 1))].name;
+  const std::string_view kernel = all[at(bytes.pick(0, static_cast<Index>(all.size()) - 1))].name;
   try {
     if (bytes.one_in(4)) check_numbers(bytes);
     weft::Attention attention{};

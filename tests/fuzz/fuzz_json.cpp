@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "json_file.h"
+#include "terminal/json_file.h"
 #include "weft/cost.h"
 #include "weft/error.h"
 #include "weft/layout.h"

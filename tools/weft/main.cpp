@@ -7,8 +7,8 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "file_output.h"
-#include "over_mpi.h"
+#include "flags/over_mpi.h"
+#include "terminal/file_output.h"
 #include "verbs.h"
 #include "weft/error.h"
 #include "weft/version.h"

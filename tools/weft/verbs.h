@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "flags.h"
+#include "flags/flags.h"
 
 namespace weft::tool {
 

@@ -1,8 +1,8 @@
 // A call puts what it sends and receives on the board. When all whom a rank receives from have come, the copies to it
 // are made at once, in its own stream: after the points that these ranks' streams had come to when they made the call.
 // wait() meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of the
-// call: for what comes, and for what others still read. What is added at once is added there and then, straight from the
-// others' memory.
+// call: for what comes, and for what others still read. What is added at once is added there and then, straight from
+// the others' memory.
 #include "comm/cuda/device_threads.h"
 
 #include <algorithm>
@@ -79,7 +79,8 @@ void reach(int from, int to) {
   int can = 0;
   WEFT_CUDA(cudaDeviceCanAccessPeer(&can, to, from));
   if (can == 0)
-    throw Error(text("GPU ", to, " cannot read memory of GPU ", from), "give each rank a process of its own, with NCCL");
+    throw Error(text("GPU ", to, " cannot read memory of GPU ", from),
+                "give each rank a process of its own, with NCCL");
   const cudaError_t result = cudaDeviceEnablePeerAccess(from, 0);
   if (result == cudaErrorPeerAccessAlreadyEnabled) return forget(result);
   check(result, "cudaDeviceEnablePeerAccess");

@@ -7,6 +7,7 @@
 #include "comm/cuda/segments.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -25,7 +26,7 @@ struct Piece {
       if (one.rows == 1 && one.parts == 1) data = one.data;
     }
     if (data != nullptr) return;
-    own = StreamArray<char>(static_cast<std::size_t>(message.size()), stream);
+    own = StreamArray<char>(at(message.size()), stream);
     data = own.get();
   }
   Block block() const { return {data, 1, 1, message.size(), message.size(), message.size()}; }

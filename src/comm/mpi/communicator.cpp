@@ -11,6 +11,7 @@
 #include "comm/blocks.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/transfers.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/mpi.h"
@@ -29,7 +30,7 @@ struct Link {
 
   std::string name(Index peer) const {
     if (whole) return text("rank ", peer);
-    return text("rank ", peer, " of a split (", members[static_cast<std::size_t>(peer)], " of all)");
+    return text("rank ", peer, " of a split (", members[at(peer)], " of all)");
   }
   int tag(Index call) const { return static_cast<int>(call % last_tag); }
 
@@ -101,7 +102,7 @@ void Exchange::post_receives() {
       transfers_.post(Transfers::Way::receive, i, m.peer, m.blocks);
       continue;
     }
-    const auto floats = static_cast<std::size_t>(m.size()) / sizeof(float) + 1;  // replacing, bytes may be left over
+    const auto floats = at(m.size()) / sizeof(float) + 1;  // replacing, bytes may be left over
     float* scratch = transfers_.keep(std::make_unique_for_overwrite<float[]>(floats)).get();
     const Block block{.data = scratch, .rows = 1, .bytes = m.size(), .row_stride = m.size(), .part_stride = m.size()};
     arrived_[i] = scratch;
@@ -213,11 +214,11 @@ struct Choice {
 // MPI's colors and keys are ints, so it is given places in the sorted list of all choices instead.
 std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key) {
   Choice mine{color, key, rank()};
-  std::vector<Choice> all(static_cast<std::size_t>(ranks()));
+  std::vector<Choice> all(at(ranks()));
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks(); ++peer) {
     sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
-    receives.push_back({peer, {{.data = &all[static_cast<std::size_t>(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
+    receives.push_back({peer, {{.data = &all[at(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
   }
   start(std::move(sends), std::move(receives))->wait();  // not counted as traffic; waits no longer than the time limit
   std::sort(all.begin(), all.end());
@@ -230,7 +231,7 @@ std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key
   const std::shared_ptr<Link> link = make_link(part, link_->options);
   link->whole = false;
   std::erase_if(all, [&](const Choice& c) { return c.color != color; });
-  for (std::size_t i = 0; i < all.size(); ++i) link->members[i] = link_->members[static_cast<std::size_t>(all[i].rank)];
+  for (std::size_t i = 0; i < all.size(); ++i) link->members[i] = link_->members[at(all[i].rank)];
   return std::make_unique<MpiCommunicator>(link);
 }
 

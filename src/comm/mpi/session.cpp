@@ -10,6 +10,7 @@
 #include <mpi-ext.h>
 #endif
 
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/mpi.h"
@@ -40,8 +41,7 @@ void check(int code, const char* what) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, buffer, &length);
-  throw Error(text(what, ": ", std::string(buffer, static_cast<std::size_t>(length))),
-              "see to MPI, or the ranks' logs");
+  throw Error(text(what, ": ", std::string(buffer, at(length))), "see to MPI, or the ranks' logs");
 }
 
 bool lost() { return is_lost; }

@@ -13,6 +13,7 @@
 #include "cuda/kept.h"
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -55,7 +56,7 @@ Packed packed(Message message, bool in_place, cudaStream_t stream) {
     if (one.rows == 1 && one.parts == 1) out.data = one.data;
   }
   if (out.data == nullptr) {
-    out.own = cuda::StreamArray<char>(static_cast<std::size_t>(out.message.size()), stream);
+    out.own = cuda::StreamArray<char>(at(out.message.size()), stream);
     out.data = out.own.get();
   }
   return out;
@@ -112,7 +113,7 @@ class NcclExchange final : public Request::Pending {
   }
 
  private:
-  static std::size_t size(const Packed& p) { return static_cast<std::size_t>(p.message.size()); }
+  static std::size_t size(const Packed& p) { return at(p.message.size()); }
 
   void copy_to_self(Index rank, cudaStream_t stream) {
     std::size_t next = 0;

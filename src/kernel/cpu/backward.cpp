@@ -22,16 +22,21 @@ struct Statistics {
     lse.resize(static_cast<std::size_t>(args.q.rows * args.q.heads));
     const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
     const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
-    forward(target, {.q = args.q, .k = args.k, .v = args.v, .slices = args.slices, .attention = args.attention,
-                     .out = out_view, .lse = lse_view});
+    forward(target, {.q = args.q,
+                     .k = args.k,
+                     .v = args.v,
+                     .slices = args.slices,
+                     .attention = args.attention,
+                     .out = out_view,
+                     .lse = lse_view});
     args.out = out_view;
     args.lse = lse_view;
   }
   std::vector<float> out, lse;
 };
 
-// One component for one group of heads. Its parts add to sums of their own, which are added up in the order of the parts
-// whoever ends first, and given back at once.
+// One component for one group of heads. Its parts add to sums of their own, which are added up in the order of the
+// parts whoever ends first, and given back at once.
 struct Family {
   const Component* component;
   const HeadGroup* heads;
@@ -123,10 +128,9 @@ class Backward {
     const std::size_t p = jobs_[job].part;
     const RowPart& part = family.component->parts[p];
     std::vector<float> sums(static_cast<std::size_t>(part.sums.size() * (width_k_ + width_v_)), 0.0f);
-    target_.backward_part(
-        call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
-                sums.data() + part.sums.size() * width_k_,
-                dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
+    target_.backward_part(call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
+                                  sums.data() + part.sums.size() * width_k_,
+                                  dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
     const std::lock_guard lock(family.guard);
     family.sums[p] = std::move(sums);
     family.ended[p] = 1;

@@ -57,7 +57,8 @@ void place_keys(Component& c, std::span<const Slice> slices) {
   }
   for (std::size_t i = 0; i < touched.size(); ++i) {
     const auto at = std::upper_bound(c.keys.begin(), c.keys.end(), touched[i].begin,
-                                     [](Index key, const Range& r) { return key < r.begin; }) - 1;
+                                     [](Index key, const Range& r) { return key < r.begin; }) -
+                    1;
     c.slices[i].shift = begins[static_cast<std::size_t>(at - c.keys.begin())] - at->begin;
   }
 }
@@ -111,8 +112,7 @@ void find_sums(Component& c, std::span<const Slice> slices) {
       s.q_begin = max_of(s.q_begin, part.blocks.front().begin);
       s.q_end = min_of(s.q_end, part.blocks.back().end);
       const Range keys = touched_keys(s);
-      if (keys.size() > 0)
-        sums = {min_of(sums.begin, keys.begin + p.shift), max_of(sums.end, keys.end + p.shift)};
+      if (keys.size() > 0) sums = {min_of(sums.begin, keys.begin + p.shift), max_of(sums.end, keys.end + p.shift)};
     }
     part.sums = sums;
   }

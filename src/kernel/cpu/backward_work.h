@@ -28,7 +28,8 @@ struct Component {
 };
 
 // Blocks of at most `block` query rows, for `groups` groups of heads. A part of one group is about a sixteenth of the
-// whole call, or a component if that is less: more parts would share work among more threads, but each has its own sums.
+// whole call, or a component if that is less: more parts would share work among more threads, but each has its own
+// sums.
 std::vector<Component> components(std::span<const Slice> slices, Index block, Index groups);
 
 }  // namespace weft::cpu

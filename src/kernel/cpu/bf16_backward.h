@@ -177,8 +177,8 @@ class Bf16Backward {
   template <bool kSoftcap>
   WEFT_INLINE PAndDs block(Index pair, Index at) const {
     const float32x4_t score = vld1q_f32(scores_ + at);
-    const float32x4_t p = exp2_or_zero<Neon>(
-        vfmaq_f32(vld1q_f32(minus_lse_ + pair * 4), score, vdupq_n_f32(logits_.late)));
+    const float32x4_t p =
+        exp2_or_zero<Neon>(vfmaq_f32(vld1q_f32(minus_lse_ + pair * 4), score, vdupq_n_f32(logits_.late)));
     float32x4_t slope = vdupq_n_f32(call_.scale);
     if constexpr (kSoftcap) {
       // bent by tanh = score / size; hidden scores are -inf, and -1 makes their slope 0

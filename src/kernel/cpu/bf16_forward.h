@@ -142,8 +142,8 @@ class Bf16Forward {
     float32x4_t minus_max[kPairs], sum[kPairs];
     for (Index i = 0; i < kPairs; ++i) minus_max[i] = vdupq_n_f32(kNoMax);
     for (Index j = begin / 2; j < end / 2; ++j)
-      WEFT_UNROLL for (Index i = 0; i < kPairs; ++i)
-        minus_max[i] = vmaxq_f32(minus_max[i], vld1q_f32(scores_ + (j * kPairs + i) * 4));
+      WEFT_UNROLL for (Index i = 0; i < kPairs; ++i) minus_max[i] =
+          vmaxq_f32(minus_max[i], vld1q_f32(scores_ + (j * kPairs + i) * 4));
     for (Index i = 0; i < kPairs; ++i) {
       float* at = max_ + (p * kPairs + i) * 4;
       const float32x4_t old = vld1q_f32(at), seen = vmaxq_f32(minus_max[i], vrev64q_f32(minus_max[i]));
@@ -156,8 +156,7 @@ class Bf16Forward {
       sum[i] = vmulq_f32(vld1q_f32(sum_ + (p * kPairs + i) * 4), shrink);
       minus_max[i] = vnegq_f32(now);
     }
-    for (Index j = begin / 4; j < end / 4; ++j)
-      WEFT_UNROLL for (Index i = 0; i < kPairs; ++i) {
+    for (Index j = begin / 4; j < end / 4; ++j) WEFT_UNROLL for (Index i = 0; i < kPairs; ++i) {
         const float* at = scores_ + (2 * j * kPairs + i) * 4;
         const float32x4_t a = exp2_or_zero<Neon>(vfmaq_f32(minus_max[i], vld1q_f32(at), by));
         const float32x4_t b = exp2_or_zero<Neon>(vfmaq_f32(minus_max[i], vld1q_f32(at + kPairs * 4), by));

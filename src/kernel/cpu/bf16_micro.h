@@ -1,12 +1,12 @@
-// Products of bf16 by BFMMLA: 2 x 4 times 4 x 2 into a block of 2 x 2 floats. Rows, keys and columns go in pairs; sums stay
-// in blocks [first pair][second pair] = {a0·b0, a0·b1, a1·b0, a1·b1} until the very end.
+// Products of bf16 by BFMMLA: 2 x 4 times 4 x 2 into a block of 2 x 2 floats. Rows, keys and columns go in pairs; sums
+// stay in blocks [first pair][second pair] = {a0·b0, a0·b1, a1·b0, a1·b1} until the very end.
 #pragma once
 
 #include <arm_neon.h>
 
+#include "kernel/cpu/arm/neon.h"
 #include "kernel/cpu/elementwise.h"
 #include "kernel/cpu/micro.h"
-#include "kernel/cpu/neon.h"
 #include "kernel/cpu/panel.h"
 #include "weft/tensor.h"
 
@@ -69,13 +69,14 @@ WEFT_INLINE void pack_rows(const Bits* const* rows, Index pairs, Index wide, Bit
   }
 }
 
-// Rows as operands whose products sum over rows: to[column / 8][row / 4][column pair][2 columns x 4 rows], `quads` groups
-// of four rows; `room` of them lie between one group of columns and the next.
+// Rows as operands whose products sum over rows: to[column / 8][row / 4][column pair][2 columns x 4 rows], `quads`
+// groups of four rows; `room` of them lie between one group of columns and the next.
 WEFT_INLINE void pack_columns(const Bits* const* rows, Index quads, Index wide, Bits* to, Index room) {
   for (Index s = 0; s < quads; ++s) {
     const Bits* const* r = rows + 4 * s;
     for (Index d = 0; d < wide; d += 8) {
-      const uint16x8_t a = vld1q_u16(r[0] + d), b = vld1q_u16(r[1] + d), c = vld1q_u16(r[2] + d), e = vld1q_u16(r[3] + d);
+      const uint16x8_t a = vld1q_u16(r[0] + d), b = vld1q_u16(r[1] + d), c = vld1q_u16(r[2] + d),
+                       e = vld1q_u16(r[3] + d);
       const uint32x4_t ab0 = vreinterpretq_u32_u16(vzip1q_u16(a, b)), ab1 = vreinterpretq_u32_u16(vzip2q_u16(a, b)),
                        ce0 = vreinterpretq_u32_u16(vzip1q_u16(c, e)), ce1 = vreinterpretq_u32_u16(vzip2q_u16(c, e));
       Bits* at = to + (d / 8 * room + s) * 32;
@@ -125,11 +126,13 @@ class RowPointers {
   Index wide_;
 };
 
-// From products q·k to logits in units of log 2. A plain positive scale waits for the fused step before exp2 (`late`); a
-// softcap, or a scale that would turn -inf around, is applied at once, before anything is hidden.
+// From products q·k to logits in units of log 2. A plain positive scale waits for the fused step before exp2 (`late`);
+// a softcap, or a scale that would turn -inf around, is applied at once, before anything is hidden.
 struct BlockLogits {
   BlockLogits(float scale, float softcap)
-      : early(softcap > 0 ? scale / softcap : scale > 0 ? 1.0f : scale * kLog2E),
+      : early(softcap > 0 ? scale / softcap
+              : scale > 0 ? 1.0f
+                          : scale * kLog2E),
         late(softcap > 0 || !(scale > 0) ? 1.0f : scale * kLog2E),
         size(softcap * kLog2E) {}
 
@@ -161,7 +164,8 @@ WEFT_INLINE void hide_blocks(const Sight& sight, Index begin, Index end, float* 
     const float32x4_t key = vaddq_f32(vdupq_n_f32(static_cast<float>(j)), odd);
     for (Index i = 0; i < kPairs; ++i) {
       float* at = scores + (j / 2 * kPairs + i) * 4;
-      float32x4_t low = vdupq_n_f32(static_cast<float>(sight.begin)), high = vdupq_n_f32(static_cast<float>(sight.end - 1));
+      float32x4_t low = vdupq_n_f32(static_cast<float>(sight.begin)),
+                  high = vdupq_n_f32(static_cast<float>(sight.end - 1));
       if (!sight.whole) {
         low = pair_lanes(sight.first, i);
         high = pair_lanes(sight.last, i);

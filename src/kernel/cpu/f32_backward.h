@@ -177,9 +177,8 @@ class F32Backward {
     }
     for (Index j = keys.begin; j < keys.end; j += S::kPair) {
       V e[kVectors][S::kPair];
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
-        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x)
-          e[v][x] = S::sub(S::load(p + (j + x) * kScores + v * S::kLanes), lse[v]);
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) e[v][x] =
+          S::sub(S::load(p + (j + x) * kScores + v * S::kLanes), lse[v]);
       exp2_or_zero<S, kVectors * S::kPair>(e[0]);
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
         V d[S::kPair];
@@ -257,8 +256,8 @@ class F32Backward {
   Dealer memory_;
   Stack stack_ = {};
   Index rows_ = 0;
-  float *q_, *dout_, *q_panels_, *dout_panels_, *dq_, *lse_, *delta_, *k_, *v_, *p_, *ds_, *k_by_keys_,
-      *p_by_rows_, *ds_by_rows_, *row_;
+  float *q_, *dout_, *q_panels_, *dout_panels_, *dq_, *lse_, *delta_, *k_, *v_, *p_, *ds_, *k_by_keys_, *p_by_rows_,
+      *ds_by_rows_, *row_;
   Index* tokens_;
 };
 

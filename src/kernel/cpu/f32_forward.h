@@ -121,8 +121,8 @@ class F32Forward {
       const bool same = f[0] == 1 && f[1] == 1 && f[2] == 1 && f[3] == 1;
       const auto product = same ? &product_by_columns<S, false> : &product_by_columns<S, true>;
       for (Index c = 0; c < wide_v_; c += kWidth)
-        product(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_,
-                out + r * wide_v_ + c, wide_v_, factor_ + r);
+        product(probabilities + r, kPanel, keys.size() / S::kPair, v + c, wide_v_, out + r * wide_v_ + c, wide_v_,
+                factor_ + r);
     }
   }
 
@@ -139,8 +139,8 @@ class F32Forward {
     V largest[kVectors], sum[kVectors];
     for (int v = 0; v < kVectors; ++v) largest[v] = S::load(max_ + p * kPanel + v * S::kLanes);
     for (Index j = keys.begin; j < keys.end; ++j)
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
-        largest[v] = S::max(S::load(scores_ + j * kPanel + v * S::kLanes), largest[v]);
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) largest[v] =
+          S::max(S::load(scores_ + j * kPanel + v * S::kLanes), largest[v]);
     for (int v = 0; v < kVectors; ++v) {
       float* at = max_ + p * kPanel + v * S::kLanes;
       const V shrink = exp2_or_zero<S>(S::sub(S::load(at), largest[v]));
@@ -150,9 +150,8 @@ class F32Forward {
     }
     for (Index j = keys.begin; j < keys.end; j += S::kPair) {
       V e[kVectors][S::kPair];
-      WEFT_UNROLL for (int v = 0; v < kVectors; ++v)
-        WEFT_UNROLL for (int x = 0; x < S::kPair; ++x)
-          e[v][x] = S::sub(S::load(scores_ + (j + x) * kPanel + v * S::kLanes), largest[v]);
+      WEFT_UNROLL for (int v = 0; v < kVectors; ++v) WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) e[v][x] =
+          S::sub(S::load(scores_ + (j + x) * kPanel + v * S::kLanes), largest[v]);
       exp2_or_zero<S, kVectors * S::kPair>(e[0]);
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
         WEFT_UNROLL for (int x = 0; x < S::kPair; ++x) sum[v] = S::add(sum[v], e[v][x]);

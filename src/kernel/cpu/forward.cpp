@@ -3,6 +3,7 @@
 #include <mutex>
 #include <vector>
 
+#include "index.h"
 #include "kernel/cpu/drive.h"
 #include "kernel/cpu/parallel.h"
 #include "kernel/cpu/rows.h"
@@ -24,7 +25,7 @@ void forward(const Target& target, const ForwardArgs& args) {
   const std::vector<RowTile> tiles = row_tiles(slices, args.q.rows, rows);
   const std::vector<Item> items = forward_items(tiles, groups);
 
-  const std::size_t heads = static_cast<std::size_t>(args.q.heads);
+  const std::size_t heads = at(args.q.heads);
   std::vector<float> max_logit(heads, kMinusInfinity<float>);
   std::atomic<std::size_t> next{0};
   std::mutex guard;
@@ -36,8 +37,7 @@ void forward(const Target& target, const ForwardArgs& args) {
     for (std::size_t i = next++; i < items.size(); i = next++) {
       float* memory = scratch.get(target.forward_scratch(call, rows * group));
       const Item& item = items[i];
-      target.forward_tile(call, {tiles[static_cast<std::size_t>(item.tile)],
-                                 groups[static_cast<std::size_t>(item.group)], memory, own_max.data()});
+      target.forward_tile(call, {tiles[at(item.tile)], groups[at(item.group)], memory, own_max.data()});
     }
     const std::lock_guard lock(guard);
     for (std::size_t h = 0; h < heads; ++h) max_logit[h] = max_or_nan(max_logit[h], own_max[h]);

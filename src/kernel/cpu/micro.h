@@ -1,8 +1,8 @@
 // The two products that attention is made of, over any SIMD type.
 //
-// A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads over
-// all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and what
-// elementwise.h asks for. kKeys and kPvVectors: how many rows and vectors the products compute at a time. Targets
+// A SIMD type S has: V (a vector of kLanes floats), Quad (four neighbouring floats, one of which fma_lane<L> spreads
+// over all lanes), load, store, all, zero, add, sub, mul, fma(a, b, c) = a·b + c, max, fma_lane<L>(sum, x, quad), and
+// what elementwise.h asks for. kKeys and kPvVectors: how many rows and vectors the products compute at a time. Targets
 // define it in a file of their own; everything here is a template over it, so that code of different instruction sets
 // can never be mixed up by the linker.
 //
@@ -27,7 +27,7 @@ inline constexpr Index kPanel = 16;
 // One accumulator per element, summed in the order of i: how rows are grouped into calls changes no bit.
 template <class S, int kKeys, bool kAdd>
 WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const float* b, Index b_stride, float* c,
-                                 Index c_stride) {
+                                Index c_stride) {
   using V = typename S::V;
   constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   V sum[kKeys][kVectors];
@@ -43,8 +43,7 @@ WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const f
     const auto step = [&]<int kLane>() __attribute__((always_inline)) {
       WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
         const V x = S::load(b + (i + kLane) * b_stride + v * S::kLanes);
-        WEFT_UNROLL for (int j = 0; j < kKeys; ++j)
-          sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x, quad[j]);
+        WEFT_UNROLL for (int j = 0; j < kKeys; ++j) sum[j][v] = S::template fma_lane<kLane>(sum[j][v], x, quad[j]);
       }
     };
     step.template operator()<0>();
@@ -60,7 +59,7 @@ WEFT_APART void product_by_rows(const float* a, Index a_stride, Index n, const f
 // c[r][0..width) = c[r][..]·factor[r] + sum over j < n of p[j][r]·v[j][..], for 4 rows r; width = kPvVectors vectors.
 template <class S, bool kScale>
 WEFT_APART void product_by_columns(const float* p, Index p_stride, Index n, const float* v, Index v_stride, float* c,
-                                    Index c_stride, const float* factor) {
+                                   Index c_stride, const float* factor) {
   using V = typename S::V;
   constexpr int kVectors = S::kPvVectors;
   V sum[4][kVectors];

@@ -14,9 +14,9 @@ inline constexpr float kNoMax = std::numeric_limits<float>::lowest();
 
 // Which keys of a tile the rows of a panel see: row r sees keys first[r] .. last[r], counted from the tile's start.
 struct Sight {
-  Index begin = 0, end = 0;  // keys that some row sees; nothing outside is touched
-  bool whole = true;         // every row sees all of them
-  Index all_begin = 0, all_end = 0;  // keys that every row sees
+  Index begin = 0, end = 0;           // keys that some row sees; nothing outside is touched
+  bool whole = true;                  // every row sees all of them
+  Index all_begin = 0, all_end = 0;   // keys that every row sees
   float first[kPanel], last[kPanel];  // only if not whole
 };
 
@@ -115,9 +115,8 @@ WEFT_INLINE void score(const float* a, Index n, const float* packed, [[maybe_unu
     if constexpr (S::kPair > 1) {
       if (factor == 1.0f) continue;
       const typename S::V by = S::all(factor);
-      WEFT_UNROLL for (int x = 0; x < S::kKeys; ++x)
-        for (float* at = to + x * stride; at < to + x * stride + kPanel; at += S::kLanes)
-          S::store(at, S::mul(S::load(at), by));
+      WEFT_UNROLL for (int x = 0; x < S::kKeys; ++x) for (float* at = to + x * stride; at < to + x * stride + kPanel;
+                                                          at += S::kLanes) S::store(at, S::mul(S::load(at), by));
     }
   }
 }

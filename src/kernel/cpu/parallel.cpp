@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
@@ -62,7 +63,7 @@ void on_threads(Index worth, const std::function<void()>& body) {
     }
   };
   std::vector<std::thread> others;
-  others.reserve(static_cast<std::size_t>(n) - 1);
+  others.reserve(at(n) - 1);
   try {
     for (int i = 1; i < n; ++i) others.emplace_back(guarded);
   } catch (const std::exception&) {  // no more threads, or no memory for them: fewer do the same work

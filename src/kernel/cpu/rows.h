@@ -14,14 +14,21 @@ WEFT_INLINE constexpr Index round_up(Index n, Index multiple) { return (n + mult
 template <class S>
 WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, float* to, Index width) {
   switch (view.dtype) {
-    case DType::f32: std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float)); break;
-    case DType::bf16: S::widen(view.at<bf16>(row, head), to, view.dim); break;
-    case DType::f16: S::widen(view.at<f16>(row, head), to, view.dim); break;
+    case DType::f32:
+      std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float));
+      break;
+    case DType::bf16:
+      S::widen(view.at<bf16>(row, head), to, view.dim);
+      break;
+    case DType::f16:
+      S::widen(view.at<f16>(row, head), to, view.dim);
+      break;
     case DType::f64:  // dout and out may be
       for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(view.at<double>(row, head)[i]);
       break;
     case DType::f8_e4m3:
-    case DType::f8_e5m2: break;  // check_tensor has refused them
+    case DType::f8_e5m2:
+      break;  // check_tensor has refused them
   }
   for (Index i = view.dim; i < width; ++i) to[i] = 0;
 }
@@ -29,14 +36,21 @@ WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, fl
 template <class S>
 void store_f32(const TensorView& view, Index row, Index head, const float* from) {
   switch (view.dtype) {
-    case DType::f32: std::memcpy(view.at<float>(row, head), from, static_cast<std::size_t>(view.dim) * sizeof(float)); break;
-    case DType::bf16: S::narrow(from, view.at<bf16>(row, head), view.dim); break;
-    case DType::f16: S::narrow(from, view.at<f16>(row, head), view.dim); break;
+    case DType::f32:
+      std::memcpy(view.at<float>(row, head), from, static_cast<std::size_t>(view.dim) * sizeof(float));
+      break;
+    case DType::bf16:
+      S::narrow(from, view.at<bf16>(row, head), view.dim);
+      break;
+    case DType::f16:
+      S::narrow(from, view.at<f16>(row, head), view.dim);
+      break;
     case DType::f64:
       for (Index i = 0; i < view.dim; ++i) view.at<double>(row, head)[i] = static_cast<double>(from[i]);
       break;
     case DType::f8_e4m3:
-    case DType::f8_e5m2: break;  // check_tensor has refused them
+    case DType::f8_e5m2:
+      break;  // check_tensor has refused them
   }
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "index.h"
 #include "weft/config.h"
 
 namespace weft::cpu {
@@ -15,7 +16,7 @@ class Scratch {
     if (floats > size_) {
       size_ = 0;
       memory_.reset();
-      memory_.reset(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), kAlign)));
+      memory_.reset(static_cast<float*>(::operator new(at(floats) * sizeof(float), kAlign)));
       size_ = floats;
     }
     return memory_.get();

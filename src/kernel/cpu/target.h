@@ -43,14 +43,14 @@ constexpr Index stacked_rows(Index most, Index dim_qk, Index dim_v) {
 
 // The rows `part` against the keys of its component: writes dQ of those rows; adds to sums of dK and dV in f32.
 struct BackwardPart {
-  std::span<const Range> blocks;    // of query rows, in order
+  std::span<const Range> blocks;     // of query rows, in order
   std::span<const KeyPlace> slices;  // of the component
   const HeadGroup& heads;
-  Index first_sum;                  // row of the component's sums that dk and dv begin with
-  float* dk;                        // [sums of the part, sum_width(dqk)], zero at first
-  float* dv;                        // [sums of the part, sum_width(dv)]
-  float* dsink;                     // [hq] of this part, zero at first
-  float* scratch;                   // backward_scratch() floats of this thread
+  Index first_sum;  // row of the component's sums that dk and dv begin with
+  float* dk;        // [sums of the part, sum_width(dqk)], zero at first
+  float* dv;        // [sums of the part, sum_width(dv)]
+  float* dsink;     // [hq] of this part, zero at first
+  float* scratch;   // backward_scratch() floats of this thread
 };
 
 struct Target {

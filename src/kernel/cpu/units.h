@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "index.h"
 #include "kernel/cpu/rows.h"
 
 namespace weft::cpu {
@@ -14,9 +15,7 @@ WEFT_INLINE constexpr Index units_of(Index dim) {
   return round_up(dim, 4 * S::kPair) / S::kPair;
 }
 
-WEFT_INLINE void clear_units(float* to, Index units) {
-  std::memset(to, 0, static_cast<std::size_t>(units) * sizeof(float));
-}
+WEFT_INLINE void clear_units(float* to, Index units) { std::memset(to, 0, at(units) * sizeof(float)); }
 
 // The elements of (row, head), then zeros up to `units`.
 template <class S>
@@ -24,9 +23,9 @@ WEFT_INLINE void load_units(const ConstTensorView& view, Index row, Index head, 
   if constexpr (S::kPair == 1) {
     load_f32<S>(view, row, head, to, units);
   } else {
-    const std::size_t bytes = static_cast<std::size_t>(view.dim) * sizeof(bf16);
+    const std::size_t bytes = at(view.dim) * sizeof(bf16);
     std::memcpy(to, view.at<bf16>(row, head), bytes);
-    std::memset(reinterpret_cast<char*>(to) + bytes, 0, static_cast<std::size_t>(units) * sizeof(float) - bytes);
+    std::memset(reinterpret_cast<char*>(to) + bytes, 0, at(units) * sizeof(float) - bytes);
   }
 }
 

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <tuple>
 
+#include "index.h"
+
 namespace weft::cpu {
 
 std::vector<HeadGroup> head_groups(Index heads_q, Index heads_k, std::span<const Index> head_map) {
-  std::vector<HeadGroup> groups(static_cast<std::size_t>(heads_k));
-  for (Index h = 0; h < heads_k; ++h) groups[static_cast<std::size_t>(h)].kv_head = h;
+  std::vector<HeadGroup> groups(at(heads_k));
+  for (Index h = 0; h < heads_k; ++h) groups[at(h)].kv_head = h;
   for (Index h = 0; h < heads_q; ++h) {
-    const Index to = head_map.empty() ? h / (heads_q / heads_k) : head_map[static_cast<std::size_t>(h)];
-    groups[static_cast<std::size_t>(to)].heads.push_back(h);
+    const Index to = head_map.empty() ? h / (heads_q / heads_k) : head_map[at(h)];
+    groups[at(to)].heads.push_back(h);
   }
   return groups;
 }
@@ -31,7 +33,7 @@ std::vector<Slice> useful_slices(std::span<const Slice> slices) {
 }
 
 std::vector<RowTile> row_tiles(std::span<const Slice> slices, Index rows, Index size) {
-  std::vector<RowTile> tiles(static_cast<std::size_t>(ceil_div(rows, size)));
+  std::vector<RowTile> tiles(at(ceil_div(rows, size)));
   for (std::size_t t = 0; t < tiles.size(); ++t) {
     const Index begin = static_cast<Index>(t) * size;
     tiles[t].rows = {begin, min_of(rows, begin + size)};
@@ -39,7 +41,7 @@ std::vector<RowTile> row_tiles(std::span<const Slice> slices, Index rows, Index 
   for (std::size_t n = 0; n < slices.size(); ++n) {
     const Slice& s = slices[n];
     for (Index t = s.q_begin / size; t * size < s.q_end; ++t) {
-      RowTile& tile = tiles[static_cast<std::size_t>(t)];
+      RowTile& tile = tiles[at(t)];
       Slice part = s;
       part.q_begin = max_of(s.q_begin, tile.rows.begin);
       part.q_end = min_of(s.q_end, tile.rows.end);

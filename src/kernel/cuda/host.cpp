@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cuda/check.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -55,8 +56,8 @@ int processors_of(int device) {
 
 Kept::Kept(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t stream) {
   if (args.out.given()) return;
-  const std::size_t rows = static_cast<std::size_t>(args.q.rows * args.q.heads);
-  out = StreamArray<float>(rows * static_cast<std::size_t>(args.v.dim), stream);
+  const std::size_t rows = at(args.q.rows * args.q.heads);
+  out = StreamArray<float>(rows * at(args.v.dim), stream);
   lse = StreamArray<float>(rows, stream);
   const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
   const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
@@ -75,7 +76,7 @@ Kept::Kept(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t
 
 unsigned* zeroed_orders(StreamArray<unsigned>& to, const TensorView& max_logit, cudaStream_t stream) {
   if (!max_logit.given()) return nullptr;
-  to = StreamArray<unsigned>(static_cast<std::size_t>(max_logit.heads), stream);
+  to = StreamArray<unsigned>(at(max_logit.heads), stream);
   WEFT_CUDA(cudaMemsetAsync(to.get(), 0, to.size() * sizeof(unsigned), stream));
   return to.get();
 }

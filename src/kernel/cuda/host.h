@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/memory.h"
-#include "kernel/cuda/calls.h"
+#include "kernel/cuda/portable/calls.h"
 #include "weft/attention.h"
 
 namespace weft::cuda {

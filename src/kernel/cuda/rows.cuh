@@ -1,8 +1,8 @@
 // Rows of views in device memory: into tiles, and out of registers.
 #pragma once
 
-#include "kernel/cuda/calls.h"
-#include "kernel/cuda/tile.cuh"
+#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/tile.cuh"
 #include "weft/tensor.h"
 
 namespace weft::cuda {

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "kernel/reference/inputs.h"
+#include "kernel/inputs.h"
 #include "text.h"
 #include "weft/error.h"
 

@@ -4,8 +4,8 @@
 
 #include "cuda/capture.h"
 #include "cuda/settle.h"
+#include "plan/cuda/device_plan_data.h"
 #include "plan/cuda/plan_job.h"
-#include "plan/cuda/plan_parts.h"
 #include "text.h"
 
 namespace weft {

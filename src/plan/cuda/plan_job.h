@@ -3,7 +3,7 @@
 
 #include "plan/cuda/side.h"
 #include "plan/cut.h"
-#include "plan/part.h"
+#include "plan/run_subset.h"
 
 namespace weft {
 

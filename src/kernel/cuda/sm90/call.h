@@ -4,8 +4,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "kernel/cuda/calls.h"
-#include "kernel/cuda/sm90/shape.h"
+#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/sm90/forward/tile_shape.h"
 
 namespace weft::cuda::sm90 {
 
@@ -22,15 +22,15 @@ struct StepSums {
 WEFT_HD inline RowState<float> ended_row() { return {0.0f, -1.0f}; }
 WEFT_HD inline bool has_ended(const RowState<float>& state) { return state.sum < 0; }
 
-// Keys in parts: a tile that sees keys of several is computed part by part, as if each part were a tile, and the parts are
-// merged in their order. Where a part begins depends on the slice alone, so a row's bits do not depend on who
+// Keys in parts: a tile that sees keys of several is computed part by part, as if each part were a tile, and the parts
+// are merged in their order. Where a part begins depends on the slice alone, so a row's bits do not depend on who
 // computes which part.
 struct KeyParts {
   static constexpr int kAll = 0x7fffffff;
-  int keys = kAll;  // of a part, from the slice's k_first
-  int most = 1;     // parts of a tile, at most
-  bool together = false;  // by different blocks, the last of which merges; otherwise one after another by one block
-  float* sums = nullptr;  // [units, tiles, most] if together, else [blocks], as the math's registers have them
+  int keys = kAll;           // of a part, from the slice's k_first
+  int most = 1;              // parts of a tile, at most
+  bool together = false;     // by different blocks, the last of which merges; otherwise one after another by one block
+  float* sums = nullptr;     // [units, tiles, most] if together, else [blocks], as the math's registers have them
   float4* states = nullptr;  // of every lane's two rows, the same places
   int* arrived = nullptr;    // [units, tiles, warps] parts that are there, if together: 0, and 0 again in the end
 
@@ -48,18 +48,18 @@ struct alignas(16) ForwardItem {
 };
 
 struct ForwardCall {
-  CUtensorMap q, k, v;  // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
-  WorkList list;        // of tiles of query rows
+  CUtensorMap q, k, v;       // boxes of 64 columns: {64, heads, rows} of a tile of Q, {64, 1, keys} of K and V
+  WorkList list;             // of tiles of query rows
   const ForwardItem* items;  // [tiles] in the order of the list; null: tiles lie every `rows`
-  const int* kv_head;   // [units] or null: unit·heads / heads_of_group
-  int tiles;            // of the buffer
-  int units;            // tiles side by side: heads_q / heads
-  int heads, rows;      // Grouping
-  int units_of_group;   // that share a K/V head
+  const int* kv_head;        // [units] or null: unit·heads / heads_of_group
+  int tiles;                 // of the buffer
+  int units;                 // tiles side by side: heads_q / heads
+  int heads, rows;           // Grouping
+  int units_of_group;        // that share a K/V head
   int q_rows, k_rows, heads_q;
   int processors;  // blocks at most
-  Scores scores;  // factor > 0
-  float sign;     // scores are multiplied by it
+  Scores scores;   // factor > 0
+  float sign;      // scores are multiplied by it
   SinkLogits sink;
   TensorView out, lse;
   bool wide_out;  // out is of the inputs' dtype, and 8 elements can be stored at once; otherwise it is f32

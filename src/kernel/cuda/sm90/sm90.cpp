@@ -11,12 +11,13 @@
 #include "cuda/memory.h"
 #include "cuda/on_device.h"
 #include "device/device.h"
+#include "index.h"
 #include "kernel/cuda/host.h"
-#include "kernel/cuda/kept_lists.h"
-#include "kernel/cuda/list.h"
+#include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/call.h"
-#include "kernel/cuda/sm90/even.h"
 #include "kernel/cuda/sm90/tensor_map.h"
+#include "kernel/cuda/work/list.h"
+#include "kernel/cuda/work/list_cache.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -52,15 +53,15 @@ struct Tiles {
   const int* kv_head = nullptr;
   int* counter = nullptr;  // KeyParts::arrived lies behind it
   int tiles = 0;
-  Index longest = 0;  // keys of a slice, from its k_first
-  Index widest = 0;   // of those, from the first to the last that a tile sees
+  Index longest = 0;                 // keys of a slice, from its k_first
+  Index widest = 0;                  // of those, from the first to the last that a tile sees
   std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
 };
 Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
   const Tiling tiling[] = {{Side::query, args.q.rows, sizes.rows}};
   made.lists = make_lists({}, args.device_plan, tiling, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
-  const auto counters = static_cast<std::size_t>(sizes.all_counters(tiling[0].tiles()));
+  const auto counters = at(sizes.all_counters(tiling[0].tiles()));
   made.memory = StreamArray<int>(counters, stream);
   WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, counters * sizeof(int), stream));
   made.list = made.lists.lists[0];
@@ -116,20 +117,21 @@ Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t s
   std::vector<int> items;
   for (int n = 0; n < made.tiles; ++n) {
     const int t = lists.tile_at(0, n);
-    const Range& tile = tiles[static_cast<std::size_t>(t)];
+    const Range& tile = tiles[at(t)];
     const auto [first, last] = lists.range(0, t);
     const bool visited = first < last;
     made.widest = max_of(made.widest, width_of_keys(lists, tile, first, last));
     const bool ends = args.steps != nullptr && later_keys(*args.steps, tile, sizes.call, visited) == 0;
-    items.insert(items.end(), {t, static_cast<int>(tile.begin), static_cast<int>(tile.end), first, last, ends ? 1 : 0, 0, 0});
+    items.insert(items.end(),
+                 {t, static_cast<int>(tile.begin), static_cast<int>(tile.end), first, last, ends ? 1 : 0, 0, 0});
     const std::span<const int> slice = visited ? lists.slice(0, first) : std::span<const int>{};
     items.insert(items.end(), slice.begin(), slice.end());
-    items.resize(static_cast<std::size_t>(n + 1) * (sizeof(ForwardItem) / sizeof(int)));
+    items.resize(at(n + 1) * (sizeof(ForwardItem) / sizeof(int)));
     if (visited) made.visited.push_back(t);
     if (visited && ends) made.ending.push_back(t);
   }
   lists.add_heads(args.q.heads, args.k.heads, args.attention.head_map);
-  const std::vector<int> zeros(static_cast<std::size_t>(sizes.all_counters(made.tiles)), 0);
+  const std::vector<int> zeros(at(sizes.all_counters(made.tiles)), 0);
   const std::size_t items_at = lists.add_numbers(items), zero_at = lists.add_numbers(zeros);
   made.memory = upload(lists.numbers(), stream);
   made.list = lists.list(made.memory.get(), 0);
@@ -177,8 +179,8 @@ class Parts {
     // One after another takes the memory of one part, but leaves multiprocessors idle if tiles are fewer than those.
     view_.together = work.tiles <= sizes.together && (tiles <= processors || tiles * view_.most * bytes <= kMostBytes);
     const Index blocks = view_.together ? tiles * view_.most : min_of(tiles, processors);
-    sums_ = StreamArray<float>(static_cast<std::size_t>(blocks * floats), stream);
-    states_ = StreamArray<float4>(static_cast<std::size_t>(blocks * lanes), stream);
+    sums_ = StreamArray<float>(at(blocks * floats), stream);
+    states_ = StreamArray<float4>(at(blocks * lanes), stream);
     view_.sums = sums_.get();
     view_.states = states_.get();
     view_.arrived = work.counter + 1;
@@ -195,14 +197,12 @@ class Parts {
 struct KeptSums {
   // all_visited: by the first call, which leaves the states of its tiles.
   KeptSums(const ForwardArgs& args, Index rows, int columns, bool all_visited, cudaStream_t stream)
-      : sums(static_cast<std::size_t>(rows * columns), stream),
-        states(static_cast<std::size_t>(rows), stream),
-        out(args.out, args.q.dtype, stream) {
+      : sums(at(rows * columns), stream), states(at(rows), stream), out(args.out, args.q.dtype, stream) {
     if (!all_visited) device::fill(args.place, states.get(), rows);
   }
   // Do all rows have their out and lse after this call, the last one?
   bool all_done(const Tiles& last) {
-    for (const int tile : last.visited) done[static_cast<std::size_t>(tile)] = true;
+    for (const int tile : last.visited) done[at(tile)] = true;
     return std::find(done.begin(), done.end(), false) == done.end();
   }
   StreamArray<float> sums;
@@ -213,8 +213,9 @@ struct KeptSums {
 };
 Index calls_before(const ForwardArgs& args) {
   if (args.steps != nullptr && !args.steps->ends.empty() && args.steps->ends.size() != args.steps->rows.size())
-    throw Error(text("QuerySteps has ", args.steps->ends.size(), " ends for ", args.steps->rows.size(), " ranges of rows"),
-                "give one for each of QuerySteps::rows, or none");
+    throw Error(
+        text("QuerySteps has ", args.steps->ends.size(), " ends for ", args.steps->rows.size(), " ranges of rows"),
+        "give one for each of QuerySteps::rows, or none");
   if (args.steps == nullptr || args.steps->kept == nullptr) return 0;
   return std::static_pointer_cast<KeptSums>(args.steps->kept)->calls;
 }
@@ -223,7 +224,7 @@ std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int colum
   if (args.steps == nullptr) return nullptr;
   auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
   if (kept == nullptr) kept = std::make_shared<KeptSums>(args, rows, columns, all_visited, stream);
-  if (kept->states.size() != static_cast<std::size_t>(rows))
+  if (kept->states.size() != at(rows))
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
                 "give all calls the same queries and the same QuerySteps::rows");
   if (kept->out.asked().data != args.out.data)
@@ -235,8 +236,8 @@ std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int colum
 }  // namespace
 
 bool takes_steps(const ForwardArgs& args) {
-  return args.device_plan == nullptr && !args.max_logit.given() && !args.partial.given() && args.attention.softcap == 0 &&
-         scale_of(args.attention, args.q.dim) > 0;
+  return args.device_plan == nullptr && !args.max_logit.given() && !args.partial.given() &&
+         args.attention.softcap == 0 && scale_of(args.attention, args.q.dim) > 0;
 }
 
 void forward(const ForwardArgs& args) {
@@ -245,9 +246,8 @@ void forward(const ForwardArgs& args) {
   check_rows(max_of(args.q.rows, args.k.rows));
   const DType dtype = args.q.dtype;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
-  const int group = in_groups(args.attention, args.q.heads, args.k.heads)
-                        ? static_cast<int>(args.q.heads / args.k.heads)
-                        : 1;
+  const int group =
+      in_groups(args.attention, args.q.heads, args.k.heads) ? static_cast<int>(args.q.heads / args.k.heads) : 1;
   const bool mapped = group == 1 && !args.attention.head_map.empty();
   const Grouping side = grouping(width, group);
   const int units = static_cast<int>(args.q.heads) / side.heads;
@@ -267,7 +267,7 @@ void forward(const ForwardArgs& args) {
   StreamArray<unsigned> orders;
   const std::shared_ptr<KeptSums> sums =
       sums_of(args, static_cast<Index>(work.tiles) * units * forward_shape(width).rows(), forward_shape(width).v,
-              work.visited.size() == static_cast<std::size_t>(work.tiles), stream);
+              work.visited.size() == at(work.tiles), stream);
   std::optional<EvenOut> own;
   const EvenOut& out = sums != nullptr ? sums->out : own.emplace(args.out, dtype, stream);
   ForwardCall call{.q = {},
@@ -299,7 +299,8 @@ void forward(const ForwardArgs& args) {
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
   if (sums != nullptr && sums->states.size() > 0)
-    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last, sums->calls % 2 == 1};
+    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last,
+                  sums->calls % 2 == 1};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) call.q = tensor_map(q.view(), side.heads, side.rows);
@@ -309,8 +310,8 @@ void forward(const ForwardArgs& args) {
   }
   of_16_bits(dtype, &forward_bf16, &forward_f16)(width, call, stream);
   if (args.steps != nullptr) {
-    sums->done.resize(static_cast<std::size_t>(work.tiles));
-    for (const int tile : work.ending) sums->done[static_cast<std::size_t>(tile)] = true;
+    sums->done.resize(at(work.tiles));
+    for (const int tile : work.ending) sums->done[at(tile)] = true;
     ++sums->calls;
     if (args.steps->last && !sums->all_done(work)) finish_steps(width, call, dtype, stream);
     args.steps->kept = args.steps->last ? nullptr : sums;

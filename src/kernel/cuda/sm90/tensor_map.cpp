@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
-#include "kernel/cuda/calls.h"
+#include "kernel/cuda/portable/calls.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -15,8 +15,7 @@ auto encode_function() {
   static const auto function = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    WEFT_CUDA(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    WEFT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
     if (found == nullptr || result != cudaDriverEntryPointSuccess)
       throw Error("the CUDA driver has no cuTensorMapEncodeTiled", "bring the driver to CUDA 12 or later");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
@@ -43,9 +42,9 @@ CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows)
       const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw Error(text("cuTensorMapEncodeTiled: the CUDA driver describes no tensor of ", view.rows, " rows (", strides[1], " bytes apart), ",
-                     view.heads, " heads (", strides[0], " bytes apart) and ", view.dim, " columns: error ",
-                     static_cast<int>(result)),
+    throw Error(text("cuTensorMapEncodeTiled: the CUDA driver describes no tensor of ", view.rows, " rows (",
+                     strides[1], " bytes apart), ", view.heads, " heads (", strides[0], " bytes apart) and ", view.dim,
+                     " columns: error ", static_cast<int>(result)),
                 "use kernel cuda.portable");
   return map;
 }

@@ -1,0 +1,43 @@
+// Random problems, drawn from any source of choices: a random engine, a shrinking property test, a fuzzer's bytes.
+#pragma once
+
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "check/cases/case.h"
+
+namespace weft::check {
+
+class Choices {
+ public:
+  virtual ~Choices() = default;
+  virtual Index pick(Index low, Index high) = 0;  // both inclusive; shrinking and running out both tend to `low`
+
+  bool one_in(Index n) { return pick(0, n - 1) == n - 1; }
+};
+
+class RandomChoices : public Choices {
+ public:
+  explicit RandomChoices(unsigned long long seed) : engine_(seed) {}
+  Index pick(Index low, Index high) override {
+    // Not uniform_int_distribution: its results differ between standard libraries, and a seed should not.
+    const auto span = static_cast<unsigned long long>(high - low) + 1;
+    return low + static_cast<Index>(engine_() % span);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Runs of an explicit layout: blocks of the stream in random order on random ranks, rows with gaps between them; or
+// residue classes of a stride.
+std::vector<std::vector<Run>> random_runs(Choices& choices, const Side& side, Index ranks, Index stride,
+                                          Index longest = 12);
+// Slices anywhere, across sequences too, no two of which share a pair. Looks at the case's documents.
+std::vector<Slice> random_slices(Choices& choices, const Case& from);
+
+// A valid case of some tens of tokens: any packing, mask, layout (or the one given) and attention feature.
+Case random_case(Choices& choices, std::optional<LayoutKind> layout = {});
+
+}  // namespace weft::check

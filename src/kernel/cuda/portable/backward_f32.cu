@@ -1,0 +1,10 @@
+#include "kernel/cuda/portable/backward.cuh"
+
+namespace weft::cuda {
+
+void backward_f32(Width width, const BackwardCall& call, cudaStream_t stream) {
+  if (width == Width::w128) return launch_backward<F32, Width::w128>(call, stream);
+  launch_backward<F32, Width::w256>(call, stream);
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,10 @@
+#include "kernel/cuda/portable/forward.cuh"
+
+namespace weft::cuda {
+
+void forward_f32(Width width, const ForwardCall& call, cudaStream_t stream) {
+  if (width == Width::w128) return launch_forward<F32, Width::w128>(call, stream);
+  launch_forward<F32, Width::w256>(call, stream);
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,162 @@
+#include "kernel/cuda/portable/portable.h"
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "cuda/check.h"
+#include "cuda/forget.h"
+#include "cuda/memory.h"
+#include "cuda/on_device.h"
+#include "index.h"
+#include "kernel/cuda/host.h"
+#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/work/list.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
+
+}  // namespace
+
+GpuProperties gpu_properties(int device) {
+  const auto ask = [&](int& to, cudaDeviceAttr what) { return cudaDeviceGetAttribute(&to, what, device); };
+  GpuProperties gpu;
+  int shared = 0;
+  cudaError_t result = ask(gpu.major, cudaDevAttrComputeCapabilityMajor);
+  if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
+  if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (result != cudaSuccess) {
+    forget(result);  // it was asked, not met
+    int devices = 0;
+    const cudaError_t counted = cudaGetDeviceCount(&devices);
+    forget(counted);
+    // No answer of a GPU that is there is an error: not the wrong GPU, which would mean another kernel.
+    if (counted == cudaSuccess && device < devices) check(result, "cudaDeviceGetAttribute");
+    gpu.missing = cudaGetErrorString(result);
+  }
+  gpu.shared_bytes = shared;
+  return gpu;
+}
+
+void portable_forward(const ForwardArgs& args) {
+  const OnDevice on(args.place.device);
+  const cudaStream_t stream = stream_of(args.place);
+  check_rows(max_of(args.q.rows, args.k.rows));
+  const DType dtype = args.q.dtype;
+  const Width width = width_of(dtype, args.q.dim, args.v.dim);
+  const Tiling rows[] = {{Side::query, args.q.rows, forward_rows(dtype == DType::f32, width)}};
+  check_grid(rows[0].tiles(), args.q.heads);
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, rows, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+
+  // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
+  const double scale = scale_of(args.attention, args.q.dim);
+  const double size = scale == 0 ? 1 : std::abs(scale);
+  StreamArray<unsigned> orders;
+  ForwardCall call{.q = source(args.q, dtype),
+                   .k = source(args.k, dtype),
+                   .v = source(args.v, dtype),
+                   .list = work.lists[0],
+                   .heads = work.heads,
+                   .scores = scores_of(size, args.attention.softcap),
+                   .sign = scale > 0   ? 1.0f
+                           : scale < 0 ? -1.0f
+                                       : 0.0f,
+                   .sink = sink_of(args.attention.sink),
+                   .out = args.out,
+                   .lse = args.lse,
+                   .partial = args.partial,
+                   .max_logit = zeroed_orders(orders, args.max_logit, stream),
+                   .tiles = rows[0].tiles(),
+                   .heads_q = static_cast<int>(args.q.heads)};
+  of_dtype(dtype, &forward_bf16, &forward_f16, &forward_f32)(width, call, stream);
+  if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
+}
+
+void portable_backward(const BackwardArgs& given) {
+  const OnDevice on(given.place.device);
+  const cudaStream_t stream = stream_of(given.place);
+  BackwardArgs args = given;
+  check_rows(max_of(args.q.rows, args.k.rows));
+  const Kept kept(args, &portable_forward, stream);
+  const DType dtype = args.q.dtype;
+  const bool f32 = dtype == DType::f32;
+  const Width width = width_of(dtype, args.q.dim, args.v.dim);
+  const int rows = dq_rows(f32, dq_width(width));
+  const bool roomy = gpu_properties(given.place.device).shared_bytes >= backward_shared(f32, width, true);
+  const Tiling tilings[] = {{Side::query, args.q.rows, rows},
+                            {Side::key, args.k.rows, backward_shape(f32, width, roomy).keys}};
+  const int row_tiles = tilings[0].tiles(), key_tiles = tilings[1].tiles();
+  check_grid(max_of(row_tiles, key_tiles), max_of(args.q.heads, args.k.heads));
+  const CallLists work =
+      make_lists(args.slices, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+
+  const Index padded = ceil_div(args.q.rows, kRowMultiple) * kRowMultiple;
+  const std::size_t heads_q = at(args.q.heads);
+  const StreamArray<float2> statistics(at(padded) * heads_q, stream);
+  const StreamArray<double> dsink(args.dsink.given() ? at(row_tiles) * heads_q : 0, stream);
+  // Tiles of fewer rows than kRowMultiple may end before the padding does.
+  if (padded > 0) WEFT_CUDA(cudaMemsetAsync(statistics.get(), 0, statistics.size() * sizeof(float2), stream));
+  row_statistics({.out = source(args.out, dtype),
+                  .dout = source(args.dout, dtype),
+                  .lse = args.lse,
+                  .list = work.lists[0],
+                  .sink = sink_of(args.attention.sink),
+                  .statistics = statistics.get(),
+                  .dsink = dsink.get(),
+                  .rows = rows,
+                  .padded_rows = static_cast<int>(padded),
+                  .tiles = row_tiles,
+                  .heads_q = static_cast<int>(args.q.heads)},
+                 stream);
+  if (args.dsink.given()) sum_dsink(dsink.get(), row_tiles, args.dsink, stream);
+
+  StreamArray<float> dq_sums;
+  if (!args.deterministic) {
+    dq_sums = StreamArray<float>(statistics.size() * at(columns_k(width)), stream);
+    if (dq_sums.size() > 0) WEFT_CUDA(cudaMemsetAsync(dq_sums.get(), 0, dq_sums.size() * sizeof(float), stream));
+  }
+  const double scale = scale_of(args.attention, args.q.dim);
+  const BackwardCall call{.q = source(args.q, dtype),
+                          .k = source(args.k, dtype),
+                          .v = source(args.v, dtype),
+                          .dout = source(args.dout, dtype),
+                          .rows = work.lists[0],
+                          .keys = work.lists[1],
+                          .heads = work.heads,
+                          .scores = scores_of(scale, args.attention.softcap),
+                          .scale = static_cast<float>(scale),
+                          .statistics = statistics.get(),
+                          .padded_rows = static_cast<int>(padded),
+                          .dq_sums = dq_sums.get(),
+                          .dq = args.dq,
+                          .dk = args.dk,
+                          .dv = args.dv,
+                          .add_keys = args.add_keys,
+                          .roomy = roomy,
+                          .row_tiles = row_tiles,
+                          .key_tiles = key_tiles,
+                          .heads_q = static_cast<int>(args.q.heads),
+                          .heads_k = static_cast<int>(args.k.heads)};
+  const auto run = [&](auto bf16, auto f16, auto f32_) { of_dtype(dtype, bf16, f16, f32_)(width, call, stream); };
+  run(&backward_bf16, &backward_f16, &backward_f32);
+  if (args.deterministic)
+    run(&dq_bf16, &dq_f16, &dq_f32);
+  else
+    store_dq(call, f32, width, stream);
+}
+
+void finish_partial(const ForwardArgs& args) {
+  const OnDevice on(args.place.device);
+  const cudaStream_t stream = stream_of(args.place);
+  StreamArray<unsigned> orders;
+  unsigned* const max_logit = zeroed_orders(orders, args.max_logit, stream);
+  finish_rows({args.partial, sink_of(args.attention.sink), args.out, args.lse, max_logit}, stream);
+  if (max_logit != nullptr) store_max_logit(max_logit, args.max_logit, stream);
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,241 @@
+// Passes over rows before and after the Hopper backward's products: memory alone.
+#include "cuda/launch.h"
+#include "kernel/cuda/rows.cuh"
+#include "kernel/cuda/sm90/backward/call.h"
+#include "kernel/cuda/sm90/ptx/ptx.cuh"
+#include "kernel/cuda/work/walk.cuh"
+
+namespace weft::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Rows of a tile; `held` if a slice may show them.
+struct TileRows {
+  int begin, end;
+  bool held;
+};
+__device__ TileRows rows_of_tile(const QueryTiles& tiles, int tile, int q_rows) {
+  if (tiles.ranges == nullptr) return {tile << tiles.log_size, min((tile + 1) << tiles.log_size, q_rows), true};
+  const int2 range = tiles.ranges[tile];
+  return {range.x, range.y < 0 ? ~range.y : range.y, range.y >= 0};
+}
+__device__ bool is_live(const QueryTiles& tiles, const TileRows& rows, int tile, int row) {
+  return row < rows.end && rows.held && (tiles.ranges != nullptr || row_is_live(tiles.list, tile / tiles.listed, row));
+}
+
+__device__ float2 two_floats(unsigned x, DType dtype) {  // of bf16 or f16: inputs, which tensor_map has looked at
+  if (dtype == DType::bf16) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
+// In one order, whichever way the numbers came: a row's bits do not depend on its view.
+__device__ float dot_two(float2 a, float2 b) { return __fmaf_rn(a.x, b.x, __fmul_rn(a.y, b.y)); }
+__device__ float add_four_sums(float a, float b, float c, float d) {
+  return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
+}
+
+// A block a tile and unit; a row is read by as many lanes as it has pieces of 8.
+template <Width kWidth>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareCall call) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kRows = kShape.rows(), kLanes = kShape.v / 8;
+  __shared__ double shares[kRows];
+  let_next_begin();
+  if (blockIdx.x == 0 && threadIdx.x == 0 && call.counter != nullptr) *call.counter = 0;
+  if (call.rows.tiles == 0) return;
+  // The first heads last: the products begin with them, and find their sums in the L2 cache.
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = block % call.rows.tiles, unit = block / call.rows.tiles;
+  const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
+  const int dim = static_cast<int>(call.dout.view.dim), thread = static_cast<int>(threadIdx.x);
+  float* statistics = call.statistics + static_cast<Index>(block) * (2 * kRows);
+  constexpr int kParts = kShape.parts_of_tile();
+  if (call.additions != nullptr && thread < kParts) call.additions[kParts * static_cast<Index>(block) + thread] = 0;
+  constexpr int kStep = kThreads / kLanes, kEach = kRows / kStep;  // rows of a thread
+  const int piece = thread % kLanes;
+  const auto row_of = [&](int i) { return rows.begin + ((i * kStep + thread / kLanes) >> call.rows.log_heads); };
+  const auto head_of = [&](int i) {
+    return (unit << call.rows.log_heads) + ((i * kStep + thread / kLanes) & (call.rows.heads() - 1));
+  };
+  if (call.dq_sums != nullptr) {  // while the tile's rows are asked for
+    float4* sums = reinterpret_cast<float4*>(call.dq_sums + static_cast<Index>(block) * (kRows * kShape.k));
+#pragma unroll
+    for (int i = 0; i < kRows * kShape.k / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
+  }
+  bool live[kEach];
+  float lse[kEach], delta[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    live[i] = is_live(call.rows, rows, tile, row_of(i));
+    lse[i] = kMinusInfinity<float>;
+    if (live[i] && piece == 0)
+      lse[i] = load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(i), head_of(i)));
+    delta[i] = 0;
+  }
+  if (call.out.direct && call.out.same && call.dout.direct &&
+      call.dout.same) {  // everything is asked for before it is used
+    uint4 a[kEach], b[kEach];
+    const auto at = [&](const Source& from, int i) {
+      return reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
+                                            offset_of(from.view, row_of(i), head_of(i)) + piece * 8);
+    };
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      a[i] = b[i] = make_uint4(0, 0, 0, 0);
+      if (live[i] && piece * 8 < dim) a[i] = __ldcs(at(call.out, i)), b[i] = *at(call.dout, i);
+    }
+    const auto both = [&](unsigned x, unsigned y) {
+      return dot_two(two_floats(x, call.dout.view.dtype), two_floats(y, call.dout.view.dtype));
+    };
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      delta[i] = add_four_sums(both(a[i].x, b[i].x), both(a[i].y, b[i].y), both(a[i].z, b[i].z), both(a[i].w, b[i].w));
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kEach; ++i) {
+      float a[8] = {}, b[8] = {};
+      if (is_live(call.rows, rows, tile, row_of(i)) && piece * 8 < dim) {
+        load_eight(call.out, offset_of(call.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
+        load_eight(call.dout, offset_of(call.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
+      }
+      const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
+      const float sum = add_four_sums(both(0), both(2), both(4), both(6));
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (j == i) delta[j] = sum;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+    for (int lane = kLanes / 2; lane > 0; lane /= 2) delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], lane);
+    if (piece != 0) continue;
+    const int r = i * kStep + thread / kLanes;
+    if (call.dsink != nullptr) {
+      const float sink = sink_logit(call.sink, head_of(i));
+      shares[r] = live[i] && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse[i]) * delta[i]) : 0.0;
+    }
+    const bool keys = lse[i] != kMinusInfinity<float>;  // without keys P is 0, whatever the score
+    statistics[statistics_at(r)] = keys ? lse[i] * kLog2E : -kMinusInfinity<float>;
+    statistics[kRows + statistics_at(r)] = keys ? call.scale * delta[i] : 0.0f;
+  }
+  if (call.dsink == nullptr) return;
+  __syncthreads();
+  if (thread >= call.rows.heads()) return;
+  double share = 0;  // in the same order on every run
+  for (int r = thread; r < kRows; r += call.rows.heads()) share += shares[r];
+  call.dsink[static_cast<Index>((unit << call.rows.log_heads) + thread) * call.rows.tiles + tile] = share;
+}
+
+// A block a tile and unit. Sums lie as the products left them: 128 lanes of four, 8 columns after 8.
+template <Width kWidth, class N>
+__global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreCall call) {
+  constexpr BackwardShape kShape = backward_shape(kWidth);
+  constexpr int kRows = kShape.rows(), kK = kShape.k, kPitch = kK + 8;
+  __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
+  await_before();
+  // The last heads first: their sums are still in the L2 cache.
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = block % call.rows.tiles, unit = block / call.rows.tiles;
+  const TileRows rows = rows_of_tile(call.rows, tile, call.q_rows);
+  const float4* sums = reinterpret_cast<const float4*>(call.dq_sums + static_cast<Index>(block) * (kRows * kK));
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto row_of = [&](int r) { return rows.begin + (r >> call.rows.log_heads); };
+  const auto head_of = [&](int r) { return (unit << call.rows.log_heads) + (r & (call.rows.heads() - 1)); };
+  static_assert(kThreads % 128 == 0);  // a thread's two rows are the same in every round
+  bool seeing[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {  // not from the statistics, which may lie in dQ
+    const int r = thread / 32 % 4 * 16 + thread % 32 / 4 + 8 * j;
+    seeing[j] = is_live(call.rows, rows, tile, row_of(r)) &&
+                load_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row_of(r), head_of(r))) !=
+                    kMinusInfinity<float>;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows * kK / 4 / kThreads; ++i) {
+    const int e = i * kThreads + thread, lane = e % 32, eight = e / 128;
+    const int column = eight * 8 + lane % 4 * 2;
+    const float4 four = __ldcs(sums + e);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int r = e / 32 % 4 * 16 + lane / 4 + 8 * j;
+      const float x = seeing[j] ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing[j] ? (j == 0 ? four.y : four.w) : 0.0f;
+      if (call.wide) {
+        unsigned one[1];
+        N::pack(one, x, y);
+        *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
+      } else {
+        if (row_of(r) < rows.end) RowOut(call.dq, row_of(r), head_of(r)).store(column, x, y);
+      }
+    }
+  }
+  if (!call.wide) return;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
+    const int e = i * kThreads + thread, r = e / (kK / 8), column = e % (kK / 8) * 8;
+    if (row_of(r) >= rows.end || column >= call.dq.dim) continue;
+    const Index at = offset_of(call.dq, row_of(r), head_of(r)) + column;
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(call.dq.data) + at) =
+        *reinterpret_cast<const uint4*>(rounded + r * kPitch + column);
+  }
+}
+
+auto prepare_of(Width width) {
+  switch (width) {
+    case Width::w64:
+      return &prepare_kernel<Width::w64>;
+    case Width::w128:
+      return &prepare_kernel<Width::w128>;
+    case Width::w192_128:
+      return &prepare_kernel<Width::w192_128>;
+    default:
+      return &prepare_kernel<Width::w256>;
+  }
+}
+template <class N>
+auto store_of(Width width) {
+  switch (width) {
+    case Width::w64:
+      return &store_kernel<Width::w64, N>;
+    case Width::w128:
+      return &store_kernel<Width::w128, N>;
+    case Width::w192_128:
+      return &store_kernel<Width::w192_128, N>;
+    default:
+      return &store_kernel<Width::w256, N>;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const __grid_constant__ ConstTensorView from, DType dtype, void* to, Index width) {
+  const Index count = from.rows * from.heads * width;
+  for (Index i = Index{blockIdx.x} * kThreads + threadIdx.x; i < count; i += Index{gridDim.x} * kThreads) {
+    const Index column = i % width, head = i / width % from.heads, row = i / width / from.heads;
+    const Index at = offset_of(from, static_cast<int>(row), static_cast<int>(head)) + column;
+    store_element(to, dtype, i, column < from.dim ? load_element(from.data, from.dtype, at) : 0.0f);
+  }
+}
+
+}  // namespace
+
+void prepare_rows(Width width, const PrepareCall& call, cudaStream_t stream) {
+  const unsigned blocks = static_cast<unsigned>(call.rows.tiles * (call.heads_q >> call.rows.log_heads));
+  if (blocks == 0 && call.counter == nullptr) return;
+  launch(prepare_of(width), {dim3(blocks > 0 ? blocks : 1), dim3(kThreads), 0}, stream, call);
+}
+
+void store_rows(Width width, const StoreCall& call, DType inputs, cudaStream_t stream) {
+  const unsigned blocks =
+      static_cast<unsigned>(call.rows.tiles) * static_cast<unsigned>(call.dq.heads >> call.rows.log_heads);
+  launch(of_16_bits(inputs, store_of<Bf16>(width), store_of<F16>(width)), {dim3(blocks), dim3(kThreads), 0, call.early},
+         stream, call);
+}
+
+void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream) {
+  const Index blocks = min_of(1024, ceil_div(from.rows * from.heads * width, kThreads));
+  launch(&round_kernel, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0}, stream, from, dtype, to, width);
+}
+
+}  // namespace weft::cuda::sm90

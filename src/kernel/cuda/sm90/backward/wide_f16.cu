@@ -1,0 +1,9 @@
+#include "kernel/cuda/sm90/backward/wide.cuh"
+
+namespace weft::cuda::sm90 {
+
+void backward_wide_f16(Width width, const BackwardCall& call, cudaStream_t stream) {
+  launch_any_wide<F16>(width, call, stream);
+}
+
+}  // namespace weft::cuda::sm90

@@ -1,7 +1,0 @@
-#include "kernel/cuda/sm90/backward_dq.cuh"
-
-namespace weft::cuda::sm90 {
-
-void dq_f16(Width width, const DqCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
-
-}  // namespace weft::cuda::sm90

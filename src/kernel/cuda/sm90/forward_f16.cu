@@ -1,7 +1,0 @@
-#include "kernel/cuda/sm90/forward_launch.cuh"
-
-namespace weft::cuda::sm90 {
-
-void forward_f16(Width width, const ForwardCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
-
-}  // namespace weft::cuda::sm90

@@ -1,0 +1,193 @@
+#include "kernel/cuda/work/list.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <unordered_map>
+
+#include "cuda/capture.h"
+#include "kernel/cuda/work/device_list.h"
+#include "weft/error.h"
+
+namespace weft::cuda {
+namespace {
+
+Range rows_of(const Slice& s, Side side) {
+  return side == Side::query ? Range{s.q_begin, s.q_end} : Range{s.k_begin, s.k_end};
+}
+
+Slice cut(Slice s, Side side, Index first, Index end) {
+  Index& begin = side == Side::query ? s.q_begin : s.k_begin;
+  Index& last = side == Side::query ? s.q_end : s.k_end;
+  begin = max_of(begin, first);
+  last = min_of(last, end);
+  return s;
+}
+
+// The pairs that a and b show, in one slice, if there is one.
+bool join(Slice& a, const Slice& b) {
+  if (a.q_begin != b.q_begin || a.q_end != b.q_end || a.k_end != b.k_begin) return false;
+  // The lower bound is a's, the upper one b's. Of the other's keys it hides as many as their own, or they hide none.
+  const Index first_of_b = b.k_begin - (b.q_end - 1), last_of_a = a.k_end - 1 - a.q_begin;
+  if (a.lo != b.lo && max_of(a.lo, b.lo) > first_of_b) return false;
+  if (a.hi != b.hi && min_of(a.hi, b.hi) < last_of_a) return false;
+  a.k_end = b.k_end;
+  a.hi = b.hi;
+  return true;
+}
+
+}  // namespace
+
+std::vector<Slice> joined(std::span<const Slice> slices, bool in_steps) {
+  std::vector<Slice> made;
+  for (const Slice& s : slices)
+    if (!in_steps || made.empty() || !join(made.back(), s)) made.push_back(s);
+  return made;
+}
+
+HostLists::HostLists(std::span<const Slice> slices) {
+  for (const Slice& s : slices) {
+    const Slice t = trimmed(s, true);
+    if (t.q_begin >= t.q_end) continue;
+    useful_.push_back(t);
+    slices_.push_back(work_slice(s));
+  }
+}
+
+std::size_t HostLists::append(std::span<const int> more) {
+  numbers_.resize((numbers_.size() + 3) / 4 * 4);  // aligned as WorkSlice asks
+  const std::size_t at = numbers_.size();
+  numbers_.insert(numbers_.end(), more.begin(), more.end());
+  return at;
+}
+
+int HostLists::add_tiles(Side side, Index rows, int size) {
+  std::vector<Range> tiles;
+  for (Index row = 0; row < rows; row += size) tiles.push_back({row, row + size});
+  return add_tiles(side, tiles);
+}
+
+int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
+  const std::size_t tiles = ranges_of_rows.size();
+  std::vector<int> begin(tiles + 1, 0);
+  std::vector<Index> cost(tiles, 0);
+  const auto each = [&](auto&& visit) {
+    for (std::size_t n = 0; n < useful_.size(); ++n) {
+      const Range r = rows_of(useful_[n], side);
+      const auto first = std::partition_point(ranges_of_rows.begin(), ranges_of_rows.end(),
+                                              [&](const Range& tile) { return tile.end <= r.begin; });
+      for (auto t = first; t != ranges_of_rows.end() && t->begin < r.end; ++t)
+        visit(n, static_cast<std::size_t>(t - ranges_of_rows.begin()));
+    }
+  };
+  // A tile with few rows walks as far as a full one: it costs what it meets on the other side.
+  each([&](std::size_t n, std::size_t t) {
+    ++begin[t + 1];
+    const Slice met = trimmed(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end), true);
+    if (met.q_begin < met.q_end) cost[t] += rows_of(met, side == Side::query ? Side::key : Side::query).size();
+  });
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::vector<int> members(static_cast<std::size_t>(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
+  each([&](std::size_t n, std::size_t t) {
+    std::memcpy(members.data() + static_cast<std::size_t>(next[t]++) * kSliceInts, &slices_[n], sizeof(WorkSlice));
+  });
+  // Tiles that begin at the same row of the other side, a document's, follow each other: what they read is in the L2
+  // cache then. Documents as their most expensive tile would stand, so that what is left for the end is short.
+  std::vector<Index> from(tiles, -1);
+  std::unordered_map<Index, Index> most;
+  each([&](std::size_t n, std::size_t t) {
+    if (from[t] < 0) from[t] = rows_of(useful_[n], side == Side::query ? Side::key : Side::query).begin;
+  });
+  for (std::size_t t = 0; t < tiles; ++t) most[from[t]] = max_of(most[from[t]], cost[t]);
+  std::vector<int> order(tiles);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    const std::size_t x = static_cast<std::size_t>(a), y = static_cast<std::size_t>(b);
+    if (from[x] == from[y]) return cost[x] > cost[y];
+    const Index of_x = most.at(from[x]), of_y = most.at(from[y]);
+    return of_x != of_y ? of_x > of_y : from[x] < from[y];
+  });
+  const int count[] = {static_cast<int>(tiles)};
+  std::vector<int> ranges;
+  for (std::size_t t = 0; t < tiles; ++t) ranges.insert(ranges.end(), {begin[t], begin[t + 1]});
+  lists_.push_back({append(members), append(ranges), append(order), append(count)});
+  return count[0];
+}
+
+std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<const Range> held) const {
+  std::vector<Range> spans(held.begin(), held.end());
+  for (const Slice& s : useful_) spans.push_back({s.q_begin, s.q_end});
+  std::sort(spans.begin(), spans.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::vector<Range> tiles;
+  bool whole = false;  // the last tile ends where slices end, and may take another part that fits
+  const auto add = [&](Index begin, Index end) {
+    if (begin == end) return;
+    if (whole && end - tiles.back().begin <= size) {
+      tiles.back().end = end;
+      return;
+    }
+    whole = end - begin <= size;
+    // The one that is not full comes first: where masks are causal it is the one that sees the least.
+    for (Index last = end - (end - begin - 1) / size * size; begin < end; begin = last, last += size)
+      tiles.push_back({begin, last});
+  };
+  Index begin = 0, end = 0;  // rows that slices hold together
+  for (const Range& s : spans) {
+    if (s.begin >= end) {
+      add(begin, end);
+      add(end, s.begin);  // rows that see nothing
+      begin = s.begin;
+    }
+    end = max_of(end, s.end);
+  }
+  add(begin, end);
+  add(end, rows);
+  return tiles;
+}
+
+void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map) {
+  std::vector<int> kv(static_cast<std::size_t>(heads_q)), begin(static_cast<std::size_t>(heads_k) + 1, 0);
+  for (std::size_t h = 0; h < kv.size(); ++h) {
+    kv[h] = static_cast<int>(head_map.empty() ? static_cast<Index>(h) / (heads_q / heads_k) : head_map[h]);
+    ++begin[static_cast<std::size_t>(kv[h]) + 1];
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::vector<int> heads(kv.size()), next(begin.begin(), begin.end() - 1);
+  for (std::size_t h = 0; h < kv.size(); ++h)
+    heads[static_cast<std::size_t>(next[static_cast<std::size_t>(kv[h])]++)] = static_cast<int>(h);
+  kv_head_ = append(kv);
+  head_begin_ = append(begin);
+  heads_ = append(heads);
+}
+
+WorkList HostLists::list(const int* base, std::size_t n) const {
+  const Places& at = lists_[n];
+  return {reinterpret_cast<const WorkSlice*>(base + at.slices), reinterpret_cast<const int2*>(base + at.ranges),
+          base + at.order, base + at.tiles};
+}
+
+WorkHeads HostLists::heads(const int* base) const { return {base + kv_head_, base + head_begin_, base + heads_}; }
+
+StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream) {
+  if (is_captured(stream))
+    throw Error("slices on the host while a CUDA graph is captured",
+                "call outside the capture, or give a device_plan, whose slices the graph reads anew");
+  StreamArray<int> to(numbers.size(), stream);
+  // From pageable memory: it is read before the call returns.
+  WEFT_CUDA(cudaMemcpyAsync(to.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream));
+  return to;
+}
+
+CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                     const HeadGroups& heads, cudaStream_t stream) {
+  if (plan != nullptr) return build_lists(*plan, tilings, heads, stream);
+  HostLists lists(slices);
+  for (const Tiling& t : tilings) lists.add_tiles(t.side, t.rows, t.size);
+  lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
+  CallLists made{upload(lists.numbers(), stream), {}, {}};
+  for (std::size_t n = 0; n < tilings.size(); ++n) made.lists.push_back(lists.list(made.memory.get(), n));
+  made.heads = lists.heads(made.memory.get());
+  return made;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,95 @@
+#include "kernel/cuda/work/list_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <list>
+#include <map>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cuda/capture.h"
+#include "cuda/check.h"
+
+namespace weft::cuda {
+namespace {
+
+constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{16} << 20, kMostStreams = 64;
+
+// As bytes: there are none between members.
+template <class T>
+bool same(std::span<const T> a, const std::vector<T>& b) {
+  static_assert(std::has_unique_object_representations_v<T>);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+struct Entry {
+  Entry(const ListKey& key, std::shared_ptr<void> lists_of, std::size_t bytes_of)
+      : slices(key.slices.begin(), key.slices.end()),
+        head_map(key.head_map.begin(), key.head_map.end()),
+        sizes(key.sizes.begin(), key.sizes.end()),
+        lists(std::move(lists_of)),
+        bytes(bytes_of) {}
+  bool is_of(const ListKey& key) const {
+    return same(key.sizes, sizes) && same(key.head_map, head_map) && same(key.slices, slices);
+  }
+
+  std::vector<Slice> slices;
+  std::vector<Index> head_map, sizes;
+  std::shared_ptr<void> lists;
+  std::size_t bytes;
+};
+// Of one stream, the last used first.
+struct Shelf {
+  std::list<Entry> entries;
+  std::size_t bytes = 0;
+};
+// By device and the stream's number, which no later stream has. Never ended: CUDA may be gone before. Memory of a
+// stream that is gone could not be given back in its order, so its shelf stays, and there are not endlessly many.
+struct Shelves {
+  std::mutex mutex;
+  std::map<std::pair<int, unsigned long long>, Shelf> all;
+};
+Shelves& shelves() {
+  static auto& kept = *new Shelves;
+  return kept;
+}
+std::pair<int, unsigned long long> number_of(cudaStream_t stream) {
+  std::pair<int, unsigned long long> number{};
+  WEFT_CUDA(cudaGetDevice(&number.first));
+  WEFT_CUDA(cudaStreamGetId(stream, &number.second));
+  return number;
+}
+
+}  // namespace
+
+std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream) {
+  if (is_captured(stream)) return nullptr;
+  const auto number = number_of(stream);
+  const std::lock_guard lock(shelves().mutex);
+  const auto shelf = shelves().all.find(number);
+  if (shelf == shelves().all.end()) return nullptr;
+  std::list<Entry>& entries = shelf->second.entries;
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.is_of(key); });
+  if (entry == entries.end()) return nullptr;
+  entries.splice(entries.begin(), entries, entry);
+  return entry->lists;
+}
+
+void keep_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
+  const auto number = number_of(stream);
+  std::list<Entry> dropped;  // ended when nobody is locked out
+  const std::lock_guard lock(shelves().mutex);
+  if (bytes > kMostBytes || (!shelves().all.contains(number) && shelves().all.size() >= kMostStreams)) return;
+  Shelf& shelf = shelves().all[number];
+  shelf.entries.emplace_front(key, std::move(lists), bytes);
+  shelf.bytes += bytes;
+  while (shelf.entries.size() > kMostLists || shelf.bytes > kMostBytes) {
+    shelf.bytes -= shelf.entries.back().bytes;
+    dropped.splice(dropped.begin(), shelf.entries, std::prev(shelf.entries.end()));
+  }
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,59 @@
+// What a Layout and a RunList hold.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "plan/runs.h"
+#include "weft/layout.h"
+
+namespace weft::detail {
+
+// A number that is computed once, by whoever asks first; threads that ask at once all get the same. 0: not yet.
+struct KeptNumber {
+  std::atomic<std::uint64_t> value = 0;
+
+  KeptNumber() = default;
+  KeptNumber(const KeptNumber& other) : value(other.value.load()) {}
+};
+
+struct LayoutParts {
+  LayoutKind kind;
+  Stream stream;
+  Index ranks = 0;
+  Index rows = 0;   // of each rank
+  Index piece = 0;  // contiguous, zigzag
+  Index stride = 1;
+  std::vector<std::vector<Run>> runs = {};  // by rank: balanced and explicit only, the others are arithmetic
+  mutable KeptNumber fingerprint = {};
+
+  bool regular() const { return kind != LayoutKind::balanced && kind != LayoutKind::explicit_runs; }
+};
+
+// Runs sorted for search; see TableRuns.
+struct RunTable {
+  std::vector<Run> runs;
+  std::vector<Index> residues, class_begin;
+  Index stride = 1;
+
+  // Runs of more than one row have this stride already.
+  RunTable(std::vector<Run> unsorted, Index stride);
+  TableRuns view() const;
+};
+
+struct RunSource {
+  std::variant<RegularRuns, RunTable> runs;
+  std::shared_ptr<const LayoutParts> owner = {};  // keeps the offsets alive that RegularRuns points to
+  Index sequences = 0;                            // of the owner's stream
+};
+
+// The common stride of runs; Error if two differ. Runs of one row fit any.
+Index common_stride(std::span<const Run> runs);
+// Error if a run leaves [0, rows), or two share a row.
+void check_rows(std::span<const Run> runs, Index rows, std::string_view whose);
+
+}  // namespace weft::detail

@@ -1,0 +1,136 @@
+// The same calls a great many times over: each ends, and leaves the bits that the first one left. What warps of a block
+// lose of each other once in thousands of steps does not show in one call. WEFT_CUDA_CALLS says how often.
+#include <cstdlib>
+#include <string>
+
+#include "kernel/cuda/gpu_problem.h"
+
+namespace weft::test {
+namespace {
+
+int calls() {
+  const char* asked = std::getenv("WEFT_CUDA_CALLS");
+  return asked != nullptr ? std::stoi(asked) : 50;
+}
+
+__global__ void count_differences(const unsigned* a, const unsigned* b, std::size_t words, int* count) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x)
+    if (a[i] != b[i]) atomicAdd(count, 1);
+}
+
+class GpuAgain : public GpuTest {
+ protected:
+  // More tiles than a GPU has multiprocessors, of few and of many steps, some without keys.
+  static KernelProblem many_tiles(Index width, Index heads = 140) {
+    KernelProblem problem{"",
+                          {.tq = 340,
+                           .tk = 900,
+                           .hq = heads,
+                           .hk = heads,
+                           .dqk = width,
+                           .dv = width == 192 ? 128 : width,
+                           .dtype = dtype(),
+                           .slices = {{0, 20, 0, 200},
+                                      {20, 21, 3, 900},
+                                      {140, 145, 100, 300, -kUnlimited, 0},
+                                      {200, 300, 100, 900, -kUnlimited, 550},
+                                      {300, 310, 0, 300, -250, -100},
+                                      {338, 340, 7, 10}}}};
+    Random random(31);
+    problem.p.fill(random);
+    return problem;
+  }
+  // Outputs of 32-bit numbers, without gaps.
+  template <class Call>
+  static void expect_same_each_time(const char* what, const OnGpu& gpu, const std::vector<TensorView>& outputs,
+                                    const Call& call) {
+    SCOPED_TRACE(what);
+    const auto stream = static_cast<cudaStream_t>(gpu.place().stream);
+    const int zero = 0;
+    const DeviceBytes different(&zero, sizeof zero);
+    std::list<DeviceBytes> first;
+    call();
+    WEFT_CUDA(cudaStreamSynchronize(stream));
+    for (const TensorView& out : outputs) {
+      std::vector<char> host(spanned_bytes(out));
+      WEFT_CUDA(cudaMemcpy(host.data(), out.data, host.size(), cudaMemcpyDeviceToHost));
+      first.emplace_back(host.data(), host.size());
+    }
+    for (int n = 1; n < calls(); ++n) {
+      call();
+      auto want = first.begin();
+      for (const TensorView& out : outputs)
+        count_differences<<<128, 256, 0, stream>>>(static_cast<const unsigned*>(out.data),
+                                                   static_cast<const unsigned*>((want++)->data()),
+                                                   spanned_bytes(out) / 4, static_cast<int*>(different.data()));
+      WEFT_CUDA(cudaGetLastError());
+    }
+    WEFT_CUDA(cudaStreamSynchronize(stream));
+    int count = 0;
+    WEFT_CUDA(cudaMemcpy(&count, different.data(), sizeof count, cudaMemcpyDeviceToHost));
+    EXPECT_EQ(count, 0) << "of all calls' outputs are not as in the first";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuAgain, testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}),
+                         gpu_kernel_name);
+
+TEST_P(GpuAgain, Forward) {
+  for (const Index width : {64, 128, 192, 256}) {
+    SCOPED_TRACE(width);
+    const KernelProblem problem = many_tiles(width);
+    const Outputs host(problem.p);
+    OnGpu gpu;
+    const ForwardArgs all = on_gpu(gpu, host.forward_args(problem));
+    ForwardArgs plain = all;
+    plain.max_logit = {};
+    expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
+    expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
+    const KernelProblem more = many_tiles(width, 200);  // than are computed in parts at once, with wide tiles too
+    const Outputs more_host(more.p);
+    ForwardArgs cut = on_gpu(gpu, more_host.forward_args(more));
+    cut.max_logit = {};
+    cut.part_keys = 128;
+    expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
+    const KernelProblem few = many_tiles(width, 3);
+    const Outputs few_host(few.p);
+    ForwardArgs at_once = on_gpu(gpu, few_host.forward_args(few));
+    at_once.part_keys = 128;
+    expect_same_each_time("any, parts at once", gpu, {at_once.out, at_once.lse, at_once.max_logit},
+                          [&] { attend(at_once, gpu_kernel); });
+    at_once.max_logit = {};
+    expect_same_each_time("parts at once", gpu, {at_once.out, at_once.lse}, [&] { attend(at_once, gpu_kernel); });
+    std::vector<Range> rows;
+    for (const Slice& s : problem.p.slices) rows.push_back({s.q_begin, s.q_end});
+    std::vector<std::vector<Slice>> parts;
+    for (const Range keys : {Range{500, 900}, Range{150, 300}, Range{0, 100}, Range{100, 150}, Range{300, 500}})
+      parts.push_back(keys_of(problem.p.slices, keys));
+    expect_same_each_time("steps", gpu, {plain.out, plain.lse}, [&] {
+      ForwardArgs args = plain;
+      QuerySteps steps{.rows = rows};
+      args.steps = &steps;
+      for (const std::vector<Slice>& part : parts) {
+        args.slices = part;
+        steps.last = &part == &parts.back();
+        attend(args, gpu_kernel);
+      }
+    });
+  }
+}
+
+TEST_P(GpuAgain, Backward) {
+  for (const Index width : {64, 128, 192, 256}) {
+    SCOPED_TRACE(width);
+    const KernelProblem problem = many_tiles(width);
+    const Outputs host(problem.p);
+    gpu_attend(host.forward_args(problem));
+    OnGpu gpu;
+    BackwardArgs args = on_gpu(gpu, host.backward_args(problem));
+    expect_same_each_time("any order of dq", gpu, {args.dk, args.dv}, [&] { attend_backward(args, gpu_kernel); });
+    args.deterministic = true;
+    expect_same_each_time("deterministic", gpu, {args.dq, args.dk, args.dv},
+                          [&] { attend_backward(args, gpu_kernel); });
+  }
+}
+
+}  // namespace
+}  // namespace weft::test

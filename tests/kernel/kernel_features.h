@@ -1,0 +1,195 @@
+// Problems of every feature of attention, named, some large enough for several tiles of queries and keys.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check/cases/random_case.h"
+#include "kernel/kernel_problem.h"
+#include "weft/plan.h"
+
+namespace weft::test {
+
+// The slices of a mask over whole streams.
+inline AttentionProblem masked(AttentionProblem p, const Packing& packing, const Mask& mask) {
+  p.tq = packing.q().tokens();
+  p.tk = packing.k().tokens();
+  p.slices = Problem(packing, mask).global_slices();
+  return p;
+}
+
+inline Stream lengths(std::vector<Index> list) { return Stream::from_lengths(list); }
+// Sequences in rooms that leave padding before, between and after them.
+inline Stream padded(std::vector<Index> offsets, std::vector<Index> used, Index tokens) {
+  return Stream::from_used(offsets, used, tokens);
+}
+
+inline void add_dims(std::vector<KernelProblem>& to) {
+  constexpr std::pair<Index, Index> kDims[] = {{1, 1},   {3, 3},   {8, 8},     {16, 16},   {31, 31},
+                                               {64, 64}, {80, 80}, {96, 96},   {128, 128}, {192, 128},
+                                               {5, 2},   {1, 256}, {255, 255}, {256, 256}, {256, 1}};
+  for (const auto& [dqk, dv] : kDims) {
+    to.push_back({"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
+                  {.tq = 21, .tk = 45, .dqk = dqk, .dv = dv, .slices = {{0, 19, 1, 44, -7, 30}}}});
+  }
+}
+
+inline void add_heads(std::vector<KernelProblem>& to) {
+  struct Heads {
+    Index hq, hk;
+    std::vector<Index> map = {};
+  };
+  const Heads list[] = {{1, 1},        {3, 3}, {8, 2}, {6, 2}, {16, 1}, {3, 2, {0, 1, 1}}, {5, 3, {2, 0, 2, 1, 2}},
+                        {2, 4, {1, 3}}};
+  for (const Heads& h : list) {
+    to.push_back(
+        {"heads " + std::to_string(h.hq) + ":" + std::to_string(h.hk) + (h.map.empty() ? "" : " by map"),
+         {.tq = 23, .tk = 50, .hq = h.hq, .hk = h.hk, .dqk = 24, .dv = 20, .slices = {{0, 23, 0, 50, -kUnlimited, 27}}},
+         h.map});
+  }
+}
+
+inline void add_masks(std::vector<KernelProblem>& to) {
+  const AttentionProblem base{.hq = 2, .hk = 1, .dqk = 40, .dv = 40};
+  const auto add = [&](const std::string& name, const Packing& packing, const Mask& mask) {
+    to.push_back({name, masked(base, packing, mask)});
+  };
+  add("causal", lengths({333}), {.causal = true});
+  add("full", Packing(lengths({70}), lengths({301})), {});
+  add("window", lengths({301}), {.causal = true, .left = 50});
+  add("window with right", lengths({290}), {.left = 37, .right = 9});
+  add("only the right", lengths({131}), {.left = 0, .right = -1});
+  add("one key each", lengths({140}), {.left = 0, .right = 0});
+  add("chunked", lengths({200, 131}), {.causal = true, .chunk = 67});
+  add("chunked window", lengths({150, 31}), {.left = 20, .right = 3, .chunk = 64});
+  add("bottom_right, more keys", Packing(lengths({71, 3}), lengths({407, 65})),
+      {.causal = true, .align = Align::bottom_right});
+  add("bottom_right, more queries", Packing(lengths({140}), lengths({61})),
+      {.causal = true, .align = Align::bottom_right});
+  add("documents", lengths({1, 2, 3, 17, 0, 64, 65, 31, 128, 1}), {.causal = true});
+  add("padded documents", padded({5, 70, 80, 200}, {63, 9, 119}, 211), {.causal = true});
+  add("long keys", Packing(lengths({9}), lengths({1100})), {});
+  add("long queries", Packing(lengths({700}), lengths({33})), {});
+  add("a window far back", Packing(lengths({40}), lengths({900})), {.align = Align::bottom_right, .left = 600});
+  Random random(77);
+  for (int i = 0; i < 6; ++i) {
+    AttentionProblem p = base;
+    p.tq = random.index(60, 180);
+    p.tk = random.index(60, 260);
+    p.slices = random_slices(random, p.tq, p.tk);
+    to.push_back({"grid " + std::to_string(i), p});
+  }
+  AttentionProblem stripes = base;  // every row in 25 slices, in an order of their own
+  stripes.tq = 50;
+  stripes.tk = 25 * 13;
+  for (Index i = 0; i < 25; ++i) {
+    const Index k = 13 * (i * 7 % 25);
+    stripes.slices.push_back({i % 3, 50 - i % 2, k, k + 11, -kUnlimited, i % 4 == 0 ? k : kUnlimited});
+  }
+  to.push_back({"stripes", stripes});
+  to.push_back({"no slices", {.tq = 5, .tk = 7, .sink = Sink::Kind::learnable}});
+  to.push_back({"no queries", {.tq = 0, .tk = 7, .sink = Sink::Kind::learnable}});
+  to.push_back({"no keys", {.tq = 5, .tk = 0, .sink = Sink::Kind::learnable}});
+  to.push_back({"empty slices", {.tq = 5, .tk = 7, .slices = {{1, 1, 0, 7}, {0, 5, 3, 3}, {0, 5, 0, 7, 90, 95}}}});
+}
+
+inline void add_features(std::vector<KernelProblem>& to) {
+  const AttentionProblem base{.tq = 40,
+                              .tk = 90,
+                              .hq = 4,
+                              .hk = 2,
+                              .dqk = 32,
+                              .dv = 24,
+                              .slices = {{0, 30, 3, 84, -kUnlimited, 55}, {30, 38, 10, 60, -20, 20}}};
+  const auto add = [&](const std::string& name, auto&& change) {
+    AttentionProblem p = base;
+    change(p);
+    to.push_back({name, p});
+  };
+  for (const double scale : {0.0, -0.3, 1.5}) {
+    add("scale " + std::to_string(scale), [&](AttentionProblem& p) { p.scale = scale; });
+  }
+  for (const double softcap : {0.7, 20.0}) {
+    add("softcap " + std::to_string(softcap), [&](AttentionProblem& p) {
+      p.softcap = softcap;
+      p.scale = 0.5;
+    });
+  }
+  for (const Sink::Kind sink : {Sink::Kind::off_by_one, Sink::Kind::learnable}) {
+    add("sink " + std::to_string(static_cast<int>(sink)), [&](AttentionProblem& p) { p.sink = sink; });
+  }
+  for (const ViewKind view : {ViewKind::sbhd, ViewKind::gaps, ViewKind::head_major}) {
+    add("view " + std::to_string(static_cast<int>(view)), [&](AttentionProblem& p) {
+      p.tq = 39;  // three sequences
+      p.view = view;
+      p.softcap = 3;
+      p.sink = Sink::Kind::learnable;
+    });
+  }
+}
+
+inline void fill(std::vector<KernelProblem>& problems, DType dtype) {
+  Random random(5);
+  for (KernelProblem& problem : problems) {
+    problem.p.dtype = dtype;
+    problem.p.fill(random);
+  }
+}
+
+inline std::vector<KernelProblem> feature_problems(DType dtype) {
+  std::vector<KernelProblem> problems;
+  add_dims(problems);
+  add_heads(problems);
+  add_masks(problems);
+  add_features(problems);
+  fill(problems, dtype);
+  return problems;
+}
+
+// Head dims that kernels for GPUs refuse.
+inline std::vector<KernelProblem> problems_above_256(DType dtype) {
+  constexpr std::pair<Index, Index> kDims[] = {{257, 300}, {320, 320}, {512, 64}, {576, 512}};
+  std::vector<KernelProblem> problems;
+  // As many rows and heads as make several tiles, which are smaller here.
+  for (const auto& [dqk, dv] : kDims) {
+    problems.push_back(
+        {"dim " + std::to_string(dqk) + ":" + std::to_string(dv),
+         {.tq = 90, .tk = 131, .hq = 6, .hk = 2, .dqk = dqk, .dv = dv, .slices = {{0, 88, 1, 130, -7, 60}}}});
+  }
+  fill(problems, dtype);
+  return problems;
+}
+
+// What one rank attends: random packings, masks, layouts, orders of keys and features.
+inline std::vector<KernelProblem> planned_problems(DType dtype) {
+  constexpr Index kWidths[] = {1, 3, 8, 16, 20, 31, 64};
+  std::vector<KernelProblem> problems;
+  Random random(6);
+  for (unsigned seed = 0; problems.size() < (kSanitized ? 60 : 150); ++seed) {
+    check::RandomChoices choices(seed);
+    const check::Case c = check::random_case(choices);
+    const Problem problem = check::problem_of(c);
+    const Layouts layouts = check::layouts_of(c, problem);
+    const RunList q = layouts.q.runs(random.index(0, c.ranks - 1)), ranks = layouts.k.rank_order();
+    const Index first = random.index(0, c.ranks - 1), order = random.index(0, 2);
+    const RunList some = layouts.k.rank_order({first, random.index(1, c.ranks - first), 1});
+    const RunList keys = order == 0 ? layouts.k.sequence_order() : order == 1 ? ranks : some;
+    if (q.stride() != keys.stride()) continue;
+    const Plan plan = make_plan(problem, q, keys);
+    AttentionProblem p{.tq = plan.q_rows, .tk = plan.k_rows, .hq = c.heads_q, .hk = c.heads_k};
+    p.dqk = kWidths[random.index(0, 6)];
+    p.dv = random.chance(0.5) ? p.dqk : kWidths[random.index(0, 6)];
+    p.dtype = dtype;
+    p.view = static_cast<ViewKind>(random.index(0, 3));
+    p.scale = c.scale;
+    p.softcap = c.softcap;
+    p.sink = static_cast<Sink::Kind>(random.index(0, 2));
+    p.slices = plan.slices;
+    p.fill(random);
+    problems.push_back({"weft verify " + check::flags(c), std::move(p)});
+  }
+  return problems;
+}
+
+}  // namespace weft::test

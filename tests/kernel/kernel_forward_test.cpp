@@ -1,0 +1,218 @@
+// Every kernel's forward against the dense formula, at once and in partial steps, and against answers known exactly.
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "kernel/kernel_features.h"
+
+namespace weft::test {
+namespace {
+
+class KernelForward : public ForwardKernelTest {
+ protected:
+  void expect_all(MakeProblems make, bool each_norm) {
+    Judge judge(dtype(), each_norm);
+    int n = 0;
+    for (const Judged& j : judged(dtype(), Pass::forward, make)) {
+      SCOPED_TRACE(j.problem.name);
+      const Outputs got(j.problem.p, n++ % 2 == 0 ? DType::f32 : DType::f64);
+      got.run(j.problem, kernel(), Pass::forward);
+      judge.forward(got.forward, j.want, j.problem.p);
+    }
+  }
+};
+WEFT_FOR_EACH_KERNEL(KernelForward);
+
+TEST_P(KernelForward, EveryFeature) { expect_all(feature_problems, true); }
+TEST_P(KernelForward, HeadDimsAbove256) { expect_all(problems_above_256, true); }
+TEST_P(KernelForward, RandomPlans) { expect_all(planned_problems, false); }
+
+// Outputs need not be of the inputs' dtype: what is asked for in f32 is not rounded to 16 bits first.
+TEST_P(KernelForward, OutputsOfAnyDType) {
+  for (const DType to : kDTypes) {
+    SCOPED_TRACE(name(to));
+    KernelProblem problem{"", {.tq = 30, .tk = 45, .dqk = 16, .dv = 21, .dtype = dtype(), .view = ViewKind::gaps}};
+    AttentionProblem& p = problem.p;
+    p.slices = {{0, 28, 2, 45, -kUnlimited, 15}};
+    Random random(16);
+    p.fill(random);
+    check::Arithmetic by = check::kernel_arithmetic(dtype(), dtype());
+    by.out = check::rounding(to);
+    const Forward got(p, to);
+    ForwardArgs args = got.args(p);
+    attend(args, kernel());
+    const auto either = [&](DType d) { return dtype() == d || to == d; };
+    Judge judge(either(DType::bf16) ? DType::bf16 : either(DType::f16) ? DType::f16 : DType::f32, true);
+    judge.forward(got, check::expected(problem.dense(), {}, by), p);
+  }
+}
+
+// The keys in parts, in any order: each part adds to the states, and the end is the whole.
+std::vector<std::vector<Slice>> key_parts(Random& random, const AttentionProblem& p) {
+  std::vector<Index> cuts = {0, p.tk};
+  for (Index i = random.index(0, 3); i > 0; --i) cuts.push_back(random.index(0, p.tk));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<std::vector<Slice>> parts(cuts.size() - 1);
+  for (const Slice& s : p.slices) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Slice part = s;
+      part.k_begin = min_of(s.k_end, max_of(s.k_begin, cuts[i]));
+      part.k_end = max_of(part.k_begin, min_of(s.k_end, cuts[i + 1]));
+      parts[i].push_back(part);
+    }
+  }
+  for (std::size_t i = parts.size(); i > 1; --i) std::swap(parts[i - 1], parts[at(random.index(0, Index(i) - 1))]);
+  return parts;
+}
+
+TEST_P(KernelForward, PartialStepsGiveTheWhole) {
+  const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .partial = true};
+  if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+  Judge judge(dtype(), true);
+  Random random(11);
+  for (const Judged& j : judged(dtype(), Pass::forward, feature_problems)) {
+    SCOPED_TRACE(j.problem.name);
+    const AttentionProblem& p = j.problem.p;
+    const Outputs got(p);
+    const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
+    std::vector<RowState<float>> states(at(p.tq * p.hq));
+    ForwardArgs end = got.forward_args(j.problem);
+    end.partial = {sums.view(), states.data()};
+    ForwardArgs step = end;
+    step.out = step.lse = step.max_logit = {};
+    for (const std::vector<Slice>& part : key_parts(random, p)) {
+      step.slices = part;
+      attend(step, kernel());
+    }
+    finish_partial(end);
+    judge.forward(got.forward, j.want, p);
+  }
+}
+
+// Rows that see no key of this call keep their state, bit for bit.
+TEST_P(KernelForward, PartialStepsLeaveOtherRowsAlone) {
+  const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .partial = true};
+  if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+  KernelProblem problem{
+      "",
+      {.tq = 30, .tk = 40, .hq = 2, .dtype = dtype(), .slices = {{3, 9, 0, 40}, {12, 25, 0, 40, -kUnlimited, -20}}}};
+  const AttentionProblem& p = problem.p;
+  Random random(12);
+  problem.p.fill(random);
+  Buffer sums(DType::f32, p.tq, p.hq, p.dv);
+  sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
+  std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
+  const Outputs none(p);
+  ForwardArgs args = none.forward_args(problem);
+  args.out = args.lse = args.max_logit = {};
+  args.partial = {sums.view(), states.data()};
+  attend(args, kernel());
+  for (Index row = 0; row < p.tq; ++row) {
+    const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
+    EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
+    const std::vector<double> sum = sums.values();
+    EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
+  }
+}
+
+// Queries of zero: every share is one over the number of keys. Values are small whole numbers, so that their sums are
+// exact, and only the division and the last rounding are not.
+TEST_P(KernelForward, ZeroQueriesGiveMeans) {
+  const Index tokens = kSanitized ? 700 : 2500;
+  const Stream stream = padded({3, 3 + tokens, 40 + tokens}, {tokens - 6, 29}, tokens + 50);
+  for (const Mask& mask : {Mask{.causal = true}, Mask{.left = 300, .right = 70}}) {
+    KernelProblem problem{"", masked({.hq = 2, .hk = 1, .dqk = 20, .dv = 9, .dtype = dtype()}, stream, mask)};
+    AttentionProblem& p = problem.p;
+    Random random(13);
+    p.fill(random);
+    std::vector<double> v(at(p.tk * p.dv));
+    for (double& x : v) x = static_cast<double>(random.index(-8, 8));
+    p.v.set_used(v, p.k_used);
+    p.q.set_used(std::vector<double>(at(p.tq * p.hq * p.dqk)), p.q_used);
+    const Outputs got(p);
+    got.run(problem, kernel(), Pass::forward);
+
+    const std::vector<double> out = got.forward.out.values(), lse = got.forward.lse.values();
+    const check::Rounding rounding = check::rounding(dtype());
+    std::vector<double> sums(at((p.tk + 1) * p.dv));  // of the first keys
+    for (std::size_t i = at(p.dv); i < sums.size(); ++i) sums[i] = sums[i - at(p.dv)] + v[i - at(p.dv)];
+    for (Index row = 0; row < p.tq; ++row) {
+      Range keys;
+      for (const Slice& s : p.slices) {
+        if (row < s.q_begin || row >= s.q_end) continue;
+        keys = {max_of(s.k_begin, shift_bound(s.lo, row)), min_of(s.k_end, shift_bound(s.hi, row + 1))};
+      }
+      const double count = static_cast<double>(keys.size());
+      for (Index head = 0; head < p.hq; ++head) {
+        const double got_lse = lse[at(row * p.hq + head)], want_lse = std::log(count);
+        ASSERT_TRUE(got_lse == want_lse || std::abs(got_lse - want_lse) <= 1e-6 * want_lse) << "row " << row;
+        for (Index i = 0; i < p.dv; ++i) {
+          const double sum = sums[at(keys.end * p.dv + i)] - sums[at(keys.begin * p.dv + i)];
+          const double mean = keys.size() == 0 ? 0 : sum / count;
+          ASSERT_NEAR(out[at((row * p.hq + head) * p.dv + i)], mean, rounding.of(mean) + 0x1p-22 * std::abs(mean))
+              << "row " << row << ", head " << head << ", " << i;
+        }
+      }
+    }
+  }
+}
+
+// A row with one key: its share is exactly 1, and the output is the value, bit for bit.
+TEST_P(KernelForward, OneKeyGivesItsValue) {
+  KernelProblem problem{"",
+                        {.tq = 300,
+                         .tk = 300,
+                         .hq = 2,
+                         .dqk = 33,
+                         .dv = 33,
+                         .dtype = dtype(),
+                         .slices = {{0, 150, 0, 300, 40, 40}, {150, 300, 20, 21}}}};
+  const AttentionProblem& p = problem.p;
+  Random random(14);
+  problem.p.fill(random);
+  const Outputs got(p);
+  got.run(problem, kernel(), Pass::forward);
+  const std::vector<double> out = got.forward.out.values(), v = p.v.values();
+  for (Index row = 0; row < p.tq; ++row) {
+    const Index key = row < 150 ? row + 40 : 20;
+    for (Index i = 0; i < p.hq * p.dv; ++i) {
+      ASSERT_EQ(out[at(row * p.hq * p.dv + i)], v[at(key * p.dv + i % p.dv)]) << "row " << row << ", " << i;
+    }
+  }
+}
+
+// Logits far past what exp can take, and a NaN that must show in its row and in no other.
+TEST_P(KernelForward, HugeLogitsDoNotOverflowAndANanShows) {
+  KernelProblem problem{
+      "", {.tq = 20, .tk = 90, .hq = 1, .dqk = 4, .dv = 4, .dtype = dtype(), .scale = 1.0, .slices = {{0, 20, 0, 90}}}};
+  AttentionProblem& p = problem.p;
+  Random random(15);
+  p.fill(random);
+  std::vector<double> q(at(p.tq * p.dqk)), k(at(p.tk * p.dqk));
+  for (Index row = 0; row < p.tq; ++row) q[at(row * p.dqk)] = 200;
+  for (Index key = 0; key < p.tk; ++key) k[at(key * p.dqk)] = key == 70 ? 250 : static_cast<double>(-key);
+  p.q.set(q);
+  p.k.set(k);
+  const Outputs plain(p), bad(p);
+  plain.run(problem, kernel(), Pass::forward);
+  const std::vector<double> v = p.v.values(), want(v.begin() + 70 * p.dv, v.begin() + 71 * p.dv);
+  const std::vector<double> out = plain.forward.out.values();
+  for (Index row = 0; row < p.tq; ++row) {
+    EXPECT_EQ(std::vector<double>(out.begin() + row * p.dv, out.begin() + (row + 1) * p.dv), want) << "row " << row;
+    EXPECT_NEAR(plain.forward.lse.values()[at(row)], 50000, 0.02);
+  }
+  EXPECT_NEAR(plain.forward.max_logit.values()[0], 50000, 0.02);
+
+  q[at(7 * p.dqk)] = std::numeric_limits<double>::quiet_NaN();
+  p.q.set(q);
+  bad.run(problem, kernel(), Pass::forward);
+  EXPECT_TRUE(std::isnan(bad.forward.max_logit.values()[0]));
+  for (Index row = 0; row < p.tq; ++row) {
+    EXPECT_EQ(std::isnan(bad.forward.lse.values()[at(row)]), row == 7) << "row " << row;
+    EXPECT_EQ(std::isnan(bad.forward.out.values()[at(row * p.dv)]), row == 7) << "row " << row;
+  }
+}
+
+}  // namespace
+}  // namespace weft::test

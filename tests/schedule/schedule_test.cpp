@@ -1,0 +1,141 @@
+// Schedules as values: names, and what make_schedule refuses. What they compute: by_schedule_test, executor_test.
+#include "weft/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "index.h"
+#include "refusal.h"
+#include "weft/choose.h"
+#include "weft/simulate.h"
+
+namespace weft {
+namespace {
+
+TEST(Schedule, NamesGoBothWays) {
+  for (const KeyOrder order : {KeyOrder::automatic, KeyOrder::rank, KeyOrder::sequence})
+    EXPECT_EQ(key_order(name(order)), order) << name(order);
+  for (const ScheduleKind kind : schedule_kinds()) EXPECT_EQ(schedule_kind(name(kind)), kind) << name(kind);
+}
+
+TEST(Schedule, Refusals) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
+  for (const ScheduleKind kind : schedule_kinds())
+    for (const Index rank : {-1, 2})
+      expect_refusal([&] { make_schedule(problem, layouts, rank, {2, 2}, {.kind = kind}); },
+                     {"rank " + std::to_string(rank) + " of 2", "ranks count from 0"});
+  for (const Index head : {-1, 2}) {
+    const std::vector<Index> map{0, head};
+    expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2, map}); },
+                   {"names K/V head " + std::to_string(head) + " of 2"});
+  }
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.kind = ScheduleKind::ring, .abreast = 0}); },
+                 {"the keys of 0 ranks abreast", "at least one"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {Index{1} << 40, 1}); },
+                 {"heads 1099511627776:1", "at most"});
+}
+
+// Whatever the kind, and in every place that takes options.
+TEST(Schedule, RefusesAbsurdOptions) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
+  const Machine& machine = machine_preset("h100-400g");
+  const TensorShape shape{.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64};
+  for (const ScheduleKind kind : schedule_kinds()) {
+    for (Index ScheduleOptions::* option : {&ScheduleOptions::stages, &ScheduleOptions::abreast,
+                                            &ScheduleOptions::head_groups, &ScheduleOptions::inside}) {
+      for (const Index value : {Index{0}, Index{-1}, Index{1} << 31, Index{1} << 62}) {
+        ScheduleOptions options{.kind = kind};
+        options.*option = value;
+        const std::string said = std::to_string(value);
+        expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, options); }, {said, "use at"});
+        expect_refusal([&] { simulate({problem, layouts, 2, 2, options, shape}, machine, Pass::forward); },
+                       {said, "use at"});
+        expect_refusal(
+            [&] {
+              choose_schedule({.problem = problem, .heads_q = 2, .heads_k = 2, .shape = shape}, layouts, machine,
+                              {.schedules = {options}});
+            },
+            {said, "use at"});
+      }
+    }
+  }
+  const Schedule s = make_schedule(problem, layouts, 0, {2, 2});
+  for (const Index dim : {Index{-1}, Index{1} << 31, Index{1} << 62})
+    expect_refusal([&] { traffic(s, {.dim_qk = 4, .dim_v = dim}, Pass::forward); }, {std::to_string(dim)});
+}
+
+Index rows_between(const std::vector<PeerRows>& all, Index peer) {
+  Index rows = 0;
+  for (const PeerRows& p : all)
+    for (const Range& r : p.rows) rows += p.peer == peer ? r.size() : 0;
+  return rows;
+}
+
+// Who holds whose keys is followed through the messages. Whatever goes abreast, each rank meets each other once, what
+// one sends is what the other expects, and all keys' gradients come home.
+TEST(Schedule, RingsMeetEverybodyOnce) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{300, 70, 41}), {.causal = true});
+  for (const Index ranks : {1, 2, 3, 5, 8}) {
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, ranks);
+    const Index rows = layouts.k.rows();
+    for (const Index abreast : {1, 2, 3, 4, 7, 100}) {
+      std::vector<Schedule> all;
+      for (Index r = 0; r < ranks; ++r)
+        all.push_back(make_schedule(problem, layouts, r, {2, 1}, {.kind = ScheduleKind::ring, .abreast = abreast}));
+      const auto of = [&](Index rank) -> const Schedule& { return all[at(rank)]; };
+      std::vector<std::vector<Index>> held(all.size()), met(all.size());  // whose keys, in the buffer's order
+      std::vector<Index> home(all.size(), 0);                             // rows of gradients
+      for (std::size_t n = 0; n < of(0).steps.size(); ++n) {
+        const std::vector<std::vector<Index>> before = held;
+        for (Index r = 0; r < ranks; ++r) {
+          std::vector<Index>& mine = held[at(r)];
+          mine.clear();
+          if (n == 0) mine = {r};
+          const std::optional<Move>& move = of(r).steps[n].move;
+          ASSERT_EQ(move.has_value(), n > 0);
+          for (Index peer = 0; peer < ranks && move; ++peer) {
+            EXPECT_EQ(rows_between(move->sends, peer), rows_between(of(peer).steps[n].move->receives, r));
+            EXPECT_EQ(rows_between(move->home, peer), rows_between(of(peer).steps[n].move->back, r));
+          }
+          for (std::size_t p = 0; move && p < move->receives.size(); ++p) {
+            const PeerRows& from = move->receives[p];
+            EXPECT_EQ(from.rows.front().begin, static_cast<Index>(mine.size()) * rows);
+            for (Index i = 0; i < from.rows.front().size() / rows; ++i) mine.push_back(before[at(from.peer)][at(i)]);
+          }
+          EXPECT_EQ(of(r).steps[n].key_rows, static_cast<Index>(mine.size()) * rows);
+          for (const Index whose : mine) met[at(r)].push_back(whose);
+          for (std::size_t i = 0; move && i < move->home.size(); ++i) {
+            const PeerRows& to = move->home[i];
+            EXPECT_EQ(mine[at(to.rows.front().begin / rows)], to.peer);
+            home[at(to.peer)] += rows;
+          }
+        }
+      }
+      for (Index r = 0; r < ranks; ++r) {
+        std::vector<Index> everybody(all.size());
+        for (Index d = 0; d < ranks; ++d) everybody[at(d)] = (r - d + ranks) % ranks;
+        EXPECT_EQ(met[at(r)], everybody);
+        EXPECT_EQ(home[at(r)], min_of(abreast, ranks - 1) * rows);
+        // K and V of all other ranks come once; gradients go as often, the own rank's never.
+        const TensorShape shape{.dtype = DType::bf16, .dim_qk = 16, .dim_v = 8};
+        const Traffic forward = traffic(of(r), shape, Pass::forward), backward = traffic(of(r), shape, Pass::backward);
+        const Index kv = (ranks - 1) * rows * 24 * size_of(DType::bf16), f32 = (ranks - 1) * rows * 24 * 4;
+        EXPECT_EQ(forward.bytes_received, kv);
+        EXPECT_EQ(backward.bytes_received, kv + f32);
+        EXPECT_EQ(backward.bytes_sent, kv + f32);
+      }
+    }
+  }
+}
+
+TEST(ScheduleKind, HasTheNamesOfOtherFrameworksToo) {
+  EXPECT_EQ(schedule_kind("p2p"), ScheduleKind::ring);
+  EXPECT_EQ(schedule_kind("a2a"), ScheduleKind::all_to_all);
+  EXPECT_EQ(schedule_kind("a2a+p2p"), ScheduleKind::hybrid);
+  for (const ScheduleKind kind : schedule_kinds()) EXPECT_EQ(schedule_kind(name(kind)), kind);
+  EXPECT_THROW(schedule_kind("p2p+a2a"), Error);
+}
+
+}  // namespace
+}  // namespace weft

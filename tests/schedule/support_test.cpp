@@ -1,0 +1,312 @@
+// The capability table is true: what it refuses is refused by every entry point with its words, and what it admits is
+// computed and right. A row that this test does not know fails it.
+#include "weft/support.h"
+
+#include <functional>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "check/attend.h"
+#include "check/by_schedule.h"
+#include "index.h"
+#include "weft/error.h"
+#include "weft/executor.h"
+#include "weft/kernel.h"
+
+namespace weft {
+namespace {
+
+using check::Case;
+
+constexpr Index kRanks = 4;  // also the stride of the table's striped rows
+
+// Documents of several lengths in one piece a rank, so that each row changes one thing.
+Case usual() {
+  return {.q = {.cu_seqlens = {0, 13, 30, 40}},
+          .mask = {.causal = true},
+          .ranks = kRanks,
+          .heads_q = 4,
+          .heads_k = 4,
+          .dim_qk = 16,
+          .dim_v = 16};
+}
+
+void make_batch(Case& c) {
+  c.layout = LayoutKind::dual_chunk;
+  c.q = {.cu_seqlens = {0, 13, 29, 37}, .cu_seqlens_padded = {0, 16, 32, 48}};
+}
+
+// Tokens dealt out one by one.
+std::vector<std::vector<Run>> striped_runs(Index tokens) {
+  std::vector<std::vector<Run>> runs;
+  for (Index r = 0; r < kRanks; ++r)
+    runs.push_back({{.row = 0, .token = r, .count = tokens / kRanks, .stride = kRanks}});
+  return runs;
+}
+
+std::vector<std::vector<Run>> pieces(Index tokens) {
+  std::vector<std::vector<Run>> runs;
+  const Index count = tokens / kRanks;
+  for (Index r = kRanks; r-- > 0;) runs.push_back({{.row = 1, .token = r * count, .count = count}});
+  return runs;
+}
+
+using Change = std::function<void(Case&)>;
+
+// What each row means, as a change of the usual case.
+const std::map<std::string, std::map<std::string, Change>>& meanings() {
+  const auto layout = [](LayoutKind kind) { return [kind](Case& c) { c.layout = kind; }; };
+  const auto dtype = [](DType type) { return [type](Case& c) { c.dtype = type; }; };
+  const Change nothing = [](Case&) {};
+  static const std::map<std::string, std::map<std::string, Change>> all = {
+      {"mask",
+       {{"full", [](Case& c) { c.mask = {}; }},
+        {"causal", nothing},
+        {"bottom_right",
+         [](Case& c) {
+           c.mask.align = Align::bottom_right;
+           c.k = check::Side{.cu_seqlens = {0, 20, 30, 51}};
+         }},
+        {"window", [](Case& c) { c.mask.left = 5; }},
+        {"window_right", [](Case& c) { c.mask = {.left = 4, .right = 3}; }},
+        {"chunked", [](Case& c) { c.mask.chunk = 6; }},
+        {"slices",
+         [](Case& c) { c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}}; }}}},
+      {"layout",
+       {{"contiguous", layout(LayoutKind::contiguous)},
+        {"dual_chunk", make_batch},
+        {"zigzag", layout(LayoutKind::zigzag)},
+        {"striped", layout(LayoutKind::striped)},
+        {"balanced", layout(LayoutKind::balanced)},
+        {"explicit",
+         [](Case& c) {
+           c.layout = LayoutKind::explicit_runs;
+           c.runs = pieces(40);
+         }},
+        {"striped, keys in sequence order", layout(LayoutKind::striped)},
+        {"striped queries, other keys",
+         [](Case& c) {
+           c.layout = LayoutKind::explicit_runs;
+           c.k = c.q;
+           c.runs = striped_runs(40);
+           c.k_runs = pieces(40);
+         }}}},
+      {"packing",
+       {{"any lengths", nothing},
+        {"empty sequences", [](Case& c) { c.q.cu_seqlens = {0, 0, 13, 13, 40, 40}; }},
+        {"padding between sequences",
+         [](Case& c) {
+           c.q.cu_seqlens_padded = {3, 19, 40, 51};
+           c.q.tokens = 55;
+         }},
+        {"cross-attention", [](Case& c) { c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}}; }}}},
+      {"format",
+       {{"thd", nothing},
+        {"bshd",
+         [](Case& c) {
+           make_batch(c);
+           c.format = Case::Format::bshd;
+         }},
+        {"sbhd",
+         [](Case& c) {
+           make_batch(c);
+           c.format = Case::Format::sbhd;
+         }}}},
+      {"heads",
+       {{"grouped-query",
+         [](Case& c) {
+           c.heads_q = 6;
+           c.heads_k = 2;
+         }},
+        {"head map",
+         [](Case& c) {
+           c.heads_q = 5;
+           c.heads_k = 3;
+           c.head_map = {2, 0, 2, 1, 2};
+         }},
+        {"widths 192/128",
+         [](Case& c) {
+           c.dim_qk = 192;
+           c.dim_v = 128;
+         }},
+        {"widths 576/512, on a CPU",
+         [](Case& c) {
+           c.dim_qk = 576;
+           c.dim_v = 512;
+         }}}},
+      {"feature",
+       {{"softcap", [](Case& c) { c.softcap = 3; }},
+        {"sink off_by_one", [](Case& c) { c.sink = Case::SinkKind::off_by_one; }},
+        {"sink learnable", [](Case& c) { c.sink = Case::SinkKind::learnable; }},
+        {"max_logit", nothing},  // is always asked for
+        {"scale", [](Case& c) { c.scale = 0.7; }},
+        {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
+        {"bias", nothing},
+        {"dropout", nothing}}},
+      {"dtype",
+       {{"f32", dtype(DType::f32)},
+        {"bf16", dtype(DType::bf16)},
+        {"f16", dtype(DType::f16)},
+        {"f64", dtype(DType::f64)},
+        {"f8_e4m3", dtype(DType::f8_e4m3)},
+        {"f8_e5m2", dtype(DType::f8_e5m2)}}}};
+  return all;
+}
+
+std::optional<Case> case_of(const SupportRow& row) {
+  const auto group = meanings().find(row.group);
+  if (group == meanings().end() || !group->second.contains(row.name)) return {};
+  Case c = usual();
+  group->second.at(row.name)(c);
+  return c;
+}
+
+void expect_words(const Refusal& words, const std::string& entry, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.problem(), words.problem) << entry;
+    EXPECT_EQ(e.remedy(), words.remedy) << entry;
+    return;
+  }
+  ADD_FAILURE() << entry << " did not refuse: " << words.problem;
+}
+
+// Arguments of a call on `rows` rows that asks for what the row does.
+struct Call {
+  Call(const Case& c, const Use& use, Index q_rows, Index k_rows)
+      : bytes(at(max_of(q_rows, k_rows) * c.heads_q * max_of(c.dim_qk, c.dim_v) * 8), std::byte{}) {
+    const auto view = [&](DType type, Index rows, Index heads, Index dim) {
+      return thd(static_cast<void*>(bytes.data()), type, rows, heads, dim);
+    };
+    Attention attention{.head_map = c.head_map, .dropout = use.dropout};
+    if (use.bias) attention.bias = view(DType::f32, q_rows, c.heads_q, 1);
+    forward = {.q = view(c.dtype, q_rows, c.heads_q, c.dim_qk),
+               .k = view(c.dtype, k_rows, c.heads_k, c.dim_qk),
+               .v = view(c.dtype, k_rows, c.heads_k, c.dim_v),
+               .attention = attention,
+               .out = view(c.dtype, q_rows, c.heads_q, c.dim_v),
+               .lse = view(DType::f32, q_rows, c.heads_q, 1)};
+    // Refused before anybody looks at it.
+    if (use.device_plan) forward.device_plan = reinterpret_cast<DevicePlan*>(bytes.data());
+    backward = {.q = forward.q,
+                .k = forward.k,
+                .v = forward.v,
+                .device_plan = forward.device_plan,
+                .attention = attention,
+                .dout = forward.out,
+                .out = forward.out,
+                .lse = forward.lse,
+                .dq = view(DType::f32, q_rows, c.heads_q, c.dim_qk),
+                .dk = view(DType::f32, k_rows, c.heads_k, c.dim_qk),
+                .dv = view(DType::f32, k_rows, c.heads_k, c.dim_v)};
+  }
+
+  std::vector<std::byte> bytes;
+  ForwardArgs forward;
+  BackwardArgs backward;
+};
+
+void expect_refused_alone(const Case& c, const SupportRow& row) {
+  const Refusal& words = *row.one_rank;
+  const Call call(c, row.use, 8, 8);
+  expect_words(words, "attend", [&] { attend(call.forward); });
+  expect_words(words, "attend by cpu", [&] { attend(call.forward, "cpu"); });
+  expect_words(words, "attend_backward", [&] { attend_backward(call.backward); });
+  expect_words(words, "reference_forward", [&] { reference_forward(call.forward); });
+  expect_words(words, "reference_backward", [&] { reference_backward(call.backward); });
+}
+
+// Steps by hand on one rank, which go through attend, attend_backward and the functions of the reference.
+void expect_right_alone(Case c) {
+  if (c.layout == LayoutKind::explicit_runs) c.layout = LayoutKind::contiguous;
+  c.ranks = 1;
+  c.format = Case::Format::thd;
+  for (const char* kernel : {"reference", "cpu"}) {
+    if (kernel != check::kReference && c.dtype == DType::f64) continue;
+    const auto reports = check_attention(c, find_kernel(kernel).name);
+    EXPECT_FALSE(reports.empty());
+    for (const check::AttendReport& report : reports) {
+      for (const check::Measure& m : report.measures)
+        EXPECT_LT(m.worst, 1) << kernel << ", " << report.keys << ": " << m.tensor << " at " << m.where;
+    }
+  }
+}
+
+void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, const ScheduleOptions& options) {
+  const Problem problem = problem_of(c);
+  const Layouts layouts = layouts_of(c, problem);
+  const Heads heads{.q = c.heads_q, .k = c.heads_k, .map = c.head_map};
+  Use by_layout = row.use;
+  by_layout.schedule = options.kind;
+  by_layout.dtype = DType::f32;
+  by_layout.bias = false;
+  by_layout.dropout = 0;
+  by_layout.device_plan = false;
+  if (refusal(by_layout))
+    return expect_words(words, "make_schedule", [&] { make_schedule(problem, layouts, 0, heads, options); });
+  run_ranks(kRanks, [&](Communicator& communicator) {
+    Executor executor(communicator, make_schedule(problem, layouts, communicator.rank(), heads, options));
+    const Call call(c, row.use, layouts.q.rows(), layouts.k.rows());
+    expect_words(words, "Executor::forward", [&] { executor.forward(call.forward); });
+    expect_words(words, "Executor::backward", [&] { executor.backward(call.backward); });
+  });
+}
+
+void expect_right(const Case& c, const ScheduleOptions& options) {
+  check::Oracle oracle(c, check::executor_arithmetic(c));
+  const check::AttendReport report = check_schedule(oracle, c, {.schedule = options});
+  EXPECT_FALSE(report.fault) << *report.fault;
+  for (const check::Measure& m : report.measures) EXPECT_LT(m.worst, 1) << m.tensor << " at " << m.where;
+}
+
+TEST(Support, every_row_says_what_is_so) {
+  for (const SupportRow& row : support_table()) {
+    SCOPED_TRACE(row.group + " " + row.name);
+    const std::optional<Case> c = case_of(row);
+    ASSERT_TRUE(c) << "this test does not know the row: say here what it means";
+    if (row.one_rank)
+      expect_refused_alone(*c, row);
+    else
+      expect_right_alone(*c);
+    ASSERT_EQ(row.schedules.size(), schedule_kinds().size());
+    for (std::size_t i = 0; i < row.schedules.size(); ++i) {
+      const ScheduleOptions options{.kind = schedule_kinds()[i], .key_order = row.use.key_order};
+      SCOPED_TRACE(name(options.kind));
+      if (row.schedules[i])
+        expect_refused(*c, row, *row.schedules[i], options);
+      else
+        expect_right(*c, options);
+    }
+  }
+}
+
+// The other way round: whatever this test knows is in the table.
+TEST(Support, every_meaning_is_a_row) {
+  std::size_t known = 0;
+  for (const auto& [group, rows] : meanings()) known += rows.size();
+  EXPECT_EQ(support_table().size(), known);
+}
+
+TEST(Support, what_is_not_there_is_refused_by_its_row) {
+  std::size_t found = 0;
+  for (const SupportRow& row : support_table()) {
+    if (row.name != "bias" && row.name != "dropout") continue;
+    ++found;
+    EXPECT_TRUE(row.one_rank.has_value()) << row.name;
+  }
+  EXPECT_EQ(found, 2u);
+}
+
+TEST(Support, refusals_have_a_way_out) {
+  for (const SupportRow& row : support_table()) {
+    for (const std::optional<Refusal>& refused : row.schedules) {
+      if (!refused) continue;
+      EXPECT_FALSE(refused->problem.empty() || refused->remedy.empty()) << row.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,283 @@
+// weft bench: how fast, beside whom, and with how much memory.
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "bench/gpu.h"
+#include "bench/memory.h"
+#include "bench/peer.h"
+#include "bench/predict.h"
+#include "bench/record.h"
+#include "bench/rounds.h"
+#include "bench/schedules.h"
+#include "calibrate/calibrate.h"
+#include "calibrate/kernel_call.h"
+#include "terminal/json_file.h"
+#include "terminal/words.h"
+#include "verbs.h"
+#include "weft/error.h"
+#include "weft/version.h"
+
+namespace weft::tool {
+namespace {
+
+constexpr Index kMostRounds = 10'000, kMostThreads = 1024;
+
+struct Bench {
+  std::string kernel;
+  int threads = 1;
+  Index rounds = 5;
+  std::unique_ptr<Peer> peer;
+};
+
+Index within(const Flags& flags, std::string_view name, Index otherwise, Index most) {
+  const Index value = flags.whole(name, otherwise, "5");
+  if (value < 1 || value > most)
+    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from 1 to {}", most));
+  return value;
+}
+
+// Why none of the kernels that `kernel` stands for can do the task; none if one can.
+std::optional<std::string> refusal_of(const std::string& kernel, const BenchTask& task) {
+  const KernelRequest request{task.pass, task.problem.dtype, task.problem.dim_qk, task.problem.dim_v, false};
+  if (!kernel.empty() && kernel != "cpu") return find_kernel(kernel).refusal(request);
+  for (const Kernel& k : kernels()) {
+    if (k.name.starts_with(kernel) && !k.refusal(request)) return {};
+  }
+  return find_kernel(kernel).refusal(request);
+}
+
+// Before minutes of work, not in the middle of them.
+void check_supported(const std::string& kernel, const std::vector<BenchTask>& tasks) {
+  const std::string_view found = find_kernel(kernel).name;
+  for (const BenchTask& t : tasks) {
+    if (const std::optional<std::string> why = refusal_of(kernel, t))
+      throw Error(fmt::format("kernel {} cannot do {} {} {}: {}", found, t.name, weft::name(t.problem.dtype),
+                              name(t.pass), *why),
+                  "choose others by --cases, --dtype and --pass, or another --kernel");
+  }
+}
+
+void show_progress(std::string_view doing, const BenchTask& task) {
+  static const bool terminal = isatty(fileno(stderr)) == 1;
+  if (!terminal) return;
+  fmt::print(stderr, "\r\x1b[K{} {} {} {}\r", doing, task.name, weft::name(task.problem.dtype), name(task.pass));
+  std::fflush(stderr);
+}
+
+void end_progress() {
+  if (isatty(fileno(stderr)) == 1) fmt::print(stderr, "\r\x1b[K");
+}
+
+BenchRecord record_of(const BenchTask& task) {
+  return {.name = task.name, .dtype = task.problem.dtype, .pass = task.pass};
+}
+
+// The same problem in a peer's dtype, for Weft beside itself.
+BenchTask in_dtype(BenchTask task, DType dtype) {
+  task.problem.dtype = dtype;
+  return task;
+}
+
+// Everything that runs in one task's rounds; operands stay while samples are taken.
+class Rounds {
+ public:
+  Rounds(const BenchTask& task, Bench& bench)
+      : bench_(bench), operands_(task), weft_(weft_contender(task, operands_, bench.kernel, bench.threads)) {
+    for (const Rival& rival : task.rivals) add(task, rival);
+    if (bench.peer) gemm_ = gemm_contender(*bench.peer, task.problem.dtype, bench.threads);
+  }
+  Rounds(const Rounds&) = delete;
+  ~Rounds() = default;
+
+  std::vector<BenchRecord> run(BenchRecord record) {
+    std::vector<Contender*> all = {&weft_};
+    for (Contender& r : rivals_) all.push_back(&r);
+    if (gemm_) all.push_back(&*gemm_);
+    run_rounds(all, bench_.rounds);
+    record.gflops = gflops(weft_);
+    if (gemm_) record.gemm_gflops = gflops(*gemm_);
+    if (rivals_.empty()) return {record};
+    std::vector<BenchRecord> records;
+    for (const Contender& r : rivals_) {
+      record.peer = r.name;
+      record.peer_gflops = gflops(r);
+      record.ratio = ratio(weft_, r);
+      records.push_back(record);
+    }
+    return records;
+  }
+
+ private:
+  void add(const BenchTask& task, const Rival& rival) {
+    if (rival.kind == Rival::Kind::weft) {
+      const BenchTask other = in_dtype(task, rival.dtype);
+      other_operands_ = std::make_unique<Operands>(other);
+      rivals_.push_back(weft_contender(other, *other_operands_, bench_.kernel, bench_.threads));
+    } else if (bench_.peer) {
+      if (auto found = peer_contender(*bench_.peer, task, rival, bench_.threads)) rivals_.push_back(*found);
+    }
+  }
+
+  Bench& bench_;
+  Operands operands_;
+  std::unique_ptr<Operands> other_operands_;
+  Contender weft_;
+  std::vector<Contender> rivals_;
+  std::optional<Contender> gemm_;
+};
+
+// Weft with all threads against Weft with one, and what is left of that beside a gemm's own gain.
+std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecord record) {
+  Operands operands(task);
+  Contender all = weft_contender(task, operands, bench.kernel, bench.threads);
+  Contender one = weft_contender(task, operands, bench.kernel, 1);
+  std::optional<Contender> gemm_all, gemm_one;
+  if (bench.peer) {
+    gemm_all = gemm_contender(*bench.peer, task.problem.dtype, bench.threads);
+    gemm_one = gemm_contender(*bench.peer, task.problem.dtype, 1);
+  }
+  const bool gemm = gemm_all && gemm_one;
+  run_rounds(gemm ? std::vector{&all, &one, &*gemm_all, &*gemm_one} : std::vector{&all, &one}, bench.rounds);
+  record.gflops = gflops(all);
+  if (gemm) record.gemm_gflops = gflops(*gemm_all);
+  record.peer = "weft 1 thread";
+  record.peer_gflops = gflops(one);
+  record.ratio = ratio(all, one);
+  std::vector<BenchRecord> records = {record};
+  if (gemm) {
+    const double gain = ratio(*gemm_all, *gemm_one);
+    record.peer = "weft 1 thread x gemm's gain";
+    *record.peer_gflops *= gain;
+    *record.ratio /= gain;
+    records.push_back(record);
+  }
+  return records;
+}
+
+// One run, the one that showed its memory.
+std::vector<BenchRecord> once(const BenchTask& task, Bench& bench, BenchRecord record) {
+  record.gflops = useful_flops(task) / record.memory->seconds * 1e-9;
+  if (bench.peer) {
+    if (auto gemm = gemm_contender(*bench.peer, task.problem.dtype, bench.threads)) {
+      run_rounds({&*gemm}, bench.rounds);
+      record.gemm_gflops = gflops(*gemm);
+    }
+  }
+  return {record};
+}
+
+std::vector<BenchRecord> run_task(const BenchTask& task, Bench& bench, const BenchRecord& record) {
+  std::vector<BenchRecord> records;
+  switch (task.timing) {
+    case Timing::once:
+      records = once(task, bench, record);
+      break;
+    case Timing::scaling:
+      records = scaling(task, bench, record);
+      break;
+    case Timing::rounds:
+      records = Rounds(task, bench).run(record);
+      break;
+  }
+  if (bench.peer) bench.peer->forget();
+  return records;
+}
+
+// Scaling needs a second thread; asked for by name that is an error, otherwise it is left out.
+void drop_scaling(std::vector<BenchTask>& tasks, bool by_name) {
+  const auto is_scaling = [](const BenchTask& t) { return t.timing == Timing::scaling; };
+  const auto first = std::find_if(tasks.begin(), tasks.end(), is_scaling);
+  if (first == tasks.end()) return;
+  if (by_name) throw Error("case scaling with --threads 1", "use 2 threads or more");
+  tasks.erase(std::remove_if(first, tasks.end(), is_scaling), tasks.end());
+}
+
+void print_heading(const Bench& bench) {
+  fmt::print("weft {}, kernel {}, {} thread{}, {} round{}; peer: {}\n\n", version(), find_kernel(bench.kernel).name,
+             bench.threads, bench.threads == 1 ? "" : "s", bench.rounds, bench.rounds == 1 ? "" : "s",
+             bench.peer ? fmt::format("{} {}", bench.peer->name(), bench.peer->version()) : "none (--peer)");
+}
+
+}  // namespace
+
+const std::vector<FlagSpec>& bench_flags() {
+  static const std::vector<FlagSpec> flags = {
+      {"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
+      {"list", "", "say which named cases there are"},
+      {"pass", "NAME", "both (default), forward or backward"},
+      {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
+      {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
+      {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
+      {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
+      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,..,auto"},
+      {"key-order", "LIST", "with --schedule: of gathered keys: auto (default), sequence, rank"},
+      {"head-groups", "N", "with --schedule: gathered K/V heads come in N groups"},
+      {"inside", "N", "with --schedule: hybrid: ranks that swap heads for sequence; 2 if not given"},
+      {"mesh", "AxB", "with --schedule: hybrid: the same with both sides said"},
+      {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
+      {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
+      {"abreast", "N", "with --schedule: ring: keys of N ranks in a step; 2 if not given"},
+      {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+      {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
+      {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
+      {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
+      {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
+      {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}};
+  return flags;
+}
+
+int bench(const Flags& flags) {
+  if (flags.given("calibrate")) return bench_calibrate(flags);
+  if (flags.given("check-kernels")) return bench_check_kernels(flags);
+  if (flags.given("predict")) return bench_predict(flags);
+  if (flags.given("schedule")) return bench_schedules(flags);
+  for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "links"}) {
+    if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
+  }
+  if (on_gpu(flags.text("kernel", "cpu"))) {
+    for (const char* flag : {"list", "threads", "pass"})
+      if (flags.given(flag))
+        throw Error(fmt::format("--{} with a kernel of a GPU", flag),
+                    "use --cases, --dtype, --repeat, --peer and --json");
+    return bench_gpu(flags);
+  }
+  std::vector<BenchTask> tasks = bench_tasks(flags);
+  if (flags.given("list")) return list_bench_cases(), 0;
+  Bench bench{.kernel = flags.text("kernel", "cpu"),
+              .threads = static_cast<int>(
+                  within(flags, "threads", std::max(1U, std::thread::hardware_concurrency()), kMostThreads)),
+              .rounds = within(flags, "repeat", 5, kMostRounds),
+              .peer = {}};
+  if (bench.threads == 1) drop_scaling(tasks, flags.given("cases"));
+  check_supported(bench.kernel, tasks);
+  JsonOutput output(flags.find("json"));
+  if (const std::string* command = flags.find("peer")) bench.peer = std::make_unique<Peer>(*command);
+
+  print_heading(bench);
+  std::vector<BenchRecord> started;
+  for (const BenchTask& task : tasks) {
+    show_progress("memory of", task);
+    started.push_back(record_of(task));
+    if (task.timing != Timing::scaling) started.back().memory = probe_memory(task, bench.kernel, bench.threads);
+  }
+  print_bench_head();
+  nlohmann::json all = nlohmann::json::array();
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    show_progress("timing", tasks[i]);
+    const std::vector<BenchRecord> records = run_task(tasks[i], bench, started[i]);
+    end_progress();
+    for (const BenchRecord& record : records) {
+      print_bench_line(record);
+      all.push_back(to_json(record));
+    }
+  }
+  output.write(all);
+  return 0;
+}
+
+}  // namespace weft::tool

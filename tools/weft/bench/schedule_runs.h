@@ -1,0 +1,44 @@
+// One pass of one schedule on ranks that are threads, timed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check/cases/case.h"
+#include "check/tensors.h"
+#include "weft/executor.h"
+#include "weft/schedule.h"
+
+namespace weft::tool {
+
+struct ScheduleRun {
+  double seconds = 0;         // from the first rank's start to the last one's end
+  double waiting = 0;         // of the rank that waited longest
+  Traffic traffic = {};       // of the rank that received most
+  Index first_bytes = 0;      // into that rank before its first step that needs any
+  Index workspace_bytes = 0;  // of the rank that holds most
+};
+
+// Ranks' shards of random tensors, made once for all runs of a layout.
+class RankTensors {
+ public:
+  RankTensors(const check::Case& c, const Layouts& layouts);
+
+  struct Rank {
+    check::Tensor q, k, v, dout, out, lse, dq, dk, dv;
+  };
+  std::vector<std::unique_ptr<Rank>> ranks;
+  Attention attention;
+  std::vector<float> sink;
+};
+
+struct ScheduleTask {
+  std::string name;
+  ScheduleOptions options;
+};
+
+ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
+                         const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world);
+
+}  // namespace weft::tool

@@ -1,0 +1,291 @@
+#include "calibrate/calibrate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <pthread.h>
+#include <sched.h>
+
+#include "bench/case.h"
+#include "bench/clock.h"
+#include "bench/rounds.h"
+#include "calibrate/kernel_call.h"
+#include "calibrate/kernel_fit.h"
+#include "check/tensors.h"
+#include "flags/machine_flag.h"
+#include "index.h"
+#include "run/rows.h"
+#include "terminal/json_file.h"
+#include "terminal/numbers.h"
+#include "weft/communicator.h"
+#include "weft/error.h"
+#include "weft/kernel.h"
+
+namespace weft::tool {
+namespace {
+
+double one_gemm() {
+  constexpr int n = 160;
+  static thread_local std::vector<float> a(n * n, 1.25F), b(n * n, 0.5F), c(n * n, 0);
+  const double start = thread_seconds_now();
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < n; ++i)
+      for (int k = 0; k < n; ++k) {
+        const float x = a[at(i * n + k)];
+        const float* from = b.data() + k * n;
+        float* to = c.data() + i * n;
+        for (int j = 0; j < n; ++j) to[j] += x * from[j];
+      }
+    for (float& x : c) x *= 0.125F;  // stays finite
+  }
+  return thread_seconds_now() - start;
+}
+
+// Seconds of a call in each case: measured in turns, each beside a gemm, and recorded; or as recorded before.
+std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
+                             const CalibrateOptions& options, Calibration& into, std::vector<double>& gemms) {
+  std::vector<double> seconds;
+  if (options.measured.read_from_file()) {
+    for (const KernelCase& c : cases) seconds.push_back(options.measured.seconds(c.name, dtype, dim, pass));
+    return seconds;
+  }
+  const bool gpu = on_gpu(options.kernel);
+  std::vector<std::unique_ptr<KernelCall>> calls;
+  for (const KernelCase& c : cases)
+    calls.push_back(std::make_unique<KernelCall>(c, dtype, dim, pass, options.kernel, *into.noise));
+  std::vector<std::vector<double>> ratios(cases.size());  // over the gemm of the same round
+  for (Index round = 0; round < options.rounds; ++round)
+    for (std::size_t n = 0; n < calls.size(); ++n) {
+      const double gemm = gpu ? 1 : (gemm_seconds(1) + gemm_seconds(1)) / 2;
+      gemms.push_back(gemm);
+      ratios[n].push_back(calls[n]->sustained_seconds() / gemm);
+    }
+  const double usual = median(gemms);
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    seconds.push_back(median(ratios[n]) * usual);
+    into.times.add(cases[n].name, dtype, dim, pass, seconds.back());
+  }
+  return seconds;
+}
+
+KernelRate measure(Pass pass, DType dtype, Index dim, const CalibrateOptions& options, Calibration& into,
+                   std::vector<double>& gemms) {
+  const bool gpu = on_gpu(options.kernel);
+  const std::vector<KernelCase> cases = learned_cases(gpu);
+  const std::vector<double> seconds = times_of(cases, pass, dtype, dim, options, into, gemms);
+  KernelRate rate = fitted_rate(tiles_of(pass, dtype, dim, gpu), cases, seconds);
+  rate.source = fmt::format("weft bench --calibrate, kernel {}{}", options.kernel,
+                            gpu ? ", calls one after another" : ", one thread a call");
+  if (!options.show) return rate;
+  fmt::print("{} {} {}: {:.1f} GFLOP/s, {:.3g} us a tile, {:.3g} us a row and head, {:.3g} us a call\n", name(pass),
+             weft::name(dtype), dim, rate.flops * 1e-9, rate.tile_seconds * 1e6, rate.row_seconds * 1e6,
+             rate.call_seconds * 1e6);
+  for (std::size_t n = 0; n < cases.size(); ++n)
+    fmt::print("  {:<34}{:>10.1f} us, fitted {:+.0f} %\n", cases[n].name, seconds[n] * 1e6,
+               100 * (predicted_seconds(cases[n], rate) / seconds[n] - 1));
+  std::fflush(stdout);
+  return rate;
+}
+
+// Ranks send rows of 512 bytes, which lie apart as those of some heads do, to the next or to all; seconds a call of the
+// best quarter.
+double exchange_seconds(Index ranks, Index rows, bool to_all) {
+  constexpr Index kRow = 512, kStride = 1024;
+  const Index bytes = rows * kStride;
+  double found = 0;
+  run_ranks(ranks, [&](Communicator& comm) {
+    stay_on_core(comm.rank(), comm.ranks());
+    std::vector<char> mine(at(bytes)), theirs(at(bytes * comm.ranks()));
+    const auto block = [&](char* data) {
+      return Block{.data = data, .rows = rows, .bytes = kRow, .row_stride = kStride, .part_stride = kRow};
+    };
+    std::vector<Block> all;
+    for (Index r = 0; r < comm.ranks(); ++r) all.push_back(block(theirs.data() + r * bytes));
+    const Index next = (comm.rank() + 1) % comm.ranks(), before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
+    std::vector<double> times;
+    for (int n = 0; n < 60; ++n) {
+      const double start = seconds_now();
+      if (to_all)
+        comm.all_gather(block(mine.data()), all).wait();
+      else
+        comm.send_receive(next, block(mine.data()), before, all[0]).wait();
+      times.push_back(seconds_now() - start);
+    }
+    if (comm.rank() != 0) return;
+    std::sort(times.begin(), times.end());
+    found = times[times.size() / 4];
+  });
+  return found;
+}
+
+// Processor time of a call and of a message shows where many ranks share a core.
+void measure_exchange(Machine& m) {
+  constexpr Index kFew = 2, kMost = 256, kBytes = Index{1} << 30;
+  const Index cores = std::max(1U, std::thread::hardware_concurrency()), many = 4 * cores;
+  // All ranks hold what all send: about a GiB where there are many.
+  const Index rows = std::clamp(kBytes / (1024 * many * many), kFew + 2, kMost);
+  const double small = exchange_seconds(cores, kFew, false), shared = exchange_seconds(many, kFew, false);
+  const double gathered = exchange_seconds(many, kFew, true), large = exchange_seconds(many, rows, true);
+  // A core copies what four ranks get of all.
+  m.copy_bandwidth = static_cast<double>((rows - kFew) * 512 * many * 4) / std::max(1e-6, large - gathered);
+  m.exchange_seconds = std::clamp((shared - small) / 3, 0.0, 1e-3);
+  m.copy_seconds = std::clamp((gathered - shared) / static_cast<double>(4 * (many - 2)), 0.0, 1e-3);
+  m.levels[0].latency = std::max(0.0, small - m.exchange_seconds);
+  m.levels[0].message_seconds = 0;
+}
+
+void measure_rows(Machine& m) {
+  const auto pass = [](Index rows) {
+    check::Tensor a(DType::f32, rows, 1, 256), b(DType::f32, rows, 1, 256);
+    run::clear({}, a.view);
+    run::clear({}, b.view);
+    std::vector<double> times;
+    for (int n = 0; n < 9; ++n) {
+      const double start = seconds_now();
+      run::add({}, a.view, b.view);
+      times.push_back(seconds_now() - start);
+    }
+    return median(times);
+  };
+  constexpr Index kRows = 8192;
+  m.row_seconds = pass(1);
+  m.row_bandwidth = 3.0 * static_cast<double>(kRows * 256 * 4) / std::max(1e-7, pass(kRows) - m.row_seconds);
+}
+
+void show_exchange(const Machine& m) {
+  fmt::print(
+      "threads: {:.3g} us until a message comes, {:.3g} us of the processor a call and {:.3g} us a message, copies "
+      "{:.3g} GB/s; passes over rows {:.3g} GB/s, {:.3g} us each\n",
+      m.levels[0].latency * 1e6, m.exchange_seconds * 1e6, m.copy_seconds * 1e6, m.copy_bandwidth * 1e-9,
+      m.row_bandwidth * 1e-9, m.row_seconds * 1e6);
+}
+
+std::vector<DType> dtypes_of(const Flags& flags) {
+  std::vector<DType> all;
+  const std::string given = flags.text("dtype", "f32,bf16");
+  for (const std::string_view part : split(given, ',')) all.push_back(dtype(part));
+  return all;
+}
+
+CalibrateOptions options_of(const Flags& flags) {
+  CalibrateOptions options{.dtypes = dtypes_of(flags),
+                           .dims = {64, 128},
+                           .kernel = flags.text("kernel", "cpu"),
+                           .rounds = flags.whole("repeat", 5, "5"),
+                           .show = true};
+  if (flags.given("dim")) options.dims = whole_numbers("--dim", *flags.find("dim"), "64,128");
+  for (const Index dim : options.dims)
+    if (dim < 1 || dim > 1024) throw Error(fmt::format("--dim {}", dim), "use from 1 to 1024");
+  if (options.rounds < 1 || options.rounds > 1000)
+    throw Error(fmt::format("--repeat {}", options.rounds), "use from 1 to 1000");
+  if (on_gpu(options.kernel) && !flags.given("dtype")) options.dtypes = {DType::bf16};
+  if (const std::string* path = flags.find("measured")) options.measured = KernelTimes::read(*path);
+  return options;
+}
+
+}  // namespace
+
+Index ranks_a_core(Index ranks) { return ceil_div(ranks, std::max<Index>(1, std::thread::hardware_concurrency())); }
+
+void stay_on_core(Index rank, Index ranks) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(at(rank / ranks_a_core(ranks)), &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // if it may not, it runs anywhere
+}
+
+double gemm_seconds(int threads) {
+  if (threads <= 1) return one_gemm();
+  std::vector<double> each(at(threads));
+  std::vector<std::thread> all;
+  for (double& seconds : each) all.emplace_back([&seconds] { seconds = one_gemm(); });
+  for (std::thread& t : all) t.join();
+  return *std::max_element(each.begin(), each.end());
+}
+
+Calibration calibrate(const CalibrateOptions& options) {
+  const bool gpu = on_gpu(options.kernel);
+  Calibration c;
+  c.noise = std::make_shared<Noise>();
+  c.machine = machine_preset(gpu ? "h200-shared" : "cpu");
+  c.machine.name = "here";
+  c.machine.about = gpu ? "this GPU, shared by ranks that are threads" : "this machine, ranks that are threads";
+  c.machine.kernels.clear();
+  set_cpu_threads(1);
+  std::vector<double> gemms;
+  for (const DType type : options.dtypes)
+    for (const Index dim : options.dims)
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        c.machine.kernels.push_back(measure(pass, type, dim, options, c, gemms));
+  if (!gemms.empty()) c.gemm_seconds = median(gemms);
+  if (!gpu && !options.measured.read_from_file()) {
+    c.machine.processor_kernels = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
+    measure_exchange(c.machine);
+    measure_rows(c.machine);
+    c.machine.source = c.machine.levels[0].source = "weft bench --calibrate";
+    if (options.show) show_exchange(c.machine);
+  }
+  set_cpu_threads(0);
+  return c;
+}
+
+int bench_calibrate(const Flags& flags) {
+  const std::string path = flags.text("calibrate", "");
+  if (path.empty()) throw Error("--calibrate without a file", "write --calibrate machine.json");
+  const CalibrateOptions options = options_of(flags);
+  const FileOutput file("--calibrate", &path);
+  JsonOutput output(flags.find("json"));
+  const Calibration c = calibrate(options);
+  file.write(to_json(c.machine));
+  if (!c.times.empty()) output.write(c.times.json());
+  fmt::print("written to {}\n", path);
+  return 0;
+}
+
+int bench_check_kernels(const Flags& flags) {
+  const CalibrateOptions options = options_of(flags);
+  const bool gpu = on_gpu(options.kernel);
+  const Machine machine = machine_of(flags, gpu ? "h200-shared" : "cpu");
+  JsonOutput output(flags.find("json"));
+  Noise noise;
+  KernelTimes times;
+  std::vector<double> errors;
+  set_cpu_threads(1);
+  fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12}{:>12}{:>9}\n", "case", "dtype", "dim", "pass", "measured us", "predicted",
+             "error");
+  const auto check = [&](const KernelCase& c, DType type, Index dim, Pass pass) {
+    double seconds = 0;
+    if (!options.measured.read_from_file()) {
+      KernelCall call(c, type, dim, pass, options.kernel, noise);
+      std::vector<double> rounds;
+      for (Index n = 0; n < options.rounds; ++n) rounds.push_back(call.sustained_seconds());
+      seconds = median(rounds);
+      times.add(c.name, type, dim, pass, seconds);
+    } else {
+      seconds = options.measured.seconds(c.name, type, dim, pass);
+    }
+    const double predicted =
+        predicted_seconds(c, kernel_rate(machine, pass, {.dtype = type, .dim_qk = dim, .dim_v = dim}));
+    errors.push_back(std::abs(predicted / seconds - 1));
+    fmt::print("{:<44}{:<6}{:>5} {:<9}{:>12.1f}{:>12.1f}{:>+8.0f}%\n", c.name, weft::name(type), dim, name(pass),
+               seconds * 1e6, predicted * 1e6, 100 * (predicted / seconds - 1));
+    std::fflush(stdout);
+  };
+  for (const KernelCase& c : gpu ? anchor_cases() : learned_cases(false))
+    for (const DType type : options.dtypes)
+      for (const Index dim : options.dims)
+        for (const Pass pass : {Pass::forward, Pass::backward})
+          if (c.dim == 0 || c.dim == dim) check(c, type, dim, pass);
+  set_cpu_threads(0);
+  if (!times.empty()) output.write(times.json());
+  if (errors.empty()) throw Error("no case has a width of --dim", "use --dim 64,128");
+  fmt::print("median error {:.0f} %, worst {:.0f} %\n", 100 * median(errors),
+             100 * *std::max_element(errors.begin(), errors.end()));
+  return 0;
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,44 @@
+// Measures the machine at hand: kernels by slices, passes over rows, ranks that are threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calibrate/kernel_call.h"
+#include "calibrate/kernel_times.h"
+#include "flags/flags.h"
+#include "weft/cost.h"
+
+namespace weft::tool {
+
+// A clock that other work on the machine slows down as it slows everything: products of small matrices on so many
+// threads at once. Seconds of the slowest, of the threads' own time.
+double gemm_seconds(int threads);
+
+// The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
+// measured this way have processor_ranks = ranks_a_core(ranks) and processor_kernels = 1.
+void stay_on_core(Index rank, Index ranks);
+Index ranks_a_core(Index ranks);
+
+struct Calibration {
+  Machine machine;
+  double gemm_seconds = 0;  // one thread, in the same rounds: what the machine's numbers are to be scaled by elsewhere
+  KernelTimes times;        // as measured
+  std::shared_ptr<Noise> noise;
+};
+struct CalibrateOptions {
+  std::vector<DType> dtypes = {DType::f32};
+  std::vector<Index> dims = {64, 128};
+  std::string kernel = "cpu";  // or one of a GPU
+  Index rounds = 5;
+  bool show = false;          // the cases and how well they are met
+  KernelTimes measured = {};  // read from a file: these instead of measuring
+};
+Calibration calibrate(const CalibrateOptions& options);
+
+// weft bench --calibrate FILE, --check-kernels.
+int bench_calibrate(const Flags& flags);
+int bench_check_kernels(const Flags& flags);
+
+}  // namespace weft::tool

@@ -1,0 +1,100 @@
+#include "explain/drawn.h"
+
+#include <fmt/format.h>
+
+#include "draw/scene.h"
+#include "flags/machine_flag.h"
+#include "flags/schedule_flags.h"
+#include "terminal/file_output.h"
+#include "terminal/numbers.h"
+#include "weft/choose.h"
+#include "weft/error.h"
+
+namespace weft::tool {
+namespace {
+
+const std::vector<std::string> kLayouts = {"contiguous", "dual_chunk", "zigzag", "striped", "balanced"};
+
+draw::Subject subject_of(const Flags& flags, const check::Case& c) {
+  return {.problem = check::problem_of(c),
+          .heads_q = c.heads_q,
+          .heads_k = c.heads_k,
+          .head_map = c.head_map,
+          .shape = {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v},
+          .machine = machine_of(flags, "h100-400g"),
+          .title = flags.text("title", ""),
+          .command = "weft explain" + flags.words(),
+          .by_step = flags.one_of("colour", {"rank", "step"}) == "step"};
+}
+
+Layouts chosen_layouts(const draw::Subject& s, Index ranks) {
+  const Layer layer{.problem = s.problem, .heads_q = s.heads_q, .heads_k = s.heads_k, .shape = s.shape};
+  return make_layouts(choose({&layer, 1}, ranks, s.machine).layout, s.problem, ranks);
+}
+
+void write(FileOutput& to, const std::string& text, std::size_t panels) {
+  if (!to) return;
+  to.write(text);
+  fmt::print("{}: {}, {} panel{}\n", to.path(), bytes_text(static_cast<Index>(text.size())), panels,
+             panels == 1 ? "" : "s");
+}
+
+}  // namespace
+
+const std::vector<FlagSpec>& drawn_flags() {
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all = {
+        {"html", "FILE",
+         "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
+        {"svg", "FILE", "draw a picture for papers and pages, of the same"},
+        {"title", "TEXT", "--html, --svg: a heading"},
+        {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
+        {"machine", "NAME",
+         "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
+        {"schedule", "LIST",
+         "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
+    for (const FlagSpec& flag : schedule_flags()) {
+      for (const std::string_view kept :
+           {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "head-map"}) {
+        if (flag.name == kept) all.push_back(flag);
+      }
+    }
+    return all;
+  }();
+  return flags;
+}
+
+bool asks_for_drawing(const Flags& flags) { return flags.given("html") || flags.given("svg"); }
+
+void refuse_drawn_flags(const Flags& flags) {
+  for (const FlagSpec& flag : drawn_flags()) {
+    if (flags.given(flag.name))
+      throw Error(fmt::format("--{} {} without a drawing", flag.name, *flags.find(flag.name)),
+                  "add --html FILE or --svg FILE");
+  }
+}
+
+int explain_drawn(const Flags& flags) {
+  for (const char* drawing : {"html", "svg"})
+    flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder"},
+                  "write pages and pictures by themselves");
+  FileOutput page("--html", flags.find("html")), picture("--svg", flags.find("svg"));
+  const AskedSchedules schedules = asked_schedules(flags, flags.text("schedule", "all_gather"));
+  std::vector<draw::Setting> settings;
+  std::optional<draw::Subject> subject;
+  for (const std::string& layout : list_of("--layout", flags.text("layout", kDefaultLayout), kLayouts)) {
+    const bool automatic = layout == "auto";
+    const check::Case c = case_of(flags.with("layout", automatic ? "zigzag" : layout), kExplainDefaults);
+    if (!subject) subject = subject_of(flags, c);
+    const Layouts layouts = automatic ? chosen_layouts(*subject, c.ranks) : check::layouts_of(c, subject->problem);
+    for (const ScheduleOptions& options : schedules.given) settings.push_back({layouts, fitted(options, c)});
+    if (schedules.automatic) settings.push_back(chosen(*subject, layouts));
+  }
+  const draw::Scene scene = make_scene(*subject, settings);
+  const std::string page_text = page ? html(scene) : "", picture_text = picture ? svg(scene) : "";
+  write(page, page_text, settings.size());
+  write(picture, picture_text, settings.size());
+  return 0;
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,121 @@
+// weft explain: who holds which tokens, and which slices each rank gets.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "explain/drawn.h"
+#include "explain/micro.h"
+#include "explain/picture.h"
+#include "explain/shares.h"
+#include "explain/support.h"
+#include "explain/table.h"
+#include "terminal/json_file.h"
+#include "terminal/numbers.h"
+#include "terminal/words.h"
+#include "verbs.h"
+#include "weft/error.h"
+
+namespace weft::tool {
+namespace {
+
+using nlohmann::json;
+
+KeyOrder key_order(const Flags& flags, const Layouts& layouts) {
+  const bool strided = layouts.k.rank_order().stride() != 1;
+  if (!flags.given("keys")) return strided ? KeyOrder::rank : KeyOrder::sequence;
+  return flags.one_of("keys", {"sequence", "rank"}) == "rank" ? KeyOrder::rank : KeyOrder::sequence;
+}
+
+bool as_picture(const Flags& flags, const check::Case& c, const Problem& problem, const Layouts& layouts) {
+  const std::string view = flags.one_of("view", {"auto", "picture", "table"});
+  if (view == "picture" && !fits_picture(c, problem, layouts))
+    throw Error(fmt::format("--view picture: {} query tokens, {} key tokens and {} ranks do not fit a screen",
+                            problem.packing().q().tokens(), problem.packing().k().tokens(), c.ranks),
+                fmt::format("use at most {}, rows without large gaps, or --view table", picture_limits()));
+  return view == "auto" ? fits_picture(c, problem, layouts) : view == "picture";
+}
+
+// Every rank looks at every sequence: past this it takes minutes.
+void check_size(const check::Case& c, const Problem& problem) {
+  constexpr Index kMaxWork = Index{1} << 31;
+  const Index sequences = problem.packing().sequences();
+  if (sequences > kMaxWork / c.ranks)
+    throw Error(fmt::format("{} documents on {} ranks are too many to go through", sequences, c.ranks),
+                fmt::format("use fewer: documents x ranks up to {}", kMaxWork));
+}
+
+json to_json(const check::Case& c, const Problem& problem, const Shares& all, KeyOrder order) {
+  const Packing& packing = problem.packing();
+  json out = {{"layout", name(c.layout)},
+              {"mask", mask_words(c.mask)},
+              {"keys", order == KeyOrder::sequence ? "sequence" : "rank"},
+              {"docs", packing.q().used_lengths()},
+              {"tokens", packing.q().tokens()},
+              {"pairs", problem.visible_pairs()},
+              {"balance", all.balance},
+              {"bytes_per_key", all.bytes_per_key},
+              {"bytes_all_gather", all.gathered_keys * all.bytes_per_key},
+              {"ranks", json::array()}};
+  if (!packing.self()) {
+    out["docs_k"] = packing.k().used_lengths();
+    out["tokens_k"] = packing.k().tokens();
+  }
+  for (const Share& s : all.ranks) {
+    json rank = {{"rows", all.q_rows}, {"tokens", s.tokens}, {"pairs", s.pairs}, {"share", s.of_mean}};
+    if (s.touched) {
+      rank["slices"] = s.touched->slices;
+      rank["keys_touched"] = s.touched->keys;
+      rank["keys_remote"] = s.touched->remote;
+      rank["bytes_touched"] = s.touched->remote * all.bytes_per_key;
+    }
+    out["ranks"].push_back(std::move(rank));
+  }
+  return out;
+}
+
+}  // namespace
+
+const std::vector<FlagSpec>& explain_flags() {
+  static const std::vector<FlagSpec> own = {
+      {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
+      {"view", "NAME", "auto (default), picture or table"},
+      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
+      {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
+      {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all = own;
+    all.insert(all.end(), drawn_flags().begin(), drawn_flags().end());
+    return all;
+  }();
+  return flags;
+}
+
+int explain(const Flags& flags) {
+  if (asks_for_drawing(flags)) return explain_drawn(flags);
+  refuse_drawn_flags(flags);
+  if (flags.given("support")) return explain_support(flags);
+  if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
+  const check::Case c = case_of(flags, kExplainDefaults);
+  const Problem problem = check::problem_of(c);
+  check_size(c, problem);
+  const Layouts layouts = check::layouts_of(c, problem);
+  const bool picture = as_picture(flags, c, problem, layouts);
+  const KeyOrder order = key_order(flags, layouts);
+  const Shares shares = shares_of(c, problem, layouts, order);
+  JsonOutput output(flags.find("json"));
+
+  fmt::print("{}\n", problem_words(c, problem));
+  if (picture) {
+    fmt::print("{} visible pairs, {}\n\n", grouped(problem.visible_pairs()), balance_words(shares.balance));
+    draw_picture(c, problem, layouts, order, shares);
+  } else {
+    fmt::print("{}, {}; keys in {} order\n\n", attention_words(c),
+               fmt::format("{} of K and V a token", bytes_text(shares.bytes_per_key)),
+               order == KeyOrder::sequence ? "sequence" : "rank");
+    print_table(c, shares);
+    fmt::print("\n{} visible pairs, {}\n", grouped(problem.visible_pairs()), balance_words(shares.balance));
+  }
+  output.write(to_json(c, problem, shares, order));
+  return 0;
+}
+
+}  // namespace weft::tool

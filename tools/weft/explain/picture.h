@@ -1,0 +1,16 @@
+// A small problem drawn whole: who holds which tokens, who sees whom, and every rank's slices.
+#pragma once
+
+#include "check/cases/case.h"
+#include "explain/shares.h"
+
+namespace weft::tool {
+
+// Fits a screen: a line for each query, a column or two for each key, a letter for each rank.
+bool fits_picture(const check::Case& c, const Problem& problem, const Layouts& layouts);
+std::string picture_limits();
+
+void draw_picture(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order,
+                  const Shares& shares);
+
+}  // namespace weft::tool

@@ -1,0 +1,164 @@
+#include "flags/flags.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "terminal/numbers.h"
+#include "weft/error.h"
+
+namespace weft::tool {
+namespace {
+
+struct Group {
+  std::string_view title;
+  std::vector<FlagSpec> flags;
+};
+
+const std::vector<Group>& shared_groups() {
+  static const std::vector<Group> groups = {
+      {"Documents",
+       {{"docs", "LENGTHS",
+         "256,512,1024, or 64k,1.5M (k, m, g are 1024, 1024^2, 1024^3, in all lengths and sizes), or "
+         "lognormal:count=64,median=2400,sigma=1,min=16,max=16384, or published:tokens=1048576 (drawn "
+         "by --seed)"},
+        {"docs-k", "LENGTHS", "lengths of the keys, if they are others than the queries' (cross-attention)"},
+        {"padded-to", "M", "pad every document to a multiple of M"},
+        {"cu-seqlens", "LIST", "0,5,12: instead of --docs, prefix sums of lengths"},
+        {"cu-seqlens-padded", "LIST", "where each document begins, if there is padding between them"},
+        {"tokens", "N", "rows of the buffer, if there are rows past the last document"},
+        {"cu-seqlens-k", "LIST", "the same three for keys of their own"},
+        {"cu-seqlens-padded-k", "LIST", "..."},
+        {"tokens-k", "N", "..."}}},
+      {"Mask",
+       {{"mask", "NAME", "full (default) or causal"},
+        {"align", "NAME", "top_left (default) or bottom_right: where the diagonal lies if lengths differ"},
+        {"window", "L,R", "keys L before and R after the diagonal; -1 is unlimited"},
+        {"chunk", "C", "chunked attention: query and key in the same chunk of C positions"},
+        {"slices", "FILE",
+         R"(your own mask: [{"q":[begin,end],"k":[begin,end],"lo":-3,"hi":0},..], a file or the text)"}}},
+      {"Ranks",
+       {{"ranks", "N", "4 if not given"},
+        {"layout", "NAME", "balanced (default, by the mask), contiguous, dual_chunk, zigzag, striped, explicit"},
+        {"runs", "FILE", R"(layout explicit, a list a rank: [[{"row":0,"token":0,"count":4,"stride":1},..],..])"},
+        {"runs-k", "FILE", "the same for the keys of cross-attention"}}},
+      {"Attention",
+       {{"heads", "HQ[:HK]", "query and K/V heads (explain: 32:8, verify: 2:1, bench: 8:2)"},
+        {"dim", "DQK[:DV]", "width of q and k, and of v (explain, bench: 128, verify: 8)"},
+        {"dtype", "NAME", "f64, f32, bf16 or f16 (explain: bf16, verify, bench: f32)"},
+        {"scale", "X", "of the logits; 1/sqrt(DQK) if not given"},
+        {"softcap", "X", "0 (default) is off"},
+        {"sink", "NAME", "none (default), off_by_one or learnable"}}},
+      {"Other", {{"seed", "N", "0 if not given"}, {"json", "FILE", "write the numbers there too"}}}};
+  return groups;
+}
+
+}  // namespace
+
+void Flags::add(CLI::App& verb, std::string_view group, const FlagSpec& flag) {
+  if (flag.value.empty()) {
+    const auto note = [this, name = std::string(flag.name)] { values_[name] = ""; };
+    verb.add_flag_callback("--" + std::string(flag.name), note, std::string(flag.help))->group(std::string(group));
+    return;
+  }
+  const auto keep = [this, name = std::string(flag.name)](const std::string& value) { values_[name] = value; };
+  verb.add_option_function<std::string>("--" + std::string(flag.name), keep, std::string(flag.help))
+      ->type_name(std::string(flag.value))
+      ->group(std::string(group));
+}
+
+void Flags::add_to(CLI::App& verb, const std::vector<FlagSpec>& own) {
+  for (const FlagSpec& flag : own) add(verb, "Of this verb", flag);
+  for (const Group& group : shared_groups()) {
+    for (const FlagSpec& flag : group.flags) add(verb, group.title, flag);
+  }
+}
+
+const std::string* Flags::find(std::string_view name) const {
+  const auto at = values_.find(name);
+  return at == values_.end() ? nullptr : &at->second;
+}
+
+std::string Flags::text(std::string_view name, std::string_view otherwise) const {
+  const std::string* value = find(name);
+  return value ? *value : std::string(otherwise);
+}
+
+std::string Flags::one_of(std::string_view name, const std::vector<std::string_view>& names) const {
+  const std::string value = text(name, names.front());
+  if (std::find(names.begin(), names.end(), value) == names.end())
+    throw Error(fmt::format("--{}: there is no '{}'", name, value), fmt::format("use {}", fmt::join(names, " or ")));
+  return value;
+}
+
+Index Flags::whole(std::string_view name, Index otherwise, std::string_view example) const {
+  const std::string* value = find(name);
+  return value ? whole_number(fmt::format("--{}", name), *value, example) : otherwise;
+}
+
+Index Flags::size(std::string_view name, Index otherwise, std::string_view example) const {
+  const std::string* value = find(name);
+  return value ? size_number(fmt::format("--{}", name), *value, example) : otherwise;
+}
+
+void Flags::exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const {
+  if (!given(name)) return;
+  for (const std::string_view other : others) {
+    if (given(other))
+      throw Error(fmt::format("--{} {} and --{} {}", name, *find(name), other, *find(other)), std::string(remedy));
+  }
+}
+
+std::string Flags::words() const {
+  constexpr std::size_t kLongest = 400;
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:=_-+/@%";
+  std::string all;
+  for (const auto& [name, value] : values_) {
+    all += " --" + name;
+    if (value.empty()) continue;
+    std::string shown = value.size() > kLongest ? value.substr(0, kLongest) + "…" : value;
+    if (shown.find_first_not_of(kPlain) != std::string::npos) {
+      for (std::size_t at = shown.find('\''); at != std::string::npos; at = shown.find('\'', at + 4))
+        shown.replace(at, 1, "'\\''");
+      shown = "'" + shown + "'";
+    }
+    all += " " + shown;
+  }
+  return all;
+}
+
+unsigned long long seed_of(const Flags& flags) {
+  const std::string text = flags.text("seed", "0");
+  unsigned long long seed = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (code != std::errc() || end != text.data() + text.size())
+    throw Error(fmt::format("--seed: '{}' is not a whole number from 0 to 2^64 - 1", text), "write e.g. --seed 7");
+  return seed;
+}
+
+TimeLimit time_limit_of(const Flags& flags) {
+  const std::string* given = flags.find("time-limit");
+  if (!given) return {};
+  std::string_view text = *given;
+  if (text.ends_with("s")) text.remove_suffix(1);
+  const double seconds = real_number("--time-limit", text, "120");
+  if (!(seconds > 0)) throw Error(fmt::format("--time-limit {}", *given), "give more than 0 seconds, e.g. 120");
+  return TimeLimit(seconds);
+}
+
+LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", kDefaultLayout)); }
+
+std::vector<std::string_view> problem_flags() {
+  std::vector<std::string_view> names;
+  for (const Group& group : shared_groups()) {
+    for (const FlagSpec& flag : group.flags) {
+      if (group.title != "Other" && flag.name != "layout") names.push_back(flag.name);
+    }
+  }
+  return names;
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,71 @@
+// The flags of the command as the user wrote them, and the problem they give.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check/cases/case.h"
+#include "terminal/progress.h"
+
+namespace CLI {
+class App;
+}
+
+namespace weft::tool {
+
+struct FlagSpec {
+  std::string_view name;   // "docs" for --docs
+  std::string_view value;  // what stands for the value in --help; empty: takes none
+  std::string_view help;
+};
+
+class Flags {
+ public:
+  // The shared flags, then those of one verb. The verb must not outlive this object.
+  void add_to(CLI::App& verb, const std::vector<FlagSpec>& own);
+
+  bool given(std::string_view name) const { return find(name) != nullptr; }
+  // The same with one value said anew, for sweeps over lists.
+  Flags with(std::string_view name, std::string value) const {
+    Flags other = *this;
+    other.values_[std::string(name)] = std::move(value);
+    return other;
+  }
+  const std::string* find(std::string_view name) const;
+  std::string text(std::string_view name, std::string_view otherwise) const;
+  // Error unless the value is one of `names`, which it lists.
+  std::string one_of(std::string_view name, const std::vector<std::string_view>& names) const;  // default: the first
+  Index whole(std::string_view name, Index otherwise, std::string_view example) const;
+  Index size(std::string_view name, Index otherwise, std::string_view example) const;  // 4096, 64k, 1M
+  // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
+  void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
+  // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
+  std::string words() const;
+
+ private:
+  void add(CLI::App& verb, std::string_view group, const FlagSpec& flag);
+
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+// What is taken where no flag says otherwise. Planning is drawn for a model of today, checked on one that is quick.
+struct Defaults {
+  std::string_view heads, dim, dtype;
+};
+inline constexpr Defaults kExplainDefaults = {"32:8", "128", "bf16"};
+inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
+
+// Dealt out by the mask at hand, as even as can be on packs of any documents.
+inline constexpr std::string_view kDefaultLayout = "balanced";
+
+check::Case case_of(const Flags& flags, const Defaults& defaults);
+LayoutKind layout_of(const Flags& flags);
+unsigned long long seed_of(const Flags& flags);
+TimeLimit time_limit_of(const Flags& flags);  // --time-limit 120, or 120s
+
+// Flags that say which problem it is: what `verify --random` draws by itself.
+std::vector<std::string_view> problem_flags();
+
+}  // namespace weft::tool

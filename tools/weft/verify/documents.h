@@ -1,0 +1,27 @@
+// Sides of documents for grids: lengths in rooms.
+#pragma once
+
+#include <vector>
+
+#include "check/cases/case.h"
+
+namespace weft::tool {
+
+struct Room {
+  Index used = 0, rows = 0;  // rows: at least, before they are made a multiple
+};
+
+// Documents one after another, each room a multiple of `multiple`.
+inline check::Side side_of_rooms(const std::vector<Room>& rooms, Index multiple, Index first = 0, Index behind = 0) {
+  check::Side side{.cu_seqlens = {0}, .cu_seqlens_padded = {first}};
+  for (const Room& room : rooms) {
+    side.cu_seqlens.push_back(side.cu_seqlens.back() + room.used);
+    side.cu_seqlens_padded.push_back(side.cu_seqlens_padded.back() +
+                                     ceil_div(max_of(room.used, room.rows), multiple) * multiple);
+  }
+  if (behind > 0) side.tokens = side.cu_seqlens_padded.back() + behind;
+  if (side.cu_seqlens_padded == side.cu_seqlens) side.cu_seqlens_padded.clear();
+  return side;
+}
+
+}  // namespace weft::tool

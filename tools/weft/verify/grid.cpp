@@ -1,0 +1,139 @@
+#include "verify/grid.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "check/cases/random_case.h"
+#include "verify/tally.h"
+
+namespace weft::tool {
+namespace {
+
+// Runs all cells of a problem; `put` takes each outcome.
+template <class Put>
+void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
+  check::Oracle oracle(problem.question, check::executor_arithmetic(problem.question), problem.rows);
+  for (std::size_t i = 0; i < problem.cells.size() && !how.limit.over(); ++i) {
+    const GridCell& cell = problem.cells[i];
+    put(i, try_schedule(oracle, cell.placed, {cell.schedule, how.kernel, how.checked, how.world}));
+  }
+}
+
+// A group's query heads must lie side by side.
+bool can_group(const check::Case& c) { return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end()); }
+
+// Neighbours have much in common: where time may run out, problems come from all over the grid.
+std::vector<std::size_t> order_of(std::size_t problems, bool spread) {
+  std::vector<std::size_t> order(problems);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  check::RandomChoices choices(1);
+  for (std::size_t i = problems; spread && i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<std::size_t>(choices.pick(0, static_cast<Index>(i) - 1))]);
+  return order;
+}
+
+// Calls work(thread) on so many threads; what one throws is thrown here.
+template <class Work>
+void on_threads(Index threads, Work&& work) {
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(threads));
+  const auto guarded = [&](std::size_t thread) {
+    try {
+      work();
+    } catch (...) {
+      errors[thread] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::size_t t = 1; t < errors.size(); ++t) others.emplace_back(guarded, t);
+  guarded(0);
+  for (std::thread& t : others) t.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace
+
+const std::string& label(const Labels& labels, std::string_view axis) {
+  static const std::string none;
+  const auto found = std::find_if(labels.begin(), labels.end(), [&](const auto& l) { return l.first == axis; });
+  return found == labels.end() ? none : found->second;
+}
+
+ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn) {
+  check::RandomChoices choices(static_cast<unsigned long long>(turn));  // turns alone would go with ranks and layouts
+  const bool two_groups = choices.one_in(2);
+  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), abreast = choices.pick(1, 3);
+  if (check::gathers(options) && can_group(placed) && two_groups) options.head_groups = 2;
+  if (options.kind == ScheduleKind::exact) options.stages = stages;
+  if (check::shifts(options)) options.abreast = abreast;
+  if (options.kind != ScheduleKind::hybrid) return options;
+  std::vector<Index> meshes;  // 1 x ranks and ranks x 1 are hardly meshes, but must work
+  for (Index inside = 1; inside <= placed.ranks; ++inside)
+    if (placed.ranks % inside == 0) meshes.push_back(inside);
+  options.inside = meshes[static_cast<std::size_t>(mesh) % meshes.size()];
+  return options;
+}
+
+Labels variant_labels(const ScheduleOptions& options) {
+  const auto said = [](bool has, Index value) { return has ? std::to_string(value) : std::string(kHasNone); };
+  return {{"head groups", said(check::gathers(options), options.head_groups)},
+          {"inside", said(options.kind == ScheduleKind::hybrid, options.inside)},
+          {"stages", said(options.kind == ScheduleKind::exact, options.stages)},
+          {"abreast", said(check::shifts(options), options.abreast)}};
+}
+
+Index Grid::cells() const {
+  Index n = 0;
+  for (const GridProblem& problem : problems) n += static_cast<Index>(problem.cells.size());
+  return n;
+}
+
+std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how) {
+  std::vector<std::size_t> first;
+  for (std::size_t at = 0; const GridProblem& problem : grid.problems) {
+    first.push_back(at);
+    at += problem.cells.size();
+  }
+  std::vector<check::Tried> outcomes(static_cast<std::size_t>(grid.cells()));
+  const std::vector<std::size_t> order = order_of(grid.problems.size(), how.limit.given());
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  Index done = 0, failed = 0;
+  on_threads(how.threads, [&] {
+    for (std::size_t n; (n = next++) < order.size() && !how.limit.over();) {
+      const std::size_t p = order[n];
+      run_problem(grid.problems[p], how, [&](std::size_t cell, check::Tried tried) {
+        const std::lock_guard lock(mutex);
+        if (failure_of(tried)) ++failed;
+        outcomes[first[p] + cell] = std::move(tried);
+        if (how.progress) how.progress(++done, failed);
+      });
+    }
+  });
+  return outcomes;
+}
+
+bool left_out(const check::Tried& tried) { return !tried.report && !tried.refused && !tried.failure; }
+
+std::optional<std::string> failure_of(const check::Tried& tried) {
+  if (tried.failure || !tried.report || tried.report->ok()) return tried.failure;
+  if (tried.report->fault) return tried.report->fault;
+  for (const check::Measure& m : tried.report->measures) {
+    if (!(m.worst < 1)) return fmt::format("{} is off by {:.3g} times its bound at {}", m.tensor, m.worst, m.where);
+  }
+  return {};
+}
+
+std::string command_of(const GridCell& cell, const GridRun& how) {
+  return command_of(cell.placed, {.kernel = how.kernel, .schedules = {cell.schedule}, .checked = how.checked},
+                    check::flags(cell.schedule));
+}
+
+}  // namespace weft::tool

@@ -1,0 +1,101 @@
+#include "verify/random_set.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "flags/schedule_flags.h"
+#include "index.h"
+
+namespace weft::tool {
+namespace {
+
+constexpr Index kBatch = 512, kLargeBatch = 8;  // outcomes kept at a time; also how often progress is shown
+constexpr Index kShown = 10;
+
+struct Checked {
+  check::Case given;
+  Outcome outcome;
+  bool left_out = true;
+};
+
+// Drawn cases have few heads and any number of ranks, which not every option goes with.
+Method fitting(Method method, const check::Case& c) {
+  for (ScheduleOptions& options : method.schedules) options = fitted(options, c);
+  return method;
+}
+
+check::Case draw(const RandomSet& set, unsigned long long seed) {
+  check::RandomChoices choices(seed), size(seed + 0x9e3779b97f4a7c15);  // apart: small cases stay what they are
+  const bool large = set.large.one_in > 0 && size.one_in(set.large.one_in);
+  return large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
+}
+
+Checked check_one(const RandomSet& set, Index i) {
+  Checked checked{draw(set, set.seed + static_cast<unsigned long long>(i)), {}, false};
+  try {
+    checked.outcome = check_case(checked.given, fitting(set.method, checked.given));
+  } catch (const std::exception& error) {  // random cases are valid: whatever is thrown is a fault
+    checked.outcome.failure = fmt::format("refused: {}", error.what());
+  }
+  return checked;
+}
+
+// Cases [first, last) in order, whichever thread took which.
+std::vector<Checked> check_batch(const RandomSet& set, Index first, Index last) {
+  std::vector<Checked> batch(at(last - first));
+  std::atomic<Index> next = first;
+  std::vector<std::exception_ptr> errors(at(set.threads));
+  const auto work = [&](std::size_t thread) {
+    try {
+      for (Index i; (i = next++) < last && !set.limit.over();) batch[at(i - first)] = check_one(set, i);
+    } catch (...) {
+      errors[thread] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t t = 1; t < errors.size(); ++t) threads.emplace_back(work, t);
+  work(0);
+  for (std::thread& t : threads) t.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  return batch;
+}
+
+}  // namespace
+
+Tally check_random(const RandomSet& set) {
+  Tally tally(set.method);
+  Progress progress(set.count, "cases");
+  Index failed = 0, left_out = 0;
+  const Index size = set.large.one_in == 1 ? kLargeBatch : kBatch;
+  for (Index first = 0; first < set.count; first += size) {
+    const Index last = std::min(first + size, set.count);
+    for (const Checked& checked : check_batch(set, first, last)) {
+      if (checked.left_out) {
+        ++left_out;
+        continue;
+      }
+      tally.add(checked.given, checked.outcome);
+      if (!checked.outcome.failure || ++failed > kShown + 1) continue;
+      if (failed <= kShown)
+        fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure,
+                   command_of(checked.given, set.method, checked.outcome.failed_way));
+      else
+        fmt::print("(further failures are counted, not shown)\n");
+    }
+    progress.show(last, tally.failed());
+    if (set.limit.over()) {
+      left_out += set.count - last;
+      break;
+    }
+  }
+  if (left_out > 0) tally.leave_out(left_out, fmt::format("--time-limit {}", set.limit.seconds()));
+  return tally;
+}
+
+}  // namespace weft::tool

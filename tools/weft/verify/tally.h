@@ -1,0 +1,87 @@
+// Checked cases, one and many.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "check/attend.h"
+#include "check/cases/case.h"
+#include "check/law.h"
+#include "weft/schedule.h"
+
+namespace weft::tool {
+
+// How attention is computed.
+struct Method {
+  std::string kernel = {};                      // "": the best of this machine, call by call
+  std::vector<ScheduleOptions> schedules = {};  // by ranks as threads; none: keys are brought to ranks by hand
+  bool checked = false;                         // executors are
+
+  std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
+};
+
+// What the checks said of one case. A check that was not made has its reason in `skipped`.
+struct Outcome {
+  std::optional<check::LawReport> law = {};
+  std::vector<check::AttendReport> attention = {};
+  std::vector<std::string> skipped = {};
+  Index refused = 0;                         // schedules, as they should be; reasons are in `skipped`
+  std::string looked = {};                   // what was compared of a case that is too large to be compared whole
+  std::optional<std::string> failure = {};   // in one line
+  std::string failed_way = {};               // flags of the schedule that failed
+  std::vector<ScheduleKind> never_ran = {};  // schedules of which every variant was refused
+
+  bool checked() const { return law || !attention.empty(); }
+};
+
+// Errors of the case itself are thrown as weft::Error.
+Outcome check_case(const check::Case& c, const Method& method);
+// "weft verify ..": gives the same case again, `way` as in AttendReport::flags.
+std::string command_of(const check::Case& c, const Method& method, const std::string& way);
+
+// The element that came nearest to its bound, of all cases.
+struct Worst {
+  double ratio = 0, norm = 0;
+  std::string tensor, keys, where, command;
+
+  nlohmann::json to_json() const;
+};
+
+// NaN counts as the worst there is.
+bool worse(double a, double b);
+
+class Tally {
+ public:
+  explicit Tally(Method method) : method_(std::move(method)) {}
+
+  void add(const check::Case& c, const Outcome& outcome);
+  void leave_out(Index cases, std::string reason);
+
+  Index cases() const { return cases_; }
+  Index failed() const { return failed_; }
+  bool attended() const { return attended_; }  // attention of at least one case was checked
+  // "law: .. (and 2 more reasons)": why checks were not made; empty if all were.
+  std::string why_skipped() const;
+  nlohmann::json to_json() const;
+  // Counts by layout and mask, and how many of them had keys on other ranks.
+  void print() const;
+
+ private:
+  Method method_;
+  Index cases_ = 0, failed_ = 0, nontrivial_ = 0;
+  bool attended_ = false;
+  Index left_out_ = 0;
+  Index ran_ = 0, refused_ = 0;        // runs
+  Index sampled_ = 0, unchecked_ = 0;  // cases
+  std::string left_out_why_;
+  std::map<std::string, Index> skipped_;
+  std::optional<Worst> worst_;
+  std::map<std::string, std::map<std::string, Index>> by_layout_;
+};
+
+}  // namespace weft::tool
