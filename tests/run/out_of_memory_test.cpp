@@ -48,8 +48,10 @@ void give_back(void* data) noexcept {
 
 void* operator new(std::size_t size) { return allocate(size, 1); }
 void* operator new[](std::size_t size) { return allocate(size, 1); }
-void* operator new(std::size_t size, std::align_val_t align) { return allocate(size, weft::at(align)); }
-void* operator new[](std::size_t size, std::align_val_t align) { return allocate(size, weft::at(align)); }
+void* operator new(std::size_t size, std::align_val_t align) { return allocate(size, static_cast<std::size_t>(align)); }
+void* operator new[](std::size_t size, std::align_val_t align) {
+  return allocate(size, static_cast<std::size_t>(align));
+}
 void operator delete(void* data) noexcept { give_back(data); }
 void operator delete[](void* data) noexcept { give_back(data); }
 void operator delete(void* data, std::size_t) noexcept { give_back(data); }
