@@ -125,10 +125,10 @@ ScheduleOptions options_of(std::string_view kind, std::string_view key_order_nam
   return {.kind = schedule_kind(kind),
           .key_order = key_order(key_order_name),
           .head_groups = head_groups,
-          .inside = inside,
-          .across = schedule_kind(across),
+          .ulysses = inside,
+          .outer = schedule_kind(across),
           .stages = stages,
-          .abreast = abreast};
+          .ranks_per_step = abreast};
 }
 
 namespace {

@@ -27,10 +27,10 @@ nb::dict options_dict(const ScheduleOptions& o) {
   out["schedule"] = std::string(name(o.kind));
   out["key_order"] = std::string(name(o.key_order));
   out["head_groups"] = o.head_groups;
-  out["inside"] = o.inside;
-  out["across"] = std::string(name(o.across));
+  out["inside"] = o.ulysses;
+  out["across"] = std::string(name(o.outer));
   out["stages"] = o.stages;
-  out["abreast"] = o.abreast;
+  out["abreast"] = o.ranks_per_step;
   return out;
 }
 

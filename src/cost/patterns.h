@@ -1,4 +1,4 @@
-// Exchanges that schedules are made of.
+// Patterns of the exchanges that schedules make.
 #pragma once
 
 #include <vector>
@@ -19,16 +19,14 @@ class Patterns {
   // Any messages; those of a rank to itself are only copied. `adds`: what comes is added, which is two more trips to
   // memory than a copy's two. `uneven`: ranks send other amounts than they get.
   Pattern listed(std::vector<Sent> messages, bool adds, bool uneven) const;
-  // Messages of neighbours that are alike, `each` bytes a row; ranks send other amounts than they get. `back`: the
-  // other way, and what comes is added.
+  // Messages of neighbours that are alike, `each` bytes a row; ranks send other amounts than they get. `back`: in the
+  // opposite direction, and what comes is added.
   Pattern spans(std::shared_ptr<const std::vector<Span>> rows, Index repeat, double each, bool back) const;
-  // Every rank sends its bytes to all ranks of the same place in blocks of `inside`, and gets theirs. `back`: it gets a
-  // sum of as many messages as it sends, instead.
-  Pattern gather(Index inside, const std::vector<double>& bytes, bool back) const;
-  // Each rank of a block of `inside` sends to[i] bytes to its member i, and gets from it mine[its own place]; `back`:
-  // the other way.
-  Pattern swap(Index inside, const std::vector<double>& bytes, bool back, bool adds) const;
-  // Everyone sends the same few bytes to everyone.
+  // All-gather among the ranks at the same place in blocks of `group`; `back`: the reduce-scatter of the same bytes.
+  Pattern gather(Index group, const std::vector<double>& bytes, bool back) const;
+  // In every block of `group` ranks, member i gets bytes[i] from each of the others; `back`: in the opposite direction.
+  Pattern swap(Index group, const std::vector<double>& bytes, bool back, bool adds) const;
+  // An all-gather of a few bytes, for max_logit and the sink's gradient.
   Pattern numbers(double bytes) const;
 
  private:

@@ -101,7 +101,7 @@ Machine h100() {
   return m;
 }
 
-// Weft's own kernels, by what their calls took one after another.
+// Weft's own kernels, fitted to measured times of their calls.
 void add_sm90(Machine& m) {
   const char* source =
       "weft bench --calibrate --kernel cuda.sm90 --dim 64,128, one H200, 2026-11-15 (bench/h200/learned.json)";
