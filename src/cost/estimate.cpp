@@ -4,43 +4,10 @@
 
 #include "cost/engine.h"
 #include "cost/outline_builder.h"
+#include "cost/patterns.h"
 #include "cost/sketch.h"
 
 namespace weft::cost {
-namespace {
-
-// What a rank moves in a gather of `bytes` of each rank at its place in groups of `ulysses` ranks.
-Load gathered(const Machine& machine, Index ranks, Index ulysses, Index me, double bytes, bool back) {
-  const Topology topology(machine);
-  Load load;
-  Index inner = 1;
-  for (std::size_t l = 0; l < topology.levels(); ++l) {
-    const Index size = l + 1 < topology.levels() ? machine.levels[l].ranks : ranks;
-    const Index first = me / size * size, place = me % ulysses;
-    const Index outer = min_of((ranks / ulysses), ceil_div(min_of(ranks, first + size) - place, ulysses)) -
-                        max_of(0, ceil_div(first - place, ulysses));
-    const Index peers = outer - inner;
-    double moved = bytes * static_cast<double>(peers);
-    load.messages[l] = peers;
-    load.bytes_in += static_cast<Index>(moved);
-    if (machine.relays_gathers && l > 0) {
-      const double share = 1 / static_cast<double>(inner);
-      load.in[l - 1] += moved * (1 - share);
-      load.out[l - 1] = load.in[l - 1];
-      moved *= share;
-    }
-    load.in[l] += moved;
-    load.out[l] += moved;
-    load.up[l] = load.in[l] * static_cast<double>(topology.below(l));
-    inner = outer;
-  }
-  load.bytes_out = load.bytes_in;
-  load.copied = (static_cast<double>(load.bytes_in) + bytes) * (back ? 2 : 1);
-  return load;
-}
-
-}  // namespace
-
 class Estimate : private OutlineBuilder {
  public:
   Estimate(const Sketch& sketch, Schedule base, const ScheduleOptions& options, Pass pass)
@@ -96,23 +63,13 @@ class Estimate : private OutlineBuilder {
   }
   // Sample n gets from these samples.
   Pattern listed(const std::vector<std::vector<Index>>& from) const {
-    Pattern p{.peers = Pattern::Peers::listed};
-    p.loads.resize(at(count_));
-    std::vector<std::vector<Index>> to(at(count_));
-    p.from_begin.assign(1, 0);
-    p.to_begin.assign(1, 0);
-    for (Index n = 0; n < count_; ++n) {
-      for (const Index sender : from[at(n)]) {
-        p.from.push_back(static_cast<std::uint32_t>(sender));
-        p.from_bytes.push_back(0);
-        to[at(sender)].push_back(n);
-      }
-      p.from_begin.push_back(p.from.size());
-    }
-    for (const std::vector<Index>& receivers : to) {
-      for (const Index n : receivers) p.to.push_back(static_cast<std::uint32_t>(n));
-      p.to_begin.push_back(p.to.size());
-    }
+    std::vector<Patterns::Sent> messages;
+    for (Index n = 0; n < count_; ++n)
+      for (const Index sender : from[at(n)]) messages.push_back({sender, n, 1});
+    Pattern p = Patterns(s_.machine_, count_).listed(std::move(messages), false, false);
+    p.loads.assign(at(count_), {});  // real ones follow
+    p.seconds.clear();
+    p.interference.clear();
     return p;
   }
   // The sample that stands for a rank.
@@ -145,7 +102,7 @@ class Estimate : private OutlineBuilder {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
       const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k);
-      p.loads[at(n)] = gathered(s_.machine_, ranks(), ulysses_, rank(n), held * each, back);
+      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held * each, back);
     }
     return finished(std::move(p));
   }
@@ -288,7 +245,12 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
   for (const double each : {costs.kv_bytes(), pass == Pass::backward ? costs.gradient_bytes() : 0.0}) {
     if (each == 0) continue;
     // Each row comes once, in whichever step.
-    if (gathers) sum += topology.seconds(gathered(machine_, ranks_, ulysses, 0, values * each, false));
+    if (gathers) {
+      Load load = Patterns(machine_, ranks_).gather_load(0, ulysses, values * each, false);
+      for (std::size_t l = 0; l < topology.levels(); ++l)
+        load.up[l] = load.in[l] * static_cast<double>(topology.below(l));
+      sum += topology.seconds(load);
+    }
     for (const schedule::StepDescription& step : d.steps) {
       if (step.move != Move::Kind::shift) continue;
       Load load;

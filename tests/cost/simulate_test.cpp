@@ -49,14 +49,14 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
                                       {.kind = ScheduleKind::ring, .ranks_per_step = ranks_per_step},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)}};
-  for (Index inside = 1; inside <= p.ranks; ++inside) {
-    if (p.ranks % inside != 0) continue;
+  for (Index ulysses = 1; ulysses <= p.ranks; ++ulysses) {
+    if (p.ranks % ulysses != 0) continue;
     all.push_back({.kind = ScheduleKind::hybrid,
-                   .ulysses = inside,
+                   .ulysses = ulysses,
                    .outer = ScheduleKind::ring,
                    .ranks_per_step = ranks_per_step});
     all.push_back(
-        {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = inside, .outer = ScheduleKind::all_gather});
+        {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = ulysses, .outer = ScheduleKind::all_gather});
   }
   return all;
 }

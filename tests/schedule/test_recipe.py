@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 COMMAND = os.environ["RECIPE_COMMAND"]
@@ -60,11 +59,18 @@ def test_help_and_table_of_support():
 def test_python():
     program = """if True:
         import numpy as np, weft
-        assert "pairwise" in weft.SCHEDULES
-        rng = np.random.default_rng(1)
-        q, k, v = (rng.standard_normal((41, 2, 8)).astype(np.float32) for _ in range(3))
-        cu = [0, 20, 23, 41]
-        got = [weft.attention(q, k, v, cu_seqlens=cu, causal=True, ranks=3, schedule=name).out for name in ("pairwise", "ring")]
-        assert np.abs(got[0] - got[1]).max() < 1e-5
+        assert "pairwise" in weft._core.schedules()
+        packing = weft.Packing([0, 20, 23, 41])
+        q, k, v = np.random.default_rng(1).standard_normal((3, 41, 2, 8), np.float32)
+        want = weft.attention(q, k, v, packing=packing, causal=True).out
+
+        def rank(comm):
+            rows = [weft.shard(x, comm, packing=packing, layout="zigzag") for x in (q, k, v)]
+            return weft.attention(*rows, packing=packing, causal=True, comm=comm, layout="zigzag", schedule="pairwise").out
+
+        got = weft.unshard(weft.spawn(3, rank), packing=packing, layout="zigzag")
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        choice = weft.choose(packing, [weft.Mask(causal=True)], ranks=4, machine="h100-400g")
+        assert "pairwise" in [c["schedule"] for c in choice.layers[0].candidates]
         """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
