@@ -27,7 +27,8 @@ constexpr ScheduleOption kOptions[] = {
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
      .help = "a step brings the keys of so many ranks (hybrid: groups); more are fewer steps and larger buffers",
-     .whole = &ScheduleOptions::ranks_per_step}};
+     .whole = &ScheduleOptions::ranks_per_step},
+    {.name = "spare_steps", .help = "does nothing", .whole = &ScheduleOptions::spare_steps}};
 
 constexpr std::string_view kOrders[] = {"auto", "sequence", "rank"};  // by KeyOrder
 
