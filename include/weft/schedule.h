@@ -47,7 +47,6 @@ struct ScheduleOptions {
   ScheduleKind outer = ScheduleKind::ring;
   Index stages = 4;
   Index ranks_per_step = 2;
-  Index spare_steps = 1;
 };
 
 // A line of the table of options. Flags of the command, keywords of Python, words(), fingerprints and the table of

@@ -27,8 +27,7 @@ constexpr ScheduleOption kOptions[] = {
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
      .help = "a step brings the keys of so many ranks (hybrid: groups); more are fewer steps and larger buffers",
-     .whole = &ScheduleOptions::ranks_per_step},
-    {.name = "spare_steps", .help = "does nothing", .whole = &ScheduleOptions::spare_steps}};
+     .whole = &ScheduleOptions::ranks_per_step}};
 
 constexpr std::string_view kOrders[] = {"auto", "sequence", "rank"};  // by KeyOrder
 

@@ -24,7 +24,7 @@ Definition ring() {
   return {.name = "ring",
           .help = "K and V travel around the ranks",
           .other_names = {"p2p"},
-          .options = {"ranks_per_step", "spare_steps"},
+          .options = {"ranks_per_step"},
           .describe = describe,
           .candidates = candidates,
           .outer = true,
