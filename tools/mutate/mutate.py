@@ -8,7 +8,7 @@
 Positions and operators are drawn by the seed: a room (in turn), an operator that has a place there, a place. Only what
 the mutated file goes into is compiled again. A mutant that does not compile, or whose code is not compiled here, is drawn
 again; one that leaves the object code the same is equivalent. Results are kept in BUILD/mutants.json as they come, and a
-run goes on where one stopped. docs/trust.md has the tables.
+run goes on where one stopped. docs/trust.md has the result.
 """
 import argparse
 import collections
