@@ -56,6 +56,7 @@ NB_MODULE(_core, m) {
   weft::python::bind_problem(m);
   weft::python::bind_communicator(m);
   weft::python::bind_ranks(m);
+  weft::python::bind_schedule_options(m);
   weft::python::bind_attention(m);
   weft::python::bind_cost(m);
   weft::python::bind_prepare(m);

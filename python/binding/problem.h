@@ -2,11 +2,9 @@
 #pragma once
 
 #include <optional>
-#include <string_view>
 
 #include "weft/layout.h"
 #include "weft/mask.h"
-#include "weft/schedule.h"
 
 namespace weft::python {
 
@@ -16,8 +14,5 @@ struct PlacedLayouts {
   Layouts layouts;
   std::optional<Mask> mask = {};  // that `balanced` goes by
 };
-
-ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
-                           std::string_view across, Index stages, Index abreast);
 
 }  // namespace weft::python

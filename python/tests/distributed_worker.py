@@ -42,13 +42,13 @@ MASKS = {
 }
 SCHEDULES = {
     "all_gather": dict(schedule="all_gather"),
-    "all_gather_groups": dict(schedule="all_gather", head_groups=2),
+    "all_gather_groups": dict(schedule=weft.Schedule("all_gather", head_groups=2)),
     "ring": dict(schedule="ring"),
-    "ring_single": dict(schedule="ring", abreast=1),
+    "ring_single": dict(schedule=weft.Schedule("ring", ranks_per_step=1)),
     "all_to_all": dict(schedule="all_to_all"),
-    "hybrid": dict(schedule="hybrid", inside=2, across="ring"),
-    "hybrid_gather": dict(schedule="hybrid", inside=2, across="all_gather"),
-    "exact": dict(schedule="exact", stages=2),
+    "hybrid": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="ring")),
+    "hybrid_gather": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="all_gather")),
+    "exact": dict(schedule=weft.Schedule("exact", stages=2)),
 }
 LAYOUTS = ["zigzag", "contiguous", "striped", "balanced", "dual_chunk"]
 
@@ -130,10 +130,11 @@ def batches():
         mask = weft.Mask(causal=True)
         expected = run(*whole, packing, mask, one_rank=True, format=format)
         for layout, schedule in itertools.product(("dual_chunk", "striped"), ("all_gather", "ring", "all_to_all")):
-            key_order = {} if layout == "dual_chunk" else dict(key_order="rank")
+            if layout == "striped" and schedule == "all_gather":
+                schedule = weft.Schedule("all_gather", key_order="rank")
             rows = [weft.shard(x, comm, packing=packing, layout=layout, format=format) for x in whole]
             assert rows[0].shape[axis] == length // RANKS
-            for g, e in zip(run(*rows, packing, mask, format=format, layout=layout, schedule=schedule, **key_order), expected):
+            for g, e in zip(run(*rows, packing, mask, format=format, layout=layout, schedule=schedule), expected):
                 close(g, weft.shard(e, comm, packing=packing, layout=layout, format=format), f"{format}, {layout}, {schedule}")
     try:
         run(*(x[:, :4] for x in whole), packing, format="bshd", layout="zigzag")

@@ -152,11 +152,12 @@ def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
     sink = np.array([0.1, -1.0, 0.5, 2.0], np.float32)
     packing, (q, k, v, dout), placed = _case(ranks, layout, kind, seed, mask)
     why = weft.support().why_not(layout, schedule)
+    how = weft.Schedule(schedule, ulysses=3) if schedule == "hybrid" and ranks == 3 else schedule
 
     def rank(comm):
         mine = [weft.shard(x, comm, packing=packing, layout=placed, mask=mask) for x in (q, k, v, dout)]
         r = weft.attention(*mine[:3], packing=packing, mask=mask, layout=placed, layout_mask=mask, sink=sink, comm=comm,
-                           schedule=schedule, max_logit=True, inside=3 if ranks == 3 else 2, checked=seed % 3 == 0)
+                           schedule=how, max_logit=True, checked=seed % 3 == 0)
         return r.out, r.lse, r.max_logit, *r.backward(mine[3])
 
     if why is not None:

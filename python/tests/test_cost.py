@@ -39,7 +39,7 @@ def test_simulate():
     assert sum(r["pairs"] for r in t["ranks"]) == 4 * weft.Problem(weft.Packing(CU), CAUSAL).visible_pairs
     (one,) = t["timelines"]
     assert one["rank"] == 1 and sum(e["bytes_in"] for e in one["events"]) == t["ranks"][1]["bytes_in"]
-    made = weft._core.Schedule(weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None,
+    made = weft._core.RankSchedule(weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None,
                                "ring")
     assert made.traffic(weft._core.DType.bf16, 128, 128)["bytes_received"] == t["ranks"][1]["bytes_in"]
     slow = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="auto", layout="auto", backward=True)
@@ -64,7 +64,7 @@ def test_times_of_a_choice_are_those_of_simulate():
         c = weft.choose(packing, mask, 16, heads=(64, 8), machine="h100-400g")
         layer = c.layers[0]
         both = [weft.simulate(packing, mask, ranks=16, heads=(64, 8), layout=c.layout, machine="h100-400g", backward=b,
-                              **layer.options)["seconds"] for b in (False, True)]
+                              schedule=weft.Schedule(layer.schedule, **layer.options))["seconds"] for b in (False, True)]
         assert [layer.forward, layer.backward] == both and c.seconds == sum(both)
         assert c.simulated and layer.simulated
         assert sum(x["simulated"] for x in layer.candidates) <= 3

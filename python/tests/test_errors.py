@@ -183,8 +183,6 @@ def test_what_error_is():
     ("schedule", "rings", weft._core.schedules()),
     ("layout", "tartan", ["contiguous", "dual_chunk", "zigzag", "striped", "balanced"]),
     ("kernel", "gpu", ["cpu", "reference"]),
-    ("key_order", "alphabetic", ["auto", "sequence", "rank"]),
-    ("across", "rings", ["ring", "all_gather"]),
 ])
 def test_unknown_names_on_ranks(option, value, names, refused):
     def rank(comm):
@@ -193,6 +191,13 @@ def test_unknown_names_on_ranks(option, value, names, refused):
 
     with refused("rank ", value, *names):
         weft.spawn(2, rank)
+
+
+def test_unknown_names_of_options(refused):
+    with refused("key_order", "alphabetic", "auto", "sequence", "rank"):
+        weft.Schedule("all_gather", key_order="alphabetic")
+    with refused("outer", "rings", "ring", "all_gather"):
+        weft.Schedule("hybrid", outer="rings")
 
 
 @pytest.mark.parametrize("option", ["schedule", "layout"])

@@ -15,7 +15,7 @@ packing = weft.Packing([0, 7, 10, 16])
 mask = weft.Mask(causal=True)
 problem = _core.Problem(packing, mask)
 layout = weft.Layout("zigzag", packing, 2)
-schedule = _core.Schedule(problem, layout, 0, 2, 2, None, "ring")
+schedule = _core.RankSchedule(problem, layout, 0, 2, 2, None, "ring")
 micros = weft.prepare.MicroSequences(packing, ranks=1, micros=2)
 packs = weft.prepare.pack_documents([7, 3, 6], budget=8)
 machine = weft.Machine("cpu")
@@ -33,10 +33,10 @@ GOOD = {
     "self": None, "packing": packing, "mask": mask, "problem": problem, "layout": layout, "rank": 0, "ranks": 2,
     "micro": 0, "micros": 2, "step": 0, "pack": 0, "budget": 8, "multiple": 1, "lengths": [7, 3, 6], "batch": 2,
     "length": 4, "length_k": 4, "tokens_q": 16, "tokens_k": 16, "cu_seqlens_q": [0, 7, 10, 16], "window": (-1, -1),
-    "chunk_size": 4, "kind": "ring", "schedule": "ring", "heads_q": 2, "heads_k": 2, "head_map": None, "key_order": "auto",
-    "head_groups": 1, "inside": 2, "across": "ring", "stages": 4, "abreast": 2, "dtype": _core.DType.f32, "dim_qk": 8,
+    "chunk_size": 4, "kind": "ring", "schedule": "ring", "heads_q": 2, "heads_k": 2, "head_map": None, "options": {},
+    "dtype": _core.DType.f32, "dim_qk": 8,
     "dim_v": 8, "machine": machine, "backward": False, "detail": [0], "problems": [problem], "counts": [1],
-    "memory_bytes": 0.0, "layouts": [layout], "schedules": ["ring"], "title": "", "colour": "rank", "side": "q",
+    "memory_bytes": 0.0, "layouts": [layout], "schedules": [("ring", {})], "title": "", "colour": "rank", "side": "q",
     "sequence": 0, "used": 0, "offsets": [0, 8, 20], "k": lambda: array(20, 1, 8), "v": lambda: array(20, 1, 8),
     "rows": 8, "heads": 1, "drop": False, "kernel": "", "comm": lambda: comms[0], "threads": 0, "pad": True,
     "first_document_begin": 0, "color": 0, "key": 0, "runs": [[(0, 0, 8)], [(0, 8, 8)]], "slices": [(0, 4, 0, 4, 0, 0)],
@@ -56,7 +56,7 @@ SPECIAL = {
                      "local": lambda: array(8, 1, 8), "local_format": _core.Format.thd},
     "Layout.unshard": {"self": layout, "whole": lambda: array(16, 1, 8), "whole_format": _core.Format.thd,
                        "local": lambda: array(8, 1, 8), "local_format": _core.Format.thd},
-    "Schedule.traffic": {"self": schedule}, "KvCache.used": {"self": cache}, "KvCache.room": {"self": cache},
+    "RankSchedule.traffic": {"self": schedule}, "KvCache.used": {"self": cache}, "KvCache.room": {"self": cache},
     "KvCache.keep": {"self": cache}, "KvCache.append": {"self": cache, "counts": [1, 0], "k": lambda: array(1, 1, 8), "v": lambda: array(1, 1, 8)},
     "KvBuffer.missing": {"self": lambda: buffers[0]}, "KvBuffer.start_gather": {"self": lambda: buffers[0]},
     "KvBuffer.gather_again": {"self": lambda: buffers[0]},
@@ -163,6 +163,16 @@ for bad in BAD:  # of no names
             _core.rank_plan(*arguments)
         except (weft.Error, OverflowError):
             pass
+for owner, option in (("all_gather", "head_groups"), ("hybrid", "ulysses"), ("exact", "stages"), ("ring", "ranks_per_step")):
+    for bad in BAD:
+        print(option, bad, flush=True)
+        tried += 1
+        for call in (lambda o: _core.RankSchedule(problem, layout, 0, 2, 2, None, owner, o),
+                     lambda o: _core.simulate(problem, layout, 2, 2, owner, o, _core.DType.f32, 8, 8, machine, False, [0])):
+            try:
+                call({option: bad})
+            except (weft.Error, OverflowError, MemoryError):
+                pass
 assert not unknown, unknown[:3]
 assert tried > 300, tried
 print("done", tried)

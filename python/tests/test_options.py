@@ -1,5 +1,9 @@
 """What callers say in other words than the documentation: taken where it is clear, else refused in one sentence of Python's."""
 
+import copy
+import importlib.util
+import pickle
+
 import numpy as np
 import pytest
 import weft
@@ -10,8 +14,12 @@ X = np.random.default_rng(0).standard_normal((10, 4, 8), np.float32)
 WRONG = {  # option: values of the wrong kind
     "causal": ["yes", 1, None], "bottom_right": ["no"], "window": ["a", 5, (1,), ("a", 0), (1.5, 0), None], "chunk_size": [1.5, "x", True],
     "scale": ["x", [1.0], True], "softcap": [None, "x"], "deterministic": ["yes", 0], "kernel": ["gpu", 3], "schedule": ["rnig", 3, None],
-    "layout": ["spiral"], "key_order": ["mine", None], "head_groups": ["two", 1.5], "inside": [None], "across": ["around"],
-    "stages": [2.0], "abreast": ["x"], "checked": ["yes"], "head_map": ["abcd", 3],
+    "layout": ["spiral"], "checked": ["yes"], "head_map": ["abcd", 3],
+}
+OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong kind)
+    "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "exact", ["two", 1.5, True]),
+    "ulysses": ("hybrid", "all_to_all", [None]), "outer": ("hybrid", "ring", ["around", 3]), "stages": ("exact", "ring", [2.0]),
+    "ranks_per_step": ("ring", "exact", ["x"]),
 }
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
 
@@ -44,6 +52,45 @@ def test_wrong_kinds_in_torch(name, value):
         with pytest.raises(weft.Error) as caught:
             call()
         assert name in plain(caught.value)
+
+
+def test_options_of_schedules(refused):
+    assert [name for name, *_ in weft._core.schedule_options()] == list(OPTIONS)
+    for name, (owner, other, values) in OPTIONS.items():
+        for value in values:
+            with refused(name):
+                weft.Schedule(owner, **{name: value})
+        with refused(f"{name} = 2 with schedule {other}", "leave it out", owner):
+            weft.Schedule(other, **{name: 2})
+        with refused(f"{name} = 2 with schedule auto", "chosen too"):
+            weft.Schedule("auto", **{name: 2})
+    with refused("schedule ring has no option 'rings'", "ranks_per_step (ring, hybrid)"):
+        weft.Schedule("ring", rings=2)
+
+
+def test_a_schedule_is_a_value():
+    ring = weft.Schedule("p2p", ranks_per_step=np.int64(1))
+    assert repr(ring) == "Schedule('ring', ranks_per_step=1)" and eval(repr(ring), {"Schedule": weft.Schedule}) == ring
+    assert ring == pickle.loads(pickle.dumps(ring)) == copy.deepcopy(ring) and ring != weft.Schedule("ring")
+    assert len({ring, weft.Schedule("ring", ranks_per_step=1)}) == 1 and ring.options == {"ranks_per_step": 1}
+    with pytest.raises(AttributeError):
+        ring.name = "exact"
+
+
+@pytest.mark.parametrize("name", ["abreast", "inside", "across", "rings", *OPTIONS])
+def test_options_of_schedules_are_no_keywords(name):
+    calls = [lambda: weft.attention(X, X, X, CU, **{name: 2}), lambda: weft.explain(CU, **{name: 2}),
+             lambda: weft.simulate(weft.Packing(CU), weft.Mask(), ranks=2, **{name: 2})]
+    if importlib.util.find_spec("torch"):
+        import torch
+        import weft.torch
+
+        x = torch.from_numpy(X)
+        calls += [lambda: weft.torch.context_parallel_attention(x, x, x, CU, one_rank=True, **{name: 2}),
+                  lambda: weft.torch.ContextParallelAttention(**{name: 2})]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"'{name}'.*weft.Schedule"):
+            call()
 
 
 @pytest.mark.parametrize("given", [dict(causal="yes"), dict(causal=None), dict(window="a"), dict(window=("a", 1)), dict(chunk_size=1.5),
@@ -115,7 +162,7 @@ def test_schedules_by_names_of_frameworks(name, is_named):
         np.testing.assert_array_equal(got, want)
     packing, mask = weft.Packing(CU), weft.Mask(causal=True)
     assert weft.simulate(packing, mask, ranks=2, schedule=name)["seconds"] == weft.simulate(packing, mask, ranks=2, schedule=is_named)["seconds"]
-    assert weft.explain(packing, mask, ranks=2, schedule=[name]).schedules == [is_named]
+    assert weft.explain(packing, mask, ranks=2, schedule=[name]).schedules == [weft.Schedule(is_named)]
 
 
 def test_torch_takes_cu_seqlens():

@@ -14,10 +14,12 @@ training with PyTorch, `weft.transformers` for models of that library.
 from . import prepare, rows
 from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
 from .attention import Attended, Gradients, attention, plan
-from .cost import choose, machine, set_machine, simulate
+from .cost import choose, machine, set_machine
 from .explain import Explanation, explain
 from .ranks import spawn
+from .schedule import Schedule
 from .sharding import position_ids, shard, unshard, use_layout
+from .simulate import simulate
 from .support import Support, support
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Packing",
     "Plan",
     "Problem",
+    "Schedule",
     "Support",
     "UNLIMITED",
     "attention",

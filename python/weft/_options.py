@@ -8,20 +8,11 @@ import numpy as np
 from . import _core
 from ._arrays import error
 
-_ALSO = {"p2p": "ring", "a2a": "all_to_all", "a2a+p2p": "hybrid"}  # names that frameworks have for them
-SCHEDULES = (*_core.schedules(), "auto")
 LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "auto")
 FLAGS = frozenset(("causal", "bottom_right", "deterministic", "max_logit", "checked", "off_by_one", "one_rank", "return_lse",
                    "return_max_logit", "check_positions"))
-_WHOLE = frozenset(("chunk_size", "head_groups", "inside", "stages", "abreast"))
-_NAMES = {"schedule": SCHEDULES, "layout": LAYOUTS, "key_order": ("auto", "sequence", "rank"),
-          "across": _core.schedules(), "format": ("thd", "bshd", "sbhd")}
+_NAMES = {"layout": LAYOUTS, "format": ("thd", "bshd", "sbhd")}
 _MAY_BE_NONE = frozenset(("chunk_size", "scale", "layout", "kernel"))
-
-
-def schedule_name(name):
-    """Weft's name of a schedule: frameworks have others for some."""
-    return _ALSO.get(name, name) if isinstance(name, str) else name
 
 
 def _flag(name, value):
@@ -58,7 +49,6 @@ def _window(value):
 
 
 def _name(name, value):
-    value = schedule_name(value) if name in ("schedule", "across") else value
     if not isinstance(value, str) or value not in _NAMES[name]:
         raise error(f"there is no {name} {value!r}", f"use {', '.join(sorted(_NAMES[name]))}")
     return value
@@ -81,7 +71,7 @@ def option(name, value):
         return None
     if name in FLAGS:
         return _flag(name, value)
-    if name in _WHOLE:
+    if name == "chunk_size":
         return _whole(name, value)
     if name in ("scale", "softcap"):
         return _number(name, value)

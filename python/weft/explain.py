@@ -4,16 +4,16 @@ import html
 import os
 import pathlib
 import threading
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
-from ._options import schedule_name
 from ._types import AnyLayout, Numbers
 from .cost import AnyMachine, machine as machine_of
+from .schedule import AnySchedule, Schedule, schedule_of, unexpected
 from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
@@ -63,7 +63,7 @@ class Explanation:
         busiest = [0, 0]
         try:
             for rank in range(self.layout.ranks):
-                made = _core.Schedule(self.problem, self.layout, rank, *self.heads, None, kind)
+                made = _core.RankSchedule(self.problem, self.layout, rank, *self.heads, None, kind)
                 for at, backward in enumerate((False, True)):
                     moved = made.traffic(self._dtype, *self.dims, backward)
                     busiest[at] = max(busiest[at], moved["bytes_received"])
@@ -73,8 +73,8 @@ class Explanation:
 
     def _made(self):
         if self._scene is None:
-            self._scene = _core.Scene(self.problem, self.layouts, self.schedules, *self.heads, self._dtype, *self.dims,
-                                      **self._drawn)
+            schedules = [(one.name, one.options) for one in self.schedules]
+            self._scene = _core.Scene(self.problem, self.layouts, schedules, *self.heads, self._dtype, *self.dims, **self._drawn)
         return self._scene
 
     def html(self) -> str:
@@ -154,11 +154,9 @@ def _letter(rank):
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "balanced", layout_mask: Optional[Mask] = None, ranks: int = 1,
             heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16",
-            schedule: Union[str, Sequence[str]] = "all_gather", machine: AnyMachine = None, title: str = "",
-            colour: str = "rank", key_order: str = "auto",
-            head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
-            abreast: int = 2) -> Explanation:
-    """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
+            schedule: Union[AnySchedule, Sequence[AnySchedule]] = "all_gather", machine: AnyMachine = None, title: str = "",
+            colour: str = "rank", **unknown: Any) -> Explanation:
+    """What happens to a problem on ranks: each rank's work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft
         >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
@@ -168,18 +166,19 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     A notebook shows it as a page, with a panel for each layout and schedule: both may be lists. Layouts "balanced" and
     "auto" go by layout_mask, and by the mask itself where there is none.
     """
+    for name in unknown:
+        unexpected("explain", name)
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)
     layouts = [layout_of(one, packing, ranks, layout_mask or mask, machine) for one in _list(layout, "layout")]
-    drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
-                 inside=inside, across=schedule_name(across), stages=stages, abreast=abreast)
-    schedules = [schedule_name(one) for one in _list(schedule, "schedule")]
+    drawn = {"machine": machine_of(machine), "title": title, "colour": colour}
+    schedules = [schedule_of(one) for one in _list(schedule, "schedule")]
     return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, schedules, drawn)
 
 
 def _list(given, name):
-    if isinstance(given, (str, Layout)):
+    if isinstance(given, (str, Layout, Schedule)):
         return [given]
     if not given:
         raise _arrays.error(f"{name} is an empty list", f"name at least one {name}")

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from . import _outside, torch as _torch
 from ._arrays import error
 from ._core import Mask, Packing
+from .schedule import AnySchedule, unexpected
 from .torch.group import name_of, rank_and_ranks
 from .torch.op import how_of
 from .torch.packed import packing_of
@@ -33,7 +34,7 @@ __all__ = ["inputs", "packed", "register"]
 NAME = "weft"
 
 # What packed() passes on; everything else is said by the model.
-_OPTIONS = ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast", "deterministic", "kernel", "checked")
+_OPTIONS = ("schedule", "deterministic", "kernel", "checked")
 
 # Keyword arguments that models hand down to attention and that do not change it.
 _HARMLESS = frozenset((
@@ -98,8 +99,8 @@ class packed:
 
     packing is that of the whole pack, the same on every rank. group is a process group or its name, None the default one;
     without any the rows are the whole pack. layout and mask must be those of the inputs: `balanced`, by the causal mask,
-    unless said otherwise. Other options as in weft.torch: schedule, key_order, head_groups,
-    inside, across, stages, abreast, deterministic, kernel, checked.
+    unless said otherwise. Other options as in weft.torch: schedule (a name, or a
+    weft.Schedule), deterministic, kernel, checked.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.
@@ -116,12 +117,12 @@ class packed:
         (torch.Size([1, 16, 32]), True)
     """
 
-    def __init__(self, packing: AnyPacking, group: Any = None, layout: Optional[str] = None, schedule: str = "all_gather", *,
+    def __init__(self, packing: AnyPacking, group: Any = None, layout: Optional[str] = None, schedule: AnySchedule = "all_gather", *,
                  mask: Optional[Mask] = None, check_positions: bool = True, **options: Any) -> None:
         options = {"schedule": schedule, **options}
         for name in options:
             if name not in _OPTIONS:
-                raise error(f"packed has no option {name!r}", f"use group, layout, mask, check_positions, {', '.join(_OPTIONS)}")
+                unexpected("packed", name)
         if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
         packing = packing_of(packing)

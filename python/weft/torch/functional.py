@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._arrays import error, refuse_strange
 from .._core import Mask
+from ..schedule import Schedule
 from .group import name_of
 from .op import how_of
 from .packed import is_packed, pack
@@ -54,8 +55,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     (or with one_rank=True) the tensors are the whole pack. Inside torch.compile give the packing as its tensor and the mask
     by its parts: objects of the library break the graph.
 
-    Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, abreast, deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
+    Other options, as in weft.attention: format, scale, softcap, head_map, schedule (a name, or a weft.Schedule), layout,
+    deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
     (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give that of shard as layout_mask, unless
     it was causal, the default. Under a layout that rows were not dealt out in, attention raises (use_layout). sink: None,
     "off_by_one", or a tensor [hq] (f32 or f64).
@@ -94,6 +95,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     if return_max_logit:
         options["max_logit"] = True
     if torch.compiler.is_compiling():
+        if isinstance(options.get("schedule"), Schedule):
+            options["schedule"] = [options["schedule"].name, options["schedule"].given]
         options = {name: _settled(value) for name, value in options.items()}
     how = _how(mask, "" if one_rank else group, options)
     out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._arrays import error
 from .._core import Mask
+from ..schedule import AnySchedule
 from .functional import context_parallel_attention
 from .group import kept
 from .op import how_of
@@ -47,7 +48,7 @@ class ContextParallelAttention(torch.nn.Module):
 
     def __init__(self, *, causal: bool = True, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
                  chunk_size: Optional[int] = None, softcap: float = 0.0, sink: Optional[str] = None,
-                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: str = "all_gather",
+                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: AnySchedule = "all_gather",
                  layout: Optional[str] = None, deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
                  one_rank: bool = False, **options: Any) -> None:
         super().__init__()

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options, _placed, ranks
 from .._arrays import error
-from ..attention import _OneRank, batch_shape
-from ..cost import chosen_schedule, machine_number, machine_numbered
-from ..sharding import layout_of
+from ..attention import OneRank, rank_schedule
+from ..cost import machine_number, machine_numbered
+from ..schedule import Schedule, schedule_of, unexpected
+from ..sharding import batch_shape, layout_of
 from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
 from .sharding import USE
 
 _DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
                  off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
-                 schedule="all_gather", layout=None, layout_mask=None, key_order="auto", head_groups=1, inside=2,
-                 across="ring", stages=4, abreast=2, checked=False, layer=None, machine=0)
+                 schedule="all_gather", layout=None, layout_mask=None, checked=False, layer=None, machine=0)
 
 
 def _plain(value):
@@ -38,16 +38,19 @@ def _plain(value):
 
 def how_of(**options):
     """The settings that are not as usual, as a string."""
-    known = [name for name in _DEFAULTS if name != "machine"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(known)}")
+    for name in options:
+        if name not in _DEFAULTS or name == "machine":
+            unexpected("context_parallel_attention", name)
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))
     said = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # nobody else looks at it
+    schedule = options.pop("schedule", _DEFAULTS["schedule"])
+    # From inside torch.compile: [name, options].
+    schedule = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, list) else schedule_of(schedule)
+    said["schedule"] = [schedule.name, schedule.options]
     # The backward must choose as its forward did, also after another set_machine.
-    if "auto" in (options.get("layout"), options.get("schedule")):
+    if "auto" in (options.get("layout"), schedule.name):
         said["machine"] = machine_number()
     for name, value in options.items():
         usual = _DEFAULTS[name]
@@ -96,7 +99,7 @@ class _Run:
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
-            run = _OneRank(problem, said["kernel"], said["deterministic"])
+            run = OneRank(problem, said["kernel"], said["deterministic"])
             self.run = lambda: run
             return
         self.comm = comm = communicator(said["group"])
@@ -106,12 +109,8 @@ class _Run:
         self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, self.format_name)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
-        options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast")]
-        if said["schedule"] == "auto":
-            if said["head_map"] is not None:
-                raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
-            options = chosen_schedule(problem, placed, heads_q, heads_k, *shape, where).options.values()
-        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], *options)
+        name, options = said["schedule"]
+        made = rank_schedule(Schedule(name, **options), problem, placed, comm.rank, (heads_q, heads_k), said["head_map"], shape, where)
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)
         if said["checked"]:
