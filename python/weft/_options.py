@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,13 @@ FLAGS = frozenset(("causal", "bottom_right", "deterministic", "max_logit", "chec
                    "return_max_logit", "check_positions"))
 _NAMES = {"layout": LAYOUTS, "format": ("thd", "bshd", "sbhd")}
 _MAY_BE_NONE = frozenset(("chunk_size", "scale", "layout", "kernel"))
+
+
+def constant(value: Any) -> Any:
+    """Numbers as constants of torch.compile, which may take one for a variable; a key of a dict cannot be one."""
+    if isinstance(value, (tuple, list)):
+        return [constant(x) for x in value]
+    return next(iter({value: None})) if isinstance(value, (int, float)) else value
 
 
 def _flag(name, value):

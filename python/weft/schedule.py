@@ -6,6 +6,7 @@ from typing import Any, Dict, NoReturn, Tuple, Union
 
 from . import _core
 from ._arrays import error
+from ._options import constant
 
 Value = Union[int, str]
 OPTIONS = tuple(name for name, _, _, _ in _core.schedule_options())
@@ -48,7 +49,7 @@ class Schedule:
     given: Tuple[Tuple[str, Value], ...]
 
     def __init__(self, name: str, **options: Value) -> None:
-        name, given = _checked(name, tuple(options.items()))
+        name, given = _checked(name, tuple((option, constant(value)) for option, value in options.items()))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "given", given)
 

@@ -7,18 +7,12 @@ from torch import Tensor
 
 from .._arrays import error, refuse_strange
 from .._core import Mask
+from .._options import constant
 from ..schedule import Schedule
 from .group import name_of
 from .op import how_of
 from .packed import is_packed, pack
 from .sharding import AnyPacking
-
-
-def _settled(value):
-    """Numbers as constants: where torch.compile takes one for a variable, a key of a dict is what it cannot be."""
-    if isinstance(value, (tuple, list)):
-        return [_settled(x) for x in value]
-    return list({value: None})[0] if isinstance(value, (int, float)) else value
 
 
 @torch.compiler.assume_constant_result
@@ -97,7 +91,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     if torch.compiler.is_compiling():
         if isinstance(options.get("schedule"), Schedule):
             options["schedule"] = [options["schedule"].name, options["schedule"].given]
-        options = {name: _settled(value) for name, value in options.items()}
+        options = {name: constant(value) for name, value in options.items()}
     how = _how(mask, "" if one_rank else group, options)
     out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
     if not return_lse and not return_max_logit:

@@ -8,11 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import dense  # noqa: E402
-import weft  # noqa: E402
-import weft.torch  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-from weft import _core  # noqa: E402
+from torch.utils.checkpoint import checkpoint
+
+import dense
+import weft
+import weft.torch
+from weft import _core
 
 CU = [0, 3, 3, 10]
 attend = weft.torch.context_parallel_attention

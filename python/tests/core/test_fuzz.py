@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from weft._core import Machine
 
 import dense
 import weft
 from problems import examples
-from weft._core import Machine
 
 DTYPES = [np.float16, np.float64, ">f4", np.int8, np.int64, np.uint16, np.complex64, bool, "M8[s]", "S3", object]
 EDGES = [0, 1, -1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64, 10**30]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist
 
-import processes  # noqa: E402
-import weft  # noqa: E402
-import weft.torch  # noqa: E402
+import processes
+import weft
+import weft.torch
 
 THREADS, CALLS = 8, 1000
 SCHEDULES = ["all_gather", "ring", "all_to_all", "exact"]

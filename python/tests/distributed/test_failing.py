@@ -5,8 +5,8 @@ import json
 import pytest
 
 pytest.importorskip("torch")
-import failing_worker  # noqa: E402
-import processes  # noqa: E402
+import failing_worker
+import processes
 
 OTHERS = [rank for rank in range(failing_worker.RANKS) if rank != failing_worker.LOST]
 

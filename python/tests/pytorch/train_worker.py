@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import processes  # noqa: E402
-import train_packed  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+import processes
+import train_packed
 
 SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
 RANKS, STEPS, TOKENS = 4, 50, 256

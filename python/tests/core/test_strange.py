@@ -11,7 +11,7 @@ import weft
 from kinds import DlpackOnly
 
 torch = pytest.importorskip("torch")
-import weft.torch  # noqa: E402
+import weft.torch
 
 CU = [0, 3, 8]
 weft.use_layout(CU, ranks=2)

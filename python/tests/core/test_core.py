@@ -105,7 +105,7 @@ def test_values(at):
         assert again == value and hash(again) == hash(value) and repr(again) == repr(value)
     for i, other in enumerate(SAID):
         assert (value == other) == (i == at)
-    assert value != None and value != 5 and not value == "x"  # noqa: E711
+    assert value != None and value != 5 and not value == "x"
 
 
 def test_errors_go_through_pickle():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import weft
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -164,7 +165,7 @@ def test_the_registry_from_many_threads():
                 cu = [0, 50 + (seed * 200 + n) % 300]
                 weft.use_layout(cu, seed % 4, ranks=4)
                 _placed.check(weft.Layout("balanced", weft.Packing(cu), 4), seed % 4, None)
-        except Exception as e:  # noqa: BLE001
+        except Exception as e:
             wrong.append(e)
 
     threads = [threading.Thread(target=one, args=(n,)) for n in range(8)]
@@ -219,7 +220,7 @@ def test_batches_have_dual_chunks_by_default(format, refused):
 # torch.
 
 torch = pytest.importorskip("torch")
-import weft.torch  # noqa: E402
+import weft.torch
 
 
 @pytest.mark.parametrize("checked", [False, True])

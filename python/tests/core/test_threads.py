@@ -5,8 +5,8 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
-import weft  # noqa: E402
-import weft.torch  # noqa: E402
+import weft
+import weft.torch
 
 CU, RANKS = [0, 13, 14, 40, 64], 4
 PACKING = weft.Packing(CU)

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+
 import weft
 
 CU = [0, 3, 10]
@@ -83,6 +84,7 @@ def test_options_of_schedules_are_no_keywords(name):
              lambda: weft.simulate(weft.Packing(CU), weft.Mask(), ranks=2, **{name: 2})]
     if importlib.util.find_spec("torch"):
         import torch
+
         import weft.torch
 
         x = torch.from_numpy(X)

@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import processes
 import torch
+
+import processes
 import weft
 import weft.torch
 

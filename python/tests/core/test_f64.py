@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import weft  # noqa: E402
-import weft.torch  # noqa: E402
+import weft
+import weft.torch
 
 PACKING = weft.Packing([0, 2, 7])
 SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact", "auto"]

@@ -5,6 +5,7 @@ import resource
 import signal
 
 import pytest
+
 import weft
 
 

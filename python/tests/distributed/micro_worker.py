@@ -1,20 +1,18 @@
-"""Micro-sequences on two and four ranks against a dense softmax, document by document (test_micro.py)."""
+"""Micro-sequences on two and four ranks against a dense softmax, document by document (test_distributed.py)."""
 
+import functools
 import itertools
-import json
 import math
 import sys
-import time
-import traceback
 
-import processes
 import torch
 import torch.distributed as dist
+
+import processes
 import weft
 import weft.torch
 
 RANKS, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
-FOLDER = sys.argv[1] if __name__ == "__main__" else None
 PACKINGS = {
     "even": weft.Packing([0, 5, 14, 37, 48]),
     "ragged": weft.Packing([0, 5, 14, 20, 43]),  # does not divide: padded at the end
@@ -189,21 +187,12 @@ def run(name, groups):
         check(PACKINGS[packing], MASKS[mask], groups[int(ranks[0])], int(micros[0]), drop=drop == "dropped")
 
 
-def rank(rank):
+def rank(rank, folder):
     low, high = dist.new_group([0, 1]), dist.new_group([2, 3])  # two pairs at once
-    groups, results = {2: low if rank < 2 else high, 4: dist.group.WORLD}, {}
-    for name in CASES:
-        begin = time.perf_counter()
-        try:
-            run(name, groups)
-            results[name] = None
-        except Exception:  # the others go on
-            results[name] = f"rank {rank}: {traceback.format_exc()}"
-        print(f"{time.perf_counter() - begin:.2f} s {name}", flush=True)
-    with open(f"{FOLDER}/results{rank}.json", "w") as f:
-        json.dump(results, f)
+    groups = {2: low if rank < 2 else high, 4: dist.group.WORLD}
+    processes.run_cases(rank, {name: functools.partial(run, name, groups) for name in CASES}, folder)
 
 
 if __name__ == "__main__":
-    ended = processes.fork(RANKS, rank, FOLDER, seconds=240)
+    ended = processes.fork(RANKS, lambda number: rank(number, sys.argv[1]), sys.argv[1], seconds=240)
     sys.exit(any(status for status, _ in ended))

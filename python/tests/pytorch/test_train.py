@@ -6,8 +6,8 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-import processes  # noqa: E402
-import train_worker  # noqa: E402
+import processes
+import train_worker
 
 
 @pytest.fixture(scope="module")
