@@ -9,8 +9,9 @@ and backward, geometric mean over batches of 8,192 tokens a rank; and how long c
 import math
 import time
 
-import published
 import weft
+
+import published
 
 RANKS = (8, 64, 512)
 BATCHES = 6
@@ -60,7 +61,10 @@ def main():
     keys = list(spent)
     print(f"{'fixed choice':<44}" + "".join(f"{f'{what}, {ranks}':>18}" for what, ranks in keys))
     for row, cells in rows.items():
-        print(f"{row:<44}" + "".join(f"{math.exp(sum(cells[k]) / len(cells[k])):>18.2f}" if k in cells else f"{'-':>18}" for k in keys))
+        print(
+            f"{row:<44}"
+            + "".join(f"{math.exp(sum(cells[k]) / len(cells[k])):>18.2f}" if k in cells else f"{'-':>18}" for k in keys)
+        )
     for key in keys:
         print(f"{key[0]}, {key[1]} ranks: choosing took {1e3 * spent[key] / BATCHES:.1f} ms a batch, a layer "
               f"{1e3 * took[key] / BATCHES:.1f} ms; chosen: " + "; ".join(f"{n} x {w}" for w, n in chosen[key].items()))

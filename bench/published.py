@@ -89,7 +89,10 @@ def main():
     for at, gpus in enumerate(GPUS):
         order = [sorted(table, key=lambda way: -table[way][at]) for table in (PUBLISHED, columns)]
         swapped = [(a, b) for i, a in enumerate(order[0]) for b in order[0][i + 1:] if order[1].index(a) > order[1].index(b)]
-        print(f"{gpus} GPUs: " + ("the same order" if not swapped else "other order: " + "; ".join(f"{b} before {a}" for a, b in swapped)))
+        print(
+            f"{gpus} GPUs: "
+            + ("the same order" if not swapped else "other order: " + "; ".join(f"{b} before {a}" for a, b in swapped))
+        )
 
 
 if __name__ == "__main__":

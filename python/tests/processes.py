@@ -83,7 +83,6 @@ def _rank(rank, ranks, fn, folder, limit, backend):
     """limit: seconds that a rank of Weft waits for another."""
     import torch
     import torch.distributed as dist
-
     import weft
     import weft.torch
 

@@ -12,7 +12,8 @@ training with PyTorch, `weft.transformers` for models of that library.
 """
 
 from . import prepare, rows
-from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
+from ._core import UNLIMITED, Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
+from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
 from .cost import choose, machine, set_machine
 from .explain import Explanation, explain
@@ -23,6 +24,7 @@ from .simulate import simulate
 from .support import Support, support
 
 __all__ = [
+    "UNLIMITED",
     "Attended",
     "Communicator",
     "Error",
@@ -36,7 +38,6 @@ __all__ = [
     "Problem",
     "Schedule",
     "Support",
-    "UNLIMITED",
     "attention",
     "choose",
     "explain",

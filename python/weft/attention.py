@@ -88,6 +88,15 @@ class Attended:
 
     __slots__ = ("_k", "_layer", "_q", "_run", "_sink", "_stream", "_v", "_views", "lse", "max_logit", "out")
 
+    _q: Array
+    _k: Array
+    _v: Array
+    _sink: Union[None, str, Array]
+    _views: Tuple[Any, ...]  # of q, k, v; settings, format, dtype
+    _run: Any  # OneRank or Executor
+    _stream: Any
+    _layer: int
+
     def _attend(self, out_shape: List[int], max_logit: bool, stream: int) -> None:
         """The forward pass: fills out, lse and max_logit."""
         q, k, v, settings, format, dtype = self._views
@@ -116,8 +125,8 @@ class Attended:
         self._run.backward(q, k, v, format, settings, out, lse, dout, *(g[1] for g in grads), dsink[1], stream=stream,
                            layer=self._layer)
         _arrays.finish(self._q, device, stream)
-        given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
-        return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
+        dq, dk, dv = (_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads))
+        return Gradients(dq, dk, dv, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
 
 
 def _statistics(dtype: DType) -> DType:
@@ -177,9 +186,9 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
 
     On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
     and a schedule: all_gather, ring, all_to_all, hybrid or exact, or auto: the best predicted for the machine of
-    weft.set_machine (docs/cost.md). It is a name or, with options, a weft.Schedule. layout is that of weft.shard; `balanced`, which is the
-    default (dual_chunk for batches), goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a
-    layout that these rows were not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
+    weft.set_machine (docs/cost.md); its name or, with options, a weft.Schedule. layout is that of weft.shard; `balanced`,
+    which is the default (dual_chunk for batches), goes by layout_mask, causal unless one is given, whatever this call's mask
+    is. Under a layout that these rows were not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
 
     checked: ranks compare what they were given, and messages carry checksums. layer: the number of the layer of a model that
     asks, which checked ranks compare too: without it a rank that has left out a layer looks like the others.

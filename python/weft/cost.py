@@ -32,7 +32,9 @@ def machine(which: AnyMachine = None) -> Machine:
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as e:  # ValueError: a name with a zero in it, which no file has
-        raise error(f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name") from e
+        raise error(
+            f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name"
+        ) from e
     return Machine.from_json(text, name)
 
 
@@ -91,11 +93,11 @@ def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int
     """What schedule="auto" stands for. Cached, so that layers and steps that ask the same are answered at once."""
     if dtype is DType.f64:
         dtype = DType.f32  # machines have no rates for it: f64 is for checks, and any schedule is right
-    where = machine(where)
+    on = machine(where)
     if placed.kind == "explicit":
-        return _best_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+        return _best_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)
     return _chosen_schedule(placed.packing, problem.mask, placed.kind, placed.mask, placed.ranks, heads_q, heads_k,
-                            dtype, dim_qk, dim_v, where)
+                            dtype, dim_qk, dim_v, on)
 
 
 def dtype_of(name: str) -> DType:

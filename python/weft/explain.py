@@ -4,7 +4,7 @@ import html
 import os
 import pathlib
 import threading
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
 from ._types import AnyLayout, Numbers
-from .cost import AnyMachine, machine as machine_of
+from .cost import AnyMachine
+from .cost import machine as machine_of
 from .schedule import AnySchedule, Schedule, schedule_of, unexpected
 from .sharding import layout_of
 
@@ -20,9 +21,9 @@ _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
 
 
-def _replace(path, data):
+def _replace(path: pathlib.Path, data: bytes) -> None:
     """Writes beside the file, then takes its place: whatever fails, the old one stays. A pipe or a device is written to."""
-    if path.exists() and not path.is_file() or str(path).startswith(("/dev/", "/proc/")):
+    if (path.exists() and not path.is_file()) or str(path).startswith(("/dev/", "/proc/")):
         path.write_bytes(data)
         return
     target = pathlib.Path(os.path.realpath(path))  # the file behind links is replaced, not the link
@@ -48,7 +49,17 @@ class Explanation:
     html(), svg(): the page and the picture, with a panel for each layout and schedule; save(path) writes either.
     """
 
-    def __init__(self, packing, mask, layouts, heads, dims, dtype, schedules, drawn):
+    def __init__(
+        self,
+        packing: Packing,
+        mask: Mask,
+        layouts: List[Layout],
+        heads: Tuple[int, int],
+        dims: Tuple[int, int],
+        dtype: str,
+        schedules: List[Schedule],
+        drawn: Dict[str, Any],
+    ) -> None:
         self.packing, self.mask, self.layout, self.layouts = packing, mask, layouts[0], layouts
         self.schedules, self._drawn, self._scene = schedules, drawn, None
         self.problem = Problem(packing, mask)
@@ -59,7 +70,7 @@ class Explanation:
         self._dtype = _arrays.dtype_of(dtype)
         self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
 
-    def _traffic(self, kind):
+    def _traffic(self, kind: str) -> Union[str, Tuple[int, int]]:
         busiest = [0, 0]
         try:
             for rank in range(self.layout.ranks):
@@ -69,9 +80,9 @@ class Explanation:
                     busiest[at] = max(busiest[at], moved["bytes_received"])
         except _core.Error as e:
             return str(e)
-        return tuple(busiest)
+        return busiest[0], busiest[1]
 
-    def _made(self):
+    def _made(self) -> _core.Scene:
         if self._scene is None:
             schedules = [(one.name, one.options) for one in self.schedules]
             self._scene = _core.Scene(self.problem, self.layouts, schedules, *self.heads, self._dtype, *self.dims, **self._drawn)
@@ -87,18 +98,18 @@ class Explanation:
 
     def save(self, path: Union[str, pathlib.Path]) -> None:
         """Writes the page (.html), the picture (.svg) or the text (.txt)."""
-        forms = {".html": self.html, ".svg": self.svg, ".txt": lambda: f"{self}\n"}
+        forms: Dict[str, Callable[[], str]] = {".html": self.html, ".svg": self.svg, ".txt": lambda: f"{self}\n"}
         path = pathlib.Path(path)
         if path.suffix not in forms:
             raise _arrays.error(f"save('{path}'): there is no '{path.suffix}'", f"use {', '.join(forms)}")
         _replace(path, forms[path.suffix]().encode("utf-8"))
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         # In a frame of its own: styles and scripts of page and notebook do not meet.
         return (f'<iframe title="weft.explain" sandbox="allow-scripts" style="width:100%;height:860px;border:0" '
                 f'srcdoc="{html.escape(self.html())}"></iframe>')
 
-    def __str__(self):
+    def __str__(self) -> str:
         ranks = self.layout.ranks
         lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
                  f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
@@ -119,7 +130,7 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _picture(self):
+    def _picture(self) -> List[str]:
         owner_q, owner_k = self._owners("q"), self._owners("k")
         seen = visible(self.problem)
         lines = []
@@ -130,7 +141,7 @@ class Explanation:
             lines.append(f"{i:>6} {_letter(mine)}  {cells}".rstrip())
         return lines
 
-    def _owners(self, side):
+    def _owners(self, side: str) -> NDArray[np.int64]:
         owner = np.full(self.packing.tokens_q if side == "q" else self.packing.tokens_k, -1)
         for rank in range(self.layout.ranks):
             tokens = self.layout.tokens(rank, side)
@@ -147,7 +158,7 @@ def visible(problem: Problem) -> NDArray[np.bool_]:
     return out
 
 
-def _letter(rank):
+def _letter(rank: int) -> str:
     return "." if rank < 0 else chr(ord("A") + int(rank) % _LETTERS)
 
 
@@ -174,10 +185,10 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     layouts = [layout_of(one, packing, ranks, layout_mask or mask, machine) for one in _list(layout, "layout")]
     drawn = {"machine": machine_of(machine), "title": title, "colour": colour}
     schedules = [schedule_of(one) for one in _list(schedule, "schedule")]
-    return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, schedules, drawn)
+    return Explanation(packing, mask, layouts, (heads[0], heads[1]), (dims[0], dims[1]), dtype, schedules, drawn)
 
 
-def _list(given, name):
+def _list(given: Any, name: str) -> List[Any]:
     if isinstance(given, (str, Layout, Schedule)):
         return [given]
     if not given:

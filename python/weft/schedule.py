@@ -63,7 +63,9 @@ class Schedule:
 
 
 Schedule.__doc__ = f"{Schedule.__doc__}\n" + "".join(
-    f"    {name} ({schedules}; {default!r} unless given): {text}.\n" for name, schedules, default, text in _core.schedule_options())
+    f"    {name} ({schedules}; {default!r} unless given): {text}.\n"
+    for name, schedules, default, text in _core.schedule_options()
+)
 
 AnySchedule = Union[str, Schedule]
 

@@ -1,6 +1,6 @@
 """From whole arrays to each rank's rows and back."""
 
-from typing import Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,16 @@ from ._types import AnyLayout, Array, Numbers
 from .cost import chosen_layout
 
 
-def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
+def packing_of(
+    x: Any,
+    format: str,
+    *,
+    packing: Union[None, Packing, Numbers] = None,
+    cu_seqlens: Optional[Numbers] = None,
+    cu_seqlens_padded: Optional[Numbers] = None,
+    seqused: Optional[Numbers] = None,
+    length_factor: int = 1,
+) -> Packing:
     """The packing that a caller means: an object, cu_seqlens, or the shape of a batch (`length_factor` times as long)."""
     if packing is not None:
         if cu_seqlens is not None or cu_seqlens_padded is not None or seqused is not None:
@@ -29,7 +38,7 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
 
 
-def as_packing(packing):
+def as_packing(packing: Union[Packing, Numbers]) -> Packing:
     """A Packing, or the cu_seqlens that it is made of."""
     if isinstance(packing, Packing):
         return packing
@@ -39,7 +48,7 @@ def as_packing(packing):
     return Packing(packing)
 
 
-def usual_layout(packing, ranks, format):
+def usual_layout(packing: Packing, ranks: int, format: str) -> str:
     """The layout of who names none."""
     if format == "thd" or ranks == 1:
         return "balanced"
@@ -51,7 +60,14 @@ def usual_layout(packing, ranks, format):
     return "dual_chunk"
 
 
-def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
+def layout_of(
+    layout: Optional[AnyLayout],
+    packing: Packing,
+    ranks: int,
+    mask: Optional[Mask] = None,
+    machine: Any = None,
+    format: str = "thd",
+) -> Layout:
     """The Layout that a caller means: by name, as it is, or None for the usual one (usual_layout).
 
     balanced and auto go by the mask: causal unless one is given (full, where keys are other sequences than queries). auto:
@@ -75,7 +91,7 @@ def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
     return layout
 
 
-def batch_shape(layout, format, shape, ranks):
+def batch_shape(layout: Layout, format: str, shape: Sequence[int], ranks: int) -> List[int]:
     """Shape of a rank's rows of a batch. Only some layouts leave a batch a batch."""
     length = 1 if format == "bshd" else 0
     whole = shape[length]
@@ -89,7 +105,7 @@ def batch_shape(layout, format, shape, ranks):
     return local
 
 
-def _rank_of(comm, ranks):
+def _rank_of(comm: Any, ranks: Optional[int]) -> Tuple[int, int, Any]:
     """(rank, ranks, what is common to the ranks)."""
     if hasattr(comm, "ranks"):
         return comm.rank, comm.ranks, _placed.scope_of(comm)
@@ -124,7 +140,7 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     return local if source is x else _arrays.from_numpy(x, local)
 
 
-def shard_rows(source, placed, rank, side, format="thd"):
+def shard_rows(source: Array, placed: Layout, rank: int, side: str, format: str = "thd") -> Array:
     """The rank's rows of an array that can be written; nothing is remembered."""
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
@@ -169,7 +185,7 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
     return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 
-def unshard_rows(parts, placed, side, format="thd"):
+def unshard_rows(parts: Sequence[Array], placed: Layout, side: str, format: str = "thd") -> Array:
     """The whole of all ranks' rows; nobody asks how they were dealt out."""
     first, packing, fmt = parts[0], placed.packing, _arrays.format_of(format)
     if format == "thd":
@@ -223,8 +239,10 @@ def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator,
     """
     if comm is None and ranks is None:
         raise error("neither comm nor ranks is given", "give a communicator, or ranks=...")
-    packing = as_packing(packing)
-    rank, ranks, scope = (None, int(ranks), None) if comm is None else _rank_of(comm, ranks)
-    placed = layout_of(layout, packing, ranks, mask, format=format)
-    for one in range(ranks) if rank is None else (rank,):
+    packing, rank, scope = as_packing(packing), 0, None
+    count = int(ranks or 0)
+    if comm is not None:
+        rank, count, scope = _rank_of(comm, ranks)
+    placed = layout_of(layout, packing, count, mask, format=format)
+    for one in range(count) if comm is None else (rank,):
         _placed.register(placed, one, scope)

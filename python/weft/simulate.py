@@ -6,7 +6,8 @@ from . import _core
 from ._arrays import listed
 from ._core import Mask, Packing, Problem
 from ._types import AnyLayout
-from .cost import AnyMachine, chosen_schedule, dtype_of, machine as machine_of
+from .cost import AnyMachine, chosen_schedule, dtype_of
+from .cost import machine as machine_of
 from .schedule import AnySchedule, schedule_of, unexpected
 from .sharding import layout_of
 

@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
-
 import weft
-from kinds import KINDS, NAMES, DlpackOnly
 from weft import _arrays, _core
+
+from kinds import KINDS, NAMES, DlpackOnly
 
 CU = [0, 5, 12]
 
@@ -17,18 +17,6 @@ CU = [0, 5, 12]
 def make(kind, seed=0, shape=(12, 2, 8)):
     rng = np.random.default_rng(seed)
     return [kind.make(rng.standard_normal(shape)) for _ in range(3)]
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """Addresses of the arrays that the library is given, by call."""
-    calls = {}
-    for name in ("attend", "attend_backward"):
-        def spy(*args, name=name, real=getattr(_core, name)):
-            calls[name] = [x.address for x in args if isinstance(x, _core.Array)]
-            return real(*args)
-        monkeypatch.setattr(_core, name, spy)
-    return calls
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import weft
 from hypothesis import given
 
 import dense
-import weft
 from kinds import KINDS, NAMES
 from problems import examples, questions
 

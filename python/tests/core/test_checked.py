@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 import weft
 
 RANKS, ODD = 4, 1
@@ -72,7 +71,9 @@ def test_a_backward_of_another_forward():
         for n in (2, 0, 1) if odd else (2, 1, 0):
             done[n].backward(done[n].out)
 
-    assert "rank 1 is at the backward of layer 0, ranks 0, 2, 3 are at the backward of layer 1" in told(lambda c, o: body(c, o, True))
+    assert "rank 1 is at the backward of layer 0, ranks 0, 2, 3 are at the backward of layer 1" in told(
+        lambda c, o: body(c, o, True)
+    )
     assert "executor or buffer" in told(lambda c, o: body(c, o, False))  # each call here has one of its own
 
 
@@ -142,7 +143,9 @@ def test_a_rank_one_micro_sequence_out_of_step():
                 forward(comm, kept, micros, m)
 
     text = told(body)
-    assert "rank 1 is at the begin of a sequence of layer 5, ranks 0, 2, 3 are at the forward of micro-sequence 3 of layer 5" in text
+    assert (
+        "rank 1 is at the begin of a sequence of layer 5, ranks 0, 2, 3 are at the forward of micro-sequence 3 of layer 5" in text
+    )
 
 
 def test_buffers_that_keep_in_step_are_right():
@@ -222,7 +225,9 @@ def test_models_of_transformers_give_their_layers():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     import weft.transformers
 
-    config = transformers.LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=3, num_attention_heads=4)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=3, num_attention_heads=4
+    )
     models = [transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft") for _ in range(RANKS)]
     layers = models[ODD].model.layers
 

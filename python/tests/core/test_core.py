@@ -14,14 +14,14 @@ import sys
 
 import numpy as np
 import pytest
+import weft
 from hypothesis import given
 from hypothesis import strategies as st
+from weft import _core
 
 import dense
-import weft
 from dense import pairs
 from problems import examples, masks
-from weft import _core
 
 CU = [0, 7, 10, 16]
 UNLIMITED = weft.UNLIMITED
@@ -105,7 +105,7 @@ def test_values(at):
         assert again == value and hash(again) == hash(value) and repr(again) == repr(value)
     for i, other in enumerate(SAID):
         assert (value == other) == (i == at)
-    assert value != None and value != 5 and not value == "x"
+    assert all(value != other for other in (None, 5, "x")) and not value == 5  # noqa: SIM201
 
 
 def test_errors_go_through_pickle():

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-
 import weft
 from weft import cost
 
@@ -25,9 +24,19 @@ def test_machines_by_name_file_and_object(tmp_path):
         weft.machine(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("text, says", [("{", "is missing"), ('{"name": ', "ends too early"), ("[]", "no object"), ('{"name": 3}', "name is no string"),
-                                        ('{"speed": 1}', "speed is not known"), ("[" * 100, "deeper than"),
-                                        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"), ("{}", "no kernels")])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "is missing"),
+        ('{"name": ', "ends too early"),
+        ("[]", "no object"),
+        ('{"name": 3}', "name is no string"),
+        ('{"speed": 1}', "speed is not known"),
+        ("[" * 100, "deeper than"),
+        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"),
+        ("{}", "no kernels"),
+    ],
+)
 def test_wrong_machine_files(text, says):
     with pytest.raises(weft.Error, match=says):
         weft.Machine.from_json(text, "m.json")
@@ -39,8 +48,9 @@ def test_simulate():
     assert sum(r["pairs"] for r in t["ranks"]) == 4 * weft.Problem(weft.Packing(CU), CAUSAL).visible_pairs
     (one,) = t["timelines"]
     assert one["rank"] == 1 and sum(e["bytes_in"] for e in one["events"]) == t["ranks"][1]["bytes_in"]
-    made = weft._core.RankSchedule(weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None,
-                               "ring")
+    made = weft._core.RankSchedule(
+        weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None, "ring"
+    )
     assert made.traffic(weft._core.DType.bf16, 128, 128)["bytes_received"] == t["ranks"][1]["bytes_in"]
     slow = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="auto", layout="auto", backward=True)
     assert slow["seconds"] > 0
@@ -185,7 +195,9 @@ def test_torch_auto_leaves_a_batch_a_batch():
 
     def rank(comm):
         mine = [weft.shard(x, comm, mask=CAUSAL, **how) for x in (q, k, v)]
-        return weft.torch.context_parallel_attention(*mine, packing, CAUSAL, group=comm, schedule="auto", layout_mask=CAUSAL, **how)
+        return weft.torch.context_parallel_attention(
+            *mine, packing, CAUSAL, group=comm, schedule="auto", layout_mask=CAUSAL, **how
+        )
 
     assert (weft.unshard(weft.spawn(4, rank), mask=CAUSAL, **how) - one).abs().max() < 1e-5
 

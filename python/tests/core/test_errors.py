@@ -3,8 +3,8 @@
 
 import numpy as np
 import pytest
-
 import weft
+
 from kinds import DlpackOnly
 
 X = np.random.default_rng(0).standard_normal((8, 2, 4), np.float32)

@@ -38,7 +38,9 @@ def test_gradcheck_over_ranks(schedule):
     def rank(comm):
         generator = torch.Generator().manual_seed(3)
         inputs = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
-        return torch.autograd.gradcheck(spread(comm, schedule), inputs, eps=1e-6, atol=1e-9, rtol=1e-7, check_undefined_grad=False)
+        return torch.autograd.gradcheck(
+            spread(comm, schedule), inputs, eps=1e-6, atol=1e-9, rtol=1e-7, check_undefined_grad=False
+        )
 
     assert weft.spawn(2, rank) == [True, True]
 

@@ -1,12 +1,12 @@
 """Arrays and numbers of any kind at the boundary: the right answer or weft.Error, never another exception or a crash."""
 
 import numpy as np
+import weft
 from hypothesis import given
 from hypothesis import strategies as st
 from weft._core import Machine
 
 import dense
-import weft
 from problems import examples
 
 DTYPES = [np.float16, np.float64, ">f4", np.int8, np.int64, np.uint16, np.complex64, bool, "M8[s]", "S3", object]
@@ -102,7 +102,9 @@ def lists(draw):
         return [float(x) for x in values]
     if kind == 2 and all(-(2**63) <= x < 2**63 for x in values):
         x = np.array(values, np.int64)
-        return draw(st.sampled_from([x, x[::-1], x.reshape(1, -1), x.astype(np.int32), x.astype(np.uint64), x.astype(np.float32)]))
+        return draw(
+            st.sampled_from([x, x[::-1], x.reshape(1, -1), x.astype(np.int32), x.astype(np.uint64), x.astype(np.float32)])
+        )
     if kind == 3:
         return draw(st.sampled_from([None, 5, "0,8", b"08", {}, object(), [None], [[0, 8]], Q]))
     return values
@@ -111,7 +113,7 @@ def lists(draw):
 @examples(300)
 @given(st.data())
 def test_any_numbers(data):
-    one = lambda of: data.draw(st.integers(0, 2)) == 0 and {of: data.draw(lists())} or {}
+    one = lambda of: (data.draw(st.integers(0, 2)) == 0 and {of: data.draw(lists())}) or {}
     options = {"cu_seqlens_q": data.draw(lists())}
     for name in ("cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k", "head_map", "slices"):
         options.update(one(name))

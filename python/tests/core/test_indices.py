@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-SWEEP = r'''
+SWEEP = r"""
 import re, resource
 import numpy as np
 import weft
@@ -57,7 +57,8 @@ SPECIAL = {
     "Layout.unshard": {"self": layout, "whole": lambda: array(16, 1, 8), "whole_format": _core.Format.thd,
                        "local": lambda: array(8, 1, 8), "local_format": _core.Format.thd},
     "RankSchedule.traffic": {"self": schedule}, "KvCache.used": {"self": cache}, "KvCache.room": {"self": cache},
-    "KvCache.keep": {"self": cache}, "KvCache.append": {"self": cache, "counts": [1, 0], "k": lambda: array(1, 1, 8), "v": lambda: array(1, 1, 8)},
+    "KvCache.keep": {"self": cache},
+    "KvCache.append": {"self": cache, "counts": [1, 0], "k": lambda: array(1, 1, 8), "v": lambda: array(1, 1, 8)},
     "KvBuffer.missing": {"self": lambda: buffers[0]}, "KvBuffer.start_gather": {"self": lambda: buffers[0]},
     "KvBuffer.gather_again": {"self": lambda: buffers[0]},
     "Communicator.split": {"self": lambda: comms[0]},
@@ -67,7 +68,8 @@ SPECIAL = {
 HANDLES = {"stream", "device", "requires_grad"}
 LEFT_OUT = {"Ranks.__init__", "attend", "attend_backward", "Executor.forward", "Executor.backward", "KvBuffer.forward",
             "KvBuffer.backward", "KvCache.attend", "Communicator.all_gather", "sequence_to_rank_order",
-            "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__", "array_at"}  # array_at: an address, which only the caller knows
+            "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__",
+            "array_at"}  # array_at: an address, which only the caller knows
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
 
 def signature(function):
@@ -81,7 +83,8 @@ def signature(function):
             parts.append("")
         else:
             parts[-1] += c
-    return [(p.split(":")[0].strip(), p.split(":", 1)[1].split("=")[0] if ":" in p else "") for p in parts if p.strip() not in ("", "*", "/")]
+    return [(p.split(":")[0].strip(), p.split(":", 1)[1].split("=")[0] if ":" in p else "") for p in parts
+            if p.strip() not in ("", "*", "/")]
 
 def value(where, name):
     got = SPECIAL.get(where, {}).get(name, GOOD.get(name, KeyError))
@@ -176,7 +179,7 @@ for owner, option in (("all_gather", "head_groups"), ("hybrid", "ulysses"), ("ex
 assert not unknown, unknown[:3]
 assert tried > 300, tried
 print("done", tried)
-'''
+"""
 
 
 WRAPS = """

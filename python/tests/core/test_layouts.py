@@ -1,5 +1,6 @@
 """A layout is said twice, where rows are dealt out and where they are attended: another one is refused, and defaults agree."""
 
+import itertools
 import sys
 import threading
 import warnings
@@ -7,17 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 import weft
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 CAUSAL, WINDOW = weft.Mask(causal=True), weft.Mask(causal=True, window=(5, 0))
 
 
-def packing_of_its_own(at=[0]):
+_numbers = itertools.count(1)
+
+
+def packing_of_its_own():
     """One that no other test has dealt out."""
-    at[0] += 1
-    return weft.Packing([0, 13, 30, 100 + at[0], 200 + 2 * at[0]])
+    n = next(_numbers)
+    return weft.Packing([0, 13, 30, 100 + n, 200 + 2 * n])
 
 
 def tensors(packing, seed=0):
@@ -48,10 +51,16 @@ def test_attention_under_another_layout(refused, dealt, said, words, checked):
         attend(packing_of_its_own(), dealt, said, checked=checked)
 
 
-@pytest.mark.parametrize("dealt, said", [
-    ({}, {}), (dict(layout="contiguous"), dict(layout="contiguous")), (dict(layout="balanced", mask=WINDOW), dict(layout_mask=WINDOW)),
-    (dict(mask=CAUSAL), dict(layout="balanced")), (dict(layout="auto"), dict(layout="auto")),
-])
+@pytest.mark.parametrize(
+    "dealt, said",
+    [
+        ({}, {}),
+        (dict(layout="contiguous"), dict(layout="contiguous")),
+        (dict(layout="balanced", mask=WINDOW), dict(layout_mask=WINDOW)),
+        (dict(mask=CAUSAL), dict(layout="balanced")),
+        (dict(layout="auto"), dict(layout="auto")),
+    ],
+)
 def test_the_same_layout_by_another_name(dealt, said):
     packing = packing_of_its_own()
     parts, one = attend(packing, dealt, said, max_logit=True)
@@ -118,7 +127,10 @@ def test_one_rank_needs_no_dealing():
 
 def test_cross_attention_goes_by_the_full_mask(refused):
     packing = weft.Packing(cu_seqlens_q=[0, 40, 90], cu_seqlens_k=[0, 70, 76])
-    assert weft.Layout("balanced", packing, 3).mask == weft.Mask() and weft.Layout("balanced", weft.Packing([0, 9]), 3).mask == CAUSAL
+    assert (
+        weft.Layout("balanced", packing, 3).mask == weft.Mask()
+        and weft.Layout("balanced", weft.Packing([0, 9]), 3).mask == CAUSAL
+    )
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((90, 2, 8), np.float32), rng.standard_normal((76, 2, 8), np.float32)
 
@@ -127,7 +139,9 @@ def test_cross_attention_goes_by_the_full_mask(refused):
         return weft.attention(weft.shard(q, comm, packing=packing), keys, keys, packing=packing, comm=comm).out
 
     parts = weft.spawn(3, lambda comm: rank(comm, dict(packing=packing, side="k")))
-    np.testing.assert_allclose(weft.unshard(parts, packing=packing), weft.attention(q, k, k, packing=packing).out, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        weft.unshard(parts, packing=packing), weft.attention(q, k, k, packing=packing).out, rtol=2e-5, atol=2e-5
+    )
 
 
 def test_the_registry_is_bounded_and_ends():
@@ -148,9 +162,8 @@ def test_the_registry_is_bounded_and_ends():
         weft.use_layout([0, 1000 + n], 0, ranks=2)
     assert len(_placed._known) <= _placed._MOST
     for n in range(100):
-        weft.use_layout(packing, 0, ranks=1 + n % 3,
-                        layout=weft.Layout.explicit(packing, [[(n if r == 0 else 0, 0 if r == 0 else 0, packing.tokens_q if r == 0 else 0)]
-                                                              for r in range(1 + n % 3)]))
+        runs = [[(n, 0, packing.tokens_q) if r == 0 else (0, 0, 0)] for r in range(1 + n % 3)]
+        weft.use_layout(packing, 0, ranks=1 + n % 3, layout=weft.Layout.explicit(packing, runs))
     assert max(len(x) for x in _placed._known.values()) <= _placed._MOST_LAYOUTS
 
 

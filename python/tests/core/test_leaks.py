@@ -10,8 +10,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-
 import weft
+
 from test_errors import BAD
 
 X = np.random.default_rng(0).standard_normal((8, 2, 4), np.float32)
@@ -114,7 +114,9 @@ def test_ranks_leave_nothing_behind():
         with pytest.raises(OSError):
             weft.spawn(2, failing)
 
-    _assert_nothing_left(call, 600)  # many: Python caches attributes of tracebacks by the address of their name, and fills up slowly
+    _assert_nothing_left(
+        call, 600
+    )  # many: Python caches attributes of tracebacks by the address of their name, and fills up slowly
 
 
 # --- The end of the process ---

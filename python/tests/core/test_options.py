@@ -6,16 +6,24 @@ import pickle
 
 import numpy as np
 import pytest
-
 import weft
 
 CU = [0, 3, 10]
 X = np.random.default_rng(0).standard_normal((10, 4, 8), np.float32)
 
 WRONG = {  # option: values of the wrong kind
-    "causal": ["yes", 1, None], "bottom_right": ["no"], "window": ["a", 5, (1,), ("a", 0), (1.5, 0), None], "chunk_size": [1.5, "x", True],
-    "scale": ["x", [1.0], True], "softcap": [None, "x"], "deterministic": ["yes", 0], "kernel": ["gpu", 3], "schedule": ["rnig", 3, None],
-    "layout": ["spiral"], "checked": ["yes"], "head_map": ["abcd", 3],
+    "causal": ["yes", 1, None],
+    "bottom_right": ["no"],
+    "window": ["a", 5, (1,), ("a", 0), (1.5, 0), None],
+    "chunk_size": [1.5, "x", True],
+    "scale": ["x", [1.0], True],
+    "softcap": [None, "x"],
+    "deterministic": ["yes", 0],
+    "kernel": ["gpu", 3],
+    "schedule": ["rnig", 3, None],
+    "layout": ["spiral"],
+    "checked": ["yes"],
+    "head_map": ["abcd", 3],
 }
 OPTIONS = {  # of schedules: (who has it, who has it not, values of the wrong kind)
     "key_order": ("all_gather", "ring", ["mine", None]), "head_groups": ("all_gather", "exact", ["two", 1.5, True]),
@@ -26,7 +34,13 @@ CASES = [(name, value) for name, values in WRONG.items() for value in values]
 
 
 def plain(error):
-    assert error.problem and error.remedy and "::" not in str(error) and "overload" not in str(error) and "nanobind" not in str(error)
+    assert (
+        error.problem
+        and error.remedy
+        and "::" not in str(error)
+        and "overload" not in str(error)
+        and "nanobind" not in str(error)
+    )
     return str(error)
 
 
@@ -84,7 +98,6 @@ def test_options_of_schedules_are_no_keywords(name):
              lambda: weft.simulate(weft.Packing(CU), weft.Mask(), ranks=2, **{name: 2})]
     if importlib.util.find_spec("torch"):
         import torch
-
         import weft.torch
 
         x = torch.from_numpy(X)
@@ -95,8 +108,20 @@ def test_options_of_schedules_are_no_keywords(name):
             call()
 
 
-@pytest.mark.parametrize("given", [dict(causal="yes"), dict(causal=None), dict(window="a"), dict(window=("a", 1)), dict(chunk_size=1.5),
-                                   dict(bottom_right=2), dict(window=(True, 0)), dict(chunk_size=True)], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(causal="yes"),
+        dict(causal=None),
+        dict(window="a"),
+        dict(window=("a", 1)),
+        dict(chunk_size=1.5),
+        dict(bottom_right=2),
+        dict(window=(True, 0)),
+        dict(chunk_size=True),
+    ],
+    ids=str,
+)
 def test_masks_of_wrong_kinds(given):
     with pytest.raises(weft.Error) as caught:
         weft.Mask(**given)
@@ -163,7 +188,10 @@ def test_schedules_by_names_of_frameworks(name, is_named):
     for got, want in zip(*(weft.spawn(2, lambda comm: rank(comm, one)) for one in (name, is_named))):
         np.testing.assert_array_equal(got, want)
     packing, mask = weft.Packing(CU), weft.Mask(causal=True)
-    assert weft.simulate(packing, mask, ranks=2, schedule=name)["seconds"] == weft.simulate(packing, mask, ranks=2, schedule=is_named)["seconds"]
+    assert (
+        weft.simulate(packing, mask, ranks=2, schedule=name)["seconds"]
+        == weft.simulate(packing, mask, ranks=2, schedule=is_named)["seconds"]
+    )
     assert weft.explain(packing, mask, ranks=2, schedule=[name]).schedules == [weft.Schedule(is_named)]
 
 
@@ -185,7 +213,9 @@ def test_torch_takes_cu_seqlens():
             assert torch.equal(weft.torch.context_parallel_attention(x, x, x, cu, sliced)[:3], want[:3])
     # Inside a graph nobody can look: the operator itself tells them apart.
     for cu in (torch.tensor(CU), torch.tensor(CU, dtype=torch.int32)):
-        out = torch.compile(lambda y, c: weft.torch.context_parallel_attention(y, y, y, c, causal=True), backend="eager", fullgraph=True)(x, cu)
+        out = torch.compile(
+            lambda y, c: weft.torch.context_parallel_attention(y, y, y, c, causal=True), backend="eager", fullgraph=True
+        )(x, cu)
         assert torch.equal(out, want)
 
 

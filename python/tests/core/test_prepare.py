@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+import weft
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dense
-import weft
 from dense import pairs
 from problems import examples
 

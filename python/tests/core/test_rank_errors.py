@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-
 import weft
 
 X = np.random.default_rng(0).standard_normal((8, 2, 4), np.float32)

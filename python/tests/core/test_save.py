@@ -5,7 +5,6 @@ import resource
 import signal
 
 import pytest
-
 import weft
 
 

@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-
 import weft
+
 from kinds import DlpackOnly
 
 torch = pytest.importorskip("torch")
@@ -184,9 +184,14 @@ def test_dtensors(refused, tmp_path):
 def test_inside_jax(refused):
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(X.numpy())
-    for inside in (jax.jit(lambda q: attend(q, x, x).out), jax.grad(lambda q: attend(q, x, x).out.sum()),
-                   jax.vmap(lambda q: attend(q, q, q).out), jax.jit(lambda q: attend(x, x, x, sink=q[0, :, 0]).out),
-                   jax.jit(lambda q: weft.shard(q, 0, ranks=2, cu_seqlens=CU)), jax.jit(lambda q: weft.unshard([q], cu_seqlens=CU))):
+    for inside in (
+        jax.jit(lambda q: attend(q, x, x).out),
+        jax.grad(lambda q: attend(q, x, x).out.sum()),
+        jax.vmap(lambda q: attend(q, q, q).out),
+        jax.jit(lambda q: attend(x, x, x, sink=q[0, :, 0]).out),
+        jax.jit(lambda q: weft.shard(q, 0, ranks=2, cu_seqlens=CU)),
+        jax.jit(lambda q: weft.unshard([q], cu_seqlens=CU)),
+    ):
         with refused("Tracer of JAX", "no operator of JAX", "outside", "jax.pure_callback"):
             inside(x)
     with refused("cu_seqlens_q: ", "Tracer"):
@@ -276,8 +281,9 @@ for taker, take in test_strange.TAKERS.items():
 def test_what_has_no_end():
     from pathlib import Path
 
-    done = subprocess.run([sys.executable, "-c", LIMITED.format(folder=str(Path(__file__).parent))], capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(folder=str(Path(__file__).parent))], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

@@ -3,10 +3,10 @@
 import sys
 
 import torch
-
-import processes
 import weft
 import weft.torch
+
+import processes
 
 RANKS = 4
 

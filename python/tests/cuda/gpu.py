@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense
 import weft
 import weft.torch
+
+import dense
 
 REASON = ("this build of Weft has no CUDA (-DWEFT_CUDA=ON)" if not weft._core.has_cuda else
           "torch sees no GPU" if not torch.cuda.is_available() else None)
@@ -18,7 +19,12 @@ SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
 # Sequences with padding behind each, one of them a single token.
 OFFSETS, LENGTHS, TOKENS = [0, 104, 112, 304, 512], [100, 1, 190, 192], 512
 PACKING = weft.Packing(cu_seqlens_q_padded=OFFSETS, seqused_q=LENGTHS, tokens_q=TOKENS)
-MASKS = {"full": {}, "causal": dict(causal=True), "window": dict(causal=True, window=(50, 0)), "chunks": dict(causal=True, chunk_size=48)}
+MASKS = {
+    "full": {},
+    "causal": dict(causal=True),
+    "window": dict(causal=True, window=(50, 0)),
+    "chunks": dict(causal=True, chunk_size=48),
+}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 NORMS = {"f32": (2e-6, 4e-6), "bf16": (4e-3, 8e-3), "f16": (5e-4, 1e-3)}  # of results and of gradients
 attend = weft.torch.context_parallel_attention

@@ -4,9 +4,10 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense
 import weft
 import weft.torch
+
+import dense
 from gpu import (
     DTYPES,
     LENGTHS,
@@ -42,7 +43,9 @@ def test_features():
     *inputs, dout = tensors(heads=(6, 3), dim=40)
     sink = torch.linspace(-1, 1, 6, device="cuda")
     got = run(inputs, dout, sink=sink, causal=True, softcap=3.0, scale=0.3, head_map=[0, 1, 2, 0, 1, 2])
-    assert_right(got, reference(inputs, dout, dict(causal=True), sink=sink, softcap=3.0, scale=0.3, head_map=[0, 1, 2, 0, 1, 2]), "f32")
+    assert_right(
+        got, reference(inputs, dout, dict(causal=True), sink=sink, softcap=3.0, scale=0.3, head_map=[0, 1, 2, 0, 1, 2]), "f32"
+    )
 
 
 def test_sdpa_a_document_at_a_time():
@@ -160,9 +163,8 @@ def test_nothing_waits():
     step()
     with no_waiting():
         step()
-    with pytest.raises(RuntimeError):
-        with no_waiting():
-            dout.sum().item()  # it would have said so
+    with pytest.raises(RuntimeError), no_waiting():
+        dout.sum().item()  # it would have said so
 
 
 def test_memory_does_not_grow():

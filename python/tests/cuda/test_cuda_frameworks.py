@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft
 import weft.torch
+
 from gpu import (
     PACKING,
     TOKENS,
@@ -25,9 +26,8 @@ pytestmark = needs_gpu
 def test_transformers():
     pytest.importorskip("transformers")
     try:
-        from transformers import AutoModelForCausalLM, LlamaConfig
-
         import weft.transformers
+        from transformers import AutoModelForCausalLM, LlamaConfig
     except ImportError as e:
         pytest.skip(f"another version of transformers: {e}")
     packing, ids = weft.Packing([0, 20, 21, 64]), torch.randint(3, 61, (64,), generator=torch.Generator().manual_seed(2))

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft
 import weft.torch
+
 from gpu import (
     DTYPES,
     PACKING,

@@ -4,10 +4,10 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
-
 import weft
 import weft.torch
+from torch.utils.checkpoint import checkpoint
+
 from group_cases import CASES, CROSS, LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, close, compare, run, tensors
 
 
@@ -91,10 +91,14 @@ def a_sink_of_a_layer_is_trained_as_on_one_rank():
 @case
 def lse_and_max_logit():
     whole = tensors(SELF)
-    _, lse, largest = weft.torch.context_parallel_attention(*whole[:3], SELF, causal=True, softcap=5.0, one_rank=True, return_lse=True, return_max_logit=True)
+    _, lse, largest = weft.torch.context_parallel_attention(
+        *whole[:3], SELF, causal=True, softcap=5.0, one_rank=True, return_lse=True, return_max_logit=True
+    )
     rows = [weft.torch.shard(x, SELF).requires_grad_() for x in whole]
     for how in SCHEDULES.values():
-        out, lse_here, largest_here = weft.torch.context_parallel_attention(*rows[:3], SELF, causal=True, softcap=5.0, return_lse=True, return_max_logit=True, **how)
+        out, lse_here, largest_here = weft.torch.context_parallel_attention(
+            *rows[:3], SELF, causal=True, softcap=5.0, return_lse=True, return_max_logit=True, **how
+        )
         real = weft.torch.valid_rows(SELF)
         close(lse_here[real], weft.torch.shard(lse, SELF)[real], "lse")
         close(largest_here, largest, "max_logit")
@@ -226,7 +230,9 @@ def compiled():
                 leaves = [x.clone().requires_grad_() for x in rows[:3]]
                 out = run_it(*leaves, packed, chunk_size=chunk)
                 out.backward(rows[3])
-                results.append([out.detach(), *(x.grad for x in leaves), layer.weight.grad.clone(), layer.attention.sink.grad.clone()])
+                results.append(
+                    [out.detach(), *(x.grad for x in leaves), layer.weight.grad.clone(), layer.attention.sink.grad.clone()]
+                )
             for a, b in zip(*results):
                 close(a, b, f"compiled, {packing}", 1e-6)
 

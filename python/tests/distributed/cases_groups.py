@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import torch
 import torch.distributed as dist
-
 import weft
 import weft.torch
+
 from group_cases import LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, compare, run, tensors, told
 
 
@@ -123,7 +123,10 @@ def checked_backwards_of_other_forwards():
     rows = [[weft.torch.shard(x, SELF) for x in tensors(SELF, seed)] for seed in range(3)]
 
     def step(order):
-        out = [weft.torch.context_parallel_attention(*(x.requires_grad_() for x in r[:3]), SELF, causal=True, checked=True) for r in rows]
+        out = [
+            weft.torch.context_parallel_attention(*(x.requires_grad_() for x in r[:3]), SELF, causal=True, checked=True)
+            for r in rows
+        ]
         for n in order:
             out[n].sum().backward()
 
@@ -184,8 +187,12 @@ def layouts_that_do_not_agree():
     group = dist.new_group([0, 1, 2, 3])
     contiguous = weft.torch.shard(x, packing, group, layout="contiguous")
     for checked in (False, True):
-        wrong(lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal), "under layout balanced", "under contiguous",
-              "weft.torch.use_layout")
+        wrong(
+            lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal),
+            "under layout balanced",
+            "under contiguous",
+            "weft.torch.use_layout",
+        )
     wrong(lambda: weft.torch.unshard(contiguous, packing, group), "unshard under layout balanced")
     run(*[contiguous] * 4, packing, group=group, layout="contiguous", **causal)
     weft.torch.use_layout(packing, group, layout="striped")
@@ -194,7 +201,10 @@ def layouts_that_do_not_agree():
     other = dist.new_group([0, 1, 2, 3])
     run(*[contiguous] * 4, packing, group=other, layout="contiguous", **causal)
     mine = weft.shard(x.numpy(), weft.torch.communicator(other), packing=packing)
-    wrong(lambda: run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal), "multiple of 2*ranks")
+    wrong(
+        lambda: run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal),
+        "multiple of 2*ranks",
+    )
     wrong(lambda: run(*[torch.from_numpy(mine)] * 4, packing, group=other, layout="zigzag", **causal), "under balanced")
     run(*[torch.from_numpy(mine)] * 4, packing, group=other, **causal)
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import torch
-
-import processes
 import weft
 import weft.torch
+
+import processes
 
 RANKS, LOST = 4, 2
 WAITED_FOR = ("late", "another problem")  # not lost: others learn of it by the time limit
@@ -113,4 +113,6 @@ if __name__ == "__main__":
             continue
         here = folder / str(number)
         ended = processes.fork(RANKS, fn, here, seconds=40, full_exit=number == 0)
-        print(json.dumps(dict(way=name, ended=ended, said=[(here / f"rank{r}.txt").read_text() for r in range(RANKS)])), flush=True)
+        print(
+            json.dumps(dict(way=name, ended=ended, said=[(here / f"rank{r}.txt").read_text() for r in range(RANKS)])), flush=True
+        )

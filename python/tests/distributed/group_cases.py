@@ -3,7 +3,6 @@
 
 import torch
 import torch.distributed as dist
-
 import weft
 import weft.torch
 
@@ -44,7 +43,12 @@ LAYOUTS = ["zigzag", "contiguous", "striped", "balanced", "dual_chunk"]
 def tensors(packing, seed=0, *, heads=(4, 2), dim=8, dim_v=12, dtype=torch.float32):
     """q, k, v, dout of all tokens, the same on every rank."""
     g = torch.Generator().manual_seed(seed)
-    shapes = (packing.tokens_q, heads[0], dim), (packing.tokens_k, heads[1], dim), (packing.tokens_k, heads[1], dim_v), (packing.tokens_q, heads[0], dim_v)
+    shapes = (
+        (packing.tokens_q, heads[0], dim),
+        (packing.tokens_k, heads[1], dim),
+        (packing.tokens_k, heads[1], dim_v),
+        (packing.tokens_q, heads[0], dim_v),
+    )
     return [torch.randn(s, generator=g).to(dtype) for s in shapes]
 
 

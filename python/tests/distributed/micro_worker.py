@@ -7,10 +7,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-
-import processes
 import weft
 import weft.torch
+
+import processes
 
 RANKS, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
 PACKINGS = {
@@ -54,7 +54,9 @@ class Projections(torch.nn.Module):
         super().__init__()
         g = torch.Generator().manual_seed(1)
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            self.register_parameter(name, torch.nn.Parameter((torch.randn(12, heads * DIM, generator=g) / math.sqrt(12)).to(dtype)))
+            self.register_parameter(
+                name, torch.nn.Parameter((torch.randn(12, heads * DIM, generator=g) / math.sqrt(12)).to(dtype))
+            )
         self.sink = torch.nn.Parameter(torch.linspace(-1, 1, HEADS).to(dtype))
 
     def forward(self, x):

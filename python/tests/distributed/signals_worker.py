@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import torch
-
-import processes
 import weft
 import weft.torch
+
+import processes
 
 LATE = 25.0
 PACKING = weft.Packing([0, 64])

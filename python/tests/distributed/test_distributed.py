@@ -7,17 +7,22 @@ import distributed_worker
 import micro_worker
 import processes
 
-WORKERS = [distributed_worker, micro_worker]
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory):
+    return processes.results(distributed_worker, tmp_path_factory.mktemp("distributed"))
 
 
 @pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    return processes.results(request.param, tmp_path_factory.mktemp("ranks"))
+def micro(tmp_path_factory):
+    return processes.results(micro_worker, tmp_path_factory.mktemp("micro"))
 
 
-CASES = [(worker, case) for worker in WORKERS for case in worker.CASES]
+@pytest.mark.parametrize("case", distributed_worker.CASES)
+def test_distributed(distributed, case):
+    processes.check(distributed, case)
 
 
-@pytest.mark.parametrize("results, case", CASES, indirect=["results"], ids=[case for _, case in CASES])
-def test_case(results, case):
-    processes.check(results, case)
+@pytest.mark.parametrize("case", micro_worker.CASES)
+def test_micro_sequences(micro, case):
+    processes.check(micro, case)

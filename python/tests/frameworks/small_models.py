@@ -7,19 +7,30 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM
-
 import weft
 import weft.torch
 import weft.transformers
+from transformers import AutoModelForCausalLM
 
 LENGTHS = [13, 1, 7, 0, 21, 5]  # 47 tokens: no number of ranks divides them
 RANKS = 2
 TOLERANCE = 1e-5
 
-SMALL = dict(vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-              head_dim=8, max_position_embeddings=64, initializer_range=0.2, attention_dropout=0.0, pad_token_id=None, bos_token_id=1,
-              eos_token_id=2)
+SMALL = dict(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+    attention_dropout=0.0,
+    pad_token_id=None,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 
 
 def config_of(name):
@@ -27,8 +38,17 @@ def config_of(name):
         return transformers.LlamaConfig(**SMALL)
     if name == "llama4":  # a chunked layer with rotary embeddings, and a full one without but with temperature
         return transformers.Llama4TextConfig(
-            **{**SMALL, "num_hidden_layers": 3}, intermediate_size_mlp=40, attention_chunk_size=5, no_rope_layers=[1, 0, 1], moe_layers=[1],
-            num_local_experts=2, attn_temperature_tuning=True, floor_scale=3, attn_scale=0.5, use_qk_norm=True)
+            **{**SMALL, "num_hidden_layers": 3},
+            intermediate_size_mlp=40,
+            attention_chunk_size=5,
+            no_rope_layers=[1, 0, 1],
+            moe_layers=[1],
+            num_local_experts=2,
+            attn_temperature_tuning=True,
+            floor_scale=3,
+            attn_scale=0.5,
+            use_qk_norm=True,
+        )
     if name == "mistral":
         return transformers.MistralConfig(**SMALL, sliding_window=6)
     if name == "gemma2":

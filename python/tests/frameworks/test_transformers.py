@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 import weft
 import weft.torch
 import weft.transformers
+
 from small_models import TOLERANCE, alone, config_of, difference, models, packing_of, tokens, worst
 
 
@@ -95,8 +96,19 @@ def test_cache(pair):
     for padded in (0, 3):
         mask = torch.ones(2, 11, dtype=torch.int64)
         mask[0, :padded] = 0
-        said = [model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, output_logits=True, return_dict_in_generate=True,
-                               eos_token_id=None, pad_token_id=0) for model in (eager, ours)]
+        said = [
+            model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=9,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            for model in (eager, ours)
+        ]
         assert torch.equal(said[0].sequences, said[1].sequences)
         assert worst(torch.stack(said[1].logits), torch.stack(said[0].logits)) < TOLERANCE
     with torch.no_grad():  # several at once

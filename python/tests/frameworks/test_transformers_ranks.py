@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 import weft
 import weft.torch
 import weft.transformers
+
 from small_models import RANKS, TOLERANCE, config_of, difference, models, packing_of
 
 # On two ranks: model, layout, schedule, and other options.
@@ -67,8 +68,16 @@ def one_rank_of_two(rank, folder):
 def on_two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(x for x in sys.path if x)}
-    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-             for rank in range(RANKS)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(folder)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
     said = []
     try:
         for rank in ranks:

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from transformers import AutoModelForCausalLM
-
 import weft
 import weft.torch
 import weft.transformers
+from transformers import AutoModelForCausalLM
+
 from small_models import SMALL, config_of, models, tokens
 
 PACKING = weft.Packing([0, 7, 10])
@@ -22,10 +22,17 @@ def run_packed(model, packing=PACKING, inputs_of=None, options=None, **kwargs):
         return model(**{**batch, "use_cache": False, **kwargs})
 
 
-@pytest.mark.parametrize("name, value", [
-    ("output_attentions", True), ("head_mask", torch.ones(2, 4)), ("position_bias", torch.zeros(1, 4, 10, 10)), ("indices", torch.zeros(1)),
-    ("something_new", 3), ("cache", object()),
-])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("output_attentions", True),
+        ("head_mask", torch.ones(2, 4)),
+        ("position_bias", torch.zeros(1, 4, 10, 10)),
+        ("indices", torch.zeros(1)),
+        ("something_new", 3),
+        ("cache", object()),
+    ],
+)
 def test_refused_arguments(llama, name, value):
     q = torch.randn(1, 4, 10, 8)
     with pytest.raises(weft.Error, match=f"given {name}"):
@@ -41,7 +48,7 @@ def test_refused_dropout():
     config = config_of("llama")
     config.attention_dropout = 0.1
     model = models(config)[1]
-    with pytest.raises(weft.Error, match="dropout 0.1"):
+    with pytest.raises(weft.Error, match=r"dropout 0\.1"):
         model(tokens(10)[None])
     model.eval()(tokens(10)[None])
 
@@ -95,7 +102,7 @@ def test_refused_positions(llama, llama4):
 
 
 def test_refused_static_cache(llama):
-    with pytest.raises((weft.Error, AttributeError), match="cache|mask"), torch.no_grad():
+    with pytest.raises((weft.Error, AttributeError), match=r"cache|mask"), torch.no_grad():
         llama[1].eval().generate(tokens(10)[None], max_new_tokens=3, cache_implementation="static")
     llama[1].train()
 

@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
-
-import processes
 import weft
 import weft.torch
+
+import processes
 
 THREADS, CALLS = 8, 1000
 SCHEDULES = ["all_gather", "ring", "all_to_all", "exact"]
@@ -63,7 +63,9 @@ class Mixed:
         self.tensors = [torch.randn(self.cu[-1], h, dim, generator=generator).to(self.dtype)
                         for h in (heads, kv_heads, kv_heads, heads)]
         self.packing = weft.Packing(self.cu)
-        self.layer = weft.torch.ContextParallelAttention(causal=self.causal, schedule=self.schedule, softcap=self.softcap, group=group)
+        self.layer = weft.torch.ContextParallelAttention(
+            causal=self.causal, schedule=self.schedule, softcap=self.softcap, group=group
+        )
         self.wanted = self()
 
     def __call__(self):

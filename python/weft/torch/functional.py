@@ -1,6 +1,6 @@
 """Attention over a process group, as a function."""
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -11,12 +11,11 @@ from .._options import constant
 from ..schedule import Schedule
 from .group import name_of
 from .op import how_of
-from .packed import is_packed, pack
-from .sharding import AnyPacking
+from .packed import AnyPacking, is_packed, pack
 
 
 @torch.compiler.assume_constant_result
-def _how(mask, group, options):
+def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
     if mask is not None:
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
         if clash:
@@ -26,7 +25,7 @@ def _how(mask, group, options):
     return how_of(**options, group=name_of(group))
 
 
-def _layout_mask(layout_mask, mask):
+def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Any:
     """The mask that layout balanced goes by, as an operator can take it."""
     if not isinstance(layout_mask, Mask):
         raise error(f"layout_mask is of type {type(layout_mask).__name__}", "give the weft.Mask that shard was given")

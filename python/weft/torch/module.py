@@ -12,7 +12,7 @@ from ..schedule import AnySchedule
 from .functional import context_parallel_attention
 from .group import kept
 from .op import how_of
-from .sharding import AnyPacking
+from .packed import AnyPacking
 
 
 class _Numbers(threading.local):
@@ -24,7 +24,7 @@ class _Numbers(threading.local):
 _numbers = _Numbers()
 
 
-def own_number():
+def own_number() -> int:
     """The number of a new layer, which checked ranks compare: the order in which they are built."""
     _numbers.next += 1
     return _numbers.next - 1
