@@ -26,7 +26,7 @@ namespace {
 
 using namespace nb::literals;
 
-// What a model sets, with what it points at.
+// The settings of a model, which keep the sink's memory alive.
 struct Settings {
   std::optional<double> scale;
   double softcap = 0;
@@ -93,7 +93,7 @@ BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Forma
   return args;
 }
 
-// A plan of the whole problem is in rows of tensors that have just the problem's tokens.
+// A plan of the whole problem is for tensors with exactly the problem's tokens.
 void check_rows(const Plan& plan, const ConstTensorView& q, const ConstTensorView& k) {
   if (q.rows != plan.q_rows || k.rows != plan.k_rows)
     throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
@@ -211,7 +211,7 @@ void bind_executor(nb::module_& m) {
             const InTurn turn(e.comm);
             ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
             args.layer = layer;
-            e.last.now(args.place);
+            e.last.use(args.place);
             e.executor.forward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
@@ -224,7 +224,7 @@ void bind_executor(nb::module_& m) {
             const InTurn turn(e.comm);
             BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
             args.layer = layer;
-            e.last.now(args.place);
+            e.last.use(args.place);
             e.executor.backward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,

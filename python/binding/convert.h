@@ -15,13 +15,13 @@ namespace weft::python {
 
 namespace nb = nanobind;
 
-// Of properties that return an array of their own: nanobind's default would tie it to the object.
+// For properties that return a new array: nanobind's default would tie its lifetime to the object.
 inline constexpr auto kNew = nb::rv_policy::move;
 
 using IndexArray = nb::ndarray<nb::numpy, Index>;
 
-// What Python code raised and what is to be caught is an Exception: others, such as KeyboardInterrupt, are thrown on.
-// Takes the error that is set.
+// Clears the error that is set and returns it. Only an Exception is caught so: others, such as KeyboardInterrupt, are
+// thrown on.
 nb::object caught_exception();
 
 // The memory of an array of any framework that speaks DLPack or the buffer protocol. False if it gives none; then

@@ -54,7 +54,7 @@ struct HeldKvBuffer {
       : comm(comm), last(options.place), buffer(comm.get(), std::move(options)) {}
 
   void use(const Place& place) {
-    last.now(place);
+    last.use(place);
     buffer.use(place);
   }
 
@@ -199,7 +199,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
             const InTurn turn(b.comm);
             const Place place =
                 place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
-            b.last.now(place);
+            b.last.use(place);
             b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
           },
           "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
@@ -220,7 +220,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                           {"dv", dv},
                                           {"dsink", dsink}},
                                          stream);
-            b.last.now(place);
+            b.last.use(place);
             b.buffer.backward(micro, {.q = view(q, "q", Format::thd),
                                       .attention = attention_of(scale, softcap, sink),
                                       .dout = view(dout, "dout", Format::thd),

@@ -184,15 +184,13 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     bottom_right), window=(left, right) with -1 for no limit, chunk_size, or your own slices.
     sink: None, "off_by_one", or an array of one logit a query head.
 
-    On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
-    and a schedule: all_gather, ring, all_to_all, hybrid or exact, or auto: the best predicted for the machine of
-    weft.set_machine (docs/cost.md); its name or, with options, a weft.Schedule. layout is that of weft.shard; `balanced`,
-    which is the default (dual_chunk for batches), goes by layout_mask, causal unless one is given, whatever this call's mask
-    is. Under a layout that these rows were not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
-
-    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the layer of a model that
-    asks, which checked ranks compare too: without it a rank that has left out a layer looks like the others.
-
+    On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator, and a
+    schedule (docs/schedules.md): its name or, with options, a weft.Schedule; auto is the best predicted for the machine of
+    weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the default (dual_chunk for batches),
+    goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a layout that these rows were not
+    dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
+    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the model's layer, which
+    checked ranks compare too: without it a rank that has left out a layer looks like the others.
     Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
     stream, or into `stream`.
 
@@ -215,9 +213,9 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
         if name not in _SIX and name not in _THREE and name not in _MASK:
             unexpected("attention", name)
     fmt, schedule = _arrays.format_of(format), schedule_of(schedule)
-    deterministic, kernel, max_logit, checked = (
-        _options.option(name, value) for name, value in (
-            ("deterministic", deterministic), ("kernel", kernel), ("max_logit", max_logit), ("checked", checked)))
+    deterministic, max_logit, checked = (_options.option(name, value) for name, value in (
+        ("deterministic", deterministic), ("max_logit", max_logit), ("checked", checked)))
+    kernel = _options.option("kernel", kernel) or ""
     if comm is not None and not isinstance(comm, Communicator):
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
@@ -236,7 +234,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     if comm is None:
         if isinstance(layout, str):  # says nothing on one rank, but a name that there is not is a mistake
             _options.option("layout", layout)
-        r._run = OneRank(problem, kernel or "", deterministic)
+        r._run = OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
         if format != "thd":
@@ -244,7 +242,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
         made = rank_schedule(schedule, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
-        r._run = _core.Executor(comm, made, kernel or "", deterministic, checked, device, stream)
+        r._run = _core.Executor(comm, made, kernel, deterministic, checked, device, stream)
         _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
     r._attend([*q_shape[:-1], v_shape[-1]], max_logit, stream)
     return r

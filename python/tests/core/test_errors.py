@@ -42,7 +42,7 @@ BAD = {
     "mixed dtypes": (lambda: attend(X, X.astype(np.float16), X), "q is f32, k is f16 and v is f32"),
     "heads with gaps": (lambda: attend(*[batch(8, 2, 8)[:, :, ::2]] * 3), "q has shape [8, 2, 4] and strides [16, 8, 2]",
                         "contiguous"),
-    "k with gaps": (lambda: attend(X, batch(8, 4, 2).transpose(0, 2, 1), X), "k has shape [8, 2, 4]", "do not lie side by side"),
+    "k with gaps": (lambda: attend(X, batch(8, 4, 2).transpose(0, 2, 1), X), "k has shape [8, 2, 4]", "are not contiguous"),
     "negative strides": (lambda: attend(*[X[::-1]] * 3), "q has a negative stride", "-8"),
     "misaligned": (lambda: attend(*[np.frombuffer(bytearray(257), np.uint8)[1:].view(np.float32).reshape(8, 2, 4)] * 3),
                    "misaligned"),

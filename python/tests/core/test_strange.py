@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,7 +264,7 @@ TAKERS = {
 # In a process of its own with a limit of memory: what is read to its end would take the whole machine.
 LIMITED = """
 import resource, sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import test_strange
 resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
 for taker, take in test_strange.TAKERS.items():
@@ -279,11 +280,9 @@ for taker, take in test_strange.TAKERS.items():
 
 
 def test_what_has_no_end():
-    from pathlib import Path
-
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(folder=str(Path(__file__).parent))], capture_output=True, text=True, timeout=60
-    )
+    here = Path(__file__).parent
+    program = LIMITED.format(folders=[str(here), str(here.parent)])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
