@@ -13,6 +13,7 @@ from .sharding import as_packing, batch_shape, layout_of
 _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
 _THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
 _MASK = {"causal": False, "bottom_right": False, "window": (-1, -1), "chunk_size": None, "slices": None}
+_PARTS = (*_THREE, *_SIX, *_MASK)  # keywords that a Packing and a Mask are made of
 
 
 class Gradients(NamedTuple):
@@ -210,8 +211,8 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
         True
     """
     for name in parts:
-        if name not in _SIX and name not in _THREE and name not in _MASK:
-            unexpected("attention", name)
+        if name not in _PARTS:
+            unexpected("attention", name, _PARTS)
     fmt, schedule = _arrays.format_of(format), schedule_of(schedule)
     deterministic, max_logit, checked = (_options.option(name, value) for name, value in (
         ("deterministic", deterministic), ("max_logit", max_logit), ("checked", checked)))
@@ -227,13 +228,12 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     q_shape, k_shape, v_shape = (view.shape for view in views)
     packing = _packing_of(q_shape, k_shape, format, ranks, packing, _lengths_of(parts))
     problem = Problem(packing, _mask_of(mask, parts))
-    heads, dtype, device = (q_shape[-2], k_shape[-2]), views[0].dtype, views[0].device
+    heads, dtype = (q_shape[-2], k_shape[-2]), views[0].dtype
     _options.heads(*heads, head_map)
-    settings = _settings_of(scale, softcap, sink, head_map, heads[0], stream)
-    r._views = (*views, settings, fmt, dtype)
+    r._views = (*views, _settings_of(scale, softcap, sink, head_map, heads[0], stream), fmt, dtype)
     if comm is None:
-        if isinstance(layout, str):  # says nothing on one rank, but a name that there is not is a mistake
-            _options.option("layout", layout)
+        # It says nothing on one rank, but a name that there is not is a mistake.
+        _options.option("layout", layout if isinstance(layout, str) else None)
         r._run = OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
@@ -242,7 +242,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
         made = rank_schedule(schedule, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
-        r._run = _core.Executor(comm, made, kernel, deterministic, checked, device, stream)
+        r._run = _core.Executor(comm, made, kernel, deterministic, checked, views[0].device, stream)
         _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
     r._attend([*q_shape[:-1], v_shape[-1]], max_logit, stream)
     return r

@@ -178,7 +178,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     "auto" go by layout_mask, and by the mask itself where there is none.
     """
     for name in unknown:
-        unexpected("explain", name)
+        unexpected("explain", name, ("layout", "schedule", "ranks", "heads", "dims", "machine"))
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Dict, NoReturn, Tuple, Union
+from typing import Any, Dict, Iterable, NoReturn, Tuple, Union
 
 from . import _core
 from ._arrays import error
@@ -82,7 +82,7 @@ def schedule_of(schedule: AnySchedule) -> Schedule:
     return _named(schedule) if isinstance(schedule, str) else Schedule(schedule)
 
 
-def unexpected(function: str, name: str) -> NoReturn:
-    """Refuses a keyword as Python does, and says where options of schedules go."""
-    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; options of a schedule ({', '.join(OPTIONS)}) "
-                    "go with its name: schedule=weft.Schedule('ring', ranks_per_step=2)")
+def unexpected(function: str, name: str, known: Iterable[str]) -> NoReturn:
+    """Refuses a keyword as Python does, and says which there are and where options of schedules go."""
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; use {', '.join(known)}; options of a schedule "
+                    f"({', '.join(OPTIONS)}) go with its name: schedule=weft.Schedule('ring', ranks_per_step=2)")

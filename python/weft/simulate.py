@@ -27,7 +27,7 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: AnySchedule 
         (True, 'exchange')
     """
     for name in unknown:
-        unexpected("simulate", name)
+        unexpected("simulate", name, ("layout", "schedule", "ranks", "heads", "dim", "machine"))
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     problem, schedule, where = Problem(packing, mask), schedule_of(schedule), machine_of(machine)
     placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)

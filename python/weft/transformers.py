@@ -98,7 +98,7 @@ class packed:
         options = {"schedule": schedule, **options}
         for name in options:
             if name not in _OPTIONS:
-                unexpected("packed", name)
+                unexpected("packed", name, ("group", "layout", "mask", "check_positions", *_OPTIONS))
         if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
         packing = packing_of(packing)

@@ -218,6 +218,7 @@ def groups_that_end_are_forgotten():
     weft.torch.position_ids(SELF, group)
     scope, name = module.scope_of(group), group.group_name
     assert any(key[0] is scope for key in _placed._known)
+    dist.barrier()  # every rank has connected: one that leaves before would break the others' new_group
     dist.destroy_process_group(group)
     del group
     gc.collect()

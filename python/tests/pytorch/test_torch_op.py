@@ -250,7 +250,7 @@ def test_a_process_group_that_comes_again():
 def test_refusals(refused):
     q, k, v = tensors(grad=False)
     packing = weft.Packing(CU)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'windows'"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'windows'; use .*window"):
         attend(q, k, v, packing, windows=(1, 0))
     with refused("mask is given together with causal"):
         attend(q, k, v, packing, weft.Mask(), causal=True)

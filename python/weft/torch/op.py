@@ -43,7 +43,7 @@ def how_of(**options: Any) -> str:
     """The settings that are not as usual, as a string."""
     for name in options:
         if name not in _DEFAULTS or name == "machine":
-            unexpected("context_parallel_attention", name)
+            unexpected("context_parallel_attention", name, (known for known in _DEFAULTS if known != "machine"))
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))
