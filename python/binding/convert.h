@@ -45,6 +45,12 @@ std::vector<std::vector<Run>> runs_from(nb::handle object);
 
 IndexArray array_of(std::vector<Index> values);
 
+// A property that copies a field into an array.
+template <class T>
+auto copy_of(std::vector<Index> T::* field) {
+  return [field](const T& object) { return array_of(object.*field); };
+}
+
 template <class T>
 nb::ndarray<nb::numpy, T> array_of(std::vector<T> values, std::vector<std::size_t> shape) {
   auto* kept = new std::vector<T>(std::move(values));

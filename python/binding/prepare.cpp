@@ -63,6 +63,15 @@ struct HeldKvBuffer {
   KvBuffer buffer;
 };
 
+// start_gather or gather_again of a buffer, in a stream.
+auto gather_with(void (KvBuffer::*gather)(Index, const ConstTensorView&, const ConstTensorView&)) {
+  return [gather](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
+    const InTurn turn(b.comm);
+    b.use(place_of({{"k", k}, {"v", v}}, stream));
+    (b.buffer.*gather)(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
+  };
+}
+
 ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
                          const Attention& attention, const Array& out, const std::optional<Array>& lse,
                          const Place& place) {
@@ -126,14 +135,10 @@ void bind_micro_sequences(nb::module_& m) {
       .def_ro("begin", &Window::begin)
       .def_ro("end", &Window::end)
       .def_ro("first_document_begin", &Window::first_document_begin)
-      .def_prop_ro(
-          "documents", [](const Window& w) { return array_of(w.documents); }, kNew)
-      .def_prop_ro(
-          "lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
+      .def_prop_ro("documents", copy_of(&Window::documents), kNew)
+      .def_prop_ro("lengths", copy_of(&Window::lengths), kNew)
+      .def_prop_ro("cu_seqlens_q", copy_of(&Window::cu_seqlens_q), kNew)
+      .def_prop_ro("cu_seqlens_k", copy_of(&Window::cu_seqlens_k), kNew)
       .def_prop_ro(
           "position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
       .def_prop_ro(
@@ -267,14 +272,8 @@ void bind_kv_buffer(nb::module_& m) {
             b.buffer.begin(s, mask);
           },
           "sequence"_a, "mask"_a, nb::call_guard<ReleaseGil>())
-      .def(
-          "start_gather",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            const InTurn turn(b.comm);
-            b.use(place_of({{"k", k}, {"v", v}}, stream));
-            b.buffer.start_gather(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
-          },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
+      .def("start_gather", gather_with(&KvBuffer::start_gather), "micro"_a, "k"_a, "v"_a, "stream"_a = 0,
+           nb::call_guard<ReleaseGil>())
       .def(
           "missing",
           [](const HeldKvBuffer& b, Index micro) {
@@ -282,14 +281,8 @@ void bind_kv_buffer(nb::module_& m) {
             return b.buffer.missing(micro);
           },
           "micro"_a)
-      .def(
-          "gather_again",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            const InTurn turn(b.comm);
-            b.use(place_of({{"k", k}, {"v", v}}, stream));
-            b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
-          },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
+      .def("gather_again", gather_with(&KvBuffer::gather_again), "micro"_a, "k"_a, "v"_a, "stream"_a = 0,
+           nb::call_guard<ReleaseGil>())
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
   bind_passes(buffer);
