@@ -17,7 +17,7 @@ FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
 
 _CPU, _PINNED, _CUDA, _MANAGED = 1, 3, 2, 13  # DLPack's numbers
 _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
-_torch_dtypes: Dict[Any, Any] = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
+_torch_dtypes: Dict[Any, Any] = {}  # torch's dtypes to Weft's and back; filled when torch is imported, which Weft does not do
 
 
 _DTYPES = {"f64": DType.f64, "f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
@@ -54,7 +54,7 @@ def error(problem: str, remedy: str) -> Error:
 
 
 def listed(values: Iterable[T], name: str) -> List[T]:
-    """What a caller gives one after another, as a list; what has no end is refused."""
+    """An iterable as a list; one with more than a million entries is refused, since it may have no end."""
     most = 1 << 20
     out = list(itertools.islice(values, most + 1))
     if len(out) > most:
@@ -112,13 +112,13 @@ def _is_cupy(x: Any) -> bool:
 
 
 def finish(like: Array, device: Optional[int], stream: int) -> None:
-    """Whoever knows nothing of the stream that results come in gets them when they are there."""
+    """Waits for results of frameworks that do not know the stream they are computed in."""
     if device is not None and not is_torch(like) and not _is_cupy(like):
         _core.synchronize(device, stream)
 
 
 def refuse_autograd(*tensors: Array) -> None:
-    """Gradients of torch's own do not pass through calls of the core."""
+    """weft.attention is no autograd operation: refuses tensors whose gradient would be lost."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensors[0], torch.Tensor) or not torch.is_grad_enabled():
         return
@@ -134,18 +134,18 @@ def is_torch(x: Any) -> bool:
         return False
     if not _torch_dtypes:
         pairs = ((torch.float64, DType.f64), (torch.float32, DType.f32), (torch.bfloat16, DType.bf16), (torch.float16, DType.f16))
-        # At once: another thread finds all of them or none.
+        # In one call, so that another thread finds all of them or none.
         _torch_dtypes.update({**dict(pairs), **{ours: theirs for theirs, ours in pairs}})
     return True
 
 
 def _is_numpy_bf16(x: Any) -> bool:
-    # Of ml_dtypes: numpy has none of its own, and no DLPack for it. (dtype.name alone costs microseconds.)
+    # ml_dtypes has bf16 for numpy, without DLPack. The kind is compared first, because dtype.name takes microseconds.
     return x.dtype.kind == "V" and x.dtype.name == "bfloat16"
 
 
 def refuse_strange(x: Any, name: str) -> None:
-    """An error for what looks like an array of numbers and is none."""
+    """Refuses arrays whose memory does not hold what they mean: nested, quantized, masked, traced."""
     if is_torch(x):
         if x.is_nested:
             raise error(f"{name} is a nested tensor",
@@ -174,7 +174,7 @@ def _written_out(x: Any, writable: bool, name: str, what: str, copy: Callable[[]
 
 
 def _no_memory(x: Any, name: str) -> Error:
-    """The error for a tensor of torch that has none, and the way out."""
+    """The error for a tensor of torch without memory, with the way out for its kind."""
     torch, kind = sys.modules["torch"], type(x).__name__
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return error(f"{name} has no memory of its own: it is inside a transform of torch.func (vmap, grad, jvp)",
@@ -190,7 +190,7 @@ def _no_memory(x: Any, name: str) -> Error:
 
 
 def array(x: Any, writable: bool = False, name: str = "an array", stream: int = 0) -> _core.Array:
-    """How the library sees an array. What is under way to it is awaited by the stream, unless it is torch's."""
+    """The memory of an array as the library takes it. Arrays of others than torch are synchronized with the stream by DLPack."""
     if is_torch(x):
         refuse_strange(x, name)
         device = None
@@ -206,12 +206,12 @@ def array(x: Any, writable: bool = False, name: str = "an array", stream: int = 
             address = x.data_ptr()
         except RuntimeError as e:
             raise _no_memory(x, name) from e
-        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # counted from nowhere
+        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # the storage has no address
             if not x._is_zerotensor():
                 raise _no_memory(x, name)
             x = _written_out(x, writable, name, "flag for zeros instead of elements", x.clone)
             address = x.data_ptr()
-        # Asking for the parts takes half the time that torch's DLPack does (1.5 and 2.9 us).
+        # Reading address, shape and strides takes half the time that torch's DLPack does (1.5 and 2.9 us).
         return _core.array_at(address, dtype, x.element_size(), tuple(x.shape), x.stride(), x, device)
     refuse_strange(x, name)
     if isinstance(x, np.ndarray):
@@ -270,7 +270,7 @@ def give(like: Array, value: Any) -> Array:
         return like.__array_namespace__().from_dlpack(value)
     try:
         return np.from_dlpack(value)
-    except (RuntimeError, BufferError):  # bf16, which numpy has not: as it is, an object that speaks DLPack
+    except (RuntimeError, BufferError):  # numpy has no bf16: the caller gets an object that speaks DLPack
         return value
 
 

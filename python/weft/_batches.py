@@ -42,13 +42,13 @@ class Batch:
     ) -> None:
         self.flat = _torch.pack(packing)
         self.rule = rule
-        self.shape_of = shape         # batch, queries, keys
+        self.shape_of = shape  # batch, queries, keys
         self.format = format
         self.bottom_right = bottom_right
-        self.positions: Any = positions    # of the rows, where these are not their numbers
-        self.padded = padded          # by an attention_mask
-        self.pack = pack              # the packed() that it was made in
-        self.checked: Any = None      # positions that were found to be right
+        self.positions: Any = positions  # of the rows; None: 0, 1, 2, ...
+        self.padded = padded  # an attention_mask has zeros
+        self.pack = pack  # the packed() that it was made in
+        self.checked: Any = None  # the positions that were checked last
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any) -> Any:
@@ -98,8 +98,8 @@ def rule_of(function: Any) -> Rule:
 
 
 def only_attention(config: Any) -> None:
-    """Layers that mix rows in another way than by attention would take the rows of a rank for a sequence."""
-    if getattr(config, "is_encoder_decoder", False) or hasattr(config, "decoder_layers"):  # whose decoders count rows themselves
+    """Refuses models whose layers mix rows in another way than by attention, or count positions themselves."""
+    if getattr(config, "is_encoder_decoder", False) or hasattr(config, "decoder_layers"):
         raise error("the model has an encoder and a decoder", "packed() is for models of one stream")
     types = [x for name in ("layer_types", "layers_block_type", "block_types") for x in getattr(config, name, None) or ()]
     for name in types or (name for name in dir(config) if name.startswith(("mamba_", "ssm_"))):
@@ -149,7 +149,7 @@ def plain_batch(
                     "padding may be before and after it; use another attn_implementation")
     q_begins, q_lengths, k_begins, k_lengths = [], [], [], []
     for i, (begin, end) in enumerate(zip(*runs)):
-        # Where all keys are seen from everywhere, they may be of other sequences than the queries.
+        # Without causal, window or chunk, keys may belong to other sequences than the queries.
         first, last = (max(begin, q_offset), max(begin, q_offset, end)) if aligned else (q_offset, q_end)
         key = max(begin, k_offset)
         if rule.chunk is not None:

@@ -14,9 +14,8 @@ from ._arrays import error
 from .torch.sharding import watchers
 
 _MOST_DEALT = 1024
-_dealt: OrderedDict[Tuple[str, bytes], None] = (
-    collections.OrderedDict()
-)  # digests of positions of a rank's rows, and of where these restart
+# Digests of positions of a rank's rows, and of where these restart.
+_dealt: OrderedDict[Tuple[str, bytes], None] = collections.OrderedDict()
 _lock = threading.Lock()
 _marked: Dict[int, Any] = {}  # by id: weak references to position_ids that inputs() gave
 
@@ -68,7 +67,7 @@ def _are_dealt(batch: Any, given: Optional[Tensor]) -> bool:
         return True
     if given is not None and given.dim() == 2:
         return _digest("positions", given[0]) in _dealt
-    seen = batch.rule.documents  # for some models only where positions restart
+    seen = batch.rule.documents  # some models pass only where positions restart
     return seen is not None and _digest("documents", seen[0]) in _dealt
 
 

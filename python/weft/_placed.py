@@ -11,15 +11,14 @@ from typing import Any, Dict, List, NoReturn, OrderedDict, Tuple
 from ._arrays import error
 from ._core import Communicator, Layout
 
-_MOST = 4096  # ranks' rows of packings; those not asked for longest are forgotten
+_MOST = 4096  # entries of _known; the least recently used are forgotten
 _MOST_LAYOUTS = 64  # of one packing
 
 _lock = threading.Lock()
-_known: OrderedDict[Tuple[Any, int, int], Dict[int, str]] = (
-    collections.OrderedDict()
-)  # (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
+# (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
+_known: OrderedDict[Tuple[Any, int, int], Dict[int, str]] = collections.OrderedDict()
 _scopes: Dict[int, Any] = {}  # by id of a communicator
-gone: List[Any] = []  # scopes to forget at the next occasion: who learns of it in the garbage collector may not wait for the lock
+gone: List[Any] = []  # scopes to forget later: the garbage collector, which finds them, must not wait for the lock
 
 
 class Scope:

@@ -93,7 +93,7 @@ class Attended:
     _k: Array
     _v: Array
     _sink: Union[None, str, Array]
-    _views: Tuple[Any, ...]  # of q, k, v; settings, format, dtype
+    _views: Tuple[Any, ...]  # q, k, v, settings, format, dtype
     _run: Any  # OneRank or Executor
     _stream: Any
     _layer: int
@@ -232,7 +232,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     _options.heads(*heads, head_map)
     r._views = (*views, _settings_of(scale, softcap, sink, head_map, heads[0], stream), fmt, dtype)
     if comm is None:
-        # It says nothing on one rank, but a name that there is not is a mistake.
+        # Not used on one rank, but an unknown name is a mistake.
         _options.option("layout", layout if isinstance(layout, str) else None)
         r._run = OneRank(problem, kernel, deterministic)
     else:

@@ -10,7 +10,7 @@ from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
 from .schedule import Schedule
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
-_machines: List[Union[str, Machine]] = ["h100-400g"]  # all defaults so far; the last one counts
+_machines: List[Union[str, Machine]] = ["h100-400g"]  # every default so far: a backward may need an earlier one
 _MOST_BYTES = 1 << 20
 
 
@@ -31,14 +31,14 @@ def machine(which: AnyMachine = None) -> Machine:
     try:
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as e:  # ValueError: a name with a zero in it, which no file has
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         raise error(
             f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name"
         ) from e
     return Machine.from_json(text, name)
 
 
-_machine_of = machine  # where a parameter has the function's name
+_machine_of = machine  # for functions with a parameter of that name
 
 
 def set_machine(which: AnyMachine) -> None:
@@ -47,7 +47,7 @@ def set_machine(which: AnyMachine) -> None:
 
 
 def machine_number() -> int:
-    """Of the default: what is chosen by it can be chosen again later, when there is another."""
+    """The number of today's default, by which machine_numbered finds it after another set_machine."""
     return len(_machines) - 1
 
 
@@ -63,7 +63,7 @@ def batch_layouts(packing: Packing, ranks: int) -> List[str]:
 
 @functools.lru_cache(maxsize=256)
 def _chosen_layout(packing: Packing, mask: Mask, ranks: int, where: Machine, batch: bool) -> str:
-    # Heads of a model of today: which layout is best hardly depends on them, and shard knows nothing of them.
+    # Typical heads: the best layout hardly depends on them, and shard does not know them.
     return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, DType.bf16, 128, 128, where,
                         layouts=batch_layouts(packing, ranks) if batch else []).layout
 
@@ -92,7 +92,7 @@ def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int
                     where: AnyMachine = None) -> Schedule:
     """What schedule="auto" stands for. Cached, so that layers and steps that ask the same are answered at once."""
     if dtype is DType.f64:
-        dtype = DType.f32  # machines have no rates for it: f64 is for checks, and any schedule is right
+        dtype = DType.f32  # machines have no rates for f64, which is for checks: any schedule will do
     on = machine(where)
     if placed.kind == "explicit":
         return _best_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)

@@ -22,7 +22,7 @@ _LETTERS = 26
 
 
 def _replace(path: pathlib.Path, data: bytes) -> None:
-    """Writes beside the file, then takes its place: whatever fails, the old one stays. A pipe or a device is written to."""
+    """Writes a temporary file and renames it, so that a failure leaves the old file. Pipes and devices are written directly."""
     if (path.exists() and not path.is_file()) or str(path).startswith(("/dev/", "/proc/")):
         path.write_bytes(data)
         return
@@ -105,7 +105,7 @@ class Explanation:
         _replace(path, forms[path.suffix]().encode("utf-8"))
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: styles and scripts of page and notebook do not meet.
+        # An iframe keeps the styles and scripts of page and notebook apart.
         return (f'<iframe title="weft.explain" sandbox="allow-scripts" style="width:100%;height:860px;border:0" '
                 f'srcdoc="{html.escape(self.html())}"></iframe>')
 

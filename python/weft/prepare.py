@@ -42,10 +42,10 @@ class KvBuffer:
         self._device, self._stream = _arrays.gpu_number(device), stream
         self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "", self._device,
                                     _arrays.stream_of(None, stream), checked, _arrays.layer_number(layer))
-        self._coming: Dict[int, Tuple[Array, Array]] = {}  # keys under way: their memory must stay
+        self._coming: Dict[int, Tuple[Array, Array]] = {}  # keys in flight, whose memory must stay alive
 
     def begin(self, micros: MicroSequences, mask: Optional[Mask] = None) -> None:
-        """A new sequence; what the buffer held is past."""
+        """Begins a new sequence; the buffer's contents are discarded."""
         self._core.begin(micros, mask or Mask(causal=True))
 
     def start_gather(self, micro: int, k: Array, v: Array) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 from . import _core, _placed
 from ._core import Communicator
 
-ends: List[Callable[[Communicator], Any]] = [_placed.leave]  # called with a rank's communicator when it is over
+ends: List[Callable[[Communicator], Any]] = [_placed.leave]  # called with a rank's communicator when the rank ends
 
 
 def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
@@ -30,12 +30,12 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
     run = _core.Ranks(ranks, fn, lambda comm: _begin(comm, scope), _end, time_limit, bandwidth, latency)
     try:
         run.start()
-        while not run.wait(0.1):  # between the calls Python handles signals
+        while not run.wait(0.1):  # Python handles signals between the calls
             pass
-    except BaseException as e:  # of a handler: Ctrl-C
+    except BaseException as e:  # raised by a signal handler: Ctrl-C
         run.stop()
         _wait_for_a_while(run, e)
-        del run  # which holds what ranks raised, and they their tracebacks
+        del run  # it holds the ranks' exceptions, whose tracebacks hold this frame
         raise
     return run.results()
 
@@ -52,7 +52,7 @@ def _wait_for_a_while(run: Any, e: BaseException) -> None:
 def _begin(comm: Communicator, scope: Any) -> None:
     _placed.join(comm, scope)
     if "torch" in sys.modules:
-        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # of this thread, which ends with the rank
+        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # for this thread only
 
 
 def _end(comm: Communicator) -> None:

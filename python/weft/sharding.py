@@ -49,7 +49,7 @@ def as_packing(packing: Union[Packing, Numbers]) -> Packing:
 
 
 def usual_layout(packing: Packing, ranks: int, format: str) -> str:
-    """The layout of who names none."""
+    """The default layout."""
     if format == "thd" or ranks == 1:
         return "balanced"
     for cu in (packing.cu_seqlens_q_padded, packing.cu_seqlens_k_padded):
@@ -141,7 +141,7 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
 
 
 def shard_rows(source: Array, placed: Layout, rank: int, side: str, format: str = "thd") -> Array:
-    """The rank's rows of an array that can be written; nothing is remembered."""
+    """The rank's rows of an array; the layout is not registered."""
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
         shape = [rows, *source.shape[1:]]
@@ -186,7 +186,7 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
 
 
 def unshard_rows(parts: Sequence[Array], placed: Layout, side: str, format: str = "thd") -> Array:
-    """The whole of all ranks' rows; nobody asks how they were dealt out."""
+    """All ranks' rows as one array; the layout is not checked."""
     first, packing, fmt = parts[0], placed.packing, _arrays.format_of(format)
     if format == "thd":
         shape = [packing.tokens_q if side == "q" else packing.tokens_k, *first.shape[1:]]
@@ -232,7 +232,7 @@ def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator,
     `comm` is a communicator or the number of a rank, None all of `ranks`; the rest is as in `shard`.
 
         >>> import numpy as np, weft
-        >>> cu, parts = [0, 7, 10, 16], [np.arange(8), np.arange(8, 16)]     # of a file, say
+        >>> cu, parts = [0, 7, 10, 16], [np.arange(8), np.arange(8, 16)]     # read from a file, say
         >>> weft.use_layout(cu, ranks=2, layout="contiguous")
         >>> weft.unshard(parts, cu_seqlens=cu, layout="contiguous").tolist() == list(range(16))
         True

@@ -37,7 +37,7 @@ __all__ = ["inputs", "packed", "register"]
 
 NAME = "weft"
 
-# What packed() passes on; everything else is said by the model.
+# Options that packed() passes on to attention; everything else comes from the model.
 _OPTIONS = ("schedule", "deterministic", "kernel", "checked")
 
 # Keyword arguments that models hand down to attention and that do not change it.
@@ -54,8 +54,6 @@ _REASONS = {
                           'use attn_implementation="eager" to look at them'),
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
-
-# Packed batches.
 
 _current: contextvars.ContextVar[Optional[packed]] = contextvars.ContextVar("weft.transformers.packed", default=None)
 _entered, _lock = 0, threading.Lock()
@@ -104,7 +102,7 @@ class packed:
         packing = packing_of(packing)
         if not packing.self_attention:
             raise error("the packing has other sequences for k than for q", "give one of cu_seqlens_q alone")
-        how_of(layout=layout, **options)  # refuses what there is not, at once
+        how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
         mask = mask or Mask(causal=True)
         rank, placed = place(packing, group, layout, mask)
         self.packing = packing
@@ -217,8 +215,6 @@ def _mask(
     return Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
 
 
-# Attention, of each layer.
-
 def _check_positions(batch: Batch, given: Optional[Tensor]) -> None:
     """That the positions which the model has are those of the rows."""
     which: Any = given if given is not None and given.dim() == 2 else batch
@@ -226,7 +222,7 @@ def _check_positions(batch: Batch, given: Optional[Tensor]) -> None:
         return
     if which is not batch:
         right = which.shape == (1, len(batch.positions)) and torch.equal(which[0].cpu(), batch.positions)
-    else:  # for some models only where they restart
+    else:  # some models pass only where positions restart
         seen = batch.rule.documents
         expected = _outside.documents(batch.positions)
         right = torch.equal(torch.zeros_like(expected) if seen is None else seen[0].cpu(), expected)
@@ -243,7 +239,7 @@ class _Probe(Batch):
         self.query: Any = None
 
 
-_by_row: Dict[type, bool] = {}  # classes of layers: whether their temperature goes by the number of the row
+_by_row: Dict[type, bool] = {}  # by class of layer: whether its temperature goes by the row number
 
 
 def _goes_by_row(layer: Any) -> bool:
@@ -260,7 +256,7 @@ def _goes_by_row(layer: Any) -> bool:
                 torch.nn.init.ones_(small.q_proj.weight)
                 small(torch.ones(1, len(rows), 2), position_embeddings=None, attention_mask=probe,
                       position_ids=rows.flip(0)[None])
-        except (AttributeError, TypeError, ValueError):  # another version than this was written for
+        except (AttributeError, TypeError, ValueError):  # a version of transformers that this was not written for
             _by_row[kind] = False
         else:
             scales, expected = probe.query[0, 0, :, 0].float(), _temperature(small, rows)

@@ -182,6 +182,18 @@ def test_compile_with_options_of_the_call():
         assert_same(compiled(q, k, v, packing, sink, softcap), call(q, k, v, packing, sink, softcap))
 
 
+def test_compile_with_a_schedule():
+    """From outside, from a layer, made inside, and with a number that torch.compile takes for a variable."""
+    x, packing, ring = tensors(grad=False)[0], weft.torch.pack(weft.Packing(CU)), weft.Schedule("ring", ranks_per_step=1)
+    layer = weft.torch.ContextParallelAttention(schedule=ring)
+    calls = [lambda n: attend(x, x, x, packing, causal=True, schedule=ring), lambda n: layer(x, x, x, packing),
+             lambda n: attend(x, x, x, packing, causal=True, schedule=weft.Schedule("ring", ranks_per_step=n))]
+    for call in calls:
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        for n in (1, 2, 3):
+            assert torch.equal(compiled(n), call(n))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant):
     module = Layer()

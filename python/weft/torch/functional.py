@@ -76,7 +76,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
             raise error("a mask of slices with a packing that is a tensor",
                         "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
-    if not isinstance(packing, torch.Tensor):  # the operator takes cu_seqlens too, and tells them apart when it first sees them
+    if not isinstance(packing, torch.Tensor):  # a tensor may also be cu_seqlens, which the operator finds out
         packing = pack(packing)
     if isinstance(sink, str):
         if sink != "off_by_one":

@@ -23,7 +23,7 @@ from .._core import Communicator, Error
 
 T = TypeVar("T")
 
-# Weft's tags lie apart from those that people use; nobody sends the last one.
+# Weft's tags are far from those that users choose. No message has the last one.
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
 _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
@@ -31,9 +31,7 @@ _CAUSE = "weft: first failure"  # in the store of the group
 _communicators: Dict[str, Tuple[Any, _Transport, Communicator]] = {}  # by name of the group: (group, transport, communicator)
 _making = threading.Lock()
 _given: Dict[str, Communicator] = {}  # by name: communicators that were given as a group, such as those of weft.spawn
-_scopes: Dict[
-    str, Tuple[Any, Any]
-] = {}  # by name of the group: (weak reference to it, what its ranks' layouts are remembered by)
+_scopes: Dict[str, Tuple[Any, Any]] = {}  # by name of the group: (weak reference to it, its scope in _placed)
 _warned = False
 
 
@@ -42,7 +40,7 @@ def _words(e: BaseException) -> str:
     return re.sub(r"^\[\S+:\d+\] ", "", str(e)).strip().rstrip(".")
 
 
-_jobs: Optional[queue.SimpleQueue[Any]] = None  # of the thread that waits for the main thread, once there is one
+_jobs: Optional[queue.SimpleQueue[Any]] = None  # jobs of the thread that waits on behalf of the main thread
 
 
 def _serve(jobs: Any) -> None:
@@ -50,13 +48,13 @@ def _serve(jobs: Any) -> None:
         call, answer, done = jobs.get()
         try:
             answer.append((call(), None))
-        except BaseException as e:  # the one who waits raises it
+        except BaseException as e:  # raised again in the thread that waits
             answer.append((None, e))
         del call, answer
         done.release()
 
 
-def _forget_thread() -> None:  # a forked process has none
+def _forget_thread() -> None:  # also after a fork, which does not copy threads
     global _jobs
     _jobs = None
 
@@ -77,9 +75,9 @@ def _interruptibly(call: Callable[[], T]) -> T:
     done.acquire()
     _jobs.put((call, answer, done))
     try:
-        done.acquire()  # a handler runs in here, and may raise
+        done.acquire()  # a signal handler may run and raise here
     except BaseException as e:
-        _forget_thread()  # it may be waiting for long
+        _forget_thread()  # that thread may wait for long
         raise _Interrupted(done) from e
     result, raised = answer.pop()
     if raised is not None:
@@ -95,7 +93,7 @@ class _Interrupted(BaseException):
 
 
 class _Handle:
-    """Sends and receives under way. Where connections are closed, nobody touches their memory."""
+    """Sends and receives in flight. Once connections are closed, their memory is not touched any more."""
 
     def __init__(self, transport: _Transport, works: List[Any]) -> None:
         self.transport, self.works = transport, works
@@ -108,7 +106,7 @@ class _Handle:
         except _Interrupted as e:
             interrupt = e.__cause__
             self.transport.fail(f"was interrupted ({type(interrupt).__name__})")
-            e.done.acquire(timeout=5)  # connections are closed: it is a matter of moments
+            e.done.acquire(timeout=5)  # connections are closed, so this returns soon
             self.works = []
             assert interrupt is not None
             raise interrupt from None
@@ -125,7 +123,7 @@ class _Handle:
                 text = "it was given up"
             except RuntimeError as e:
                 done, text = False, _words(e)
-            del work  # else the traceback would keep it
+            del work  # a traceback would keep it alive
             if not done:
                 if time.monotonic() >= ends - 0.01:
                     failure = self.transport.fail(f"waited {self.transport.time_limit:g} seconds for rank {peer}",
@@ -138,7 +136,7 @@ class _Handle:
         return None
 
     def abandon(self) -> None:
-        """Whoever does not wait goes on without the answer, and nobody may touch the memory afterwards."""
+        """Gives the messages up: afterwards nobody may touch their memory."""
         if self.works:
             self.transport.fail("gave up an exchange after an error")
             self.works = []
@@ -181,12 +179,12 @@ class _Transport:
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
         self.exchanges = 0
         self.broken: Optional[str] = None
-        self.met: Set[int] = set()  # GPUs on which NCCL has begun
+        self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
 
     def exchange(self, sends: Any, receives: Any) -> _Handle:
         if self.broken:
             raise error(self.broken, "make a new process group")
-        if (sends or receives) and not self.on_cpus:  # before anything has begun: the group stays whole
+        if (sends or receives) and not self.on_cpus:  # before any message is sent, so the group can still be used
             raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
                         "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
         self.exchanges += 1
@@ -230,14 +228,14 @@ class _Transport:
         first = self._first_failure()
         if first and first != self.broken:
             self.broken += f"; before that, {first}"
-        # Gloo closes all connections of a group when one wait runs out, and has no other way to say it.
+        # A wait that times out is the only way to make gloo close all connections of a group.
         for peer in range(self.ranks):
             if peer != self.rank:
                 try:
                     nothing = self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG)
                     nothing.wait(datetime.timedelta(milliseconds=1))
                 except RuntimeError:
-                    pass  # closed before, or now
+                    pass  # the connection is closed
         return error(self.broken, f"{hint}; the process group cannot be used any more")
 
     def _first_failure(self) -> Optional[str]:
@@ -246,7 +244,7 @@ class _Transport:
             store = dist.distributed_c10d._get_process_group_store(self.group)
             return store.compare_set(_CAUSE, "", self.broken).decode()
         except (AttributeError, RuntimeError):
-            return None  # the store may have been that rank's
+            return None  # the store may have lived on the rank that is lost
 
 
 def _backend(group: Any, kind: str) -> Optional[str]:
@@ -279,7 +277,7 @@ def resolve(group: Any) -> Any:
 
     Or a weft.Communicator, which is as good as a group.
     """
-    if isinstance(group, Communicator):  # one of a process group stands for it
+    if isinstance(group, Communicator):  # a communicator of a process group stands for that group
         return next((g for g, _, c in list(_communicators.values()) if c is group), group)
     if isinstance(group, str):
         if group == "":
@@ -302,7 +300,7 @@ def resolve(group: Any) -> Any:
             raise error(f"a DeviceMesh of {group.ndim} dimensions ({', '.join(map(str, names))}) as a group",
                         f'give the one that sequences are spread over: mesh["{names[-1]}"]')
         return group.get_group()
-    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group returns a number on ranks outside
         raise error(f"a group was expected, not {group!r}",
                     "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the "
                     "communicator of weft.spawn")
@@ -317,7 +315,8 @@ def scope_of(group: Any) -> Any:
     name = group.group_name
     known = _scopes.get(name)
     if known is None or known[0]() is not group:
-        scope, gone, scopes = _placed.Scope(), _placed.gone, _scopes  # at the end of the process modules have gone before
+        # Local names, because modules may be gone at the end of the process.
+        scope, gone, scopes = _placed.Scope(), _placed.gone, _scopes
 
         def ended(reference: Any) -> None:
             gone.append(scope)
@@ -352,7 +351,7 @@ def name_of(group: Any) -> str:
     return "" if group is None else group.group_name
 
 
-def kept(group: Any) -> Any:
+def by_name(group: Any) -> Any:
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
     known = isinstance(group, Communicator) or _is_mesh(group) or (dist.is_available() and isinstance(group, dist.ProcessGroup))
     return name_of(group) if known else group
@@ -360,13 +359,13 @@ def kept(group: Any) -> Any:
 
 @contextlib.contextmanager
 def all_or_nobody(group: str) -> Iterator[None]:
-    """Around what ranks do together: one that fails after it has begun leaves the others, and does not let them wait."""
-    known = _communicators.get(group)  # ranks that are threads see to it themselves
+    """Around a collective call: a rank that fails after it has sent messages closes its connections, so that no other waits."""
+    known = _communicators.get(group)  # none for ranks that are threads: weft.spawn ends them
     if known is None or known[1].ranks == 1:
         yield
         return
     _, transport, comm = known
-    with comm.turn():  # first: a thread that has to be refused leaves the other one's exchanges alone
+    with comm.turn():  # a second thread is refused here, before it counts exchanges
         before = transport.exchanges
         try:
             yield
@@ -391,7 +390,7 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
     if time_limit is not None:
         time_limit = _seconds(time_limit)
     name = name_of(group)
-    with _making:  # messages are numbered by one transport, whichever thread comes first
+    with _making:  # one transport numbers all messages of a group
         known = _communicators.get(name)
         if known is None or known[0] is not group:
             known = _communicators[name] = _made(group, name)

@@ -11,10 +11,10 @@ from torch import Tensor
 from .. import _arrays, _core
 from .._arrays import error
 from .._core import Communicator, Mask, MicroSequences
-from .group import all_or_nobody, communicator, kept, name_of, resolve
+from .group import all_or_nobody, by_name, communicator, name_of, resolve
 from .module import own_number
 
-_lock = threading.Lock()  # threads take free buffers of one layer
+_lock = threading.Lock()  # of the free buffers of all layers
 
 
 class _Alone:
@@ -56,7 +56,7 @@ class MicroSequenceAttention(torch.nn.Module):
                  layer: Optional[int] = None) -> None:
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
-        self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
+        self.drop, self.kernel, self.group = drop, kernel or "", by_name(group)
         self.checked, self.number = checked, own_number() if layer is None else _arrays.layer_number(layer)
         self._free: List[Any] = []  # (shape of the keys, buffer)
         self._alone: Optional[Communicator] = None
@@ -83,7 +83,7 @@ class MicroSequenceAttention(torch.nn.Module):
                                            self.kernel, view.device, _arrays.stream_of(k), self.checked, self.number)
 
     def _together(self) -> ContextManager[None]:
-        # Checked ranks have all failed, or none; they can go on.
+        # Checked ranks fail together, so their group can be used again.
         return all_or_nobody("" if self.checked else name_of(self.group))
 
     def _give_back(self, taken: Any) -> None:
@@ -110,7 +110,7 @@ def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSeque
     """MicroSequenceAttention for one call."""
     layer = MicroSequenceAttention(mask=mask, **settings)
     if settings.get("layer") is None:
-        layer.number = _arrays.layer_number(None)  # the order of calls says nothing of layers
+        layer.number = _arrays.layer_number(None)  # calls are not numbered
     return layer(q, k, v, micros, sink=sink)
 
 
@@ -143,7 +143,7 @@ class _Region(torch.autograd.Function):
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
-        # Keys are in the buffer; those that it dropped are needed again.
+        # The buffer has the keys; those that it drops must be given again.
         ctx.save_for_backward(q, out, lse, sink, *((k, v) if layer.drop else ()))
         ctx.shapes, ctx.region = (k.shape, v.shape), (layer, micros, taken)
         return out
@@ -175,5 +175,5 @@ class _Region(torch.autograd.Function):
                 if part is not None:
                     dsink += part
         layer._give_back(taken)
-        # Over all ranks already; whoever sums parameters' gradients over the group counts it once so.
+        # dsink is summed over the ranks already; divided by them, the sum over the group is right.
         return dq, dk, dv, None if dsink is None else (dsink / micros.ranks).to(sink.dtype), None, None, None

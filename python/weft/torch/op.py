@@ -1,7 +1,7 @@
 """The operators weft::attention and weft::attention_backward.
 
-They take tensors and two plain things: the packing as a tensor (packed.py) and everything else as one string, so that
-torch.compile sees constants. What is made of them, plan or executor, is kept: backward and the next layer find it.
+They take tensors, the packing as a tensor (packed.py), and everything else as one string of JSON, so that torch.compile sees
+constants. The plan or executor made of these is cached for the backward and the next layers.
 """
 
 import collections
@@ -40,14 +40,14 @@ def _plain(value: Any) -> Any:
 
 
 def how_of(**options: Any) -> str:
-    """The settings that are not as usual, as a string."""
+    """The settings that differ from their defaults, as JSON."""
     for name in options:
         if name not in _DEFAULTS or name == "machine":
             unexpected("context_parallel_attention", name, (known for known in _DEFAULTS if known != "machine"))
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))
-    said: Dict[str, Any] = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # nobody else looks at it
+    said: Dict[str, Any] = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # only checked ranks compare it
     schedule = options.pop("schedule", _DEFAULTS["schedule"])
     # From inside torch.compile: [name, options].
     schedule = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, list) else schedule_of(schedule)
@@ -92,7 +92,7 @@ def _dealt_by(said: Dict[str, Any], mask: _core.Mask) -> Optional[_core.Mask]:
 
 
 class _Run:
-    """A question with all that was made for it."""
+    """A problem with its plan or executor."""
 
     def __init__(
         self, packing: Tensor, said: Dict[str, Any], heads_q: int, heads_k: int, shape: Shape, device: Optional[int], stream: int
@@ -101,7 +101,7 @@ class _Run:
         self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
         self.comm: Optional[_core.Communicator] = None
         self.run: Callable[[], Any]
-        self.placed = None  # until rows are known to lie so
+        self.placed = None  # the layout that rows have still to be checked against
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
@@ -123,7 +123,7 @@ class _Run:
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)
         if said["checked"]:
-            # A new one each time: then ranks compare problems when they begin, also a new problem with one that was kept.
+            # A new executor each time: its constructor compares the problems of all ranks, cached or not.
             self.run = executor
         else:
             run = executor()
@@ -141,10 +141,9 @@ class _Run:
                               said["off_by_one"], said["head_map"])
 
 
-_KEPT, _KEPT_ON_GPUS = 16, 4  # of many ranks: workspaces on a GPU take memory of the model
-_runs: Dict[
-    str, OrderedDict[Any, _Run]
-] = {}  # by name of the group, each in order of use. Not all in one: ranks of a group must forget the same ones.
+_CACHED, _CACHED_ON_GPUS = 16, 4  # fewer executors on GPUs, where workspaces take memory from the model
+# By name of the group, least recently used first. One cache a group, because its ranks must evict the same executors.
+_runs: Dict[str, OrderedDict[Any, _Run]] = {}
 _lock = threading.Lock()
 ranks.ends.append(lambda comm: _runs.pop(own_name(comm), None))
 
@@ -167,13 +166,13 @@ def _run_of(
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
         run = runs.get(key)
-    # A group may have ended, and another have its name.
+    # A group may have ended, and another one have its name.
     if run is None or run.comm is not (communicator(said["group"]) if said["group"] else None):
         run = _Run(packing, said, heads_q, heads_k, shape, device, stream)
     with _lock:
         runs[key] = run
         runs.move_to_end(key)
-        while len(runs) > (_KEPT if device is None or run.comm is None else _KEPT_ON_GPUS):
+        while len(runs) > (_CACHED if device is None or run.comm is None else _CACHED_ON_GPUS):
             runs.popitem(last=False)
     return key, run
 
@@ -181,12 +180,12 @@ def _run_of(
 @contextlib.contextmanager
 def _using(key: Any, run: _Run) -> Iterator[Any]:
     try:
-        # Checked ranks have all failed, or none; they can go on.
+        # Checked ranks fail together, so their group can be used again.
         with all_or_nobody("" if run.said["checked"] else run.said["group"]):
             yield run.run()
     except BaseException:
         with _lock:
-            _runs.get(run.said["group"], {}).pop(key, None)  # what failed half-way may hold anything
+            _runs.get(run.said["group"], {}).pop(key, None)  # its state is undefined after a failure
         raise
 
 
@@ -203,7 +202,7 @@ def _max_logit_asked(how: str) -> bool:
     return '"max_logit": true' in how
 
 
-# A plan goes to the GPU in the call: torch.compile must not put it into a CUDA graph.
+# A call copies its plan to the GPU, so torch.compile must not capture it in a CUDA graph.
 _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
@@ -221,7 +220,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     with _using(key, run) as it:
-        run.check_rows()  # checked ranks have compared their problems by now: a rank with another one is told that first
+        run.check_rows()  # after checked ranks have compared their problems, whose error says more
         it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
                    _arrays.array(largest, True) if run.max_logit else None, stream=stream, layer=_layer(how))
     return out, lse, largest
@@ -247,7 +246,7 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
         it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
                     _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True),
                     stream=stream, layer=_layer(how))
-    # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
+    # dsink is summed over the ranks already; divided by them, the sum over the group is right.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 
 

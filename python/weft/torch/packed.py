@@ -16,7 +16,7 @@ from ..sharding import as_packing
 
 AnyPacking = Union[Packing, Tensor, Numbers]  # an object, its tensor (pack), or cu_seqlens
 
-_FIRST = -0x57454654_0002  # of a packing's tensor, version 2: nothing else begins so, cu_seqlens least of all
+_FIRST = -0x57454654_0002  # the first number of a packing's tensor, version 2; cu_seqlens are never negative
 
 
 def pack(packing: AnyPacking, slices: Any = None) -> Tensor:

@@ -17,7 +17,7 @@ from .packed import AnyPacking, packing_of
 
 USE = "weft.torch.use_layout(packing, group, layout=...)"
 
-watchers: List[Callable[[Tensor], Any]] = []  # called with the position_ids of a rank of many
+watchers: List[Callable[[Tensor], Any]] = []  # called with each rank's position_ids where there are several ranks
 
 
 def place(
@@ -34,7 +34,7 @@ def place(
 def _deal(
     packing: AnyPacking, group: Any, layout: Optional[AnyLayout], mask: Optional[Mask], format: str = "thd"
 ) -> Tuple[int, Layout]:
-    """The same, of rows that are dealt out now: remembered, because attention must go by the same."""
+    """The same, and the layout is registered, because attention must use the same one."""
     rank, placed = place(packing, group, layout, mask, format)
     if placed.ranks > 1:
         _placed.register(placed, rank, scope_of(group))
