@@ -29,16 +29,8 @@ class Batch:
     """What the rows of a batch are. The model takes it for its mask: so it is still there when a layer is computed again."""
 
     def __init__(
-        self,
-        packing: Packing,
-        rule: Rule,
-        shape: Tuple[int, int, int],
-        *,
-        format: str = "thd",
-        bottom_right: bool = False,
-        positions: Optional[Tensor] = None,
-        padded: bool = False,
-        pack: Any = None,
+        self, packing: Packing, rule: Rule, shape: Tuple[int, int, int], *, format: str = "thd", bottom_right: bool = False,
+        positions: Optional[Tensor] = None, padded: bool = False, pack: Any = None,
     ) -> None:
         self.flat = _torch.pack(packing)
         self.rule = rule

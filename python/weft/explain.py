@@ -50,15 +50,8 @@ class Explanation:
     """
 
     def __init__(
-        self,
-        packing: Packing,
-        mask: Mask,
-        layouts: List[Layout],
-        heads: Tuple[int, int],
-        dims: Tuple[int, int],
-        dtype: str,
-        schedules: List[Schedule],
-        drawn: Dict[str, Any],
+        self, packing: Packing, mask: Mask, layouts: List[Layout], heads: Tuple[int, int], dims: Tuple[int, int], dtype: str,
+        schedules: List[Schedule], drawn: Dict[str, Any],
     ) -> None:
         self.packing, self.mask, self.layout, self.layouts = packing, mask, layouts[0], layouts
         self.schedules, self._drawn, self._scene = schedules, drawn, None

@@ -13,16 +13,13 @@ from .cost import chosen_layout
 
 
 def packing_of(
-    x: Any,
-    format: str,
-    *,
-    packing: Union[None, Packing, Numbers] = None,
-    cu_seqlens: Optional[Numbers] = None,
-    cu_seqlens_padded: Optional[Numbers] = None,
-    seqused: Optional[Numbers] = None,
-    length_factor: int = 1,
+    x: Any, format: str, *, packing: Union[None, Packing, Numbers] = None, cu_seqlens: Optional[Numbers] = None,
+    cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
+    layout: Optional[AnyLayout] = None, length_factor: int = 1,
 ) -> Packing:
     """The packing that a caller means: an object, cu_seqlens, or the shape of a batch (`length_factor` times as long)."""
+    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
+        packing = layout.packing
     if packing is not None:
         if cu_seqlens is not None or cu_seqlens_padded is not None or seqused is not None:
             raise error("packing is given together with cu_seqlens or seqused", "a packing says it all: leave the others out")
@@ -61,11 +58,7 @@ def usual_layout(packing: Packing, ranks: int, format: str) -> str:
 
 
 def layout_of(
-    layout: Optional[AnyLayout],
-    packing: Packing,
-    ranks: int,
-    mask: Optional[Mask] = None,
-    machine: Any = None,
+    layout: Optional[AnyLayout], packing: Packing, ranks: int, mask: Optional[Mask] = None, machine: Any = None,
     format: str = "thd",
 ) -> Layout:
     """The Layout that a caller means: by name, as it is, or None for the usual one (usual_layout).
@@ -129,11 +122,9 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     """
     rank, ranks, scope = _rank_of(comm, ranks)
     _arrays.format_of(format)
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     source = _arrays.writable_kind(x)
     packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused)
+                         seqused=seqused, layout=layout)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     local = shard_rows(source, placed, rank, side, format)
     _placed.register(placed, rank, scope)
@@ -175,10 +166,8 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
             raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
                         f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused, length_factor=ranks)
+                         seqused=seqused, layout=layout, length_factor=ranks)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     _placed.check_all(placed, side)
     whole = unshard_rows(sources, placed, side, format)
@@ -214,10 +203,8 @@ def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None,
         [0, 1, 4, 5]
     """
     rank, ranks, scope = _rank_of(comm, ranks)
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused)
+                         seqused=seqused, layout=layout)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     positions = placed.position_ids(rank, side)
     _placed.register(placed, rank, scope)

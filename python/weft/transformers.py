@@ -83,15 +83,8 @@ class packed:
     """
 
     def __init__(
-        self,
-        packing: AnyPacking,
-        group: Any = None,
-        layout: Optional[str] = None,
-        schedule: AnySchedule = "all_gather",
-        *,
-        mask: Optional[Mask] = None,
-        check_positions: bool = True,
-        **options: Any,
+        self, packing: AnyPacking, group: Any = None, layout: Optional[str] = None, schedule: AnySchedule = "all_gather", *,
+        mask: Optional[Mask] = None, check_positions: bool = True, **options: Any,
     ) -> None:
         options = {"schedule": schedule, **options}
         for name in options:
@@ -184,15 +177,8 @@ def inputs(input_ids: torch.Tensor, packing: AnyPacking, group: Any = None, *, l
 
 
 def _mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
-    mask_function: Any = masking_utils.causal_mask_function,
-    attention_mask: Any = None,
-    config: Any = None,
-    **_: Any,
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0,
+    mask_function: Any = masking_utils.causal_mask_function, attention_mask: Any = None, config: Any = None, **_: Any,
 ) -> Batch:
     """In the place of a mask: what the rows are."""
     rule = rule_of(mask_function)

@@ -27,14 +27,9 @@ def test_machines_by_name_file_and_object(tmp_path):
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("{", "is missing"),
-        ('{"name": ', "ends too early"),
-        ("[]", "no object"),
-        ('{"name": 3}', "name is no string"),
-        ('{"speed": 1}', "speed is not known"),
-        ("[" * 100, "deeper than"),
-        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"),
-        ("{}", "no kernels"),
+        ("{", "is missing"), ('{"name": ', "ends too early"), ("[]", "no object"), ('{"name": 3}', "name is no string"),
+        ('{"speed": 1}', "speed is not known"), ("[" * 100, "deeper than"),
+        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"), ("{}", "no kernels"),
     ],
 )
 def test_wrong_machine_files(text, says):

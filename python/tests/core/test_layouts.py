@@ -54,10 +54,8 @@ def test_attention_under_another_layout(refused, dealt, said, words, checked):
 @pytest.mark.parametrize(
     "dealt, said",
     [
-        ({}, {}),
-        (dict(layout="contiguous"), dict(layout="contiguous")),
-        (dict(layout="balanced", mask=WINDOW), dict(layout_mask=WINDOW)),
-        (dict(mask=CAUSAL), dict(layout="balanced")),
+        ({}, {}), (dict(layout="contiguous"), dict(layout="contiguous")),
+        (dict(layout="balanced", mask=WINDOW), dict(layout_mask=WINDOW)), (dict(mask=CAUSAL), dict(layout="balanced")),
         (dict(layout="auto"), dict(layout="auto")),
     ],
 )

@@ -111,14 +111,8 @@ def test_options_of_schedules_are_no_keywords(name):
 @pytest.mark.parametrize(
     "given",
     [
-        dict(causal="yes"),
-        dict(causal=None),
-        dict(window="a"),
-        dict(window=("a", 1)),
-        dict(chunk_size=1.5),
-        dict(bottom_right=2),
-        dict(window=(True, 0)),
-        dict(chunk_size=True),
+        dict(causal="yes"), dict(causal=None), dict(window="a"), dict(window=("a", 1)), dict(chunk_size=1.5),
+        dict(bottom_right=2), dict(window=(True, 0)), dict(chunk_size=True),
     ],
     ids=str,
 )

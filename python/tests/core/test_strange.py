@@ -186,12 +186,9 @@ def test_inside_jax(refused):
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(X.numpy())
     for inside in (
-        jax.jit(lambda q: attend(q, x, x).out),
-        jax.grad(lambda q: attend(q, x, x).out.sum()),
-        jax.vmap(lambda q: attend(q, q, q).out),
-        jax.jit(lambda q: attend(x, x, x, sink=q[0, :, 0]).out),
-        jax.jit(lambda q: weft.shard(q, 0, ranks=2, cu_seqlens=CU)),
-        jax.jit(lambda q: weft.unshard([q], cu_seqlens=CU)),
+        jax.jit(lambda q: attend(q, x, x).out), jax.grad(lambda q: attend(q, x, x).out.sum()),
+        jax.vmap(lambda q: attend(q, q, q).out), jax.jit(lambda q: attend(x, x, x, sink=q[0, :, 0]).out),
+        jax.jit(lambda q: weft.shard(q, 0, ranks=2, cu_seqlens=CU)), jax.jit(lambda q: weft.unshard([q], cu_seqlens=CU)),
     ):
         with refused("Tracer of JAX", "no operator of JAX", "outside", "jax.pure_callback"):
             inside(x)

@@ -20,9 +20,7 @@ SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
 OFFSETS, LENGTHS, TOKENS = [0, 104, 112, 304, 512], [100, 1, 190, 192], 512
 PACKING = weft.Packing(cu_seqlens_q_padded=OFFSETS, seqused_q=LENGTHS, tokens_q=TOKENS)
 MASKS = {
-    "full": {},
-    "causal": dict(causal=True),
-    "window": dict(causal=True, window=(50, 0)),
+    "full": {}, "causal": dict(causal=True), "window": dict(causal=True, window=(50, 0)),
     "chunks": dict(causal=True, chunk_size=48),
 }
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

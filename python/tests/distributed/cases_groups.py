@@ -188,10 +188,8 @@ def layouts_that_do_not_agree():
     contiguous = weft.torch.shard(x, packing, group, layout="contiguous")
     for checked in (False, True):
         wrong(
-            lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal),
-            "under layout balanced",
-            "under contiguous",
-            "weft.torch.use_layout",
+            lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal), "under layout balanced",
+            "under contiguous", "weft.torch.use_layout",
         )
     wrong(lambda: weft.torch.unshard(contiguous, packing, group), "unshard under layout balanced")
     run(*[contiguous] * 4, packing, group=group, layout="contiguous", **causal)

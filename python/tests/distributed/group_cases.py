@@ -29,10 +29,8 @@ MASKS = {
 }
 SCHEDULES = {
     "all_gather": dict(schedule="all_gather"),
-    "all_gather_groups": dict(schedule=weft.Schedule("all_gather", head_groups=2)),
-    "ring": dict(schedule="ring"),
-    "ring_single": dict(schedule=weft.Schedule("ring", ranks_per_step=1)),
-    "all_to_all": dict(schedule="all_to_all"),
+    "all_gather_groups": dict(schedule=weft.Schedule("all_gather", head_groups=2)), "ring": dict(schedule="ring"),
+    "ring_single": dict(schedule=weft.Schedule("ring", ranks_per_step=1)), "all_to_all": dict(schedule="all_to_all"),
     "hybrid": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="ring")),
     "hybrid_gather": dict(schedule=weft.Schedule("hybrid", ulysses=2, outer="all_gather")),
     "exact": dict(schedule=weft.Schedule("exact", stages=2)),
@@ -44,9 +42,7 @@ def tensors(packing, seed=0, *, heads=(4, 2), dim=8, dim_v=12, dtype=torch.float
     """q, k, v, dout of all tokens, the same on every rank."""
     g = torch.Generator().manual_seed(seed)
     shapes = (
-        (packing.tokens_q, heads[0], dim),
-        (packing.tokens_k, heads[1], dim),
-        (packing.tokens_k, heads[1], dim_v),
+        (packing.tokens_q, heads[0], dim), (packing.tokens_k, heads[1], dim), (packing.tokens_k, heads[1], dim_v),
         (packing.tokens_q, heads[0], dim_v),
     )
     return [torch.randn(s, generator=g).to(dtype) for s in shapes]

@@ -17,18 +17,8 @@ RANKS = 2
 TOLERANCE = 1e-5
 
 SMALL = dict(
-    vocab_size=61,
-    hidden_size=32,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    initializer_range=0.2,
-    attention_dropout=0.0,
-    pad_token_id=None,
-    bos_token_id=1,
+    vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=8, max_position_embeddings=64, initializer_range=0.2, attention_dropout=0.0, pad_token_id=None, bos_token_id=1,
     eos_token_id=2,
 )
 
@@ -38,15 +28,8 @@ def config_of(name):
         return transformers.LlamaConfig(**SMALL)
     if name == "llama4":  # a chunked layer with rotary embeddings, and a full one without but with temperature
         return transformers.Llama4TextConfig(
-            **{**SMALL, "num_hidden_layers": 3},
-            intermediate_size_mlp=40,
-            attention_chunk_size=5,
-            no_rope_layers=[1, 0, 1],
-            moe_layers=[1],
-            num_local_experts=2,
-            attn_temperature_tuning=True,
-            floor_scale=3,
-            attn_scale=0.5,
+            **{**SMALL, "num_hidden_layers": 3}, intermediate_size_mlp=40, attention_chunk_size=5, no_rope_layers=[1, 0, 1],
+            moe_layers=[1], num_local_experts=2, attn_temperature_tuning=True, floor_scale=3, attn_scale=0.5,
             use_qk_norm=True,
         )
     if name == "mistral":

@@ -98,14 +98,8 @@ def test_cache(pair):
         mask[0, :padded] = 0
         said = [
             model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=9,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-                eos_token_id=None,
-                pad_token_id=0,
+                ids, attention_mask=mask, max_new_tokens=9, do_sample=False, output_logits=True,
+                return_dict_in_generate=True, eos_token_id=None, pad_token_id=0,
             )
             for model in (eager, ours)
         ]

@@ -19,28 +19,15 @@ from small_models import RANKS, TOLERANCE, config_of, difference, models, packin
 # On two ranks: model, layout, schedule, and other options.
 
 CASES = [
-    ("llama", "zigzag", "all_gather", {}),
-    ("llama", "zigzag", "ring", {"checked": True}),
-    ("llama", "contiguous", "all_to_all", {}),
-    ("llama", "striped", "ring", {}),
-    ("llama", "balanced", "exact", {}),
-    ("gemma2", "balanced", "ring", {}),
-    ("llama", "dual_chunk", weft.Schedule("all_gather", head_groups=2), {}),
-    ("llama", "zigzag", "hybrid", {}),
-    ("llama4", "zigzag", "all_gather", {}),
-    ("llama4", "striped", "ring", {}),
-    ("llama4", "dual_chunk", "exact", {}),
-    ("llama4", "zigzag", "ring", {"checkpointing": False}),
-    ("llama4", "zigzag", "exact", {"checkpointing": True}),
-    ("mistral", "contiguous", "exact", {}),
-    ("mistral", "zigzag", "ring", {}),
-    ("gemma2", "zigzag", "all_gather", {}),
-    ("gemma2", "zigzag", "ring", {}),
-    ("gemma2", "striped", "exact", {}),
-    ("gpt_oss", "zigzag", "all_gather", {}),
-    ("gpt_oss", "striped", "ring", {}),
-    ("gpt_oss", "contiguous", "all_to_all", {}),
-    ("gpt_oss", "zigzag", "exact", {"checkpointing": False}),
+    ("llama", "zigzag", "all_gather", {}), ("llama", "zigzag", "ring", {"checked": True}),
+    ("llama", "contiguous", "all_to_all", {}), ("llama", "striped", "ring", {}), ("llama", "balanced", "exact", {}),
+    ("gemma2", "balanced", "ring", {}), ("llama", "dual_chunk", weft.Schedule("all_gather", head_groups=2), {}),
+    ("llama", "zigzag", "hybrid", {}), ("llama4", "zigzag", "all_gather", {}), ("llama4", "striped", "ring", {}),
+    ("llama4", "dual_chunk", "exact", {}), ("llama4", "zigzag", "ring", {"checkpointing": False}),
+    ("llama4", "zigzag", "exact", {"checkpointing": True}), ("mistral", "contiguous", "exact", {}),
+    ("mistral", "zigzag", "ring", {}), ("gemma2", "zigzag", "all_gather", {}), ("gemma2", "zigzag", "ring", {}),
+    ("gemma2", "striped", "exact", {}), ("gpt_oss", "zigzag", "all_gather", {}), ("gpt_oss", "striped", "ring", {}),
+    ("gpt_oss", "contiguous", "all_to_all", {}), ("gpt_oss", "zigzag", "exact", {"checkpointing": False}),
 ]
 
 
@@ -70,10 +57,7 @@ def on_two_ranks(tmp_path_factory):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(x for x in sys.path if x)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            [sys.executable, __file__, str(rank), str(folder)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(RANKS)

@@ -25,12 +25,8 @@ def run_packed(model, packing=PACKING, inputs_of=None, options=None, **kwargs):
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("output_attentions", True),
-        ("head_mask", torch.ones(2, 4)),
-        ("position_bias", torch.zeros(1, 4, 10, 10)),
-        ("indices", torch.zeros(1)),
-        ("something_new", 3),
-        ("cache", object()),
+        ("output_attentions", True), ("head_mask", torch.ones(2, 4)), ("position_bias", torch.zeros(1, 4, 10, 10)),
+        ("indices", torch.zeros(1)), ("something_new", 3), ("cache", object()),
     ],
 )
 def test_refused_arguments(llama, name, value):

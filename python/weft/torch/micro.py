@@ -117,14 +117,8 @@ def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSeque
 class _Region(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sink: Optional[Tensor],
-        layer: MicroSequenceAttention,
-        micros: MicroSequences,
-        mask: Mask,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], layer: MicroSequenceAttention,
+        micros: MicroSequences, mask: Mask,
     ) -> Tensor:
         taken = layer._take(micros.key_rows(mask, layer.drop), k, v)
         buffer = taken[2]
