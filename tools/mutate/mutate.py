@@ -29,8 +29,8 @@ LEAST = 30           # mutants of a room
 SLOW = {"cpu", "include"}  # mostly headers, of which each mutant compiles many files: these get no more than that
 ROOMS = {
     "plan": ["src/plan", "src/rows"], "schedule": ["src/schedule"], "kernel": ["src/kernel", "src/kernel/reference"],
-    "cpu": ["src/kernel/cpu", "src/kernel/cpu/arm", "src/kernel/cpu/x86"], "run": ["src/run"], "comm": ["src/comm"], "prepare": ["src/prepare"],
-    "include": ["include/weft"],
+    "cpu": ["src/kernel/cpu", "src/kernel/cpu/arm", "src/kernel/cpu/x86"], "run": ["src/run"], "comm": ["src/comm"],
+    "prepare": ["src/prepare"], "include": ["include/weft"],
 }
 MOST_OBJECTS = 8   # a header that more of them use is drawn again
 MOST_TESTS = 6
