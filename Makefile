@@ -7,7 +7,7 @@
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
-#   make format  C++ and Python in the one style
+#   make format  clang-format, and what ruff can mend
 #   make lint    style and static checks (tools/lint.sh); make lint-all: clang-tidy on every file
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
@@ -93,8 +93,7 @@ bench:
 format:
 	tools/setup.sh build test lint
 	clang-format-19 -i $(SOURCES)
-	.venv/bin/ruff format .
-	.venv/bin/ruff check --fix .
+	.venv/bin/ruff check --fix python examples bench tools tests
 
 lint:
 	tools/setup.sh build test bench lint
