@@ -7,11 +7,12 @@
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
-#   make format / lint   style and static checks
+#   make format  clang-format, and what ruff can mend
+#   make lint    style and static checks (tools/lint.sh); make lint-all: clang-tidy on every file
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint clean
+.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -90,15 +91,17 @@ bench:
 	set -e; for b in build/release/bench/mpi/*; do if [ -x "$$b" ]; then echo "== $$b"; tools/mpirun.sh -np 2 "$$b"; fi; done
 
 format:
-	tools/setup.sh lint
+	tools/setup.sh build test lint
 	clang-format-19 -i $(SOURCES)
+	.venv/bin/ruff check --fix python examples bench tools tests
 
 lint:
 	tools/setup.sh build test bench lint
-	clang-format-19 --dry-run -Werror $(SOURCES)
-	cmake --preset release
-	printf '%s\n' $(filter-out tests/fuzz/% tests/consumer/%,$(filter %.cpp,$(SOURCES))) | \
-	  xargs -P $(JOBS) -n 1 clang-tidy-19 --quiet -p build/release
+	tools/lint.sh
+
+lint-all:
+	tools/setup.sh build test bench lint
+	tools/lint.sh --all
 
 clean:
 	rm -rf build

@@ -9,25 +9,26 @@ and backward, geometric mean over batches of 8,192 tokens a rank; and how long c
 import math
 import time
 
-import published
 import weft
+
+import published
 
 RANKS = (8, 64, 512)
 BATCHES = 6
-FIXED = [dict(schedule="all_gather"), dict(schedule="all_gather", head_groups=4), dict(schedule="ring"),
-         dict(schedule="all_to_all"), dict(schedule="hybrid", inside=8), dict(schedule="hybrid", inside=4, across="all_gather"),
-         dict(schedule="exact", stages=1), dict(schedule="exact")]
+FIXED = [weft.Schedule(name, **options) for name, options in (
+    ("all_gather", {}), ("all_gather", {"head_groups": 4}), ("ring", {}), ("all_to_all", {}), ("hybrid", {"ulysses": 8}),
+    ("hybrid", {"ulysses": 4, "outer": "all_gather"}), ("exact", {"stages": 1}), ("exact", {}))]
 LAYOUTS = ("contiguous", "zigzag", "balanced")
 HEADS = (64, 8)
 
 
-def seconds(packing, mask, ranks, how, machine):
-    return sum(weft.simulate(packing, mask, ranks=ranks, heads=HEADS, machine=machine, backward=b, **how)["seconds"]
-               for b in (False, True))
+def seconds(packing, mask, ranks, schedule, layout, machine):
+    return sum(weft.simulate(packing, mask, ranks=ranks, heads=HEADS, machine=machine, backward=b, schedule=schedule,
+                             layout=layout)["seconds"] for b in (False, True))
 
 
-def name(how):
-    return ", ".join(str(v) if k in ("schedule", "layout", "across") else f"{k} {v}" for k, v in how.items())
+def name(schedule, layout):
+    return ", ".join([schedule.name, *(f"{k} {v}" for k, v in schedule.options.items()), layout])
 
 
 def main():
@@ -45,22 +46,25 @@ def main():
                 words = f"{layer.why().split(':')[0]}, {choice.layout}"
                 chosen.setdefault(key, {}).setdefault(words, 0)
                 chosen[key][words] += 1
-                auto = seconds(packing, mask, ranks, {**layer.options, "layout": choice.layout}, machine)
+                auto = seconds(packing, mask, ranks, weft.Schedule(layer.schedule, **layer.options), choice.layout, machine)
                 took[key] = took.get(key, 0) + auto
                 best = math.inf
                 for layout in LAYOUTS:
                     for fixed in FIXED:
-                        how = {**fixed, "layout": layout}
-                        if how.get("inside", 1) >= ranks or how["schedule"] == "all_to_all" and ranks > HEADS[0]:
+                        too_few_heads = fixed.name == "all_to_all" and ranks > HEADS[0]
+                        if fixed.options.get("ulysses", 1) >= ranks or too_few_heads:
                             continue
-                        other = seconds(packing, mask, ranks, how, machine)
+                        other = seconds(packing, mask, ranks, fixed, layout, machine)
                         best = min(best, other)
-                        rows.setdefault(name(how), {}).setdefault(key, []).append(math.log(other / auto))
+                        rows.setdefault(name(fixed, layout), {}).setdefault(key, []).append(math.log(other / auto))
                 rows.setdefault("the best of these for each batch", {}).setdefault(key, []).append(math.log(best / auto))
     keys = list(spent)
     print(f"{'fixed choice':<44}" + "".join(f"{f'{what}, {ranks}':>18}" for what, ranks in keys))
     for row, cells in rows.items():
-        print(f"{row:<44}" + "".join(f"{math.exp(sum(cells[k]) / len(cells[k])):>18.2f}" if k in cells else f"{'-':>18}" for k in keys))
+        print(
+            f"{row:<44}"
+            + "".join(f"{math.exp(sum(cells[k]) / len(cells[k])):>18.2f}" if k in cells else f"{'-':>18}" for k in keys)
+        )
     for key in keys:
         print(f"{key[0]}, {key[1]} ranks: choosing took {1e3 * spent[key] / BATCHES:.1f} ms a batch, a layer "
               f"{1e3 * took[key] / BATCHES:.1f} ms; chosen: " + "; ".join(f"{n} x {w}" for w, n in chosen[key].items()))

@@ -25,9 +25,9 @@ PUBLISHED = {
 # libraries pass gathered rows on inside a node.
 WAYS = {
     "all-to-all": dict(schedule="all_to_all", layout="contiguous"),
-    "ring": dict(schedule="ring", layout="dual_chunk", abreast=1),
+    "ring": dict(schedule=weft.Schedule("ring", ranks_per_step=1), layout="dual_chunk"),
     "all-gather": dict(schedule="all_gather", layout="dual_chunk"),
-    "all-to-all x ring": dict(schedule="hybrid", layout="zigzag", inside=8, abreast=1),
+    "all-to-all x ring": dict(schedule=weft.Schedule("hybrid", ulysses=8, ranks_per_step=1), layout="zigzag"),
     "exact with overlap": dict(schedule="exact", layout="balanced"),
 }
 QUANTILES = [(0, 16), (0.186, 200), (0.468, 500), (0.714, 1024), (0.870, 2048), (0.944, 4096), (0.974, 8192),
@@ -58,8 +58,8 @@ def machine(rate):
 def tflops(way, gpus, rate):
     """Mean over batches."""
     mask, how, total = weft.Mask(causal=True), dict(WAYS[way]), 0
-    if how.get("inside", 1) > gpus or gpus == 8 and how["schedule"] == "hybrid":
-        how["inside"] = 4  # a mesh of one node has both sides inside it
+    if gpus == 8 and way == "all-to-all x ring":  # a mesh of one node has both sides inside it
+        how["schedule"] = weft.Schedule("hybrid", ulysses=4, ranks_per_step=1)
     for seed in range(BATCHES):
         packing = documents(8192 * gpus, seed)
         if how["layout"] == "dual_chunk":
@@ -89,7 +89,10 @@ def main():
     for at, gpus in enumerate(GPUS):
         order = [sorted(table, key=lambda way: -table[way][at]) for table in (PUBLISHED, columns)]
         swapped = [(a, b) for i, a in enumerate(order[0]) for b in order[0][i + 1:] if order[1].index(a) > order[1].index(b)]
-        print(f"{gpus} GPUs: " + ("the same order" if not swapped else "other order: " + "; ".join(f"{b} before {a}" for a, b in swapped)))
+        print(
+            f"{gpus} GPUs: "
+            + ("the same order" if not swapped else "other order: " + "; ".join(f"{b} before {a}" for a, b in swapped))
+        )
 
 
 if __name__ == "__main__":

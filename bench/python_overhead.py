@@ -14,7 +14,6 @@ import sys
 import time
 
 import numpy as np
-
 import weft
 from weft import _arrays, _core
 

@@ -84,7 +84,8 @@ class Decoder(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             for block in self.blocks:
                 # Recomputing attention moves keys again; every rank does it at the same place of its backward.
-                x = checkpoint(block, x, packing, cos, sin, use_reentrant=False) if self.recompute else block(x, packing, cos, sin)
+                given = (x, packing, cos, sin)
+                x = checkpoint(block, *given, use_reentrant=False) if self.recompute else block(*given)
             return self.head(self.norm(x)).float()
 
 

@@ -4,6 +4,7 @@
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
 #   tools/setup.sh build bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
+#   tools/setup.sh build test lint  ... `make lint`
 #   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -80,4 +81,6 @@ if has "$@" || { group=peer; has "$@"; }; then
   fi
   pip_install requirements.sha256 tools/requirements.txt
   pip_install requirements-python.sha256 tools/requirements-python.txt
+  group=lint
+  if has "$@"; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
 fi

@@ -33,10 +33,10 @@ struct BasicTensorView {
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return static_cast<Element*>(data) + offset(row, head);
   }
-  // NOLINTNEXTLINE(google-explicit-constructor): as T* becomes const T*
+  // Implicit, as T* becomes const T*.
   template <class Other>
     requires(std::is_same_v<Other, const void> && !std::is_const_v<Void>)
-  operator BasicTensorView<Other>() const {
+  operator BasicTensorView<Other>() const {  // NOLINT(google-explicit-constructor)
     return {data, dtype, rows, heads, dim, row_stride, head_stride, inner, outer_stride};
   }
 };

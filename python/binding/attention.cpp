@@ -13,6 +13,7 @@
 #include "held.h"
 #include "module.h"
 #include "problem.h"
+#include "schedule_options.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -25,7 +26,7 @@ namespace {
 
 using namespace nb::literals;
 
-// What a model sets, with what it points at.
+// The settings of a model, which keep the sink's memory alive.
 struct Settings {
   std::optional<double> scale;
   double softcap = 0;
@@ -92,7 +93,7 @@ BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Forma
   return args;
 }
 
-// A plan of the whole problem is in rows of tensors that have just the problem's tokens.
+// A plan of the whole problem is for tensors with exactly the problem's tokens.
 void check_rows(const Plan& plan, const ConstTensorView& q, const ConstTensorView& k) {
   if (q.rows != plan.q_rows || k.rows != plan.k_rows)
     throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
@@ -117,21 +118,6 @@ nb::dict traffic_dict(const Traffic& t) {
   out["messages_received"] = t.messages_received;
   return out;
 }
-
-}  // namespace
-
-ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
-                           std::string_view across, Index stages, Index abreast) {
-  return {.kind = schedule_kind(kind),
-          .key_order = key_order(key_order_name),
-          .head_groups = head_groups,
-          .ulysses = inside,
-          .outer = schedule_kind(across),
-          .stages = stages,
-          .ranks_per_step = abreast};
-}
-
-namespace {
 
 void bind_one_rank(nb::module_& m) {
   nb::class_<Settings>(m, "Settings")
@@ -173,20 +159,17 @@ void bind_one_rank(nb::module_& m) {
 }
 
 void bind_schedule(nb::module_& m) {
-  nb::class_<Schedule>(m, "Schedule", "What one rank does: rows that move, then slices that are attended.")
+  nb::class_<Schedule>(m, "RankSchedule", "What one rank does: rows that move, then slices that are attended.")
       .def(
           "__init__",
           [](Schedule* self, const Problem& problem, const PlacedLayouts& placed, Index rank, Index heads_q,
-             Index heads_k, nb::object head_map, std::string_view kind, std::string_view key_order_name,
-             Index head_groups, Index inside, std::string_view across, Index stages, Index abreast) {
+             Index heads_k, nb::object head_map, std::string_view schedule, nb::dict options) {
             const auto map = optional_indices(head_map, "head_map").value_or(std::vector<Index>{});
-            new (self)
-                Schedule(make_schedule(problem, placed.layouts, rank, {heads_q, heads_k, map},
-                                       options_of(kind, key_order_name, head_groups, inside, across, stages, abreast)));
+            new (self) Schedule(make_schedule(problem, placed.layouts, rank, {heads_q, heads_k, map},
+                                              schedule_options(schedule, options)));
           },
-          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none(), "kind"_a,
-          "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2, "across"_a = "ring", "stages"_a = 4,
-          "abreast"_a = 2)
+          "problem"_a, "layout"_a, "rank"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none(), "schedule"_a,
+          "options"_a = nb::dict())
       .def_prop_ro("kind", [](const Schedule& s) { return std::string(name(s.options.kind)); })
       .def_prop_ro("steps", [](const Schedule& s) { return s.steps.size(); })
       .def_ro("rank", &Schedule::rank)
@@ -228,7 +211,7 @@ void bind_executor(nb::module_& m) {
             const InTurn turn(e.comm);
             ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
             args.layer = layer;
-            e.last.now(args.place);
+            e.last.use(args.place);
             e.executor.forward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
@@ -241,7 +224,7 @@ void bind_executor(nb::module_& m) {
             const InTurn turn(e.comm);
             BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
             args.layer = layer;
-            e.last.now(args.place);
+            e.last.use(args.place);
             e.executor.backward(args);
           },
           "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,

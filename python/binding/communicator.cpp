@@ -16,6 +16,7 @@
 #include "comm/cuda/packed.h"
 #endif
 #include "gil.h"
+#include "index.h"
 #include "module.h"
 #include "tensor.h"
 #include "text.h"
@@ -26,7 +27,7 @@ namespace {
 
 using namespace nb::literals;
 
-// A message's bytes in one piece: where they lie already, or in memory of their own.
+// A message's bytes as one contiguous piece: the caller's memory if that is contiguous, else a copy.
 struct Packed {
   Message message;
   std::vector<char> own;
@@ -44,7 +45,7 @@ Packed packed(Message message, bool in_place) {
     if (one.rows == 1 && one.parts == 1) out.data = one.data;
   }
   if (out.data == nullptr && out.size > 0) {
-    out.own.resize(static_cast<std::size_t>(out.size));
+    out.own.resize(at(out.size));
     out.data = out.own.data();
   }
   return out;
@@ -57,11 +58,11 @@ void unpack(const Packed& from, const Message& to) {
 }
 
 nb::object as_bytes(const Packed& packed) {
-  const std::size_t shape[] = {static_cast<std::size_t>(packed.size)};
+  const std::size_t shape[] = {at(packed.size)};
   return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(packed.data, 1, shape, nb::none()));
 }
 
-// What a transport has under way.
+// Sends and receives of a transport that are in flight.
 class Handle final : public Request::Pending {
  public:
   explicit Handle(nb::object handle) : handle_(std::move(handle)) {}
@@ -89,7 +90,7 @@ class Handle final : public Request::Pending {
   bool done_ = false;
 };
 
-// Lists are deques: their elements stay where they are.
+// Deques, because pointers to their elements must stay valid.
 class PythonPending final : public Request::Pending {
  public:
   PythonPending(nb::handle transport, Index rank, std::vector<Message> sends, std::vector<Message> receives) {
@@ -129,11 +130,11 @@ class PythonPending final : public Request::Pending {
 
   void wait() override {
     handle_->wait();
-    for (const auto& [self, at] : order_) {
+    for (const auto& [self, i] : order_) {
       if (self)
-        unpack(*from_self_[at].first, from_self_[at].second);
+        unpack(*from_self_[i].first, from_self_[i].second);
       else
-        unpack(receives_[at], receives_[at].message);
+        unpack(receives_[i], receives_[i].message);
     }
   }
 
@@ -146,12 +147,12 @@ class PythonPending final : public Request::Pending {
 
 #ifdef WEFT_WITH_CUDA
 nb::object on_gpu(const cuda::Parcel& parcel, int device) {
-  const std::size_t shape[] = {static_cast<std::size_t>(parcel.bytes)};
+  const std::size_t shape[] = {at(parcel.bytes)};
   return nb::cast(nb::ndarray<nb::array_api, std::uint8_t>(parcel.data, 1, shape, nb::none(), nullptr,
                                                            nb::dtype<std::uint8_t>(), nb::device::cuda::value, device));
 }
 
-// Nobody to meet.
+// An exchange of no messages.
 struct Alone final : Request::Pending {
   void wait() override {}
 };
@@ -223,11 +224,9 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     if (ranks() < all)  // NCCL begins with all ranks of a group, or hangs
       throw Error(text("a split of a process group (", ranks(), " of ", all, " ranks) on GPUs"),
                   "make a group of those ranks: torch.distributed.new_group");
-    if (ranks() > 1) {
-      call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
-    }
+    if (ranks() > 1) call_python(transport_.attr("meet_on_gpu"), nb::int_(place.device));
     return cuda::make_packed(*this, place,
-                             [this](const Place& at, auto sends, auto receives) { return carry(at, sends, receives); });
+                             [this](const Place& on, auto sends, auto receives) { return carry(on, sends, receives); });
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
@@ -260,7 +259,7 @@ std::unique_ptr<Comm> held(std::unique_ptr<Communicator> communicator) {
   return comm;
 }
 
-// A turn as Python's `with` takes it.
+// Python's `with communicator.turn():`.
 struct HeldTurn {
   explicit HeldTurn(Comm& c) : comm(c) {}
   Comm& comm;  // kept alive by Python

@@ -49,8 +49,8 @@ bool from_array(nb::handle object, std::string_view name, std::vector<Index>& ou
   return true;
 }
 
-// Of anything that says how long it is: what has no end is refused before it is read, and so is what is far too long to
-// be meant (a range costs nothing until it is read).
+// The length of a sequence. Iterators without an end are refused before they are read, and so are sequences far too
+// long to be meant (a range takes no memory until it is read).
 Py_ssize_t length_of(nb::handle object, std::string_view name, std::string_view wanted) {
   constexpr Py_ssize_t kMost = 1 << 26;
   const bool sized = PySequence_Check(object.ptr()) && nb::hasattr(object, "__len__");
@@ -69,8 +69,8 @@ nb::object item_of(nb::handle sequence, Py_ssize_t i) {
   return nb::steal(item);
 }
 
-// torch keeps "negated" and "conjugated" as a flag beside the memory, and DLPack knows nothing of it.
-nb::object as_it_is_meant(nb::handle object) {
+// torch keeps negation as a flag outside the memory, and DLPack does not pass it on.
+nb::object with_flags_resolved(nb::handle object) {
   if (!nb::hasattr(object, "resolve_neg")) return nb::borrow(object);
   return object.attr("resolve_neg")();
 }
@@ -79,7 +79,7 @@ nb::object call_dlpack(nb::handle object) {
   const nb::object method = nb::steal(PyObject_GetAttrString(object.ptr(), "__dlpack__"));
   if (!method.is_valid()) return {};
   nb::object capsule = nb::steal(PyObject_CallObject(method.ptr(), nullptr));
-  // Memory that may not be written goes by newer versions alone.
+  // Read-only memory is exported by newer versions of the protocol only.
   if (capsule.is_valid() || !(PyErr_ExceptionMatches(PyExc_BufferError) || PyErr_ExceptionMatches(PyExc_TypeError)))
     return capsule;
   PyErr_Clear();
@@ -112,7 +112,7 @@ std::vector<Index> indices(nb::handle object, std::string_view name) {
   constexpr std::string_view kWanted = "a list or a one-dimensional integer array";
   std::vector<Index> out;
   const bool list = PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
-  if (!list && from_array(as_it_is_meant(object), name, out)) return out;
+  if (!list && from_array(with_flags_resolved(object), name, out)) return out;
   const Py_ssize_t n = length_of(object, name, kWanted);
   for (Py_ssize_t i = 0; i < n; ++i) out.push_back(whole(item_of(object, i), name, kWanted));
   return out;

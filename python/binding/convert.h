@@ -15,13 +15,13 @@ namespace weft::python {
 
 namespace nb = nanobind;
 
-// Of properties that return an array of their own: nanobind's default would tie it to the object.
+// For properties that return a new array: nanobind's default would tie its lifetime to the object.
 inline constexpr auto kNew = nb::rv_policy::move;
 
 using IndexArray = nb::ndarray<nb::numpy, Index>;
 
-// What Python code raised and what is to be caught is an Exception: others, such as KeyboardInterrupt, are thrown on.
-// Takes the error that is set.
+// Clears the error that is set and returns it. Only an Exception is caught so: others, such as KeyboardInterrupt, are
+// thrown on.
 nb::object caught_exception();
 
 // The memory of an array of any framework that speaks DLPack or the buffer protocol. False if it gives none; then
@@ -44,6 +44,12 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices);  /
 std::vector<std::vector<Run>> runs_from(nb::handle object);
 
 IndexArray array_of(std::vector<Index> values);
+
+// A property that copies a field into an array.
+template <class T>
+auto copy_of(std::vector<Index> T::* field) {
+  return [field](const T& object) { return array_of(object.*field); };
+}
 
 template <class T>
 nb::ndarray<nb::numpy, T> array_of(std::vector<T> values, std::vector<std::size_t> shape) {

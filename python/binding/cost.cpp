@@ -11,6 +11,7 @@
 #include "gil.h"
 #include "module.h"
 #include "problem.h"
+#include "schedule_options.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/choose.h"
@@ -21,18 +22,6 @@ namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-nb::dict options_dict(const ScheduleOptions& o) {
-  nb::dict out;
-  out["schedule"] = std::string(name(o.kind));
-  out["key_order"] = std::string(name(o.key_order));
-  out["head_groups"] = o.head_groups;
-  out["inside"] = o.ulysses;
-  out["across"] = std::string(name(o.outer));
-  out["stages"] = o.stages;
-  out["abreast"] = o.ranks_per_step;
-  return out;
-}
 
 nb::dict timeline_dict(const Timeline& t) {
   nb::dict out;
@@ -116,7 +105,7 @@ void bind_machine(nb::module_& m) {
 
 void bind_choices(nb::module_& m) {
   nb::class_<ScheduleChoice>(m, "ScheduleChoice", "The best predicted schedule of a layer.")
-      .def_prop_ro("options", [](const ScheduleChoice& c) { return options_dict(c.schedule()); })
+      .def_prop_ro("options", [](const ScheduleChoice& c) { return options_of(c.schedule()); })
       .def_prop_ro("schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); })
       .def_prop_ro("seconds", [](const ScheduleChoice& c) { return c.best().seconds(); })
       .def_prop_ro("forward", [](const ScheduleChoice& c) { return c.best().forward; })
@@ -127,7 +116,9 @@ void bind_choices(nb::module_& m) {
                    [](const ScheduleChoice& c) {
                      nb::list all;
                      for (const Candidate& each : c.candidates) {
-                       nb::dict one = options_dict(each.schedule);
+                       nb::dict one;
+                       one["schedule"] = std::string(name(each.schedule.kind));
+                       one["options"] = options_of(each.schedule);
                        one["words"] = words(each.schedule);
                        one["seconds"] = each.seconds();
                        one["at_least"] = each.at_least;
@@ -191,15 +182,14 @@ void bind_choices(nb::module_& m) {
 void bind_simulate(nb::module_& m) {
   m.def(
       "simulate",
-      [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view kind,
-         std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
-         Index abreast, DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
+      [](const Problem& problem, const PlacedLayouts& placed, Index heads_q, Index heads_k, std::string_view schedule,
+         nb::dict options, DType dtype, Index dim_qk, Index dim_v, const Machine& machine, bool backward,
          const std::vector<Index>& detail) {
         const Job job{problem,
                       placed.layouts,
                       heads_q,
                       heads_k,
-                      options_of(kind, key_order_name, head_groups, inside, across, stages, abreast),
+                      schedule_options(schedule, options),
                       shape_of(dtype, dim_qk, dim_v)};
         const Pass pass = backward ? Pass::backward : Pass::forward;
         Timeline t;
@@ -209,8 +199,8 @@ void bind_simulate(nb::module_& m) {
         }
         return timeline_dict(t);
       },
-      "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "schedule"_a, "key_order"_a, "head_groups"_a, "inside"_a,
-      "across"_a, "stages"_a, "abreast"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "machine"_a, "backward"_a, "detail"_a);
+      "problem"_a, "layout"_a, "heads_q"_a, "heads_k"_a, "schedule"_a, "options"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
+      "machine"_a, "backward"_a, "detail"_a);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include "gil.h"
 #include "module.h"
 #include "problem.h"
+#include "schedule_options.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -25,10 +27,8 @@ void bind_draw(nb::module_& m) {
       .def(
           "__init__",
           [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
-             const std::vector<std::string>& schedules, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
-             Index dim_v, const Machine& machine, std::string title, std::string_view colour,
-             std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
-             Index abreast) {
+             const std::vector<std::pair<std::string, nb::dict>>& schedules, Index heads_q, Index heads_k, DType dtype,
+             Index dim_qk, Index dim_v, const Machine& machine, std::string title, std::string_view colour) {
             if (colour != "rank" && colour != "step")
               throw Error(text("there is no colour '", colour, "'"), "use 'rank' or 'step'");
             draw::Subject subject{.problem = problem,
@@ -40,17 +40,15 @@ void bind_draw(nb::module_& m) {
                                   .by_step = colour == "step"};
             std::vector<draw::Setting> settings;
             for (const PlacedLayouts* placed : layouts)
-              for (const std::string& kind : schedules)
-                settings.push_back(kind == "auto"
+              for (const auto& [schedule, options] : schedules)
+                settings.push_back(schedule == "auto"
                                        ? chosen(subject, placed->layouts)
-                                       : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups,
-                                                                                   inside, across, stages, abreast)});
+                                       : draw::Setting{placed->layouts, schedule_options(schedule, options)});
             const ReleaseGil others_run;
             new (self) draw::Scene(make_scene(subject, settings));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
-          "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
-          "across"_a = "ring", "stages"_a = 4, "abreast"_a = 2)
+          "machine"_a, "title"_a = "", "colour"_a = "rank")
       .def(
           "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
           "One file, no network: the whole page.")

@@ -1,4 +1,4 @@
-// What objects that hold memory of a GPU between calls need.
+// Order between the streams in which one object is called.
 #pragma once
 
 #include "device/device.h"
@@ -6,11 +6,11 @@
 
 namespace weft::python {
 
-// Memory of an object is used in one stream after another: a call in another stream than the last one waits for that.
+// An object keeps GPU memory between calls: a call in another stream than the last one first waits for that stream.
 class LastStream {
  public:
   explicit LastStream(const Place& place) : last_(place) {}
-  void now(const Place& place) {
+  void use(const Place& place) {
     const bool same_gpu = place.kind != DeviceKind::cpu && place.kind == last_.kind && place.device == last_.device;
     if (!same_gpu || place.stream == last_.stream) return;
     device::follow(place, last_.stream);

@@ -1,5 +1,4 @@
-// weft._core: the nouns of Weft for Python. Thin: what a call means is said in C++ once, how it is spelt in
-// python/weft.
+// weft._core: Weft's types and functions for Python. The package python/weft checks arguments and calls these.
 #include "module.h"
 
 #include <string>
@@ -12,14 +11,14 @@ namespace nb = nanobind;
 namespace {
 PyObject* error_type = nullptr;
 
-// A message may quote a file, whose bytes are anything.
+// A message may quote a file, whose bytes may be invalid UTF-8.
 nb::object readable(const std::string& said) {
   const std::string text = weft::python::in_python(said);
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 }  // namespace
 
-// The same text, and its two parts.
+// weft.Error with the text of `e`, and its two parts as attributes.
 nb::object weft::python::error_object(const Error& e) {
   nb::object instance = nb::handle(error_type)(readable(e.what()));
   nb::setattr(instance, "problem", readable(e.problem()));
@@ -35,7 +34,7 @@ void weft::python::raise_from(const Error& e, nb::handle cause) {
 }
 
 NB_MODULE(_core, m) {
-  // torch keeps operators, and with them what they refer to, until the process is gone; that is no leak of ours.
+  // torch keeps operators, and what they refer to, until the process ends: not a leak of ours.
   nb::set_leak_warnings(false);
   m.doc() = "Weft's library; use it through the package weft.";
   m.attr("__version__") = weft::version();
@@ -54,8 +53,10 @@ NB_MODULE(_core, m) {
 
   weft::python::bind_tensor(m);
   weft::python::bind_problem(m);
+  weft::python::bind_layouts(m);
   weft::python::bind_communicator(m);
   weft::python::bind_ranks(m);
+  weft::python::bind_schedule_options(m);
   weft::python::bind_attention(m);
   weft::python::bind_cost(m);
   weft::python::bind_prepare(m);

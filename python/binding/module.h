@@ -1,4 +1,4 @@
-// What each file adds to the module.
+// The functions by which each file adds its classes to weft._core, and how errors are raised.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ nanobind::object error_object(const Error& e);
 // raise Error from cause; the cause may be missing.
 [[noreturn]] void raise_from(const Error& e, nanobind::handle cause);
 
-// What the core says, with Python's names for what it speaks of.
+// A message of the core with Python's names in place of those of C++.
 std::string in_python(std::string said);
 
 void bind_tensor(nanobind::module_& m);
@@ -25,9 +25,11 @@ void bind_attention(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
 void bind_cost(nanobind::module_& m);
 void bind_draw(nanobind::module_& m);
+void bind_layouts(nanobind::module_& m);
 void bind_prepare(nanobind::module_& m);
 void bind_ranks(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
+void bind_schedule_options(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
 
 }  // namespace weft::python

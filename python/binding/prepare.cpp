@@ -54,7 +54,7 @@ struct HeldKvBuffer {
       : comm(comm), last(options.place), buffer(comm.get(), std::move(options)) {}
 
   void use(const Place& place) {
-    last.now(place);
+    last.use(place);
     buffer.use(place);
   }
 
@@ -62,6 +62,15 @@ struct HeldKvBuffer {
   LastStream last;
   KvBuffer buffer;
 };
+
+// start_gather or gather_again of a buffer, in a stream.
+auto gather_with(void (KvBuffer::*gather)(Index, const ConstTensorView&, const ConstTensorView&)) {
+  return [gather](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
+    const InTurn turn(b.comm);
+    b.use(place_of({{"k", k}, {"v", v}}, stream));
+    (b.buffer.*gather)(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
+  };
+}
 
 ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
                          const Attention& attention, const Array& out, const std::optional<Array>& lse,
@@ -126,14 +135,10 @@ void bind_micro_sequences(nb::module_& m) {
       .def_ro("begin", &Window::begin)
       .def_ro("end", &Window::end)
       .def_ro("first_document_begin", &Window::first_document_begin)
-      .def_prop_ro(
-          "documents", [](const Window& w) { return array_of(w.documents); }, kNew)
-      .def_prop_ro(
-          "lengths", [](const Window& w) { return array_of(w.lengths); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_q", [](const Window& w) { return array_of(w.cu_seqlens_q); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_k", [](const Window& w) { return array_of(w.cu_seqlens_k); }, kNew)
+      .def_prop_ro("documents", copy_of(&Window::documents), kNew)
+      .def_prop_ro("lengths", copy_of(&Window::lengths), kNew)
+      .def_prop_ro("cu_seqlens_q", copy_of(&Window::cu_seqlens_q), kNew)
+      .def_prop_ro("cu_seqlens_k", copy_of(&Window::cu_seqlens_k), kNew)
       .def_prop_ro(
           "position_ids", [](const Window& w) { return array_of(w.position_index()); }, kNew)
       .def_prop_ro(
@@ -199,7 +204,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
             const InTurn turn(b.comm);
             const Place place =
                 place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
-            b.last.now(place);
+            b.last.use(place);
             b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
           },
           "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
@@ -220,7 +225,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                           {"dv", dv},
                                           {"dsink", dsink}},
                                          stream);
-            b.last.now(place);
+            b.last.use(place);
             b.buffer.backward(micro, {.q = view(q, "q", Format::thd),
                                       .attention = attention_of(scale, softcap, sink),
                                       .dout = view(dout, "dout", Format::thd),
@@ -267,14 +272,8 @@ void bind_kv_buffer(nb::module_& m) {
             b.buffer.begin(s, mask);
           },
           "sequence"_a, "mask"_a, nb::call_guard<ReleaseGil>())
-      .def(
-          "start_gather",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            const InTurn turn(b.comm);
-            b.use(place_of({{"k", k}, {"v", v}}, stream));
-            b.buffer.start_gather(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
-          },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
+      .def("start_gather", gather_with(&KvBuffer::start_gather), "micro"_a, "k"_a, "v"_a, "stream"_a = 0,
+           nb::call_guard<ReleaseGil>())
       .def(
           "missing",
           [](const HeldKvBuffer& b, Index micro) {
@@ -282,14 +281,8 @@ void bind_kv_buffer(nb::module_& m) {
             return b.buffer.missing(micro);
           },
           "micro"_a)
-      .def(
-          "gather_again",
-          [](HeldKvBuffer& b, Index micro, const Array& k, const Array& v, std::uintptr_t stream) {
-            const InTurn turn(b.comm);
-            b.use(place_of({{"k", k}, {"v", v}}, stream));
-            b.buffer.gather_again(micro, view(k, "k", Format::thd), view(v, "v", Format::thd));
-          },
-          "micro"_a, "k"_a, "v"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>())
+      .def("gather_again", gather_with(&KvBuffer::gather_again), "micro"_a, "k"_a, "v"_a, "stream"_a = 0,
+           nb::call_guard<ReleaseGil>())
       .def_prop_ro("bytes_held", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_held; })
       .def_prop_ro("bytes_gathered", [](const HeldKvBuffer& b) { return b.buffer.use().bytes_gathered; });
   bind_passes(buffer);

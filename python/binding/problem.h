@@ -1,23 +1,35 @@
-// The question and who holds what, as Python sees them.
+// Packings, masks and layouts as Python sees them.
 #pragma once
 
 #include <optional>
-#include <string_view>
 
 #include "weft/layout.h"
 #include "weft/mask.h"
-#include "weft/schedule.h"
 
 namespace weft::python {
 
-// Layouts of both sides, with what they were made for.
+// Layouts of queries and keys, with what they were made for.
 struct PlacedLayouts {
   Packing packing;
   Layouts layouts;
-  std::optional<Mask> mask = {};  // that `balanced` goes by
+  std::optional<Mask> mask = {};  // which `balanced` balances the work of
 };
 
-ScheduleOptions options_of(std::string_view kind, std::string_view key_order_name, Index head_groups, Index inside,
-                           std::string_view across, Index stages, Index abreast);
+// The mask that `balanced` and `auto` go by unless one is given: causal, or full where keys are other sequences than
+// queries, since those are mostly seen by every query of theirs.
+Mask usual_mask(const Packing& packing);
+
+// A hash of rows and tokens.
+class RowHash {
+ public:
+  void add(Index x) {
+    value_ = (value_ ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+    value_ ^= value_ >> 32;
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0x5ca1ab1eu;
+};
 
 }  // namespace weft::python

@@ -17,6 +17,7 @@
 
 #include "communicator.h"
 #include "gil.h"
+#include "index.h"
 #include "module.h"
 #include "text.h"
 #include "weft/communicator.h"
@@ -41,13 +42,14 @@ struct OneRank {
 
 // Python's exception on its way through C++: the object itself is in OneRank.
 struct Raised : std::exception {
-  Raised(Index at, std::string said) : rank(at), text(std::move(said)) {}
+  Raised(Index on, std::string said) : rank(on), text(std::move(said)) {}
   const char* what() const noexcept override { return text.c_str(); }
   Index rank;
   std::string text;
 };
 
-// What the threads of the ranks and whoever waits for them share. Objects of Python in it are touched with the GIL.
+// State that the ranks' threads share with the thread that waits for them. Objects of Python in it are touched with the
+// GIL.
 struct Shared {
   Calls calls;
   Index ranks = 0;
@@ -61,12 +63,12 @@ struct Shared {
   std::exception_ptr failure = {};
 };
 
-// Any object as text; whatever it says itself, and whatever is in it.
+// str(object), also where that raises or is not valid UTF-8.
 std::string words(nb::handle object) {
   const nb::object said = nb::steal(PyObject_Str(object.ptr()));
   const nb::object bytes =
       said.is_valid() ? nb::steal(PyUnicode_AsEncodedString(said.ptr(), "utf-8", "replace")) : nb::object();
-  if (bytes.is_valid()) return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+  if (bytes.is_valid()) return {PyBytes_AsString(bytes.ptr()), at(PyBytes_Size(bytes.ptr()))};
   PyErr_Clear();
   return text("something of type ", nb::type_name(object.type()).c_str());
 }
@@ -124,7 +126,7 @@ class Lent {
 
 void run_rank(Shared& shared, Communicator& communicator) {
   const AcquireGil gil;
-  OneRank& mine = shared.all[static_cast<std::size_t>(communicator.rank())];
+  OneRank& mine = shared.all[at(communicator.rank())];
   try {
     const Lent comm(shared.calls, communicator, mine);
     if (shared.stop.stop_requested()) throw Error("the ranks were told to stop before they began", "run them again");
@@ -161,7 +163,7 @@ class Ranks {
     shared_->how = {.time_limit = time_limit, .bandwidth = bandwidth, .latency = latency};
     shared_->ranks = ranks;
     constexpr Index kNoMore = 1 << 17;  // run_ranks refuses fewer
-    shared_->all.resize(static_cast<std::size_t>(max_of(0, min_of(ranks, kNoMore))));
+    shared_->all.resize(at(max_of(0, min_of(ranks, kNoMore))));
   }
   Ranks(const Ranks&) = delete;
   ~Ranks() {
@@ -211,7 +213,7 @@ class Ranks {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const Raised& e) {
-      const nb::object& raised = all[static_cast<std::size_t>(e.rank)].raised;
+      const nb::object& raised = all[at(e.rank)].raised;
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
       throw nb::python_error();
     } catch (const Error& e) {

@@ -29,27 +29,28 @@ nb::object bytes_array(std::vector<std::uint8_t> values) {
   return nb::cast(array_of(std::move(values), {n}));
 }
 
+void reorder(const Layout& layout, const Array& sequence, const Array& ranks, Way way, std::uintptr_t stream) {
+  const RowTensor tokens = rows_view(sequence, "sequence", Format::thd, way == Way::to_tokens);
+  const RowTensor rows = rows_view(ranks, "ranks", Format::thd, way == Way::to_rows);
+  const Place place = place_of({{"sequence", sequence}, {"ranks", ranks}}, stream);
+  if (place.kind == DeviceKind::cpu)
+    return way == Way::to_rows ? sequence_to_rank_order(layout, tokens, rows)
+                               : rank_to_sequence_order(layout, rows, tokens);
+  check_orders(layout, tokens, rows);
+  copy_on_gpu(place, layout.rank_order(), tokens, rows, way);
+}
+
 void bind_orders(nb::module_& m) {
   m.def(
       "sequence_to_rank_order",
       [](const PlacedLayouts& p, const Array& sequence, const Array& ranks, std::uintptr_t stream) {
-        const RowTensor from = rows_view(sequence, "sequence", Format::thd, false);
-        const RowTensor to = rows_view(ranks, "ranks", Format::thd, true);
-        const Place place = place_of({{"sequence", sequence}, {"ranks", ranks}}, stream);
-        if (place.kind == DeviceKind::cpu) return sequence_to_rank_order(p.layouts.q, from, to);
-        check_orders(p.layouts.q, from, to);
-        copy_on_gpu(place, p.layouts.q.rank_order(), from, to, Way::to_rows);
+        reorder(p.layouts.q, sequence, ranks, Way::to_rows, stream);
       },
       "layout"_a, "sequence"_a, "ranks"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
   m.def(
       "rank_to_sequence_order",
       [](const PlacedLayouts& p, const Array& ranks, const Array& sequence, std::uintptr_t stream) {
-        const RowTensor from = rows_view(ranks, "ranks", Format::thd, false);
-        const RowTensor to = rows_view(sequence, "sequence", Format::thd, true);
-        const Place place = place_of({{"ranks", ranks}, {"sequence", sequence}}, stream);
-        if (place.kind == DeviceKind::cpu) return rank_to_sequence_order(p.layouts.q, from, to);
-        check_orders(p.layouts.q, to, from);
-        copy_on_gpu(place, p.layouts.q.rank_order(), to, from, Way::to_tokens);
+        reorder(p.layouts.q, sequence, ranks, Way::to_tokens, stream);
       },
       "layout"_a, "ranks"_a, "sequence"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
   m.def(
@@ -76,24 +77,15 @@ void bind_orders(nb::module_& m) {
 
 void bind_steps(nb::module_& m) {
   nb::class_<VarlenStep>(m, "VarlenStep", "One call of a varlen kernel: n entries of query rows x key rows.")
-      .def_prop_ro(
-          "cu_seqlens_q", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_k", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_q_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_q_padded); }, kNew)
-      .def_prop_ro(
-          "cu_seqlens_k_padded", [](const VarlenStep& s) { return array_of(s.cu_seqlens_k_padded); }, kNew)
-      .def_prop_ro(
-          "seqused_q", [](const VarlenStep& s) { return array_of(s.seqused_q); }, kNew)
-      .def_prop_ro(
-          "seqused_k", [](const VarlenStep& s) { return array_of(s.seqused_k); }, kNew)
-      .def_prop_ro(
-          "lo", [](const VarlenStep& s) { return array_of(s.lo); }, kNew)
-      .def_prop_ro(
-          "hi", [](const VarlenStep& s) { return array_of(s.hi); }, kNew)
-      .def_prop_ro(
-          "sequence", [](const VarlenStep& s) { return array_of(s.sequence); }, kNew)
+      .def_prop_ro("cu_seqlens_q", copy_of(&VarlenStep::cu_seqlens_q), kNew)
+      .def_prop_ro("cu_seqlens_k", copy_of(&VarlenStep::cu_seqlens_k), kNew)
+      .def_prop_ro("cu_seqlens_q_padded", copy_of(&VarlenStep::cu_seqlens_q_padded), kNew)
+      .def_prop_ro("cu_seqlens_k_padded", copy_of(&VarlenStep::cu_seqlens_k_padded), kNew)
+      .def_prop_ro("seqused_q", copy_of(&VarlenStep::seqused_q), kNew)
+      .def_prop_ro("seqused_k", copy_of(&VarlenStep::seqused_k), kNew)
+      .def_prop_ro("lo", copy_of(&VarlenStep::lo), kNew)
+      .def_prop_ro("hi", copy_of(&VarlenStep::hi), kNew)
+      .def_prop_ro("sequence", copy_of(&VarlenStep::sequence), kNew)
       .def_ro("max_seqlen_q", &VarlenStep::max_seqlen_q)
       .def_ro("max_seqlen_k", &VarlenStep::max_seqlen_k)
       .def_prop_ro(

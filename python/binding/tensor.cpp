@@ -12,6 +12,7 @@
 #include "convert.h"
 #include "device/device.h"
 #include "gil.h"
+#include "index.h"
 #include "module.h"
 #include "rows/row_tensor.h"
 #include "text.h"
@@ -26,7 +27,7 @@ std::string shape_text(const std::vector<Index>& shape) {
   return all + "]";
 }
 
-std::vector<Index> side_by_side(const std::vector<Index>& shape) {
+std::vector<Index> contiguous_strides(const std::vector<Index>& shape) {
   std::vector<Index> strides(shape.size());
   Index count = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
@@ -45,10 +46,10 @@ Place place_of_dlpack(std::string_view name, int type, int device) {
               "Weft has kernels for CPUs and for GPUs with CUDA: move it there first");
 }
 
-// numpy and others say anything of an array without elements.
+// Strides of an array without elements are arbitrary in numpy and others.
 void set_shape(Array& array, std::vector<Index> shape, std::vector<Index> strides) {
   const bool none = std::find(shape.begin(), shape.end(), 0) != shape.end();
-  array.strides = none ? side_by_side(shape) : std::move(strides);
+  array.strides = none ? contiguous_strides(shape) : std::move(strides);
   array.shape = std::move(shape);
 }
 
@@ -127,7 +128,7 @@ std::size_t set_rows(View& view, const Array& array, Format format) {
   return 2;
 }
 
-// Rows and heads; of each of these one element, the first. `thd`: dimensions that the format thd has.
+// Rows and heads, with dim 1. `thd`: how many dimensions the tensor has in format thd.
 TensorView heads_view(const Array& array, std::string_view name, std::size_t thd, Format format,
                       std::string_view what) {
   need_floating(array, name);
@@ -135,9 +136,9 @@ TensorView heads_view(const Array& array, std::string_view name, std::size_t thd
   TensorView out;
   out.data = array.data;
   out.dtype = array.dtype;
-  const std::size_t at = set_rows(out, array, format);
-  out.heads = array.shape[at];
-  out.head_stride = array.strides[at];
+  const std::size_t head = set_rows(out, array, format);
+  out.heads = array.shape[head];
+  out.head_stride = array.strides[head];
   out.dim = 1;
   return out;
 }
@@ -148,7 +149,7 @@ TensorView any_view(const Array& array, std::string_view name, Format format) {
   if (out.dim > 1 && array.strides.back() != 1)
     throw Error(
         text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-             ": the elements of a head do not lie side by side"),
+             ": the elements of a head are not contiguous"),
         text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
   return out;
 }
@@ -216,18 +217,18 @@ RowTensor rows_view(const Array& array, std::string_view name, Format format, bo
   if (array.shape.size() < leading)
     throw Error(text(name, " has shape ", shape_text(array.shape)),
                 "its first dimension must be rows, or its first two batch and length");
-  Index side_by_side = 1;
+  Index contiguous = 1;
   for (std::size_t i = array.shape.size(); i-- > leading;) {
-    if (array.shape[i] > 1 && array.strides[i] != side_by_side)
+    if (array.shape[i] > 1 && array.strides[i] != contiguous)
       throw Error(text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-                       ": the elements of a row do not lie side by side"),
+                       ": the elements of a row are not contiguous"),
                   "make its rows contiguous first");
-    side_by_side *= array.shape[i];
+    contiguous *= array.shape[i];
   }
   RowTensor rows;
   rows.data = array.data;
   set_rows(rows, array, format);
-  rows.row_bytes = side_by_side * array.item_bytes;
+  rows.row_bytes = contiguous * array.item_bytes;
   rows.row_stride *= array.item_bytes;
   rows.outer_stride *= array.item_bytes;
   if (rows.rows <= 1)
@@ -299,7 +300,7 @@ void bind_array(nb::module_& m) {
       },
       nb::arg("object").none(), nb::arg("writable"), nb::arg("name"), nb::arg("dtype").none() = nb::none(),
       "Any object that speaks DLPack or the buffer protocol.");
-  // Python asks for the parts itself where that is faster than a capsule. Without strides: elements lie side by side.
+  // Python asks for the parts itself where that is faster than a capsule. Without strides: contiguous.
   m.def(
       "array_at",
       [](std::uintptr_t address, std::optional<DType> dtype, Index item_bytes, std::vector<Index> shape,
@@ -310,7 +311,7 @@ void bind_array(nb::module_& m) {
         out.dtype = dtype.value_or(DType::f32);
         out.floating = dtype.has_value();
         out.item_bytes = item_bytes;
-        std::vector<Index> given = strides ? std::move(*strides) : side_by_side(shape);
+        std::vector<Index> given = strides ? std::move(*strides) : contiguous_strides(shape);
         set_shape(out, std::move(shape), std::move(given));
         out.owner = std::move(owner);
         return out;
@@ -325,12 +326,12 @@ void bind_array(nb::module_& m) {
         std::vector<std::size_t> sizes;
         for (const Index n : shape) {
           count *= n;
-          sizes.push_back(static_cast<std::size_t>(n));
+          sizes.push_back(at(n));
         }
         const Index bytes = max_of(count, 1) * size_of(dtype);
         const auto end_on_cpu = [](void* p) noexcept { ::operator delete(p, std::align_val_t{64}); };
-        void* data = device ? device::take(place_on(device, 0), bytes)
-                            : ::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64});
+        void* data =
+            device ? device::take(place_on(device, 0), bytes) : ::operator new(at(bytes), std::align_val_t{64});
         nb::capsule owner(data, device ? device::give_back : +end_on_cpu);
         const nb::dlpack::dtype d = with_type(dtype, [&]<class T>(std::type_identity<T>) {
           const auto code = std::is_same_v<T, bf16> ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float;

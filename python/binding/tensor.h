@@ -28,7 +28,7 @@ struct Array {
   Index item_bytes = 0;
   std::vector<Index> shape, strides;  // in elements
   bool writable = true;
-  Place place = {};  // without a stream: that is a call's
+  Place place = {};  // without a stream, which belongs to a call
   nb::object owner;
   nb::ndarray<nb::ro> imported;
 };
@@ -56,10 +56,10 @@ TensorView per_head_output(const Array& array, std::string_view name);
 // [t, h], or [b, s, h] and [s, b, h]: an LSE.
 ConstTensorView token_heads_view(const Array& array, std::string_view name, Format format);
 TensorView token_heads_output(const Array& array, std::string_view name, Format format);
-// Rows of anything: [t, ...], [b, s, ...] or [s, b, ...]; what is behind must lie side by side.
+// Rows of anything: [t, ...], [b, s, ...] or [s, b, ...]; the dimensions after those must be contiguous.
 RowTensor rows_view(const Array& array, std::string_view name, Format format, bool written);
 
-// Rows of a GPU's memory that hold tokens, from where tokens lie to where rows lie or back. Other rows are left.
+// Copies on a GPU between tensors in token order and in row order. Rows that hold no token are left as they are.
 enum class Way { to_rows, to_tokens };
 void copy_on_gpu(const Place& place, const RunList& runs, const RowTensor& tokens, const RowTensor& rows, Way way);
 

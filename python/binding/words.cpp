@@ -1,4 +1,4 @@
-// The core's errors name what C++ has; Python has other names for some of it.
+// The core's errors name functions and fields of C++; this replaces them by what they are called in Python.
 #include <array>
 #include <string>
 #include <string_view>

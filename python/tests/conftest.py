@@ -29,3 +29,23 @@ def refused():
             assert part in str(e), str(e)
 
     return check
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Addresses of the arrays that the library is given, by call."""
+    from weft import _core
+
+    def spy_on(name):
+        real, calls[name] = getattr(_core, name), []
+
+        def spy(*args):
+            calls[name] = [x.address for x in args if isinstance(x, _core.Array)]
+            return real(*args)
+
+        monkeypatch.setattr(_core, name, spy)
+
+    calls = {}
+    for name in ("attend", "attend_backward"):
+        spy_on(name)
+    return calls

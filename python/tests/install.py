@@ -38,7 +38,10 @@ def main():
     python = folder / "venv/bin/python"
     run(python, "-m", "pip", "install", *quiet, wheels[0])
     # From a folder of its own, so that what runs is what was installed.
-    run(python, "-c", "import weft, sys; print(weft.__version__, weft.__file__); sys.exit('venv' not in weft.__file__)", cwd=folder)
+    run(
+        python, "-c", "import weft, sys; print(weft.__version__, weft.__file__); sys.exit('venv' not in weft.__file__)",
+        cwd=folder,
+    )
     run(python, source / "examples/03_ranks.py", cwd=folder)
     run(python, "-c", "import pathlib, weft; here = pathlib.Path(weft.__file__).parent; "
         "assert (here / 'py.typed').exists() and (here / '_core.pyi').exists()", cwd=folder)

@@ -17,9 +17,11 @@ HERE = Path(__file__).parent
 
 
 def start(worker, folder, *arguments, seconds=300):
-    """Runs a worker of this folder; its stdout. An AssertionError with what the ranks said if it fails."""
-    done = subprocess.run([sys.executable, HERE / worker, folder, *map(str, arguments)], capture_output=True, text=True, timeout=seconds,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    """Runs a worker of a folder of tests; its stdout. An AssertionError with what the ranks said if it fails."""
+    (program,) = HERE.glob(f"*/{worker}")
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, program, folder, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=seconds, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
     if done.returncode != 0:
         said = "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(Path(folder).glob("rank*.txt")))
         raise AssertionError(f"{worker} ended with {done.returncode}\n{done.stdout}{done.stderr}\n{said}")
@@ -27,7 +29,7 @@ def start(worker, folder, *arguments, seconds=300):
 
 
 def results(worker, folder):
-    """What each rank of a worker (a module of this folder) said of each of its CASES: None, or what was wrong."""
+    """What each rank of a worker (a module) said of each of its CASES: None, or what was wrong."""
     start(f"{worker.__name__}.py", folder)
     return [json.loads((folder / f"results{rank}.json").read_text()) for rank in range(worker.RANKS)]
 
@@ -35,6 +37,20 @@ def results(worker, folder):
 def check(results, case):
     wrong = [said[case] for said in results if said[case] is not None]
     assert not wrong, "\n".join(wrong)
+
+
+def run_cases(rank, cases, folder):
+    """What a rank says of its cases, {name: function}: None, or what was wrong. One that fails does not end the others."""
+    results = {}
+    for name, check in cases.items():
+        begin = time.perf_counter()
+        try:
+            check()
+            results[name] = None
+        except Exception:
+            results[name] = f"rank {rank}: {traceback.format_exc()}"
+        print(f"{time.perf_counter() - begin:.2f} s {name}", flush=True)
+    (Path(folder) / f"results{rank}.json").write_text(json.dumps(results))
 
 
 def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False, backend="gloo"):

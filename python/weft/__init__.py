@@ -12,15 +12,19 @@ training with PyTorch, `weft.transformers` for models of that library.
 """
 
 from . import prepare, rows
-from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, UNLIMITED, __version__, set_cpu_threads
+from ._core import UNLIMITED, Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
+from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
-from .cost import choose, machine, set_machine, simulate
+from .cost import choose, machine, set_machine
 from .explain import Explanation, explain
 from .ranks import spawn
+from .schedule import Schedule
 from .sharding import position_ids, shard, unshard, use_layout
+from .simulate import simulate
 from .support import Support, support
 
 __all__ = [
+    "UNLIMITED",
     "Attended",
     "Communicator",
     "Error",
@@ -32,8 +36,8 @@ __all__ = [
     "Packing",
     "Plan",
     "Problem",
+    "Schedule",
     "Support",
-    "UNLIMITED",
     "attention",
     "choose",
     "explain",

@@ -3,30 +3,34 @@
 import itertools
 import re
 import sys
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from . import _core
 from ._core import DType, Error, Format
 
+Array = Any  # of numpy, torch, JAX, or anything else that speaks DLPack
+T = TypeVar("T")
+
 FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
 
 _CPU, _PINNED, _CUDA, _MANAGED = 1, 3, 2, 13  # DLPack's numbers
 _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
-_torch_dtypes = {}  # of torch to Weft's and back; filled when torch is seen, so that Weft does not need it
+_torch_dtypes: Dict[Any, Any] = {}  # torch's dtypes to Weft's and back; filled when torch is imported, which Weft does not do
 
 
 _DTYPES = {"f64": DType.f64, "f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
 
 
-def dtype_of(name):
+def dtype_of(name: str) -> DType:
     """The dtype, or an error that lists them."""
     if name not in _DTYPES:
         raise error(f"there is no dtype {name!r}", f"use {', '.join(_DTYPES)}")
     return _DTYPES[name]
 
 
-def layer_number(layer):
+def layer_number(layer: Any) -> int:
     """A number of a layer as the library takes it: -1 if there is none."""
     if layer is None:
         return -1
@@ -35,22 +39,22 @@ def layer_number(layer):
     return layer.__index__()
 
 
-def format_of(name):
+def format_of(name: str) -> Format:
     """The format, or an error that lists them."""
     if name not in FORMATS:
         raise error(f"there is no format {name!r}", "use thd [t, h, d], bshd [b, s, h, d] or sbhd [s, b, h, d]")
     return FORMATS[name]
 
 
-def error(problem, remedy):
+def error(problem: str, remedy: str) -> Error:
     """An Error as the library makes them."""
     e = Error(f"{problem}; {remedy}")
     e.problem, e.remedy = problem, remedy
     return e
 
 
-def listed(values, name):
-    """What a caller gives one after another, as a list; what has no end is refused."""
+def listed(values: Iterable[T], name: str) -> List[T]:
+    """An iterable as a list; one with more than a million entries is refused, since it may have no end."""
     most = 1 << 20
     out = list(itertools.islice(values, most + 1))
     if len(out) > most:
@@ -58,14 +62,14 @@ def listed(values, name):
     return out
 
 
-def need_cuda(name, where):
+def need_cuda(name: str, where: object) -> None:
     """An error if this build knows no GPUs."""
     if not _core.has_cuda:
         raise error(f"{name} lies on {where}, and this build of Weft has kernels for CPUs alone",
                     "install one with CUDA (pip install . -Ccmake.define.WEFT_CUDA=ON, where nvcc is), or move it to the CPU")
 
 
-def gpu_number(device):
+def gpu_number(device: Any) -> Optional[int]:
     """Of "cuda", "cuda:1", a torch.device or a number; None for the CPU."""
     if device is None or str(device) == "cpu":
         return None
@@ -77,12 +81,12 @@ def gpu_number(device):
     return number
 
 
-def _current_gpu():
+def _current_gpu() -> int:
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
 
 
-def stream_of(x, stream=None):
+def stream_of(x: Any, stream: Any = None) -> int:
     """The stream that work on x is put into: torch's current one; of other arrays the default one, or that of the caller."""
     if is_torch(x):
         if stream is not None:
@@ -95,7 +99,7 @@ def stream_of(x, stream=None):
     return stream or 0
 
 
-def _raw_stream(device):
+def _raw_stream(device: int) -> int:
     torch = sys.modules["torch"]
     try:
         return torch._C._cuda_getCurrentRawStream(device)  # a tenth of the time that a Stream object takes
@@ -103,18 +107,18 @@ def _raw_stream(device):
         return torch.cuda.current_stream(device).cuda_stream
 
 
-def _is_cupy(x):
+def _is_cupy(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] == "cupy"
 
 
-def finish(like, device, stream):
-    """Whoever knows nothing of the stream that results come in gets them when they are there."""
+def finish(like: Array, device: Optional[int], stream: int) -> None:
+    """Waits for results of frameworks that do not know the stream they are computed in."""
     if device is not None and not is_torch(like) and not _is_cupy(like):
         _core.synchronize(device, stream)
 
 
-def refuse_autograd(*tensors):
-    """Gradients of torch's own do not pass through calls of the core."""
+def refuse_autograd(*tensors: Array) -> None:
+    """weft.attention is no autograd operation: refuses tensors whose gradient would be lost."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensors[0], torch.Tensor) or not torch.is_grad_enabled():
         return
@@ -123,25 +127,25 @@ def refuse_autograd(*tensors):
                     "use weft.torch.context_parallel_attention, or detach it and call backward of the result")
 
 
-def is_torch(x):
+def is_torch(x: Any) -> bool:
     """Whether x is a tensor of torch, which Weft itself does not import."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, getattr(torch, "Tensor", ())):
         return False
     if not _torch_dtypes:
         pairs = ((torch.float64, DType.f64), (torch.float32, DType.f32), (torch.bfloat16, DType.bf16), (torch.float16, DType.f16))
-        # At once: another thread finds all of them or none.
+        # In one call, so that another thread finds all of them or none.
         _torch_dtypes.update({**dict(pairs), **{ours: theirs for theirs, ours in pairs}})
     return True
 
 
-def _is_numpy_bf16(x):
-    # Of ml_dtypes: numpy has none of its own, and no DLPack for it. (dtype.name alone costs microseconds.)
+def _is_numpy_bf16(x: Any) -> bool:
+    # ml_dtypes has bf16 for numpy, without DLPack. The kind is compared first, because dtype.name takes microseconds.
     return x.dtype.kind == "V" and x.dtype.name == "bfloat16"
 
 
-def refuse_strange(x, name):
-    """An error for what looks like an array of numbers and is none."""
+def refuse_strange(x: Any, name: str) -> None:
+    """Refuses arrays whose memory does not hold what they mean: nested, quantized, masked, traced."""
     if is_torch(x):
         if x.is_nested:
             raise error(f"{name} is a nested tensor",
@@ -157,20 +161,20 @@ def refuse_strange(x, name):
                     "jax.pure_callback")
 
 
-def _is_tracer(x):
+def _is_tracer(x: Any) -> bool:
     jax = sys.modules.get("jax")
     core = getattr(jax, "core", None)
     return core is not None and isinstance(x, getattr(core, "Tracer", ()))
 
 
-def _written_out(x, writable, name, what, copy):
+def _written_out(x: Any, writable: bool, name: str, what: str, copy: Callable[[], Array]) -> Array:
     if writable:
         raise error(f"{name} has torch's {what}, and is to be written", "give a tensor of its own memory: x.clone()")
     return copy()
 
 
-def _no_memory(x, name):
-    """The error for a tensor of torch that has none, and the way out."""
+def _no_memory(x: Any, name: str) -> Error:
+    """The error for a tensor of torch without memory, with the way out for its kind."""
     torch, kind = sys.modules["torch"], type(x).__name__
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return error(f"{name} has no memory of its own: it is inside a transform of torch.func (vmap, grad, jvp)",
@@ -179,12 +183,14 @@ def _no_memory(x, name):
         return error(f"{name} has no memory of its own: it is a FakeTensor, a shape without numbers",
                      "inside torch.compile or torch.export use weft.torch.context_parallel_attention, which they know")
     if kind == "DTensor":
-        return error(f"{name} has no memory of its own: it is a DTensor, spread over ranks", "give this rank's part: x.to_local()")
+        return error(
+            f"{name} has no memory of its own: it is a DTensor, spread over ranks", "give this rank's part: x.to_local()"
+        )
     return error(f"{name} has no memory of its own ({kind}, {x.layout})", "give a dense tensor: x.to_dense()")
 
 
-def array(x, writable=False, name="an array", stream=0):
-    """How the library sees an array. What is under way to it is awaited by the stream, unless it is torch's."""
+def array(x: Any, writable: bool = False, name: str = "an array", stream: int = 0) -> _core.Array:
+    """The memory of an array as the library takes it. Arrays of others than torch are synchronized with the stream by DLPack."""
     if is_torch(x):
         refuse_strange(x, name)
         device = None
@@ -194,18 +200,18 @@ def array(x, writable=False, name="an array", stream=0):
             need_cuda(name, x.device)
             device = x.device.index
         dtype = _torch_dtypes.get(x.dtype)
-        if x.is_neg() or dtype is None and x.is_conj():
+        if x.is_neg() or (dtype is None and x.is_conj()):
             x = _written_out(x, writable, name, "flag for negated or conjugated elements", lambda: x.resolve_neg().resolve_conj())
         try:
             address = x.data_ptr()
         except RuntimeError as e:
             raise _no_memory(x, name) from e
-        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # counted from nowhere
+        if address == x.storage_offset() * x.element_size() and x.numel() > 0:  # the storage has no address
             if not x._is_zerotensor():
                 raise _no_memory(x, name)
             x = _written_out(x, writable, name, "flag for zeros instead of elements", x.clone)
             address = x.data_ptr()
-        # Asking for the parts takes half the time that torch's DLPack does (1.5 and 2.9 us).
+        # Reading address, shape and strides takes half the time that torch's DLPack does (1.5 and 2.9 us).
         return _core.array_at(address, dtype, x.element_size(), tuple(x.shape), x.stride(), x, device)
     refuse_strange(x, name)
     if isinstance(x, np.ndarray):
@@ -231,7 +237,9 @@ def array(x, writable=False, name="an array", stream=0):
     return _core.array(x, writable, name)
 
 
-def empty(like, shape, dtype, device=None, stream=0):
+def empty(
+    like: Array, shape: Sequence[int], dtype: DType, device: Optional[int] = None, stream: int = 0
+) -> Tuple[Array, _core.Array]:
     """Memory for a result, to be handed out by give(): (value, how the library sees it). device: the GPU that `like` is on."""
     if is_torch(like):
         theirs = _torch_dtypes[dtype]
@@ -248,13 +256,13 @@ def empty(like, shape, dtype, device=None, stream=0):
     return value, _core.array(value, True, "a result")
 
 
-def _cupy(function, like, shape, dtype):
+def _cupy(function: str, like: Array, shape: Sequence[int], dtype: Any) -> Array:
     cupy = sys.modules["cupy"]
     with like.device:
         return getattr(cupy, function)(tuple(shape), dtype)
 
 
-def give(like, value):
+def give(like: Array, value: Any) -> Array:
     """The result as an array of the framework that `like` is of: numpy's where that has none of its own."""
     if isinstance(value, np.ndarray) or is_torch(value) or _is_cupy(value):
         return value
@@ -262,11 +270,11 @@ def give(like, value):
         return like.__array_namespace__().from_dlpack(value)
     try:
         return np.from_dlpack(value)
-    except (RuntimeError, BufferError):  # bf16, which numpy has not: as it is, an object that speaks DLPack
+    except (RuntimeError, BufferError):  # numpy has no bf16: the caller gets an object that speaks DLPack
         return value
 
 
-def writable_kind(x):
+def writable_kind(x: Any) -> Array:
     """x or, if arrays of its framework cannot be written, the same memory as an array of numpy."""
     refuse_strange(x, "an array")
     if isinstance(x, np.ndarray) or is_torch(x) or _is_cupy(x):
@@ -276,12 +284,12 @@ def writable_kind(x):
     return np.asarray(x) if hasattr(x, "__array_namespace__") else np.from_dlpack(x)
 
 
-def from_numpy(like, value):
+def from_numpy(like: Array, value: Any) -> Array:
     """An array of numpy as one of the framework that `like` is of, if that has a name."""
     return like.__array_namespace__().asarray(value) if hasattr(like, "__array_namespace__") else value
 
 
-def empty_rows(like, shape):
+def empty_rows(like: Array, shape: Sequence[int]) -> Array:
     """An array of `like`'s own kind and dtype, zeros, that rows of any elements are copied into."""
     if is_torch(like):
         return like.new_zeros(shape)

@@ -2,35 +2,34 @@
 
 import functools
 import operator
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
 from . import _core
 from ._arrays import error
 
-_ALSO = {"p2p": "ring", "a2a": "all_to_all", "a2a+p2p": "hybrid"}  # names that frameworks have for them
-SCHEDULES = (*_core.schedules(), "auto")
 LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "auto")
 FLAGS = frozenset(("causal", "bottom_right", "deterministic", "max_logit", "checked", "off_by_one", "one_rank", "return_lse",
                    "return_max_logit", "check_positions"))
-_WHOLE = frozenset(("chunk_size", "head_groups", "inside", "stages", "abreast"))
-_NAMES = {"schedule": SCHEDULES, "layout": LAYOUTS, "key_order": ("auto", "sequence", "rank"),
-          "across": _core.schedules(), "format": ("thd", "bshd", "sbhd")}
+_NAMES = {"layout": LAYOUTS, "format": ("thd", "bshd", "sbhd")}
 _MAY_BE_NONE = frozenset(("chunk_size", "scale", "layout", "kernel"))
 
 
-def schedule_name(name):
-    """Weft's name of a schedule: frameworks have others for some."""
-    return _ALSO.get(name, name) if isinstance(name, str) else name
+def constant(value: Any) -> Any:
+    """Numbers as constants of torch.compile, which may take one for a variable; a key of a dict cannot be one."""
+    if isinstance(value, (tuple, list)):
+        return [constant(x) for x in value]
+    return next(iter({value: None})) if isinstance(value, (int, float)) else value
 
 
-def _flag(name, value):
+def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise error(f"{name} is {value!r}", "give True or False")
     return bool(value)
 
 
-def _whole(name, value):
+def _whole(name: str, value: Any) -> int:
     try:
         if not isinstance(value, (bool, np.bool_)):
             return operator.index(value)
@@ -39,7 +38,7 @@ def _whole(name, value):
     raise error(f"{name} is {value!r}", "give a whole number" + (" or None" if name in _MAY_BE_NONE else ""))
 
 
-def _number(name, value):
+def _number(name: str, value: Any) -> float:
     if not isinstance(value, (str, bytes, bool, np.bool_)):
         try:
             return float(value)
@@ -48,40 +47,39 @@ def _number(name, value):
     raise error(f"{name} is {value!r}", "give a number" + (" or None" if name in _MAY_BE_NONE else ", 0 for none"))
 
 
-def _window(value):
+def _window(value: Any) -> Tuple[int, int]:
     try:
         if isinstance(value, (tuple, list)) and len(value) == 2:
-            return tuple(_whole("window", x) for x in value)
+            return _whole("window", value[0]), _whole("window", value[1])
     except _core.Error:
         pass
     raise error(f"window is {value!r}", "give (left, right): two whole numbers, with -1 for no limit")
 
 
-def _name(name, value):
-    value = schedule_name(value) if name in ("schedule", "across") else value
+def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or value not in _NAMES[name]:
         raise error(f"there is no {name} {value!r}", f"use {', '.join(sorted(_NAMES[name]))}")
     return value
 
 
 @functools.lru_cache(None)
-def _kernels():
+def _kernels() -> List[str]:
     return [kernel["name"] for kernel in _core.kernels()]
 
 
-def _kernel(value):
+def _kernel(value: Any) -> str:
     if isinstance(value, str) and (value in ("", "cpu") or value in _kernels()):
         return value
     raise error(f"there is no kernel {value!r}", f"use one of {', '.join(_kernels())}, or cpu for the best CPU target")
 
 
-def option(name, value):
+def option(name: str, value: Any) -> Any:
     """The value, as the core takes it; an Error that names it if it is of another kind."""
     if value is None and name in _MAY_BE_NONE:
         return None
     if name in FLAGS:
         return _flag(name, value)
-    if name in _WHOLE:
+    if name == "chunk_size":
         return _whole(name, value)
     if name in ("scale", "softcap"):
         return _number(name, value)
@@ -92,7 +90,7 @@ def option(name, value):
     return _kernel(value) if name == "kernel" else value
 
 
-def heads(heads_q, heads_k, head_map):
+def heads(heads_q: int, heads_k: int, head_map: Any) -> None:
     """Query heads share K/V heads evenly unless a map says how."""
     if head_map is None and heads_k > 0 and heads_q % heads_k:
         fewer = f"{heads_q // heads_k * heads_k} or " if heads_q > heads_k else ""
@@ -100,6 +98,6 @@ def heads(heads_q, heads_k, head_map):
                     f"use {fewer}{(heads_q // heads_k + 1) * heads_k} query heads, or give head_map=, the K/V head of each")
 
 
-def sink(shape, heads_q):
+def sink(shape: Sequence[int], heads_q: int) -> None:
     if list(shape) != [heads_q]:
         raise error(f"sink has shape {list(shape)} and q has {heads_q} heads", f"give one logit a query head: [{heads_q}]")

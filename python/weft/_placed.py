@@ -6,33 +6,36 @@ A tensor does not say under which layout its rows lie, and after a projection no
 
 import collections
 import threading
+from typing import Any, Dict, List, NoReturn, OrderedDict, Tuple
 
 from ._arrays import error
+from ._core import Communicator, Layout
 
-_MOST = 4096  # ranks' rows of packings; those not asked for longest are forgotten
+_MOST = 4096  # entries of _known; the least recently used are forgotten
 _MOST_LAYOUTS = 64  # of one packing
 
 _lock = threading.Lock()
-_known = collections.OrderedDict()  # (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
-_scopes = {}  # by id of a communicator
-gone = []  # scopes to forget at the next occasion: who learns of it in the garbage collector may not wait for the lock
+# (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
+_known: OrderedDict[Tuple[Any, int, int], Dict[int, str]] = collections.OrderedDict()
+_scopes: Dict[int, Any] = {}  # by id of a communicator
+gone: List[Any] = []  # scopes to forget later: the garbage collector, which finds them, must not wait for the lock
 
 
 class Scope:
     """Stands for ranks that belong together: those of a process group, or of one call of weft.spawn."""
 
 
-def join(comm, scope):
+def join(comm: Communicator, scope: Any) -> None:
     """From now on the communicator is one of this scope's."""
     with _lock:
         _scopes[id(comm)] = scope
 
 
-def scope_of(comm):
+def scope_of(comm: Communicator) -> Any:
     return _scopes.get(id(comm))
 
 
-def leave(comm):
+def leave(comm: Communicator) -> None:
     """The communicator has ended. With the last one its scope is forgotten."""
     with _lock:
         scope = _scopes.pop(id(comm), None)
@@ -41,23 +44,23 @@ def leave(comm):
         forget(scope)
 
 
-def forget(scope):
+def forget(scope: Any) -> None:
     with _lock:
         for key in [key for key in _known if key[0] is scope]:
             del _known[key]
 
 
-def _words(placed):
+def _words(placed: Layout) -> str:
     return f"balanced by {placed.mask}" if placed.kind == "balanced" else placed.kind
 
 
-def _sides(placed):
+def _sides(placed: Layout) -> Tuple[Tuple[str, int], ...]:
     packing = placed.packing
     numbers = packing.fingerprints
     return (("q", numbers[0]),) if packing.self_attention else (("q", numbers[0]), ("k", numbers[1]))
 
 
-def register(placed, rank, scope=None):
+def register(placed: Layout, rank: int, scope: Any = None) -> None:
     """The rank's rows are those of this layout. For the ranks of the scope and, where nobody names ranks, for their number."""
     while gone:
         forget(gone.pop())
@@ -76,7 +79,7 @@ def register(placed, rank, scope=None):
             _known.popitem(last=False)
 
 
-def _layouts_of(scope, ranks, rank, number):
+def _layouts_of(scope: Any, ranks: int, rank: int, number: int) -> Dict[int, str]:
     """What is known of a rank's rows: of its own group or, if that has said nothing, of as many ranks."""
     with _lock:
         for key in ((scope, rank, number), (ranks, rank, number)):
@@ -87,15 +90,19 @@ def _layouts_of(scope, ranks, rank, number):
     return {}
 
 
-def _refuse(placed, rank, side, layouts, what, call):
+def _refuse(placed: Layout, rank: int, side: str, layouts: Dict[int, str], what: str, call: str) -> NoReturn:
     rows = "rows" if placed.packing.self_attention else "query rows" if side == "q" else "key rows"
-    have = f"were dealt out under {', '.join(sorted(set(layouts.values())))}" if layouts else "were never dealt out in this process"
+    have = (
+        f"were dealt out under {', '.join(sorted(set(layouts.values())))}" if layouts else "were never dealt out in this process"
+    )
     remedy = "give shard, position_ids and attention the same packing and layout, and the same mask for it to go by (mask=, " \
              f"layout_mask=), or say so if rows were dealt out elsewhere: {call}"
     raise error(f"{what} under layout {_words(placed)}, and rank {rank}'s {rows} of this packing {have}", remedy)
 
 
-def check(placed, rank, scope, what="attention", call="weft.use_layout(packing, comm, layout=...)"):
+def check(
+    placed: Layout, rank: int, scope: Any, what: str = "attention", call: str = "weft.use_layout(packing, comm, layout=...)"
+) -> None:
     """An Error unless this rank's rows are known to lie so. On one rank nobody has to deal out rows."""
     for side, number in _sides(placed):
         layouts = _layouts_of(scope, placed.ranks, rank, number)
@@ -103,7 +110,7 @@ def check(placed, rank, scope, what="attention", call="weft.use_layout(packing, 
             _refuse(placed, rank, side, layouts, what, call)
 
 
-def check_all(placed, side, call="weft.use_layout(packing, ranks=..., layout=...)"):
+def check_all(placed: Layout, side: str, call: str = "weft.use_layout(packing, ranks=..., layout=...)") -> None:
     """The same of all ranks' rows. Those of which this process knows nothing are another's, but not all can be."""
     number = dict(_sides(placed)).get(side, placed.packing.fingerprints[0])
     known = 0

@@ -1,31 +1,36 @@
 """Attention: one call on one rank, and the same call on each of many."""
 
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _core, _options, _placed
 from ._arrays import error
 from ._core import Communicator, DType, Mask, Packing, Plan, Problem
 from ._types import AnyLayout, Array, Numbers
 from .cost import chosen_schedule
+from .schedule import AnySchedule, Schedule, schedule_of, unexpected
 from .sharding import as_packing, batch_shape, layout_of
+
+_SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
+_THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
+_MASK = {"causal": False, "bottom_right": False, "window": (-1, -1), "chunk_size": None, "slices": None}
+_PARTS = (*_THREE, *_SIX, *_MASK)  # keywords that a Packing and a Mask are made of
 
 
 class Gradients(NamedTuple):
     """What Attended.backward returns."""
 
-    dq: object
-    dk: object
-    dv: object
-    dsink: object  # None unless the sink is learnable
+    dq: Array
+    dk: Array
+    dv: Array
+    dsink: Array  # None unless the sink is learnable
 
 
-def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
+def _mask_of(mask: Optional[Mask], parts: Dict[str, Any]) -> Mask:
     """The Mask that a caller means: an object, or its parts."""
-    causal, bottom_right, window, chunk_size = (_options.option(name, value) for name, value in (
-        ("causal", causal), ("bottom_right", bottom_right), ("window", window), ("chunk_size", chunk_size)))
+    given = {name: _options.option(name, parts.get(name, usual)) for name, usual in _MASK.items()}
     if mask is None:
-        return Mask(causal, bottom_right, window, chunk_size, slices)
-    if causal or bottom_right or window != (-1, -1) or chunk_size is not None or slices is not None:
+        return Mask(**given)
+    if given != _MASK:
         raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
                     "a mask says it all: leave the others out")
     if not isinstance(mask, Mask):
@@ -33,7 +38,8 @@ def mask_of(mask, causal, bottom_right, window, chunk_size, slices):
     return mask
 
 
-def settings_of(scale, softcap, sink, head_map, heads, stream=0):
+def _settings_of(scale: Optional[float], softcap: float, sink: Union[None, str, Array], head_map: Optional[Numbers], heads: int,
+                 stream: int) -> _core.Settings:
     """What a model sets, checked as far as Python can tell."""
     scale, softcap = _options.option("scale", scale), _options.option("softcap", softcap)
     if sink is None or isinstance(sink, str):
@@ -45,20 +51,21 @@ def settings_of(scale, softcap, sink, head_map, heads, stream=0):
     return _core.Settings(scale, softcap, view, False, head_map)
 
 
-_SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
+def _lengths_of(parts: Dict[str, Any]) -> List[Optional[Numbers]]:
+    """The six arrays that a Packing is made of. cu_seqlens, cu_seqlens_padded and seqused are of queries and keys alike."""
+    six = [parts.get(name) for name in _SIX]
+    clash = [name for name, given in zip(_SIX, six) if given is not None]
+    for i, name in enumerate(_THREE):
+        if parts.get(name) is not None:
+            if clash:
+                raise error(f"{name} is given together with {clash[0]}",
+                            f"it is of both sides: give {name}_q and {name}_k instead, if keys are not where the queries are")
+            six[2 * i] = parts[name]
+    return six
 
 
-def _both_sides(six, three):
-    """cu_seqlens, cu_seqlens_padded and seqused are those of the queries, and keys are where these are."""
-    clash = [other for other, given in zip(_SIX, six) if given is not None]
-    for name, value in zip(("cu_seqlens", "cu_seqlens_padded", "seqused"), three):
-        if value is not None and clash:
-            raise error(f"{name} is given together with {clash[0]}",
-                        f"it is of both sides: give {name}_q and {name}_k instead, if keys are not where the queries are")
-    return tuple(three[at // 2] if at % 2 == 0 and three[at // 2] is not None else value for at, value in enumerate(six))
-
-
-def _packing(q, k, format, ranks, packing, six):
+def _packing_of(q: Sequence[int], k: Sequence[int], format: str, ranks: int, packing: Union[None, Packing, Numbers],
+                six: List[Optional[Numbers]]) -> Packing:
     """The packing of the whole problem, from the shapes of q and k and the six arrays that a caller may give."""
     if packing is None and format == "thd":
         # On one rank rows past the last sequence are padding; on many only the global packing knows.
@@ -80,7 +87,28 @@ def _packing(q, k, format, ranks, packing, six):
 class Attended:
     """The result of attention: `out` as q, `lse` [rows, heads] in natural log and with the sink, `max_logit` [heads] or None."""
 
-    __slots__ = ("out", "lse", "max_logit", "_q", "_k", "_v", "_sink", "_views", "_run", "_stream", "_layer")
+    __slots__ = ("_k", "_layer", "_q", "_run", "_sink", "_stream", "_v", "_views", "lse", "max_logit", "out")
+
+    _q: Array
+    _k: Array
+    _v: Array
+    _sink: Union[None, str, Array]
+    _views: Tuple[Any, ...]  # q, k, v, settings, format, dtype
+    _run: Any  # OneRank or Executor
+    _stream: Any
+    _layer: int
+
+    def _attend(self, out_shape: List[int], max_logit: bool, stream: int) -> None:
+        """The forward pass: fills out, lse and max_logit."""
+        q, k, v, settings, format, dtype = self._views
+        rows, statistics = out_shape[:-1], _statistics(dtype)
+        out, out_view = _arrays.empty(self._q, out_shape, dtype, q.device, stream)
+        lse, lse_view = _arrays.empty(self._q, rows, statistics, q.device, stream)
+        largest, largest_view = _arrays.empty(self._q, rows[-1:], statistics, q.device, stream) if max_logit else (None, None)
+        self._run.forward(q, k, v, format, settings, out_view, lse_view, largest_view, stream=stream, layer=self._layer)
+        _arrays.finish(self._q, q.device, stream)
+        self.out, self.lse = _arrays.give(self._q, out), _arrays.give(self._q, lse)
+        self.max_logit = None if largest is None else _arrays.give(self._q, largest)
 
     def backward(self, dout: Array) -> Gradients:
         """Gradients (dq, dk, dv, dsink) of sum(out * dout), in the dtypes of q, k, v; dsink is f32, None without a sink.
@@ -98,62 +126,72 @@ class Attended:
         self._run.backward(q, k, v, format, settings, out, lse, dout, *(g[1] for g in grads), dsink[1], stream=stream,
                            layer=self._layer)
         _arrays.finish(self._q, device, stream)
-        given = [_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads)]
-        return Gradients(*given, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
+        dq, dk, dv = (_arrays.give(x, g[0]) for x, g in zip((self._q, self._k, self._v), grads))
+        return Gradients(dq, dk, dv, None if dsink[0] is None else _arrays.give(self._sink, dsink[0]))
 
 
-def _statistics(dtype):
+def _statistics(dtype: DType) -> DType:
     return DType.f64 if dtype is DType.f64 else DType.f32
 
 
-class _OneRank:
+class OneRank:
     """A plan of the whole problem, run where the tensors are."""
 
-    def __init__(self, problem, kernel, deterministic):
+    def __init__(self, problem: Problem, kernel: str, deterministic: bool) -> None:
         self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
 
-    def forward(self, *args, stream=0, layer=-1):
+    def forward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
         _core.attend(self.plan, *args, self.kernel, stream)
 
-    def backward(self, *args, stream=0, layer=-1):
+    def backward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
         _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
 
 
-def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = None,
-              cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
-              cu_seqlens_q: Optional[Numbers] = None, cu_seqlens_k: Optional[Numbers] = None,
-              cu_seqlens_q_padded: Optional[Numbers] = None,
-              cu_seqlens_k_padded: Optional[Numbers] = None, seqused_q: Optional[Numbers] = None,
-              seqused_k: Optional[Numbers] = None, packing: Union[None, Packing, Numbers] = None,
-              format: str = "thd", causal: bool = False, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
-              chunk_size: Optional[int] = None, slices: Any = None, mask: Optional[Mask] = None,
-              scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
-              head_map: Optional[Numbers] = None, deterministic: bool = False, kernel: Optional[str] = None,
-              max_logit: bool = False, comm: Optional[Communicator] = None, schedule: str = "all_gather",
-              layout: Optional[AnyLayout] = None, layout_mask: Optional[Mask] = None, key_order: str = "auto",
-              head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4, abreast: int = 2,
-              checked: bool = False, layer: Optional[int] = None, stream: Any = None) -> Attended:
+def rank_schedule(schedule: Schedule, problem: Problem, placed: _core.Layout, rank: int, heads: Tuple[int, int],
+                  head_map: Optional[Numbers], shape: Tuple[DType, int, int], machine: Any = None) -> _core.RankSchedule:
+    """What the rank does by this schedule or, with auto, by the best predicted one. shape: dtype, dim of q and k, dim of v."""
+    if schedule.name == "auto":
+        if head_map is not None:
+            raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
+        schedule = chosen_schedule(problem, placed, *heads, *shape, machine)
+    return _core.RankSchedule(problem, placed, rank, *heads, head_map, schedule.name, schedule.options)
+
+
+def _views_of(tensors: Dict[str, Array], format: str, stream: int) -> List[_core.Array]:
+    views = [_arrays.array(x, name=name, stream=stream) for name, x in tensors.items()]
+    for name, view in zip(tensors, views):
+        if len(view.shape) != (3 if format == "thd" else 4):
+            raise error(f"{name} has shape {view.shape} and format {format}",
+                        "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
+    return views
+
+
+def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Numbers] = None, mask: Optional[Mask] = None, *,
+              format: str = "thd", scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
+              head_map: Optional[Numbers] = None, max_logit: bool = False, deterministic: bool = False,
+              kernel: Optional[str] = None, comm: Optional[Communicator] = None, schedule: AnySchedule = "all_gather",
+              layout: Optional[AnyLayout] = None, layout_mask: Optional[Mask] = None, checked: bool = False,
+              layer: Optional[int] = None, stream: Any = None, **parts: Any) -> Attended:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; on
     CPUs f64 too, by kernel "reference", and what ranks sum is then f64. Query head h uses K/V
     head h // (hq // hk), or head_map[h].
 
-    Which sequences: cu_seqlens (prefix sums of lengths), with cu_seqlens_padded if there is padding between them or seqused
-    for how much of each is real; if keys are not where the queries are, cu_seqlens_q, cu_seqlens_k and so on. Or a Packing.
-    Which keys: causal (aligned to the first tokens, or to the last with bottom_right), window=(left, right) with -1 for
-    no limit, chunk_size, or your own slices. Or a Mask.
+    packing says which sequences there are: a Packing, or cu_seqlens. Or give what it is made of by keyword: cu_seqlens (prefix
+    sums of lengths), cu_seqlens_padded if there is padding between sequences, seqused for how much of each is real; if keys
+    are not where the queries are, cu_seqlens_q, cu_seqlens_k and so on.
+    mask says which keys a query sees: a Mask, or by keyword causal (aligned to the first tokens, or to the last with
+    bottom_right), window=(left, right) with -1 for no limit, chunk_size, or your own slices.
     sink: None, "off_by_one", or an array of one logit a query head.
 
-    On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator,
-    and a schedule: all_gather, ring, all_to_all, hybrid or exact (docs/schedules.md has their options), or auto: the best
-    predicted for the machine of weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the
-    default (dual_chunk for batches), goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a
-    layout that these rows were not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
-
-    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the layer of a model that
-    asks, which checked ranks compare too: without it a rank that has left out a layer looks like the others.
-
+    On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator, and a
+    schedule (docs/schedules.md): its name or, with options, a weft.Schedule; auto is the best predicted for the machine of
+    weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the default (dual_chunk for batches),
+    goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a layout that these rows were not
+    dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
+    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the model's layer, which
+    checked ranks compare too: without it a rank that has left out a layer looks like the others.
     Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
     stream, or into `stream`.
 
@@ -172,65 +210,41 @@ def attention(q: Array, k: Array, v: Array, *, cu_seqlens: Optional[Numbers] = N
         >>> bool(np.abs(many - one.out).max() < 1e-6)
         True
     """
-    fmt = _arrays.format_of(format)
-    schedule, key_order, head_groups, inside, across, stages, abreast, deterministic, kernel, max_logit, checked = (
-        _options.option(name, value) for name, value in (
-            ("schedule", schedule), ("key_order", key_order), ("head_groups", head_groups), ("inside", inside),
-            ("across", across), ("stages", stages), ("abreast", abreast), ("deterministic", deterministic), ("kernel", kernel),
-            ("max_logit", max_logit), ("checked", checked)))
+    for name in parts:
+        if name not in _PARTS:
+            unexpected("attention", name, _PARTS)
+    fmt, schedule = _arrays.format_of(format), schedule_of(schedule)
+    deterministic, max_logit, checked = (_options.option(name, value) for name, value in (
+        ("deterministic", deterministic), ("max_logit", max_logit), ("checked", checked)))
+    kernel = _options.option("kernel", kernel) or ""
     if comm is not None and not isinstance(comm, Communicator):
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
-    ranks, layer = 1 if comm is None else comm.ranks, _arrays.layer_number(layer)
+    ranks = 1 if comm is None else comm.ranks
     _arrays.refuse_autograd(q, k, v, sink)
-    given_stream, stream = stream, _arrays.stream_of(q, stream)
-    q_view, k_view, v_view = (_arrays.array(x, name=name, stream=stream) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    q_shape, k_shape, v_shape = q_view.shape, k_view.shape, v_view.shape
-    dimensions = 3 if format == "thd" else 4
-    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
-        if len(shape) != dimensions:
-            raise error(f"{name} has shape {shape} and format {format}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
-    six = _both_sides((cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, seqused_q, seqused_k),
-                      (cu_seqlens, cu_seqlens_padded, seqused))
-    packing = _packing(q_shape, k_shape, format, ranks, packing, six)
-    problem = Problem(packing, mask_of(mask, causal, bottom_right, window, chunk_size, slices))
-    heads = q_shape[-2]
-    _options.heads(heads, k_shape[-2], head_map)
-    settings = settings_of(scale, softcap, sink, head_map, heads, stream)
+    r = Attended()
+    r._q, r._k, r._v, r._sink, r._stream, r._layer = q, k, v, sink, stream, _arrays.layer_number(layer)
+    stream = _arrays.stream_of(q, stream)
+    views = _views_of({"q": q, "k": k, "v": v}, format, stream)
+    q_shape, k_shape, v_shape = (view.shape for view in views)
+    packing = _packing_of(q_shape, k_shape, format, ranks, packing, _lengths_of(parts))
+    problem = Problem(packing, _mask_of(mask, parts))
+    heads, dtype = (q_shape[-2], k_shape[-2]), views[0].dtype
+    _options.heads(*heads, head_map)
+    r._views = (*views, _settings_of(scale, softcap, sink, head_map, heads[0], stream), fmt, dtype)
     if comm is None:
-        if isinstance(layout, str):  # says nothing on one rank, but a name that there is not is a mistake
-            _options.option("layout", layout)
-        run = _OneRank(problem, kernel or "", deterministic)
+        # Not used on one rank, but an unknown name is a mistake.
+        _options.option("layout", layout if isinstance(layout, str) else None)
+        r._run = OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
         if format != "thd":
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        options = (schedule, key_order, head_groups, inside, across, stages, abreast)
-        if schedule == "auto":
-            if head_map is not None:
-                raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
-            options = chosen_schedule(problem, placed, heads, k_shape[-2], q_view.dtype, q_shape[-1],
-                                      v_shape[-1]).options.values()
-        made = _core.Schedule(problem, placed, comm.rank, heads, k_shape[-2], head_map, *options)
-        run = _core.Executor(comm, made, kernel or "", deterministic, checked, q_view.device, stream)
+        made = rank_schedule(schedule, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
+        r._run = _core.Executor(comm, made, kernel, deterministic, checked, views[0].device, stream)
         _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
-
-    dtype, device = q_view.dtype, q_view.device
-    statistics = _statistics(dtype)
-    rows = q_shape[:-1]
-    out, out_view = _arrays.empty(q, [*rows, v_shape[-1]], dtype, device, stream)
-    lse, lse_view = _arrays.empty(q, rows, statistics, device, stream)
-    largest, largest_view = _arrays.empty(q, [heads], statistics, device, stream) if max_logit else (None, None)
-    run.forward(q_view, k_view, v_view, fmt, settings, out_view, lse_view, largest_view, stream=stream, layer=layer)
-    _arrays.finish(q, device, stream)
-
-    r = Attended()
-    r.out, r.lse = _arrays.give(q, out), _arrays.give(q, lse)
-    r.max_logit = None if largest is None else _arrays.give(q, largest)
-    r._q, r._k, r._v, r._sink = q, k, v, sink
-    r._views = (q_view, k_view, v_view, settings, fmt, dtype)
-    r._run, r._stream, r._layer = run, given_stream, layer
+    r._attend([*q_shape[:-1], v_shape[-1]], max_logit, stream)
     return r
 
 

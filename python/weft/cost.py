@@ -1,16 +1,16 @@
-"""What a schedule will take on a machine, and which one to take."""
+"""Machines, and the schedule and layout that are predicted to be the best on one."""
 
 import functools
 import os
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _core
 from ._arrays import error, listed
-from ._core import BatchChoice, Machine, Mask, Packing, Problem
-from ._options import schedule_name
+from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
+from .schedule import Schedule
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
-_machines = ["h100-400g"]  # all defaults so far; the last one counts
+_machines: List[Union[str, Machine]] = ["h100-400g"]  # every default so far: a backward may need an earlier one
 _MOST_BYTES = 1 << 20
 
 
@@ -31,9 +31,14 @@ def machine(which: AnyMachine = None) -> Machine:
     try:
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as e:  # ValueError: a name with a zero in it, which no file has
-        raise error(f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name") from e
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        raise error(
+            f"cannot read {name!r}: {getattr(e, 'strerror', None) or e}", "give a machine file, or a preset's name"
+        ) from e
     return Machine.from_json(text, name)
+
+
+_machine_of = machine  # for functions with a parameter of that name
 
 
 def set_machine(which: AnyMachine) -> None:
@@ -42,7 +47,7 @@ def set_machine(which: AnyMachine) -> None:
 
 
 def machine_number() -> int:
-    """Of the default: what is chosen by it can be chosen again later, when there is another."""
+    """The number of today's default, by which machine_numbered finds it after another set_machine."""
     return len(_machines) - 1
 
 
@@ -50,20 +55,20 @@ def machine_numbered(number: int) -> Machine:
     return machine(_machines[number])
 
 
-def batch_layouts(packing, ranks):
+def batch_layouts(packing: Packing, ranks: int) -> List[str]:
     """Layouts that leave each rank a batch of its own; whether they can be made is asked when they are."""
     lengths = [x for cu in (packing.cu_seqlens_q_padded, packing.cu_seqlens_k_padded) for x in (cu[1:] - cu[:-1]).tolist()]
     return ["dual_chunk"] + (["striped"] if all(x % ranks == 0 for x in lengths) else [])
 
 
 @functools.lru_cache(maxsize=256)
-def _chosen_layout(packing, mask, ranks, where, batch):
-    # Heads of a model of today: which layout is best hardly depends on them, and shard knows nothing of them.
-    return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, _core.DType.bf16, 128, 128, where,
+def _chosen_layout(packing: Packing, mask: Mask, ranks: int, where: Machine, batch: bool) -> str:
+    # Typical heads: the best layout hardly depends on them, and shard does not know them.
+    return _core.choose([Problem(packing, mask)], [1], ranks, 32, 8, DType.bf16, 128, 128, where,
                         layouts=batch_layouts(packing, ranks) if batch else []).layout
 
 
-def chosen_layout(packing, mask, ranks, where=None, format="thd"):
+def chosen_layout(packing: Packing, mask: Mask, ranks: int, where: AnyMachine = None, format: str = "thd") -> str:
     """The name that layout="auto" stands for: the same wherever packing, mask, ranks, machine and format are the same.
 
     Rows of bshd and sbhd have to stay a batch on each rank, so only layouts that do that are chosen among.
@@ -72,24 +77,31 @@ def chosen_layout(packing, mask, ranks, where=None, format="thd"):
 
 
 @functools.lru_cache(maxsize=256)
-def _chosen_schedule(packing, mask, kind, dealt_by, ranks, heads_q, heads_k, dtype, dim_qk, dim_v, where):
+def _chosen_schedule(packing: Packing, mask: Mask, kind: str, dealt_by: Optional[Mask], ranks: int, heads_q: int, heads_k: int,
+                     dtype: DType, dim_qk: int, dim_v: int, where: Machine) -> Schedule:
     placed = _core.Layout(kind, packing, ranks, dealt_by)
-    return _core.choose_schedule(Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+    return _best_schedule(Problem(packing, mask), placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
 
 
-def chosen_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where=None):
-    """What schedule="auto" stands for. Kept, so that layers and steps that ask the same are answered at once."""
-    if dtype is _core.DType.f64:
-        dtype = _core.DType.f32  # machines have no rates for it: f64 is for checks, and any schedule is right
-    where = machine(where)
+def _best_schedule(*question: Any) -> Schedule:
+    choice = _core.choose_schedule(*question)
+    return Schedule(choice.schedule, **choice.options)
+
+
+def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int, dtype: DType, dim_qk: int, dim_v: int,
+                    where: AnyMachine = None) -> Schedule:
+    """What schedule="auto" stands for. Cached, so that layers and steps that ask the same are answered at once."""
+    if dtype is DType.f64:
+        dtype = DType.f32  # machines have no rates for f64, which is for checks: any schedule will do
+    on = machine(where)
     if placed.kind == "explicit":
-        return _core.choose_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, where)
+        return _best_schedule(problem, placed, heads_q, heads_k, dtype, dim_qk, dim_v, on)
     return _chosen_schedule(placed.packing, problem.mask, placed.kind, placed.mask, placed.ranks, heads_q, heads_k,
-                            dtype, dim_qk, dim_v, where)
+                            dtype, dim_qk, dim_v, on)
 
 
-def _dtype(name):
-    for dtype in (_core.DType.f32, _core.DType.bf16, _core.DType.f16):
+def dtype_of(name: str) -> DType:
+    for dtype in (DType.f32, DType.bf16, DType.f16):
         if dtype.name == name:
             return dtype
     raise error(f"there is no dtype {name!r} here", "use f32, bf16 or f16")
@@ -106,43 +118,12 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
         >>> c.layout, [layer.schedule for layer in c.layers]
         ('dual_chunk', ['all_gather', 'exact'])
         >>> print(c.layers[0].why().split(";")[0].split(":")[0])
-        all_gather in 4 groups of heads
+        all_gather head_groups=4
     """
     masks = [masks] if isinstance(masks, Mask) else listed(masks, "masks")
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     counts = [1] * len(masks) if counts is None else listed(counts, "counts")
     if len(counts) != len(masks):
         raise error(f"{len(counts)} counts for {len(masks)} masks", "give one for each mask")
-    return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, _dtype(dtype), *dims,
-                        _module_machine(machine), backward, memory_bytes)
-
-
-def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: str = "all_gather", layout: Any = "balanced",
-             layout_mask: Optional[Mask] = None, heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128,
-             dtype: str = "bf16",
-             key_order: str = "auto", head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
-             abreast: int = 2, machine: AnyMachine = None, backward: bool = False, detail: Sequence[int] = ()) -> dict:
-    """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
-
-    Layouts "balanced" (the default) and "auto" go by layout_mask, and by the mask itself where there is none.
-
-        >>> import weft
-        >>> t = weft.simulate(weft.Packing([0, 65536]), weft.Mask(causal=True), ranks=8, schedule="ring", detail=[0])
-        >>> t["seconds"] >= t["ideal"], t["timelines"][0]["events"][0]["kind"]
-        (True, 'exchange')
-    """
-    from .sharding import layout_of
-
-    dims = dim if isinstance(dim, tuple) else (dim, dim)
-    problem = Problem(packing, mask)
-    placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)
-    schedule, across = schedule_name(schedule), schedule_name(across)
-    options = dict(schedule=schedule, key_order=key_order, head_groups=head_groups, inside=inside, across=across, stages=stages,
-                   abreast=abreast)
-    if schedule == "auto":
-        options = _core.choose_schedule(problem, placed, *heads, _dtype(dtype), *dims, _module_machine(machine)).options
-    return _core.simulate(problem, placed, *heads, *options.values(), _dtype(dtype), *dims, _module_machine(machine), backward,
-                          listed(detail, "detail"))
-
-
-_module_machine = machine
+    return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, dtype_of(dtype), *dims,
+                        _machine_of(machine), backward, memory_bytes)

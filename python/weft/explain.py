@@ -4,25 +4,26 @@ import html
 import os
 import pathlib
 import threading
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
-from ._options import schedule_name
 from ._types import AnyLayout, Numbers
-from .cost import AnyMachine, machine as machine_of
+from .cost import AnyMachine
+from .cost import machine as machine_of
+from .schedule import AnySchedule, Schedule, schedule_of, unexpected
 from .sharding import layout_of
 
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
 
 
-def _replace(path, data):
-    """Writes beside the file, then takes its place: whatever fails, the old one stays. A pipe or a device is written to."""
-    if path.exists() and not path.is_file() or str(path).startswith(("/dev/", "/proc/")):
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    """Writes a temporary file and renames it, so that a failure leaves the old file. Pipes and devices are written directly."""
+    if (path.exists() and not path.is_file()) or str(path).startswith(("/dev/", "/proc/")):
         path.write_bytes(data)
         return
     target = pathlib.Path(os.path.realpath(path))  # the file behind links is replaced, not the link
@@ -48,7 +49,10 @@ class Explanation:
     html(), svg(): the page and the picture, with a panel for each layout and schedule; save(path) writes either.
     """
 
-    def __init__(self, packing, mask, layouts, heads, dims, dtype, schedules, drawn):
+    def __init__(
+        self, packing: Packing, mask: Mask, layouts: List[Layout], heads: Tuple[int, int], dims: Tuple[int, int], dtype: str,
+        schedules: List[Schedule], drawn: Dict[str, Any],
+    ) -> None:
         self.packing, self.mask, self.layout, self.layouts = packing, mask, layouts[0], layouts
         self.schedules, self._drawn, self._scene = schedules, drawn, None
         self.problem = Problem(packing, mask)
@@ -59,22 +63,22 @@ class Explanation:
         self._dtype = _arrays.dtype_of(dtype)
         self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
 
-    def _traffic(self, kind):
+    def _traffic(self, kind: str) -> Union[str, Tuple[int, int]]:
         busiest = [0, 0]
         try:
             for rank in range(self.layout.ranks):
-                made = _core.Schedule(self.problem, self.layout, rank, *self.heads, None, kind)
+                made = _core.RankSchedule(self.problem, self.layout, rank, *self.heads, None, kind)
                 for at, backward in enumerate((False, True)):
                     moved = made.traffic(self._dtype, *self.dims, backward)
                     busiest[at] = max(busiest[at], moved["bytes_received"])
         except _core.Error as e:
             return str(e)
-        return tuple(busiest)
+        return busiest[0], busiest[1]
 
-    def _made(self):
+    def _made(self) -> _core.Scene:
         if self._scene is None:
-            self._scene = _core.Scene(self.problem, self.layouts, self.schedules, *self.heads, self._dtype, *self.dims,
-                                      **self._drawn)
+            schedules = [(one.name, one.options) for one in self.schedules]
+            self._scene = _core.Scene(self.problem, self.layouts, schedules, *self.heads, self._dtype, *self.dims, **self._drawn)
         return self._scene
 
     def html(self) -> str:
@@ -87,18 +91,18 @@ class Explanation:
 
     def save(self, path: Union[str, pathlib.Path]) -> None:
         """Writes the page (.html), the picture (.svg) or the text (.txt)."""
-        forms = {".html": self.html, ".svg": self.svg, ".txt": lambda: f"{self}\n"}
+        forms: Dict[str, Callable[[], str]] = {".html": self.html, ".svg": self.svg, ".txt": lambda: f"{self}\n"}
         path = pathlib.Path(path)
         if path.suffix not in forms:
             raise _arrays.error(f"save('{path}'): there is no '{path.suffix}'", f"use {', '.join(forms)}")
         _replace(path, forms[path.suffix]().encode("utf-8"))
 
-    def _repr_html_(self):
-        # In a frame of its own: styles and scripts of page and notebook do not meet.
+    def _repr_html_(self) -> str:
+        # An iframe keeps the styles and scripts of page and notebook apart.
         return (f'<iframe title="weft.explain" sandbox="allow-scripts" style="width:100%;height:860px;border:0" '
                 f'srcdoc="{html.escape(self.html())}"></iframe>')
 
-    def __str__(self):
+    def __str__(self) -> str:
         ranks = self.layout.ranks
         lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
                  f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
@@ -119,7 +123,7 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _picture(self):
+    def _picture(self) -> List[str]:
         owner_q, owner_k = self._owners("q"), self._owners("k")
         seen = visible(self.problem)
         lines = []
@@ -130,7 +134,7 @@ class Explanation:
             lines.append(f"{i:>6} {_letter(mine)}  {cells}".rstrip())
         return lines
 
-    def _owners(self, side):
+    def _owners(self, side: str) -> NDArray[np.int64]:
         owner = np.full(self.packing.tokens_q if side == "q" else self.packing.tokens_k, -1)
         for rank in range(self.layout.ranks):
             tokens = self.layout.tokens(rank, side)
@@ -147,18 +151,16 @@ def visible(problem: Problem) -> NDArray[np.bool_]:
     return out
 
 
-def _letter(rank):
+def _letter(rank: int) -> str:
     return "." if rank < 0 else chr(ord("A") + int(rank) % _LETTERS)
 
 
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "balanced", layout_mask: Optional[Mask] = None, ranks: int = 1,
             heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16",
-            schedule: Union[str, Sequence[str]] = "all_gather", machine: AnyMachine = None, title: str = "",
-            colour: str = "rank", key_order: str = "auto",
-            head_groups: int = 1, inside: int = 2, across: str = "ring", stages: int = 4,
-            abreast: int = 2) -> Explanation:
-    """What happens to a problem on ranks: shares of work, bytes by schedule and, if it is small, a picture.
+            schedule: Union[AnySchedule, Sequence[AnySchedule]] = "all_gather", machine: AnyMachine = None, title: str = "",
+            colour: str = "rank", **unknown: Any) -> Explanation:
+    """What happens to a problem on ranks: each rank's work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft
         >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
@@ -168,18 +170,19 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     A notebook shows it as a page, with a panel for each layout and schedule: both may be lists. Layouts "balanced" and
     "auto" go by layout_mask, and by the mask itself where there is none.
     """
+    for name in unknown:
+        unexpected("explain", name, ("layout", "schedule", "ranks", "heads", "dims", "machine"))
     mask = mask or Mask()
     if not isinstance(packing, Packing):
         packing = Packing(packing)
     layouts = [layout_of(one, packing, ranks, layout_mask or mask, machine) for one in _list(layout, "layout")]
-    drawn = dict(machine=machine_of(machine), title=title, colour=colour, key_order=key_order, head_groups=head_groups,
-                 inside=inside, across=schedule_name(across), stages=stages, abreast=abreast)
-    schedules = [schedule_name(one) for one in _list(schedule, "schedule")]
-    return Explanation(packing, mask, layouts, tuple(heads), tuple(dims), dtype, schedules, drawn)
+    drawn = {"machine": machine_of(machine), "title": title, "colour": colour}
+    schedules = [schedule_of(one) for one in _list(schedule, "schedule")]
+    return Explanation(packing, mask, layouts, (heads[0], heads[1]), (dims[0], dims[1]), dtype, schedules, drawn)
 
 
-def _list(given, name):
-    if isinstance(given, (str, Layout)):
+def _list(given: Any, name: str) -> List[Any]:
+    if isinstance(given, (str, Layout, Schedule)):
         return [given]
     if not given:
         raise _arrays.error(f"{name} is an empty list", f"name at least one {name}")

@@ -1,6 +1,6 @@
 """Between a data loader and attention: packs, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import _arrays, _core
 from ._core import Communicator, DType, Mask, MicroSequences, Packs, Window, pack_documents
@@ -9,7 +9,7 @@ from ._types import Array, Numbers
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 
 
-def _maybe(x, name, stream):
+def _maybe(x: Any, name: str, stream: int) -> Optional[_core.Array]:
     return None if x is None else _arrays.array(x, name=name, stream=stream)
 
 
@@ -42,10 +42,10 @@ class KvBuffer:
         self._device, self._stream = _arrays.gpu_number(device), stream
         self._core = _core.KvBuffer(comm, rows, heads, *self._dims, _arrays.dtype_of(dtype), drop, kernel or "", self._device,
                                     _arrays.stream_of(None, stream), checked, _arrays.layer_number(layer))
-        self._coming = {}  # keys under way: their memory must stay
+        self._coming: Dict[int, Tuple[Array, Array]] = {}  # keys in flight, whose memory must stay alive
 
     def begin(self, micros: MicroSequences, mask: Optional[Mask] = None) -> None:
-        """A new sequence; what the buffer held is past."""
+        """Begins a new sequence; the buffer's contents are discarded."""
         self._core.begin(micros, mask or Mask(causal=True))
 
     def start_gather(self, micro: int, k: Array, v: Array) -> None:
@@ -76,11 +76,12 @@ class KvBuffer:
         place = view.device, stream
         dq = _arrays.empty(q, view.shape, view.dtype, *place)
         dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype, *place) for dim in self._dims)
-        dsink = (None, None) if sink is None else _arrays.empty(q, logits.shape, DType.f32, *place)
+        dsink = (None, None) if logits is None else _arrays.empty(q, logits.shape, DType.f32, *place)
         self._core.backward(micro, view, *(_maybe(x, name, stream) for x, name in ((out, "out"), (lse, "lse"), (dout, "dout"))),
                             scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1], stream)
         _arrays.finish(q, *place)
-        return tuple(None if x[0] is None else _arrays.give(q, x[0]) for x in (dq, dk, dv, dsink))
+        given = [_arrays.give(q, x[0]) for x in (dq, dk, dv)]
+        return given[0], given[1], given[2], None if sink is None else _arrays.give(q, dsink[0])
 
     def missing(self, micro: int) -> Optional[int]:
         """With drop: a micro-sequence whose keys backward(micro) needs once more; None: go on."""

@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 from . import _core, _placed
 from ._core import Communicator
 
-ends = [_placed.leave]  # called with a rank's communicator when it is over
+ends: List[Callable[[Communicator], Any]] = [_placed.leave]  # called with a rank's communicator when the rank ends
 
 
 def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
@@ -16,8 +16,8 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
 
     An exception of fn is raised here, and ranks that wait for the one that failed end too. A communicator ends with
     spawn, so call backward inside fn. On a GPU the ranks share it, or have one each; a backward of torch runs in its rank's
-    thread, not in that of the device, where ranks would wait behind each other. bandwidth (bytes a second into each rank) and latency (seconds a call) make a
-    slower link, to see what would overlap; 0 is as fast as memory.
+    thread, not in that of the device, where ranks would wait for each other. bandwidth (bytes a second into each rank) and
+    latency (seconds a call) make a slower link, to see what would overlap; 0 is as fast as memory.
 
     Ctrl-C ends it: ranks that run Python code get a KeyboardInterrupt, and those that wait for others end with an Error. A
     rank that is in a long call (of the operating system, or computing) goes on alone until that returns.
@@ -30,17 +30,17 @@ def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 
     run = _core.Ranks(ranks, fn, lambda comm: _begin(comm, scope), _end, time_limit, bandwidth, latency)
     try:
         run.start()
-        while not run.wait(0.1):  # between the calls Python handles signals
+        while not run.wait(0.1):  # Python handles signals between the calls
             pass
-    except BaseException as e:  # of a handler: Ctrl-C
+    except BaseException as e:  # raised by a signal handler: Ctrl-C
         run.stop()
         _wait_for_a_while(run, e)
-        del run  # which holds what ranks raised, and they their tracebacks
+        del run  # it holds the ranks' exceptions, whose tracebacks hold this frame
         raise
     return run.results()
 
 
-def _wait_for_a_while(run, e):
+def _wait_for_a_while(run: Any, e: BaseException) -> None:
     ends = time.monotonic() + 1
     while not run.wait(0.05):
         if time.monotonic() > ends:
@@ -49,12 +49,12 @@ def _wait_for_a_while(run, e):
             return
 
 
-def _begin(comm, scope):
+def _begin(comm: Communicator, scope: Any) -> None:
     _placed.join(comm, scope)
     if "torch" in sys.modules:
-        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # of this thread, which ends with the rank
+        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # for this thread only
 
 
-def _end(comm):
+def _end(comm: Communicator) -> None:
     for end in ends:
         end(comm)

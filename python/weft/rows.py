@@ -3,16 +3,20 @@
 from typing import Optional
 
 from . import _arrays, _core, _placed
-from ._core import Mask, Packing, Problem
+from ._core import (
+    Layout,
+    Mask,
+    Packing,
+    Problem,
+    VarlenStep,
+    rank_rows_of_sequence_order,
+    ring_tile,
+    sequence_rows_of_rank_order,
+    sequences_to_chunks,
+    valid_rows,
+)
 from ._types import AnyLayout, Array
 from .sharding import layout_of
-
-VarlenStep = _core.VarlenStep
-rank_rows_of_sequence_order = _core.rank_rows_of_sequence_order
-ring_tile = _core.ring_tile
-sequence_rows_of_rank_order = _core.sequence_rows_of_rank_order
-sequences_to_chunks = _core.sequences_to_chunks
-valid_rows = _core.valid_rows
 
 __all__ = [
     "VarlenStep",
@@ -28,14 +32,14 @@ __all__ = [
 ]
 
 
-def sequence_to_rank_order(layout: AnyLayout, sequence: Array, ranks: int) -> None:
+def sequence_to_rank_order(layout: Layout, sequence: Array, ranks: Array) -> None:
     """Copies rows of `sequence` (row = token) to `ranks` (all ranks' buffers one after another)."""
     _core.sequence_to_rank_order(layout, _arrays.array(sequence), _arrays.array(ranks, True), _arrays.stream_of(sequence))
     for rank in range(layout.ranks):
         _placed.register(layout, rank)
 
 
-def rank_to_sequence_order(layout: AnyLayout, ranks: int, sequence: Array) -> None:
+def rank_to_sequence_order(layout: Layout, ranks: Array, sequence: Array) -> None:
     """The way back."""
     _core.rank_to_sequence_order(layout, _arrays.array(ranks), _arrays.array(sequence, True), _arrays.stream_of(ranks))
 

@@ -1,6 +1,6 @@
 """From whole arrays to each rank's rows and back."""
 
-from typing import Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from ._types import AnyLayout, Array, Numbers
 from .cost import chosen_layout
 
 
-def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=None, seqused=None, length_factor=1):
+def packing_of(
+    x: Any, format: str, *, packing: Union[None, Packing, Numbers] = None, cu_seqlens: Optional[Numbers] = None,
+    cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
+    layout: Optional[AnyLayout] = None, length_factor: int = 1,
+) -> Packing:
     """The packing that a caller means: an object, cu_seqlens, or the shape of a batch (`length_factor` times as long)."""
+    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
+        packing = layout.packing
     if packing is not None:
         if cu_seqlens is not None or cu_seqlens_padded is not None or seqused is not None:
             raise error("packing is given together with cu_seqlens or seqused", "a packing says it all: leave the others out")
@@ -29,7 +35,7 @@ def packing_of(x, format, *, packing=None, cu_seqlens=None, cu_seqlens_padded=No
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
 
 
-def as_packing(packing):
+def as_packing(packing: Union[Packing, Numbers]) -> Packing:
     """A Packing, or the cu_seqlens that it is made of."""
     if isinstance(packing, Packing):
         return packing
@@ -39,8 +45,8 @@ def as_packing(packing):
     return Packing(packing)
 
 
-def usual_layout(packing, ranks, format):
-    """The layout of who names none."""
+def usual_layout(packing: Packing, ranks: int, format: str) -> str:
+    """The default layout."""
     if format == "thd" or ranks == 1:
         return "balanced"
     for cu in (packing.cu_seqlens_q_padded, packing.cu_seqlens_k_padded):
@@ -51,7 +57,10 @@ def usual_layout(packing, ranks, format):
     return "dual_chunk"
 
 
-def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
+def layout_of(
+    layout: Optional[AnyLayout], packing: Packing, ranks: int, mask: Optional[Mask] = None, machine: Any = None,
+    format: str = "thd",
+) -> Layout:
     """The Layout that a caller means: by name, as it is, or None for the usual one (usual_layout).
 
     balanced and auto go by the mask: causal unless one is given (full, where keys are other sequences than queries). auto:
@@ -75,7 +84,7 @@ def layout_of(layout, packing, ranks, mask=None, machine=None, format="thd"):
     return layout
 
 
-def batch_shape(layout, format, shape, ranks):
+def batch_shape(layout: Layout, format: str, shape: Sequence[int], ranks: int) -> List[int]:
     """Shape of a rank's rows of a batch. Only some layouts leave a batch a batch."""
     length = 1 if format == "bshd" else 0
     whole = shape[length]
@@ -89,7 +98,7 @@ def batch_shape(layout, format, shape, ranks):
     return local
 
 
-def _rank_of(comm, ranks):
+def _rank_of(comm: Any, ranks: Optional[int]) -> Tuple[int, int, Any]:
     """(rank, ranks, what is common to the ranks)."""
     if hasattr(comm, "ranks"):
         return comm.rank, comm.ranks, _placed.scope_of(comm)
@@ -113,19 +122,17 @@ def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = No
     """
     rank, ranks, scope = _rank_of(comm, ranks)
     _arrays.format_of(format)
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     source = _arrays.writable_kind(x)
     packing = packing_of(source, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused)
+                         seqused=seqused, layout=layout)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     local = shard_rows(source, placed, rank, side, format)
     _placed.register(placed, rank, scope)
     return local if source is x else _arrays.from_numpy(x, local)
 
 
-def shard_rows(source, placed, rank, side, format="thd"):
-    """The rank's rows of an array that can be written; nothing is remembered."""
+def shard_rows(source: Array, placed: Layout, rank: int, side: str, format: str = "thd") -> Array:
+    """The rank's rows of an array; the layout is not registered."""
     if format == "thd":
         rows = placed.rows if side == "q" else placed.rows_k
         shape = [rows, *source.shape[1:]]
@@ -159,18 +166,16 @@ def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_
             raise error(f"part {rank} has shape {list(part.shape)} and dtype {part.dtype}, "
                         f"part 0 {list(first.shape)} and {first.dtype}",
                         "give parts of one shape and dtype")
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     packing = packing_of(first, format, packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused, length_factor=ranks)
+                         seqused=seqused, layout=layout, length_factor=ranks)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     _placed.check_all(placed, side)
     whole = unshard_rows(sources, placed, side, format)
     return whole if first is parts[0] else _arrays.from_numpy(parts[0], whole)
 
 
-def unshard_rows(parts, placed, side, format="thd"):
-    """The whole of all ranks' rows; nobody asks how they were dealt out."""
+def unshard_rows(parts: Sequence[Array], placed: Layout, side: str, format: str = "thd") -> Array:
+    """All ranks' rows as one array; the layout is not checked."""
     first, packing, fmt = parts[0], placed.packing, _arrays.format_of(format)
     if format == "thd":
         shape = [packing.tokens_q if side == "q" else packing.tokens_k, *first.shape[1:]]
@@ -198,10 +203,8 @@ def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None,
         [0, 1, 4, 5]
     """
     rank, ranks, scope = _rank_of(comm, ranks)
-    if isinstance(layout, Layout) and packing is None and cu_seqlens is None and cu_seqlens_padded is None:
-        packing = layout.packing
     packing = packing_of(None, "thd", packing=packing, cu_seqlens=cu_seqlens, cu_seqlens_padded=cu_seqlens_padded,
-                         seqused=seqused)
+                         seqused=seqused, layout=layout)
     placed = layout_of(layout, packing, ranks, mask, format=format)
     positions = placed.position_ids(rank, side)
     _placed.register(placed, rank, scope)
@@ -216,15 +219,17 @@ def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator,
     `comm` is a communicator or the number of a rank, None all of `ranks`; the rest is as in `shard`.
 
         >>> import numpy as np, weft
-        >>> cu, parts = [0, 7, 10, 16], [np.arange(8), np.arange(8, 16)]     # of a file, say
+        >>> cu, parts = [0, 7, 10, 16], [np.arange(8), np.arange(8, 16)]     # read from a file, say
         >>> weft.use_layout(cu, ranks=2, layout="contiguous")
         >>> weft.unshard(parts, cu_seqlens=cu, layout="contiguous").tolist() == list(range(16))
         True
     """
     if comm is None and ranks is None:
         raise error("neither comm nor ranks is given", "give a communicator, or ranks=...")
-    packing = as_packing(packing)
-    rank, ranks, scope = (None, int(ranks), None) if comm is None else _rank_of(comm, ranks)
-    placed = layout_of(layout, packing, ranks, mask, format=format)
-    for one in range(ranks) if rank is None else (rank,):
+    packing, rank, scope = as_packing(packing), 0, None
+    count = int(ranks or 0)
+    if comm is not None:
+        rank, count, scope = _rank_of(comm, ranks)
+    placed = layout_of(layout, packing, count, mask, format=format)
+    for one in range(count) if comm is None else (rank,):
         _placed.register(placed, one, scope)

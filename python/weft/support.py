@@ -1,6 +1,6 @@
 """The capability table: what works with what and, if not, why."""
 
-from typing import Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _core
 
@@ -8,7 +8,7 @@ from . import _core
 class Support:
     """Rows of (group, name, {column: None or the reason why not}), and the kernels of this machine."""
 
-    def __init__(self, rows, kernels):
+    def __init__(self, rows: List[Tuple[str, str, Dict[str, Optional[str]]]], kernels: List[Dict[str, Any]]) -> None:
         self.rows, self.kernels = rows, kernels
 
     def why_not(self, name: str, column: str) -> Optional[str]:
@@ -18,7 +18,7 @@ class Support:
                 return cells[column]
         raise KeyError(f"{name}: rows are {', '.join(sorted({row for _, row, _ in self.rows}))}")
 
-    def __str__(self):
+    def __str__(self) -> str:
         columns = list(self.rows[0][2])
         notes = []
         lines = [f"{'':<40}" + "".join(f"{c:>12}" for c in columns)]

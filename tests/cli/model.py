@@ -37,7 +37,7 @@ def visible(q, k, i, j, causal=False, bottom_right=False, left=-1, right=-1, chu
     offset = b[1] - a[1] - diag
     if causal and offset > 0:
         return False
-    if left >= 0 and offset < -left or right >= 0 and offset > right:
+    if (left >= 0 and offset < -left) or (right >= 0 and offset > right):
         return False
     return chunk is None or b[1] // chunk == (a[1] + diag) // chunk
 

@@ -100,7 +100,7 @@ def test_picture_of_own_slices(weft):
     for i in range(9):
         sees = {j for j in range(9) if j < 4 and (i >= 4 or j <= i)}
         if i >= 4:
-            sees |= {j for j in range(4 if i < 6 else max(6, i - 1), i + 1)}
+            sees |= set(range(4 if i < 6 else max(6, i - 1), i + 1))
         assert {j for j, cell in enumerate(rows[i][1]) if cell != " "} == sees
 
 

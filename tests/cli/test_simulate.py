@@ -43,7 +43,7 @@ def test_auto_says_one_number_the_simulated_one(weft, tmp_path, layout):
     found, text = lines(weft, tmp_path, "--docs", "published:tokens=1048576", "--ranks", "64", "--heads", "64:8", "--layout", layout,
                         "--schedule", "auto")
     x = found[0]
-    said = re.search(r"%s: ([\d.]+) ms \(forward ([\d.]+) ms, backward ([\d.]+) ms\)" % re.escape(x["schedule"]), x["why"])
+    said = re.search(re.escape(x["schedule"]) + r": ([\d.]+) ms \(forward ([\d.]+) ms, backward ([\d.]+) ms\)", x["why"])
     table = [x["forward"]["seconds"] + x["backward"]["seconds"], x["forward"]["seconds"], x["backward"]["seconds"]]
     assert [float(n) for n in said.groups()] == [float(f"{1e3 * t:.3g}") for t in table], x["why"]
     if layout == "auto":

@@ -1,4 +1,4 @@
-// Edges by name: the table in docs/trust.md says which test of which file looks at each.
+// Edges by name; docs/trust.md lists them, and those that tests of other files look at.
 #include <cstdint>
 #include <limits>
 #include <thread>

@@ -36,7 +36,7 @@ class Source:
 
     def function_lines(self, offset):
         """First and last line of the function around, or None."""
-        for start, open_, close in self.bodies:
+        for start, _, close in self.bodies:
             if self.tokens[start].begin <= offset <= self.tokens[close].end:
                 return self.line_of(self.tokens[start].begin), self.line_of(self.tokens[close].end)
         return None

@@ -8,7 +8,7 @@
 Positions and operators are drawn by the seed: a room (in turn), an operator that has a place there, a place. Only what
 the mutated file goes into is compiled again. A mutant that does not compile, or whose code is not compiled here, is drawn
 again; one that leaves the object code the same is equivalent. Results are kept in BUILD/mutants.json as they come, and a
-run goes on where one stopped. docs/trust.md has the tables.
+run goes on where one stopped. docs/trust.md has the result.
 """
 import argparse
 import collections
@@ -29,8 +29,8 @@ LEAST = 30           # mutants of a room
 SLOW = {"cpu", "include"}  # mostly headers, of which each mutant compiles many files: these get no more than that
 ROOMS = {
     "plan": ["src/plan", "src/rows"], "schedule": ["src/schedule"], "kernel": ["src/kernel", "src/kernel/reference"],
-    "cpu": ["src/kernel/cpu", "src/kernel/cpu/arm", "src/kernel/cpu/x86"], "run": ["src/run"], "comm": ["src/comm"], "prepare": ["src/prepare"],
-    "include": ["include/weft"],
+    "cpu": ["src/kernel/cpu", "src/kernel/cpu/arm", "src/kernel/cpu/x86"], "run": ["src/run"], "comm": ["src/comm"],
+    "prepare": ["src/prepare"], "include": ["include/weft"],
 }
 MOST_OBJECTS = 8   # a header that more of them use is drawn again
 MOST_TESTS = 6

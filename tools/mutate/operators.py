@@ -66,7 +66,7 @@ def operand_before(tokens, i):
     while i >= 0:
         if tokens[i].text in (")", "]") and tokens[i].partner >= 0:
             i = tokens[i].partner
-            if tokens[i - 1].kind == "name" and tokens[i - 1].text not in WORDS or tokens[i - 1].text in (")", "]"):
+            if (tokens[i - 1].kind == "name" and tokens[i - 1].text not in WORDS) or tokens[i - 1].text in (")", "]"):
                 i -= 1
                 continue
             return i
@@ -172,10 +172,10 @@ def logical(source):
 def statements(source):
     """(first, last) token of statements that call or assign; `last` is the `;`."""
     tokens = source.tokens
-    for start, open_, close in source.bodies:
+    for _, open_, close in source.bodies:
         for i in range(open_ + 1, close):
             t, before = tokens[i], tokens[i - 1]
-            if t.quiet or t.kind == "name" and t.text in WORDS:
+            if t.quiet or (t.kind == "name" and t.text in WORDS):
                 continue
             after_control = before.text == ")" and tokens[before.partner - 1].text in ("if", "for", "while", "constexpr")
             if before.text not in (";", "{", "}", "else") and not after_control:
@@ -260,7 +260,7 @@ def early_return(source):
     tokens = source.tokens
     for start, open_, close in source.bodies:
         head = [t.text for t in tokens[start:open_]]
-        if close == open_ + 1 or tokens[start].quiet and "template" not in head:
+        if close == open_ + 1 or (tokens[start].quiet and "template" not in head):
             continue
         if "void" in head[:head.index("(")]:
             yield tokens[open_].end, tokens[open_].end, " return;"

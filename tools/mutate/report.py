@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables of a run, as in docs/trust.md:  tools/mutate/report.py BUILD/mutants.json"""
+"""Tables of a run:  tools/mutate/report.py BUILD/mutants.json"""
 import collections
 import json
 import pathlib

@@ -6,10 +6,10 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-import cpp  # noqa: E402
-import mutate  # noqa: E402
-import operators  # noqa: E402
-import report  # noqa: E402
+import cpp
+import mutate
+import operators
+import report
 
 TEXT = '''
 #include <vector>  // 1 + 1

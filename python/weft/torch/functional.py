@@ -1,27 +1,21 @@
 """Attention over a process group, as a function."""
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .._arrays import error, refuse_strange
 from .._core import Mask
+from .._options import constant
+from ..schedule import Schedule
 from .group import name_of
 from .op import how_of
-from .packed import is_packed, pack
-from .sharding import AnyPacking
-
-
-def _settled(value):
-    """Numbers as constants: where torch.compile takes one for a variable, a key of a dict is what it cannot be."""
-    if isinstance(value, (tuple, list)):
-        return [_settled(x) for x in value]
-    return list({value: None})[0] if isinstance(value, (int, float)) else value
+from .packed import AnyPacking, is_packed, pack
 
 
 @torch.compiler.assume_constant_result
-def _how(mask, group, options):
+def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
     if mask is not None:
         clash = [name for name in ("causal", "bottom_right", "window", "chunk_size") if name in options]
         if clash:
@@ -31,7 +25,7 @@ def _how(mask, group, options):
     return how_of(**options, group=name_of(group))
 
 
-def _layout_mask(layout_mask, mask):
+def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Any:
     """The mask that layout balanced goes by, as an operator can take it."""
     if not isinstance(layout_mask, Mask):
         raise error(f"layout_mask is of type {type(layout_mask).__name__}", "give the weft.Mask that shard was given")
@@ -54,8 +48,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     (or with one_rank=True) the tensors are the whole pack. Inside torch.compile give the packing as its tensor and the mask
     by its parts: objects of the library break the graph.
 
-    Other options, as in weft.attention: format, scale, softcap, head_map, schedule, layout, key_order, head_groups, inside,
-    across, stages, abreast, deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
+    Other options, as in weft.attention: format, scale, softcap, head_map, schedule (a name, or a weft.Schedule), layout,
+    deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
     (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give that of shard as layout_mask, unless
     it was causal, the default. Under a layout that rows were not dealt out in, attention raises (use_layout). sink: None,
     "off_by_one", or a tensor [hq] (f32 or f64).
@@ -82,7 +76,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
             raise error("a mask of slices with a packing that is a tensor",
                         "put the slices into it: weft.torch.pack(packing, slices)")
         packing, mask = pack(packing, mask.slices), Mask()
-    if not isinstance(packing, torch.Tensor):  # the operator takes cu_seqlens too, and tells them apart when it first sees them
+    if not isinstance(packing, torch.Tensor):  # a tensor may also be cu_seqlens, which the operator finds out
         packing = pack(packing)
     if isinstance(sink, str):
         if sink != "off_by_one":
@@ -94,7 +88,9 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
     if return_max_logit:
         options["max_logit"] = True
     if torch.compiler.is_compiling():
-        options = {name: _settled(value) for name, value in options.items()}
+        if isinstance(options.get("schedule"), Schedule):
+            options["schedule"] = [options["schedule"].name, options["schedule"].given]
+        options = {name: constant(value) for name, value in options.items()}
     how = _how(mask, "" if one_rank else group, options)
     out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
     if not return_lse and not return_max_logit:

@@ -1,5 +1,7 @@
 """Ranks: a communicator over an existing torch.distributed process group, or one of weft.spawn."""
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import os
@@ -9,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,40 +19,42 @@ from torch import Tensor
 
 from .. import _arrays, _core, _placed, ranks
 from .._arrays import error
-from .._core import Communicator
+from .._core import Communicator, Error
 
-# Weft's tags lie apart from those that people use; nobody sends the last one.
+T = TypeVar("T")
+
+# Weft's tags are far from those that users choose. No message has the last one.
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
 _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
 
-_communicators = {}  # by name of the group: (group, transport, communicator)
+_communicators: Dict[str, Tuple[Any, _Transport, Communicator]] = {}  # by name of the group: (group, transport, communicator)
 _making = threading.Lock()
-_given = {}  # by name: communicators that were given as a group, such as those of weft.spawn
-_scopes = {}  # by name of the group: (weak reference to it, what its ranks' layouts are remembered by)
+_given: Dict[str, Communicator] = {}  # by name: communicators that were given as a group, such as those of weft.spawn
+_scopes: Dict[str, Tuple[Any, Any]] = {}  # by name of the group: (weak reference to it, its scope in _placed)
 _warned = False
 
 
-def _words(e):
+def _words(e: BaseException) -> str:
     """What gloo says, without the line of its source."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(e)).strip().rstrip(".")
 
 
-_jobs = None  # of the thread that waits for the main thread, once there is one
+_jobs: Optional[queue.SimpleQueue[Any]] = None  # jobs of the thread that waits on behalf of the main thread
 
 
-def _serve(jobs):
+def _serve(jobs: Any) -> None:
     while True:
         call, answer, done = jobs.get()
         try:
             answer.append((call(), None))
-        except BaseException as e:  # the one who waits raises it
+        except BaseException as e:  # raised again in the thread that waits
             answer.append((None, e))
         del call, answer
         done.release()
 
 
-def _forget_thread():  # a forked process has none
+def _forget_thread() -> None:  # also after a fork, which does not copy threads
     global _jobs
     _jobs = None
 
@@ -58,7 +62,7 @@ def _forget_thread():  # a forked process has none
 os.register_at_fork(after_in_child=_forget_thread)
 
 
-def _interruptibly(call):
+def _interruptibly(call: Callable[[], T]) -> T:
     """call(), so that signals are handled meanwhile: Python does that in the main thread alone, and not while gloo waits."""
     global _jobs
     if threading.current_thread() is not threading.main_thread():
@@ -66,13 +70,14 @@ def _interruptibly(call):
     if _jobs is None:
         _jobs = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(_jobs,), name="weft.torch waits for gloo", daemon=True).start()
-    answer, done = [], threading.Lock()
+    answer: List[Any] = []
+    done = threading.Lock()
     done.acquire()
     _jobs.put((call, answer, done))
     try:
-        done.acquire()  # a handler runs in here, and may raise
+        done.acquire()  # a signal handler may run and raise here
     except BaseException as e:
-        _forget_thread()  # it may be waiting for long
+        _forget_thread()  # that thread may wait for long
         raise _Interrupted(done) from e
     result, raised = answer.pop()
     if raised is not None:
@@ -83,17 +88,17 @@ def _interruptibly(call):
 class _Interrupted(BaseException):
     """What interrupted is its cause; `done` is released when nobody waits any more."""
 
-    def __init__(self, done):
+    def __init__(self, done: threading.Lock) -> None:
         self.done = done
 
 
 class _Handle:
-    """Sends and receives under way. Where connections are closed, nobody touches their memory."""
+    """Sends and receives in flight. Once connections are closed, their memory is not touched any more."""
 
-    def __init__(self, transport, works):
+    def __init__(self, transport: _Transport, works: List[Any]) -> None:
         self.transport, self.works = transport, works
 
-    def wait(self):
+    def wait(self) -> None:
         if not self.works:
             return
         try:
@@ -101,13 +106,14 @@ class _Handle:
         except _Interrupted as e:
             interrupt = e.__cause__
             self.transport.fail(f"was interrupted ({type(interrupt).__name__})")
-            e.done.acquire(timeout=5)  # connections are closed: it is a matter of moments
+            e.done.acquire(timeout=5)  # connections are closed, so this returns soon
             self.works = []
+            assert interrupt is not None
             raise interrupt from None
         if failure is not None:
             raise failure
 
-    def _wait(self):
+    def _wait(self) -> Optional[Error]:
         """None, or the error."""
         ends = time.monotonic() + self.transport.time_limit
         while self.works:
@@ -117,7 +123,7 @@ class _Handle:
                 text = "it was given up"
             except RuntimeError as e:
                 done, text = False, _words(e)
-            del work  # else the traceback would keep it
+            del work  # a traceback would keep it alive
             if not done:
                 if time.monotonic() >= ends - 0.01:
                     failure = self.transport.fail(f"waited {self.transport.time_limit:g} seconds for rank {peer}",
@@ -129,8 +135,8 @@ class _Handle:
             self.works.pop(0)
         return None
 
-    def abandon(self):
-        """Whoever does not wait goes on without the answer, and nobody may touch the memory afterwards."""
+    def abandon(self) -> None:
+        """Gives the messages up: afterwards nobody may touch their memory."""
         if self.works:
             self.transport.fail("gave up an exchange after an error")
             self.works = []
@@ -139,10 +145,10 @@ class _Handle:
 class _GpuHandle:
     """Operations of NCCL, which are ordered in a stream: to wait for them is that the stream does."""
 
-    def __init__(self, works, tensors, place):
+    def __init__(self, works: List[Any], tensors: Any, place: Tuple[int, int]) -> None:
         self.works, self.tensors, self.place = works, tensors, place
 
-    def wait(self):
+    def wait(self) -> None:
         with _in_stream(*self.place):
             for work in self.works:
                 work.wait()
@@ -151,13 +157,13 @@ class _GpuHandle:
     abandon = wait
 
 
-def _in_stream(device, stream):
+def _in_stream(device: int, stream: int) -> ContextManager[Any]:
     if torch.cuda.current_stream(device).cuda_stream == stream:
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device))
 
 
-def _tag(number, size):
+def _tag(number: int, size: int) -> int:
     """Of the number-th message between two ranks. One of another size is not taken for it: gloo would end the process if it
     were longer, and say nothing if it were shorter."""
     return _FIRST_TAG + (number * 1000003 + size) % _TAGS
@@ -166,19 +172,19 @@ def _tag(number, size):
 class _Transport:
     """Messages as point-to-point operations. Between two ranks they are numbered, so that they are matched in order."""
 
-    def __init__(self, group, time_limit):
+    def __init__(self, group: Any, time_limit: float) -> None:
         self.group, self.time_limit = group, time_limit
         self.rank, self.ranks = group.rank(), group.size()
         self.on_cpus = _backend(group, "cpu") is not None
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
         self.exchanges = 0
-        self.broken = None
-        self.met = set()  # GPUs on which NCCL has begun
+        self.broken: Optional[str] = None
+        self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
 
-    def exchange(self, sends, receives):
+    def exchange(self, sends: Any, receives: Any) -> _Handle:
         if self.broken:
             raise error(self.broken, "make a new process group")
-        if (sends or receives) and not self.on_cpus:  # before anything has begun: the group stays whole
+        if (sends or receives) and not self.on_cpus:  # before any message is sent, so the group can still be used
             raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
                         "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
         self.exchanges += 1
@@ -196,13 +202,13 @@ class _Transport:
             raise failure from None
         return _Handle(self, works)
 
-    def meet_on_gpu(self, device):
+    def meet_on_gpu(self, device: int) -> None:
         """Before the first messages, which need not concern all ranks: NCCL begins with all of them, or hangs."""
         if device not in self.met:
             dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
             self.met.add(device)
 
-    def exchange_on_gpu(self, sends, receives, device, stream):
+    def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> _GpuHandle:
         if self.broken:
             raise error(self.broken, "make a new process group")
         self.exchanges += 1
@@ -216,32 +222,32 @@ class _Transport:
             raise self.fail(f"could not start messages on GPU {device} ({_words(e)})") from None
         return _GpuHandle(works, (sends, receives), (device, stream))
 
-    def fail(self, text, hint="see what became of it"):
+    def fail(self, text: str, hint: str = "see what became of it") -> Error:
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began."""
         self.broken = f"rank {self.rank} {text}"
         first = self._first_failure()
         if first and first != self.broken:
             self.broken += f"; before that, {first}"
-        # Gloo closes all connections of a group when one wait runs out, and has no other way to say it.
+        # A wait that times out is the only way to make gloo close all connections of a group.
         for peer in range(self.ranks):
             if peer != self.rank:
                 try:
                     nothing = self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG)
                     nothing.wait(datetime.timedelta(milliseconds=1))
                 except RuntimeError:
-                    pass  # closed before, or now
+                    pass  # the connection is closed
         return error(self.broken, f"{hint}; the process group cannot be used any more")
 
-    def _first_failure(self):
+    def _first_failure(self) -> Optional[str]:
         """What the first rank that failed said; it is this one's if nobody has."""
         try:
             store = dist.distributed_c10d._get_process_group_store(self.group)
             return store.compare_set(_CAUSE, "", self.broken).decode()
         except (AttributeError, RuntimeError):
-            return None  # the store may have been that rank's
+            return None  # the store may have lived on the rank that is lost
 
 
-def _backend(group, kind):
+def _backend(group: Any, kind: str) -> Optional[str]:
     """The name of what moves tensors of "cpu" or "cuda"; None if nothing does."""
     try:
         return group._get_backend(torch.device(kind)).name()
@@ -249,11 +255,11 @@ def _backend(group, kind):
         return None
 
 
-def _is_mesh(group):
+def _is_mesh(group: Any) -> bool:
     return type(group).__module__ == "torch.distributed.device_mesh" and hasattr(group, "get_group")
 
 
-def _warn_of_many_processes():
+def _warn_of_many_processes() -> None:
     """torchrun started several, and none of them has met the others: each would take the pack for its own, in silence."""
     global _warned
     said = os.environ.get("WORLD_SIZE", "")
@@ -265,13 +271,13 @@ def _warn_of_many_processes():
                   'for attention, group="" for shard and the like', stacklevel=4)
 
 
-def resolve(group):
+def resolve(group: Any) -> Any:
     """The process group: given as one, by name, as a DeviceMesh of one dimension, or None for the default one. None if
     there is none, or for "".
 
     Or a weft.Communicator, which is as good as a group.
     """
-    if isinstance(group, Communicator):  # one of a process group stands for it
+    if isinstance(group, Communicator):  # a communicator of a process group stands for that group
         return next((g for g, _, c in list(_communicators.values()) if c is group), group)
     if isinstance(group, str):
         if group == "":
@@ -294,14 +300,14 @@ def resolve(group):
             raise error(f"a DeviceMesh of {group.ndim} dimensions ({', '.join(map(str, names))}) as a group",
                         f'give the one that sequences are spread over: mesh["{names[-1]}"]')
         return group.get_group()
-    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group gives a number to ranks outside
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):  # new_group returns a number on ranks outside
         raise error(f"a group was expected, not {group!r}",
                     "give a torch.distributed process group that this rank is in, a DeviceMesh of one dimension, or the "
                     "communicator of weft.spawn")
     return group
 
 
-def scope_of(group):
+def scope_of(group: Any) -> Any:
     """What layouts of the group's rows are remembered by, as long as it is there."""
     group = resolve(group)
     if group is None or isinstance(group, Communicator):
@@ -309,9 +315,10 @@ def scope_of(group):
     name = group.group_name
     known = _scopes.get(name)
     if known is None or known[0]() is not group:
-        scope, gone, scopes = _placed.Scope(), _placed.gone, _scopes  # at the end of the process modules have gone before
+        # Local names, because modules may be gone at the end of the process.
+        scope, gone, scopes = _placed.Scope(), _placed.gone, _scopes
 
-        def ended(reference):
+        def ended(reference: Any) -> None:
             gone.append(scope)
             if scopes.get(name, (None,))[0] is reference:
                 del scopes[name]
@@ -320,7 +327,7 @@ def scope_of(group):
     return known[1]
 
 
-def own_name(comm):
+def own_name(comm: Communicator) -> str:
     """The name of a communicator that is given as a group."""
     return f"weft.Communicator {id(comm):#x}"
 
@@ -328,14 +335,14 @@ def own_name(comm):
 ranks.ends.append(lambda comm: _given.pop(own_name(comm), None))
 
 
-def rank_and_ranks(group):
+def rank_and_ranks(group: Any) -> Tuple[int, int]:
     group = resolve(group)
     if group is None:
         return 0, 1
     return (group.rank, group.ranks) if isinstance(group, Communicator) else (group.rank(), group.size())
 
 
-def name_of(group):
+def name_of(group: Any) -> str:
     """The name that operators pass on; "" if there is no group."""
     group = resolve(group)
     if isinstance(group, Communicator):
@@ -344,21 +351,21 @@ def name_of(group):
     return "" if group is None else group.group_name
 
 
-def kept(group):
+def by_name(group: Any) -> Any:
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
-    known = isinstance(group, Communicator) or _is_mesh(group) or dist.is_available() and isinstance(group, dist.ProcessGroup)
+    known = isinstance(group, Communicator) or _is_mesh(group) or (dist.is_available() and isinstance(group, dist.ProcessGroup))
     return name_of(group) if known else group
 
 
 @contextlib.contextmanager
-def all_or_nobody(group):
-    """Around what ranks do together: one that fails after it has begun leaves the others, and does not let them wait."""
-    known = _communicators.get(group)  # ranks that are threads see to it themselves
+def all_or_nobody(group: str) -> Iterator[None]:
+    """Around a collective call: a rank that fails after it has sent messages closes its connections, so that no other waits."""
+    known = _communicators.get(group)  # none for ranks that are threads: weft.spawn ends them
     if known is None or known[1].ranks == 1:
         yield
         return
     _, transport, comm = known
-    with comm.turn():  # first: a thread that has to be refused leaves the other one's exchanges alone
+    with comm.turn():  # a second thread is refused here, before it counts exchanges
         before = transport.exchanges
         try:
             yield
@@ -383,7 +390,7 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
     if time_limit is not None:
         time_limit = _seconds(time_limit)
     name = name_of(group)
-    with _making:  # messages are numbered by one transport, whichever thread comes first
+    with _making:  # one transport numbers all messages of a group
         known = _communicators.get(name)
         if known is None or known[0] is not group:
             known = _communicators[name] = _made(group, name)
@@ -393,14 +400,14 @@ def communicator(group: Any = None, *, time_limit: Optional[float] = None) -> Co
     return known[2]
 
 
-def _seconds(time_limit):
+def _seconds(time_limit: float) -> float:
     seconds = float(time_limit)
     if not 1e-3 <= seconds <= 1e8:
         raise error(f"a time limit of {seconds:g} seconds", "give 0.001 to 100000000")
     return seconds
 
 
-def _made(group, name):
+def _made(group: Any, name: str) -> Tuple[Any, _Transport, Communicator]:
     on_gpus = _backend(group, "cuda") == "nccl"
     if not on_gpus and _backend(group, "cpu") is None:
         raise error(f"the process group {name} has neither gloo nor nccl ({dist.get_backend(group)})",

@@ -1,18 +1,20 @@
 """Micro-sequences: a pack goes through a layer in parts, whose keys stay in a K/V buffer (docs/prepare.md)."""
 
+from __future__ import annotations
+
 import threading
-from typing import Any, Optional
+from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import _arrays, _core
 from .._arrays import error
-from .._core import Mask, MicroSequences
-from .group import all_or_nobody, communicator, kept, name_of, resolve
+from .._core import Communicator, Mask, MicroSequences
+from .group import all_or_nobody, by_name, communicator, name_of, resolve
 from .module import own_number
 
-_lock = threading.Lock()  # threads take free buffers of one layer
+_lock = threading.Lock()  # of the free buffers of all layers
 
 
 class _Alone:
@@ -20,10 +22,10 @@ class _Alone:
 
     ranks = 1
 
-    def exchange(self, sends, receives):
+    def exchange(self, sends: Any, receives: Any) -> _Alone:
         return self
 
-    def wait(self):
+    def wait(self) -> None:
         pass
 
     abandon = wait
@@ -54,37 +56,37 @@ class MicroSequenceAttention(torch.nn.Module):
                  layer: Optional[int] = None) -> None:
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
-        self.drop, self.kernel, self.group = drop, kernel or "", kept(group)
+        self.drop, self.kernel, self.group = drop, kernel or "", by_name(group)
         self.checked, self.number = checked, own_number() if layer is None else _arrays.layer_number(layer)
-        self._free = []  # (shape of the keys, buffer)
-        self._alone = None
+        self._free: List[Any] = []  # (shape of the keys, buffer)
+        self._alone: Optional[Communicator] = None
 
-    def __getstate__(self):
+    def __getstate__(self) -> Dict[str, Any]:
         return {**super().__getstate__(), "_free": [], "_alone": None}  # a copy takes buffers of its own
 
-    def _communicator(self):
+    def _communicator(self) -> Communicator:
         if resolve(self.group) is not None:
             return communicator(self.group)
         if self._alone is None:
             self._alone = _core.python_communicator(0, 1, "alone", _Alone(), True)
         return self._alone
 
-    def _take(self, rows, k, v):
+    def _take(self, rows: int, k: Tensor, v: Tensor) -> Any:
         """A buffer for these keys: a free one that is large enough, or a new one."""
         shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype, k.device)
         with _lock:
-            for at, (have, size, buffer) in enumerate(self._free):
+            for at, (have, size, _) in enumerate(self._free):
                 if have == shape and size >= rows:
                     return self._free.pop(at)
         view = _arrays.array(k, name="k")
         return shape, rows, _core.KvBuffer(self._communicator(), rows, k.shape[1], k.shape[2], v.shape[2], view.dtype, self.drop,
                                            self.kernel, view.device, _arrays.stream_of(k), self.checked, self.number)
 
-    def _together(self):
-        # Checked ranks have all failed, or none; they can go on.
+    def _together(self) -> ContextManager[None]:
+        # Checked ranks fail together, so their group can be used again.
         return all_or_nobody("" if self.checked else name_of(self.group))
 
-    def _give_back(self, taken):
+    def _give_back(self, taken: Any) -> None:
         with _lock:
             self._free.append(taken)
 
@@ -108,13 +110,16 @@ def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSeque
     """MicroSequenceAttention for one call."""
     layer = MicroSequenceAttention(mask=mask, **settings)
     if settings.get("layer") is None:
-        layer.number = _arrays.layer_number(None)  # the order of calls says nothing of layers
+        layer.number = _arrays.layer_number(None)  # calls are not numbered
     return layer(q, k, v, micros, sink=sink)
 
 
 class _Region(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, sink, layer, micros, mask):
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], layer: MicroSequenceAttention,
+        micros: MicroSequences, mask: Mask,
+    ) -> Tensor:
         taken = layer._take(micros.key_rows(mask, layer.drop), k, v)
         buffer = taken[2]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -132,13 +137,13 @@ class _Region(torch.autograd.Function):
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
-        # Keys are in the buffer; those that it dropped are needed again.
+        # The buffer has the keys; those that it drops must be given again.
         ctx.save_for_backward(q, out, lse, sink, *((k, v) if layer.drop else ()))
         ctx.shapes, ctx.region = (k.shape, v.shape), (layer, micros, taken)
         return out
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> Tuple[Optional[Tensor], ...]:
         if ctx.region is None:
             raise error("a second backward through micro-sequences", "the buffer's gradients are used up: run the forward again")
         q, out, lse, sink, *dropped = ctx.saved_tensors
@@ -164,5 +169,5 @@ class _Region(torch.autograd.Function):
                 if part is not None:
                     dsink += part
         layer._give_back(taken)
-        # Over all ranks already; whoever sums parameters' gradients over the group counts it once so.
+        # dsink is summed over the ranks already; divided by them, the sum over the group is right.
         return dq, dk, dv, None if dsink is None else (dsink / micros.ranks).to(sink.dtype), None, None, None

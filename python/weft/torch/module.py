@@ -8,10 +8,11 @@ from torch import Tensor
 
 from .._arrays import error
 from .._core import Mask
+from ..schedule import AnySchedule
 from .functional import context_parallel_attention
-from .group import kept
+from .group import by_name
 from .op import how_of
-from .sharding import AnyPacking
+from .packed import AnyPacking
 
 
 class _Numbers(threading.local):
@@ -23,7 +24,7 @@ class _Numbers(threading.local):
 _numbers = _Numbers()
 
 
-def own_number():
+def own_number() -> int:
     """The number of a new layer, which checked ranks compare: the order in which they are built."""
     _numbers.next += 1
     return _numbers.next - 1
@@ -47,7 +48,7 @@ class ContextParallelAttention(torch.nn.Module):
 
     def __init__(self, *, causal: bool = True, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
                  chunk_size: Optional[int] = None, softcap: float = 0.0, sink: Optional[str] = None,
-                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: str = "all_gather",
+                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: AnySchedule = "all_gather",
                  layout: Optional[str] = None, deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
                  one_rank: bool = False, **options: Any) -> None:
         super().__init__()
@@ -55,9 +56,9 @@ class ContextParallelAttention(torch.nn.Module):
                              softcap=softcap, scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
                              return_max_logit=return_max_logit, one_rank=one_rank, **options)
         how_of(**{name: value for name, value in self.settings.items()
-                  if name not in ("one_rank", "return_lse", "return_max_logit", "layout_mask")})  # refuses what there is not
+                  if name not in ("one_rank", "return_lse", "return_max_logit", "layout_mask")})  # refuses unknown options
         self.number = own_number() if options.get("layer") is None and not one_rank else None
-        self.group = kept(group)
+        self.group = by_name(group)
         self.sink_kind = sink
         if sink == "learnable":
             if heads is None:
@@ -79,7 +80,7 @@ class ContextParallelAttention(torch.nn.Module):
         settings.setdefault("sink", self.sink if self.sink_kind == "learnable" else self.sink_kind)
         settings.setdefault("group", self.group)
         if settings.get("checked") and settings.get("layer") is None:
-            settings["layer"] = getattr(self, "number", None)  # none in a layer that was saved by an earlier version
+            settings["layer"] = getattr(self, "number", None)  # layers saved by an earlier version have none
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
 """The operators weft::attention and weft::attention_backward.
 
-They take tensors and two plain things: the packing as a tensor (packed.py) and everything else as one string, so that
-torch.compile sees constants. What is made of them, plan or executor, is kept: backward and the next layer find it.
+They take tensors, the packing as a tensor (packed.py), and everything else as one string of JSON, so that torch.compile sees
+constants. The plan or executor made of these is cached for the backward and the next layers.
 """
 
 import collections
@@ -9,45 +9,51 @@ import contextlib
 import functools
 import json
 import threading
-from typing import Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, OrderedDict, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import _arrays, _core, _options, _placed, ranks
 from .._arrays import error
-from ..attention import _OneRank, batch_shape
-from ..cost import chosen_schedule, machine_number, machine_numbered
-from ..sharding import layout_of
+from ..attention import OneRank, rank_schedule
+from ..cost import machine_number, machine_numbered
+from ..schedule import Schedule, schedule_of, unexpected
+from ..sharding import batch_shape, layout_of
 from .group import all_or_nobody, communicator, own_name
 from .packed import unpack
 from .sharding import USE
 
-_DEFAULTS = dict(format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0,
-                 off_by_one=False, head_map=None, deterministic=False, kernel="", max_logit=False, group="",
-                 schedule="all_gather", layout=None, layout_mask=None, key_order="auto", head_groups=1, inside=2,
-                 across="ring", stages=4, abreast=2, checked=False, layer=None, machine=0)
+Shape = Tuple[_core.DType, int, int]  # dtype, dim of q and k, dim of v
+
+_DEFAULTS: Dict[str, Any] = dict(
+    format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False,
+    head_map=None, deterministic=False, kernel="", max_logit=False, group="", schedule="all_gather", layout=None,
+    layout_mask=None, checked=False, layer=None, machine=0)
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """Numbers and arrays of numpy as Python's own."""
     if not hasattr(value, "tolist"):
         raise error(f"an option is of type {type(value).__name__}", "give numbers, names and lists; a layout by its name")
     return value.tolist()
 
 
-def how_of(**options):
-    """The settings that are not as usual, as a string."""
-    known = [name for name in _DEFAULTS if name != "machine"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise error(f"there is no option {unknown[0]!r}", f"use {', '.join(known)}")
+def how_of(**options: Any) -> str:
+    """The settings that differ from their defaults, as JSON."""
+    for name in options:
+        if name not in _DEFAULTS or name == "machine":
+            unexpected("context_parallel_attention", name, (known for known in _DEFAULTS if known != "machine"))
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))
-    said = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # nobody else looks at it
+    said: Dict[str, Any] = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # only checked ranks compare it
+    schedule = options.pop("schedule", _DEFAULTS["schedule"])
+    # From inside torch.compile: [name, options].
+    schedule = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, list) else schedule_of(schedule)
+    said["schedule"] = [schedule.name, schedule.options]
     # The backward must choose as its forward did, also after another set_machine.
-    if "auto" in (options.get("layout"), options.get("schedule")):
+    if "auto" in (options.get("layout"), schedule.name):
         said["machine"] = machine_number()
     for name, value in options.items():
         usual = _DEFAULTS[name]
@@ -61,21 +67,21 @@ def how_of(**options):
 
 
 @functools.lru_cache(1024)
-def _read(how):
+def _read(how: str) -> Dict[str, Any]:
     return {**_DEFAULTS, **json.loads(how)}
 
 
 @functools.lru_cache(1024)
-def _for_all_layers(how):
+def _for_all_layers(how: str) -> str:
     """The settings without the layer's number: what is made of them is for all layers."""
     return json.dumps({name: value for name, value in json.loads(how).items() if name != "layer"}, sort_keys=True)
 
 
-def _layer(how):
+def _layer(how: str) -> int:
     return _arrays.layer_number(_read(how)["layer"])
 
 
-def _dealt_by(said, mask):
+def _dealt_by(said: Dict[str, Any], mask: _core.Mask) -> Optional[_core.Mask]:
     """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one."""
     if said["layout_mask"] is None:
         return None
@@ -86,17 +92,21 @@ def _dealt_by(said, mask):
 
 
 class _Run:
-    """A question with all that was made for it."""
+    """A problem with its plan or executor."""
 
-    def __init__(self, packing, said, heads_q, heads_k, shape, device, stream):
+    def __init__(
+        self, packing: Tensor, said: Dict[str, Any], heads_q: int, heads_k: int, shape: Shape, device: Optional[int], stream: int
+    ) -> None:
         self.format_name, self.format = said["format"], _arrays.format_of(said["format"])
-        self.max_logit, self.ranks, self.said, self.comm = said["max_logit"], 1, said, None
-        self.placed = None  # until rows are known to lie so
+        self.max_logit, self.ranks, self.said = said["max_logit"], 1, said
+        self.comm: Optional[_core.Communicator] = None
+        self.run: Callable[[], Any]
+        self.placed = None  # the layout that rows have still to be checked against
         whole, slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
-            run = _OneRank(problem, said["kernel"], said["deterministic"])
+            run = OneRank(problem, said["kernel"], said["deterministic"])
             self.run = lambda: run
             return
         self.comm = comm = communicator(said["group"])
@@ -106,46 +116,47 @@ class _Run:
         self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, self.format_name)
         if self.format_name != "thd" and comm.ranks > 1:
             batch_shape(placed, self.format_name, [comm.ranks, comm.ranks], comm.ranks)
-        options = [said[name] for name in ("schedule", "key_order", "head_groups", "inside", "across", "stages", "abreast")]
-        if said["schedule"] == "auto":
-            if said["head_map"] is not None:
-                raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
-            options = chosen_schedule(problem, placed, heads_q, heads_k, *shape, where).options.values()
-        made = _core.Schedule(problem, placed, comm.rank, heads_q, heads_k, said["head_map"], *options)
+        name, options = said["schedule"]
+        made = rank_schedule(
+            Schedule(name, **options), problem, placed, comm.rank, (heads_q, heads_k), said["head_map"], shape, where
+        )
         executor = functools.partial(_core.Executor, comm, made, said["kernel"], said["deterministic"], said["checked"],
                                      device, stream)
         if said["checked"]:
-            # A new one each time: then ranks compare problems when they begin, also a new problem with one that was kept.
+            # A new executor each time: its constructor compares the problems of all ranks, cached or not.
             self.run = executor
         else:
             run = executor()
             self.run = lambda: run
 
-    def check_rows(self):
+    def check_rows(self) -> None:
         """That this rank's rows were dealt out under the layout that is asked for; once is enough."""
-        if self.placed is not None:
+        if self.placed is not None and self.comm is not None:
             _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE)
             self.placed = None
 
-    def settings(self, sink):
+    def settings(self, sink: Optional[Tensor]) -> _core.Settings:
         said = self.said
         return _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
                               said["off_by_one"], said["head_map"])
 
 
-_KEPT, _KEPT_ON_GPUS = 16, 4  # of many ranks: workspaces on a GPU take memory of the model
-_runs = {}  # by name of the group, each in order of use. Not all in one: ranks of a group must forget the same ones.
+_CACHED, _CACHED_ON_GPUS = 16, 4  # fewer executors on GPUs, where workspaces take memory from the model
+# By name of the group, least recently used first. One cache a group, because its ranks must evict the same executors.
+_runs: Dict[str, OrderedDict[Any, _Run]] = {}
 _lock = threading.Lock()
 ranks.ends.append(lambda comm: _runs.pop(own_name(comm), None))
 
 
-def clear_cache():
+def clear_cache() -> None:
     """Forgets all plans and executors, and gives back their workspaces (on GPUs to Weft's pool, which keeps them)."""
     with _lock:
         _runs.clear()
 
 
-def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
+def _run_of(
+    packing: Tensor, how: str, heads_q: int, heads_k: int, shape: Shape, device: Optional[int], stream: int
+) -> Tuple[Any, _Run]:
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
     said = _read(how)
@@ -155,43 +166,43 @@ def _run_of(packing, how, heads_q, heads_k, shape, device, stream):
     with _lock:
         runs = _runs.setdefault(said["group"], collections.OrderedDict())
         run = runs.get(key)
-    # A group may have ended, and another have its name.
+    # A group may have ended, and another one have its name.
     if run is None or run.comm is not (communicator(said["group"]) if said["group"] else None):
         run = _Run(packing, said, heads_q, heads_k, shape, device, stream)
     with _lock:
         runs[key] = run
         runs.move_to_end(key)
-        while len(runs) > (_KEPT if device is None or run.comm is None else _KEPT_ON_GPUS):
+        while len(runs) > (_CACHED if device is None or run.comm is None else _CACHED_ON_GPUS):
             runs.popitem(last=False)
     return key, run
 
 
 @contextlib.contextmanager
-def _using(key, run):
+def _using(key: Any, run: _Run) -> Iterator[Any]:
     try:
-        # Checked ranks have all failed, or none; they can go on.
+        # Checked ranks fail together, so their group can be used again.
         with all_or_nobody("" if run.said["checked"] else run.said["group"]):
             yield run.run()
     except BaseException:
         with _lock:
-            _runs.get(run.said["group"], {}).pop(key, None)  # what failed half-way may hold anything
+            _runs.get(run.said["group"], {}).pop(key, None)  # its state is undefined after a failure
         raise
 
 
-def _statistics(dtype):
+def _statistics(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _usable(x):
+def _usable(x: Tensor) -> Tensor:
     """Gradients come as they like, expanded from one number for instance."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _max_logit_asked(how):
+def _max_logit_asked(how: str) -> bool:
     return '"max_logit": true' in how
 
 
-# A plan goes to the GPU in the call: torch.compile must not put it into a CUDA graph.
+# A call copies its plan to the GPU, so torch.compile must not capture it in a CUDA graph.
 _TAGS = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
@@ -209,14 +220,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: 
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[-2] if run.max_logit else 0,), dtype=_statistics(q.dtype))
     with _using(key, run) as it:
-        run.check_rows()  # checked ranks have compared their problems by now: a rank with another one is told that first
+        run.check_rows()  # after checked ranks have compared their problems, whose error says more
         it.forward(*views, run.format, run.settings(sink), _arrays.array(out, True), _arrays.array(lse, True),
                    _arrays.array(largest, True) if run.max_logit else None, stream=stream, layer=_layer(how))
     return out, lse, largest
 
 
 @attention.register_fake
-def _(q, k, v, sink, packing, how):
+def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, how: str) -> Tuple[Tensor, ...]:
     return (q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype)),
             q.new_empty((q.shape[-2] if _max_logit_asked(how) else 0,), dtype=_statistics(q.dtype)))
 
@@ -235,24 +246,26 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Opti
         it.backward(*views, run.format, run.settings(sink), _arrays.array(out), _arrays.array(lse),
                     _arrays.array(_usable(dout), name="dout"), *results, None if sink is None else _arrays.array(dsink, True),
                     stream=stream, layer=_layer(how))
-    # The library sums it over the ranks; whoever sums parameters' gradients over the group counts it once so.
+    # dsink is summed over the ranks already; divided by them, the sum over the group is right.
     return dq, dk, dv, dsink if run.ranks == 1 else dsink / run.ranks
 
 
 @attention_backward.register_fake
-def _(dout, q, k, v, sink, out, lse, packing, how):
+def _(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, packing: Tensor, how: str
+) -> Tuple[Tensor, ...]:
     return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape),
             q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype)))
 
 
-def _setup_context(ctx, inputs, output):
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, sink, packing, how = inputs
     out, lse, _ = output
     ctx.save_for_backward(q, k, v, sink, out, lse, packing)
     ctx.how = how
 
 
-def _backward(ctx, dout, dlse, dmax_logit):
+def _backward(ctx: Any, dout: Tensor, dlse: Any, dmax_logit: Any) -> Tuple[Optional[Tensor], ...]:
     q, k, v, sink, out, lse, packing = ctx.saved_tensors
     dq, dk, dv, dsink = torch.ops.weft.attention_backward(dout, q, k, v, sink, out, lse, packing, ctx.how)
     return dq, dk, dv, None if sink is None else dsink.to(sink.dtype), None, None

@@ -1,6 +1,8 @@
 """A packing as one tensor: what an operator can take, and what torch.compile can see through."""
 
-from typing import Any, Union
+from __future__ import annotations
+
+from typing import Any, Tuple, Union
 
 import numpy as np
 import torch
@@ -12,10 +14,12 @@ from .._core import Packing
 from .._types import Numbers
 from ..sharding import as_packing
 
-_FIRST = -0x57454654_0002  # of a packing's tensor, version 2: nothing else begins so, cu_seqlens least of all
+AnyPacking = Union[Packing, Tensor, Numbers]  # an object, its tensor (pack), or cu_seqlens
+
+_FIRST = -0x57454654_0002  # the first number of a packing's tensor, version 2; cu_seqlens are never negative
 
 
-def pack(packing: Union[Packing, Tensor, Numbers], slices: Any = None) -> Tensor:
+def pack(packing: AnyPacking, slices: Any = None) -> Tensor:
     """The packing (and user slices, if the mask is made of them) as an int64 tensor.
 
     context_parallel_attention takes a Packing or cu_seqlens as well; inside torch.compile give it this instead, made outside.
@@ -39,12 +43,12 @@ def pack(packing: Union[Packing, Tensor, Numbers], slices: Any = None) -> Tensor
     return torch.from_numpy(np.concatenate([np.asarray(head, np.int64), *parts]))
 
 
-def is_packed(x):
+def is_packed(x: Tensor) -> bool:
     """Whether a tensor is one that pack made."""
     return x.dim() == 1 and x.dtype == torch.int64 and x.device.type == "cpu" and x.shape[0] >= 6 and x[0].item() == _FIRST
 
 
-def packing_of(packing):
+def packing_of(packing: AnyPacking) -> Packing:
     """The Packing: as it is, of the tensor that pack made of it, or of cu_seqlens."""
     if not isinstance(packing, torch.Tensor):
         return as_packing(packing)
@@ -53,7 +57,7 @@ def packing_of(packing):
     return unpack(packing)[0]
 
 
-def unpack(flat):
+def unpack(flat: Tensor) -> Tuple[Packing, Any]:
     """(packing, slices) of a tensor that pack made, or of cu_seqlens."""
     values = flat.numpy()
     if not is_packed(flat):
@@ -64,7 +68,7 @@ def unpack(flat):
     _, n, tokens_q, tokens_k, same, slices = (int(x) for x in values[:6])
     at = 6
 
-    def take(count):
+    def take(count: int) -> Any:
         nonlocal at
         at += count
         return values[at - count:at]

@@ -1,25 +1,28 @@
 """Rows of inputs, labels and positions between the whole pack and this rank."""
 
-from typing import Any, Optional, Union
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .. import _placed, sharding as _sharding
+from .. import _placed
+from .. import sharding as _sharding
 from .._arrays import error
-from .._core import Layout, Mask, Packing
-from .._types import AnyLayout, Numbers
+from .._core import Layout, Mask
+from .._types import AnyLayout
 from .group import all_gather, rank_and_ranks, resolve, scope_of
-from .packed import packing_of
-
-AnyPacking = Union[Packing, Tensor, Numbers]  # or its tensor (pack), or cu_seqlens
+from .packed import AnyPacking, packing_of
 
 USE = "weft.torch.use_layout(packing, group, layout=...)"
 
-watchers = []  # called with the position_ids of a rank of many
+watchers: List[Callable[[Tensor], Any]] = []  # called with each rank's position_ids where there are several ranks
 
 
-def _place(packing, group, layout, mask, format="thd"):
+def place(
+    packing: AnyPacking, group: Any, layout: Optional[AnyLayout], mask: Optional[Mask], format: str = "thd"
+) -> Tuple[int, Layout]:
     """(rank, Layout) of this rank; without a group it has everything, rows past the last sequence too."""
     group, packing = resolve(group), packing_of(packing)
     if group is None:
@@ -28,15 +31,17 @@ def _place(packing, group, layout, mask, format="thd"):
     return rank, _sharding.layout_of(layout, packing, ranks, mask, format=format)
 
 
-def _deal(packing, group, layout, mask, format="thd"):
-    """The same, of rows that are dealt out now: remembered, because attention must go by the same."""
-    rank, placed = _place(packing, group, layout, mask, format)
+def _deal(
+    packing: AnyPacking, group: Any, layout: Optional[AnyLayout], mask: Optional[Mask], format: str = "thd"
+) -> Tuple[int, Layout]:
+    """The same, and the layout is registered, because attention must use the same one."""
+    rank, placed = place(packing, group, layout, mask, format)
     if placed.ranks > 1:
         _placed.register(placed, rank, scope_of(group))
     return rank, placed
 
 
-def _on(device, x):
+def _on(device: Any, x: Tensor) -> Tensor:
     """A tensor of the CPU on a device; the CPU does not wait until it is there."""
     if device is None:
         return x
@@ -45,7 +50,7 @@ def _on(device, x):
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def _rows_first(x, dim):
+def _rows_first(x: Tensor, dim: int) -> Tensor:
     if dim == 0:
         return x
     if dim != 1 or x.dim() < 2 or x.shape[0] != 1:
@@ -81,7 +86,7 @@ def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Option
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
                     "it carries none: detach it first, or compute the loss on the rank's rows")
-    rank, placed = _place(packing, group, layout, mask)
+    rank, placed = place(packing, group, layout, mask)
     _placed.check(placed, rank, scope_of(group), "unshard", USE)
     whole = _sharding.unshard_rows(all_gather(_rows_first(x, dim), group), placed, side)
     return whole if dim == 0 else whole[None]

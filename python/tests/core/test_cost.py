@@ -1,0 +1,202 @@
+"""Machines, predictions, and schedule and layout auto."""
+
+import json
+
+import numpy as np
+import pytest
+import weft
+from weft import cost
+
+CU = [0, 300, 340, 1000, 1024]
+CAUSAL = weft.Mask(causal=True)
+
+
+def test_machines_by_name_file_and_object(tmp_path):
+    assert "h100-400g" in weft._core.machines()
+    a100 = weft.machine("a100-200g")
+    path = tmp_path / "m.json"
+    path.write_text(a100.to_json())
+    assert weft.machine(path) == a100 and weft.machine(a100) is a100
+    assert json.loads(a100.to_json())["levels"][0]["name"] == "NVLink"
+    with pytest.raises(weft.Error, match="there is no machine 'nope'"):
+        weft.machine("nope")
+    with pytest.raises(weft.Error, match="cannot read"):
+        weft.machine(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "is missing"), ('{"name": ', "ends too early"), ("[]", "no object"), ('{"name": 3}', "name is no string"),
+        ('{"speed": 1}', "speed is not known"), ("[" * 100, "deeper than"),
+        ('{"kernels": [{"flops": -1}], "levels": [{}]}', "flops is -1"), ("{}", "no kernels"),
+    ],
+)
+def test_wrong_machine_files(text, says):
+    with pytest.raises(weft.Error, match=says):
+        weft.Machine.from_json(text, "m.json")
+
+
+def test_simulate():
+    t = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="ring", heads=(4, 2), detail=[1])
+    assert t["seconds"] >= t["ideal"] > 0 and len(t["ranks"]) == 4
+    assert sum(r["pairs"] for r in t["ranks"]) == 4 * weft.Problem(weft.Packing(CU), CAUSAL).visible_pairs
+    (one,) = t["timelines"]
+    assert one["rank"] == 1 and sum(e["bytes_in"] for e in one["events"]) == t["ranks"][1]["bytes_in"]
+    made = weft._core.RankSchedule(
+        weft.Problem(weft.Packing(CU), CAUSAL), weft.Layout("zigzag", weft.Packing(CU), 4), 1, 4, 2, None, "ring"
+    )
+    assert made.traffic(weft._core.DType.bf16, 128, 128)["bytes_received"] == t["ranks"][1]["bytes_in"]
+    slow = weft.simulate(weft.Packing(CU), CAUSAL, ranks=4, schedule="auto", layout="auto", backward=True)
+    assert slow["seconds"] > 0
+
+
+def test_choose_by_layer_and_why():
+    packing = weft.Packing(np.arange(0, 65537, 16384))
+    c = weft.choose(packing, [CAUSAL, weft.Mask(causal=True, window=(256, 0))], 64, heads=(64, 8), counts=[2, 6])
+    full, window = c.layers
+    assert window.schedule == "exact" and window.seconds < full.seconds
+    assert c.layout in c.why() and "% more" in window.why() and "ms" in c.why()
+    assert abs(c.seconds - 2 * full.seconds - 6 * window.seconds) < 1e-9
+    assert {x["schedule"] for x in full.candidates} >= {"ring", "exact", "all_gather"}
+    with pytest.raises(weft.Error, match="needs"):
+        weft.choose(packing, CAUSAL, 64, memory_bytes=1000)
+
+
+def test_times_of_a_choice_are_those_of_simulate():
+    packing = weft.Packing([0, 90000, 91000, 131072])
+    for mask in (CAUSAL, weft.Mask(causal=True, window=(700, 0))):
+        c = weft.choose(packing, mask, 16, heads=(64, 8), machine="h100-400g")
+        layer = c.layers[0]
+        both = [weft.simulate(packing, mask, ranks=16, heads=(64, 8), layout=c.layout, machine="h100-400g", backward=b,
+                              schedule=weft.Schedule(layer.schedule, **layer.options))["seconds"] for b in (False, True)]
+        assert [layer.forward, layer.backward] == both and c.seconds == sum(both)
+        assert c.simulated and layer.simulated
+        assert sum(x["simulated"] for x in layer.candidates) <= 3
+        assert f"{1e3 * sum(both):.3g} ms" in c.why() and "all layers" not in c.why()
+
+
+def test_memory_budget_changes_the_choice():
+    packing = weft.Packing([0, 1 << 17])
+    free = weft.choose(packing, CAUSAL, 8).layers[0]
+    least = min(c["memory_bytes"] for c in free.candidates if not c["at_least"])
+    tight = weft.choose(packing, CAUSAL, 8, memory_bytes=least).layers[0]
+    assert tight.memory_bytes <= least < free.memory_bytes and tight.seconds >= free.seconds
+    assert "need more than" in tight.why()
+
+
+def test_attention_auto():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1024, h, 16), np.float32) for h in (4, 2, 2))
+    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True)
+
+    def rank(comm):
+        how = dict(layout="auto", mask=CAUSAL)
+        mine = [weft.shard(x, comm, cu_seqlens=CU, **how) for x in (q, k, v)]
+        out = weft.attention(*mine, packing=weft.Packing(CU), mask=CAUSAL, comm=comm, schedule="auto", layout="auto").out
+        return out, weft.cost.chosen_layout(weft.Packing(CU), CAUSAL, comm.ranks)
+
+    results = weft.spawn(4, rank)
+    assert len({layout for _, layout in results}) == 1
+    many = weft.unshard([out for out, _ in results], cu_seqlens=CU, layout="auto", mask=CAUSAL)
+    assert np.abs(many - one.out).max() < 1e-5
+
+
+def test_torch_auto():
+    torch = pytest.importorskip("torch")
+    import weft.torch
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1024, h, 16) for h in (4, 2, 2))
+    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True).out
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, cu_seqlens=CU, layout="auto", mask=CAUSAL) for x in (q, k, v)]
+        return weft.torch.context_parallel_attention(*mine, weft.Packing(CU), CAUSAL, group=comm, schedule="auto", layout="auto",
+                                                     layout_mask=CAUSAL)
+
+    many = weft.unshard(weft.spawn(4, rank), cu_seqlens=CU, layout="auto", mask=CAUSAL)
+    assert (many - one).abs().max() < 1e-5
+
+
+def test_set_machine():
+    try:
+        weft.set_machine("cpu")
+        assert weft.machine().name == "cpu"
+    finally:
+        weft.set_machine("h100-400g")
+
+
+def test_another_machine_is_another_question():
+    """torch keeps runs: one that was chosen for a machine must not answer for the next, nor a backward change machines."""
+    from weft.torch.op import how_of
+
+    before = how_of(layout="auto", causal=True)
+    try:
+        weft.set_machine("cpu")
+        assert how_of(layout="auto", causal=True) != before
+        assert how_of(layout=None, causal=True) == how_of(causal=True)
+    finally:
+        weft.set_machine("h100-400g")
+
+
+def test_auto_and_a_map_of_heads():
+    q, k = np.zeros((1024, 4, 8), np.float32), np.zeros((1024, 2, 8), np.float32)
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, cu_seqlens=[0, 1024]) for x in (q, k, k)]
+        with pytest.raises(weft.Error, match="auto with head_map"):
+            weft.attention(*mine, cu_seqlens_q=[0, 1024], causal=True, comm=comm, schedule="auto", head_map=[0, 1, 0, 1])
+
+    weft.spawn(2, rank)
+
+
+def test_layout_auto_goes_by_the_causal_mask_unless_one_is_given():
+    x, packing = np.arange(1024), weft.Packing(CU)
+    for given in ({}, {"mask": CAUSAL}):
+        mine = weft.shard(x, 0, ranks=2, cu_seqlens=CU, layout="auto", **given)
+        assert mine.tolist() == weft.shard(x, 0, ranks=2, cu_seqlens=CU, layout=cost.chosen_layout(packing, CAUSAL, 2)).tolist()
+
+
+@pytest.mark.parametrize("format", ["bshd", "sbhd"])
+def test_auto_leaves_a_batch_a_batch(format):
+    """A sequence for each rank: without the format a layout is chosen whose rows are no batch."""
+    rng = np.random.default_rng(3)
+    shape = (4, 512) if format == "bshd" else (512, 4)
+    q, k, v = (rng.standard_normal((*shape, heads, 16), np.float32) for heads in (4, 2, 2))
+    packing = weft.Packing.from_batch(4, 512)
+    assert cost.chosen_layout(packing, CAUSAL, 4) not in cost.batch_layouts(packing, 4)
+    assert cost.chosen_layout(packing, CAUSAL, 4, format=format) in cost.batch_layouts(packing, 4)
+    one = weft.attention(q, k, v, causal=True, format=format).out
+    how = dict(layout="auto", mask=CAUSAL, format=format)
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, **how) for x in (q, k, v)]
+        out = weft.attention(*mine, comm=comm, schedule="auto", **how).out
+        return out, weft.position_ids(comm, packing=packing, **how)
+
+    outs, positions = zip(*weft.spawn(4, rank))
+    assert np.abs(weft.unshard(outs, **how) - one).max() < 1e-5
+    assert np.array_equal(np.sort(np.concatenate(positions)), np.repeat(np.arange(512), 4))
+
+
+def test_torch_auto_leaves_a_batch_a_batch():
+    torch = pytest.importorskip("torch")
+    import weft.torch
+
+    q, k, v = (torch.randn(4, 512, heads, 16) for heads in (4, 2, 2))
+    packing, how = weft.Packing.from_batch(4, 512), dict(layout="auto", format="bshd")
+    one = weft.attention(q, k, v, causal=True, format="bshd").out
+
+    def rank(comm):
+        mine = [weft.shard(x, comm, mask=CAUSAL, **how) for x in (q, k, v)]
+        return weft.torch.context_parallel_attention(
+            *mine, packing, CAUSAL, group=comm, schedule="auto", layout_mask=CAUSAL, **how
+        )
+
+    assert (weft.unshard(weft.spawn(4, rank), mask=CAUSAL, **how) - one).abs().max() < 1e-5
+
+
+def test_auto_where_no_layout_leaves_a_batch():
+    with pytest.raises(weft.Error, match="padded length 1023 is not a multiple of 2\\*ranks = 8; pad to 1024"):
+        weft.shard(np.zeros((2, 1023, 4), np.float32), 0, ranks=4, layout="auto", mask=CAUSAL, format="bshd")

@@ -1,0 +1,16 @@
+"""Runs the cases of cases_*.py on four ranks over gloo (test_distributed.py). Words after the folder select cases by name."""
+
+import sys
+
+import torch._dynamo  # noqa: F401  once, before ranks are forked
+
+import cases_attention  # noqa: F401
+import cases_groups  # noqa: F401
+import processes
+from group_cases import CASES, RANKS
+
+if __name__ == "__main__":
+    folder, *words = sys.argv[1:]
+    chosen = {name: check for name, check in CASES.items() if not words or any(word in name for word in words)}
+    ended = processes.fork(RANKS, lambda rank: processes.run_cases(rank, chosen, folder), folder, seconds=240)
+    sys.exit(any(status for status, _ in ended))

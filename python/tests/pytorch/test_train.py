@@ -1,0 +1,57 @@
+"""Training on four ranks is training on one: the loss, every gradient, and where fifty steps lead."""
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import processes
+import train_worker
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    processes.start("train_worker.py", folder)
+    return torch.load(folder / "results.pt")
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    return train_worker.train(train_worker.STEPS)
+
+
+@pytest.mark.parametrize("recomputed", ["", ", recomputed"])
+@pytest.mark.parametrize("schedule", train_worker.SCHEDULES)
+def test_loss_and_gradients(four_ranks, one_rank, schedule, recomputed):
+    losses, gradients = four_ranks[schedule + recomputed]
+    assert losses[0] == pytest.approx(one_rank[0][0], rel=1e-5)
+    assert gradients.keys() == one_rank[1].keys()
+    for name, expected in one_rank[1].items():
+        difference = gradients[name] - expected
+        assert difference.norm() <= 1e-5 * expected.norm(), name
+        assert difference.abs().max() <= 1e-5 * expected.abs().max(), name
+
+
+@pytest.mark.parametrize("schedule", train_worker.SCHEDULES)
+def test_fifty_steps(four_ranks, one_rank, schedule):
+    losses = four_ranks[schedule][0]
+    assert abs(losses[-1] - one_rank[0][-1]) < 1e-3
+    assert losses[-1] < losses[0] - 0.5  # and something was learned
+
+
+# By address: there are machines that do not know the name localhost.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+
+
+@pytest.mark.parametrize("start", [[sys.executable], TORCHRUN], ids=["python", "torchrun"])
+def test_the_program(tmp_path, start):
+    pytest.importorskip("matplotlib")
+    program = train_worker.train_packed.__file__
+    done = subprocess.run([*start, program, "--steps", "3", "--tokens", "256", "--schedule", "exact", "--checkpoint",
+                           "--picture", tmp_path / "loss.png"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "step    0  loss 2." in done.stdout and "tokens a second" in done.stdout
+    assert (tmp_path / "loss.png").read_bytes()[1:4] == b"PNG"

@@ -1,0 +1,37 @@
+"""What a schedule will take on a machine."""
+
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
+
+from . import _core
+from ._arrays import listed
+from ._core import Mask, Packing, Problem
+from ._types import AnyLayout
+from .cost import AnyMachine, chosen_schedule, dtype_of
+from .cost import machine as machine_of
+from .schedule import AnySchedule, schedule_of, unexpected
+from .sharding import layout_of
+
+
+def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: AnySchedule = "all_gather", layout: AnyLayout = "balanced",
+             layout_mask: Optional[Mask] = None, heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128,
+             dtype: str = "bf16", machine: AnyMachine = None, backward: bool = False,
+             detail: Sequence[int] = (), **unknown: Any) -> Dict[str, Any]:
+    """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
+
+    schedule: a name, or a weft.Schedule. Layouts "balanced" (the default) and "auto" go by layout_mask, and by the mask itself
+    where there is none.
+
+        >>> import weft
+        >>> t = weft.simulate(weft.Packing([0, 65536]), weft.Mask(causal=True), ranks=8, schedule="ring", detail=[0])
+        >>> t["seconds"] >= t["ideal"], t["timelines"][0]["events"][0]["kind"]
+        (True, 'exchange')
+    """
+    for name in unknown:
+        unexpected("simulate", name, ("layout", "schedule", "ranks", "heads", "dim", "machine"))
+    dims = dim if isinstance(dim, tuple) else (dim, dim)
+    problem, schedule, where = Problem(packing, mask), schedule_of(schedule), machine_of(machine)
+    placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)
+    if schedule.name == "auto":
+        schedule = chosen_schedule(problem, placed, *heads, dtype_of(dtype), *dims, where)
+    return _core.simulate(problem, placed, *heads, schedule.name, schedule.options, dtype_of(dtype), *dims, where, backward,
+                          listed(detail, "detail"))
