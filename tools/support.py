@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints docs/support.md, made from the capability table:   tools/support.py [COMMAND] > docs/support.md
+"""Prints docs/support.md, made from the capability table and the table of options:   tools/support.py [COMMAND] > docs/support.md
 
-The table is in src/schedule/support.cpp, and `weft explain --support` prints it. tests/readme_test.py compares the page with
+The tables are in src/schedule/support.cpp and src/schedule/options.cpp, and `weft explain --support --json` writes them. tests/readme_test.py compares the page with
 it, and writes it anew with --update.
 """
 import json
@@ -31,6 +31,10 @@ def table_of(weft):
         return json.loads(file.read_text(encoding="utf-8"))
 
 
+def quoted(names):
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def page(weft):
     table, reasons, lines = table_of(weft), [], []
 
@@ -50,7 +54,12 @@ def page(weft):
                       "|---" * (len(table["columns"]) + 1) + "|"]
         cells = [cell(row["refused"][column], column) for column in table["columns"]]
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
-    lines += ["", "## Why not", "", *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
+    lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
+    lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
+    lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
+    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from 1 on'} | `{o['default']}` | {o['help']} |"
+              for o in table["options"]]
+    lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "", *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
     return HEAD + "\n".join(lines) + TAIL
 
 

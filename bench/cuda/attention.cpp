@@ -57,7 +57,7 @@ std::vector<BenchCase> all_cases() {
                                      4176, 2432, 2288, 2704, 12384, 2464, 3248, 1040, 512};
   const std::vector<Index> short_ones = repeated({{64, 512}, {16, 1024}, {8, 2048}});
   const ScheduleOptions two_stages{.kind = ScheduleKind::exact, .stages = 2};
-  const ScheduleOptions one_abreast{.kind = ScheduleKind::ring, .abreast = 1};
+  const ScheduleOptions one_abreast{.kind = ScheduleKind::ring, .ranks_per_step = 1};
   return {{"packed", packed, 32, 8, 128},
           {"rank-of-8", packed, 32, 8, 128, {.causal = true}, 8, 3},
           {"short-rank-of-8", short_ones, 32, 8, 128, {.causal = true}, 8, 3},

@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// Layers that ask the same question: full ones, those with a window, ..
+// Layers of a model with the same mask and shape.
 struct Layer {
   Problem problem;
   Index heads_q = 1, heads_k = 1;
@@ -27,13 +27,14 @@ struct Layer {
 struct ChooseOptions {
   double memory_bytes = 0;                      // of a rank for one layer's tensors and workspaces; 0: the machine's
   std::vector<ScheduleOptions> schedules = {};  // to choose among; empty: usual_schedules()
-  std::vector<LayoutKind> layouts = {};         // ..; empty: contiguous, zigzag, balanced, and dual_chunk where it can
+  // To choose among; empty: contiguous, zigzag, balanced, and dual_chunk where it can be.
+  std::vector<LayoutKind> layouts = {};
   // A simulation that would look at more slices (and steps of all ranks) is not made: the estimate decides, and why()
   // says so. So many take about a tenth of a second.
   Index simulated_slices = 200'000;
 };
 
-// Every kind of schedule in the variants worth a look on so many ranks.
+// Every schedule with the options that are worth a try on so many ranks.
 WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q,
                                                       Index heads_k);
 
@@ -41,33 +42,34 @@ struct Candidate {
   ScheduleOptions schedule = {};
   double forward = 0, backward = 0;  // seconds of one layer
   Index memory = 0;                  // bytes of the rank that needs most, in the pass that needs most
-  bool simulated = false;            // .. by simulate(), of all ranks; otherwise a quick estimate from a few
-  bool fits = true;
-  bool at_least =
-      false;  // the seconds are a bound: its exchanges alone take longer than the third best; memory was not asked
+  bool simulated = false;            // by simulate(), of all ranks; otherwise a quick estimate from a few
+  bool fits = true;                  // the memory
+  // The seconds are a lower bound, what its exchanges alone take, which is more than the third best takes in all. Its
+  // memory was not predicted.
+  bool at_least = false;
   std::string refused = {};  // why it cannot be made
 
   double seconds() const { return forward + backward; }
   bool usable() const { return fits && refused.empty(); }
 };
 
-// For one kind of layer, on layouts that are given.
+// The choice of a schedule for one kind of layer, on given layouts.
 struct WEFT_API ScheduleChoice {
   std::size_t chosen = 0;  // of the candidates
   std::vector<Candidate> candidates = {};
   double memory_bytes = 0;  // the budget
-  double slices = 0;        // of all ranks, about
+  double slices = 0;        // of all ranks, extrapolated from a few
 
   const Candidate& best() const { return candidates[chosen]; }
   const ScheduleOptions& schedule() const { return best().schedule; }
-  // In words and numbers: what it takes, what the others that were simulated would take, and what does not fit.
+  // What it takes, what the others that were simulated would take, and what does not fit, as text.
   std::string why() const;
 };
 // Error if nothing fits, with what would.
 WEFT_API ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
                                         const ChooseOptions& options = {});
 
-// For a batch: one layout, and a schedule for each kind of layer.
+// The choice for a batch: one layout, and a schedule for each kind of layer.
 struct WEFT_API BatchChoice {
   struct Tried {
     LayoutKind layout = LayoutKind::zigzag;
@@ -87,8 +89,5 @@ struct WEFT_API BatchChoice {
 // All layers have the same packing. Error if they do not, or nothing fits.
 WEFT_API BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine,
                             const ChooseOptions& options = {});
-
-// "ring", "all_gather in 4 groups of heads", "hybrid 8 x ring", ..
-WEFT_API std::string words(const ScheduleOptions& options);
 
 }  // namespace weft

@@ -19,6 +19,7 @@
 #include "weft/dtype.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
+#include "weft/traffic.h"
 
 namespace weft {
 
@@ -54,15 +55,6 @@ struct WEFT_API Message {
 constexpr bool adds(Message::Combine how) { return how != Message::Combine::replace; }
 // How sums of f32 or f64 are added; Error for other types.
 WEFT_API Message::Combine adding(DType dtype);
-
-// Bytes and messages between different ranks; what a rank sends to itself is not counted.
-struct WEFT_API Traffic {
-  Index bytes_sent = 0, bytes_received = 0;
-  Index messages_sent = 0, messages_received = 0;
-
-  Traffic& operator+=(const Traffic& other);
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-};
 
 enum class Reduce { sum, max };
 

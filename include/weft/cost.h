@@ -9,7 +9,7 @@
 
 #include "weft/config.h"
 #include "weft/dtype.h"
-#include "weft/kernel.h"
+#include "weft/pass.h"
 #include "weft/schedule.h"
 #include "weft/slice.h"
 
@@ -24,13 +24,13 @@ struct KernelRate {
   double flops = 0;  // per second of a whole processor: 4·dim forward, 10·dim backward for a pair and query head
   Index tile_q = 128, tile_k = 128;
   double tile_seconds = 0;  // whole processor, for each tile of rows and slice it meets: begin, mask, end
-  double row_seconds = 0;   // .. for each query row and head of a call
+  double row_seconds = 0;   // whole processor, for each query row and head of a call
   double call_seconds = 0;  // each call
-  Index units = 1;          // tiles of rows that run side by side: no call is shorter than its longest one
+  Index units = 1;          // tiles of rows that run in parallel: no call is shorter than its longest one
   std::string source = {};  // where the numbers come from
 };
 
-// What joins ranks: those of a node, of a rack, all of them.
+// A level of links: those inside a node, inside a rack, between all ranks.
 struct Level {
   std::string name = {};
   Index ranks = 0;             // neighbours [n·ranks, (n + 1)·ranks) that it joins; 0: all
@@ -40,7 +40,7 @@ struct Level {
   double latency = 0;          // seconds a call
   double message_seconds = 0;  // each message of a call
   double uplink = 0;           // bytes per second out of a group of the level below, and into it; 0: no limit
-  double interference = 0;     // share of its rate that a kernel loses while bytes move here
+  double interference = 0;     // fraction of its rate that a kernel loses while bytes move here
   std::string source = {};
 };
 
@@ -52,7 +52,7 @@ struct Machine {
   double row_bandwidth = 0;   // bytes per second read or written by passes over rows (clear, add, round, end); 0: free
   double row_seconds = 0;     // each such pass
   double copy_bandwidth = 0;  // ranks copy what they receive, when they wait; 0: hardware of its own does
-  double copy_seconds = 0;    // .. and so long for each message
+  double copy_seconds = 0;    // of the same copies, for each message
   double exchange_seconds = 0;  // of a rank's processor, to start an exchange
   // False: bytes move only while ranks wait, so a call ends when those it sends to have come to a wait too.
   bool progress = true;
@@ -67,7 +67,7 @@ struct Machine {
 // Error that names the value and the way out: rates above 0, shares below 1, levels that grow.
 WEFT_API void check_machine(const Machine& machine);
 
-// Machines that come with the library: "h100-400g", "cpu", ..
+// Machines that come with the library, such as "h100-400g" and "cpu".
 WEFT_API std::span<const Machine> machine_presets();
 WEFT_API const Machine& machine_preset(std::string_view name);  // Error lists the names
 

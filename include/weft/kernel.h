@@ -9,10 +9,9 @@
 #include "weft/attention.h"
 #include "weft/config.h"
 #include "weft/device.h"
+#include "weft/pass.h"
 
 namespace weft {
-
-enum class Pass { forward, backward };
 
 // What decides whether a kernel can do a call.
 struct KernelRequest {

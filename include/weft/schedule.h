@@ -1,47 +1,80 @@
 // Schedules: which rows move, then which slices are attended, step by step. A schedule is a value: the executor runs
-// it, traffic() counts it, and both say the same.
+// it and traffic() counts its bytes.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "weft/communicator.h"
 #include "weft/config.h"
-#include "weft/kernel.h"
+#include "weft/dtype.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
+#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/slice.h"
+#include "weft/traffic.h"
 
 namespace weft {
 
-enum class ScheduleKind { all_gather, ring, all_to_all, hybrid, exact };
+// A schedule of the registry, by its place there. The names below are those that come with Weft; a schedule that was
+// added to the registry has a kind too: schedule_kind(name).
+enum class ScheduleKind : std::uint8_t { all_gather, ring, all_to_all, hybrid, exact };
 WEFT_API std::span<const ScheduleKind> schedule_kinds();
 WEFT_API std::string_view name(ScheduleKind kind);
-// Error lists the names. Other frameworks' words are taken too: p2p is ring, a2a all_to_all, a2a+p2p hybrid.
+WEFT_API std::string_view about(ScheduleKind kind);  // one line
+// What other frameworks call it: "p2p" for ring, "a2a" and "ulysses" for all_to_all, "a2a+p2p" and "usp" for hybrid.
+WEFT_API std::span<const std::string_view> other_names(ScheduleKind kind);
+// By its name, or by one of its other names. Error lists the names.
 WEFT_API ScheduleKind schedule_kind(std::string_view name);
 
-// Of gathered keys. In sequence order a row's bits depend on neither ranks nor layout; rank order takes any stride.
-enum class KeyOrder { automatic, sequence, rank };  // automatic: sequence where the layout can
+// Order of gathered keys. In sequence order a row's bits depend on neither ranks nor layout; rank order takes any
+// stride.
+enum class KeyOrder : std::uint8_t { automatic, sequence, rank };  // automatic: sequence where the layout can
 WEFT_API std::string_view name(KeyOrder order);
 WEFT_API KeyOrder key_order(std::string_view name);
 
+// The options of all schedules. A schedule ignores those that it does not have (uses()). Each field has a line in the
+// table of src/schedule/options.cpp, which says what it means.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::all_gather;
-  KeyOrder key_order = KeyOrder::automatic;  // all_gather
-  Index head_groups = 1;  // all_gather: K/V heads come in so many groups, each under the compute of the one before
-  // hybrid: a mesh of `inside` x ranks / inside. Ranks that follow each other swap heads for sequence, and `across`
-  // (all_gather or ring) brings the keys of the other groups.
-  Index inside = 2;
-  ScheduleKind across = ScheduleKind::ring;
-  Index stages = 4;  // exact: rows of other ranks come in so many steps, each under the compute of the one before
-  // ring: keys of so many ranks in a step. Fewer steps, in which rows' sums are read and written; larger buffers.
-  Index abreast = 2;
+  KeyOrder key_order = KeyOrder::automatic;
+  Index head_groups = 1;
+  Index ulysses = 2;
+  ScheduleKind outer = ScheduleKind::ring;
+  Index stages = 4;
+  Index ranks_per_step = 2;
 };
 
-// Query head h uses K/V head h / (q / k), or map[h].
+// A line of the table of options. Flags of the command, keywords of Python, words(), fingerprints and the table of
+// docs/schedules.md are made from it. One of the three pointers is set.
+struct WEFT_API ScheduleOption {
+  std::string_view name, help;
+  Index ScheduleOptions::* whole = nullptr;  // from 1 on
+  KeyOrder ScheduleOptions::* order = nullptr;
+  ScheduleKind ScheduleOptions::* schedule = nullptr;
+
+  std::string value(const ScheduleOptions& options) const;  // "4", "sequence", "ring"
+  Index number(const ScheduleOptions& options) const;       // the same as a number
+  bool is_default(const ScheduleOptions& options) const { return number(options) == number({}); }
+  // Error for what it cannot be.
+  void set(ScheduleOptions& options, std::string_view value) const;
+  std::vector<std::string_view> names() const;  // that it can be; none if it is a whole number
+};
+WEFT_API std::span<const ScheduleOption> schedule_options();
+WEFT_API const ScheduleOption& schedule_option(std::string_view name);  // Error lists the names
+// Does a schedule with these options look at this one? The kind alone: could it?
+WEFT_API bool uses(const ScheduleOptions& options, std::string_view option);
+WEFT_API bool uses(ScheduleKind kind, std::string_view option);
+// Error for numbers that no schedule can have, whether this one uses them or not.
+WEFT_API void check_options(const ScheduleOptions& options);
+// The name, and what is used and not the default: "ring", "all_gather head_groups=4", "hybrid ulysses=8".
+WEFT_API std::string words(const ScheduleOptions& options);
+
+// Heads of a model. Query head h uses K/V head h / (q / k), or map[h].
 struct Heads {
   Index q = 1, k = 1;
   std::span<const Index> map = {};
@@ -63,23 +96,24 @@ struct Move {
   Kind kind = Kind::gather;
   std::vector<PeerRows> sends;     // rows of the own K/V, or of the last step's buffer (shift)
   std::vector<PeerRows> receives;  // rows of this step's buffer
-  // shift: rows of this step's buffer that travel no further, whose gradients go home; rows of the own K/V whose come.
+  // shift: rows of this step's buffer that travel no further, whose gradients go home to their owner; and rows of the
+  // own K/V whose gradients come back in this step.
   std::vector<PeerRows> home = {}, back = {};
 };
 
 struct Step {
-  std::optional<Move> move = {};  // none: the step reads the rank's own K/V where they lie
+  std::optional<Move> move = {};  // none: the step reads the rank's own K/V in place
   Index key_rows = 0;             // of the buffer
-  Index plan = 0;                 // slices: rows of the rank's queries x rows of the buffer
+  Index plan = 0;                 // of Schedule::plans: rows of the rank's queries x rows of the buffer
   Range heads_q = {}, heads_k = {};
 };
 
-// Heads for sequence: before the steps each rank of a group gets all rows of some heads, and afterwards gives the
-// results back. K/V heads that several ranks need go to each of them, and their gradients come home and are added.
+// The all-to-all of Ulysses: before the steps each rank of a group gets all rows of some heads, and afterwards it gives
+// the results back. K/V heads that several ranks need go to each of them, and their gradients come home and are added.
 struct Swap {
   Range group;                          // ranks
-  std::vector<Range> heads_q, heads_k;  // that each of them gets; none if there are fewer heads than ranks
-  std::vector<Index> head_map;          // of this rank's heads, once swapped
+  std::vector<Range> heads_q, heads_k;  // by rank of the group; empty where there are fewer heads than ranks
+  std::vector<Index> head_map;          // of this rank's heads, after the swap
 };
 
 // What one rank does.
@@ -91,12 +125,12 @@ struct Schedule {
   Index q_rows = 0, k_rows = 0;  // of the rank's own tensors
   Index heads_q = 1, heads_k = 1;
   std::vector<Index> head_map;  // as given
-  std::optional<Swap> swap;     // steps are in rows and heads of the swapped tensors
+  std::optional<Swap> swap;     // with it, steps are in rows and heads of the swapped tensors
   std::vector<Plan> plans;
   std::vector<Step> steps;
 
-  Index ranks_inside() const { return swap ? swap->group.size() : 1; }
-  // Heads that the steps are about: all, or those that the swap brings.
+  Index ulysses() const { return swap ? swap->group.size() : 1; }  // ranks of a group
+  // Heads of the steps: all, or those that the swap brings.
   Index step_heads_q() const;
   Index step_heads_k() const;
 };
@@ -105,14 +139,14 @@ struct Schedule {
 WEFT_API Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
                                 const ScheduleOptions& options = {});
 
-// What decides bytes beside the schedule.
+// The tensors, as far as bytes depend on them.
 struct TensorShape {
   DType dtype = DType::f32;
   Index dim_qk = 0, dim_v = 0;
   std::optional<DType> out = {}, dout = {}, dq = {};  // as dtype if not given
   std::optional<DType> lse = DType::f32;              // none: not asked for
-  bool max_logit = false;                             // ..
-  bool dsink = false;                                 // .. in the backward
+  bool max_logit = false;                             // asked for in the forward
+  bool dsink = false;                                 // asked for in the backward
 };
 
 // What the rank's communicator will count in one pass, to the byte.

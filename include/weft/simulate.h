@@ -13,7 +13,7 @@
 
 namespace weft {
 
-// Something that takes time on a rank. Exchanges run beside computes.
+// Something that takes time on a rank. Exchanges overlap with computes.
 struct TimelineEvent {
   enum class Kind {
     compute,   // the kernel attends slices
@@ -22,7 +22,7 @@ struct TimelineEvent {
     wait,      // the rank does nothing but wait for an exchange
   };
   Kind kind = Kind::compute;
-  // "attend", "K, V", "dK, dV", "swap in", "swap out", "dK, dV home", "max_logit", "end", ..: static text
+  // Static text: "attend", "K, V", "dK, dV", "swap in", "swap out", "dK, dV home", "max_logit", "end" and so on.
   std::string_view name = {};
   Index step = -1;  // of the schedule; -1: before or after the steps
   double begin = 0, end = 0;
@@ -31,13 +31,13 @@ struct TimelineEvent {
 };
 WEFT_API std::string_view name(TimelineEvent::Kind kind);
 
-// A rank in numbers.
+// Sums over one rank's pass.
 struct RankTimes {
   double end = 0;         // of the rank
   double compute = 0;     // kernels
   double rows = 0;        // passes over rows, and copies if ranks make them
   double exchange = 0;    // time with bytes on their way
-  double overlapped = 0;  // .. of it under computes
+  double overlapped = 0;  // part of `exchange` during which the rank computes
   double waiting = 0;     // neither computing nor passing over rows, until `end`
   Index pairs = 0;        // times query heads
   Index bytes_in = 0, bytes_out = 0;
@@ -51,7 +51,7 @@ struct RankTimeline {
 struct WEFT_API Timeline {
   Pass pass = Pass::forward;
   double seconds = 0;  // until the last rank ends
-  // All pairs dealt out evenly, in whole tiles' rate, with no call, no tile cost, no exchange.
+  // If pairs were perfectly balanced and ran at the kernel's peak rate, with no calls, partial tiles or exchanges.
   double ideal = 0;
   std::vector<RankTimes> ranks = {};
   std::vector<RankTimeline> detail = {};  // of the ranks that were asked for
@@ -59,21 +59,21 @@ struct WEFT_API Timeline {
   Index planned = 0;  // ranks whose slices were counted; where not all, the others are as their neighbours
 
   double efficiency() const { return seconds > 0 ? ideal / seconds : 1; }
-  double overlap() const;     // share of all exchange time that lies under computes; 1 if there is none
+  double overlap() const;     // overlapped over all exchange time; 1 if there is none
   Index slowest() const;      // the rank that computes longest
-  double straggling() const;  // the longest compute over the mean; 1 is even
+  double straggling() const;  // imbalance of compute time, max / mean
   Index bytes_in() const;     // of the rank that receives most
 };
 
 struct SimulateOptions {
   std::vector<Index> detail = {};  // ranks whose events are kept
-  bool busiest = false;            // .. and those of the rank with most pairs
+  bool busiest = false;            // those of the rank with most pairs are kept too
   // Called now and then with what is done, from 0 to 1; false stops, and simulate throws.
   bool (*progress)(double done, void* context) = nullptr;
   void* context = nullptr;
 };
 
-// What is asked of all ranks together.
+// What all ranks compute together.
 struct Job {
   Problem problem;
   Layouts layouts;
@@ -82,8 +82,8 @@ struct Job {
   TensorShape shape = {};
 };
 
-// The schedules that make_schedule gives each rank, timed together; without making them one by one, so that thousands
-// of ranks take seconds. Error for what make_schedule refuses.
+// Times the schedules that make_schedule would give the ranks, without making them one by one, so that thousands of
+// ranks take seconds. Error for what make_schedule refuses.
 WEFT_API Timeline simulate(const Job& job, const Machine& machine, Pass pass, const SimulateOptions& options = {});
 
 // The same for schedules at hand, one a rank, in the order of ranks.

@@ -30,12 +30,12 @@ struct Refusal {
 WEFT_API std::optional<Refusal> refusal(const Use& use);
 WEFT_API void require_support(const Use& use);  // throws the refusal as Error
 
-// A row of the table: one thing at a time, everything else as it comes.
+// A row of the table: one thing that is asked for, with everything else as usual.
 struct SupportRow {
   std::string group, name;                        // "layout", "striped"; "dtype", "bf16"; "mask", "window"; ...
   Use use;                                        // `schedule` is set by the column
   std::optional<Refusal> one_rank;                // why not on one rank
-  std::vector<std::optional<Refusal>> schedules;  // .. in the order of schedule_kinds()
+  std::vector<std::optional<Refusal>> schedules;  // why not by each schedule, in the order of schedule_kinds()
 };
 WEFT_API std::vector<SupportRow> support_table();
 

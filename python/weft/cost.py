@@ -118,7 +118,7 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
         >>> c.layout, [layer.schedule for layer in c.layers]
         ('dual_chunk', ['all_gather', 'exact'])
         >>> print(c.layers[0].why().split(";")[0].split(":")[0])
-        all_gather in 4 groups of heads
+        all_gather head_groups=4
     """
     masks = [masks] if isinstance(masks, Mask) else listed(masks, "masks")
     dims = dim if isinstance(dim, tuple) else (dim, dim)

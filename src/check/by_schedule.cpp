@@ -82,7 +82,7 @@ class Ranks {
     compare_ranks("dsink", dsink_);
     results_.max_logit = max_logit_.front();
     results_.dsink = dsink_.front();
-    return {check::words(way_.schedule), oracle_.compare(results_), fault_, flags(way_.schedule)};
+    return {weft::words(way_.schedule), oracle_.compare(results_), fault_, flags(way_.schedule)};
   }
 
  private:
@@ -262,37 +262,14 @@ bool says(const Error& error, const Refusal& refusal) {
 
 }  // namespace
 
-bool gathers(const ScheduleOptions& options) {
-  const ScheduleKind all_gather = ScheduleKind::all_gather;
-  return options.kind == all_gather || (options.kind == ScheduleKind::hybrid && options.across == all_gather);
-}
-
-bool shifts(const ScheduleOptions& options) {
-  const ScheduleKind ring = ScheduleKind::ring;
-  return options.kind == ring || (options.kind == ScheduleKind::hybrid && options.across == ring);
-}
-
-std::string words(const ScheduleOptions& options) {
-  const ScheduleOptions usual;
-  std::string out(name(options.kind));
-  if (options.kind == ScheduleKind::hybrid) out += text(" ", name(options.across));
-  if (options.key_order != usual.key_order) out += text(" ", name(options.key_order));
-  if (options.head_groups != usual.head_groups) out += text(" x", options.head_groups);
-  if (options.inside != usual.inside) out += text(" inside ", options.inside);
-  if (options.stages != usual.stages) out += text(" stages ", options.stages);
-  if (options.abreast != usual.abreast) out += text(" abreast ", options.abreast);
-  return out;
-}
-
 std::string flags(const ScheduleOptions& options) {
-  const ScheduleOptions usual;
   std::string out = text("--schedule ", name(options.kind));
-  if (options.across != usual.across) out += text(" --across ", name(options.across));
-  if (options.key_order != usual.key_order) out += text(" --key-order ", name(options.key_order));
-  if (options.head_groups != usual.head_groups) out += text(" --head-groups ", options.head_groups);
-  if (options.inside != usual.inside) out += text(" --inside ", options.inside);
-  if (options.stages != usual.stages) out += text(" --stages ", options.stages);
-  if (options.abreast != usual.abreast) out += text(" --abreast ", options.abreast);
+  for (const ScheduleOption& option : schedule_options()) {
+    if (option.is_default(options)) continue;
+    std::string flag(option.name);
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    out += text(" --", flag, " ", option.value(options));
+  }
   return out;
 }
 

@@ -5,6 +5,7 @@
 
 #include "check/oracle.h"
 #include "check/report.h"
+#include "weft/communicator.h"
 #include "weft/schedule.h"
 #include "weft/support.h"
 
@@ -19,9 +20,6 @@ struct Way {
   Communicator* world = nullptr;
 };
 
-bool gathers(const ScheduleOptions& options);       // and so has key orders and groups of heads
-bool shifts(const ScheduleOptions& options);        // a ring, and so has ranks abreast
-std::string words(const ScheduleOptions& options);  // "all_gather rank x2", "hybrid ring": what is not as usual
 std::string flags(const ScheduleOptions& options);  // "--schedule all_gather --key-order rank"
 
 // What the capability table is asked for this case.

@@ -10,7 +10,7 @@
 
 #include "cost/sketch.h"
 #include "index.h"
-#include "schedule/schedules.h"
+#include "schedule/build.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/simulate.h"
@@ -82,7 +82,7 @@ class Contest {
   Contest(const Layer& layer, const Layouts& layouts, const Machine& machine, const ChooseOptions& options)
       : layer_(layer), layouts_(layouts), machine_(machine), most_slices_(options.simulated_slices) {
     check_machine(machine);
-    for (const ScheduleOptions& each : options.schedules) schedule::check_options(each);
+    for (const ScheduleOptions& each : options.schedules) check_options(each);
     schedule::check_shape(layouts, layer.heads_q, layer.heads_k, layer.shape);
     const Index ranks = layouts.q.ranks();
     choice_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : machine.memory_bytes;
@@ -163,12 +163,8 @@ class Contest {
     choice_.candidates.push_back(std::move(c));
   }
 
-  // Slices that are planned, and steps of every rank.
-  double work(const ScheduleOptions& o) const {
-    const Index inside = o.kind == ScheduleKind::hybrid ? o.inside : 1, ranks = layouts_.q.ranks();
-    const bool ring = (o.kind == ScheduleKind::hybrid ? o.across : o.kind) == ScheduleKind::ring;
-    return choice_.slices + (ring ? static_cast<double>(ranks) * static_cast<double>(ranks / inside / o.abreast) : 0);
-  }
+  // What a simulation would go through.
+  double work(const ScheduleOptions& o) const { return choice_.slices + sketch_->listed_steps(o); }
 
   // Its exchanges alone take longer than the best can, however rough that estimate is: not worth a simulation.
   bool far_behind(const Candidate& c) const {
@@ -224,46 +220,12 @@ class Contest {
   std::string remedy_;  // of the first that cannot be made
 };
 
-ScheduleOptions with_groups(Index groups) { return {.kind = ScheduleKind::all_gather, .head_groups = groups}; }
-
 }  // namespace
 
-std::string words(const ScheduleOptions& o) {
-  std::string out(name(o.kind));
-  const bool hybrid = o.kind == ScheduleKind::hybrid;
-  if (hybrid) out += text(" ", o.inside, " x ", name(o.across));
-  const bool gathers = o.kind == ScheduleKind::all_gather || (hybrid && o.across == ScheduleKind::all_gather);
-  if (gathers && o.key_order != KeyOrder::automatic) out += text(", ", name(o.key_order), " order");
-  if (gathers && o.head_groups != 1) out += text(" in ", o.head_groups, " groups of heads");
-  const bool ring = o.kind == ScheduleKind::ring || (hybrid && o.across == ScheduleKind::ring);
-  if (ring && o.abreast != ScheduleOptions{}.abreast) out += text(", ", o.abreast, " abreast");
-  if (o.kind == ScheduleKind::exact) out += text(" in ", o.stages, o.stages == 1 ? " stage" : " stages");
-  return out;
-}
-
 std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q, Index heads_k) {
-  if (ranks == 1) return {{.kind = ScheduleKind::exact, .stages = 1}};
-  std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::exact, .stages = 1},
-                                      {.kind = ScheduleKind::exact},
-                                      {.kind = ScheduleKind::ring},
-                                      with_groups(1)};
-  if (ranks > 2) all.push_back({.kind = ScheduleKind::ring, .abreast = 1});  // half the buffers
-  constexpr Index kGroups = 4;
-  if (heads_k > 1) all.push_back(with_groups(min_of(kGroups, heads_k)));
-  if (ranks <= heads_q) all.push_back({.kind = ScheduleKind::all_to_all});
-  // Swaps are cheap inside a node; so meshes are those of the levels, and the largest that K/V heads divide into.
-  std::vector<Index> meshes;
-  for (const Level& level : machine.levels)
-    if (level.ranks > 1) meshes.push_back(level.ranks);
-  for (const Index inside : {Index{2}, Index{4}, Index{8}}) meshes.push_back(inside);
-  std::sort(meshes.begin(), meshes.end());
-  meshes.erase(std::unique(meshes.begin(), meshes.end()), meshes.end());
-  for (const Index inside : meshes) {
-    if (inside >= ranks || ranks % inside != 0 || inside > heads_q) continue;
-    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::ring});
-    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::all_gather});
-  }
-  return all;
+  std::vector<Index> levels;
+  for (const Level& level : machine.levels) levels.push_back(level.ranks);
+  return schedule::all_candidates({.ranks = ranks, .heads_q = heads_q, .heads_k = heads_k}, levels);
 }
 
 ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
@@ -302,99 +264,134 @@ std::string ScheduleChoice::why() const {
   return out;
 }
 
-BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options) {
+namespace {
+
+void check_batch(std::span<const Layer> layers, Index ranks, const ChooseOptions& options) {
   if (ranks < 1) throw Error(text("a choice for ", ranks, " ranks"), "use at least one");
   if (layers.empty()) throw Error("no layers", "give at least one");
   if (!(options.memory_bytes >= 0))
     throw Error(text("a budget of ", options.memory_bytes, " bytes"), "give bytes, or 0 for the machine's");
-  for (const Layer& layer : layers)
+  const Packing& first = layers[0].problem.packing();
+  for (const Layer& layer : layers) {
     if (layer.count < 1) throw Error(text(layer.count, " layers of a kind"), "give at least one");
-  for (const Layer& layer : layers)
-    if (!(layer.problem.packing().q() == layers[0].problem.packing().q()) ||
-        !(layer.problem.packing().k() == layers[0].problem.packing().k()))
+    const Packing& packing = layer.problem.packing();
+    if (!(packing.q() == first.q()) || !(packing.k() == first.k()))
       throw Error("the layers have different packings", "choose a layout for each batch by itself");
-  std::vector<LayoutKind> kinds = options.layouts;
-  if (kinds.empty()) {
-    kinds = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::balanced};
-    // Each document cut by itself: only if that is possible without padding it anew.
-    const Packing& packing = layers[0].problem.packing();
-    bool whole = true;
-    for (const Stream* s : {&packing.q(), &packing.k()})
-      for (Index i = 0; i < s->sequences() && whole; ++i) whole = s->padded(i) % (2 * ranks) == 0;
-    if (whole) kinds.push_back(LayoutKind::dual_chunk);
   }
-  // Balanced deals out the work of the layer that has most of it.
+}
+
+std::vector<LayoutKind> usual_layouts(const Packing& packing, Index ranks) {
+  std::vector<LayoutKind> kinds = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::balanced};
+  // dual_chunk cuts each document by itself: only if that is possible without padding it anew.
+  for (const Stream* s : {&packing.q(), &packing.k()})
+    for (Index i = 0; i < s->sequences(); ++i)
+      if (s->padded(i) % (2 * ranks) != 0) return kinds;
+  kinds.push_back(LayoutKind::dual_chunk);
+  return kinds;
+}
+
+// The layer with most work: `balanced` deals out its pairs.
+const Layer& main_layer(std::span<const Layer> layers) {
   const auto work = [](const Layer& l) {
     return static_cast<double>(l.problem.visible_pairs()) * static_cast<double>(l.heads_q * l.count);
   };
-  const Layer& main = *std::max_element(layers.begin(), layers.end(),
-                                        [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
-  // All are ranked by estimates. Those near the best are decided by simulations, unless one of them is too large.
+  return *std::max_element(layers.begin(), layers.end(),
+                           [&](const Layer& a, const Layer& b) { return work(a) < work(b); });
+}
+
+// The layouts of a batch: all are ranked by estimates, and those near the best are decided by simulations, unless one
+// of these is too large.
+class LayoutContest {
+ public:
+  LayoutContest(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options)
+      : layers_(layers) {
+    const Layer& main = main_layer(layers);
+    for (const LayoutKind kind :
+         options.layouts.empty() ? usual_layouts(main.problem.packing(), ranks) : options.layouts) {
+      Entry e{.said = {.layout = kind}, .layouts = {}, .layers = {}};
+      attempt(e, [&] {
+        e.layouts = std::make_unique<Layouts>(make_layouts(kind, main.problem, ranks));
+        for (const Layer& layer : layers) {
+          e.layers.push_back(std::make_unique<Contest>(layer, *e.layouts, machine, options));
+          e.said.seconds += e.layers.back()->estimated() * static_cast<double>(layer.count);
+        }
+        least_ = std::min(least_, e.said.seconds);
+      });
+      entries_.push_back(std::move(e));
+    }
+  }
+
+  BatchChoice decided() {
+    best_.seconds = kNever;
+    best_.count = 0;
+    for (const Layer& layer : layers_) best_.count += layer.count;
+    constexpr double kNear = 1.25;  // estimates are seldom further off
+    for (const double most : {kNear * least_, kNever}) {
+      const auto takes_part = [&](const Entry& e) {
+        return !e.decided && e.said.refused.empty() && e.said.seconds <= most;
+      };
+      best_.simulated = std::none_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+        return takes_part(e) &&
+               std::any_of(e.layers.begin(), e.layers.end(), [](const auto& l) { return l->too_large(); });
+      });
+      for (Entry& e : entries_)
+        if (takes_part(e)) decide(e);
+      if (!best_.layers.empty()) break;
+    }
+    if (best_.layers.empty()) throw Error(text("no layout works: ", entries_.front().said.refused), remedy_);
+    for (Entry& e : entries_) best_.layouts.push_back(std::move(e.said));
+    return std::move(best_);
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
   struct Entry {
     BatchChoice::Tried said;
     std::unique_ptr<Layouts> layouts;
     std::vector<std::unique_ptr<Contest>> layers;
     bool decided = false;
   };
-  std::vector<Entry> entries;
-  std::string remedy;  // of the first that does not work
-  double least = std::numeric_limits<double>::infinity();
-  const auto attempt = [&](Entry& e, const auto& f) {
+
+  template <class F>
+  void attempt(Entry& e, const F& f) {
     try {
       f();
     } catch (const Error& error) {
       e.said.refused = error.problem();
-      if (remedy.empty()) remedy = error.remedy();
+      if (remedy_.empty()) remedy_ = error.remedy();
     }
-  };
-  for (const LayoutKind kind : kinds) {
-    Entry e{.said = {.layout = kind}, .layouts = {}, .layers = {}};
+  }
+
+  void decide(Entry& e) {
+    e.decided = true;
     attempt(e, [&] {
-      e.layouts = std::make_unique<Layouts>(make_layouts(kind, main.problem, ranks));
-      for (const Layer& layer : layers) {
-        e.layers.push_back(std::make_unique<Contest>(layer, *e.layouts, machine, options));
-        e.said.seconds += e.layers.back()->estimated() * static_cast<double>(layer.count);
+      std::vector<ScheduleChoice> chosen;
+      double seconds = 0;
+      for (std::size_t n = 0; n < layers_.size(); ++n) {
+        chosen.push_back(e.layers[n]->decided(best_.simulated));
+        seconds += chosen.back().best().seconds() * static_cast<double>(layers_[n].count);
       }
-      least = std::min(least, e.said.seconds);
+      e.said.seconds = seconds;
+      e.said.simulated = best_.simulated;
+      if (seconds >= best_.seconds * (1 - kSame)) return;
+      best_.layout = e.said.layout;
+      best_.seconds = seconds;
+      best_.layers = std::move(chosen);
     });
-    entries.push_back(std::move(e));
   }
-  BatchChoice best;
-  best.seconds = std::numeric_limits<double>::infinity();
-  best.count = 0;
-  for (const Layer& layer : layers) best.count += layer.count;
-  constexpr double kNear = 1.25;  // estimates are seldom further off
-  for (const double most : {kNear * least, std::numeric_limits<double>::infinity()}) {
-    const auto takes_part = [&](const Entry& e) {
-      return !e.decided && e.said.refused.empty() && e.said.seconds <= most;
-    };
-    best.simulated = std::none_of(entries.begin(), entries.end(), [&](const Entry& e) {
-      return takes_part(e) &&
-             std::any_of(e.layers.begin(), e.layers.end(), [](const auto& l) { return l->too_large(); });
-    });
-    for (Entry& e : entries) {
-      if (!takes_part(e)) continue;
-      e.decided = true;
-      attempt(e, [&] {
-        std::vector<ScheduleChoice> chosen;
-        double seconds = 0;
-        for (std::size_t n = 0; n < layers.size(); ++n) {
-          chosen.push_back(e.layers[n]->decided(best.simulated));
-          seconds += chosen.back().best().seconds() * static_cast<double>(layers[n].count);
-        }
-        e.said.seconds = seconds;
-        e.said.simulated = best.simulated;
-        if (seconds >= best.seconds * (1 - kSame)) return;
-        best.layout = e.said.layout;
-        best.seconds = seconds;
-        best.layers = std::move(chosen);
-      });
-    }
-    if (!best.layers.empty()) break;
-  }
-  if (best.layers.empty()) throw Error(text("no layout works: ", entries.front().said.refused), remedy);
-  for (Entry& e : entries) best.layouts.push_back(std::move(e.said));
-  return best;
+
+  std::span<const Layer> layers_;
+  std::vector<Entry> entries_;
+  BatchChoice best_;
+  double least_ = kNever;
+  std::string remedy_;  // of the first that does not work
+};
+
+}  // namespace
+
+BatchChoice choose(std::span<const Layer> layers, Index ranks, const Machine& machine, const ChooseOptions& options) {
+  check_batch(layers, ranks, options);
+  return LayoutContest(layers, ranks, machine, options).decided();
 }
 
 std::string BatchChoice::why() const {

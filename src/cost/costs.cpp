@@ -17,7 +17,7 @@ Index kv_size(Index rows, Index heads, Index dim_qk, Index dim_v, DType dtype) {
 
 Frame frame_of(const Schedule& s) {
   return {.ranks = s.ranks,
-          .inside = s.ranks_inside(),
+          .ulysses = s.ulysses(),
           .q_rows = s.q_rows,
           .k_rows = s.k_rows,
           .heads_q = s.heads_q,
@@ -46,7 +46,7 @@ Work Costs::work(Index rank, const Frame& frame, const StepFrame& step, const Ti
 
 double Costs::begin_rows(const Frame& f, bool first_moves) const {
   if (pass_ == Pass::forward || !first_moves) return 0;
-  return pass_over(real(f.k_rows * f.inside * f.step_heads_k) * gradient_bytes());
+  return pass_over(real(f.k_rows * f.ulysses * f.step_heads_k) * gradient_bytes());
 }
 
 double Costs::end_rows(const Frame& f, bool partial) const {
@@ -79,6 +79,14 @@ Costs::SwapBytes Costs::swap_out() const {
   return {shape_.dim_v * size(shape_.out) + (shape_.lse ? size_of(*shape_.lse) : 0), 0};
 }
 
+std::vector<double> swapped_bytes(const Schedule& s, const Costs::SwapBytes& bytes) {
+  std::vector<double> all;
+  for (std::size_t i = 0; i < s.swap->heads_q.size(); ++i)
+    all.push_back(
+        real(s.q_rows * s.swap->heads_q[i].size() * bytes.q + s.k_rows * s.swap->heads_k[i].size() * bytes.k));
+  return all;
+}
+
 RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool partial) const {
   const bool backward = pass_ == Pass::backward;
   const Index dqk = shape_.dim_qk, dv = shape_.dim_v, lse = shape_.lse ? size_of(*shape_.lse) : 0;
@@ -109,7 +117,7 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   if (backward ? shape_.dsink : shape_.max_logit)
     m.workspace += (1 + f.ranks) * f.heads_q * static_cast<Index>(sizeof(double));
   if (f.swaps) {
-    const Index key_rows = f.k_rows * f.inside;
+    const Index key_rows = f.k_rows * f.ulysses;
     m.workspace += kv_size(key_rows, f.step_heads_k, dqk, dv, shape_.dtype);
     m.workspace += step_rows * (dqk * size({}) + dv * size(shape_.out)) + 2 * kLine;
     if (lse > 0 && (backward || f.q_rows > 0)) m.workspace += step_rows * lse + kLine;

@@ -1,4 +1,4 @@
-// Seconds of what a rank does beside moving bytes, and bytes of what it holds.
+// Seconds of a rank's kernels and passes over rows, and bytes of its memory.
 #pragma once
 
 #include <span>
@@ -12,13 +12,13 @@ namespace weft::cost {
 
 // A rank's tensors as its steps see them.
 struct Frame {
-  Index ranks = 1, inside = 1;
+  Index ranks = 1, ulysses = 1;
   Index q_rows = 0, k_rows = 0;    // of the rank's own tensors
-  Index heads_q = 1, heads_k = 1;  // ..
+  Index heads_q = 1, heads_k = 1;  // of the rank's own tensors
   Index step_heads_q = 1, step_heads_k = 1;
   bool swaps = false;
 
-  Index step_q_rows() const { return q_rows * inside; }
+  Index step_q_rows() const { return q_rows * ulysses; }
 };
 Frame frame_of(const Schedule& schedule);
 
@@ -50,6 +50,7 @@ class Costs {
   };
   SwapBytes swap_in() const;
   SwapBytes swap_out() const;
+  SwapBytes swap_gradients() const { return {0, dims() * sum_size()}; }  // of K and V, on their way home
 
  private:
   double pass_over(double bytes) const {
@@ -67,5 +68,8 @@ class Costs {
   Pass pass_;
   const KernelRate& rate_;
 };
+
+// Bytes that each member of a group gets from every other one, by member.
+std::vector<double> swapped_bytes(const Schedule& schedule, const Costs::SwapBytes& bytes);
 
 }  // namespace weft::cost

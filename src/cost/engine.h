@@ -6,7 +6,7 @@
 
 namespace weft::cost {
 
-// Keeps what happens: sums of every rank, events of those that are asked for.
+// Collects the timeline: sums of every rank, and the events of those that are asked for.
 class Record {
  public:
   Record(const Outline& outline, const SimulateOptions& options, Timeline& to);
@@ -20,14 +20,14 @@ class Record {
   struct Interval {
     double begin = 0, end = 0, interference = 0;
   };
-  // An exchange that computes from `now` on may meet.
+  // Adds an exchange that may overlap with computes from `now` on.
   void start(Index rank, double now, const Interval& interval) {
     std::vector<Interval>& all = under_way_[at(rank)];
     std::erase_if(all, [&](const Interval& i) { return i.end <= now; });
     all.push_back(interval);
   }
   const std::vector<Interval>& under_way(Index rank) const { return under_way_[at(rank)]; }
-  // How long `work` takes from `begin` on, beside these exchanges.
+  // How long `work` takes from `begin` on, slowed by these exchanges.
   double slowed(Index rank, double begin, double work) const;
 
  private:
@@ -38,10 +38,10 @@ class Record {
   std::vector<std::vector<Interval>> under_way_;
 };
 
-// Processors of their own: all ranks call by call.
+// For ranks with a processor each: all ranks call by call.
 void run_in_step(const Outline& outline, const Machine& machine, Pass pass, const SimulateOptions& options,
                  Record& record);
-// Processors that ranks share: event by event.
+// For ranks that share processors: event by event.
 void run_shared(const Outline& outline, const Machine& machine, Pass pass, const SimulateOptions& options,
                 Record& record);
 

@@ -55,7 +55,7 @@ class InStep {
           std::fill(to.begin() + first, to.begin() + first + p.size, *std::max_element(begin, end));
         }
         return;
-      case Pattern::Peers::across: {
+      case Pattern::Peers::same_place: {
         std::vector<double> most(at(p.size), 0.0);
         for (Index r = 0; r < o_.ranks; ++r) most[at(r % p.size)] = std::max(most[at(r % p.size)], of[at(r)]);
         for (Index r = 0; r < o_.ranks; ++r) to[at(r)] = most[at(r % p.size)];

@@ -46,7 +46,7 @@ class Topology {
 
   // Levels are links of their own, so the slowest one counts.
   double seconds(const Load& load) const;
-  // Share of a kernel's rate that is lost meanwhile.
+  // Fraction of a kernel's rate that is lost while it goes on.
   double interference(const Load& load) const;
 
  private:

@@ -1,5 +1,5 @@
-// What all ranks do, in the few numbers that time needs: loads of exchanges, seconds of kernels, in the order of the
-// executor's calls. Slices are counted and forgotten.
+// What all ranks do, in the few numbers that time depends on: loads of exchanges and seconds of kernels, in the order
+// of the executor's calls. Slices are counted and not kept.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,32 @@
 
 namespace weft::cost {
 
-// Rows that the ranks to, to + 1, .. (as many as a pattern repeats) each get from the rank so far before their own.
+// Rows that each of the ranks [to, to + Pattern::repeat) gets from the rank `distance` before it.
 struct Span {
   std::uint32_t to = 0, distance = 0;
   double rows = 0;
 };
 
-// Who moves how much in an exchange; calls that are alike share it.
+// Who moves how much in an exchange. Equal exchanges share one pattern.
 struct Pattern {
   enum class Peers {
-    block,   // ranks n·size .. (n + 1)·size - 1 with each other
-    across,  // ranks of the same place in blocks of `size`
+    block,       // ranks [n·size, (n + 1)·size) with each other
+    same_place,  // ranks at the same place in blocks of `size`
     listed,
-    spans,  // all messages of a planned rank are also those of its neighbours: no list of ranks x ranks
+    spans,  // a planned rank's messages are also those of its neighbours, so that ranks x ranks need no list
   };
   Peers peers = Peers::listed;
   Index size = 1;
-  bool uneven = false;  // listed: senders may be what their receivers wait for
+  bool uneven = false;  // listed: a rank may send more than its receivers get, so that they wait for its link
   // listed, by rank: [from_begin[r], from_begin[r + 1]) of `from`, and so on
   std::vector<std::uint32_t> from = {}, to = {};
   std::vector<std::size_t> from_begin = {}, to_begin = {};
   std::vector<double> from_bytes = {};
   std::shared_ptr<const std::vector<Span>> spans = {};
   Index repeat = 1;                                     // spans: ranks of each
-  double each = 0;                                      // .. bytes a row
-  bool back = false;                                    // .. from those who got them
-  std::vector<std::uint32_t> sent_messages = {};        // .. [ranks]
+  double each = 0;                                      // spans: bytes a row
+  bool back = false;                                    // spans: in the opposite direction
+  std::vector<std::uint32_t> sent_messages = {};        // spans: [ranks]
   std::vector<Load> loads = {};                         // [ranks]
   std::vector<double> seconds = {}, interference = {};  // [ranks]
 };
@@ -75,7 +75,7 @@ struct StepOutline {
 
 struct Outline {
   Index ranks = 1;
-  Index repeat = 1, stride = 1;  // work of rank r is also that of r + stride, .., repeat times in all
+  Index repeat = 1, stride = 1;  // ranks r, r + stride, and so on, `repeat` of them, have the work of rank r
   Index planned = 1;
   std::vector<Pattern> patterns;
   int swap_in = -1, swap_out = -1, swap_home = -1, numbers = -1;
@@ -96,7 +96,7 @@ struct Op {
   Kind kind = Kind::compute;
   std::string_view name = {};
   int pattern = -1;      // post, wait
-  std::size_t call = 0;  // .. which slot: a few are under way at a time
+  std::size_t call = 0;  // post, wait: the slot of the exchange; at most kSlots are in flight
   Index step = -1;
 };
 inline constexpr std::size_t kSlots = 8;

@@ -3,15 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 
-#include "cost/costs.h"
-#include "cost/outline.h"
+#include "cost/outline_builder.h"
 #include "cost/patterns.h"
-#include "cost/ring_moves.h"
-#include "index.h"
 #include "plan/plan_subset.h"
-#include "schedule/schedules.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -21,65 +16,38 @@ namespace {
 // Slices looked at in all: some seconds. More ranks than that allows are taken as their neighbours.
 constexpr double kMostSlices = 1.2e7;
 
-enum class Form { gather, ring, exact, stay };
+// Messages that are listed one by one, of one exchange and of all: some GB.
+constexpr Index kMostMessages = Index{1} << 23;
 
-Form form_of(const ScheduleOptions& o) {
-  switch (o.kind) {  // no default: a new schedule has to say how it moves
-    case ScheduleKind::all_gather:
-      return Form::gather;
-    case ScheduleKind::ring:
-      return Form::ring;
-    case ScheduleKind::hybrid:
-      return o.across == ScheduleKind::all_gather ? Form::gather : Form::ring;  // others are refused by check_mesh
-    case ScheduleKind::all_to_all:
-      return Form::stay;
-    case ScheduleKind::exact:
-      break;
-  }
-  return Form::exact;
+Schedule checked(const Job& job) {
+  schedule::check_shape(job.layouts, job.heads_q, job.heads_k, job.shape);
+  check_options(job.schedule);
+  Schedule s = schedule::unscheduled(job.problem, job.layouts, 0, {job.heads_q, job.heads_k}, job.schedule);
+  schedule::require_layouts(job.schedule, job.layouts);
+  return s;
 }
 
-// Work of one K/V head's group of query heads becomes that of so many heads.
-TileWork times(TileWork unit, double groups) {
-  unit.pairs *= groups;
-  unit.covered *= groups;
-  unit.tiles *= groups;
-  unit.rows *= groups;
-  return unit;
-}
-
-class FromJob {
+class JobOutline : private OutlineBuilder {
  public:
-  FromJob(const Job& job, const Machine& machine, Pass pass)
-      : job_(job),
-        pass_(pass),
-        costs_(machine, job.shape, pass),
-        form_(form_of(job.schedule)),
-        ranks_(job.layouts.q.ranks()),
-        make_(machine, ranks_) {
-    schedule::check_shape(job.layouts, job.heads_q, job.heads_k, job.shape);
-    const Heads heads{job.heads_q, job.heads_k};
-    const Schedule first = schedule::begin(job.problem, job.layouts, 0, heads, job.schedule);
-    if (form_ == Form::gather) schedule::check_head_groups(first);
-    inside_ = first.ranks_inside();
-    sequence_ = form_ == Form::gather && schedule::in_sequence_order(first);
-    swap_ = first.swap;
-    Schedule of_place = first;
-    for (Index place = 0; place < inside_; ++place) {
-      of_place.rank = place;
-      if (form_ == Form::gather && place > 0) schedule::swap_heads(of_place, inside_);  // for its map of heads
-      frames_.push_back(frame_of(of_place));
-      add_steps_heads(of_place);
-    }
+  JobOutline(const Job& job, const Machine& machine, Pass pass)
+      : OutlineBuilder(
+            checked(job),
+            schedule::describe_schedule(job.schedule, schedule::shape_of(job.layouts, {job.heads_q, job.heads_k})),
+            machine, job.shape, pass),
+        job_(job),
+        make_(machine, ranks()),
+        messages_(at(steps())) {
+    for (Index n = 0; n < ulysses_; ++n) places_.push_back(place(n));
+    for (Index n = 0; n < steps(); ++n)
+      if (step(n).move == Move::Kind::send) messages_[at(n)] = std::make_shared<std::vector<Span>>();
   }
 
   Outline make() {
-    o_.ranks = ranks_;
-    o_.pairs.assign(at(ranks_), 0);
-    o_.begin_rows.assign(at(ranks_), 0);
-    o_.end_rows.assign(at(ranks_), 0);
-    o_.steps.resize(at(steps()));
-    if (swap_) add_swaps();
+    o_.ranks = ranks();
+    o_.pairs.assign(at(ranks()), 0);
+    o_.begin_rows.assign(at(ranks()), 0);
+    o_.end_rows.assign(at(ranks()), 0);
+    add_swaps();
     plan_all();
     add_moves();
     if (pass_ == Pass::forward ? job_.shape.max_logit : job_.shape.dsink)
@@ -88,64 +56,18 @@ class FromJob {
   }
 
  private:
-  struct StepHeads {
-    Index q = 0, k = 0;
-  };
   struct Item {
     std::uint32_t place = 0, source = 0;
-    Index step = 0, first_row = 0;
+    Index meeting = 0, first_row = 0;
     Slice slice;
   };
-  // What a group's queries see in a step, for one K/V head and the query heads that share it.
+  // What a group's queries see in a meeting, for one K/V head and the query heads that share it.
   struct Seen {
-    Index step = 0;
+    Index meeting = 0;
     std::map<Index, TileWork> by_group;  // by query heads of a K/V head
   };
 
-  Index count() const { return ranks_ / inside_; }
-  Index abreast() const { return min_of(job_.schedule.abreast, count()); }
-  Index stages() const { return min_of(job_.schedule.stages, ranks_ - 1); }
-  Index steps() const {
-    return form_ == Form::gather ? job_.schedule.head_groups
-           : form_ == Form::ring ? schedule::ring_steps(count(), abreast())
-           : form_ == Form::stay ? 1
-                                 : 1 + stages();
-  }
-  int add(Pattern pattern) {
-    o_.patterns.push_back(std::move(pattern));
-    return static_cast<int>(o_.patterns.size()) - 1;
-  }
-
-  void add_steps_heads(const Schedule& s) {
-    std::vector<StepHeads> heads;
-    if (form_ == Form::gather) {
-      const Index groups = job_.schedule.head_groups, all = s.step_heads_k();
-      for (Index g = 0; g < groups; ++g) {
-        const Range k{all * g / groups, all * (g + 1) / groups};
-        heads.push_back({schedule::query_heads(s, k).size(), k.size()});
-      }
-    } else {
-      heads.push_back({s.step_heads_q(), s.step_heads_k()});
-    }
-    heads_.push_back(std::move(heads));
-  }
-  const StepHeads& heads(Index place, Index step) const {
-    return heads_[at(place)][form_ == Form::gather ? at(step) : 0];
-  }
-  static Index group_of(const StepHeads& h) { return h.k > 0 ? max_of(1, h.q / h.k) : 1; }
-
-  Index step_of(Index rank, Index source) const {
-    if (form_ == Form::ring)
-      return schedule::ring_step_of((rank / inside_ - source / inside_ + count()) % count(), abreast());
-    if (form_ != Form::exact) return 0;
-    const Index distance = (rank - source + ranks_) % ranks_;
-    if (distance == 0) return 0;
-    // The first stage that ends behind it.
-    Index stage = (distance - 1) * stages() / (ranks_ - 1);
-    while (distance >= schedule::stage_distances(ranks_, stages(), stage).end) ++stage;
-    while (distance < schedule::stage_distances(ranks_, stages(), stage).begin) --stage;
-    return 1 + stage;
-  }
+  static Index group_of(const HeadCounts& h) { return h.k > 0 ? max_of(1, h.q / h.k) : 1; }
 
   // By the sequences whose tokens the rank holds: there may be many more.
   Plan plan_of(Index rank, const RunList& keys) const {
@@ -154,81 +76,81 @@ class FromJob {
   }
 
   void plan_all() {
-    const Layout &q = job_.layouts.q, &k = job_.layouts.k;
-    const RunList keys = sequence_ ? k.sequence_order() : k.rank_order();
+    const Layout& k = job_.layouts.k;
+    const RunList keys = step(0).sequence_order ? k.sequence_order() : k.rank_order();
     choose_sample(keys);
-    if (form_ == Form::exact)
-      for (Index stage = 0; stage < stages(); ++stage) messages_.push_back(std::make_shared<std::vector<Span>>());
-    for (Index group = 0; group < count(); group += o_.repeat) {
-      std::vector<Item>& items = items_;
-      items.clear();
-      std::vector<TileCounter> counters;  // by distinct group of heads
-      const std::vector<Index> kinds = head_kinds();
-      for (const Index g : kinds) counters.emplace_back(g, 1, costs_.rate());
-      for (Index member = 0; member < inside_; member += skip_) {
-        const Index rank = group * inside_ + member;
-        const Plan plan = plan_of(rank, keys);
-        for (const Slice& s : plan.slices) {
-          if (form_ == Form::gather || form_ == Form::stay) {
-            for (TileCounter& c : counters) c.add(s, member * q.rows());
-            continue;
-          }
-          const Index source = s.k_begin / k.rows();
-          items.push_back({place_of(group, source), static_cast<std::uint32_t>(source), 0, member * q.rows(), s});
-        }
-      }
+    const std::vector<Index> kinds = head_kinds(), fixed_rows = key_rows();
+    std::vector<TileCounter> counters;  // by distinct group of heads
+    for (const Index g : kinds) counters.emplace_back(g, 1, costs_.rate());
+    for (Index group = 0; group < groups_; group += o_.repeat) {
+      find_items(group, keys, counters);
       std::vector<Seen> seen;
-      const auto take = [&](Index step) {
+      const auto take = [&](Index meeting) {
         if (!counters.front().any()) return;
-        seen.push_back({step, {}});
-        const double all = static_cast<double>(inside_) / static_cast<double>(ceil_div(inside_, skip_));
+        seen.push_back({meeting, {}});
+        const double all = static_cast<double>(ulysses_) / static_cast<double>(ceil_div(ulysses_, skip_));
         for (std::size_t n = 0; n < kinds.size(); ++n) seen.back().by_group[kinds[n]] = times(counters[n].take(), all);
       };
-      sort_items(group);
-      for (std::size_t n = 0; n < items.size(); ++n) {
-        for (TileCounter& c : counters) c.add(items[n].slice, items[n].first_row);
-        if (n + 1 == items.size() || items[n + 1].step != items[n].step) take(items[n].step);
+      sort_items();
+      for (std::size_t n = 0; n < items_.size(); ++n) {
+        for (TileCounter& c : counters) c.add(items_[n].slice, items_[n].first_row);
+        if (n + 1 == items_.size() || items_[n + 1].meeting != items_[n].meeting) take(items_[n].meeting);
       }
-      if (form_ == Form::gather || form_ == Form::stay) take(0);
-      std::vector<Index> key_rows(at(steps()), keys_of_step());
-      for (Index step = 0; step < steps() && form_ == Form::ring; ++step)
-        key_rows[at(step)] *= schedule::ring_distances(count(), abreast(), step).size();
-      if (form_ == Form::exact) touch(group, items, key_rows);
-      add_group(group, seen, key_rows);
+      if (meetings() == 1) take(0);
+      std::sort(seen.begin(), seen.end(), [](const Seen& a, const Seen& b) { return a.meeting < b.meeting; });
+      std::vector<Index> rows = fixed_rows;
+      add_touched(group, rows);
+      add_group(group, seen, rows);
     }
   }
 
-  // Sources by their distance before the group, which is the order of steps.
-  std::uint32_t place_of(Index group, Index source) const {
-    const Index of = source / inside_, distance = group >= of ? group - of : group - of + count();
-    return static_cast<std::uint32_t>(distance * inside_ + source - of * inside_);
+  // Slices of the group's queries: to the counters if all belong to one meeting, otherwise to the items.
+  void find_items(Index group, const RunList& keys, std::vector<TileCounter>& counters) {
+    items_.clear();
+    const Index q_rows = job_.layouts.q.rows(), k_rows = job_.layouts.k.rows();
+    for (Index member = 0; member < ulysses_; member += skip_) {
+      for (const Slice& s : plan_of(group * ulysses_ + member, keys).slices) {
+        if (meetings() == 1) {
+          for (TileCounter& c : counters) c.add(s, member * q_rows);
+          continue;
+        }
+        const Index source = s.k_begin / k_rows;
+        items_.push_back({place_of(group, source), static_cast<std::uint32_t>(source), 0, member * q_rows, s});
+      }
+    }
   }
 
-  // By step, each source's together.
-  void sort_items(Index group) {
-    if (static_cast<Index>(items_.size()) < ranks_) {
-      // Equal ones stay in their order: until a step is known its place holds their numbers.
-      for (std::size_t n = 0; n < items_.size(); ++n) items_[n].step = static_cast<Index>(n);
-      std::sort(items_.begin(), items_.end(),
-                [](const Item& a, const Item& b) { return a.place != b.place ? a.place < b.place : a.step < b.step; });
+  // Sources by their distance before the group.
+  std::uint32_t place_of(Index group, Index source) const {
+    return static_cast<std::uint32_t>(floor_mod(group - source / ulysses_, groups_) * ulysses_ + source % ulysses_);
+  }
+
+  // By distance, each source's together.
+  void sort_items() {
+    if (static_cast<Index>(items_.size()) < ranks()) {
+      // Equal ones stay in their order: until the meeting is known it holds their numbers.
+      for (std::size_t n = 0; n < items_.size(); ++n) items_[n].meeting = static_cast<Index>(n);
+      std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+        return a.place != b.place ? a.place < b.place : a.meeting < b.meeting;
+      });
     } else {
-      places_.assign(at(ranks_) + 1, 0);
-      for (const Item& item : items_) ++places_[item.place + 1];
-      for (std::size_t n = 1; n < places_.size(); ++n) places_[n] += places_[n - 1];
+      counts_.assign(at(ranks()) + 1, 0);
+      for (const Item& item : items_) ++counts_[item.place + 1];
+      for (std::size_t n = 1; n < counts_.size(); ++n) counts_[n] += counts_[n - 1];
       sorted_.resize(items_.size());
-      for (const Item& item : items_) sorted_[places_[item.place]++] = item;
+      for (const Item& item : items_) sorted_[counts_[item.place]++] = item;
       items_.swap(sorted_);
     }
     for (std::size_t n = 0; n < items_.size(); ++n) {
       const bool same = n > 0 && items_[n].source == items_[n - 1].source;
-      items_[n].step = same ? items_[n - 1].step : step_of(group * inside_, items_[n].source);
+      items_[n].meeting = same ? items_[n - 1].meeting : meeting_at(items_[n].place / ulysses_);
     }
   }
 
   std::vector<Index> head_kinds() const {
     std::vector<Index> kinds;
-    for (const auto& place : heads_)
-      for (const StepHeads& h : place)
+    for (const Place& p : places_)
+      for (const HeadCounts& h : p.heads)
         if (h.q > 0) kinds.push_back(group_of(h));
     std::sort(kinds.begin(), kinds.end());
     kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
@@ -236,39 +158,30 @@ class FromJob {
     return kinds;
   }
 
-  Index keys_of_step() const {
-    const Layout& k = job_.layouts.k;
-    if (form_ == Form::gather) return sequence_ ? k.stream().tokens() : k.rows() * ranks_;
-    return k.rows() * inside_;
-  }
-
   // Looks at three ranks to tell how many slices all have.
   void choose_sample(const RunList& keys) {
-    o_.stride = inside_;
+    o_.stride = ulysses_;
     constexpr Index kFew = 256;
-    if (ranks_ > kFew) {
+    if (ranks() > kFew) {
       double most = 0;
-      for (const Index rank : {Index{0}, ranks_ / 2, ranks_ - 1})
+      for (const Index rank : {Index{0}, ranks() / 2, ranks() - 1})
         most = std::max(most, static_cast<double>(plan_of(rank, keys).slices.size()));
-      const double times = std::ceil(std::max(1.0, most * static_cast<double>(ranks_) / kMostSlices));
+      const double times = std::ceil(std::max(1.0, most * static_cast<double>(ranks()) / kMostSlices));
       constexpr Index kLeast = 16;  // groups
-      o_.repeat = min_of(static_cast<Index>(times), max_of(1, count() / kLeast));
-      skip_ = min_of(inside_, ceil_div(static_cast<Index>(times), o_.repeat));
+      o_.repeat = min_of(static_cast<Index>(times), max_of(1, groups_ / kLeast));
+      skip_ = min_of(ulysses_, ceil_div(static_cast<Index>(times), o_.repeat));
     }
-    o_.planned = ceil_div(count(), o_.repeat) * ceil_div(inside_, skip_);
+    o_.planned = ceil_div(groups_, o_.repeat) * ceil_div(ulysses_, skip_);
   }
 
-  // Rows of other ranks that a rank of `exact` gets. Items are those of the rank, by step and source.
-  void touch(Index rank, const std::vector<Item>& items, std::vector<Index>& key_rows) {
-    const Index rows = job_.layouts.k.rows();
-    key_rows.assign(at(steps()), 0);
-    key_rows[0] = rows;
+  // Rows that the rank gets in steps that move only what is seen. Items are those of the rank, by meeting and source.
+  void add_touched(Index rank, std::vector<Index>& rows) {
     std::vector<Range> ranges;
-    for (std::size_t n = 0; n < items.size(); ++n) {
-      if (items[n].step == 0) continue;
-      ranges.push_back(touched_keys(items[n].slice));
-      if (n + 1 < items.size() && items[n + 1].step == items[n].step && items[n + 1].source == items[n].source)
-        continue;
+    for (std::size_t n = 0; n < items_.size(); ++n) {
+      const Index of = steps_of(items_[n].meeting).begin;
+      if (!messages_[at(of)]) continue;
+      ranges.push_back(touched_keys(items_[n].slice));
+      if (n + 1 < items_.size() && items_[n + 1].source == items_[n].source) continue;
       std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
       Index touched = 0, end = 0;
       for (const Range& r : ranges) {
@@ -276,161 +189,84 @@ class FromJob {
         end = max_of(end, r.end);
       }
       ranges.clear();
-      key_rows[at(items[n].step)] += touched;
-      if (touched == 0) continue;
-      const Index distance = (rank - items[n].source + ranks_) % ranks_;
-      messages_[at(items[n].step - 1)]->push_back(
-          {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(distance), static_cast<double>(touched)});
+      rows[at(of)] += touched;
+      if (touched > 0)
+        messages_[at(of)]->push_back({static_cast<std::uint32_t>(rank), items_[n].place, static_cast<double>(touched)});
     }
   }
 
-  void add_group(Index group, const std::vector<Seen>& seen, const std::vector<Index>& key_rows) {
-    const bool moves_first = form_ == Form::gather;
-    const bool partial = form_ != Form::gather && seen.size() > 1;
-    for (Index place = 0; place < inside_; ++place) {
-      const Frame& frame = frames_[at(place)];
-      const Index rank = group * inside_ + place;
-      bool first = true;
-      double pairs = 0;
-      for (const Seen& s : seen) {
-        // The slices of a gather are those of every group of heads.
-        const Index last = form_ == Form::gather ? steps() : s.step + 1;
-        for (Index step = s.step; step < last; ++step) {
-          const StepHeads& h = heads(place, step);
-          if (h.q == 0) continue;
-          const TileWork work =
-              times(s.by_group.at(group_of(h)), static_cast<double>(h.q) / static_cast<double>(group_of(h)));
-          const StepFrame shape{.key_rows = key_rows[at(step)], .heads_q = h.q, .heads_k = h.k};
-          o_.steps[at(step)].work.push_back(costs_.work(rank, frame, shape, work, partial, first));
-          pairs += work.pairs;
-          first = false;
-        }
-      }
-      const double begin = costs_.begin_rows(frame, moves_first);
-      const double end = costs_.end_rows(frame, partial && frame.step_heads_q > 0);
+  void add_group(Index group, const std::vector<Seen>& seen, const std::vector<Index>& rows) {
+    const bool partial = seen.size() > 1;
+    std::vector<Index> met;
+    for (const Seen& s : seen) met.push_back(s.meeting);
+    for (Index n = 0; n < ulysses_; ++n) {
+      const Place& p = places_[at(n)];
+      const Index rank = group * ulysses_ + n;
+      const double pairs = add_work(rank, p, met, rows, partial, [&](std::size_t i, const HeadCounts& h) {
+        return times(seen[i].by_group.at(group_of(h)), static_cast<double>(h.q) / static_cast<double>(group_of(h)));
+      });
+      const double begin = costs_.begin_rows(p.frame, step(0).move.has_value());
+      const double end = costs_.end_rows(p.frame, partial && p.frame.step_heads_q > 0);
       Index same = rank;
-      for (Index n = 0; n < o_.repeat && same < ranks_; ++n, same += inside_) {
+      for (Index i = 0; i < o_.repeat && same < ranks(); ++i, same += ulysses_) {
         o_.begin_rows[at(same)] = static_cast<float>(begin);
         o_.end_rows[at(same)] = static_cast<float>(end);
         o_.pairs[at(same)] = static_cast<Index>(pairs);
       }
-      keep_memory(frame, place, key_rows, partial);
+      add_memory(p, rows, partial);
     }
   }
 
-  void keep_memory(const Frame& frame, Index place, const std::vector<Index>& key_rows, bool partial) {
-    std::vector<StepFrame> shapes;
-    const Index few = form_ == Form::ring ? min_of(steps(), 3) : steps();  // no later shift has more
-    for (Index n = 0; n < few; ++n) {
-      const StepHeads& h = heads(place, n);
-      const bool moves = form_ == Form::gather || (form_ != Form::stay && n > 0);
-      shapes.push_back({key_rows[at(n)], h.q, h.k, moves});
+  Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const override {
+    return make_.swap(ulysses_, bytes, back, adds);
+  }
+
+  Pattern gather(Index n, double each, bool back) const override {
+    std::vector<double> rows(at(groups_), static_cast<double>(group_rows()));
+    if (step(n).sequence_order) {  // only rows that hold tokens move
+      rows.assign(at(groups_), 0);
+      for (Index r = 0; r < ranks(); ++r)
+        for (const Run& run : job_.layouts.k.runs(r).runs()) rows[at(r / ulysses_)] += static_cast<double>(run.count);
     }
-    const RankMemory m = costs_.memory(frame, shapes, partial && frame.step_heads_q > 0);
-    if (m.total() > o_.memory.total()) o_.memory = m;
+    std::vector<double> bytes;
+    for (Index r = 0; r < ranks(); ++r)
+      bytes.push_back(rows[at(r / ulysses_)] * (each * static_cast<double>(places_[at(r % ulysses_)].of(n).k)));
+    return make_.gather(ulysses_, bytes, back);
   }
 
-  void add_swaps() {
-    const auto bytes = [&](const Costs::SwapBytes& of) {
-      std::vector<double> all;
-      for (Index i = 0; i < inside_; ++i)
-        all.push_back(static_cast<double>(job_.layouts.q.rows() * swap_->heads_q[at(i)].size() * of.q +
-                                          job_.layouts.k.rows() * swap_->heads_k[at(i)].size() * of.k));
-      return all;
-    };
-    o_.swap_in = add(make_.swap(inside_, bytes(costs_.swap_in()), false, false));
-    o_.swap_out = add(make_.swap(inside_, bytes(costs_.swap_out()), true, false));
-    if (pass_ == Pass::backward)
-      o_.swap_home = add(make_.swap(inside_, bytes({0, static_cast<Index>(costs_.gradient_bytes())}), true, true));
-  }
-
-  // Rows of K and V that a rank gives to a gather.
-  std::vector<double> gathered_rows() const {
-    const Layout& k = job_.layouts.k;
-    std::vector<double> rows(at(ranks_), static_cast<double>(k.rows() * inside_));
-    if (!sequence_) return rows;
-    std::vector<double> held(at(count()), 0);
-    for (Index r = 0; r < ranks_; ++r)
-      for (const Run& run : k.runs(r).runs()) held[at(r / inside_)] += static_cast<double>(run.count);
-    for (Index r = 0; r < ranks_; ++r) rows[at(r)] = held[at(r / inside_)];
-    return rows;
-  }
-
-  void add_moves() {
-    switch (form_) {
-      case Form::stay:
-        return;
-      case Form::gather:
-        return add_gathers();
-      case Form::ring:
-        return add_shifts();
-      case Form::exact:
-        return add_sends();
+  Pattern shift(Range distances, Index groups, double each, bool adds) override {
+    const Index messages = ranks() * distances.size();
+    listed_ += messages;
+    if (messages > kMostMessages || listed_ > 2 * kMostMessages)
+      throw Error(text(words(job_.schedule), " on ", ranks(), " ranks: ", max_of(messages, listed_),
+                       " messages are too many to simulate"),
+                  text("use up to ", kMostMessages / ranks(),
+                       " ranks_per_step, or a schedule that gathers, which moves the same bytes"));
+    std::vector<Patterns::Sent> sent;
+    for (Index r = 0; r < ranks(); ++r) {
+      const Index heads = places_[at(r % ulysses_)].of(0).k;
+      for (Index d = distances.begin; d < distances.end; ++d)
+        sent.push_back({r, (r + d * ulysses_) % ranks(), static_cast<double>(groups * group_rows() * heads) * each});
     }
+    return make_.listed(std::move(sent), adds, false);
   }
 
-  void add_gathers() {
-    const std::vector<double> rows = gathered_rows();
-    for (Index step = 0; step < steps(); ++step) {
-      const auto bytes = [&](double each) {
-        std::vector<double> all(rows);
-        for (Index r = 0; r < ranks_; ++r) all[at(r)] *= each * static_cast<double>(heads(r % inside_, step).k);
-        return all;
-      };
-      o_.steps[at(step)].kv = add(make_.gather(inside_, bytes(costs_.kv_bytes()), false));
-      if (pass_ == Pass::backward)
-        o_.steps[at(step)].gradients = add(make_.gather(inside_, bytes(costs_.gradient_bytes()), true));
-    }
-  }
-
-  void add_shifts() {
-    constexpr Index kMostMessages = Index{1} << 23;  // of an exchange, listed one by one
-    if (ranks_ > kMostMessages / abreast())
-      throw Error(
-          text("a ring of ", ranks_, " ranks, ", abreast(), " abreast: ", ranks_ * abreast(), " messages at once"),
-          text("use up to ", kMostMessages / ranks_, " abreast, or all_gather, which moves the same bytes"));
-    const auto shift = [&](Range distances, Index groups, double each, bool adds) {
-      std::vector<Patterns::Sent> messages;
-      for (Index r = 0; r < ranks_; ++r) {
-        const double bytes = static_cast<double>(groups * keys_of_step() * heads(r % inside_, 0).k) * each;
-        for (Index d = distances.begin; d < distances.end; ++d)
-          messages.push_back({r, (r + d * inside_) % ranks_, bytes});
-      }
-      return add(make_.listed(std::move(messages), adds, false));
-    };
-    add_ring_moves(count(), abreast(), costs_, pass_ == Pass::backward, shift, o_.steps);
-  }
-
-  void add_sends() {
-    const double heads = static_cast<double>(job_.heads_k);
-    for (Index stage = 0; stage < stages(); ++stage) {
-      const std::shared_ptr<const std::vector<Span>> rows = messages_[at(stage)];
-      StepOutline& step = o_.steps[at(stage + 1)];
-      step.kv = add(make_.spans(rows, o_.repeat, heads * costs_.kv_bytes(), false));
-      if (pass_ == Pass::backward)
-        step.gradients = add(make_.spans(rows, o_.repeat, heads * costs_.gradient_bytes(), true));
-    }
+  Pattern send(Index n, double each, bool back) const override {
+    return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(job_.heads_k) * each, back);
   }
 
   const Job& job_;
-  Pass pass_;
-  Costs costs_;
-  Form form_;
-  Index ranks_, inside_ = 1;
   Index skip_ = 1;  // of a group's members every so many-th is planned
   Patterns make_;
-  bool sequence_ = false;
-  std::optional<Swap> swap_;
-  std::vector<Frame> frames_;                                 // by place in a group
-  std::vector<std::vector<StepHeads>> heads_;                 // by place, and step of a gather
-  std::vector<std::shared_ptr<std::vector<Span>>> messages_;  // exact, by stage
-  std::vector<Item> items_, sorted_;  // of the group that is planned: kept, as there are many groups
-  std::vector<std::size_t> places_;
-  Outline o_;
+  std::vector<Place> places_;
+  std::vector<std::shared_ptr<std::vector<Span>>> messages_;  // by step that moves what is seen
+  std::vector<Item> items_, sorted_;                          // of one group; members so as to reuse their memory
+  std::vector<std::size_t> counts_;                           // of items by place
+  Index listed_ = 0;                                          // messages so far
 };
 
 }  // namespace
 
-Outline outline_of(const Job& job, const Machine& machine, Pass pass) { return FromJob(job, machine, pass).make(); }
+Outline outline_of(const Job& job, const Machine& machine, Pass pass) { return JobOutline(job, machine, pass).make(); }
 
 }  // namespace weft::cost

@@ -3,7 +3,7 @@
 #include "cost/outline.h"
 #include "cost/patterns.h"
 #include "index.h"
-#include "schedule/schedules.h"
+#include "schedule/build.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -67,15 +67,11 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
 
   if (first.swap) {
     const auto swap = [&](const Costs::SwapBytes& of, bool back, bool adds) {
-      std::vector<double> bytes;
-      for (std::size_t i = 0; i < first.swap->heads_q.size(); ++i)
-        bytes.push_back(static_cast<double>(first.q_rows * first.swap->heads_q[i].size() * of.q +
-                                            first.k_rows * first.swap->heads_k[i].size() * of.k));
-      return add(make.swap(first.ranks_inside(), bytes, back, adds));
+      return add(make.swap(first.ulysses(), swapped_bytes(first, of), back, adds));
     };
     o.swap_in = swap(costs.swap_in(), false, false);
     o.swap_out = swap(costs.swap_out(), true, false);
-    if (backward) o.swap_home = swap({0, static_cast<Index>(costs.gradient_bytes())}, true, true);
+    if (backward) o.swap_home = swap(costs.swap_gradients(), true, true);
   }
 
   for (std::size_t n = 0; n < first.steps.size(); ++n) {

@@ -5,8 +5,6 @@
 #include "index.h"
 
 namespace weft::cost {
-namespace {}  // namespace
-
 void Patterns::finish(Pattern& p) const {
   for (std::size_t l = 0; l < topology_.levels(); ++l) {
     if (machine_.levels[l].uplink == 0) continue;
@@ -113,49 +111,29 @@ Pattern Patterns::spans(std::shared_ptr<const std::vector<Span>> rows, Index rep
   return p;
 }
 
-Pattern Patterns::gather(Index inside, const std::vector<double>& bytes, bool back) const {
+Pattern Patterns::gather(Index group, const std::vector<double>& bytes, bool back) const {
   constexpr Index kFew = 1024;
   if (ranks_ <= kFew && !machine_.relays_gathers && std::find(bytes.begin(), bytes.end(), 0.0) != bytes.end()) {
     std::vector<Sent> all;  // nobody waits for a rank that has nothing
     for (Index from = 0; from < ranks_; ++from)
-      for (Index to = from % inside; to < ranks_; to += inside)
+      for (Index to = from % group; to < ranks_; to += group)
         all.push_back(back ? Sent{to, from, bytes[at(from)]} : Sent{from, to, bytes[at(from)]});
     return listed(std::move(all), back, false);
   }
-  Pattern p{.peers = Pattern::Peers::across, .size = inside};
+  Pattern p{.peers = Pattern::Peers::same_place, .size = group};
   p.loads.resize(at(ranks_));
-  const Index count = ranks_ / inside;
+  const Index count = ranks_ / group;
   std::vector<double> sums(at(count) + 1);
-  for (Index place = 0; place < inside; ++place) {
-    for (Index g = 0; g < count; ++g) sums[at(g) + 1] = sums[at(g)] + bytes[at(g * inside + place)];
-    for (Index g = 0; g < count; ++g) {
-      const Index me = g * inside + place;
+  for (Index place = 0; place < group; ++place) {
+    for (Index g = 0; g < count; ++g) sums[at(g) + 1] = sums[at(g)] + bytes[at(g * group + place)];
+    for (Index me = place; me < ranks_; me += group) {
       const double mine = bytes[at(me)];
+      const auto theirs = [&](Range r) { return sums[at(r.end)] - sums[at(r.begin)]; };
+      const auto own = [&](Range r) { return mine * static_cast<double>(r.size()); };
+      const bool relays = machine_.relays_gathers;
       Load& load = p.loads[at(me)];
-      Range inner{g, g + 1};  // groups whose peers the levels so far join
-      for (std::size_t l = 0; l < topology_.levels(); ++l) {
-        const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
-        const Index first = me / size * size;
-        const Range outer{max_of(0, ceil_div(first - place, inside)),
-                          min_of(count, ceil_div(min_of(ranks_, first + size) - place, inside))};
-        const Index peers = outer.size() - inner.size();
-        double in = sums[at(outer.end)] - sums[at(outer.begin)] - sums[at(inner.end)] + sums[at(inner.begin)];
-        double out = mine * static_cast<double>(peers);
-        if (back) std::swap(in, out);
-        load.bytes_in += static_cast<Index>(in);
-        load.bytes_out += static_cast<Index>(out);
-        load.messages[l] = peers;
-        if (machine_.relays_gathers && l > 0) {  // each of the inner peers brings its share, and passes it on
-          const double share = 1 / static_cast<double>(inner.size());
-          load.in[l - 1] += in * (1 - share);
-          load.out[l - 1] += out * (1 - share);
-          in *= share;
-          out *= share;
-        }
-        load.in[l] += in;
-        load.out[l] += out;
-        inner = outer;
-      }
+      load = back ? collective(me, place, group, count, own, theirs, relays)
+                  : collective(me, place, group, count, theirs, own, relays);
       load.copied = copies(static_cast<double>(load.bytes_in) + mine, back);
     }
   }
@@ -163,32 +141,18 @@ Pattern Patterns::gather(Index inside, const std::vector<double>& bytes, bool ba
   return p;
 }
 
-Pattern Patterns::swap(Index inside, const std::vector<double>& bytes, bool back, bool adds) const {
-  Pattern p{.peers = Pattern::Peers::block, .size = inside};
-  p.loads.resize(at(ranks_));
-  std::vector<double> sums(at(inside) + 1, 0.0);  // whole numbers: exact in any order
-  for (std::size_t i = 0; i < at(inside); ++i) sums[i + 1] = sums[i] + bytes[i];
+Pattern Patterns::swap(Index group, const std::vector<double>& bytes, bool back, bool adds) const {
+  Pattern p{.peers = Pattern::Peers::block, .size = group};
+  std::vector<double> sums(at(group) + 1, 0.0);  // whole numbers: exact in any order
+  for (std::size_t i = 0; i < at(group); ++i) sums[i + 1] = sums[i] + bytes[i];
   for (Index me = 0; me < ranks_; ++me) {
-    const Index block = me / inside * inside;
+    const Index block = me / group * group;
     const double mine = bytes[at(me - block)];
-    Load& load = p.loads[at(me)];
-    Range inner{me, me + 1};  // members that the levels so far join
-    for (std::size_t l = 0; l < topology_.levels(); ++l) {
-      const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
-      const Index first = me / size * size;
-      const Range outer{max_of(block, first), min_of(block + inside, first + size)};
-      const Index peers = outer.size() - inner.size();
-      const double of_mine = mine * static_cast<double>(peers);
-      const double of_theirs = sums[at(outer.end - block)] - sums[at(outer.begin - block)] -
-                               sums[at(inner.end - block)] + sums[at(inner.begin - block)];
-      load.in[l] = back ? of_theirs : of_mine;
-      load.out[l] = back ? of_mine : of_theirs;
-      load.messages[l] = peers;
-      load.bytes_in += static_cast<Index>(load.in[l]);
-      load.bytes_out += static_cast<Index>(load.out[l]);
-      inner = outer;
-    }
-    load.copied = copies(static_cast<double>(load.bytes_in) + mine, adds);
+    const auto theirs = [&](Range r) { return sums[at(r.end)] - sums[at(r.begin)]; };
+    const auto own = [&](Range r) { return mine * static_cast<double>(r.size()); };
+    p.loads.push_back(back ? collective(me, block, 1, group, theirs, own, false)
+                           : collective(me, block, 1, group, own, theirs, false));
+    p.loads.back().copied = copies(static_cast<double>(p.loads.back().bytes_in) + mine, adds);
   }
   finish(p);
   return p;
@@ -196,19 +160,10 @@ Pattern Patterns::swap(Index inside, const std::vector<double>& bytes, bool back
 
 Pattern Patterns::numbers(double bytes) const {
   Pattern p{.peers = Pattern::Peers::block, .size = ranks_};
-  p.loads.resize(at(ranks_));
   for (Index me = 0; me < ranks_; ++me) {
-    Load& load = p.loads[at(me)];
-    Index inner = 1;
-    for (std::size_t l = 0; l < topology_.levels(); ++l) {
-      const Index size = l + 1 < topology_.levels() ? machine_.levels[l].ranks : ranks_;
-      const Index outer = min_of(ranks_, me / size * size + size) - me / size * size;
-      load.messages[l] = outer - inner;
-      load.in[l] = load.out[l] = bytes * static_cast<double>(outer - inner);
-      inner = outer;
-    }
-    load.bytes_in = load.bytes_out = static_cast<Index>(bytes) * (ranks_ - 1);
-    load.copied = bytes * static_cast<double>(ranks_);
+    const auto all = [&](Range r) { return bytes * static_cast<double>(r.size()); };
+    p.loads.push_back(collective(me, 0, 1, ranks_, all, all, false));
+    p.loads.back().copied = bytes * static_cast<double>(ranks_);
   }
   finish(p);
   return p;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Every rank's peers by themselves, which an event asks for.
+// The pattern with its messages listed by rank.
 Pattern with_lists(const Pattern& given, Index ranks) {
   if (given.peers != Pattern::Peers::spans) return given;
   Pattern p = given;
@@ -75,7 +75,7 @@ class Shared {
   }
 
   void run(const SimulateOptions& options) {
-    settle();
+    propagate();
     while (advance()) {
       std::size_t least = ops_.size();
       for (const Rank& r : ranks_) least = std::min(least, r.op);
@@ -96,7 +96,7 @@ class Shared {
       case Pattern::Peers::block:
         for (Index n = r / p.size * p.size; n < (r / p.size + 1) * p.size; ++n) f(n);
         return;
-      case Pattern::Peers::across:
+      case Pattern::Peers::same_place:
         for (Index n = r % p.size; n < o_.ranks; n += p.size) f(n);
         return;
       case Pattern::Peers::listed: {
@@ -110,7 +110,7 @@ class Shared {
     }
   }
 
-  // Until the rank has to work or to wait.
+  // Goes on until the rank has to work or to wait.
   void step(Index n) {
     Rank& r = ranks_[at(n)];
     while (r.state == Rank::State::ready) {
@@ -191,7 +191,7 @@ class Shared {
     while (receiver.next_call < calls_.size() && takes_link(to, receiver)) ++receiver.next_call;
   }
 
-  // Has everyone whom the next call needs made it? Then it has the link, after the calls before it.
+  // Gives the link to the next call, after the calls before it, if all ranks that it needs have posted it.
   bool takes_link(Index to, Rank& receiver) {
     Call& c = calls_[receiver.next_call];
     const Op& posted = ops_[posts_[receiver.next_call]];
@@ -211,7 +211,7 @@ class Shared {
     return true;
   }
 
-  // Has what the rank waits for come?
+  // Lets the rank go on if what it waits for has arrived.
   void look(Index n, Rank& r) {
     if (r.state == Rank::State::for_senders) {
       if (call(r).arrival[at(n)] == kNever) return;
@@ -243,7 +243,7 @@ class Shared {
     return end;
   }
 
-  // Share of a processor that a rank has, and until when at most.
+  // Fraction of a processor that the rank has; lowers `boundary` to the time until which that holds.
   double rate(Index n, double& boundary) const {
     const double running = static_cast<double>(busy_[at(n / together_)]);
     double rate = std::min(1.0, machine_.processor_kernels / running);
@@ -262,7 +262,7 @@ class Shared {
     return rate * (1 - lost);
   }
 
-  // To the next event; false if there is none.
+  // Advances to the next event; false if there is none.
   bool advance() {
     std::fill(busy_.begin(), busy_.end(), 0);
     for (Index n = 0; n < o_.ranks; ++n)
@@ -298,12 +298,12 @@ class Shared {
       if (ends[at(n)] <= now_ || r.left <= kRounding + 1e-12 * passed) moved.push_back(n);
     }
     for (const Index n : moved) worked(n, ranks_[at(n)]);
-    settle();
+    propagate();
     return true;
   }
 
-  // What one rank does may be what another waits for.
-  void settle() {
+  // Repeats until nothing changes: what one rank does may be what another waits for.
+  void propagate() {
     do {
       changed_ = false;
       for (Index n = 0; n < o_.ranks; ++n) {

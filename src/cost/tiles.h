@@ -28,6 +28,15 @@ class TileCounter {
   std::vector<double> by_tile_;  // covered pairs of one head
 };
 
+// The work of one K/V head becomes that of `groups` of them.
+inline TileWork times(TileWork unit, double groups) {
+  unit.pairs *= groups;
+  unit.covered *= groups;
+  unit.tiles *= groups;
+  unit.rows *= groups;
+  return unit;
+}
+
 // Of a visible pair and query head.
 double flops_a_pair(const TensorShape& shape, Pass pass);
 

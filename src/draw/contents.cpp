@@ -18,7 +18,7 @@ std::vector<Run> by_row(std::vector<Run> runs) {
 
 // What the rank begins with: its own keys, or its group's once heads are swapped.
 std::vector<Run> own(const Schedule& s) {
-  const Index inside = s.ranks_inside();
+  const Index inside = s.ulysses();
   return by_row(s.layouts.k.rank_order({s.rank / inside * inside, inside, 1}).runs());
 }
 
@@ -56,7 +56,7 @@ void receive(const std::vector<Run>& theirs, const std::vector<PeerRows>& sends,
 // Groups whose keys each group has at a step, given the step before.
 using Held = std::vector<std::vector<Index>>;
 Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
-  const Index inside = all.front().ranks_inside();
+  const Index inside = all.front().ulysses();
   Held held(before.size());
   for (std::size_t group = 0; group < held.size(); ++group) {
     const Schedule& s = of(all, static_cast<Index>(group) * inside);
@@ -92,7 +92,7 @@ std::vector<Run> contents(const std::vector<Schedule>& all, Index rank, Index st
 }
 
 std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
-  const Index inside = all.front().ranks_inside(), groups = static_cast<Index>(all.size()) / inside;
+  const Index inside = all.front().ulysses(), groups = static_cast<Index>(all.size()) / inside;
   std::vector<Index> near(at(groups), -1), table(at(groups * groups), -1);
   Held held(at(groups));
   for (Index step = 0; step < static_cast<Index>(all.front().steps.size()); ++step) {

@@ -68,7 +68,7 @@ Panel make_panel(const Subject& subject, const Setting& setting, Index& room, In
     all.push_back(make_schedule(subject.problem, setting.layouts, r,
                                 {subject.heads_q, subject.heads_k, subject.head_map}, setting.options));
   Panel panel{.layouts = setting.layouts, .options = setting.options, .note = setting.note};
-  panel.inside = all.front().ranks_inside();
+  panel.inside = all.front().ulysses();
   panel.steps = static_cast<Index>(all.front().steps.size());
   panel.head_steps = panel.steps / max_of(static_cast<Index>(all.front().plans.size()), 1);
   panel.step_of = meeting_steps(all);

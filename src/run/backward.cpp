@@ -21,7 +21,7 @@ using run::Slot;
 
 // The rank's own rows that see a key in some step: the others are never read.
 std::vector<bool> rows_with_keys(const Schedule& schedule) {
-  std::vector<bool> seen(at(schedule.q_rows * schedule.ranks_inside()), false);
+  std::vector<bool> seen(at(schedule.q_rows * schedule.ulysses()), false);
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) std::fill(seen.begin() + s.q_begin, seen.begin() + s.q_end, true);
   const Index first = schedule.swap ? (schedule.rank - schedule.swap->group.begin) * schedule.q_rows : 0;

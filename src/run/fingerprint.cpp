@@ -28,15 +28,10 @@ std::uint64_t of(const Mask& mask) {
 }
 
 std::uint64_t of(const ScheduleOptions& options) {
-  return Hash()
-      .add(static_cast<Index>(options.kind))
-      .add(static_cast<Index>(options.key_order))
-      .add(options.head_groups)
-      .add(options.inside)
-      .add(static_cast<Index>(options.across))
-      .add(options.stages)
-      .add(options.abreast)
-      .value();
+  Hash hash;
+  hash.add(static_cast<Index>(options.kind));
+  for (const ScheduleOption& option : schedule_options()) hash.add(option.number(options));
+  return hash.value();
 }
 
 std::uint64_t of(const Attention& attention) {

@@ -42,8 +42,7 @@ std::optional<Refusal> refusal(const Use& use) {
     return Refusal{
         text("queries have stride ", use.stride_q, " and keys ", use.stride_k, ": a band between them is no slice"),
         "use layouts of the same stride for both"};
-  const bool gathers = *use.schedule == ScheduleKind::all_gather || *use.schedule == ScheduleKind::hybrid;
-  if (gathers && use.key_order == KeyOrder::sequence && use.stride_q != 1)
+  if (uses(*use.schedule, "key_order") && use.key_order == KeyOrder::sequence && use.stride_q != 1)
     return Refusal{text("keys in sequence order have stride 1 and queries stride ", use.stride_q,
                         ": a band between them is no slice"),
                    "gather keys in rank order (KeyOrder::rank), or use a layout that is not striped"};

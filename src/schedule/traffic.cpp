@@ -1,6 +1,6 @@
 // Bytes of a schedule, counted from the same moves that the executor makes.
 #include "index.h"
-#include "schedule/schedules.h"
+#include "schedule/build.h"
 
 namespace weft {
 namespace {

@@ -15,9 +15,10 @@ namespace {
 
 std::vector<ScheduleOptions> ways(const Case& c) {
   std::vector<ScheduleOptions> all;
-  for (const ScheduleKind kind : schedule_kinds()) all.push_back({.kind = kind, .inside = std::gcd(c.ranks, Index{2})});
+  for (const ScheduleKind kind : schedule_kinds())
+    all.push_back({.kind = kind, .ulysses = std::gcd(c.ranks, Index{2})});
   all.push_back({.key_order = KeyOrder::rank, .head_groups = min_of(c.heads_k, 2)});
-  all.push_back({.kind = ScheduleKind::hybrid, .inside = c.ranks, .across = ScheduleKind::all_gather});
+  all.push_back({.kind = ScheduleKind::hybrid, .ulysses = c.ranks, .outer = ScheduleKind::all_gather});
   return all;
 }
 

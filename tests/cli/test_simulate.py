@@ -137,7 +137,7 @@ def test_page_says_what_it_leaves_out(weft, tmp_path):
     assert "The page has the first 24 of 72 timelines." in page
     _, _, page = page_of(weft, tmp_path, "--ranks", "2", "--schedule", "all")
     assert "The page has the first" not in page and page.count('aria-label="timeline"') == 10
-    found, _, page = page_of(weft, tmp_path, "--ranks", "512", "--schedule", "ring", "--abreast", "1", "--docs", "65536")
+    found, _, page = page_of(weft, tmp_path, "--ranks", "512", "--schedule", "ring", "--ranks-per-step", "1", "--docs", "65536")
     assert re.search(r"the first 400 of \d+ events", page)
     (timeline, *_) = found[0]["backward"]["timelines"]
     assert timeline["events_total"] > len(timeline["events"]) == 1000

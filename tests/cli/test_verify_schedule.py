@@ -10,8 +10,8 @@ import pytest
 SCHEDULES = ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
 TENSORS = ["out", "lse", "max_logit", "dq", "dk", "dv", "dsink"]
 # Columns of a grid: every variant of every schedule.
-COLUMNS = ["all_gather sequence", "all_gather rank", "ring", "all_to_all", "hybrid ring",
-           "hybrid all_gather sequence", "hybrid all_gather rank", "exact"]
+COLUMNS = ["all_gather key_order=sequence", "all_gather key_order=rank", "ring", "all_to_all", "hybrid",
+           "hybrid outer=all_gather key_order=sequence", "hybrid outer=all_gather key_order=rank", "exact"]
 
 
 def lines_of(out, word):
@@ -33,10 +33,10 @@ def test_one_problem_by_all(weft, dtype):
 
 @pytest.mark.parametrize("flags", [
     "--schedule all_gather --key-order sequence,rank --head-groups 2",
-    "--schedule hybrid --across ring,all_gather --inside 4",
+    "--schedule hybrid --outer ring,all_gather --ulysses 4",
     "--schedule exact --stages 1 --checked",
-    "--schedule ring,hybrid --abreast 1 --checked",
-    "--schedule ring --abreast 3",
+    "--schedule ring,hybrid --ranks-per-step 1 --checked",
+    "--schedule ring --ranks-per-step 3",
     "--schedule ring --kernel cpu.scalar --comm threads",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format sbhd",
     "--schedule all --layout dual_chunk --cu-seqlens-padded 0,16,32 --format bshd --softcap 3",
@@ -81,12 +81,12 @@ def test_all_schedules_are_those_that_can_be(weft, ranks):
     result = weft("verify", "--docs", "40,5", "--schedule", "all", "--ranks", ranks, json_file=True)
     assert result.code == 0, result.out + result.err
     skipped = [s["reason"] for s in result.json["skipped"]]
-    assert skipped == [f"attention: hybrid: a mesh with 2 ranks inside does not divide {ranks} ranks"]
+    assert skipped == [f"attention: hybrid: groups of ulysses = 2 ranks do not divide {ranks} ranks"]
     assert f"Skipped {skipped[0]}\n1 check skipped\n" in result.out
     assert {line.split()[1] for line in lines_of(result.out, "out")} == set(SCHEDULES) - {"hybrid"}
-    for named in (["--schedule", "hybrid"], ["--schedule", "ring,hybrid"], ["--schedule", "all", "--inside", 2]):
+    for named in (["--schedule", "hybrid"], ["--schedule", "ring,hybrid"], ["--schedule", "all", "--ulysses", 2]):
         result = weft("verify", "--docs", "40,5", *named, "--ranks", ranks, json_file=True)
-        assert result.code == 2 and "does not divide" in result.err and result.json is None
+        assert result.code == 2 and "do not divide" in result.err and result.json is None
 
 
 def test_a_named_schedule_has_to_run(weft):
@@ -100,7 +100,7 @@ def test_a_named_schedule_has_to_run(weft):
 def test_bench_leaves_out_what_cannot_be(weft):
     args = ["bench", "--docs", "64", "--ranks", 3, "--repeat", 1, "--schedule"]
     result = weft(*args, "all", json_file=True)
-    assert result.code == 0 and "Skipped hybrid: a mesh with 2 ranks inside does not divide 3 ranks" in result.out
+    assert result.code == 0 and "Skipped hybrid: groups of ulysses = 2 ranks do not divide 3 ranks" in result.out
     assert {line["schedule"] for line in result.json} == set(SCHEDULES) - {"hybrid"}
     named = weft(*args, "hybrid")
     assert named.code == 2 and named.out == ""
@@ -166,7 +166,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
         assert len(of[(axis,)]) == count, axis
     for axes, rows in of.items():
         for values, by in rows.items():
-            if axes[0] in ("head groups", "inside", "stages", "abreast"):
+            if axes[0] in ("head_groups", "ulysses", "stages", "ranks_per_step"):
                 assert sum(c["ok"] for c in by.values()) > 0, (axes, values)
                 continue
             assert set(by) == set(COLUMNS), (axes, values)

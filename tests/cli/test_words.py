@@ -5,14 +5,15 @@ import pytest
 SEEDS = range(5)
 
 
-@pytest.mark.parametrize("word, name", [("p2p", "ring"), ("a2a", "all_to_all"), ("a2a+p2p", "hybrid ring"),
-                                        ("all_gather", "all_gather")])
+@pytest.mark.parametrize("word, name", [("p2p", "ring"), ("a2a", "all_to_all"), ("ulysses", "all_to_all"), ("a2a+p2p", "hybrid"),
+                                        ("usp", "hybrid"), ("all_gather", "all_gather")])
 def test_schedules_by_the_names_of_other_frameworks(weft, word, name):
     result = weft("verify", "--docs", "12,5", "--schedule", word)
     assert result.code == 0, result.err
-    assert any(line.split()[:2] == ["out", name.split()[0]] for line in result.out.split("\n")), result.out
+    assert (f"schedule {word} is {name}" in result.err) == (word != name)
+    assert any(line.split()[:2] == ["out", name] for line in result.out.split("\n")), result.out
     simulated = weft("simulate", "--docs", "64", "--ranks", 2, "--schedule", word, json_file=True)
-    assert simulated.code == 0 and simulated.json["lines"][0]["schedule"].startswith(name.split()[0])
+    assert simulated.code == 0 and simulated.json["lines"][0]["schedule"].startswith(name)
 
 
 def test_a_schedule_by_two_names_comes_twice(weft):

@@ -247,11 +247,11 @@ TEST(Choose, RefusesOptionsThatNoScheduleHas) {
   const Layer l = layer({4000, 96});
   for (const char* machine : {"h100-400g", "cpu"}) {
     for (const auto& [options, says] :
-         {std::pair{ScheduleOptions{.kind = ScheduleKind::exact, .stages = 0}, "exact in 0 stages"},
-          {ScheduleOptions{.kind = ScheduleKind::exact, .stages = -3}, "exact in -3 stages"},
-          {ScheduleOptions{.kind = ScheduleKind::ring, .abreast = 0}, "0 ranks abreast"},
-          {ScheduleOptions{.kind = ScheduleKind::all_gather, .head_groups = 0}, "head_groups"},
-          {ScheduleOptions{.kind = ScheduleKind::hybrid, .inside = 0}, "0 ranks inside"}}) {
+         {std::pair{ScheduleOptions{.kind = ScheduleKind::exact, .stages = 0}, "stages = 0"},
+          {ScheduleOptions{.kind = ScheduleKind::exact, .stages = -3}, "stages = -3"},
+          {ScheduleOptions{.kind = ScheduleKind::ring, .ranks_per_step = 0}, "ranks_per_step = 0"},
+          {ScheduleOptions{.kind = ScheduleKind::all_gather, .head_groups = 0}, "head_groups = 0"},
+          {ScheduleOptions{.kind = ScheduleKind::hybrid, .ulysses = 0}, "ulysses = 0"}}) {
       const ChooseOptions given{.memory_bytes = 0, .schedules = {options}, .layouts = {}};
       const Layouts layouts = make_layouts(LayoutKind::zigzag, l.problem, 4);
       expect_refusal([&] { (void)choose_schedule(l, layouts, machine_preset(machine), given); }, {says, "use "});

@@ -43,17 +43,20 @@ Machine machine() {
 }
 
 std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) {
-  const Index groups = c.pick(1, p.heads_k), abreast = c.pick(1, 5);
+  const Index groups = c.pick(1, p.heads_k), ranks_per_step = c.pick(1, 5);
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::all_gather, .head_groups = groups},
                                       {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank},
-                                      {.kind = ScheduleKind::ring, .abreast = abreast},
+                                      {.kind = ScheduleKind::ring, .ranks_per_step = ranks_per_step},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::exact, .stages = c.pick(1, 5)}};
-  for (Index inside = 1; inside <= p.ranks; ++inside) {
-    if (p.ranks % inside != 0) continue;
-    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = ScheduleKind::ring, .abreast = abreast});
+  for (Index ulysses = 1; ulysses <= p.ranks; ++ulysses) {
+    if (p.ranks % ulysses != 0) continue;
+    all.push_back({.kind = ScheduleKind::hybrid,
+                   .ulysses = ulysses,
+                   .outer = ScheduleKind::ring,
+                   .ranks_per_step = ranks_per_step});
     all.push_back(
-        {.kind = ScheduleKind::hybrid, .head_groups = groups, .inside = inside, .across = ScheduleKind::all_gather});
+        {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = ulysses, .outer = ScheduleKind::all_gather});
   }
   return all;
 }
@@ -231,7 +234,7 @@ TEST(Simulate, OneRankIsTheKernel) {
   const TensorShape shape{.dtype = DType::bf16, .dim_qk = 8, .dim_v = 8};
   for (const ScheduleKind kind : schedule_kinds()) {
     for (const Pass pass : kPasses) {
-      const ScheduleOptions options{.kind = kind, .inside = 1};
+      const ScheduleOptions options{.kind = kind, .ulysses = 1};
       const Schedule s = make_schedule(problem, layouts, 0, {4, 2}, options);
       const KernelRate& rate = kernel_rate(m, pass, shape);
       const double want = kernel_seconds(tile_work(s.plans[0].slices, 4, 2, rate), rate, shape);
@@ -301,8 +304,8 @@ TEST(Simulate, RefusesWhatTheScheduleRefuses) {
   const Problem problem(Stream::from_lengths(lengths), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 4);
   for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::exact, .stages = 0},
-                                         {.kind = ScheduleKind::ring, .abreast = 0},
-                                         {.kind = ScheduleKind::hybrid, .abreast = -1}}) {
+                                         {.kind = ScheduleKind::ring, .ranks_per_step = 0},
+                                         {.kind = ScheduleKind::hybrid, .ranks_per_step = -1}}) {
     const Job job{problem, layouts, 2, 1, options, {.dtype = DType::f32, .dim_qk = 8, .dim_v = 8}};
     EXPECT_THROW(simulate(job, machine(), Pass::forward), Error);
   }
@@ -311,10 +314,10 @@ TEST(Simulate, RefusesWhatTheScheduleRefuses) {
 TEST(Simulate, TooManyMessagesAreRefused) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{1 << 16}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 4096);
-  const ScheduleOptions options{.kind = ScheduleKind::ring, .abreast = 4096};
+  const ScheduleOptions options{.kind = ScheduleKind::ring, .ranks_per_step = 4096};
   const Job job{problem, layouts, 1, 1, options, {.dtype = DType::bf16, .dim_qk = 8, .dim_v = 8}};
   expect_refusal([&] { (void)simulate(job, machine(), Pass::forward); },
-                 {"4096 ranks, 4096 abreast", "up to 2048 abreast, or all_gather"});
+                 {"4096 ranks", "ranks_per_step=4096", "up to 2048 ranks_per_step"});
 }
 
 TEST(Simulate, ManyRanksAreSampledAndStillRight) {

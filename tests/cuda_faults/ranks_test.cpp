@@ -49,7 +49,7 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
           {.kind = ScheduleKind::all_to_all},
-          {.kind = ScheduleKind::hybrid, .inside = ranks, .across = ScheduleKind::ring},
+          {.kind = ScheduleKind::hybrid, .ulysses = ranks, .outer = ScheduleKind::ring},
           {.kind = ScheduleKind::exact, .stages = 2}};
 }
 std::string name_of(const ScheduleOptions& options) {

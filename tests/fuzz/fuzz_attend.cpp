@@ -28,24 +28,24 @@ constexpr Index kMostRanks = 3;
 
 weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
   weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 4))]};
-  if (weft::check::gathers(o) || o.kind == weft::ScheduleKind::hybrid) {
+  if (weft::uses(o.kind, "key_order")) {
     o.key_order = static_cast<weft::KeyOrder>(bytes.pick(0, 2));
     o.head_groups = bytes.pick(1, c.heads_k);
   }
   if (o.kind == weft::ScheduleKind::hybrid) {
-    o.inside = c.ranks > 1 && bytes.one_in(2) ? c.ranks : 1;
-    o.across = bytes.one_in(2) ? weft::ScheduleKind::all_gather : weft::ScheduleKind::ring;
+    o.ulysses = c.ranks > 1 && bytes.one_in(2) ? c.ranks : 1;
+    o.outer = bytes.one_in(2) ? weft::ScheduleKind::all_gather : weft::ScheduleKind::ring;
   }
   o.stages = bytes.pick(1, 5);
-  o.abreast = bytes.pick(1, 3);
+  o.ranks_per_step = bytes.pick(1, 3);
   return o;
 }
 
 void spoil(weft::ScheduleOptions& o, ByteChoices& bytes) {
-  Index* const fields[] = {&o.head_groups, &o.inside, &o.stages, &o.abreast};
+  Index* const fields[] = {&o.head_groups, &o.ulysses, &o.stages, &o.ranks_per_step};
   Index& x = *fields[bytes.pick(0, 3)];
   x = weft::fuzz::hostile(bytes, x);
-  if (bytes.one_in(4)) o.across = static_cast<weft::ScheduleKind>(bytes.pick(0, 4));
+  if (bytes.one_in(4)) o.outer = static_cast<weft::ScheduleKind>(bytes.pick(0, 4));
 }
 
 void spoil_attention(Case& c, ByteChoices& bytes) {

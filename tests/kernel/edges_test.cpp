@@ -30,7 +30,7 @@ Index expect_right(const Case& c, const std::string& kernel = "") {
   check::Oracle oracle(c, check::executor_arithmetic(c));
   Index computed = 0;
   for (const ScheduleKind kind : schedule_kinds()) {
-    const ScheduleOptions options{.kind = kind, .inside = c.ranks % 2 == 0 ? 2 : 1};
+    const ScheduleOptions options{.kind = kind, .ulysses = c.ranks % 2 == 0 ? 2 : 1};
     const check::Tried tried = try_schedule(oracle, c, {.schedule = options, .kernel = kernel});
     EXPECT_FALSE(tried.failure) << *tried.failure << "\nweft verify " << flags(c) << " " << check::flags(options);
     if (!tried.report) continue;

@@ -42,9 +42,9 @@ double worst_error(const RanksResult& r, const Exact& want, bool sink) {
 
 std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, Index ranks) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::ring},
-                                      {.kind = ScheduleKind::ring, .abreast = 1},
-                                      {.kind = ScheduleKind::ring, .abreast = 3},
-                                      {.kind = ScheduleKind::ring, .abreast = 100},
+                                      {.kind = ScheduleKind::ring, .ranks_per_step = 1},
+                                      {.kind = ScheduleKind::ring, .ranks_per_step = 3},
+                                      {.kind = ScheduleKind::ring, .ranks_per_step = 100},
                                       {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank},
                                       {.kind = ScheduleKind::all_to_all},
                                       {.kind = ScheduleKind::exact},
@@ -52,8 +52,8 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
   for (const Index inside : {1, 2, 3, 4}) {
     if (ranks % inside != 0 || inside > ranks) continue;
     for (const ScheduleKind across : {ScheduleKind::ring, ScheduleKind::all_gather})
-      all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .across = across});
-    all.push_back({.kind = ScheduleKind::hybrid, .inside = inside, .abreast = 1});
+      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .outer = across});
+    all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .ranks_per_step = 1});
   }
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
   if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
@@ -83,7 +83,7 @@ TEST(Executor, EqualsTheReference) {
         for (const ScheduleOptions& options : all_schedules(2, kind != LayoutKind::striped || ranks == 1, ranks)) {
           SCOPED_TRACE(testing::Message() << name(kind) << " " << ranks << " ranks " << name(options.kind) << " "
                                           << name(options.key_order) << " groups " << options.head_groups << " inside "
-                                          << options.inside << " across " << name(options.across));
+                                          << options.ulysses << " across " << name(options.outer));
           const RanksResult r = run_on_ranks(p, in, layouts, options);
           EXPECT_LT(worst_error(r, want, true), 2e-6);
           for (Index rank = 0; rank < ranks; ++rank) {
@@ -178,7 +178,7 @@ TEST(Executor, ThreadsThatMixTheirCallsHaveTheBitsOfOne) {
       for (const Index ranks : {1, 2})
         kinds.emplace_back(
             RanksProblem{.problem = problem, .heads_q = 4, .heads_k = 2, .dtype = dtype, .sink = ranks == 2}, ranks,
-            ScheduleOptions{.kind = schedule, .inside = ranks});
+            ScheduleOptions{.kind = schedule, .ulysses = ranks});
   }
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;

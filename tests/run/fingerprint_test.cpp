@@ -150,12 +150,12 @@ TEST(Fingerprint, OfSchedulesAndHeads) {
   using Kind = ScheduleKind;
   const std::vector<ScheduleOptions> all{{},
                                          {.kind = Kind::ring},
-                                         {.kind = Kind::ring, .abreast = 1},
+                                         {.kind = Kind::ring, .ranks_per_step = 1},
                                          {.key_order = KeyOrder::rank},
                                          {.head_groups = 2},
                                          {.kind = Kind::hybrid},
-                                         {.kind = Kind::hybrid, .inside = 4},
-                                         {.kind = Kind::hybrid, .across = Kind::all_gather},
+                                         {.kind = Kind::hybrid, .ulysses = 4},
+                                         {.kind = Kind::hybrid, .outer = Kind::all_gather},
                                          {.kind = Kind::exact},
                                          {.kind = Kind::exact, .stages = 3}};
   for (std::size_t i = 0; i < all.size(); ++i)

@@ -238,7 +238,7 @@ TEST_P(OutOfMemory, AnExecutorIsUsedAgain) {
   const RankTensors<check::Tensor> t(rows, heads, dim, 4);
   for (const ScheduleKind kind : schedule_kinds()) {
     run_ranks(1, [&](Communicator& comm) {
-      Executor executor(comm, make_schedule(problem, layouts, 0, {heads, heads}, {.kind = kind, .inside = 1}));
+      Executor executor(comm, make_schedule(problem, layouts, 0, {heads, heads}, {.kind = kind, .ulysses = 1}));
       const auto call = [&] { t.run(executor); };
       call();
       const std::vector<std::byte> first_out = t.out.bytes, first_dk = t.dk.bytes;

@@ -1,10 +1,13 @@
 // Schedules as values: names, and what make_schedule refuses. What they compute: by_schedule_test, executor_test.
 #include "weft/schedule.h"
 
+#include <set>
+
 #include <gtest/gtest.h>
 
 #include "index.h"
 #include "refusal.h"
+#include "schedule/description.h"
 #include "weft/choose.h"
 #include "weft/simulate.h"
 
@@ -29,8 +32,8 @@ TEST(Schedule, Refusals) {
     expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2, map}); },
                    {"names K/V head " + std::to_string(head) + " of 2"});
   }
-  expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.kind = ScheduleKind::ring, .abreast = 0}); },
-                 {"the keys of 0 ranks abreast", "at least one"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.kind = ScheduleKind::ring, .ranks_per_step = 0}); },
+                 {"ranks_per_step = 0", "at least 1"});
   expect_refusal([&] { make_schedule(problem, layouts, 0, {Index{1} << 40, 1}); },
                  {"heads 1099511627776:1", "at most"});
 }
@@ -42,8 +45,8 @@ TEST(Schedule, RefusesAbsurdOptions) {
   const Machine& machine = machine_preset("h100-400g");
   const TensorShape shape{.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64};
   for (const ScheduleKind kind : schedule_kinds()) {
-    for (Index ScheduleOptions::* option : {&ScheduleOptions::stages, &ScheduleOptions::abreast,
-                                            &ScheduleOptions::head_groups, &ScheduleOptions::inside}) {
+    for (Index ScheduleOptions::* option : {&ScheduleOptions::stages, &ScheduleOptions::ranks_per_step,
+                                            &ScheduleOptions::head_groups, &ScheduleOptions::ulysses}) {
       for (const Index value : {Index{0}, Index{-1}, Index{1} << 31, Index{1} << 62}) {
         ScheduleOptions options{.kind = kind};
         options.*option = value;
@@ -72,17 +75,18 @@ Index rows_between(const std::vector<PeerRows>& all, Index peer) {
   return rows;
 }
 
-// Who holds whose keys is followed through the messages. Whatever goes abreast, each rank meets each other once, what
-// one sends is what the other expects, and all keys' gradients come home.
+// Who holds whose keys is followed through the messages. Whatever ranks_per_step is, each rank meets each other once,
+// what one sends is what the other expects, and all keys' gradients come home.
 TEST(Schedule, RingsMeetEverybodyOnce) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{300, 70, 41}), {.causal = true});
   for (const Index ranks : {1, 2, 3, 5, 8}) {
     const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, ranks);
     const Index rows = layouts.k.rows();
-    for (const Index abreast : {1, 2, 3, 4, 7, 100}) {
+    for (const Index ranks_per_step : {1, 2, 3, 4, 7, 100}) {
       std::vector<Schedule> all;
       for (Index r = 0; r < ranks; ++r)
-        all.push_back(make_schedule(problem, layouts, r, {2, 1}, {.kind = ScheduleKind::ring, .abreast = abreast}));
+        all.push_back(
+            make_schedule(problem, layouts, r, {2, 1}, {.kind = ScheduleKind::ring, .ranks_per_step = ranks_per_step}));
       const auto of = [&](Index rank) -> const Schedule& { return all[at(rank)]; };
       std::vector<std::vector<Index>> held(all.size()), met(all.size());  // whose keys, in the buffer's order
       std::vector<Index> home(all.size(), 0);                             // rows of gradients
@@ -116,7 +120,7 @@ TEST(Schedule, RingsMeetEverybodyOnce) {
         std::vector<Index> everybody(all.size());
         for (Index d = 0; d < ranks; ++d) everybody[at(d)] = (r - d + ranks) % ranks;
         EXPECT_EQ(met[at(r)], everybody);
-        EXPECT_EQ(home[at(r)], min_of(abreast, ranks - 1) * rows);
+        EXPECT_EQ(home[at(r)], min_of(ranks_per_step, ranks - 1) * rows);
         // K and V of all other ranks come once; gradients go as often, the own rank's never.
         const TensorShape shape{.dtype = DType::bf16, .dim_qk = 16, .dim_v = 8};
         const Traffic forward = traffic(of(r), shape, Pass::forward), backward = traffic(of(r), shape, Pass::backward);
@@ -132,9 +136,55 @@ TEST(Schedule, RingsMeetEverybodyOnce) {
 TEST(ScheduleKind, HasTheNamesOfOtherFrameworksToo) {
   EXPECT_EQ(schedule_kind("p2p"), ScheduleKind::ring);
   EXPECT_EQ(schedule_kind("a2a"), ScheduleKind::all_to_all);
+  EXPECT_EQ(schedule_kind("ulysses"), ScheduleKind::all_to_all);
   EXPECT_EQ(schedule_kind("a2a+p2p"), ScheduleKind::hybrid);
+  EXPECT_EQ(schedule_kind("usp"), ScheduleKind::hybrid);
   for (const ScheduleKind kind : schedule_kinds()) EXPECT_EQ(schedule_kind(name(kind)), kind);
   EXPECT_THROW(schedule_kind("p2p+a2a"), Error);
+}
+
+TEST(ScheduleKind, HasThePlaceOfItsNameInTheRegistry) {
+  EXPECT_EQ(name(ScheduleKind::all_gather), "all_gather");
+  EXPECT_EQ(name(ScheduleKind::ring), "ring");
+  EXPECT_EQ(name(ScheduleKind::all_to_all), "all_to_all");
+  EXPECT_EQ(name(ScheduleKind::hybrid), "hybrid");
+  EXPECT_EQ(name(ScheduleKind::exact), "exact");
+  expect_refusal([] { (void)name(static_cast<ScheduleKind>(200)); }, {"no schedule 200"});
+}
+
+// Each option can be set by name, is said in words by the schedules that use it, and read back.
+TEST(ScheduleOption, TableAndFieldsAgree) {
+  std::set<std::string_view> owned;
+  for (const schedule::Definition& d : schedule::registry()) {
+    for (const std::string_view option : d.options) {
+      EXPECT_EQ(schedule_option(option).name, option);  // Error if there is none
+      owned.insert(option);
+    }
+  }
+  EXPECT_EQ(owned.size(), schedule_options().size());
+  for (const ScheduleOption& option : schedule_options()) {
+    EXPECT_FALSE(option.help.empty());
+    const std::string value = option.whole != nullptr ? "7" : std::string(option.names().front());
+    for (const ScheduleKind kind : schedule_kinds()) {
+      ScheduleOptions options{.kind = kind};
+      option.set(options,
+                 option.whole != nullptr || option.value({}) != value ? value : std::string(option.names().back()));
+      EXPECT_FALSE(option.is_default(options)) << option.name;
+      EXPECT_EQ(words(options).find(std::string(option.name) + "=" + option.value(options)) != std::string::npos,
+                uses(options, option.name))
+          << words(options);
+      EXPECT_EQ(words({.kind = kind}), name(kind));
+    }
+    expect_refusal(
+        [&] {
+          ScheduleOptions o;
+          option.set(o, "many");
+        },
+        {"many"});
+  }
+  expect_refusal([] { (void)schedule_option("abreast"); }, {"no option 'abreast'", "ranks_per_step"});
+  EXPECT_EQ(words({.kind = ScheduleKind::hybrid, .ulysses = 8, .outer = ScheduleKind::all_gather}),
+            "hybrid outer=all_gather ulysses=8");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ def all_checks(b):
             checks[-1].environment = {"WEFT_FAULT_PLANS": "200"}
     checks.append(Check("law_soak", build.Program(b, "tests/law_soak"), ("3000",)))
     weft = build.Program(b, "weft")
-    every = ("--schedule", "all", "--key-order", "auto,rank", "--across", "ring,all_gather", "--head-groups", "2")
+    every = ("--schedule", "all", "--key-order", "auto,rank", "--outer", "ring,all_gather", "--head-groups", "2")
     checks.append(Check("verify.random", weft, ("verify", "--random", "300", *every)))
     checks.append(Check("verify.matrix", weft, ("verify", "--matrix", "quick", "--ranks", "2,3")))
     return checks

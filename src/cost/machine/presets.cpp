@@ -69,6 +69,26 @@ constexpr const char* kF32Source =
     "docs/performance.md: cuda.portable in f32 on an H200, 32 and 24 TFLOP/s of one long document; on other GPUs times "
     "the ratio of their data sheets' f32 rates to its";
 
+// Bandwidths in GB/s, into a GPU and out of it; latency in microseconds.
+Level nvlink(Index ranks, double bandwidth, double latency, double interference, const char* source) {
+  return {.name = "NVLink",
+          .ranks = ranks,
+          .bandwidth = bandwidth * kGiga,
+          .latency = latency * kMicro,
+          .message_seconds = 1 * kMicro,
+          .interference = interference,
+          .source = source};
+}
+Level infiniband(double bandwidth, const char* source) {
+  return {.name = "InfiniBand",
+          .ranks = 0,
+          .bandwidth = bandwidth * kGiga,
+          .latency = 20 * kMicro,
+          .message_seconds = 2 * kMicro,
+          .interference = 0.05,
+          .source = source};
+}
+
 Machine h100() {
   Machine m{.name = "h100-400g", .about = "nodes of 8 H100 SXM joined by NVLink, 400 Gb/s a GPU between nodes"};
   add_gpu(m,
@@ -78,22 +98,12 @@ Machine h100() {
            "(docs/performance.md); cost a tile and a call: estimates"},
           132);
   add_f32(m, {32, 24, kF32Source}, 132);
-  m.levels = {{.name = "NVLink",
-               .ranks = 8,
-               .bandwidth = 360 * kGiga,
-               .latency = 10 * kMicro,
-               .message_seconds = 1 * kMicro,
-               .interference = 0.05,
-               .source = "NVIDIA H100 data sheet: 900 GB/s both ways, 450 one way; about 80 % reached by nccl-tests "
-                         "send/receive; latency, interference: estimates"},
-              {.name = "InfiniBand",
-               .ranks = 0,
-               .bandwidth = 45 * kGiga,
-               .latency = 20 * kMicro,
-               .message_seconds = 2 * kMicro,
-               .interference = 0.05,
-               .source = "400 Gb/s = 50 GB/s a GPU and way (ConnectX-7 data sheet), about 90 % reached; latency, "
-                         "interference: estimates"}};
+  m.levels = {nvlink(8, 360, 10, 0.05,
+                     "NVIDIA H100 data sheet: 900 GB/s both ways, 450 one way; about 80 % reached by nccl-tests "
+                     "send/receive; latency, interference: estimates"),
+              infiniband(45,
+                         "400 Gb/s = 50 GB/s a GPU and way (ConnectX-7 data sheet), about 90 % reached; latency, "
+                         "interference: estimates")};
   m.memory_bytes = 80 * kGiga;
   m.row_bandwidth = 2.6 * kTera;
   m.row_seconds = 4 * kMicro;
@@ -101,7 +111,7 @@ Machine h100() {
   return m;
 }
 
-// Weft's own kernels, by what their calls took one after another.
+// Weft's own kernels, fitted to measured times of their calls.
 void add_sm90(Machine& m) {
   const char* source =
       "weft bench --calibrate --kernel cuda.sm90 --dim 64,128, one H200, 2026-11-15 (bench/h200/learned.json)";
@@ -171,20 +181,10 @@ Machine a100() {
           108);
   add_f32(m, {9, 7, kF32Source}, 108);
   m.levels = {
-      {.name = "NVLink",
-       .ranks = 8,
-       .bandwidth = 240 * kGiga,
-       .latency = 12 * kMicro,
-       .message_seconds = 1 * kMicro,
-       .interference = 0.08,
-       .source = "NVIDIA A100 data sheet: 600 GB/s both ways, 300 one way; about 80 % reached; the rest estimates"},
-      {.name = "InfiniBand",
-       .ranks = 0,
-       .bandwidth = 22 * kGiga,
-       .latency = 20 * kMicro,
-       .message_seconds = 2 * kMicro,
-       .interference = 0.05,
-       .source = "200 Gb/s = 25 GB/s a GPU and way (ConnectX-6 data sheet), about 90 % reached; the rest estimates"}};
+      nvlink(8, 240, 12, 0.08,
+             "NVIDIA A100 data sheet: 600 GB/s both ways, 300 one way; about 80 % reached; the rest estimates"),
+      infiniband(22,
+                 "200 Gb/s = 25 GB/s a GPU and way (ConnectX-6 data sheet), about 90 % reached; the rest estimates")};
   m.memory_bytes = 80 * kGiga;
   m.row_bandwidth = 1.6 * kTera;
   m.row_seconds = 4 * kMicro;
@@ -201,20 +201,9 @@ Machine nvl72() {
            "shares that Hopper's kernels reach of theirs; nobody measured it here"},
           148);
   add_f32(m, {38, 28, kF32Source}, 148);
-  m.levels = {{.name = "NVLink",
-               .ranks = 72,
-               .bandwidth = 720 * kGiga,
-               .latency = 10 * kMicro,
-               .message_seconds = 1 * kMicro,
-               .interference = 0.05,
-               .source = "NVIDIA GB200 NVL72 data sheet: 1.8 TB/s both ways, 900 GB/s one way; 80 % reached: estimate"},
-              {.name = "InfiniBand",
-               .ranks = 0,
-               .bandwidth = 45 * kGiga,
-               .latency = 20 * kMicro,
-               .message_seconds = 2 * kMicro,
-               .interference = 0.05,
-               .source = "as h100-400g"}};
+  m.levels = {nvlink(72, 720, 10, 0.05,
+                     "NVIDIA GB200 NVL72 data sheet: 1.8 TB/s both ways, 900 GB/s one way; 80 % reached: estimate"),
+              infiniband(45, "as h100-400g")};
   m.memory_bytes = 186 * kGiga;
   m.row_bandwidth = 6.4 * kTera;
   m.row_seconds = 4 * kMicro;

@@ -47,7 +47,7 @@ TEST(Nccl, OneRankThroughTheExecutor) {
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
   const ExecutorOptions how{.kernel = "cuda.portable", .deterministic = true};
   for (const ScheduleKind kind : schedule_kinds()) {
-    const ScheduleOptions options{.kind = kind, .inside = 1};
+    const ScheduleOptions options{.kind = kind, .ulysses = 1};
     const test::RanksResult want = run_on_ranks(p, in, layouts, options, how);
     test::RanksResult got = test::empty_result(p, 1);
     std::mutex mutex;

@@ -188,10 +188,10 @@ TEST(Mpi, ReceivesAreTakenBack) {
 std::vector<ScheduleOptions> schedules(Index ranks) {
   std::vector<ScheduleOptions> all = {
       {.kind = ScheduleKind::all_gather}, {.kind = ScheduleKind::all_gather, .head_groups = 2},
-      {.kind = ScheduleKind::ring},       {.kind = ScheduleKind::ring, .abreast = 1},
+      {.kind = ScheduleKind::ring},       {.kind = ScheduleKind::ring, .ranks_per_step = 1},
       {.kind = ScheduleKind::all_to_all}, {.kind = ScheduleKind::exact}};
   for (const Index inside : {1, 2, 3, 4})
-    if (ranks % inside == 0) all.push_back({.kind = ScheduleKind::hybrid, .inside = inside});
+    if (ranks % inside == 0) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside});
   return all;
 }
 
@@ -227,7 +227,7 @@ TEST(Mpi, ExecutorEqualsOneRank) {
       const Layouts layouts = make_layouts(kind, problem, ranks);
       for (const ScheduleOptions& options : schedules(ranks)) {
         for (const bool checked : {false, true}) {
-          SCOPED_TRACE(testing::Message() << name(kind) << " " << name(options.kind) << " inside " << options.inside);
+          SCOPED_TRACE(testing::Message() << name(kind) << " " << name(options.kind) << " inside " << options.ulysses);
           RanksResult got = empty_result(p, ranks);
           std::mutex mutex;
           run_one_rank(*world, p, in, layouts, options, {.checked = checked}, got, mutex);

@@ -42,7 +42,7 @@ TEST(DeviceExecutor, EqualsTheDefinitionOnRandomProblems) {
     check::Oracle oracle(c, check::executor_arithmetic(c));
     for (const ScheduleKind kind : schedule_kinds()) {
       const ScheduleOptions options{
-          .kind = kind, .head_groups = min_of(c.heads_k, 2), .inside = std::gcd(c.ranks, Index{2})};
+          .kind = kind, .head_groups = min_of(c.heads_k, 2), .ulysses = std::gcd(c.ranks, Index{2})};
       const check::Tried tried = check::try_schedule(oracle, c, {.schedule = options, .kernel = kKernel});
       ASSERT_FALSE(tried.failure) << "seed " << first << " + " << seed << ": " << *tried.failure << "\n"
                                   << check::flags(c);
@@ -130,13 +130,13 @@ TEST(DeviceExecutor, LongRowsHaveTheSameBitsHoweverHeadsAreShared) {
 
 std::vector<ScheduleOptions> some_of_each() {
   return {{.kind = ScheduleKind::ring},
-          {.kind = ScheduleKind::ring, .abreast = 1},
-          {.kind = ScheduleKind::ring, .abreast = 3},
+          {.kind = ScheduleKind::ring, .ranks_per_step = 1},
+          {.kind = ScheduleKind::ring, .ranks_per_step = 3},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
           {.kind = ScheduleKind::all_to_all},
-          {.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::ring},
-          {.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::all_gather},
+          {.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::ring},
+          {.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather},
           {.kind = ScheduleKind::exact, .stages = 1},
           {.kind = ScheduleKind::exact, .stages = 3}};
 }
@@ -173,7 +173,7 @@ TEST(DeviceExecutor, NoBitDependsOnPadding) {
     for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag})
       for (const ScheduleOptions& options : some_of_each()) {
         SCOPED_TRACE(testing::Message() << kernel << " " << name(p.dtype) << " " << name(kind) << " "
-                                        << check::words(options));
+                                        << weft::words(options));
         const auto run = [&](RanksInput& in) {
           return run_on_ranks(p, in, make_layouts(kind, p.problem, 4), options,
                               {.kernel = kernel, .deterministic = true});
@@ -211,7 +211,7 @@ TEST(DeviceExecutor, GradientsHaveTheSameBitsOnEveryRun) {
       if (is_absent(kernel, p)) continue;
       RanksInput in(p);
       for (const ScheduleOptions& options : some_of_each()) {
-        SCOPED_TRACE(testing::Message() << kernel << " " << width << " " << check::words(options));
+        SCOPED_TRACE(testing::Message() << kernel << " " << width << " " << weft::words(options));
         const auto run = [&] {
           return run_on_ranks(p, in, layouts, options, {.kernel = std::string(kernel), .deterministic = true});
         };
@@ -243,7 +243,7 @@ TEST(DeviceExecutor, RanksInBf16AreAsExactAsOne) {
     const std::vector<double> one = errors(1, {.kind = ScheduleKind::ring});
     for (const Index ranks : {2, 8})
       for (const ScheduleOptions& options : some_of_each()) {
-        SCOPED_TRACE(testing::Message() << width << " " << ranks << " " << check::words(options));
+        SCOPED_TRACE(testing::Message() << width << " " << ranks << " " << weft::words(options));
         const std::vector<double> many = errors(ranks, options);
         for (std::size_t i = 0; i < many.size(); ++i) {
           EXPECT_LT(many[i], 1.1 * one[i]) << i;
@@ -263,7 +263,7 @@ TEST(DeviceExecutor, TransportsOfTheHostGiveTheSameBits) {
   const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
   const ExecutorOptions how{.kernel = kKernel, .deterministic = true};
   for (const ScheduleOptions& options : some_of_each()) {
-    SCOPED_TRACE(check::words(options));
+    SCOPED_TRACE(weft::words(options));
     const RanksResult want = run_on_ranks(p, in, layouts, options, how);
     RanksResult got = test::empty_result(p, 4);
     std::mutex mutex;

@@ -16,6 +16,7 @@
 #include "bench/schedules.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/kernel_call.h"
+#include "flags/schedule_flags.h"
 #include "terminal/json_file.h"
 #include "terminal/words.h"
 #include "verbs.h"
@@ -206,28 +207,22 @@ void print_heading(const Bench& bench) {
 }  // namespace
 
 const std::vector<FlagSpec>& bench_flags() {
-  static const std::vector<FlagSpec> flags = {
-      {"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
-      {"list", "", "say which named cases there are"},
-      {"pass", "NAME", "both (default), forward or backward"},
-      {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
-      {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
-      {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
-      {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
-      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,..,auto"},
-      {"key-order", "LIST", "with --schedule: of gathered keys: auto (default), sequence, rank"},
-      {"head-groups", "N", "with --schedule: gathered K/V heads come in N groups"},
-      {"inside", "N", "with --schedule: hybrid: ranks that swap heads for sequence; 2 if not given"},
-      {"mesh", "AxB", "with --schedule: hybrid: the same with both sides said"},
-      {"across", "LIST", "with --schedule: hybrid: ring (default) or all_gather"},
-      {"stages", "N", "with --schedule: exact: rows of other ranks come in N steps"},
-      {"abreast", "N", "with --schedule: ring: keys of N ranks in a step; 2 if not given"},
-      {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
-      {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
-      {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
-      {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
-      {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
-      {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}};
+  static const std::vector<FlagSpec> flags = with_schedule_options(
+      {{"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
+       {"list", "", "say which named cases there are"},
+       {"pass", "NAME", "both (default), forward or backward"},
+       {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
+       {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
+       {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
+       {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
+       {"schedule", "LIST",
+        "instead: schedules on ranks as threads, with their options below: all, or all_gather,ring,..,auto"},
+       {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+       {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
+       {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
+       {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
+       {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
+       {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}});
   return flags;
 }
 
@@ -236,7 +231,9 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "links"}) {
+  std::vector<std::string_view> others = schedule_option_names();
+  others.emplace_back("links");
+  for (const std::string_view flag : others) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }
   if (on_gpu(flags.text("kernel", "cpu"))) {

@@ -73,8 +73,8 @@ std::vector<ScheduleOptions> candidates(const check::Case& c) {
                                       {.kind = ScheduleKind::all_gather, .head_groups = 2}};
   if (c.ranks <= c.heads_q) all.push_back({.kind = ScheduleKind::all_to_all});
   if (c.ranks > 2) all.push_back({.kind = ScheduleKind::exact});
-  if (c.ranks > 2) all.push_back({.kind = ScheduleKind::ring, .abreast = 1});
-  if (c.ranks > 2) all.push_back({.kind = ScheduleKind::hybrid, .inside = 2, .across = ScheduleKind::ring});
+  if (c.ranks > 2) all.push_back({.kind = ScheduleKind::ring, .ranks_per_step = 1});
+  if (c.ranks > 2) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::ring});
   return all;
 }
 

@@ -159,7 +159,7 @@ int bench_schedules(const Flags& flags) {
              "GFLOP/s", "of ideal", "hidden", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
   for (const ScheduleOptions& options : set.schedules) {
-    const ScheduleTask task{check::words(options), options};
+    const ScheduleTask task{weft::words(options), options};
     std::vector<Line> lines;
     for (const Pass pass : {Pass::forward, Pass::backward})  // the backward reads what the forward wrote
       for (const double link : links) lines.push_back({task, pass, link});

@@ -53,13 +53,9 @@ const std::vector<FlagSpec>& drawn_flags() {
          "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
         {"schedule", "LIST",
          "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
-    for (const FlagSpec& flag : schedule_flags()) {
-      for (const std::string_view kept :
-           {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "head-map"}) {
-        if (flag.name == kept) all.push_back(flag);
-      }
-    }
-    return all;
+    for (const FlagSpec& flag : schedule_flags())
+      if (flag.name == "head-map") all.push_back(flag);
+    return with_schedule_options(std::move(all));
   }();
   return flags;
 }

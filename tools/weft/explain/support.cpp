@@ -102,7 +102,20 @@ json to_json(const std::optional<Refusal>& refused) {
 
 json to_json(const std::vector<SupportRow>& rows) {
   json out = {{"columns", {kOneRank}}, {"rows", json::array()}, {"kernels", json::array()}};
-  for (const ScheduleKind kind : schedule_kinds()) out["columns"].push_back(name(kind));
+  for (const ScheduleKind kind : schedule_kinds()) {
+    out["columns"].push_back(name(kind));
+    out["schedules"].push_back({{"name", name(kind)}, {"other_names", other_names(kind)}, {"help", about(kind)}});
+  }
+  for (const ScheduleOption& option : schedule_options()) {
+    json owners = json::array();
+    for (const ScheduleKind kind : schedule_kinds())
+      if (uses(kind, option.name)) owners.push_back(name(kind));
+    out["options"].push_back({{"name", option.name},
+                              {"values", option.names()},
+                              {"default", option.value({})},
+                              {"schedules", std::move(owners)},
+                              {"help", option.help}});
+  }
   for (const SupportRow& row : rows) {
     json line = {{"group", row.group}, {"name", row.name}, {"refused", {{kOneRank, to_json(row.one_rank)}}}};
     for (std::size_t i = 0; i < row.schedules.size(); ++i)

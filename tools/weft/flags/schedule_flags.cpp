@@ -1,6 +1,7 @@
 #include "flags/schedule_flags.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -19,88 +20,142 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
-// What says nothing is refused: a flag that no schedule of the list has.
+std::vector<std::string> owners_of(const ScheduleOption& option) {
+  std::vector<std::string> owners;
+  for (const ScheduleKind kind : schedule_kinds())
+    if (uses(kind, option.name)) owners.emplace_back(name(kind));
+  return owners;
+}
+
+// "head-groups" of "head_groups".
+std::string flag_of(const ScheduleOption& option) {
+  std::string flag(option.name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+// A flag that no schedule of the list uses is refused.
 void check_used(const Flags& flags, const std::vector<std::string>& kinds) {
-  struct Owners {
-    const char* flag;
-    std::vector<std::string> schedules;
-  };
-  const std::vector<Owners> all = {{"key-order", {"all_gather", "hybrid"}},
-                                   {"head-groups", {"all_gather", "hybrid"}},
-                                   {"inside", {"hybrid"}},
-                                   {"mesh", {"hybrid"}},
-                                   {"across", {"hybrid"}},
-                                   {"stages", {"exact"}},
-                                   {"abreast", {"ring", "hybrid"}}};
-  for (const auto& [flag, schedules] : all) {
-    const bool used = std::find_first_of(kinds.begin(), kinds.end(), schedules.begin(), schedules.end()) != kinds.end();
-    if (flags.given(flag) && !used)
-      throw Error(fmt::format("--{} {} with --schedule {}", flag, *flags.find(flag), fmt::join(kinds, ",")),
-                  fmt::format("leave it out, or add {}: no other has it", fmt::join(schedules, " or ")));
+  for (const ScheduleOption& option : schedule_options()) {
+    const std::vector<std::string> owners = owners_of(option);
+    std::vector<std::string> given = {flag_of(option)};
+    if (option.whole == &ScheduleOptions::ulysses) given.emplace_back("mesh");
+    for (const std::string& flag : given)
+      if (flags.given(flag) &&
+          std::find_first_of(kinds.begin(), kinds.end(), owners.begin(), owners.end()) == kinds.end())
+        throw Error(fmt::format("--{} {} with --schedule {}", flag, *flags.find(flag), fmt::join(kinds, ",")),
+                    fmt::format("leave it out, or add {}: no other has it", fmt::join(owners, " or ")));
   }
 }
 
-Index positive(const Flags& flags, std::string_view name, Index otherwise) {
-  const Index value = flags.whole(name, otherwise, "2");
-  if (value < 1) throw Error(fmt::format("--{} {}", name, value), "use 1 or more");
-  return value;
-}
-
-// Ranks inside: --inside A, or --mesh AxB if that makes up the ranks.
-Index inside_of(const Flags& flags, Index otherwise) {
-  const std::string* mesh = flags.find("mesh");
-  if (!mesh) return positive(flags, "inside", otherwise);
-  flags.exclude("mesh", {"inside"}, "say the mesh, or its inside");
-  const std::vector<std::string_view> sides = split(*mesh, 'x');
+// The Ulysses degree: --ulysses A, or --mesh AxB if that makes up the ranks.
+std::string degree_of_mesh(const Flags& flags, const std::string& mesh) {
+  flags.exclude("mesh", {"ulysses"}, "say the mesh, or its Ulysses degree");
+  const std::vector<std::string_view> sides = split(mesh, 'x');
   const auto side = [&](std::size_t i) { return whole_number("--mesh", sides[i], "2x4"); };
-  const Index inside = sides.size() == 2 ? side(0) : 0, across = sides.size() == 2 ? side(1) : 0;
-  if (inside < 1 || across < 1) throw Error(fmt::format("--mesh {}", *mesh), "write two sizes, e.g. --mesh 2x4");
+  const Index ulysses = sides.size() == 2 ? side(0) : 0, groups = sides.size() == 2 ? side(1) : 0;
+  if (ulysses < 1 || groups < 1) throw Error(fmt::format("--mesh {}", mesh), "write two sizes, e.g. --mesh 2x4");
   constexpr Index kDefaultRanks = 4;
   const Index ranks = flags.whole("ranks", kDefaultRanks, "8");
-  if (inside > ranks || across > ranks || inside * across != ranks)
-    throw Error(fmt::format("--mesh {} of {} ranks", *mesh, ranks), "let --ranks be the product of the two sizes");
-  return inside;
+  if (ulysses > ranks || groups > ranks || ulysses * groups != ranks)
+    throw Error(fmt::format("--mesh {} of {} ranks", mesh, ranks), "let --ranks be the product of the two sizes");
+  return std::to_string(ulysses);
 }
 
-std::vector<ScheduleKind> across_of(const Flags& flags, const std::vector<ScheduleKind>& otherwise) {
-  const std::string* given = flags.find("across");
-  if (!given) return otherwise;
-  std::vector<ScheduleKind> across;
-  for (const std::string& kind : list_of("--across", *given, {"ring", "all_gather"})) {
-    if (kind != "ring" && kind != "p2p" && kind != "all_gather")
-      throw Error(fmt::format("--across: there is no '{}'", kind), "use ring or all_gather");
-    across.push_back(schedule_kind(kind));
+// The values that an option takes: those of its flag, otherwise the default, or every one if it has names.
+std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& option, bool every_variant) {
+  const std::string flag = flag_of(option), *given = flags.find(flag);
+  const std::string usual = option.value({});
+  std::vector<std::string> every;  // the default first; auto is one of the others
+  for (const std::string_view each : option.names())
+    if (each != "auto") every.insert(each == usual ? every.begin() : every.end(), std::string(each));
+  if (option.whole == nullptr && given) return list_of("--" + flag, *given, every);
+  if (option.whole == nullptr && every_variant) return every;
+  if (option.whole == &ScheduleOptions::ulysses && flags.given("mesh"))
+    return {degree_of_mesh(flags, *flags.find("mesh"))};
+  if (!given) return {usual};
+  if (const Index value = flags.whole(flag, 1, "2"); value < 1)
+    throw Error(fmt::format("--{} {}", flag, value), "use 1 or more");
+  return {*given};
+}
+
+struct Values {
+  const ScheduleOption& option;
+  std::vector<std::string> all;
+};
+
+// Every combination of values of the options from n on that the schedule uses.
+void add_variants(const std::vector<Values>& values, std::size_t n, const ScheduleOptions& so_far,
+                  std::vector<ScheduleOptions>& to) {
+  if (n == values.size()) return to.push_back(so_far);
+  if (!uses(so_far, values[n].option.name)) return add_variants(values, n + 1, so_far, to);
+  for (const std::string& value : values[n].all) {
+    ScheduleOptions options = so_far;
+    values[n].option.set(options, value);
+    add_variants(values, n + 1, options, to);
   }
-  return across;
-}
-
-std::vector<KeyOrder> orders_of(const Flags& flags, const std::vector<KeyOrder>& otherwise) {
-  const std::string* given = flags.find("key-order");
-  if (!given) return otherwise;
-  std::vector<KeyOrder> orders;
-  for (const std::string& order : list_of("--key-order", *given, {"sequence", "rank"}))
-    orders.push_back(key_order(order));
-  return orders;
 }
 
 }  // namespace
 
+const std::vector<FlagSpec>& schedule_option_flags() {
+  static const std::vector<std::array<std::string, 2>> written = [] {
+    std::vector<std::array<std::string, 2>> all;
+    for (const ScheduleOption& option : schedule_options()) {
+      const std::vector<std::string_view> names = option.names();
+      const std::string values = names.empty() ? "" : fmt::format(": {}", fmt::join(names, ", "));
+      all.push_back({flag_of(option), fmt::format("{}: {}{}; {} if not given", fmt::join(owners_of(option), ", "),
+                                                  option.help, values, option.value({}))});
+    }
+    return all;
+  }();
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all;
+    for (std::size_t n = 0; n < written.size(); ++n)
+      all.push_back({written[n][0], schedule_options()[n].whole != nullptr ? "N" : "LIST", written[n][1]});
+    all.push_back({"mesh", "AxB", "hybrid: --ulysses A, where A*B are the ranks"});
+    return all;
+  }();
+  return flags;
+}
+
+std::vector<FlagSpec> with_schedule_options(std::vector<FlagSpec> flags) {
+  flags.insert(flags.end(), schedule_option_flags().begin(), schedule_option_flags().end());
+  return flags;
+}
+
+std::vector<std::string_view> schedule_option_names() {
+  std::vector<std::string_view> names;
+  for (const FlagSpec& flag : schedule_option_flags()) names.push_back(flag.name);
+  return names;
+}
+
+const std::string& schedule_list() {
+  static const std::string list = [] {
+    std::vector<std::string> all;
+    for (const ScheduleKind kind : schedule_kinds()) {
+      const auto others = other_names(kind);
+      all.push_back(others.empty() ? std::string(name(kind))
+                                   : fmt::format("{} ({})", name(kind), fmt::join(others, ", ")));
+    }
+    return fmt::format("{}", fmt::join(all, ", "));
+  }();
+  return list;
+}
+
 const std::vector<FlagSpec>& schedule_flags() {
-  static const std::vector<FlagSpec> flags = {
-      {"schedule", "LIST",
-       "run these on ranks as threads: all_gather, ring (or p2p), all_to_all (a2a), hybrid (a2a+p2p), exact, auto, or "
-       "all"},
-      {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
-      {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
-      {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
-      {"mesh", "AxB", "hybrid: the same with both sides said, --ranks A*B --inside A"},
-      {"across", "LIST", "hybrid: how the other groups' keys come, ring (default) or all_gather"},
-      {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
-      {"abreast", "N", "ring: keys of N ranks (hybrid: of N groups) in a step; 2 if not given"},
-      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."},
-      {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"},
-      {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"},
-      {"head-map", "LIST", "0,1,1: the K/V head of each query head"}};
+  static const std::string help = fmt::format("run these on ranks as threads: {}, auto, or all", schedule_list());
+  static const std::vector<FlagSpec> flags = [] {
+    std::vector<FlagSpec> all = with_schedule_options({{"schedule", "LIST", help}});
+    all.push_back(
+        {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
+    all.push_back(
+        {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
+    all.push_back(
+        {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"});
+    all.push_back({"head-map", "LIST", "0,1,1: the K/V head of each query head"});
+    return all;
+  }();
   return flags;
 }
 
@@ -116,46 +171,30 @@ std::vector<std::string> list_of(std::string_view flag, const std::string& text,
   return list;
 }
 
-std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, const Variants& otherwise) {
+std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, bool every_variant) {
   std::vector<std::string> kinds;
   for (const std::string& word : list_of("--schedule", std::string(schedules), schedule_names())) {
     const std::string kind(name(schedule_kind(word)));  // Error lists the names
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end())
       throw Error(fmt::format("--schedule: '{}' is {}, which comes twice in '{}'", word, kind, schedules),
                   "say it once");
+    if (word != kind) fmt::print(stderr, "weft: schedule {} is {}\n", word, kind);
     kinds.push_back(kind);
   }
   check_used(flags, kinds);
-  const std::vector<KeyOrder> orders = orders_of(flags, otherwise.orders);
-  const std::vector<ScheduleKind> across = across_of(flags, otherwise.across);
-  const ScheduleOptions usual;
-  const Index groups = positive(flags, "head-groups", usual.head_groups);
-  const Index inside = inside_of(flags, usual.inside), stages = positive(flags, "stages", usual.stages);
-  const Index abreast = positive(flags, "abreast", usual.abreast);
+  std::vector<Values> values;
+  for (const ScheduleOption& option : schedule_options())
+    values.push_back({option, values_of(flags, option, every_variant)});
   std::vector<ScheduleOptions> all;
-  for (const std::string& kind : kinds) {
-    ScheduleOptions options{.kind = schedule_kind(kind)};
-    if (options.kind == ScheduleKind::exact) options.stages = stages;
-    if (options.kind == ScheduleKind::hybrid) options.inside = inside;
-    for (const ScheduleKind over : options.kind == ScheduleKind::hybrid ? across : std::vector{usual.across}) {
-      options.across = over;
-      const bool gathered = check::gathers(options);
-      options.head_groups = gathered ? groups : usual.head_groups;
-      options.abreast = check::shifts(options) ? abreast : usual.abreast;
-      for (const KeyOrder order : gathered ? orders : std::vector{usual.key_order}) {
-        options.key_order = order;
-        all.push_back(options);
-      }
-    }
-  }
+  for (const std::string& kind : kinds) add_variants(values, 0, {.kind = schedule_kind(kind)}, all);
   return all;
 }
 
 AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
   std::vector<std::string> names = list_of("--schedule", std::string(schedules), schedule_names());
   const bool automatic = std::erase(names, "auto") > 0;
-  if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ",")), {}), automatic};
-  for (const char* option : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast"}) {
+  if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ","))), automatic};
+  for (const std::string_view option : schedule_option_names()) {
     if (flags.given(option))
       throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
                   "leave it out: it is chosen too");
@@ -166,8 +205,8 @@ AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
 std::vector<std::string> leave_out_impossible(const Flags& flags, const check::Case& c, const Problem& problem,
                                               const Layouts& layouts, std::vector<ScheduleOptions>& schedules) {
   bool all = flags.text("schedule", "") == "all";
-  for (const char* option : {"head-groups", "inside", "mesh", "across", "stages", "abreast"})
-    all = all && !flags.given(option);
+  for (const std::string_view option : schedule_option_names())
+    all = all && (option == "key-order" || !flags.given(option));
   std::vector<ScheduleOptions> possible;
   std::vector<std::string> reasons;
   for (const ScheduleOptions& options : schedules) {
@@ -187,7 +226,7 @@ std::vector<std::string> leave_out_impossible(const Flags& flags, const check::C
 
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   options.head_groups = min_of(options.head_groups, c.heads_k);
-  if (options.kind == ScheduleKind::hybrid) options.inside = std::gcd(options.inside, c.ranks);
+  if (uses(options, "ulysses")) options.ulysses = std::gcd(options.ulysses, c.ranks);
   return options;
 }
 

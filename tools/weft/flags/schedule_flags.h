@@ -1,4 +1,4 @@
-// Flags that say which schedules run, and by what.
+// Flags that say which schedules run, with which options, and over which communicator.
 #pragma once
 
 #include <string>
@@ -12,20 +12,19 @@
 namespace weft::tool {
 
 const std::vector<FlagSpec>& schedule_flags();
+// Those among them that are made from the table of options, and --mesh.
+const std::vector<FlagSpec>& schedule_option_flags();
+std::vector<FlagSpec> with_schedule_options(std::vector<FlagSpec> flags);  // and those of the table
+std::vector<std::string_view> schedule_option_names();
+const std::string& schedule_list();  // all schedules, for texts of help
 
 // A thread each: more than this says nothing new.
 inline constexpr Index kMaxThreadRanks = 256;
 
-// What is run of each schedule where no flag says otherwise.
-struct Variants {
-  std::vector<KeyOrder> orders = {KeyOrder::automatic};
-  std::vector<ScheduleKind> across = {ScheduleKind::ring};
-};
-inline const Variants kAllVariants = {{KeyOrder::sequence, KeyOrder::rank},
-                                      {ScheduleKind::ring, ScheduleKind::all_gather}};
-
-// Every schedule of the list "a,b", in every variant that it has.
-std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, const Variants& otherwise);
+// Every schedule of the list "a,b" with the options that the flags say. Options that have names, and no flag, take
+// their default, or one after another every name if every variant is wanted. Other names than a schedule's own are
+// explained on stderr.
+std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view schedules, bool every_variant = false);
 // The same where `auto` may stand in the list.
 struct AskedSchedules {
   std::vector<ScheduleOptions> given;
@@ -36,7 +35,7 @@ AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules);
 // those that can. Error instead if the user named schedules, or options of theirs, or if nothing is left.
 std::vector<std::string> leave_out_impossible(const Flags& flags, const check::Case& c, const Problem& problem,
                                               const Layouts& layouts, std::vector<ScheduleOptions>& schedules);
-// With no more groups of heads than there are heads, and a mesh that divides the ranks.
+// With no more groups of heads than there are heads, and a Ulysses degree that divides the ranks.
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c);
 // Error for a communicator that this build does not have.
 std::string communicator_of(const Flags& flags);

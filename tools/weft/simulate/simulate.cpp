@@ -260,19 +260,13 @@ std::string SimulatedLine::name() const {
 }
 
 const std::vector<FlagSpec>& simulate_flags() {
-  static const std::vector<FlagSpec> flags = {
-      {"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
-      {"machines", "", "say which machines there are, and where their numbers come from"},
-      {"pass", "NAME", "both (default), forward or backward"},
-      {"schedule", "LIST", "all (default), or auto, all_gather, ring, all_to_all, hybrid, exact"},
-      {"key-order", "LIST", "of gathered keys: auto (default), sequence, rank"},
-      {"head-groups", "N", "gathered K/V heads come in N groups; 1 if not given"},
-      {"inside", "N", "hybrid: ranks that swap heads for sequence; 2 if not given"},
-      {"across", "LIST", "hybrid: ring (default) or all_gather"},
-      {"stages", "N", "exact: rows of other ranks come in N steps; 4 if not given"},
-      {"abreast", "N", "ring: keys of N ranks in a step; 2 if not given"},
-      {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
-      {"html", "FILE", "write a page with plots"}};
+  static const std::vector<FlagSpec> flags = with_schedule_options(
+      {{"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
+       {"machines", "", "say which machines there are, and where their numbers come from"},
+       {"pass", "NAME", "both (default), forward or backward"},
+       {"schedule", "LIST", "all (default), or auto, all_gather, ring, .., with the options below"},
+       {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
+       {"html", "FILE", "write a page with plots"}});
   return flags;
 }
 
@@ -292,7 +286,7 @@ int simulate(const Flags& flags) {
     names.erase(automatic, names.end());
     schedules = names.size() == 1 && names[0] == "all" ? "all" : fmt::format("{}", fmt::join(names, ","));
   }
-  if (!schedules.empty()) fixed = schedules_of(flags, schedules, {});
+  if (!schedules.empty()) fixed = schedules_of(flags, schedules);
   const std::vector<std::string> layouts = layout_names(flags), windows = values_of(flags, "window", "", '/'),
                                  documents = values_of(flags, "docs", "published:tokens=1048576", '/'),
                                  heads = values_of(flags, "heads", kSimulateDefaults.heads, ','),

@@ -69,24 +69,30 @@ const std::string& label(const Labels& labels, std::string_view axis) {
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn) {
   check::RandomChoices choices(static_cast<unsigned long long>(turn));  // turns alone would go with ranks and layouts
   const bool two_groups = choices.one_in(2);
-  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), abreast = choices.pick(1, 3);
-  if (check::gathers(options) && can_group(placed) && two_groups) options.head_groups = 2;
-  if (options.kind == ScheduleKind::exact) options.stages = stages;
-  if (check::shifts(options)) options.abreast = abreast;
-  if (options.kind != ScheduleKind::hybrid) return options;
-  std::vector<Index> meshes;  // 1 x ranks and ranks x 1 are hardly meshes, but must work
-  for (Index inside = 1; inside <= placed.ranks; ++inside)
-    if (placed.ranks % inside == 0) meshes.push_back(inside);
-  options.inside = meshes[static_cast<std::size_t>(mesh) % meshes.size()];
+  const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), ranks_per_step = choices.pick(1, 3);
+  if (uses(options, "head_groups") && can_group(placed) && two_groups) options.head_groups = 2;
+  if (uses(options, "stages")) options.stages = stages;
+  if (uses(options, "ranks_per_step")) options.ranks_per_step = ranks_per_step;
+  if (!uses(options, "ulysses")) return options;
+  std::vector<Index> degrees;  // 1 and all ranks are hardly hybrids, but must work
+  for (Index degree = 1; degree <= placed.ranks; ++degree)
+    if (placed.ranks % degree == 0) degrees.push_back(degree);
+  options.ulysses = degrees[static_cast<std::size_t>(mesh) % degrees.size()];
   return options;
 }
 
 Labels variant_labels(const ScheduleOptions& options) {
-  const auto said = [](bool has, Index value) { return has ? std::to_string(value) : std::string(kHasNone); };
-  return {{"head groups", said(check::gathers(options), options.head_groups)},
-          {"inside", said(options.kind == ScheduleKind::hybrid, options.inside)},
-          {"stages", said(options.kind == ScheduleKind::exact, options.stages)},
-          {"abreast", said(check::shifts(options), options.abreast)}};
+  Labels labels;
+  for (const ScheduleOption& option : schedule_options())
+    if (option.whole != nullptr)
+      labels.emplace_back(option.name, uses(options, option.name) ? option.value(options) : std::string(kHasNone));
+  return labels;
+}
+
+std::string without_variants(ScheduleOptions options) {
+  for (const ScheduleOption& option : schedule_options())
+    if (option.whole != nullptr) options.*option.whole = ScheduleOptions{}.*option.whole;
+  return weft::words(options);
 }
 
 Index Grid::cells() const {

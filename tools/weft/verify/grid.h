@@ -29,9 +29,11 @@ struct GridCell {
   Labels labels = {};
 };
 
-// In variants that take turns: groups of heads, meshes of the ranks, stages, ranks abreast. `turn` counts placements.
+// In variants that take turns: head_groups, ulysses, stages, ranks_per_step. `turn` counts placements.
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn);
 Labels variant_labels(const ScheduleOptions& options);
+// The schedule in words without its numbers, which are axes of their own.
+std::string without_variants(ScheduleOptions options);
 
 // One question. Its answer is computed once, for all cells.
 struct GridProblem {

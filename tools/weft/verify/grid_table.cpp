@@ -18,16 +18,6 @@ using nlohmann::json;
 
 constexpr std::size_t kShown = 10;
 
-// Variants that take turns are axes of their own, not columns.
-std::string column_of(ScheduleOptions options) {
-  const ScheduleOptions usual;
-  options.head_groups = usual.head_groups;
-  options.inside = usual.inside;
-  options.stages = usual.stages;
-  options.abreast = usual.abreast;
-  return check::words(options);
-}
-
 // Reasons that differ in numbers alone are one: the stride is 2 on two ranks and 3 on three.
 std::string without_numbers(const std::string& text) {
   std::string out;
@@ -106,7 +96,7 @@ std::size_t GridTable::note_of(const check::Tried& tried) {
 }
 
 void GridTable::add(const GridCell& cell, const check::Tried& tried) {
-  const std::string column = column_of(cell.schedule);
+  const std::string column = without_variants(cell.schedule);
   keep(columns_, column);
   const std::optional<std::string> failure = failure_of(tried);
   const auto count = [&](Count& to) {
@@ -123,7 +113,7 @@ void GridTable::add(const GridCell& cell, const check::Tried& tried) {
     count(row->second[column]);
   }
   if (failure)
-    failures_.push_back({fmt::format("{}: {}", check::words(cell.schedule), *failure), command_of(cell, how_)});
+    failures_.push_back({fmt::format("{}: {}", weft::words(cell.schedule), *failure), command_of(cell, how_)});
   for (const check::Measure& m : tried.report ? tried.report->measures : std::vector<check::Measure>{}) {
     if (!worst_ || worse(m.worst, worst_->ratio))
       worst_ = Worst{m.worst, m.norm, m.tensor, tried.report->keys, m.where, command_of(cell, how_)};

@@ -112,8 +112,9 @@ class Maker {
   Grid make() {
     Grid grid{.title = axes_.full ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
               .row_axes = {"layout", "mask"},
-              .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale",
-                             "head groups", "inside", "stages", "abreast"}};
+              .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale"}};
+    for (const ScheduleOption& option : schedule_options())
+      if (option.whole != nullptr) grid.other_axes.emplace_back(option.name);
     for (const MaskKind& mask : masks())
       for (const PackingKind& packing : kPackings) add_problems(mask, packing, grid);
     return grid;

@@ -16,13 +16,7 @@ namespace {
 class Values {
  public:
   std::vector<std::uint64_t> of(const GridCell& cell) {
-    ScheduleOptions schedule = cell.schedule;  // its variants are axes of their own
-    const ScheduleOptions usual;
-    schedule.head_groups = usual.head_groups;
-    schedule.inside = usual.inside;
-    schedule.stages = usual.stages;
-    schedule.abreast = usual.abreast;
-    std::vector<std::uint64_t> all{number("schedule", check::words(schedule))};
+    std::vector<std::uint64_t> all{number("schedule", without_variants(cell.schedule))};
     for (const auto& [axis, value] : cell.labels) all.push_back(number(axis, value));
     return all;
   }

@@ -116,7 +116,7 @@ void check_schedules_of(const check::Case& c, const Method& method, Look look, O
   std::set<ScheduleKind> refused, ran;
   for (const ScheduleOptions& options : method.schedules) {
     check::Tried tried = try_schedule(oracle, c, {options, method.kernel, method.checked});
-    const std::string what = check::words(options);
+    const std::string what = weft::words(options);
     (tried.refused ? refused : ran).insert(options.kind);
     if (tried.refused) ++to.refused;
     if (tried.refused)

@@ -95,8 +95,9 @@ int verdict(const Flags& flags, const Tally& tally, const Outcome& outcome) {
 // The schedules are those of the list, or the ones that the caller has already.
 Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedules = nullptr) {
   if (!flags.given("schedule")) {
-    for (const char* name :
-         {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "comm", "format", "checked"}) {
+    std::vector<std::string_view> others = schedule_option_names();
+    others.insert(others.end(), {"comm", "format", "checked"});
+    for (const std::string_view name : others) {
       if (flags.given(name))
         throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
                     "add e.g. --schedule all, or leave it out");
@@ -106,7 +107,7 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
   if (communicator_of(flags) != "threads")
     throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
-          .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule"), {}),
+          .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule")),
           .checked = flags.given("checked")};
 }
 

@@ -28,7 +28,8 @@ constexpr Index kMaxThreads = 1024;
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
   std::vector<std::string_view> others = problem_flags();
-  others.insert(others.end(), {"random", "format", "head-map", "head-groups", "inside", "mesh", "stages", "abreast"});
+  for (const std::string_view name : schedule_option_names()) others.push_back(name);
+  others.insert(others.end(), {"random", "format", "head-map"});
   others.push_back(grid == "set" ? "matrix" : "set");
   if (grid == "set") others.push_back("layout");
   for (const std::string_view name : taken) std::erase(others, name);
@@ -120,9 +121,9 @@ int verify_grid(const Flags& flags, Grid grid) {
 
 int verify_matrix(const Flags& flags) {
   const bool full = flags.one_of("matrix", {"quick", "full"}) == "full";
-  exclude_problems(flags, "matrix", {"layout", "ranks", "dtype", "schedule", "key-order", "across", "seed"});
+  exclude_problems(flags, "matrix", {"layout", "ranks", "dtype", "schedule", "key-order", "outer", "seed"});
   return verify_grid(flags, matrix_grid({.full = full,
-                                         .schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
+                                         .schedules = schedules_of(flags, flags.text("schedule", "all"), true),
                                          .layouts = layouts_of(flags),
                                          .ranks = ranks_of(flags, "2,3,4,8"),
                                          .dtypes = dtypes_of(flags),
@@ -132,12 +133,12 @@ int verify_matrix(const Flags& flags) {
 int verify_set(const Flags& flags) {
   constexpr Index kSmall = 32;
   flags.one_of("set", {"te-grid"});
-  exclude_problems(flags, "set", {"scale", "ranks", "dtype", "schedule", "key-order", "across", "seed"});
+  exclude_problems(flags, "set", {"scale", "ranks", "dtype", "schedule", "key-order", "outer", "seed"});
   const Index scale = flags.whole("scale", kSmall, "32");
   if (scale < 1 || scale > kSmall)
     throw Error(fmt::format("--scale {}", scale), fmt::format("use from 1 (whole) to {} (the smallest)", kSmall));
   return verify_grid(flags, te_grid({.scale = scale,
-                                     .schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
+                                     .schedules = schedules_of(flags, flags.text("schedule", "all"), true),
                                      .ranks = ranks_of(flags, "2,4"),
                                      .dtypes = dtypes_of(flags),
                                      .seed = seed_of(flags)}));

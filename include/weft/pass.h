@@ -1,0 +1,8 @@
+// The two passes of attention.
+#pragma once
+
+namespace weft {
+
+enum class Pass { forward, backward };
+
+}  // namespace weft

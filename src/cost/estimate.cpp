@@ -1,0 +1,275 @@
+// The quick estimate: the outline of a schedule on the samples of a sketch, with their own loads and works, and peers
+// that do as the samples do.
+#include <algorithm>
+
+#include "cost/engine.h"
+#include "cost/outline_builder.h"
+#include "cost/patterns.h"
+#include "cost/sketch.h"
+
+namespace weft::cost {
+class Estimate : private OutlineBuilder {
+ public:
+  Estimate(const Sketch& sketch, Schedule base, const ScheduleOptions& options, Pass pass)
+      : OutlineBuilder(std::move(base), schedule::describe_schedule(options, sketch.shape_), sketch.machine_,
+                       sketch.layer_.shape, pass),
+        s_(sketch),
+        topology_(sketch.machine_),
+        count_(static_cast<Index>(sketch.samples_.size())),
+        sends_(at(steps())) {
+    o_.ranks = o_.planned = count_;
+    o_.pairs.assign(at(count_), 0);
+    for (Index n = 0; n < count_; ++n) places_.push_back(place(rank(n) % ulysses_));
+    for (Index n = 0; n < steps(); ++n)
+      if (step(n).move == Move::Kind::send) sends_[at(n)] = Sends(at(count_));
+  }
+
+  Sketch::Result run() {
+    add_swaps();
+    for (Index n = 0; n < count_; ++n) add_sample(n);
+    add_moves();
+    Timeline t;
+    Record record(o_, {}, t);
+    run_in_step(o_, s_.machine_, pass_, {}, record);
+    return {t.seconds, o_.memory.total()};
+  }
+
+ private:
+  // A step that moves what is seen, by sample.
+  struct Sends {
+    explicit Sends(std::size_t samples = 0) : there(samples), back(samples), senders(samples) {}
+    std::vector<Load> there, back;
+    std::vector<std::vector<Index>> senders;  // samples that stand for those who send
+  };
+
+  const Sketch::Sample& sample(Index n) const { return s_.samples_[at(n)]; }
+  Index rank(Index n) const { return sample(n).rank; }
+  std::size_t which() const { return pass_ == Pass::forward ? 0 : 1; }
+
+  // Neighbours do the same over the same link, unless it is known how many of them do.
+  Pattern finished(Pattern p, bool up_is_known = false) const {
+    for (Load& load : p.loads) {
+      for (std::size_t l = 0; l < topology_.levels() && !up_is_known; ++l)
+        load.up[l] = std::max(load.up[l], std::max(load.in[l], load.out[l]) * static_cast<double>(topology_.below(l)));
+      p.seconds.push_back(topology_.seconds(load));
+      p.interference.push_back(topology_.interference(load));
+    }
+    return p;
+  }
+  Pattern together() const {
+    Pattern p{.peers = Pattern::Peers::block, .size = count_};
+    p.loads.resize(at(count_));
+    return p;
+  }
+  // Sample n gets from these samples.
+  Pattern listed(const std::vector<std::vector<Index>>& from) const {
+    std::vector<Patterns::Sent> messages;
+    for (Index n = 0; n < count_; ++n)
+      for (const Index sender : from[at(n)]) messages.push_back({sender, n, 1});
+    Pattern p = Patterns(s_.machine_, count_).listed(std::move(messages), false, false);
+    p.loads.assign(at(count_), {});  // real ones follow
+    p.seconds.clear();
+    p.interference.clear();
+    return p;
+  }
+  // The sample that stands for a rank.
+  Index nearest(Index rank) const {
+    const auto& all = s_.samples_;
+    const auto after =
+        std::lower_bound(all.begin(), all.end(), rank, [](const Sketch::Sample& s, Index r) { return s.rank < r; });
+    if (after == all.end()) return count_ - 1;
+    if (after == all.begin() || after->rank - rank < rank - (after - 1)->rank) return after - all.begin();
+    return after - all.begin() - 1;
+  }
+
+  Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const override {
+    Pattern p = together();
+    for (Index n = 0; n < count_; ++n) {
+      const Index me = rank(n), begin = me / ulysses_ * ulysses_;
+      const double mine = bytes[at(me - begin)];
+      for (Index peer = begin; peer < begin + ulysses_; ++peer) {
+        const double theirs = bytes[at(peer - begin)], in = back ? theirs : mine;
+        p.loads[at(n)].copied += adds ? 2 * in : in;
+        if (peer == me) continue;
+        topology_.receive(p.loads[at(n)], me, peer, in);
+        topology_.send(p.loads[at(n)], me, peer, back ? mine : theirs);
+      }
+    }
+    return finished(std::move(p));
+  }
+
+  Pattern gather(Index step, double each, bool back) const override {
+    Pattern p = together();
+    for (Index n = 0; n < count_; ++n) {
+      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k);
+      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held * each, back);
+    }
+    return finished(std::move(p));
+  }
+
+  Pattern shift(Range distances, Index groups, double each, bool adds) override {
+    std::vector<std::vector<Index>> before(at(count_));
+    for (Index n = 0; n < count_ && count_ > 1; ++n) before[at(n)] = {(n + count_ - 1) % count_};
+    Pattern p = listed(before);
+    const std::size_t far = topology_.level(0, ranks() - 1);
+    double crossing = 0;  // messages of a node that leave it
+    for (Index d = distances.begin; d < distances.end; ++d)
+      crossing += static_cast<double>(min_of(d * ulysses_, topology_.below(far)));
+    for (Index n = 0; n < count_; ++n) {
+      const double message = static_cast<double>(groups * group_rows() * places_[at(n)].of(0).k) * each;
+      const double bytes = message * static_cast<double>(distances.size());
+      Load& load = p.loads[at(n)];
+      // All wait for the slowest link between such peers, sooner or later.
+      load.in[far] = load.out[far] = bytes;
+      load.messages[far] = distances.size();
+      load.up[far] = message * crossing;
+      load.bytes_in = load.bytes_out = static_cast<Index>(bytes);
+      load.copied = adds ? 2 * bytes : bytes;
+    }
+    return finished(std::move(p), true);
+  }
+
+  Pattern send(Index step, double, bool back) const override {
+    const Sends& sends = sends_[at(step)];
+    Pattern p = listed(sends.senders);
+    p.loads = back ? sends.back : sends.there;
+    return finished(std::move(p));
+  }
+
+  // All that a group's queries see, as a multiple of what the sample's own see: in the ratio of their pairs.
+  double group_over_own(Index n) const {
+    if (!base_.swap) return 1;
+    if (s_.pairs_.empty()) return static_cast<double>(ulysses_);
+    const Index begin = rank(n) / ulysses_ * ulysses_;
+    double sum = 0;
+    for (Index r = begin; r < begin + ulysses_; ++r) sum += s_.pairs_[at(r)];
+    return sum / std::max(1.0, s_.pairs_[at(rank(n))]);
+  }
+
+  // What the samples see together, extrapolated to all ranks in the ratio of pairs.
+  TileWork of_all_ranks() const {
+    TileWork all;
+    double pairs = 0, whole = 0;
+    for (Index n = 0; n < count_; ++n) {
+      for (const Sketch::Cell& c : sample(n).cells) all += c.work[which()];
+      pairs += s_.pairs_.empty() ? 1 : s_.pairs_[at(rank(n))];
+    }
+    for (Index r = 0; r < ranks(); ++r) whole += s_.pairs_.empty() ? 1 : s_.pairs_[at(r)];
+    return times(all, whole / std::max(1.0, pairs));
+  }
+
+  // What the group's queries see in each meeting, for one K/V head.
+  std::vector<TileWork> seen_by_group(Index n) const {
+    std::vector<TileWork> work(at(meetings()));
+    if (groups_ == 1 && base_.swap) {
+      work[0] = of_all_ranks();
+      return work;
+    }
+    if (step(0).sequence_order)
+      work[0] = sample(n).in_sequence[which()];
+    else
+      for (const Sketch::Cell& c : sample(n).cells)
+        work[at(meeting_at(distance(rank(n), c.source)))] += c.work[which()];
+    for (TileWork& w : work) w = times(w, group_over_own(n));
+    return work;
+  }
+  Index distance(Index from, Index before) const { return floor_mod(from / ulysses_ - before / ulysses_, groups_); }
+
+  void add_sample(Index n) {
+    const Place& p = places_[at(n)];
+    std::vector<Index> rows = key_rows();
+    add_touched(n, rows);
+    const std::vector<TileWork> work = seen_by_group(n);
+    std::vector<Index> met;
+    for (Index m = 0; m < meetings(); ++m)
+      if (work[at(m)].pairs > 0) met.push_back(m);
+    const double group = static_cast<double>(max_of(1, s_.layer_.heads_q / max_of(1, s_.layer_.heads_k)));
+    add_work(n, p, met, rows, met.size() > 1, [&](std::size_t i, const HeadCounts& heads) {
+      return times(work[at(met[i])], static_cast<double>(heads.q) / group);
+    });
+    // The others of a group see keys of other steps too.
+    const bool partial = (met.size() > 1 || (ulysses_ > 1 && meetings() > 1)) && p.frame.step_heads_q > 0;
+    o_.begin_rows.push_back(static_cast<float>(costs_.begin_rows(p.frame, step(0).move.has_value())));
+    o_.end_rows.push_back(static_cast<float>(costs_.end_rows(p.frame, partial)));
+    add_memory(p, rows, partial);
+  }
+
+  // Rows that the sample sends and gets in steps that move only what is seen.
+  void add_touched(Index n, std::vector<Index>& rows) {
+    const double heads = static_cast<double>(s_.layer_.heads_k);
+    for (const Sketch::Cell& c : sample(n).cells) {
+      const Index of = steps_of(meeting_at(distance(rank(n), c.source))).begin;
+      if (step(of).move != Move::Kind::send) continue;
+      Sends& sends = sends_[at(of)];
+      const double values = static_cast<double>(c.touched) * heads;
+      topology_.receive(sends.there[at(n)], rank(n), c.source, values * costs_.kv_bytes());
+      sends.there[at(n)].copied += values * costs_.kv_bytes();
+      topology_.send(sends.back[at(n)], rank(n), c.source, values * costs_.gradient_bytes());
+      rows[at(of)] += c.touched;
+      std::vector<Index>& from = sends.senders[at(n)];
+      const Index sender = nearest(c.source);
+      if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
+    }
+    for (const Sketch::Sent& sent : sample(n).sent) {
+      const Index of = steps_of(meeting_at(distance(sent.to, rank(n)))).begin;
+      if (step(of).move != Move::Kind::send) continue;
+      Sends& sends = sends_[at(of)];
+      const double values = static_cast<double>(sent.rows) * heads, gradients = values * costs_.gradient_bytes();
+      topology_.send(sends.there[at(n)], rank(n), sent.to, values * costs_.kv_bytes());
+      topology_.receive(sends.back[at(n)], rank(n), sent.to, gradients);
+      sends.back[at(n)].copied += 2 * gradients;
+    }
+  }
+
+  const Sketch& s_;
+  Topology topology_;
+  Index count_;
+  std::vector<Place> places_;  // by sample
+  std::vector<Sends> sends_;   // by step
+};
+
+Sketch::Result Sketch::estimate(const ScheduleOptions& options, Pass pass) const {
+  check_options(options);
+  schedule::require_layouts(options, layouts_);
+  return Estimate(*this, base_, options, pass).run();
+}
+
+double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
+  const schedule::Description d = schedule::describe_schedule(options, shape_);
+  const Costs costs(machine_, layer_.shape, pass);
+  const Topology topology(machine_);
+  const Index ulysses = max_of(1, d.ulysses);
+  const double values = static_cast<double>(layouts_.k.rows() * ulysses * max_of(1, layer_.heads_k / ulysses));
+  const bool gathers = !d.steps.empty() && d.steps.back().move == Move::Kind::gather;
+  double sum = 0;
+  for (const double each : {costs.kv_bytes(), pass == Pass::backward ? costs.gradient_bytes() : 0.0}) {
+    if (each == 0) continue;
+    // Each row comes once, in whichever step.
+    if (gathers) {
+      Load load = Patterns(machine_, ranks_).gather_load(0, ulysses, values * each, false);
+      for (std::size_t l = 0; l < topology.levels(); ++l)
+        load.up[l] = load.in[l] * static_cast<double>(topology.below(l));
+      sum += topology.seconds(load);
+    }
+    for (const schedule::StepDescription& step : d.steps) {
+      if (step.move != Move::Kind::shift) continue;
+      Load load;
+      const std::size_t far = topology.level(0, ranks_ - 1);
+      load.messages[far] = 1;
+      load.in[far] = values * each * static_cast<double>(step.distances.size());
+      sum += topology.seconds(load);
+    }
+  }
+  return sum;
+}
+
+double Sketch::listed_steps(const ScheduleOptions& options) const {
+  const schedule::Description d = schedule::describe_schedule(options, shape_);
+  double steps = 0;
+  for (const schedule::StepDescription& step : d.steps)
+    if (step.move && step.move != Move::Kind::send && !schedule::meets_all(step, ranks_ / max_of(1, d.ulysses)))
+      ++steps;
+  return steps * static_cast<double>(ranks_);
+}
+
+}  // namespace weft::cost

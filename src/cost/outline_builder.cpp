@@ -1,0 +1,110 @@
+#include "cost/outline_builder.h"
+
+namespace weft::cost {
+
+OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description, const Machine& machine,
+                               const TensorShape& shape, Pass pass)
+    : pass_(pass), costs_(machine, shape, pass), base_(std::move(base)), description_(std::move(description)) {
+  if (description_.ulysses > 0) schedule::swap_heads(base_, description_.ulysses);
+  ulysses_ = base_.ulysses();
+  groups_ = base_.ranks / ulysses_;
+  o_.steps.resize(at(steps()));
+  meeting_at_.assign(at(groups_), 0);
+  for (Index n = 0; n < steps(); ++n) {
+    if (n > 0 && schedule::same_keys(step(n), step(n - 1)))
+      meetings_.back().end = n + 1;
+    else
+      meetings_.push_back({n, n + 1});
+    for (Index d = step(n).distances.begin; d < step(n).distances.end; ++d) meeting_at_[at(d)] = meetings() - 1;
+    parts_ = parts_ || step(n).parts > 1;
+    // A step with no more rows and heads than the one two before it needs no more memory: two buffers take turns.
+    const bool more = n < 3 || step(n).move == Move::Kind::send || step(n).parts > 1 ||
+                      step(n).distances.size() > step(n - 2).distances.size();
+    if (more) memory_steps_ = n + 1;
+  }
+}
+
+OutlineBuilder::Place OutlineBuilder::place(Index n) {
+  base_.rank = n;
+  if (parts_ && base_.swap) schedule::swap_heads(base_, ulysses_);  // for the map of its heads
+  Place p{.frame = frame_of(base_), .heads = {}};
+  for (Index s = 0; s < (parts_ ? steps() : 1); ++s) {
+    const schedule::StepHeads heads = schedule::step_heads(base_, step(s));
+    p.heads.push_back({heads.q.size(), heads.k.size()});
+  }
+  return p;
+}
+
+std::vector<Index> OutlineBuilder::key_rows() const {
+  std::vector<Index> rows;
+  for (Index n = 0; n < steps(); ++n)
+    rows.push_back(step(n).sequence_order             ? base_.layouts.k.stream().tokens()
+                   : step(n).move == Move::Kind::send ? 0
+                                                      : group_rows() * step(n).distances.size());
+  return rows;
+}
+
+int OutlineBuilder::add(Pattern pattern) {
+  o_.patterns.push_back(std::move(pattern));
+  return static_cast<int>(o_.patterns.size()) - 1;
+}
+
+void OutlineBuilder::add_swaps() {
+  if (!base_.swap) return;
+  o_.swap_in = add(swap(swapped_bytes(base_, costs_.swap_in()), false, false));
+  o_.swap_out = add(swap(swapped_bytes(base_, costs_.swap_out()), true, false));
+  if (pass_ == Pass::backward) o_.swap_home = add(swap(swapped_bytes(base_, costs_.swap_gradients()), true, true));
+}
+
+void OutlineBuilder::add_moves() {
+  const bool backward = pass_ == Pass::backward;
+  for (Index n = 0; n < steps(); ++n) {
+    StepOutline& to = o_.steps[at(n)];
+    const Range distances = step(n).distances;
+    const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
+    if (!step(n).move) continue;
+    if (step(n).move == Move::Kind::shift) {
+      add_shift(n);
+    } else if (step(n).move == Move::Kind::send) {
+      to.kv = add(send(n, kv, false));
+      if (backward) to.gradients = add(send(n, gradients, true));
+    } else if (schedule::meets_all(step(n), groups_)) {
+      to.kv = add(gather(n, kv, false));
+      if (backward) to.gradients = add(gather(n, gradients, true));
+    } else {
+      to.kv = add(shift(distances, 1, kv, false));
+      if (backward) to.gradients = add(shift(way_back(distances), 1, gradients, true));
+    }
+  }
+}
+
+void OutlineBuilder::add_shift(Index n) {
+  const bool backward = pass_ == Pass::backward;
+  StepOutline& to = o_.steps[at(n)];
+  to.shifts = true;
+  const Range distances = step(n).distances, last = schedule::last_met(description_, n);
+  const Index relay = schedule::relay_distance(description_, n);
+  if (relay == 0) {
+    to.kv = add(shift(distances, 1, costs_.kv_bytes(), false));
+  } else {
+    if (shared_ != Range{relay, distances.size()}) {
+      shared_ = {relay, distances.size()};
+      const Range next{relay, relay + 1};
+      shared_kv_ = add(shift(next, distances.size(), costs_.kv_bytes(), false));
+      if (backward) shared_gradients_ = add(shift(next, distances.size(), costs_.gradient_bytes(), true));
+    }
+    to.kv = shared_kv_;
+    to.gradients = shared_gradients_;
+  }
+  if (backward && last.size() > 0) to.home = add(shift(way_back(last), 1, costs_.gradient_bytes(), true));
+}
+
+void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial) {
+  std::vector<StepFrame> frames;
+  for (Index n = 0; n < memory_steps_; ++n)
+    frames.push_back({rows[at(n)], at_place.of(n).q, at_place.of(n).k, step(n).move.has_value()});
+  const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
+  if (m.total() > o_.memory.total()) o_.memory = m;
+}
+
+}  // namespace weft::cost

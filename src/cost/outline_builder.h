@@ -1,0 +1,97 @@
+// Outlines a described schedule. Whether all ranks are planned (outline_job.cpp) or a few stand for all (estimate.cpp),
+// what moves in a step and which steps attend which keys follow from the description alone.
+#pragma once
+
+#include "cost/costs.h"
+#include "cost/outline.h"
+#include "schedule/build.h"
+
+namespace weft::cost {
+
+class OutlineBuilder {
+ protected:
+  // `base` is a schedule without steps; `machine` and `shape` must outlive the builder.
+  OutlineBuilder(Schedule base, schedule::Description description, const Machine& machine, const TensorShape& shape,
+                 Pass pass);
+  ~OutlineBuilder() = default;
+
+  // Patterns of exchanges, where `each` is bytes of a row and K/V head and gradients go `back` to be added.
+  // Member i of a group gets bytes[i] from each of the others.
+  virtual Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const = 0;
+  virtual Pattern gather(Index step, double each, bool back) const = 0;  // all groups' keys to everybody
+  // Every rank sends the rows of so many groups to each of its peers at these distances after its own group.
+  virtual Pattern shift(Range distances, Index groups, double each, bool adds) = 0;
+  virtual Pattern send(Index step, double each, bool back) const = 0;  // the rows that are seen
+
+  struct HeadCounts {
+    Index q = 0, k = 0;
+  };
+  // What ranks at the same place in their groups have in common.
+  struct Place {
+    Frame frame;
+    std::vector<HeadCounts> heads;  // by step; one if all steps have the same
+    const HeadCounts& of(Index step) const { return heads[heads.size() == 1 ? 0 : at(step)]; }
+  };
+  Place place(Index n);
+
+  Index steps() const { return static_cast<Index>(description_.steps.size()); }
+  const schedule::StepDescription& step(Index n) const { return description_.steps[at(n)]; }
+  Index ranks() const { return base_.ranks; }
+  // Steps that meet the same keys are one meeting: they attend the same slices, for other heads each.
+  Index meetings() const { return static_cast<Index>(meetings_.size()); }
+  Range steps_of(Index meeting) const { return meetings_[at(meeting)]; }
+  Index meeting_at(Index distance) const { return meeting_at_[at(distance)]; }
+  Index group_rows() const { return base_.k_rows * ulysses_; }  // K/V rows of a group
+  std::vector<Index> key_rows() const;                          // by step; 0 where it depends on what is seen
+
+  void add_swaps();
+  void add_moves();
+  int add(Pattern pattern);
+  // Adds the kernel calls of a rank that sees these meetings; returns their pairs. work_of(n, heads): of seen[n].
+  template <class WorkOf>
+  double add_work(Index rank, const Place& at_place, const std::vector<Index>& seen, const std::vector<Index>& rows,
+                  bool partial, const WorkOf& work_of);
+  // The rank needs so much memory; the most of all ranks is kept.
+  void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial);
+
+  Pass pass_;
+  Costs costs_;
+  Schedule base_;
+  schedule::Description description_;
+  Index ulysses_, groups_;
+  Outline o_;
+
+ private:
+  void add_shift(Index n);
+  // From the groups at these distances before the own one back to where it came from.
+  Range way_back(Range distances) const { return {groups_ + 1 - distances.end, groups_ + 1 - distances.begin}; }
+
+  std::vector<Range> meetings_;    // steps of each
+  std::vector<Index> meeting_at_;  // by distance
+  bool parts_ = false;             // some steps are about a part of the heads
+  Index memory_steps_ = 0;         // no later step needs larger buffers
+  Range shared_ = {};              // relays of the last shift: steps that are alike share their patterns
+  int shared_kv_ = -1, shared_gradients_ = -1;
+};
+
+template <class WorkOf>
+double OutlineBuilder::add_work(Index rank, const Place& at_place, const std::vector<Index>& seen,
+                                const std::vector<Index>& rows, bool partial, const WorkOf& work_of) {
+  double pairs = 0;
+  bool first = true;
+  for (std::size_t n = 0; n < seen.size(); ++n) {
+    const Range of = steps_of(seen[n]);
+    for (Index step = of.begin; step < of.end; ++step) {
+      const HeadCounts& heads = at_place.of(step);
+      if (heads.q == 0) continue;
+      const TileWork work = work_of(n, heads);
+      const StepFrame shape{.key_rows = rows[at(step)], .heads_q = heads.q, .heads_k = heads.k};
+      o_.steps[at(step)].work.push_back(costs_.work(rank, at_place.frame, shape, work, partial, first));
+      pairs += work.pairs;
+      first = false;
+    }
+  }
+  return pairs;
+}
+
+}  // namespace weft::cost

@@ -1,0 +1,309 @@
+#include "schedule/build.h"
+
+#include <algorithm>
+
+#include "index.h"
+#include "text.h"
+#include "weft/error.h"
+#include "weft/support.h"
+
+namespace weft {
+namespace schedule {
+namespace {
+
+constexpr Index kMaxHeads = Index{1} << 20;  // far more than any model has
+
+void check_heads(const Heads& heads) {
+  if (heads.q < 1 || heads.k < 1)
+    throw Error(text("heads ", heads.q, ":", heads.k), "use at least one query head and one K/V head");
+  if (heads.q > kMaxHeads || heads.k > kMaxHeads)
+    throw Error(text("heads ", heads.q, ":", heads.k), text("use at most ", kMaxHeads, " of each"));
+  if (heads.map.empty() && heads.q % heads.k != 0)
+    throw Error(text(heads.q, " query heads over ", heads.k, " K/V heads is no whole number"),
+                "give a head map, or heads that divide");
+  if (!heads.map.empty() && static_cast<Index>(heads.map.size()) != heads.q)
+    throw Error(text("the head map has ", heads.map.size(), " entries for ", heads.q, " query heads"),
+                "give one K/V head for each query head");
+  for (const Index k : heads.map) {
+    if (k < 0 || k >= heads.k)
+      throw Error(text("the head map names K/V head ", k, " of ", heads.k), "use heads from 0 on");
+  }
+}
+
+void check_layouts(const Problem& problem, const Layouts& layouts, Index rank) {
+  if (layouts.q.ranks() != layouts.k.ranks())
+    throw Error(text("queries lie on ", layouts.q.ranks(), " ranks and keys on ", layouts.k.ranks()),
+                "use layouts of the same number of ranks");
+  if (rank < 0 || rank >= layouts.q.ranks())
+    throw Error(text("rank ", rank, " of ", layouts.q.ranks()), "ranks count from 0");
+  if (!(layouts.q.stream() == problem.packing().q()) || !(layouts.k.stream() == problem.packing().k()))
+    throw Error("the layouts were made for other streams than the problem's", "make them from the same packing");
+}
+
+Index kv_head(const Schedule& s, Index q) {
+  return s.head_map.empty() ? q / (s.heads_q / s.heads_k) : s.head_map[at(q)];
+}
+
+void append(std::vector<Range>& to, Range next) {
+  if (!to.empty() && to.back().end == next.begin)
+    to.back().end = next.end;
+  else
+    to.push_back(next);
+}
+
+// Adds a slice whose keys lie `by` rows further in the buffer at hand.
+void add_shifted(Slice s, Index by, std::vector<Slice>& to) {
+  s.k_begin += by;
+  s.k_end += by;
+  s.lo = shift_bound(s.lo, by);
+  s.hi = shift_bound(s.hi, by);
+  to.push_back(s);
+}
+
+// Adds the slices of a plan against a group's rows, of which only `touched` are in the buffer, from row `first` on.
+void add_touched(const Plan& plan, const std::vector<Range>& touched, Index first, std::vector<Slice>& slices) {
+  std::vector<Index> places;  // of the touched ranges in the buffer
+  for (const Range& r : touched) {
+    places.push_back(first);
+    first += r.size();
+  }
+  for (const Slice& given : plan.slices) {
+    const Slice s = trimmed(given, true);
+    // A slice touches one range of keys, so it lies in one of the ranges.
+    const auto range = std::upper_bound(touched.begin(), touched.end(), s.k_begin,
+                                        [](Index row, const Range& r) { return row < r.begin; }) -
+                       touched.begin() - 1;
+    add_shifted(s, places[at(range)] - touched[at(range)].begin, slices);
+  }
+}
+
+class Builder {
+ public:
+  Builder(Schedule& s, const Description& d)
+      : s_(s),
+        d_(d),
+        size_(s.ulysses()),
+        count_(s.ranks / size_),
+        mine_(s.rank / size_),
+        rows_(s.k_rows * size_),
+        queries_(s.layouts.q.rank_order(members(mine_))) {}
+
+  void add_steps() {
+    for (Index n = 0; n < static_cast<Index>(d_.steps.size()); ++n) {
+      const StepDescription& step = d_.steps[at(n)];
+      if (n > 0 && same_keys(step, d_.steps[at(n - 1)]))
+        s_.steps.push_back(s_.steps.back());
+      else
+        add_keys(n, step);
+      const StepHeads heads = step_heads(s_, step);
+      s_.steps.back().heads_q = heads.q;
+      s_.steps.back().heads_k = heads.k;
+    }
+  }
+
+ private:
+  RunList::Members members(Index group) const { return {group * size_, size_, 1}; }
+  RunList keys(Index group) const { return s_.layouts.k.rank_order(members(group)); }
+  // The group so far before the own one, or after it if the distance is negative, and this rank's peer there.
+  Index group(Index distance) const { return floor_mod(mine_ - distance, count_); }
+  Index peer(Index group) const { return group * size_ + s_.rank % size_; }
+
+  void add_keys(Index n, const StepDescription& step) {
+    Plan plan{.slices = {}, .q_rows = queries_.rows(), .k_rows = 0};
+    std::optional<Move> move;
+    if (meets_all(step, count_)) {
+      const Layout& k = s_.layouts.k;
+      plan = make_plan(s_.problem, queries_, step.sequence_order ? k.sequence_order() : k.rank_order());
+      move = gather_all(step.sequence_order);
+    } else if (step.move == Move::Kind::send) {
+      move = send(step.distances, plan);
+    } else {
+      for (Index d = step.distances.begin; d < step.distances.end; ++d) {
+        const Plan more = make_plan(s_.problem, queries_, keys(group(d)));
+        for (const Slice& s : more.slices) add_shifted(s, plan.k_rows, plan.slices);
+        plan.k_rows += more.k_rows;
+      }
+      if (step.move) move = shift(n, *step.move);
+    }
+    s_.steps.push_back({.move = std::move(move), .key_rows = plan.k_rows, .plan = static_cast<Index>(s_.plans.size())});
+    s_.plans.push_back(std::move(plan));
+  }
+
+  // Which rows of a group go where in the gathered buffer: all of them, or those that hold tokens to their tokens.
+  struct Placed {
+    std::vector<Range> rows, to;
+  };
+  Placed placed(Index group, bool sequence_order) const {
+    if (!sequence_order) return {{{0, rows_}}, {{group * rows_, (group + 1) * rows_}}};
+    std::vector<Run> runs = keys(group).runs();
+    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.row < b.row; });
+    Placed p;
+    for (const Run& run : runs) {
+      append(p.rows, {run.row, run.row + run.count});
+      append(p.to, {run.token, run.token + run.count});
+    }
+    return p;
+  }
+
+  Move gather_all(bool sequence_order) const {
+    Move move{.kind = Move::Kind::gather, .sends = {}, .receives = {}};
+    const std::vector<Range> own = placed(mine_, sequence_order).rows;
+    for (Index g = 0; g < count_; ++g) {
+      move.sends.push_back({peer(g), own});
+      move.receives.push_back({peer(g), placed(g, sequence_order).to});
+    }
+    return move;
+  }
+
+  Move send(Range distances, Plan& plan) const {
+    Move move{.kind = Move::Kind::send, .sends = {}, .receives = {}};
+    for (Index d = distances.begin; d < distances.end; ++d) {
+      const Index from = group(d), to = group(-d);
+      const Plan part = make_plan(s_.problem, queries_, keys(from));
+      const std::vector<Range> touched = touched_keys(part);
+      if (!touched.empty()) {
+        add_touched(part, touched, plan.k_rows, plan.slices);
+        const Index rows = rows_in(touched);
+        move.receives.push_back({peer(from), {{plan.k_rows, plan.k_rows + rows}}});
+        plan.k_rows += rows;
+      }
+      std::vector<Range> wanted =
+          touched_keys(make_plan(s_.problem, s_.layouts.q.rank_order(members(to)), keys(mine_)));
+      if (!wanted.empty()) move.sends.push_back({peer(to), std::move(wanted)});
+    }
+    return move;
+  }
+
+  // All rows of the groups at the step's distances, from their owners or from the step before.
+  Move shift(Index n, Move::Kind kind) const {
+    const Range distances = d_.steps[at(n)].distances;
+    const auto place = [&](Index d) { return Range{(d - distances.begin) * rows_, (d - distances.begin + 1) * rows_}; };
+    Move move{.kind = kind, .sends = {}, .receives = {}};
+    if (const Index relay = relay_distance(d_, n); relay > 0) {
+      const Range all{0, distances.size() * rows_};
+      move.sends.push_back({peer(group(-relay)), {all}});
+      move.receives.push_back({peer(group(relay)), {all}});
+    } else {
+      for (Index d = distances.begin; d < distances.end; ++d) {
+        move.sends.push_back({peer(group(-d)), {{0, rows_}}});
+        move.receives.push_back({peer(group(d)), {place(d)}});
+      }
+    }
+    const Range last = kind == Move::Kind::shift ? last_met(d_, n) : Range{};
+    for (Index d = last.begin; d < last.end; ++d) {
+      move.home.push_back({peer(group(d)), {place(d)}});
+      move.back.push_back({peer(group(-d)), {{0, rows_}}});
+    }
+    return move;
+  }
+
+  Schedule& s_;
+  const Description& d_;
+  Index size_, count_, mine_;  // ranks of a group, groups, the own group
+  Index rows_;                 // of K and V of a group
+  RunList queries_;
+};
+
+}  // namespace
+
+Shape shape_of(const Layouts& layouts, const Heads& heads) {
+  return {.ranks = layouts.q.ranks(),
+          .heads_q = heads.q,
+          .heads_k = heads.k,
+          .key_stride = layouts.k.rank_order().stride()};
+}
+
+Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                     const ScheduleOptions& options) {
+  check_layouts(problem, layouts, rank);
+  check_heads(heads);
+  return {.options = options,
+          .problem = problem,
+          .layouts = layouts,
+          .rank = rank,
+          .ranks = layouts.q.ranks(),
+          .q_rows = layouts.q.rows(),
+          .k_rows = layouts.k.rows(),
+          .heads_q = heads.q,
+          .heads_k = heads.k,
+          .head_map = {heads.map.begin(), heads.map.end()},
+          .swap = {},
+          .plans = {},
+          .steps = {}};
+}
+
+void require_layouts(const ScheduleOptions& options, const Layouts& layouts) {
+  require_support({.schedule = options.kind,
+                   .key_order = options.key_order,
+                   .stride_q = layouts.q.runs(0).stride(),
+                   .stride_k = layouts.k.runs(0).stride()});
+}
+
+void swap_heads(Schedule& s, Index ulysses) {
+  const Index first = s.rank / ulysses * ulysses;
+  Swap swap{.group = {first, first + ulysses}, .heads_q = {}, .heads_k = {}, .head_map = {}};
+  for (Index i = 0; i < ulysses; ++i) {
+    const Range q{s.heads_q * i / ulysses, s.heads_q * (i + 1) / ulysses};
+    Range k;
+    for (Index h = q.begin; h < q.end; ++h) {
+      const Index of = kv_head(s, h);
+      k = h == q.begin ? Range{of, of + 1} : Range{min_of(k.begin, of), max_of(k.end, of + 1)};
+    }
+    swap.heads_q.push_back(q);
+    swap.heads_k.push_back(k);
+  }
+  const auto me = at(s.rank - first);
+  for (Index h = swap.heads_q[me].begin; h < swap.heads_q[me].end; ++h)
+    swap.head_map.push_back(kv_head(s, h) - swap.heads_k[me].begin);
+  s.swap = std::move(swap);
+}
+
+StepHeads step_heads(const Schedule& s, const StepDescription& step) {
+  const Index heads_q = s.step_heads_q(), heads_k = s.step_heads_k();
+  if (step.parts == 1) return {{0, heads_q}, {0, heads_k}};
+  const Range k{heads_k * step.head_part / step.parts, heads_k * (step.head_part + 1) / step.parts};
+  if (heads_q == 0) return {{}, k};
+  const std::vector<Index>& map = s.swap ? s.swap->head_map : s.head_map;
+  if (map.empty()) return {{k.begin * (heads_q / heads_k), k.end * (heads_q / heads_k)}, k};
+  Range q{heads_q, 0};
+  Index count = 0;
+  for (Index h = 0; h < heads_q; ++h) {
+    const Index of = map[at(h)];
+    if (of < k.begin || of >= k.end) continue;
+    q = {min_of(q.begin, h), h + 1};
+    ++count;
+  }
+  if (count > 0 && q.size() != count)
+    throw Error(text("query heads of K/V heads ", k.begin, " to ", k.end - 1, " do not lie side by side"),
+                "use head_groups = 1, or a head map that never falls");
+  return {count > 0 ? q : Range{}, k};
+}
+
+void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const TensorShape& shape) {
+  const auto past = [](Index dim) { return dim < 0 || dim > kMaxTokens; };
+  // All ranks' rows of queries and keys, forward and backward: fewer than 16 tensors of 8 bytes a number.
+  const double rows = static_cast<double>(layouts.q.ranks()) * static_cast<double>(layouts.q.rows() + layouts.k.rows());
+  const double heads = static_cast<double>(max_of(heads_q, heads_k));
+  if (past(shape.dim_qk) || past(shape.dim_v) ||
+      rows * heads * static_cast<double>(shape.dim_qk + shape.dim_v) > static_cast<double>(kUnlimited / 128))
+    throw Error(text("bytes of ", rows, " rows, ", heads, " heads and head dims ", shape.dim_qk, " and ", shape.dim_v),
+                "give head dims of at least 0, and tensors of at most 2^53 numbers");
+}
+
+}  // namespace schedule
+
+Index Schedule::step_heads_q() const { return swap ? swap->heads_q[at(rank - swap->group.begin)].size() : heads_q; }
+Index Schedule::step_heads_k() const { return swap ? swap->heads_k[at(rank - swap->group.begin)].size() : heads_k; }
+
+Schedule make_schedule(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                       const ScheduleOptions& options) {
+  Schedule s = schedule::unscheduled(problem, layouts, rank, heads, options);
+  check_options(options);
+  schedule::require_layouts(options, layouts);
+  const schedule::Description d = schedule::describe_schedule(options, schedule::shape_of(layouts, heads));
+  if (d.ulysses > 0) schedule::swap_heads(s, d.ulysses);
+  schedule::Builder(s, d).add_steps();
+  return s;
+}
+
+}  // namespace weft

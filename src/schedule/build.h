@@ -1,0 +1,33 @@
+// Makes one rank's schedule of a description.
+#pragma once
+
+#include "schedule/description.h"
+
+namespace weft::schedule {
+
+inline Index rows_in(const std::vector<Range>& ranges) {
+  Index rows = 0;
+  for (const Range& r : ranges) rows += r.size();
+  return rows;
+}
+
+Shape shape_of(const Layouts& layouts, const Heads& heads);
+// Checks rank, layouts and heads: all of a schedule but its swap, plans and steps.
+Schedule unscheduled(const Problem& problem, const Layouts& layouts, Index rank, const Heads& heads,
+                     const ScheduleOptions& options);
+// Error unless the capability table has the schedule on such layouts.
+void require_layouts(const ScheduleOptions& options, const Layouts& layouts);
+// Groups of so many ranks swap heads for sequence.
+void swap_heads(Schedule& s, Index ulysses);
+
+// Heads of a step, of those that the rank has after the swap.
+struct StepHeads {
+  Range q, k;
+};
+// Error if the query heads of the K/V heads are no range.
+StepHeads step_heads(const Schedule& s, const StepDescription& step);
+
+// Error unless bytes of such tensors can be counted in 64 bits.
+void check_shape(const Layouts& layouts, Index heads_q, Index heads_k, const TensorShape& shape);
+
+}  // namespace weft::schedule

@@ -1,0 +1,70 @@
+// A schedule, said once for all ranks. One rank's plans and moves (build.cpp), the simulator's sizes and the quick
+// estimate of `choose` are made from the same description.
+#pragma once
+
+#include "index.h"
+#include "weft/schedule.h"
+
+namespace weft::schedule {
+
+// All that a description may depend on.
+struct Shape {
+  Index ranks = 1;
+  Index heads_q = 1, heads_k = 1;
+  Index key_stride = 1;  // of the layout of the keys
+};
+
+// Ranks stand in groups: of `Description::ulysses` ranks that swapped heads for sequence, otherwise of one rank each. A
+// step brings the keys of some groups from the ranks at the own place in those groups.
+struct StepDescription {
+  // gather: all rows, straight from their owners. send: the same, of the rows that are seen. shift: from the step
+  // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
+  std::optional<Move::Kind> move = {};
+  Range distances = {0, 1};        // groups whose keys are met: so far before the own group, around all groups
+  bool sequence_order = false;     // a gather of all groups: keys by token, not by rank
+  Index head_part = 0, parts = 1;  // which part of the K/V heads
+};
+
+struct Description {
+  Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
+  std::vector<StepDescription> steps = {};
+};
+
+struct Definition {
+  std::string_view name, help;
+  std::vector<std::string_view> other_names = {};
+  std::vector<std::string_view> options = {};  // of the table in options.cpp
+  // Error for options that do not go with the shape. Numbers below 1 were refused before.
+  Description (*describe)(const ScheduleOptions& options, const Shape& shape) = nullptr;
+  // What is worth a try for `auto`; `levels` are the ranks that each level of the machine's links joins.
+  std::vector<ScheduleOptions> (*candidates)(const Shape& shape, std::span<const Index> levels) = nullptr;
+  bool outer = false;     // may bring the keys of the other groups of a hybrid
+  bool composed = false;  // takes the options of ScheduleOptions::outer too
+  int tie_order = 100;    // of schedules that are predicted to take the same, `auto` takes the one with the lowest
+};
+
+std::span<const Definition> registry();
+const Definition& definition(ScheduleKind kind);
+
+// Checks the options and describes the schedule. Error for what its definition refuses.
+Description describe_schedule(const ScheduleOptions& options, const Shape& shape);
+// The candidates of all definitions, those of the lowest tie_order first.
+std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const Index> levels);
+
+// All groups' keys are met at once, in the same order on every rank.
+inline bool meets_all(const StepDescription& step, Index groups) {
+  return step.move == Move::Kind::gather && step.distances == Range{0, groups};
+}
+inline bool is_shift(const Description& d, Index n) {
+  return n >= 0 && n < static_cast<Index>(d.steps.size()) && d.steps[at(n)].move == Move::Kind::shift;
+}
+// Do these steps meet the same keys, for other heads?
+inline bool same_keys(const StepDescription& a, const StepDescription& b) {
+  return a.move == b.move && a.distances == b.distances && a.sequence_order == b.sequence_order;
+}
+// How many groups further shift n sends what came in step n - 1; 0: it takes the keys from their owners.
+Index relay_distance(const Description& d, Index n);
+// Distances of shift n whose keys travel no further, so that their gradients go home.
+Range last_met(const Description& d, Index n);
+
+}  // namespace weft::schedule

@@ -1,0 +1,96 @@
+// The schedules by kind and name.
+#include <algorithm>
+
+#include "index.h"
+#include "schedule/description.h"
+#include "text.h"
+#include "weft/error.h"
+
+namespace weft::schedule {
+
+#define WEFT_SCHEDULE(name) Definition name();
+#include "schedule/schedules.inc"
+#undef WEFT_SCHEDULE
+
+std::span<const Definition> registry() {
+#define WEFT_SCHEDULE(name) name(),
+  static const Definition all[] = {
+#include "schedule/schedules.inc"
+  };
+#undef WEFT_SCHEDULE
+  return all;
+}
+
+const Definition& definition(ScheduleKind kind) {
+  const auto n = static_cast<std::size_t>(kind);
+  if (n >= registry().size())
+    throw Error(text("there is no schedule ", n), text("use one of the ", registry().size(), " of schedule_kinds()"));
+  return registry()[n];
+}
+
+Description describe_schedule(const ScheduleOptions& options, const Shape& shape) {
+  check_options(options);
+  Description d = definition(options.kind).describe(options, shape);
+  for (const StepDescription& step : d.steps)
+    if (d.ulysses > 0 && step.move == Move::Kind::send)
+      throw Error(text(name(options.kind), " sends the rows that are seen after a swap of heads"),
+                  "describe it with Move::Kind::gather");
+  return d;
+}
+
+std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const Index> levels) {
+  std::vector<const Definition*> order;
+  for (const Definition& d : registry())
+    if (d.candidates != nullptr) order.push_back(&d);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Definition* a, const Definition* b) { return a->tie_order < b->tie_order; });
+  std::vector<ScheduleOptions> all;
+  for (const Definition* d : order)
+    for (ScheduleOptions each : d->candidates(shape, levels)) {
+      each.kind = schedule_kind(d->name);
+      all.push_back(each);
+    }
+  return all;
+}
+
+Index relay_distance(const Description& d, Index n) {
+  return is_shift(d, n - 1) ? d.steps[at(n)].distances.begin - d.steps[at(n - 1)].distances.begin : 0;
+}
+
+Range last_met(const Description& d, Index n) {
+  const Range met = d.steps[at(n)].distances;
+  if (!is_shift(d, n + 1)) return met;
+  const Index on = d.steps[at(n + 1)].distances.end - relay_distance(d, n + 1);  // up to here they travel on
+  return {min_of(met.end, max_of(met.begin, on)), met.end};
+}
+
+}  // namespace weft::schedule
+
+namespace weft {
+
+std::span<const ScheduleKind> schedule_kinds() {
+  static const std::vector<ScheduleKind> kinds = [] {
+    std::vector<ScheduleKind> all;
+    for (std::size_t n = 0; n < schedule::registry().size(); ++n) all.push_back(static_cast<ScheduleKind>(n));
+    return all;
+  }();
+  return kinds;
+}
+
+std::string_view name(ScheduleKind kind) { return schedule::definition(kind).name; }
+std::string_view about(ScheduleKind kind) { return schedule::definition(kind).help; }
+std::span<const std::string_view> other_names(ScheduleKind kind) { return schedule::definition(kind).other_names; }
+
+ScheduleKind schedule_kind(std::string_view given) {
+  std::string names;
+  for (const ScheduleKind kind : schedule_kinds()) {
+    const std::span<const std::string_view> others = other_names(kind);
+    if (name(kind) == given || std::find(others.begin(), others.end(), given) != others.end()) return kind;
+    names += text(names.empty() ? "" : ", ", name(kind));
+    for (const std::string_view other : others) names += text(other == others.front() ? " (or " : ", ", other);
+    if (!others.empty()) names += ")";
+  }
+  throw Error(text("there is no schedule '", given, "'"), text("use one of ", names));
+}
+
+}  // namespace weft
