@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "check/attend.h"
-#include "check/twins.h"
+#include "check/device_mirror.h"
 #include "text.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
@@ -104,35 +104,35 @@ class Ranks {
                 dv = local(k, sums(), case_.heads_k, case_.dim_v);
     const Tensor max_logit(sums(), 1, case_.heads_q, 1), dsink(sums(), 1, case_.heads_q, 1);
 
-    Twins twins(place);
-    const ForwardArgs forward{.q = twins.in(own_q.view),
-                              .k = twins.in(own_k.view),
-                              .v = twins.in(own_v.view),
-                              .attention = twins.in(oracle_.attention()),
-                              .out = twins.out(out.view),
-                              .lse = twins.out(lse.view),
-                              .max_logit = twins.out(max_logit.view),
-                              .place = place};
-    const BackwardArgs backward{.q = forward.q,
-                                .k = forward.k,
-                                .v = forward.v,
-                                .attention = forward.attention,
-                                .dout = twins.in(dout.view),
-                                .out = forward.out,
-                                .lse = forward.lse,
-                                .dq = twins.out(dq.view),
-                                .dk = twins.out(dk.view),
-                                .dv = twins.out(dv.view),
-                                .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
-                                .place = place};
-    twins.send();
+    DeviceMirror mirror(place);
+    const ExecutorForwardArgs forward{.q = mirror.in(own_q.view),
+                                      .k = mirror.in(own_k.view),
+                                      .v = mirror.in(own_v.view),
+                                      .attention = mirror.in(oracle_.attention()),
+                                      .out = mirror.out(out.view),
+                                      .lse = mirror.out(lse.view),
+                                      .max_logit = mirror.out(max_logit.view),
+                                      .place = place};
+    const ExecutorBackwardArgs backward{.q = forward.q,
+                                        .k = forward.k,
+                                        .v = forward.v,
+                                        .attention = forward.attention,
+                                        .dout = mirror.in(dout.view),
+                                        .out = forward.out,
+                                        .lse = forward.lse,
+                                        .dq = mirror.out(dq.view),
+                                        .dk = mirror.out(dk.view),
+                                        .dv = mirror.out(dv.view),
+                                        .dsink = oracle_.learnable() ? mirror.out(dsink.view) : TensorView{},
+                                        .place = place};
+    mirror.send();
     communicator.reset_traffic();
     executor.forward(forward);
     check_traffic(executor, communicator, Pass::forward);
     communicator.reset_traffic();
     executor.backward(backward);
     check_traffic(executor, communicator, Pass::backward);
-    twins.fetch();
+    mirror.fetch();
 
     unshard(q, "out", out, results_.out);
     unshard(q, "lse", lse, results_.lse);

@@ -41,8 +41,12 @@ struct Tensors {
   }
   TensorView view(std::vector<float>& x) const { return thd(x.data(), DType::f32, rows, kHeads, kDim); }
   TensorView lse_view() { return token_heads(lse.data(), DType::f32, rows, kHeads); }
-  ForwardArgs forward() { return {.q = view(q), .k = view(k), .v = view(v), .out = view(out), .lse = lse_view()}; }
-  BackwardArgs backward() {
+  template <class Args>
+  Args forward() {
+    return {.q = view(q), .k = view(k), .v = view(v), .out = view(out), .lse = lse_view()};
+  }
+  template <class Args>
+  Args backward() {
     return {.q = view(q),
             .k = view(k),
             .v = view(v),
@@ -68,8 +72,8 @@ TEST(Recipes, Schedule) {
   std::normal_distribution<float> normal;
   for (std::vector<float>* x : {&whole.q, &whole.k, &whole.v, &whole.dout})
     for (float& value : *x) value = normal(engine);
-  ForwardArgs forward = whole.forward();
-  BackwardArgs backward = whole.backward();
+  ForwardArgs forward = whole.forward<ForwardArgs>();
+  BackwardArgs backward = whole.backward<BackwardArgs>();
   const std::vector<Slice> slices = problem.global_slices();
   forward.slices = backward.slices = slices;
   reference_forward(forward);
@@ -83,8 +87,8 @@ TEST(Recipes, Schedule) {
     Tensors mine(layouts.q.rows());
     for (const auto x : {&Tensors::q, &Tensors::k, &Tensors::v, &Tensors::dout})
       layouts.q.shard(comm.rank(), whole.whole_rows(whole.*x), mine.whole_rows(mine.*x));
-    executor.forward(mine.forward());
-    executor.backward(mine.backward());
+    executor.forward(mine.forward<ExecutorForwardArgs>());
+    executor.backward(mine.backward<ExecutorBackwardArgs>());
     for (const auto x : {&Tensors::out, &Tensors::dq, &Tensors::dk, &Tensors::dv})  // ranks hold different tokens
       layouts.q.unshard(comm.rank(), mine.whole_rows(mine.*x), got.whole_rows(got.*x));
   });

@@ -14,29 +14,29 @@
 namespace weft::cpu {
 namespace {
 
-// out and lse where the caller did not keep them.
+// out and lse, computed again if the caller did not give them.
 struct Statistics {
-  Statistics(const Target& target, BackwardArgs& args) {
+  Statistics(const Target& target, KernelBackwardArgs& args) {
     if (args.out.given()) return;
     out.resize(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim));
     lse.resize(static_cast<std::size_t>(args.q.rows * args.q.heads));
     const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
     const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
-    forward(target, {.q = args.q,
-                     .k = args.k,
-                     .v = args.v,
-                     .slices = args.slices,
-                     .attention = args.attention,
-                     .out = out_view,
-                     .lse = lse_view});
+    forward(target, {{.q = args.q,
+                      .k = args.k,
+                      .v = args.v,
+                      .slices = args.slices,
+                      .attention = args.attention,
+                      .out = out_view,
+                      .lse = lse_view}});
     args.out = out_view;
     args.lse = lse_view;
   }
   std::vector<float> out, lse;
 };
 
-// One component for one group of heads. Its parts add to sums of their own, which are added up in the order of the
-// parts whoever ends first, and given back at once.
+// One component for one group of heads. Each part has sums of its own; they are added in the order of the parts,
+// whichever finishes first, and freed at once.
 struct Family {
   const Component* component;
   const HeadGroup* heads;
@@ -54,7 +54,7 @@ struct Job {
 
 class Backward {
  public:
-  Backward(const Target& target, const BackwardArgs& args)
+  Backward(const Target& target, const KernelBackwardArgs& args)
       : target_(target),
         width_k_(sum_width(args.k.dim)),
         width_v_(sum_width(args.v.dim)),
@@ -84,7 +84,7 @@ class Backward {
   }
 
  private:
-  // Rows that no slice touches get exact zeros; the others are written once, by whoever owns them.
+  // Rows that no slice touches get exact zeros; the others are written once, by the part that owns them.
   void clear_untouched() {
     std::vector<char> rows(static_cast<std::size_t>(args_.q.rows), 0), keys(static_cast<std::size_t>(args_.k.rows), 0);
     for (const Slice& s : slices_) std::fill(rows.begin() + s.q_begin, rows.begin() + s.q_end, 1);
@@ -106,9 +106,10 @@ class Backward {
   void make_jobs() {
     std::vector<const Component*> order;
     for (const Component& c : components_) order.push_back(&c);
-    std::sort(order.begin(), order.end(), [](auto a, auto b) {  // those of one vector: pointers keep their order
-      return a->pairs != b->pairs ? a->pairs > b->pairs : a < b;
-    });
+    std::sort(order.begin(), order.end(),
+              [](auto a, auto b) {  // all point into one vector, so equal costs keep its order
+                return a->pairs != b->pairs ? a->pairs > b->pairs : a < b;
+              });
     for (const Component* c : order) {
       for (const HeadGroup& g : groups_) {
         if (g.heads.empty()) continue;
@@ -137,7 +138,7 @@ class Backward {
     while (family.next < family.ended.size() && family.ended[family.next]) add_part(family, family.next++);
   }
 
-  // f32 gradients are summed where they will lie; others in f32 beside them, and rounded when the last part is in.
+  // f32 gradients are summed in the output; others in an f32 buffer, and rounded after the last part.
   void add_part(Family& family, std::size_t p) {
     const Component& c = *family.component;
     const RowPart& part = c.parts[p];
@@ -203,7 +204,7 @@ class Backward {
 
   const Target& target_;
   const Index width_k_, width_v_;  // of a row of the sums
-  BackwardArgs args_;
+  KernelBackwardArgs args_;
   Statistics statistics_;
   std::vector<Slice> slices_;
   std::vector<HeadGroup> groups_;
@@ -217,6 +218,6 @@ class Backward {
 
 }  // namespace
 
-void backward(const Target& target, const BackwardArgs& args) { Backward(target, args).run(); }
+void backward(const Target& target, const KernelBackwardArgs& args) { Backward(target, args).run(); }
 
 }  // namespace weft::cpu

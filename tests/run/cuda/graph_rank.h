@@ -153,9 +153,9 @@ class Rank {
             setting_.sequence_order ? DeviceLayout::sequence_order() : layout_.rank_order()};
   }
   // Arguments in device memory, shaped as every problem's are.
-  ForwardArgs forward() { return on_device(Outputs(shapes_.p).forward_args(shapes_)); }
-  BackwardArgs backward(bool deterministic) {
-    BackwardArgs args = on_device(Outputs(shapes_.p).backward_args(shapes_));
+  KernelForwardArgs forward() { return on_device(Outputs(shapes_.p).forward_args(shapes_)); }
+  KernelBackwardArgs backward(bool deterministic) {
+    KernelBackwardArgs args = on_device(Outputs(shapes_.p).backward_args(shapes_));
     args.deterministic = deterministic;
     return args;
   }
@@ -229,7 +229,7 @@ class Rank {
   View at_mirror(const char* name, const View& host) {
     return host.data == nullptr ? host : mirror(name, host).like(host);
   }
-  ForwardArgs on_device(ForwardArgs args) {
+  KernelForwardArgs on_device(KernelForwardArgs args) {
     args.slices = {};
     args.device_plan = &plan_;
     args.q = at_mirror("q", args.q);
@@ -242,7 +242,7 @@ class Rank {
     args.place = context_.place();
     return args;
   }
-  BackwardArgs on_device(BackwardArgs args) {
+  KernelBackwardArgs on_device(KernelBackwardArgs args) {
     args.slices = {};
     args.device_plan = &plan_;
     args.q = at_mirror("q", args.q);
