@@ -334,37 +334,30 @@ void expect_told(const std::function<void(Communicator&, bool planted, bool chec
   begins(said([&](Communicator& comm) { body(comm, comm.rank() == kOdd, true, told); }), text);
 }
 
-TEST(CheckedKvBuffer, AnotherPacking) {
+// Rank 1 has another setting than the others, and other micro-sequences if its lengths differ.
+void expect_setting_told(const std::function<void(Setting&)>& change, const std::string& text) {
   expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
+      [&](Communicator& comm, bool planted, bool checked, Tensors& t) {
         Setting mine = kSetting;
-        if (planted) mine.lengths = {36, 6, 22, 64};
+        if (planted) change(mine);
         KvBuffer buffer = buffer_of(comm, kSetting, checked);
         run_sequence(mine, micros_of(mine), buffer, comm, t);
       },
-      "packing: rank 1 differs from ranks 0, 2, 3");
+      text);
+}
+
+TEST(CheckedKvBuffer, AnotherPacking) {
+  expect_setting_told([](Setting& mine) { mine.lengths = {36, 6, 22, 64}; },
+                      "packing: rank 1 differs from ranks 0, 2, 3");
 }
 
 TEST(CheckedKvBuffer, AnotherMask) {
-  expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
-        Setting mine = kSetting;
-        if (planted) mine.mask.left = 7;
-        KvBuffer buffer = buffer_of(comm, kSetting, checked);
-        run_sequence(mine, micros_of(kSetting), buffer, comm, t);
-      },
-      "mask: rank 1 differs from ranks 0, 2, 3");
+  expect_setting_told([](Setting& mine) { mine.mask.left = 7; }, "mask: rank 1 differs from ranks 0, 2, 3");
 }
 
 TEST(CheckedKvBuffer, OtherSettingsOfALayer) {
-  expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
-        Setting mine = kSetting;
-        if (planted) mine.softcap = 5;
-        KvBuffer buffer = buffer_of(comm, kSetting, checked);
-        run_sequence(mine, micros_of(kSetting), buffer, comm, t);
-      },
-      "attention (scale, softcap, sink, head_map): rank 1 differs");
+  expect_setting_told([](Setting& mine) { mine.softcap = 5; },
+                      "attention (scale, softcap, sink, head_map): rank 1 differs");
   expect_told(
       [](Communicator& comm, bool planted, bool checked, Tensors& t) {
         Tensors copy(kSetting);  // rank 1's logits of the sink are its own
