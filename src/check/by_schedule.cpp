@@ -8,6 +8,7 @@
 
 #include "check/attend.h"
 #include "check/device_mirror.h"
+#include "index.h"
 #include "text.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
@@ -45,7 +46,7 @@ struct Side {
 Local shard(const Case& c, const Side& side, Tensor& whole) {
   Local local(c, side.layout, whole.view.dtype, whole.view.heads, whole.view.dim);
   side.layout.shard(side.rank, whole.rows(), local.rows());
-  const std::vector<double> poison(static_cast<std::size_t>(whole.view.dim), std::nan(""));
+  const std::vector<double> poison(at(whole.view.dim), std::nan(""));
   for (std::size_t row = 0; row < side.tokens.size(); ++row) {
     for (Index h = 0; side.tokens[row] == kNoToken && h < whole.view.heads; ++h)
       store_row(local.view, static_cast<Index>(row), h, poison.data());
@@ -66,7 +67,7 @@ class Ranks {
         way_(way),
         layouts_(layouts_of(placed, oracle.problem())),
         results_(oracle.nothing({.out = placed.dtype, .lse = sums(), .gradients = sums()})),
-        max_logit_(static_cast<std::size_t>(placed.ranks)),
+        max_logit_(at(placed.ranks)),
         dsink_(max_logit_) {
     check_format(placed, oracle.problem());
   }
@@ -139,13 +140,13 @@ class Ranks {
     unshard(q, "dq", dq, results_.dq);
     unshard(k, "dk", dk, results_.dk);
     unshard(k, "dv", dv, results_.dv);
-    max_logit_[static_cast<std::size_t>(q.rank)] = to_f64(max_logit.view);
-    if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
+    max_logit_[at(q.rank)] = to_f64(max_logit.view);
+    if (oracle_.learnable()) dsink_[at(q.rank)] = to_f64(dsink.view);
   }
 
   // Every process gets every rank's results, so that all come to the same verdict.
   void share(Communicator& world) {
-    const auto me = static_cast<std::size_t>(world.rank());
+    const auto me = at(world.rank());
     share_rows(world, layouts_.q, {&results_.out, &results_.lse, &results_.dq});
     share_rows(world, layouts_.k, {&results_.dk, &results_.dv});
     for (std::vector<std::vector<double>>* of : {&max_logit_, &dsink_}) {
@@ -163,17 +164,15 @@ class Ranks {
 
   void share_rows(Communicator& world, const Layout& layout, const std::vector<Tensor*>& tensors) {
     for (Tensor* tensor : tensors) {
-      std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(world.ranks()), tensor->bytes);
+      std::vector<std::vector<std::byte>> all(at(world.ranks()), tensor->bytes);
       std::vector<Block> blocks;
       for (std::vector<std::byte>& bytes : all) blocks.push_back(block_of(bytes.data(), bytes.size()));
       world.all_gather(block_of(tensor->bytes.data(), tensor->bytes.size()), blocks).wait();
-      const auto row = static_cast<std::size_t>(tensor->row_bytes());
       for (Index rank = 0; rank < world.ranks(); ++rank) {
         for (const Index token : layout.tokens(rank)) {
           if (token == kNoToken) continue;
-          const std::size_t at = static_cast<std::size_t>(token) * row;
-          std::copy_n(all[static_cast<std::size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(at), row,
-                      tensor->bytes.begin() + static_cast<std::ptrdiff_t>(at));
+          const Index offset = token * tensor->row_bytes();
+          std::copy_n(all[at(rank)].begin() + offset, tensor->row_bytes(), tensor->bytes.begin() + offset);
         }
       }
     }
@@ -186,7 +185,7 @@ class Ranks {
   // Ranks write to different tokens, so they need no lock.
   void unshard(const Side& side, std::string_view name, const Local& local, Tensor& whole) {
     side.layout.unshard(side.rank, local.rows(), whole.rows());
-    std::vector<double> got(static_cast<std::size_t>(local.view.dim));
+    std::vector<double> got(at(local.view.dim));
     for (std::size_t row = 0; row < side.tokens.size(); ++row) {
       for (Index h = 0; side.tokens[row] == kNoToken && h < local.view.heads; ++h) {
         load_row(local.view, static_cast<Index>(row), h, got.data());

@@ -103,11 +103,11 @@ TEST(Fingerprint, OfSinks) {
   const std::vector<double> same(logits.begin(), logits.end());
   const TensorView view = thd(x.data(), DType::f32, 4, 4, 8);
   const auto with = [&](const auto& values, DType dtype) {
-    return fingerprints(KernelForwardArgs{.q = view,
-                                          .k = view,
-                                          .v = view,
-                                          .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
-                                          .out = view});
+    return fingerprints(KernelForwardArgs{{.q = view,
+                                           .k = view,
+                                           .v = view,
+                                           .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
+                                           .out = view}});
   };
   EXPECT_EQ(differing(with(logits, DType::f32), with(logits, DType::f32)), Parts{});
   EXPECT_EQ(differing(with(logits, DType::f32), with(same, DType::f64)), Parts{});

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "index.h"
 #include "kernel/cpu/backward_work.h"
 #include "kernel/cpu/drive.h"
 #include "kernel/cpu/parallel.h"
@@ -18,8 +19,8 @@ namespace {
 struct Statistics {
   Statistics(const Target& target, KernelBackwardArgs& args) {
     if (args.out.given()) return;
-    out.resize(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim));
-    lse.resize(static_cast<std::size_t>(args.q.rows * args.q.heads));
+    out.resize(at(args.q.rows * args.q.heads * args.v.dim));
+    lse.resize(at(args.q.rows * args.q.heads));
     const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
     const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
     forward(target, {{.q = args.q,
@@ -71,7 +72,7 @@ class Backward {
   void run() {
     clear_untouched();
     make_jobs();
-    dsink_.assign(jobs_.size() * static_cast<std::size_t>(args_.q.heads), 0.0f);
+    dsink_.assign(jobs_.size() * at(args_.q.heads), 0.0f);
     const Index scratch_floats = target_.backward_scratch(call_, block_ * largest_group(groups_));
     std::atomic<std::size_t> next{0};
     Index pairs = 0;
@@ -86,17 +87,17 @@ class Backward {
  private:
   // Rows that no slice touches get exact zeros; the others are written once, by the part that owns them.
   void clear_untouched() {
-    std::vector<char> rows(static_cast<std::size_t>(args_.q.rows), 0), keys(static_cast<std::size_t>(args_.k.rows), 0);
+    std::vector<char> rows(at(args_.q.rows), 0), keys(at(args_.k.rows), 0);
     for (const Slice& s : slices_) std::fill(rows.begin() + s.q_begin, rows.begin() + s.q_end, 1);
     for (const Component& c : components_)
       for (const Range& r : c.keys) std::fill(keys.begin() + r.begin, keys.begin() + r.end, 1);
-    std::vector<char> used(static_cast<std::size_t>(args_.k.heads), 0);
-    for (const HeadGroup& g : groups_) used[static_cast<std::size_t>(g.kv_head)] = !g.heads.empty();
+    std::vector<char> used(at(args_.k.heads), 0);
+    for (const HeadGroup& g : groups_) used[at(g.kv_head)] = !g.heads.empty();
     for (Index r = 0; r < args_.q.rows; ++r)
-      for (Index h = 0; !rows[static_cast<std::size_t>(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
+      for (Index h = 0; !rows[at(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
     for (Index r = 0; !args_.add_keys && r < args_.k.rows; ++r)
       for (Index h = 0; h < args_.k.heads; ++h) {
-        if (keys[static_cast<std::size_t>(r)] && used[static_cast<std::size_t>(h)]) continue;
+        if (keys[at(r)] && used[at(h)]) continue;
         clear_row(args_.dk, r, h);
         clear_row(args_.dv, r, h);
       }
@@ -128,10 +129,10 @@ class Backward {
     Family& family = *jobs_[job].family;
     const std::size_t p = jobs_[job].part;
     const RowPart& part = family.component->parts[p];
-    std::vector<float> sums(static_cast<std::size_t>(part.sums.size() * (width_k_ + width_v_)), 0.0f);
-    target_.backward_part(call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
-                                  sums.data() + part.sums.size() * width_k_,
-                                  dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
+    std::vector<float> sums(at(part.sums.size() * (width_k_ + width_v_)), 0.0f);
+    target_.backward_part(
+        call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
+                sums.data() + part.sums.size() * width_k_, dsink_.data() + job * at(args_.q.heads), scratch});
     const std::lock_guard lock(family.guard);
     family.sums[p] = std::move(sums);
     family.ended[p] = 1;
@@ -149,7 +150,7 @@ class Backward {
     const bool in_place = args_.add_keys || (!only && f32);
     if (p == 0 && in_place && !args_.add_keys) clear_keys(family);
     if (!only && !in_place) {
-      family.total.resize(static_cast<std::size_t>(c.sum_rows * (width_k_ + width_v_)), 0.0f);
+      family.total.resize(at(c.sum_rows * (width_k_ + width_v_)), 0.0f);
       add_rows(dk, part.sums, width_k_, family.total.data());
       add_rows(dv, part.sums, width_v_, family.total.data() + c.sum_rows * width_k_);
       if (!last) return;
@@ -161,13 +162,13 @@ class Backward {
     for (const Range& r : c.keys) {
       for (Index key = r.begin; key < r.end; ++key, ++sum) {
         if (sum < held.begin || sum >= held.end) continue;
-        const Index head = family.heads->kv_head, at = sum - held.begin;
+        const Index head = family.heads->kv_head, from = sum - held.begin;
         if (in_place) {
-          add_to_row(args_.dk, key, head, dk + at * width_k_);
-          add_to_row(args_.dv, key, head, dv + at * width_v_);
+          add_to_row(args_.dk, key, head, dk + from * width_k_);
+          add_to_row(args_.dv, key, head, dv + from * width_v_);
         } else {
-          target_.store_row(args_.dk, key, head, dk + at * width_k_);
-          target_.store_row(args_.dv, key, head, dv + at * width_v_);
+          target_.store_row(args_.dk, key, head, dk + from * width_k_);
+          target_.store_row(args_.dv, key, head, dv + from * width_v_);
         }
       }
     }
@@ -197,7 +198,7 @@ class Backward {
     for (Index h = 0; h < args_.q.heads; ++h) {
       double sum = 0;
       for (std::size_t job = 0; job < jobs_.size(); ++job)
-        sum += static_cast<double>(dsink_[job * static_cast<std::size_t>(args_.q.heads) + static_cast<std::size_t>(h)]);
+        sum += static_cast<double>(dsink_[job * at(args_.q.heads) + at(h)]);
       store_number(args_.dsink, 0, h, static_cast<float>(sum));
     }
   }

@@ -148,7 +148,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
       steps.last = &keys == &parts[2];
       attend_backward(args, gpu_kernel);
     }
-    EXPECT_EQ(steps.kept, nullptr);
+    EXPECT_EQ(steps.state, nullptr);
     gpu.finish();
     judge.close("dq", got.backward.dq.values(), j.want.dq, p.hq, p.dqk);
     judge.close("dk", sums.dk.values(), j.want.dk, p.hk, p.dqk);

@@ -94,7 +94,7 @@ bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std
     attend(args, gpu_kernel);
     spoil_memory(args);
   }
-  EXPECT_EQ(steps.kept, nullptr);
+  EXPECT_EQ(steps.state, nullptr);
   gpu.finish();
   return true;
 }
