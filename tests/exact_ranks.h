@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ranks.h"
+#include "weft/reference.h"
 
 namespace weft::test {
 

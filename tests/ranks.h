@@ -5,8 +5,8 @@
 #include <mutex>
 #include <random>
 
+#include "check/device_mirror.h"
 #include "check/tensors.h"
-#include "check/twins.h"
 #include "index.h"
 #include "weft/communicator.h"
 #include "weft/executor.h"
@@ -91,35 +91,35 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
   ExecutorOptions mine = how;
   mine.place = check::place_of(how.kernel);
   Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), mine);
-  check::Twins twins(mine.place);
-  const ForwardArgs forward{.q = twins.in(q.view),
-                            .k = twins.in(k.view),
-                            .v = twins.in(v.view),
-                            .attention = twins.in(attention_of(p, in)),
-                            .out = twins.out(out.view),
-                            .lse = twins.out(lse.view),
-                            .max_logit = twins.out(max_logit.view),
-                            .place = mine.place};
-  const BackwardArgs backward{.q = forward.q,
-                              .k = forward.k,
-                              .v = forward.v,
-                              .attention = forward.attention,
-                              .dout = twins.in(dout.view),
-                              .out = forward.out,
-                              .lse = forward.lse,
-                              .dq = twins.out(dq.view),
-                              .dk = twins.out(dk.view),
-                              .dv = twins.out(dv.view),
-                              .dsink = p.sink ? twins.out(dsink.view) : TensorView{},
-                              .place = mine.place};
-  twins.send();
+  check::DeviceMirror mirror(mine.place);
+  const ExecutorForwardArgs forward{.q = mirror.in(q.view),
+                                    .k = mirror.in(k.view),
+                                    .v = mirror.in(v.view),
+                                    .attention = mirror.in(attention_of(p, in)),
+                                    .out = mirror.out(out.view),
+                                    .lse = mirror.out(lse.view),
+                                    .max_logit = mirror.out(max_logit.view),
+                                    .place = mine.place};
+  const ExecutorBackwardArgs backward{.q = forward.q,
+                                      .k = forward.k,
+                                      .v = forward.v,
+                                      .attention = forward.attention,
+                                      .dout = mirror.in(dout.view),
+                                      .out = forward.out,
+                                      .lse = forward.lse,
+                                      .dq = mirror.out(dq.view),
+                                      .dk = mirror.out(dk.view),
+                                      .dv = mirror.out(dv.view),
+                                      .dsink = p.sink ? mirror.out(dsink.view) : TensorView{},
+                                      .place = mine.place};
+  mirror.send();
   comm.reset_traffic();
   executor.forward(forward);
   r.forward[at(rank)] = comm.traffic();
   comm.reset_traffic();
   executor.backward(backward);
   r.backward[at(rank)] = comm.traffic();
-  twins.fetch();
+  mirror.fetch();
   const std::lock_guard lock(mutex);
   for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},
                                       {&layouts.q, &lse, &r.lse},

@@ -208,7 +208,7 @@ void time_case(const BenchCase& c, const std::string& kernel, How how, Index par
                             .attention = {.softcap = c.softcap},
                             .out = out.view(),
                             .lse = lse.view(),
-                            .part_keys = part_keys,
+                            .keys_per_split = part_keys,
                             .place = place};
   BackwardArgs backward{.q = q.view(),
                         .k = k.view(),

@@ -1,9 +1,9 @@
 // Communicators move bytes between ranks and know nothing of attention.
 //
 // Every call is collective: all ranks of a communicator make the same calls in the same order, with empty lists where
-// they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to that call until
-// wait(): nobody else touches them, nor does another call under way, except to send the same. Ranks may wait for calls
-// under way in different orders. A communicator belongs to one thread at a time.
+// they have nothing to move, so messages need no tags. A call returns at once; its buffers belong to it until wait():
+// neither the caller nor another call in flight touches them, except to send the same bytes. Ranks may wait for calls
+// in different orders. A communicator belongs to one thread at a time.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@
 
 namespace weft {
 
-// Bytes in memory: rows x parts, each `bytes` long. A part is a head where heads do not lie side by side.
+// Bytes in memory: rows x parts, each `bytes` long. Parts are the heads of a row if there are gaps between them.
 struct Block {
   void* data = nullptr;  // only read where the block is sent
   Index rows = 0, parts = 1, bytes = 0;
@@ -32,7 +32,7 @@ struct Block {
   Index size() const { return rows * parts * bytes; }
 };
 
-// Rows of a tensor as blocks: one if heads lie side by side or not, more where the rows cross an outer dimension.
+// Appends rows of a tensor as blocks: one, or more where the rows cross an outer dimension.
 WEFT_API void append_blocks(const ConstTensorView& view, Range rows, std::vector<Block>& blocks);
 
 // What goes to, or comes from, a peer: the bytes of the blocks one after another. Both sides must name as many bytes,
@@ -52,18 +52,20 @@ struct WEFT_API Message {
   Index size() const;
 };
 
+// Whether a receive is added to what is there.
 constexpr bool adds(Message::Combine how) { return how != Message::Combine::replace; }
 // How sums of f32 or f64 are added; Error for other types.
 WEFT_API Message::Combine adding(DType dtype);
 
+// How all_reduce combines numbers.
 enum class Reduce { sum, max };
 
-// A call under way.
+// A call in flight.
 class WEFT_API Request {
  public:
-  // What a transport keeps of it.
+  // The transport's part of a call in flight.
   struct Pending {
-    virtual ~Pending() = default;  // without wait(): withdraws, and afterwards nobody touches the buffers
+    virtual ~Pending() = default;  // without wait(): cancels the call, after which nothing touches the buffers
     virtual void wait() = 0;
   };
 
@@ -85,6 +87,7 @@ namespace detail {
 class Calls;
 }
 
+// The ranks that take part in a computation, and the calls between them. Transports derive from it.
 class WEFT_API Communicator {
  public:
   virtual ~Communicator();
@@ -141,8 +144,9 @@ class WEFT_API Communicator {
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
 };
 
-// Moves memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there when the stream
-// comes to the call, and wait() returns when the stream will wait for what was received, not when that has come.
+// A communicator for memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there
+// when the stream comes to the call, and wait() returns when the stream will wait for what was received, not when that
+// has come.
 class WEFT_API DeviceCommunicator : public Communicator {
  public:
   virtual void use(void* stream) = 0;  // a cudaStream_t, for the calls that follow

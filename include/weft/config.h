@@ -1,4 +1,4 @@
-// What every header needs: the index type, and the two marks on functions.
+// The index type, and the macros that mark functions for the device and for export.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 
 namespace weft {
 
+// Counts and positions of rows, tokens, heads, elements and bytes.
 using Index = std::int64_t;
 
 // Rows and tokens fit 32 bits on devices, so streams of more tokens are refused everywhere.

@@ -10,20 +10,23 @@
 
 namespace weft {
 
-// The two of 8 bits have names, so that they can be refused by name.
+// Element types. The two of 8 bits have names so that they can be refused by name.
 enum class DType { f64, f32, bf16, f16, f8_e4m3, f8_e5m2 };
 
-// Those that can be computed with.
+// The element types that kernels compute with.
 inline constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-// No switch: kernels for GPUs inline it, and with another form of it the assembler runs out of registers for them.
+// Bytes of an element. No switch: kernels for GPUs inline it, and with another form of it the assembler runs out of
+// registers for them.
 WEFT_HD constexpr Index size_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::bf16 || dtype == DType::f16 ? 2 : 1;
 }
-// What sums over steps and ranks of such numbers are kept in until they are rounded once.
+// The dtype of sums over steps and ranks, which are rounded once at the end.
 WEFT_HD constexpr DType sum_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+// "bf16" and so on.
 WEFT_API std::string_view name(DType dtype);
-// One of kDTypes. Error lists the names, or says why a dtype that has one cannot be computed with.
+// The dtype of that name, one of kDTypes. Error lists the names, or says why a dtype that has one cannot be computed
+// with.
 WEFT_API DType dtype(std::string_view name);
 
 namespace detail {
@@ -101,6 +104,7 @@ struct Float16 {
   }
 };
 
+// bfloat16 and IEEE half precision.
 using bf16 = Float16<8, 7>;
 using f16 = Float16<5, 10>;
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2 && std::is_trivial_v<bf16>);

@@ -8,6 +8,7 @@
 
 namespace weft {
 
+// Thrown by every entry point, before anything is written unless the function says otherwise.
 class WEFT_API Error : public std::runtime_error {
  public:
   // what() reads "<problem>; <remedy>".

@@ -15,56 +15,88 @@
 
 namespace weft {
 
-// One thing that happened on this rank.
+// Something that this rank did, as the observer is told.
 struct StepEvent {
   enum class Kind {
-    wait,
-    compute,
-    give_back
-  };  // waited for keys; attended slices; waited for gradients to be returned
+    wait,       // waited for the keys of the step
+    compute,    // attended the slices of the step
+    give_back,  // waited for gradients of keys that travel to their owners
+  };
   Kind kind = Kind::compute;
   Pass pass = Pass::forward;
-  Index step = 0, steps = 0;
-  Index slices = 0;
+  Index step = 0, steps = 0;  // which of how many
+  Index slices = 0;           // of the step
   double begin = 0, end = 0;  // seconds since the pass began
 };
 
+// Options of an Executor, the same on every rank but for `observer`, `memory` and `place`.
 struct ExecutorOptions {
   std::string kernel = {};  // as for attend
-  // Gradients have the same bits on every run. The CPU kernels and all sums over ranks have a fixed order always, at no
-  // cost; kernels that have not ask for this.
+  // Gradients have the same bits on every run. CPU kernels and all sums over ranks always have a fixed order; GPU
+  // kernels take longer with it.
   bool deterministic = false;
   // Ranks compare fingerprints of the problem, the options and each call's arguments, and messages carry checksums: an
-  // Error names the ranks that differ. Makes the constructor collective.
+  // Error names the ranks that differ. Makes the constructor collective. On the CPU only.
   bool checked = false;
-  std::function<void(const StepEvent&)> observer = {};
-  std::pmr::memory_resource* memory = nullptr;  // for workspaces; new and delete, or the GPU's pool, if not given
-  // Where the tensors of all calls lie. On a GPU the constructor is collective, a call returns when its work is in its
-  // place's stream, and there is no checked mode.
+  std::function<void(const StepEvent&)> observer = {};  // called by the rank's own thread; optional
+  std::pmr::memory_resource* memory = nullptr;  // for workspaces; null: new and delete, or the GPU's memory pool
+  // Where the tensors of all calls lie. On a GPU the constructor is collective, and a call returns when its work is in
+  // the stream.
   Place place = {};
 };
 
-// Belongs to one thread at a time: a call that begins while another is in it is an Error. All ranks make the same calls
-// in the same order. Workspaces are kept for the next call and given back at the end.
+// Arguments of Executor::forward. Rows are the rank's own, tq and tk of them by the layouts; what they see is the
+// schedule's. Shapes and dtypes are those of ForwardArgs (attention.h).
+struct ExecutorForwardArgs {
+  ConstTensorView q = {};     // [tq, hq, dqk]
+  ConstTensorView k = {};     // [tk, hk, dqk]
+  ConstTensorView v = {};     // [tk, hk, dv]
+  Attention attention = {};   // head_map is that of the schedule
+  TensorView out = {};        // [tq, hq, dv]
+  TensorView lse = {};        // [tq, hq]; optional
+  TensorView max_logit = {};  // [hq] over all ranks, the same on each; optional
+  Index keys_per_split = 0;   // as in ForwardArgs; 0: by the heads of the whole problem
+  Place place = {};           // the device of ExecutorOptions::place; the stream may be another
+  Index layer = kNoLayer;     // of the model; checked ranks compare it, because calls of two layers look alike
+};
+
+// Arguments of Executor::backward; the same rows.
+struct ExecutorBackwardArgs {
+  ConstTensorView q = {};     // [tq, hq, dqk]
+  ConstTensorView k = {};     // [tk, hk, dqk]
+  ConstTensorView v = {};     // [tk, hk, dv]
+  Attention attention = {};   // as in the forward
+  ConstTensorView dout = {};  // [tq, hq, dv]
+  ConstTensorView out = {};   // [tq, hq, dv] of the forward
+  ConstTensorView lse = {};   // [tq, hq] of the forward
+  TensorView dq = {};         // [tq, hq, dqk]
+  TensorView dk = {};         // [tk, hk, dqk]
+  TensorView dv = {};         // [tk, hk, dv]
+  TensorView dsink = {};      // [hq] over all ranks, the same on each; optional, learnable sink only
+  Place place = {};           // as in the forward
+  Index layer = kNoLayer;     // as in the forward
+};
+
+// Runs one rank's schedule. Belongs to one thread at a time: a call that begins while another is in it is an Error. All
+// ranks make the same calls in the same order. Workspaces are kept for the next call and freed by the destructor.
 class WEFT_API Executor {
  public:
+  // The communicator must outlive the executor; rank and ranks are those of the schedule.
   Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options = {});
   ~Executor();
   Executor(Executor&&) noexcept;
   Executor& operator=(Executor&&) = delete;
 
-  // The rank's own rows of every tensor; `slices` and `partial` must be left out: they are the schedule's business.
-  // max_logit is over all ranks.
-  void forward(const ForwardArgs& args);
-  // out and lse of the forward must be given. dsink is over all ranks.
-  void backward(const BackwardArgs& args);
+  // Collective. Error before anything moves if the arguments do not fit.
+  void forward(const ExecutorForwardArgs& args);
+  void backward(const ExecutorBackwardArgs& args);
 
   const Schedule& schedule() const;
   Index workspace_bytes() const;  // held now
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Data;
+  std::unique_ptr<Data> data_;
 };
 
 }  // namespace weft

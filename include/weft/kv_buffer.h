@@ -14,32 +14,66 @@
 
 namespace weft {
 
+// Options of a KvBuffer, the same on every rank but for `memory` and `place`.
 struct KvBufferOptions {
-  Index rows = 0;  // key_rows() of the largest sequence to come
-  Index heads = 0, dim_qk = 0, dim_v = 0;
-  DType dtype = DType::f32;
-  // Rows that no later query sees make room for others: with windows, chunks or short documents far fewer rows do. The
-  // backward then asks for them again (missing).
+  Index rows = 0;                          // key_rows() of the largest sequence to come
+  Index heads = 0, dim_qk = 0, dim_v = 0;  // of K and V
+  DType dtype = DType::f32;                // of K and V
+  // Rows that no later query sees make room for others, so that with windows, chunks or short documents far fewer rows
+  // are enough. The backward then needs dropped rows again (missing, gather_again).
   bool drop = false;
   std::string kernel = {};                      // as for attend
-  std::pmr::memory_resource* memory = nullptr;  // new and delete, or the GPU's pool, if not given
+  std::pmr::memory_resource* memory = nullptr;  // null: new and delete, or the GPU's memory pool
   Place place = {};  // where the tensors of all calls lie; on a GPU the constructor is collective
   // As ExecutorOptions::checked: ranks compare options, sequences, micro-sequences and arguments, messages carry
-  // checksums. Makes the constructor, begin and start_gather collective. On CPUs only.
+  // checksums. Makes the constructor, begin and start_gather collective. On the CPU only.
   bool checked = false;
-  Index layer = kNoLayer;  // whose keys these are, for checked ranks; ForwardArgs::layer of a call comes before it
+  Index layer = kNoLayer;  // of the model, for checked ranks; a call that names a layer overrides it
 };
 
-// Rows that a buffer needs; `ahead`: the keys of the next micro-sequence come while one is computed.
-struct KeyRows {
-  bool drop = false, ahead = false;
+// Arguments of KvBuffer::forward. Rows are those of the rank's window; shapes and dtypes are those of ForwardArgs
+// (attention.h), with heads and dims of the options.
+struct KvBufferForwardArgs {
+  ConstTensorView q = {};  // [window, hq, dqk]
+  // [window, hk, dqk] and [window, hk, dv]; left out after start_gather, or if the micro-sequence is attended again.
+  ConstTensorView k = {}, v = {};
+  Attention attention = {};
+  TensorView out = {};        // [window, hq, dv]
+  TensorView lse = {};        // [window, hq]; optional
+  TensorView max_logit = {};  // [hq] over all ranks; optional
+  Index keys_per_split = 0;   // as in ForwardArgs
+  Place place = {};           // the device of KvBufferOptions::place; the stream may be another
+  Index layer = kNoLayer;     // overrides KvBufferOptions::layer
 };
+
+// Arguments of KvBuffer::backward; the same rows. K and V are in the buffer.
+struct KvBufferBackwardArgs {
+  ConstTensorView q = {};      // [window, hq, dqk]
+  Attention attention = {};    // as in the forward
+  ConstTensorView dout = {};   // [window, hq, dv]
+  ConstTensorView out = {};    // [window, hq, dv] of the forward
+  ConstTensorView lse = {};    // [window, hq] of the forward
+  TensorView dq = {};          // [window, hq, dqk]
+  TensorView dk = {};          // [window, hk, dqk] from the queries of all ranks and micro-sequences, rounded once
+  TensorView dv = {};          // [window, hk, dv] likewise
+  TensorView dsink = {};       // [hq] over all ranks, of this micro-sequence; optional, learnable sink only
+  Place place = {};            // as in the forward
+  bool deterministic = false;  // as in BackwardArgs
+  Index layer = kNoLayer;      // as in the forward
+};
+
+// How a buffer is used, for key_rows().
+struct KeyRows {
+  bool drop = false;   // KvBufferOptions::drop
+  bool ahead = false;  // start_gather brings the keys of the next micro-sequence while one is computed
+};
+// Rows that a buffer needs for these micro-sequences.
 WEFT_API Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how = {});
 
-// Memory is taken once, for K and V by the constructor and for gradients by the first backward, and used again by every
-// micro-sequence and by the next sequence. Token t lies in row t mod rows, so nothing is ever moved inside the buffer.
-// Belongs to one thread at a time: a call that begins while another is in it is an Error. All ranks make the same calls
-// in the same order.
+// A buffer of K and V, and of their gradients. Memory is allocated once, for K and V by the constructor and for
+// gradients by the first backward, and used again by every micro-sequence and by the next sequence. Token t lies in row
+// t mod rows, so nothing is ever moved inside the buffer. Belongs to one thread at a time: a call that begins while
+// another is in it is an Error. All ranks make the same calls in the same order.
 //
 //   begin(sequence, mask);
 //   for (m = 0; m < M; ++m) forward(m, ...);          // start_gather(m + 1, ...) before it: overlaps
@@ -51,46 +85,46 @@ class WEFT_API KvBuffer {
   KvBuffer(KvBuffer&&) noexcept;
   KvBuffer& operator=(KvBuffer&&) = delete;
 
-  // A new sequence; what the buffer held is past. Rows before sequence.rows().begin may be filled in advance (k(),
-  // v()). Error if the sequence needs more rows than there are, or if the mask shows keys that come too late.
+  // Begins a new sequence; the keys of the last one are dropped. Rows before sequence.rows().begin may be filled in
+  // advance (k(), v()). Error if the sequence needs more rows than there are, or if queries see keys of a later
+  // micro-sequence.
   void begin(const MicroSequences& sequence, const Mask& mask);
 
-  // The place of the next calls that take none; it may have another stream than before. Error if it is another device.
+  // Sets the place of the calls that take none (start_gather, gather_again). Error if it is another device.
   void use(const Place& place);
 
-  // Starts to bring the keys of the next micro-sequence from all ranks into their rows; k and v are this rank's window
-  // and must stay until forward(micro) returns.
+  // Starts the all-gather of the keys of the next micro-sequence; k and v are this rank's window and must stay until
+  // forward(micro) returns.
   void start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
-  // q, out, lse: the window's rows. k and v: as for start_gather; left out if that was called, or if the micro-sequence
-  // is attended once more. max_logit is over all ranks. `slices` and `partial` must be left out.
-  void forward(Index micro, const ForwardArgs& args);
+  // Attends the rank's window; gathers its keys first unless start_gather did.
+  void forward(Index micro, const KvBufferForwardArgs& args);
 
-  // Micro-sequences in reverse. k and v are left out: they are in the buffer; dk and dv are those of the window's rows,
-  // from all ranks and all micro-sequences, rounded once. dsink is over all ranks, of this micro-sequence.
-  void backward(Index micro, const BackwardArgs& args);
-  // With `drop`: a micro-sequence whose keys backward(micro), the next one, needs once more; none: go on.
+  // Micro-sequences go in reverse.
+  void backward(Index micro, const KvBufferBackwardArgs& args);
+  // With `drop`: a micro-sequence whose keys must be gathered again before backward(micro); none: call backward.
   std::optional<Index> missing(Index micro) const;
-  // Brings the missing rows of that micro-sequence, and no others.
+  // Gathers the missing rows of that micro-sequence, and no others.
   void gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v);
 
   Index buffer_begin() const;       // tokens before this one are not held
   Index row_of(Index token) const;  // token mod rows
   TensorView k() const;             // [rows, heads, dim_qk]
   TensorView v() const;             // [rows, heads, dim_v]
-  // Sums of this rank's queries. Rows of a micro-sequence that was given back are used up; rows before the sequence
-  // (a first document that began in the past) are nobody's to give back, and stay.
+  // Gradients from this rank's queries. backward(m) sends those of micro-sequence m to their owners; those of rows
+  // before the sequence (a first document that began earlier) have no owner and stay here.
   TensorView dk() const;  // [rows, heads, dim_qk], f32 or of f64 keys f64; not given before the first backward
   TensorView dv() const;
 
+  // Memory and traffic.
   struct Use {
     Index bytes_held = 0;      // all memory of the buffer
-    Index bytes_gathered = 0;  // K and V written into the buffer, the own rows included, since begin
+    Index bytes_gathered = 0;  // K and V written into the buffer, this rank's own rows included, since begin
   };
   Use use() const;
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Data;
+  std::unique_ptr<Data> data_;
 };
 
 }  // namespace weft

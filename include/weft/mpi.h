@@ -12,6 +12,7 @@
 
 namespace weft {
 
+// Limits of an MPI communicator.
 struct MpiOptions {
   double time_limit = 300;  // seconds without progress that a rank waits in a call before it gives up with an Error
   Index largest = Index{1} << 30;  // bytes of one MPI message; longer ones go in pieces, because MPI counts in an int

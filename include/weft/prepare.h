@@ -15,6 +15,7 @@ namespace weft {
 
 // --- Packer ---
 
+// How documents are packed.
 struct PackOptions {
   enum class TooLong { refuse, split };
 
@@ -31,6 +32,7 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+// How well documents were packed.
 struct PackReport {
   Index tokens = 0;   // real ones
   Index padding = 0;  // rows that pad documents to a multiple
@@ -43,6 +45,7 @@ struct PackReport {
   double pair_balance = 1;   // the same of visible pairs under a causal mask: what attention costs
 };
 
+// Documents assigned to packs of one size.
 struct WEFT_API Packs {
   PackOptions options;
   std::vector<std::vector<Piece>> packs;  // pieces of a pack in the order of their documents
@@ -52,12 +55,13 @@ struct WEFT_API Packs {
   Stream stream(Index pack) const;
 };
 
-// Best-fit decreasing, n log n: the longest document first, each into the fullest pack that has room for it. With
-// keep_order: into the last pack, or into a new one. The same input gives the same packs.
+// Packs documents by best-fit decreasing, in n log n: the longest document first, each into the fullest pack that has
+// room for it. With keep_order: into the last pack, or into a new one. The same input gives the same packs.
 WEFT_API Packs pack_documents(std::span<const Index> lengths, const PackOptions& options);
 
 // --- Micro-sequences ---
 
+// How a pack is split into micro-sequences.
 struct MicroSplit {
   enum class Remainder { refuse, pad };
 
@@ -67,10 +71,11 @@ struct MicroSplit {
   std::optional<Index> first_document_begin = {};
 };
 
+// The document of padding rows.
 inline constexpr Index kNoDocument = -1;
 
-// The queries that one rank attends in one micro-sequence. Padding counts as a document of its own that belongs to
-// nobody: it has its entry in every list (so that lengths add up to the window), but lies in no slice.
+// The queries that one rank attends in one micro-sequence. Padding counts as a document of its own,
+// kNoDocument: it has an entry in every list (so that lengths add up to the window), but lies in no slice.
 struct WEFT_API Window {
   Index rank = 0, micro = 0;
   Index begin = 0, end = 0;              // tokens, which are rows of the K/V buffer

@@ -1,4 +1,5 @@
-// Partial softmax states: what is known of a row after some of its keys. One algebra for kernels, ring steps and tests.
+// Partial softmax states of a row after some of its keys, as an algebra with an identity: kernels, ring steps and tests
+// share it.
 #pragma once
 
 #include <cmath>
@@ -8,6 +9,7 @@
 
 namespace weft {
 
+// The logit of a key that contributes nothing.
 template <class T>
 inline constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
@@ -17,8 +19,8 @@ WEFT_HD inline T max_or_nan(T a, T b) {
   return a > b || std::isnan(a) ? a : b;
 }
 
-// Largest logit so far and the sum of exp(logit - max). Beside it lies an accumulator row: the sum of
-// exp(logit - max)·v. The identity is the default: no keys. A state never holds the sink; finish adds it once.
+// Largest logit so far and the sum of exp(logit - max). Its accumulator row, which is stored apart, is the
+// sum of exp(logit - max)·v. The identity is the default: no keys. A state never holds the sink; finish adds it once.
 template <class T>
 struct RowState {
   T max = kMinusInfinity<T>;
@@ -27,6 +29,7 @@ struct RowState {
   friend bool operator==(const RowState&, const RowState&) = default;
 };
 
+// Whether no key has contributed to the state.
 template <class T>
 WEFT_HD inline bool is_empty(const RowState<T>& state) {
   return state.max == kMinusInfinity<T>;
@@ -49,24 +52,26 @@ struct MergedState {
   WEFT_HD T operator()(T a, T b) const { return weight_a == T{1} ? a + weight_b * b : b + weight_a * a; }
 };
 
+// Merges two states of disjoint keys of one row.
 template <class T>
 WEFT_HD inline MergedState<T> merge(const RowState<T>& a, const RowState<T>& b) {
   const T max = max_or_nan(a.max, b.max);
-  // An empty state is asked for by name: exp(-inf - -inf) would be NaN.
+  // Empty states are handled apart: exp(-inf - -inf) would be NaN.
   MergedState<T> merged{
       {max, 0}, is_empty(a) ? T{0} : std::exp(a.max - max), is_empty(b) ? T{0} : std::exp(b.max - max)};
   merged.state.sum = merged(a.sum, b.sum);
   return merged;
 }
 
-// Output row = accumulator · weight.
+// What a finished row has: output row = accumulator · weight.
 template <class T>
 struct FinishedRow {
   T lse = kMinusInfinity<T>;  // natural log, with the sink
   T weight = 0;               // 0 for a row without keys; its accumulator need not be read
 };
 
-// Sink: a logit that takes its share of the row and has no value; -inf is none. No keys: lse is the sink.
+// Ends a row. The sink is a logit without a value that enters the denominator; -inf: none. Without keys lse is the
+// sink.
 template <class T>
 WEFT_HD inline FinishedRow<T> finish(const RowState<T>& state, T sink = kMinusInfinity<T>) {
   if (is_empty(state)) return {sink, T{0}};

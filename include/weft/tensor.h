@@ -10,8 +10,8 @@
 
 namespace weft {
 
-// Element (row, head, i) lies row_offset(row) + head·head_stride + i elements after `data`. Strides count elements.
-// A last dimension with gaps cannot be said; make such a tensor contiguous first.
+// A tensor in memory of the caller. Element (row, head, i) lies row_offset(row) + head·head_stride + i elements after
+// `data`. Strides count elements. The last dimension has no gaps; make other tensors contiguous first.
 template <class Void>
 struct BasicTensorView {
   Void* data = nullptr;
@@ -41,6 +41,7 @@ struct BasicTensorView {
   }
 };
 
+// A tensor that is written, and one that is only read.
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
@@ -92,7 +93,7 @@ constexpr auto per_head(T* data, DType dtype, Index heads) {
   return thd(data, dtype, 1, heads, 1);
 }
 
-// Some heads, or some of the last dimension, of a view. Together they open any tensor that holds q, k and v at once.
+// Some heads, or some of the last dimension, of a view. Together they split any fused qkv tensor.
 template <class Void>
 BasicTensorView<Void> head_range(BasicTensorView<Void> view, Index first, Index count) {
   detail::check_part("heads", first, count, view.heads);
@@ -108,6 +109,7 @@ BasicTensorView<Void> dim_range(BasicTensorView<Void> view, Index first, Index c
   return view;
 }
 
+// Views of the q, k and v that one fused tensor holds.
 template <class Void>
 struct QkvViews {
   BasicTensorView<Void> q, k, v;

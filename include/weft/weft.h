@@ -20,6 +20,7 @@
 #include "weft/packing.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
+#include "weft/reference.h"
 #include "weft/rows.h"
 #include "weft/schedule.h"
 #include "weft/simulate.h"

@@ -42,10 +42,11 @@ struct Settings {
   }
 };
 
-ForwardArgs forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-                         std::uintptr_t stream) {
-  ForwardArgs args{
+template <class Args>  // of attend or of an executor
+Args forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+                  const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
+                  std::uintptr_t stream) {
+  Args args{
       .q = view(q, "q", format),
       .k = view(k, "k", format),
       .v = view(v, "v", format),
@@ -64,31 +65,31 @@ struct Gradients {
   const std::optional<Array>& dsink;
 };
 
-BackwardArgs backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                           const Array& out, const Array& lse, const Array& dout, const Gradients& to,
-                           std::uintptr_t stream) {
-  BackwardArgs args{.q = view(q, "q", format),
-                    .k = view(k, "k", format),
-                    .v = view(v, "v", format),
-                    .attention = settings.attention(),
-                    .dout = view(dout, "dout", format),
-                    .out = view(out, "out", format),
-                    .lse = token_heads_view(lse, "lse", format),
-                    .dq = output(to.dq, "dq", format),
-                    .dk = output(to.dk, "dk", format),
-                    .dv = output(to.dv, "dv", format),
-                    .place = place_of({{"q", q},
-                                       {"k", k},
-                                       {"v", v},
-                                       {"sink", settings.sink},
-                                       {"out", out},
-                                       {"lse", lse},
-                                       {"dout", dout},
-                                       {"dq", to.dq},
-                                       {"dk", to.dk},
-                                       {"dv", to.dv},
-                                       {"dsink", to.dsink}},
-                                      stream)};
+template <class Args>
+Args backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+                   const Array& out, const Array& lse, const Array& dout, const Gradients& to, std::uintptr_t stream) {
+  Args args{.q = view(q, "q", format),
+            .k = view(k, "k", format),
+            .v = view(v, "v", format),
+            .attention = settings.attention(),
+            .dout = view(dout, "dout", format),
+            .out = view(out, "out", format),
+            .lse = token_heads_view(lse, "lse", format),
+            .dq = output(to.dq, "dq", format),
+            .dk = output(to.dk, "dk", format),
+            .dv = output(to.dv, "dv", format),
+            .place = place_of({{"q", q},
+                               {"k", k},
+                               {"v", v},
+                               {"sink", settings.sink},
+                               {"out", out},
+                               {"lse", lse},
+                               {"dout", dout},
+                               {"dq", to.dq},
+                               {"dk", to.dk},
+                               {"dv", to.dv},
+                               {"dsink", to.dsink}},
+                              stream)};
   if (to.dsink) args.dsink = per_head_output(*to.dsink, "dsink");
   return args;
 }
@@ -136,7 +137,7 @@ void bind_one_rank(nb::module_& m) {
       [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
          const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
          const std::string& kernel, std::uintptr_t stream) {
-        ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
+        auto args = forward_args<ForwardArgs>(q, k, v, format, settings, out, lse, max_logit, stream);
         check_rows(plan, args.q, args.k);
         args.slices = plan.slices;
         attend(args, kernel);
@@ -148,7 +149,7 @@ void bind_one_rank(nb::module_& m) {
       [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
          const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
          const std::optional<Array>& dsink, const std::string& kernel, bool deterministic, std::uintptr_t stream) {
-        BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
+        auto args = backward_args<BackwardArgs>(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
         check_rows(plan, args.q, args.k);
         args.slices = plan.slices;
         args.deterministic = deterministic;
@@ -209,7 +210,7 @@ void bind_executor(nb::module_& m) {
              const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
              std::uintptr_t stream, Index layer) {
             const InTurn turn(e.comm);
-            ForwardArgs args = forward_args(q, k, v, format, settings, out, lse, max_logit, stream);
+            auto args = forward_args<ExecutorForwardArgs>(q, k, v, format, settings, out, lse, max_logit, stream);
             args.layer = layer;
             e.last.use(args.place);
             e.executor.forward(args);
@@ -222,7 +223,8 @@ void bind_executor(nb::module_& m) {
              const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
              const std::optional<Array>& dsink, std::uintptr_t stream, Index layer) {
             const InTurn turn(e.comm);
-            BackwardArgs args = backward_args(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
+            auto args = backward_args<ExecutorBackwardArgs>(q, k, v, format, settings, out, lse, dout,
+                                                            {dq, dk, dv, dsink}, stream);
             args.layer = layer;
             e.last.use(args.place);
             e.executor.backward(args);

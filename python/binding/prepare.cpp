@@ -72,13 +72,11 @@ auto gather_with(void (KvBuffer::*gather)(Index, const ConstTensorView&, const C
   };
 }
 
-ForwardArgs forward_args(const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
-                         const Attention& attention, const Array& out, const std::optional<Array>& lse,
-                         const Place& place) {
-  ForwardArgs args{
+template <class Args>  // of a K/V buffer or of a cache
+Args forward_args(const Array& q, const Attention& attention, const Array& out, const std::optional<Array>& lse,
+                  const Place& place) {
+  Args args{
       .q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd), .place = place};
-  if (k) args.k = view(*k, "k", Format::thd);
-  if (v) args.v = view(*v, "v", Format::thd);
   if (lse) args.lse = token_heads_output(*lse, "lse", Format::thd);
   return args;
 }
@@ -205,7 +203,10 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
             const Place place =
                 place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
             b.last.use(place);
-            b.buffer.forward(micro, forward_args(q, k, v, attention_of(scale, softcap, sink), out, lse, place));
+            auto args = forward_args<KvBufferForwardArgs>(q, attention_of(scale, softcap, sink), out, lse, place);
+            if (k) args.k = view(*k, "k", Format::thd);
+            if (v) args.v = view(*v, "v", Format::thd);
+            b.buffer.forward(micro, args);
           },
           "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
           "lse"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>())
@@ -335,7 +336,7 @@ void bind_kv_cache(nb::module_& m) {
             const std::vector<Index> n = indices(counts, "counts");
             const Place place = place_of(
                 {{"q", q}, {"sink", sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
-            const ForwardArgs args = forward_args(q, {}, {}, attention_of(scale, softcap, sink), out, lse, place);
+            const auto args = forward_args<KvCacheArgs>(q, attention_of(scale, softcap, sink), out, lse, place);
             const ReleaseGil others_run;
             const std::lock_guard alone(*c.calls);
             c.cache.attend(n, args, mask, kernel);

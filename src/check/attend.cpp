@@ -141,8 +141,8 @@ class Runner {
       attend_backward_by(kernel_, backward);
       scatter_add(dk, steps[n], r.dk);
       scatter_add(dv, steps[n], r.dv);
-      const std::vector<double> share = to_f64(dq_part.view);
-      for (std::size_t i = 0; i < share.size(); ++i) dq[i] += share[i];
+      const std::vector<double> part = to_f64(dq_part.view);
+      for (std::size_t i = 0; i < part.size(); ++i) dq[i] += part[i];
       for (std::size_t h = 0; backward.dsink.given() && h < r.dsink.size(); ++h)
         r.dsink[h] += load_one(dsink.view, 0, static_cast<Index>(h));
     }
@@ -169,8 +169,8 @@ class Runner {
       for (Index h = 0; h < case_.heads_q; ++h) {
         load_row(out.view, row, h, o.data());
         load_row(dout.view, row, h, d.data());
-        const double share = std::exp(oracle_.sink(h) - *lse.view.at<double>(row, h));
-        for (std::size_t i = 0; i < o.size(); ++i) r.dsink[at(h)] -= share * o[i] * d[i];
+        const double p = std::exp(oracle_.sink(h) - *lse.view.at<double>(row, h));
+        for (std::size_t i = 0; i < o.size(); ++i) r.dsink[at(h)] -= p * o[i] * d[i];
       }
     }
   }

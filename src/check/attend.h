@@ -1,5 +1,5 @@
-// The whole chain in small: tensors sharded by the layout, each rank's slices attended by a kernel, results brought
-// together and compared with a dense softmax over all tokens.
+// One kernel on every rank's slices, without an executor: tensors are sharded by the layout, results gathered and
+// compared with a dense softmax over all tokens.
 #pragma once
 
 #include <optional>

@@ -7,7 +7,8 @@
 #include <mutex>
 
 #include "check/attend.h"
-#include "check/twins.h"
+#include "check/device_mirror.h"
+#include "index.h"
 #include "text.h"
 #include "weft/communicator.h"
 #include "weft/error.h"
@@ -45,7 +46,7 @@ struct Side {
 Local shard(const Case& c, const Side& side, Tensor& whole) {
   Local local(c, side.layout, whole.view.dtype, whole.view.heads, whole.view.dim);
   side.layout.shard(side.rank, whole.rows(), local.rows());
-  const std::vector<double> poison(static_cast<std::size_t>(whole.view.dim), std::nan(""));
+  const std::vector<double> poison(at(whole.view.dim), std::nan(""));
   for (std::size_t row = 0; row < side.tokens.size(); ++row) {
     for (Index h = 0; side.tokens[row] == kNoToken && h < whole.view.heads; ++h)
       store_row(local.view, static_cast<Index>(row), h, poison.data());
@@ -66,7 +67,7 @@ class Ranks {
         way_(way),
         layouts_(layouts_of(placed, oracle.problem())),
         results_(oracle.nothing({.out = placed.dtype, .lse = sums(), .gradients = sums()})),
-        max_logit_(static_cast<std::size_t>(placed.ranks)),
+        max_logit_(at(placed.ranks)),
         dsink_(max_logit_) {
     check_format(placed, oracle.problem());
   }
@@ -104,48 +105,48 @@ class Ranks {
                 dv = local(k, sums(), case_.heads_k, case_.dim_v);
     const Tensor max_logit(sums(), 1, case_.heads_q, 1), dsink(sums(), 1, case_.heads_q, 1);
 
-    Twins twins(place);
-    const ForwardArgs forward{.q = twins.in(own_q.view),
-                              .k = twins.in(own_k.view),
-                              .v = twins.in(own_v.view),
-                              .attention = twins.in(oracle_.attention()),
-                              .out = twins.out(out.view),
-                              .lse = twins.out(lse.view),
-                              .max_logit = twins.out(max_logit.view),
-                              .place = place};
-    const BackwardArgs backward{.q = forward.q,
-                                .k = forward.k,
-                                .v = forward.v,
-                                .attention = forward.attention,
-                                .dout = twins.in(dout.view),
-                                .out = forward.out,
-                                .lse = forward.lse,
-                                .dq = twins.out(dq.view),
-                                .dk = twins.out(dk.view),
-                                .dv = twins.out(dv.view),
-                                .dsink = oracle_.learnable() ? twins.out(dsink.view) : TensorView{},
-                                .place = place};
-    twins.send();
+    DeviceMirror mirror(place);
+    const ExecutorForwardArgs forward{.q = mirror.in(own_q.view),
+                                      .k = mirror.in(own_k.view),
+                                      .v = mirror.in(own_v.view),
+                                      .attention = mirror.in(oracle_.attention()),
+                                      .out = mirror.out(out.view),
+                                      .lse = mirror.out(lse.view),
+                                      .max_logit = mirror.out(max_logit.view),
+                                      .place = place};
+    const ExecutorBackwardArgs backward{.q = forward.q,
+                                        .k = forward.k,
+                                        .v = forward.v,
+                                        .attention = forward.attention,
+                                        .dout = mirror.in(dout.view),
+                                        .out = forward.out,
+                                        .lse = forward.lse,
+                                        .dq = mirror.out(dq.view),
+                                        .dk = mirror.out(dk.view),
+                                        .dv = mirror.out(dv.view),
+                                        .dsink = oracle_.learnable() ? mirror.out(dsink.view) : TensorView{},
+                                        .place = place};
+    mirror.send();
     communicator.reset_traffic();
     executor.forward(forward);
     check_traffic(executor, communicator, Pass::forward);
     communicator.reset_traffic();
     executor.backward(backward);
     check_traffic(executor, communicator, Pass::backward);
-    twins.fetch();
+    mirror.fetch();
 
     unshard(q, "out", out, results_.out);
     unshard(q, "lse", lse, results_.lse);
     unshard(q, "dq", dq, results_.dq);
     unshard(k, "dk", dk, results_.dk);
     unshard(k, "dv", dv, results_.dv);
-    max_logit_[static_cast<std::size_t>(q.rank)] = to_f64(max_logit.view);
-    if (oracle_.learnable()) dsink_[static_cast<std::size_t>(q.rank)] = to_f64(dsink.view);
+    max_logit_[at(q.rank)] = to_f64(max_logit.view);
+    if (oracle_.learnable()) dsink_[at(q.rank)] = to_f64(dsink.view);
   }
 
   // Every process gets every rank's results, so that all come to the same verdict.
   void share(Communicator& world) {
-    const auto me = static_cast<std::size_t>(world.rank());
+    const auto me = at(world.rank());
     share_rows(world, layouts_.q, {&results_.out, &results_.lse, &results_.dq});
     share_rows(world, layouts_.k, {&results_.dk, &results_.dv});
     for (std::vector<std::vector<double>>* of : {&max_logit_, &dsink_}) {
@@ -163,17 +164,15 @@ class Ranks {
 
   void share_rows(Communicator& world, const Layout& layout, const std::vector<Tensor*>& tensors) {
     for (Tensor* tensor : tensors) {
-      std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(world.ranks()), tensor->bytes);
+      std::vector<std::vector<std::byte>> all(at(world.ranks()), tensor->bytes);
       std::vector<Block> blocks;
       for (std::vector<std::byte>& bytes : all) blocks.push_back(block_of(bytes.data(), bytes.size()));
       world.all_gather(block_of(tensor->bytes.data(), tensor->bytes.size()), blocks).wait();
-      const auto row = static_cast<std::size_t>(tensor->row_bytes());
       for (Index rank = 0; rank < world.ranks(); ++rank) {
         for (const Index token : layout.tokens(rank)) {
           if (token == kNoToken) continue;
-          const std::size_t at = static_cast<std::size_t>(token) * row;
-          std::copy_n(all[static_cast<std::size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(at), row,
-                      tensor->bytes.begin() + static_cast<std::ptrdiff_t>(at));
+          const Index offset = token * tensor->row_bytes();
+          std::copy_n(all[at(rank)].begin() + offset, tensor->row_bytes(), tensor->bytes.begin() + offset);
         }
       }
     }
@@ -186,7 +185,7 @@ class Ranks {
   // Ranks write to different tokens, so they need no lock.
   void unshard(const Side& side, std::string_view name, const Local& local, Tensor& whole) {
     side.layout.unshard(side.rank, local.rows(), whole.rows());
-    std::vector<double> got(static_cast<std::size_t>(local.view.dim));
+    std::vector<double> got(at(local.view.dim));
     for (std::size_t row = 0; row < side.tokens.size(); ++row) {
       for (Index h = 0; side.tokens[row] == kNoToken && h < local.view.heads; ++h) {
         load_row(local.view, static_cast<Index>(row), h, got.data());

@@ -15,17 +15,17 @@ namespace weft::check {
 struct Way {
   ScheduleOptions schedule = {};
   std::string kernel = {};  // as for ExecutorOptions
-  bool checked = false;     // ..; what the checks send is not in traffic(), which is then not compared
+  bool checked = false;     // as for ExecutorOptions; traffic() is then not compared, because checks send more
   // This process is a rank of it, and so are others that check the same; none: ranks are threads of this process.
   Communicator* world = nullptr;
 };
 
 std::string flags(const ScheduleOptions& options);  // "--schedule all_gather --key-order rank"
 
-// What the capability table is asked for this case.
+// The question to the capability table for this case.
 Use use_of(const Case& c, const Layouts& layouts, const ScheduleOptions& options);
 
-// The answer that an oracle has to hold ready for an executor's results.
+// The arithmetic that an executor's results are judged by.
 Arithmetic executor_arithmetic(const Case& c);
 
 // Forward and backward by the layout, ranks and format of `placed`, which otherwise is the oracle's case. Rows without

@@ -1,5 +1,4 @@
-// What mask and layouts mean, said per pair and per token, apart from the planner: slow, plain, and the other way
-// round.
+// The definition of masks and layouts per pair and per token, independent of the planner: slow and plain.
 #pragma once
 
 #include <vector>
@@ -9,7 +8,7 @@
 
 namespace weft::check {
 
-// Where a token stands: its sequence and position, or nowhere.
+// The sequence and position of a token; -1 for padding.
 struct Place {
   Index sequence = -1, position = -1;
   bool real() const { return sequence >= 0; }

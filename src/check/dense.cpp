@@ -27,11 +27,11 @@ struct Head {
   Head(const DenseProblem& p, Index head);
 
   Matrix seen, logit;
-  Matrix slope;                                 // d logit / d (scale·q·k): 1, or 1 - (logit / softcap)^2
-  Matrix logit_bound;                           // of the logit
-  Matrix share;                                 // softmax
-  Matrix share_bound;                           // softmax reacts to each logit: P·(1 + |dx| + sum of P·|dx|)
-  std::vector<double> sink_share, spread, lse;  // [tq]; spread: sum of P·|dx|
+  Matrix slope;                                // d logit / d (scale·q·k): 1, or 1 - (logit / softcap)^2
+  Matrix logit_bound;                          // of the logit
+  Matrix prob;                                 // softmax
+  Matrix prob_bound;                           // softmax depends on every logit: P·(1 + |dx| + sum of P·|dx|)
+  std::vector<double> sink_prob, spread, lse;  // [tq]; spread: sum of P·|dx|
 };
 
 void score(const DenseProblem& p, Index head, Head& h) {
@@ -63,13 +63,13 @@ void softmax(const DenseProblem& p, Index head, Head& h) {
     double total = std::exp(sink - top);
     for (Index j = 0; j < p.tokens_k; ++j) total += std::exp(h.logit(i, j) - top);
     h.lse[at(i)] = top + std::log(total);
-    h.sink_share[at(i)] = std::exp(sink - top) / total;
+    h.sink_prob[at(i)] = std::exp(sink - top) / total;
     for (Index j = 0; j < p.tokens_k; ++j) {
-      h.share(i, j) = std::exp(h.logit(i, j) - top) / total;
-      h.spread[at(i)] += h.share(i, j) * h.logit_bound(i, j);
+      h.prob(i, j) = std::exp(h.logit(i, j) - top) / total;
+      h.spread[at(i)] += h.prob(i, j) * h.logit_bound(i, j);
     }
     for (Index j = 0; j < p.tokens_k; ++j) {
-      h.share_bound(i, j) = h.share(i, j) * (1 + h.logit_bound(i, j) + h.spread[at(i)]);
+      h.prob_bound(i, j) = h.prob(i, j) * (1 + h.logit_bound(i, j) + h.spread[at(i)]);
     }
   }
 }
@@ -79,9 +79,9 @@ Head::Head(const DenseProblem& p, Index head)
       logit(p.tokens_q, p.tokens_k, -kInfinity),
       slope(p.tokens_q, p.tokens_k),
       logit_bound(p.tokens_q, p.tokens_k),
-      share(p.tokens_q, p.tokens_k),
-      share_bound(p.tokens_q, p.tokens_k),
-      sink_share(at(p.tokens_q)),
+      prob(p.tokens_q, p.tokens_k),
+      prob_bound(p.tokens_q, p.tokens_k),
+      sink_prob(at(p.tokens_q)),
       spread(at(p.tokens_q)),
       lse(at(p.tokens_q), -kInfinity) {
   score(p, head, *this);
@@ -123,27 +123,27 @@ void backward_row(const DenseProblem& p, const Head& h, const ShareGradient& dp,
   const Index row = i * p.heads_q + head;
   double mean = 0, mean_terms = 0, mean_bound = 0;
   for (Index j = 0; j < p.tokens_k; ++j) {
-    mean += h.share(i, j) * dp.value(i, j);
-    mean_terms += h.share(i, j) * dp.bound(i, j);
-    mean_bound += h.share_bound(i, j) * dp.bound(i, j);
+    mean += h.prob(i, j) * dp.value(i, j);
+    mean_terms += h.prob(i, j) * dp.bound(i, j);
+    mean_bound += h.prob_bound(i, j) * dp.bound(i, j);
   }
-  to.dsink.value[at(head)] -= h.sink_share[at(i)] * mean;
-  to.dsink.bound[at(head)] += h.sink_share[at(i)] * ((1 + h.spread[at(i)]) * mean_terms + mean_bound);
+  to.dsink.value[at(head)] -= h.sink_prob[at(i)] * mean;
+  to.dsink.bound[at(head)] += h.sink_prob[at(i)] * ((1 + h.spread[at(i)]) * mean_terms + mean_bound);
   for (Index j = 0; j < p.tokens_k; ++j) {
     if (h.seen(i, j) == 0) continue;
     const Index key = j * p.heads_k + p.kv_head(head);
     const double slope = h.slope(i, j), scale = std::abs(p.scale);
-    // Each factor's absolute terms, and what each factor's error does to the product.
+    // The product rule: the absolute terms of each factor times the error of the others.
     const double terms = dp.bound(i, j) + mean_terms;
     const double slope_bound =
         p.softcap > 0 ? 2 * std::abs(h.logit(i, j)) * h.logit_bound(i, j) / std::pow(p.softcap, 2) : 0;
-    const double ds = p.scale * slope * h.share(i, j) * (dp.value(i, j) - mean);
+    const double ds = p.scale * slope * h.prob(i, j) * (dp.value(i, j) - mean);
     const double ds_bound =
-        scale * slope * (h.share_bound(i, j) * terms + h.share(i, j) * (dp.bound(i, j) + mean_bound)) +
-        scale * slope_bound * h.share(i, j) * terms;
+        scale * slope * (h.prob_bound(i, j) * terms + h.prob(i, j) * (dp.bound(i, j) + mean_bound)) +
+        scale * slope_bound * h.prob(i, j) * terms;
     add(to.dq, row, ds, ds_bound, p.k, key, p.dim_qk);
     add(to.dk, key, ds, ds_bound, p.q, row, p.dim_qk);
-    add(to.dv, key, h.share(i, j), h.share_bound(i, j), dout, row, p.dim_v);
+    add(to.dv, key, h.prob(i, j), h.prob_bound(i, j), dout, row, p.dim_v);
   }
 }
 
@@ -162,7 +162,7 @@ DenseForward dense_forward(const DenseProblem& p) {
       for (Index j = 0; j < p.tokens_k; ++j) {
         if (h.seen(i, j) == 0) continue;
         const Index key = j * p.heads_k + p.kv_head(head);
-        add(to.out, row, h.share(i, j), h.share_bound(i, j), p.v, key, p.dim_v);
+        add(to.out, row, h.prob(i, j), h.prob_bound(i, j), p.v, key, p.dim_v);
         largest = std::max(largest, h.logit(i, j));
         to.max_logit.bound[at(head)] = std::max(to.max_logit.bound[at(head)], h.logit_bound(i, j));
       }

@@ -1,4 +1,4 @@
-// Plain dense softmax attention, written from the formula: the oracle beside which everything else is judged.
+// Plain dense softmax attention, written from the formula.
 #pragma once
 
 #include <functional>

@@ -12,19 +12,19 @@ namespace weft::check {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// exp may give 0 below 2^-126, and products of such shares go under: no f32 kernel is asked for less than this.
+// exp may give 0 below 2^-126, and products of such probabilities underflow: no f32 kernel is asked for less than this.
 constexpr double kUnderflow = 0x1p-100;
 // Of n roundings in a sum of equal signs, sqrt(n) times this is seven standard deviations (docs/trust.md).
 constexpr double kWalk = 1.5;
-// As many standard deviations of a sum of rounded shares, all rounded by as much as can be.
-constexpr double kShares = 6;
+// Standard deviations that a sum of rounded probabilities may be off by, if each is rounded by as much as can be.
+constexpr double kRoundedDeviations = 6;
 
-// Second order: a rounding of a value that is off by one already.
+// Second-order terms: a rounding of a value that was rounded before.
 double twice(double relative) { return 1 + 4 * relative; }
 
 double walk(double terms) { return kWalk * std::sqrt(terms); }
 
-// Sums side by side, which compilers make vectors of.
+// Eight independent sums, which compilers vectorize.
 double dot(const double* a, const double* b, Index size) {
   constexpr Index kSums = 8;
   double sums[kSums] = {}, sum = 0;
@@ -56,15 +56,15 @@ std::vector<double> by_columns(const std::vector<double>& from, Index tokens, In
   return to;
 }
 
-// What is known of an element while its terms come.
+// The sums that an element's value and allowed error are made of.
 struct Element {
   double value = 0;
   double bound = 0;            // as in Bounded: sum of absolute terms
-  double rounded = 0;          // roundings of 16-bit shares, at most
-  double rounded_squares = 0;  // .. as squares
-  double rounded_alike = 0;    // .. of what all terms have in common, beside the squares
-  double drifts = 0;           // what statistics of rows that drift add at most, in units of work
-  double walk_squares = 0;     // what those of the others add, squared
+  double rounded = 0;          // largest sum of the roundings of 16-bit probabilities
+  double rounded_squares = 0;  // sum of the squares of those roundings
+  double rounded_alike = 0;    // of 16-bit roundings, the part that all terms have in common
+  double drifts = 0;           // largest sum of what drifting statistics of rows add, in units of work
+  double walk_squares = 0;     // sum of the squares of what other rows' statistics add
 
   void add(double term, double term_bound) {
     value += term;
@@ -74,14 +74,14 @@ struct Element {
     rounded += error;
     rounded_squares += error * error;
   }
-  // A term that is off with the sum of its row.
+  // Adds the error that a term takes over from the statistics of its row.
   void lean(double walked, double drifted) {
     walk_squares += walked * walked;
     drifts += drifted;
   }
 };
 
-// A wanted part of a tensor [tokens, heads, dim]: where the elements of a token lie, or nowhere.
+// The elements of a tensor [tokens, heads, dim] for all tokens, or for the chosen ones.
 struct Elements {
   Elements(Index tokens, Index heads_, Index dim_, const std::optional<std::vector<Index>>& chosen)
       : heads(heads_), dim(dim_), place(at(tokens), chosen ? -1 : 0) {
@@ -141,15 +141,16 @@ class Answer {
   }
 
  private:
-  // One row of one head, all but its pairs.
+  // Statistics of one row of one head.
   struct Row {
     Index token, head, row, kv_head;
     double lse = -kInfinity, spread = 0;  // spread: sum of P·|dx|
-    double sink_share = 0;
-    double d = 0, d_terms = 0, d_bound = 0;  // D = dout·out; its absolute terms, and what errors of shares do to it
-    double d_error = 0;                      // .. what rounded shares and a rounded out do
-    double walked = 0, drifted = 0;          // of the sum of its exponentials, beyond `order`
-    double d_drifted = 0;                    // .. of D, times its terms
+    double sink_prob = 0;                 // P of the sink
+    double d = 0, d_terms = 0;            // D = dout·out, and the sum of its absolute terms
+    double d_bound = 0;                   // error of D from errors of P
+    double d_error = 0;                   // error of D from rounding P and out to 16 bits
+    double walked = 0, drifted = 0;       // errors of the sum of exponentials beyond `order`
+    double d_drifted = 0;                 // error of D from drift, times its terms
   };
 
   double beyond(double roundings) const { return std::max(0.0, roundings - by_.order); }
@@ -168,12 +169,12 @@ class Answer {
     keys_.clear();
     for (const Range& r : ranges_)
       for (Index j = r.begin; j < r.end; ++j) keys_.push_back(j);
-    for (std::vector<double>* numbers : {&logit_, &logit_bound_, &share_, &dp_bound_}) numbers->resize(keys_.size());
+    for (std::vector<double>* numbers : {&logit_, &logit_bound_, &prob_, &dp_bound_}) numbers->resize(keys_.size());
     slope_.assign(keys_.size(), 1.0);
   }
 
-  // to[n] = sum over c of x[c]·columns[c][key n], and the same of absolute values; some keys at a time, so that their
-  // sums stay in the nearest cache.
+  // to[n] = sum over c of x[c]·columns[c][key n], and the same of absolute values; 512 keys at a time, so that their
+  // sums stay in the L1 cache.
   template <bool kBoth>
   void multiply(const double* x, Index dim, const double* columns, double* to, double* absolute) const {
     constexpr Index kKeys = 512;
@@ -213,9 +214,9 @@ class Answer {
     for (double& x : logit_) x *= scale;
     for (double& x : logit_bound_) x *= scale_size;
     for (std::size_t n = 0; p_.softcap > 0 && n < keys_.size(); ++n) {
-      const double bent = std::tanh(logit_[n] / p_.softcap);
-      logit_[n] = p_.softcap * bent;
-      slope_[n] = 1 - bent * bent;
+      const double capped = std::tanh(logit_[n] / p_.softcap);
+      logit_[n] = p_.softcap * capped;
+      slope_[n] = 1 - capped * capped;
       logit_bound_[n] = slope_[n] * logit_bound_[n] + std::abs(logit_[n]);
     }
     Element& largest = *max_logit_.of(0, r.head);
@@ -228,29 +229,29 @@ class Answer {
     const double top = largest_of(logit_, sink);
     if (top == -kInfinity) return;
     double total = std::exp(sink - top);
-    for (std::size_t n = 0; n < keys_.size(); ++n) total += share_[n] = std::exp(logit_[n] - top);
+    for (std::size_t n = 0; n < keys_.size(); ++n) total += prob_[n] = std::exp(logit_[n] - top);
     follow_sum(r, total);
     r.lse = top + std::log(total);
-    r.sink_share = std::exp(sink - top) / total;
-    for (double& share : share_) share /= total;
-    r.spread = dot(share_.data(), logit_bound_.data(), static_cast<Index>(keys_.size()));
+    r.sink_prob = std::exp(sink - top) / total;
+    for (double& p : prob_) p /= total;
+    r.spread = dot(prob_.data(), logit_bound_.data(), static_cast<Index>(keys_.size()));
   }
 
-  // The sum of exponentials, share_ before it is divided by their total: how far roundings may carry it.
+  // How far roundings may carry the sum of exponentials; prob_ holds them, not yet divided by the total.
   void follow_sum(Row& r, double total) {
-    if (static_cast<double>(keys_.size()) <= by_.order) return;  // as many roundings are allowed anyhow
+    if (static_cast<double>(keys_.size()) <= by_.order) return;  // `order` allows as many roundings
     const double n = static_cast<double>(keys_.size());
     r.walked = beyond(std::min(n, walk(n)));
-    r.drifted = drift(share_, total) - r.walked;
+    r.drifted = drift(prob_, total) - r.walked;
   }
 
-  // Roundings beyond `order` of a sum whose terms may be equal. Added to numbers of one power of two a term has always
-  // the same error, and most terms are added to those of the last three: beside the walk, what they are off by on
-  // average.
+  // Roundings beyond `order` of a sum whose terms may be equal. A term that is added to numbers of one power of two has
+  // the same error each time, and most terms are added to numbers of the last three powers: the mean of these errors is
+  // added to the random walk.
   double drift(const std::vector<double>& terms, double total) const {
     const double n = static_cast<double>(terms.size());
     if (total == 0) return beyond(std::min(n, walk(n)));
-    constexpr int kPowers = 3, kLanes = 4;  // lanes: side by side, as in dot
+    constexpr int kPowers = 3, kLanes = 4;  // independent sums, as in dot
     const double size = std::abs(total), top = std::exp2(std::floor(std::log2(size)));
     double step[kPowers], steps[kPowers], errors[kPowers][kLanes] = {};
     for (int p = 0; p < kPowers; ++p) steps[p] = 1 / (step[p] = 2 * by_.work.relative * std::ldexp(top, -p));
@@ -271,7 +272,7 @@ class Answer {
     return beyond(std::min(n, walk(n) + 2 * drifted / (by_.work.relative * size)));
   }
 
-  double share_bound(const Row& r, std::size_t n) const { return share_[n] * (1 + logit_bound_[n] + r.spread); }
+  double prob_bound(const Row& r, std::size_t n) const { return prob_[n] * (1 + logit_bound_[n] + r.spread); }
 
   // out, and D with its errors.
   void statistics(Row& r) {
@@ -282,7 +283,7 @@ class Answer {
     for (Index c = 0; c < p_.dim_v; ++c) {
       Index n = 0;
       for (const Range& range : ranges_) {
-        row_out_[at(c)] += dot(share_.data() + n, v + c * p_.tokens_k + range.begin, range.size());
+        row_out_[at(c)] += dot(prob_.data() + n, v + c * p_.tokens_k + range.begin, range.size());
         n += range.size();
       }
       if (by_.inputs == Inputs::any && r.walked > 0) out_drifted_[at(c)] = drift_of_values(r, c);
@@ -290,10 +291,10 @@ class Answer {
     if (!dout_ || size == 0) return;
     const double* g = dout_->data() + r.row * p_.dim_v;
     multiply<false>(g, p_.dim_v, v, nullptr, dp_bound_.data());
-    r.d_terms = dot(share_.data(), dp_bound_.data(), size);
+    r.d_terms = dot(prob_.data(), dp_bound_.data(), size);
     terms_.resize(keys_.size());
-    for (std::size_t n = 0; n < keys_.size(); ++n) terms_[n] = share_[n] * logit_bound_[n];
-    r.d_bound = (1 + r.spread) * r.d_terms + dot(terms_.data(), dp_bound_.data(), size);  // sum of share_bound·dp_bound
+    for (std::size_t n = 0; n < keys_.size(); ++n) terms_[n] = prob_[n] * logit_bound_[n];
+    r.d_bound = (1 + r.spread) * r.d_terms + dot(terms_.data(), dp_bound_.data(), size);  // sum of prob_bound·dp_bound
     double absolute = 0;
     for (std::size_t n = 0; rounds() && n < keys_.size(); ++n) absolute += dp_bound_[n];
     for (Index c = 0; c < p_.dim_v; ++c) {
@@ -302,18 +303,18 @@ class Answer {
       if (rounds()) r.d_error += std::abs(g[c]) * by_.out.of(row_out_[at(c)]);
     }
     r.d_drifted += 2 * r.drifted * std::abs(r.d);
-    r.d_error += by_.shares.relative * r.d_terms + by_.shares.absolute * absolute;
+    r.d_error += by_.probabilities.relative * r.d_terms + by_.probabilities.absolute * absolute;
   }
 
-  // Values that are not random may be all the same: then terms of out are, like exponentials.
+  // Values that are not random may all be equal; terms of out then drift as exponentials do.
   double drift_of_values(const Row& r, Index c) {
     terms_.resize(keys_.size());
     for (std::size_t n = 0; n < keys_.size(); ++n)
-      terms_[n] = share_[n] * p_.v[at((keys_[n] * p_.heads_k + r.kv_head) * p_.dim_v + c)];
+      terms_[n] = prob_[n] * p_.v[at((keys_[n] * p_.heads_k + r.kv_head) * p_.dim_v + c)];
     return drift(terms_, row_out_[at(c)]) - r.walked;
   }
 
-  bool rounds() const { return by_.shares.relative > 0; }
+  bool rounds() const { return by_.probabilities.relative > 0; }
 
   void add_forward(const Row& r) {
     Element& lse = *lse_.of(r.token, r.head);
@@ -323,13 +324,13 @@ class Answer {
     Element* out = out_.of(r.token, r.head);
     for (std::size_t n = 0; n < keys_.size(); ++n) {
       const double* v = p_.v.data() + (keys_[n] * p_.heads_k + r.kv_head) * p_.dim_v;
-      const double bound = share_bound(r, n), error = rounds() ? by_.shares.of(share_[n]) : 0;
+      const double bound = prob_bound(r, n), error = rounds() ? by_.probabilities.of(prob_[n]) : 0;
       for (Index c = 0; c < p_.dim_v; ++c) {
-        out[c].add(share_[n] * v[c], bound * std::abs(v[c]));
+        out[c].add(prob_[n] * v[c], bound * std::abs(v[c]));
         out[c].round(error * std::abs(v[c]));
       }
     }
-    // Both the sum of P·v, where it grows, and the sum of P that it is divided by.
+    // The sum of P·v and the sum of exponentials that it is divided by both err.
     for (Index c = 0; c < p_.dim_v; ++c)
       out[c].lean(2 * r.walked * out[c].value, (2 * r.drifted + out_drifted_[at(c)]) * std::abs(out[c].value));
   }
@@ -337,10 +338,10 @@ class Answer {
   void add_backward(const Row& r) {
     if (!p_.sink.empty()) {
       Element& dsink = *dsink_.of(0, r.head);
-      const double term = r.sink_share * r.d;
-      dsink.add(-term, r.sink_share * ((1 + r.spread) * r.d_terms + r.d_bound));
-      dsink.round(r.sink_share * r.d_error);
-      dsink.lean(2 * r.walked * term, r.drifted * std::abs(term) + r.sink_share * r.d_drifted);
+      const double term = r.sink_prob * r.d;
+      dsink.add(-term, r.sink_prob * ((1 + r.spread) * r.d_terms + r.d_bound));
+      dsink.round(r.sink_prob * r.d_error);
+      dsink.lean(2 * r.walked * term, r.drifted * std::abs(term) + r.sink_prob * r.d_drifted);
     }
     const bool whole = dq_.has(r.token);
     if (whole || !chosen_.keys) {
@@ -358,14 +359,14 @@ class Answer {
     const Index key = keys_[n] * p_.heads_k + r.kv_head;
     const double *q = p_.q.data() + r.row * p_.dim_qk, *g = dout_->data() + r.row * p_.dim_v;
     const double *k = p_.k.data() + key * p_.dim_qk, *v = p_.v.data() + key * p_.dim_v;
-    // Each factor's absolute terms, and what each factor's error does to the product.
+    // The product rule: the absolute terms of each factor times the error of the others.
     const double scale = std::abs(p_.scale), dp_bound = dot_absolute(g, v, p_.dim_v), terms = dp_bound + r.d_terms;
     const double slope_bound = p_.softcap > 0 ? 2 * std::abs(logit_[n]) * logit_bound_[n] / std::pow(p_.softcap, 2) : 0;
-    const double steep = p_.scale * slope_[n] * share_[n];
+    const double steep = p_.scale * slope_[n] * prob_[n];
     const double ds = steep * (dot(g, v, p_.dim_v) - r.d);
-    const double ds_bound = scale * slope_[n] * (share_bound(r, n) * terms + share_[n] * (dp_bound + r.d_bound)) +
-                            scale * slope_bound * share_[n] * terms;
-    const double ds_error = rounds() ? by_.shares.of(ds) + std::abs(steep) * r.d_error : 0;
+    const double ds_bound = scale * slope_[n] * (prob_bound(r, n) * terms + prob_[n] * (dp_bound + r.d_bound)) +
+                            scale * slope_bound * prob_[n] * terms;
+    const double ds_error = rounds() ? by_.probabilities.of(ds) + std::abs(steep) * r.d_error : 0;
     if (row_too) {
       Element* dq = dq_.of(r.token, r.head);
       for (Index c = 0; c < p_.dim_qk; ++c) {
@@ -375,7 +376,7 @@ class Answer {
     }
     if (!dk_.has(keys_[n])) return;
     queries_[at(key)] += 1;
-    // What the row's sum is off by is a factor of dS, and of D.
+    // The error of the row's sum is a factor of dS and of D.
     const double walked = r.walked * (std::abs(ds) + 2 * std::abs(steep * r.d));
     const double drifted = r.drifted * std::abs(ds) + r.d_drifted * std::abs(steep);
     Element *dk = dk_.of(keys_[n], r.kv_head), *dv = dv_.of(keys_[n], r.kv_head);
@@ -384,22 +385,22 @@ class Answer {
       dk[c].round(ds_error * std::abs(q[c]));
       dk[c].lean(walked * q[c], drifted * std::abs(q[c]));
     }
-    const double bound = share_bound(r, n), error = rounds() ? by_.shares.of(share_[n]) : 0;
+    const double bound = prob_bound(r, n), error = rounds() ? by_.probabilities.of(prob_[n]) : 0;
     for (Index c = 0; c < p_.dim_v; ++c) {
-      dv[c].add(share_[n] * g[c], bound * std::abs(g[c]));
+      dv[c].add(prob_[n] * g[c], bound * std::abs(g[c]));
       dv[c].round(error * std::abs(g[c]));
-      dv[c].lean(r.walked * share_[n] * g[c], r.drifted * share_[n] * std::abs(g[c]));
+      dv[c].lean(r.walked * prob_[n] * g[c], r.drifted * prob_[n] * std::abs(g[c]));
     }
   }
 
-  // A row's sum is off by as much for all of its keys: dS has it as a factor, D as another.
+  // The error of a row's sum is common to all of its keys: it is a factor of dS and of D.
   void lean_dq(const Row& r) {
     if (r.walked == 0 && r.drifted == 0 && r.d_error == 0) return;
     Element* dq = dq_.of(r.token, r.head);
     std::vector<double> mean(at(p_.dim_qk));  // of d (q·k) weighted by P
     for (std::size_t n = 0; n < keys_.size(); ++n)
       for (Index c = 0; c < p_.dim_qk; ++c)
-        mean[at(c)] += p_.scale * slope_[n] * share_[n] * p_.k[at((keys_[n] * p_.heads_k + r.kv_head) * p_.dim_qk + c)];
+        mean[at(c)] += p_.scale * slope_[n] * prob_[n] * p_.k[at((keys_[n] * p_.heads_k + r.kv_head) * p_.dim_qk + c)];
     for (Index c = 0; c < p_.dim_qk; ++c) {
       const double value = std::abs(dq[c].value), size = std::abs(mean[at(c)]);
       dq[c].lean(2 * r.walked * (value + std::abs(r.d) * size), 2 * r.drifted * value + r.d_drifted * size);
@@ -413,10 +414,10 @@ class Answer {
     return queries_[at(key * p_.heads_k + row % p_.heads_k)];
   }
 
-  // `longer(i)`: roundings beyond `order` of a sum that gets terms of other rows too.
+  // `longer(i)`: roundings beyond `order` of element i, if its sum runs over query rows.
   template <class Longer>
   Bounded allowed(const Elements& from, Rounding stored, Longer&& longer) const {
-    const double more = twice(by_.shares.relative + stored.relative);
+    const double more = twice(by_.probabilities.relative + stored.relative);
     const double underflow = by_.work.relative > 0x1p-50 ? kUnderflow : 0;
     Bounded to{std::vector<double>(from.all.size()), std::vector<double>(from.all.size())};
     for (std::size_t i = 0; i < from.all.size(); ++i) {
@@ -426,7 +427,7 @@ class Answer {
       const double sums = std::sqrt(e.walk_squares) + e.drifts + longer(i) * std::abs(e.value);
       double rounded = e.rounded;
       if (by_.inputs == Inputs::random)
-        rounded = std::min(rounded, e.rounded_alike + kShares * std::sqrt(e.rounded_squares));
+        rounded = std::min(rounded, e.rounded_alike + kRoundedDeviations * std::sqrt(e.rounded_squares));
       to.bound[i] =
           by_.work.relative * (by_.order * e.bound + sums) + underflow + more * (stored.of(e.value) + rounded);
     }
@@ -439,11 +440,11 @@ class Answer {
   const Chosen& chosen_;
   std::vector<double> k_, v_;  // [heads][dim][tokens]
   Elements out_, lse_, max_logit_, dq_, dk_, dv_, dsink_;
-  std::vector<double> queries_;  // by key and K/V head: terms of its sums
-  // Of the row at hand.
+  std::vector<double> queries_;  // [tk, hk] query rows that see the key
+  // Of the current row.
   std::vector<Range> ranges_;
   std::vector<Index> keys_;
-  std::vector<double> logit_, logit_bound_, share_, slope_, dp_bound_, row_out_, out_drifted_, terms_;
+  std::vector<double> logit_, logit_bound_, prob_, slope_, dp_bound_, row_out_, out_drifted_, terms_;
 };
 
 }  // namespace

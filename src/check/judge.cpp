@@ -23,13 +23,13 @@ Rounding rounding(DType type) {
 }
 
 Arithmetic exact_arithmetic(DType out) {
-  return {.work = rounding(DType::f64), .order = 256, .shares = {}, .out = rounding(out), .gradients = {}};
+  return {.work = rounding(DType::f64), .order = 256, .probabilities = {}, .out = rounding(out), .gradients = {}};
 }
 
 Arithmetic kernel_arithmetic(DType inputs, DType gradients) {
   return {.work = rounding(DType::f32),
           .order = 16,  // sums of some hundred terms in f32, exp and tanh: 5 is seen in a hundred thousand elements
-          .shares = size_of(inputs) == 2 ? rounding(inputs) : Rounding{},
+          .probabilities = size_of(inputs) == 2 ? rounding(inputs) : Rounding{},
           .out = rounding(inputs),
           .gradients = rounding(gradients)};
 }

@@ -1,4 +1,4 @@
-// What a kernel may answer: the exact values, each with the error that the kernel's arithmetic explains.
+// The exact values of every output, each with the error that a kernel's arithmetic may cause.
 #pragma once
 
 #include <optional>
@@ -19,17 +19,17 @@ struct Rounding {
 };
 Rounding rounding(DType type);
 
-// What is known of q, k, v and dout beside their values. Random: drawn around 0, one apart from another, so that
-// roundings of P and dS, whatever they have in common, are added up with signs that have nothing in common.
+// Where the values of q, k, v and dout come from. Random: drawn independently around 0, so that roundings of P and dS
+// are added with independent signs.
 enum class Inputs { any, random };
 
 // How a kernel computes, and into what it writes.
 struct Arithmetic {
-  Rounding work = {};       // products, sums and statistics
-  double order = 0;         // units of `work` that the dense bound is taken times: its terms count one rounding each
-  Rounding shares = {};     // P and dS, if rounded between two matrix products
-  Rounding out = {};        // also as the backward reads it
-  Rounding gradients = {};  // dq, dk, dv
+  Rounding work = {};  // products, sums and statistics
+  double order = 0;    // units of `work` that the dense bound is taken times: its terms count one rounding each
+  Rounding probabilities = {};  // P and dS, if rounded between two matrix products
+  Rounding out = {};            // also as the backward reads it
+  Rounding gradients = {};      // dq, dk, dv
   Inputs inputs = Inputs::any;
 };
 
@@ -51,12 +51,12 @@ struct Chosen {
 // Expected values; bounds are allowed errors. No dout: the gradients are left empty. Where nothing contributes to an
 // element the allowed error is 0.
 //
-// To first order, with u the relative rounding of 16-bit shares and D = sum of dout·out:
+// To first order, with u the relative rounding of 16-bit probabilities and D = sum of dout·out:
 //   out    sum of P·v        order·work·(dense bound) + u·sum of P·|v|                     + rounding of out
 //   dv     sum of P·dout     the same with |dout|                                          + rounding of gradients
 //   dq     sum of dS·k       order·work·(dense bound) + sum of (u·|dS| + slope·P·|eD|)·|k| + rounding of gradients
 //   dk     sum of dS·q       the same with |q|
-//   dsink  -sum of share·D   order·work·(dense bound) + sum of share·|eD|
+//   dsink  -sum of P_sink·D   order·work·(dense bound) + sum of P_sink·|eD|
 // where eD, the error that D has from the forward's out, is the sum of |dout|·(u·sum of P·|v| + rounding of out). lse
 // and max_logit are never rounded to 16 bits. Of random inputs, sums over u are at most six times the root of their
 // squares; D's error, which a row's keys have in common, is taken times their mean.
@@ -68,7 +68,7 @@ struct Chosen {
 //   dq     2·n·|dq| + 2·n·|D|·|sum of slope·P·k|
 //   dk     root of the squares of n·(|dS| + 2·slope·P·|D|)·|q|, of which each row has its own, + queries·|dk|
 //   dv     root of the squares of n·P·|dout| + queries·|dv|
-//   dsink  root of the squares of 2·n·share·|D| + rows·|dsink|
+//   dsink  root of the squares of 2·n·P_sink·|D| + rows·|dsink|
 // where n stands for max(0, 1.5·sqrt(n) - order)·work. Terms that are all but equal round the same way each time: what
 // the exponentials of a row drift by, on average, when they are added to the last powers of two of their sum, is added
 // to the walk, and over rows as it is. docs/trust.md derives all of it.

@@ -13,6 +13,7 @@
 #include "check/tensors.h"
 #include "index.h"
 #include "weft/attention.h"
+#include "weft/state.h"
 
 namespace weft::check {
 
@@ -48,9 +49,9 @@ class Oracle {
   bool learnable() const { return case_.sink == Case::SinkKind::learnable; }
 
   const std::vector<Index>& rows() const { return rows_; }                 // that are compared
-  const std::optional<std::vector<Index>>& keys() const { return keys_; }  // .., if not all
+  const std::optional<std::vector<Index>>& keys() const { return keys_; }  // that are compared, if not all
 
-  // What a token that no rank holds has: the values of one that sees nothing.
+  // The results of a token that no rank holds, which are those of one that sees nothing.
   Results nothing(const ResultTypes& types) const;
   std::vector<Measure> compare(const Results& results) const;
 

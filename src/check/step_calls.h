@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "run/executor_data.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 #include "weft/schedule.h"
 
 namespace weft::check {
@@ -20,7 +20,7 @@ class StepCalls {
     QuerySteps steps{.rows = rows_.rows, .ends = rows_.ends};
     for (std::size_t n = 0; n < schedule_.steps.size(); ++n) {
       if (!computed_(static_cast<Index>(n))) continue;
-      ForwardArgs call = args;
+      KernelForwardArgs call{args};
       steps.last = static_cast<Index>(n) == computed_.last();
       call.steps = &steps;
       call.k = part(args.k, n);
@@ -35,7 +35,7 @@ class StepCalls {
     QuerySteps steps{.rows = rows_.rows};
     for (std::size_t n = 0; n < schedule_.steps.size(); ++n) {
       if (!computed_(static_cast<Index>(n))) continue;
-      BackwardArgs call = args;
+      KernelBackwardArgs call{args};
       steps.last = static_cast<Index>(n) == computed_.last();
       if (!call.deterministic) call.steps = &steps;
       call.k = part(args.k, n);

@@ -2,43 +2,44 @@
 
 #include <vector>
 
+#include "check/device_mirror.h"
 #include "check/tensors.h"
-#include "check/twins.h"
 #include "index.h"
-#include "weft/kernel.h"
+#include "kernel/check_args.h"
+#include "weft/reference.h"
 
 namespace weft::check {
 namespace {
 
-ForwardArgs with_keys(ForwardArgs args, const KeyStep& step) {
+template <class Args>
+Args with_keys(Args args, const KeyStep& step) {
   args.k = step.k;
   args.v = step.v;
   args.slices = step.slices;
   return args;
 }
 
-// The call where the kernel wants it, on tensors of the host.
+// The call with its host tensors mirrored where the kernel reads them.
 template <class Call>
-void there(std::string_view kernel, const ForwardArgs& args, const Call& call) {
-  const Place place = place_of(kernel);
-  Twins twins(place);
-  ForwardArgs on = args;
-  on.q = twins.in(args.q);
-  on.k = twins.in(args.k);
-  on.v = twins.in(args.v);
-  on.attention = twins.in(args.attention);
-  on.out = twins.out(args.out);
-  on.lse = twins.out(args.lse);
-  on.max_logit = twins.out(args.max_logit);
-  on.partial = twins.out(args.partial);
-  on.place = place;
-  twins.send();
-  call(on);
-  twins.fetch();
+void call_mirrored(std::string_view kernel, const KernelForwardArgs& args, const Call& call) {
+  DeviceMirror mirror(place_of(kernel));
+  KernelForwardArgs there = args;
+  there.q = mirror.in(args.q);
+  there.k = mirror.in(args.k);
+  there.v = mirror.in(args.v);
+  there.attention = mirror.in(args.attention);
+  there.out = mirror.out(args.out);
+  there.lse = mirror.out(args.lse);
+  there.max_logit = mirror.out(args.max_logit);
+  there.partial = mirror.out(args.partial);
+  there.place = mirror.place();
+  mirror.send();
+  call(there);
+  mirror.fetch();
 }
 
-void attend_there(std::string_view kernel, const ForwardArgs& args) {
-  there(kernel, args, [&](const ForwardArgs& on) { attend(on, kernel); });
+void attend_mirrored(std::string_view kernel, const KernelForwardArgs& args) {
+  call_mirrored(kernel, args, [&](const KernelForwardArgs& there) { attend(there, kernel); });
 }
 
 void exact_steps(ForwardArgs args, std::span<const KeyStep> steps, const TensorView& exact_out) {
@@ -54,37 +55,36 @@ void exact_steps(ForwardArgs args, std::span<const KeyStep> steps, const TensorV
 void attend_steps(std::string_view kernel, const ForwardArgs& args, std::span<const KeyStep> steps,
                   const TensorView& exact_out) {
   if (kernel == kReference) return exact_steps(args, steps, exact_out);
-  if (steps.size() == 1) return attend_there(kernel, with_keys(args, steps[0]));
+  if (steps.size() == 1) return attend_mirrored(kernel, {with_keys(args, steps[0])});
   const Tensor sums(DType::f32, args.q.rows, args.q.heads, args.out.dim);
   std::vector<RowState<float>> states(at(args.q.rows * args.q.heads));
-  ForwardArgs part{.q = args.q, .attention = args.attention, .partial = {sums.view, states.data()}};
-  for (const KeyStep& step : steps) attend_there(kernel, with_keys(part, step));
+  KernelForwardArgs part{{.q = args.q, .attention = args.attention}, {sums.view, states.data()}};
+  for (const KeyStep& step : steps) attend_mirrored(kernel, with_keys(part, step));
   part.out = args.out;
   part.lse = args.lse;
   part.max_logit = args.max_logit;
-  there(kernel, part, [](const ForwardArgs& on) { finish_partial(on); });
+  call_mirrored(kernel, part, [](const KernelForwardArgs& there) { finish_partial(finish_args(there)); });
 }
 
 void attend_backward_by(std::string_view kernel, const BackwardArgs& args) {
   if (kernel == kReference) return reference_backward(args);
-  const Place place = place_of(kernel);
-  Twins twins(place);
-  BackwardArgs on = args;
-  on.q = twins.in(args.q);
-  on.k = twins.in(args.k);
-  on.v = twins.in(args.v);
-  on.attention = twins.in(args.attention);
-  on.dout = twins.in(args.dout);
-  on.out = twins.in(args.out);
-  on.lse = twins.in(args.lse);
-  on.dq = twins.out(args.dq);
-  on.dk = twins.out(args.dk);
-  on.dv = twins.out(args.dv);
-  on.dsink = twins.out(args.dsink);
-  on.place = place;
-  twins.send();
-  attend_backward(on, kernel);
-  twins.fetch();
+  DeviceMirror mirror(place_of(kernel));
+  BackwardArgs there = args;
+  there.q = mirror.in(args.q);
+  there.k = mirror.in(args.k);
+  there.v = mirror.in(args.v);
+  there.attention = mirror.in(args.attention);
+  there.dout = mirror.in(args.dout);
+  there.out = mirror.in(args.out);
+  there.lse = mirror.in(args.lse);
+  there.dq = mirror.out(args.dq);
+  there.dk = mirror.out(args.dk);
+  there.dv = mirror.out(args.dv);
+  there.dsink = mirror.out(args.dsink);
+  there.place = mirror.place();
+  mirror.send();
+  attend_backward(there, kernel);
+  mirror.fetch();
 }
 
 }  // namespace weft::check

@@ -11,6 +11,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/device.h"
+#include "weft/state.h"
 #include "weft/tensor.h"
 
 namespace weft::device {
@@ -33,7 +34,8 @@ void fill(const Place& place, double* numbers, Index count, double value);
 
 // -sum over rows of exp(sink - lse)·(out·dout), a number a head. Rows that see no key have out = 0, and their dout is
 // not looked at.
-void sink_gradient(const Place& place, const BackwardArgs& args, double* gradient);
+void sink_gradient(const Place& place, const Sink& sink, const ConstTensorView& lse, const ConstTensorView& out,
+                   const ConstTensorView& dout, double* gradient);
 // numbers [ranks, heads] to one a head, in the order of ranks, rounded into `to` [heads].
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to);
 

@@ -20,7 +20,10 @@ void round_to(const Place&, const TensorView&, const ConstTensorView&, const Ten
 }
 void fill(const Place&, RowState<float>*, Index) { refuse(); }
 void fill(const Place&, double*, Index, double) { refuse(); }
-void sink_gradient(const Place&, const BackwardArgs&, double*) { refuse(); }
+void sink_gradient(const Place&, const Sink&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,
+                   double*) {
+  refuse();
+}
 void reduce(const Place&, const double*, Index, Reduce, const TensorView&) { refuse(); }
 void copy(const Place&, std::span<const Block>, std::span<const Block>) { refuse(); }
 void follow(const Place&, void*) { refuse(); }

@@ -1,15 +1,15 @@
+#include "kernel/check_args.h"
+
 #include <array>
 #include <cmath>
 
 #include "index.h"
-#include "kernel/inputs.h"
 #include "text.h"
 #include "weft/device_plan.h"
 #include "weft/error.h"
 #include "weft/support.h"
 
-namespace weft::reference {
-
+namespace weft {
 namespace {
 
 constexpr std::array kStatistics = {DType::f32, DType::f64};
@@ -60,7 +60,7 @@ void check_sink(const Sink& sink, Index heads) {
   }
 }
 
-// Kernels take both in f32, where what is past these becomes infinite or 0, and logits NaN.
+// Kernels compute in f32, where a larger scale or softcap becomes infinite, a smaller softcap 0, and logits NaN.
 constexpr double kMostScale = 1e38, kLeastSoftcap = 1e-30, kMostSoftcap = 1e30;
 
 void check_attention(const Inputs& in) {
@@ -97,7 +97,7 @@ void check_slice(const Slice& s, std::size_t index, Index rows_q, Index rows_k) 
   }
 }
 
-// Only the device knows the slices; it is known of them which rows they are for.
+// The host does not know the slices themselves, but it knows for how many rows they were planned.
 void check_device_plan(const Inputs& in) {
   if (!in.slices.empty())
     throw Error(text(in.slices.size(), " slices and a device_plan are given"), "give one of the two");
@@ -124,6 +124,28 @@ TensorSpec like(const ConstTensorView& view, std::string_view what, bool output)
   return {.name = what, .rows = view.rows, .heads = view.heads, .dim = view.dim, .output = output};
 }
 
+void check_partial(const KernelForwardArgs& args) {
+  const DType either[] = {DType::f32, sum_type(args.q.dtype)};
+  const std::size_t types = args.q.dtype == DType::f64 ? 2 : 1;
+  check_tensor(args.partial.sums, {.name = "partial.sums",
+                                   .rows = args.q.rows,
+                                   .heads = args.q.heads,
+                                   .dim = args.v.dim,
+                                   .dtypes = std::span(either, types),
+                                   .output = true});
+  const bool f64 = args.partial.sums.dtype == DType::f64;
+  const bool states = f64 ? args.partial.states_f64 != nullptr : args.partial.states != nullptr;
+  const bool others = f64 ? args.partial.states != nullptr : args.partial.states_f64 != nullptr;
+  if ((!states && args.q.rows > 0) || others)
+    throw Error(text("partial.sums is ", name(args.partial.sums.dtype), " and is given ",
+                     others ? "with states of another type" : "without states"),
+                text("give a RowState of ", f64 ? "double (partial.states_f64)" : "float (partial.states)",
+                     " for every row and head"));
+  if (args.out.given() || args.lse.given() || args.max_logit.given())
+    throw Error("out, lse or max_logit is given together with partial",
+                "leave them out here; finish_partial writes them at the end");
+}
+
 }  // namespace
 
 void check_inputs(const Inputs& in) {
@@ -134,22 +156,39 @@ void check_inputs(const Inputs& in) {
   for (std::size_t i = 0; i < in.slices.size(); ++i) check_slice(in.slices[i], i, in.q.rows, in.k.rows);
 }
 
+FinishArgs finish_args(const KernelForwardArgs& args) {
+  return {.partial = args.partial,
+          .sink = args.attention.sink,
+          .out = args.out,
+          .lse = args.lse,
+          .max_logit = args.max_logit,
+          .place = args.place};
+}
+
 void refuse_device_plan(const DevicePlan* plan) {
   if (plan != nullptr)
     throw Error("a device_plan is given to the reference, which reads slices on the host", "give slices (make_plan)");
 }
 
-void check_outputs(const ForwardArgs& args, Index rows, Index heads, Index dim) {
-  check_sink(args.attention.sink, heads);
+void check_outputs(const FinishArgs& args, Index rows, Index heads, Index dim) {
+  check_sink(args.sink, heads);
   check_tensor(args.out, {.name = "out", .rows = rows, .heads = heads, .dim = dim, .output = true});
   if (args.lse.given()) check_statistics(args.lse, "lse", rows, heads, true);
   if (args.max_logit.given()) check_statistics(args.max_logit, "max_logit", 1, heads, true);
-  if (args.part_keys < 0)
-    throw Error(text("part_keys is ", args.part_keys),
-                "give the keys of a part, kUnlimited, or 0 for the kernel's choice");
 }
 
-void check_backward(const BackwardArgs& args) {
+void check_forward(const KernelForwardArgs& args) {
+  check_inputs(inputs_of(args));
+  if (args.partial.given())
+    check_partial(args);
+  else
+    check_outputs(finish_args(args), args.q.rows, args.q.heads, args.v.dim);
+  if (args.keys_per_split < 0)
+    throw Error(text("keys_per_split is ", args.keys_per_split),
+                "give the keys of a split, kUnlimited for none, or 0 for the default");
+}
+
+void check_backward(const KernelBackwardArgs& args) {
   check_inputs(inputs_of(args));
   ConstTensorView out = args.q;  // only its shape counts
   out.dim = args.v.dim;
@@ -177,4 +216,4 @@ void check_backward(const BackwardArgs& args) {
   check_statistics(args.dsink, "dsink", 1, args.q.heads, true);
 }
 
-}  // namespace weft::reference
+}  // namespace weft

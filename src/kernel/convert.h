@@ -1,4 +1,4 @@
-// Rows of any view as f64 and back, rounded once.
+// Loads rows of any dtype as f64 and stores them, rounded once.
 #pragma once
 
 #include <type_traits>
@@ -56,7 +56,7 @@ class F64Rows {
   std::vector<double> values_;
 };
 
-// A whole view, and f64 [rows, heads, dim] rounded into one.
+// A whole view as f64 [rows, heads, dim], and back.
 inline std::vector<double> to_f64(const ConstTensorView& view) {
   std::vector<double> values(at(view.rows * view.heads * view.dim));
   double* to = values.data();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel/cuda/portable/shapes.h"
+#include "kernel/registry.h"
 #include "text.h"
 
 namespace weft {
@@ -14,17 +15,7 @@ std::optional<std::string> portable_refusal(const GpuProperties& gpu, const Kern
   if (!gpu.missing.empty()) return text("there is no GPU: ", gpu.missing);
   if (gpu.major < 8)
     return text("it needs compute capability 8.0 or more, and this GPU has ", gpu.major, ".", gpu.minor);
-  switch (request.dtype) {
-    case DType::f32:
-    case DType::bf16:
-    case DType::f16:
-      break;
-    case DType::f64:
-      return "it computes in f32 and would lose digits of f64";
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      return text("it keeps no scale for every block, which ", name(request.dtype), " needs");
-  }
+  if (auto reason = f32_refusal(request.dtype)) return reason;
   const Index widest = max_of(request.dim_qk, request.dim_v);
   if (widest > kMaxDim) return text("its tiles are made for head dims up to ", kMaxDim, ", not ", widest);
   const bool f32 = request.dtype == DType::f32;

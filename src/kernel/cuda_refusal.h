@@ -1,4 +1,4 @@
-// What GPU kernels cannot do, told from what is known of a GPU: needs neither CUDA nor a GPU.
+// Why GPU kernels refuse a request, decided from a GPU's properties: works without CUDA and without a GPU.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 namespace weft {
 
 struct GpuProperties {
-  std::string missing = {};  // why there is none; empty: there is one
+  std::string missing = {};  // why there is no GPU; empty: there is one
   int major = 0, minor = 0;  // compute capability
-  Index shared_bytes = 0;    // that a block may ask for
+  Index shared_bytes = 0;    // of shared memory that a block may have
 };
 
 std::optional<std::string> portable_refusal(const GpuProperties& gpu, const KernelRequest& request);

@@ -1,4 +1,4 @@
-// Passes over all rows of a tensor, on threads where there is much to touch, and f32 rows rounded on the way.
+// Loops over all rows of a tensor, on threads if there are many, and stores of f32 rows with rounding.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ void each_row(const ConstTensorView& view, const Each& each) {
   cpu::on_threads(cpu::worth_threads(view.rows * view.heads, view.dim), body);
 }
 
-// Nearest even, from f32: what a rounding from f64 gives, at the speed of integers.
+// Rounds to nearest even in integer arithmetic, with the same result as bf16(double).
 inline bf16 to_bf16(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;

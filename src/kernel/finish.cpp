@@ -1,14 +1,12 @@
-// The end of partial states.
-#include <algorithm>
+// finish_partial: partial states become out, lse and max_logit.
 #include <vector>
 
+#include "index.h"
+#include "kernel/check_args.h"
 #include "kernel/each_row.h"
-#include "kernel/inputs.h"
 #include "weft/error.h"
-#include "weft/kernel.h"
 
 #ifdef WEFT_WITH_CUDA
-#include "index.h"
 #include "kernel/cuda/portable/portable.h"
 #endif
 
@@ -27,7 +25,7 @@ void store(const TensorView& view, Index row, Index head, const double* from, do
 }
 
 template <class T>
-void finish_row(const ForwardArgs& args, const RowState<T>* states, const std::vector<T>& sinks, Index row,
+void finish_row(const FinishArgs& args, const RowState<T>* states, const std::vector<T>& sinks, Index row,
                 const std::vector<T>& nothing) {
   const TensorView& sums = args.partial.sums;
   for (Index h = 0; h < sums.heads; ++h) {
@@ -42,10 +40,10 @@ void finish_row(const ForwardArgs& args, const RowState<T>* states, const std::v
 }
 
 template <class T>
-void finish_rows(const ForwardArgs& args, const RowState<T>* states) {
+void finish_rows(const FinishArgs& args, const RowState<T>* states) {
   const TensorView& sums = args.partial.sums;
   std::vector<T> sinks, nothing(at(sums.dim), T{0});
-  for (Index h = 0; h < sums.heads; ++h) sinks.push_back(static_cast<T>(reference::sink_logit(args.attention.sink, h)));
+  for (Index h = 0; h < sums.heads; ++h) sinks.push_back(static_cast<T>(sink_logit(args.sink, h)));
   each_row(sums, [&](Index row) { finish_row(args, states, sinks, row, nothing); });
   for (Index h = 0; args.max_logit.given() && h < sums.heads; ++h) {
     T largest = kMinusInfinity<T>;
@@ -59,13 +57,11 @@ void finish_rows(const ForwardArgs& args, const RowState<T>* states) {
 
 }  // namespace
 
-void finish_partial(const ForwardArgs& args) {
+void finish_partial(const FinishArgs& args) {
   if (!args.partial.given())
     throw Error("finish_partial without partial states", "give the partial of the attend calls");
   const TensorView& sums = args.partial.sums;
-  ForwardArgs bare = args;
-  bare.partial = {};
-  reference::check_outputs(bare, sums.rows, sums.heads, sums.dim);
+  check_outputs(args, sums.rows, sums.heads, sums.dim);
   if (args.place.kind == DeviceKind::cuda) {
 #ifdef WEFT_WITH_CUDA
     cuda::finish_partial(args);

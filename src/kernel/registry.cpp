@@ -1,15 +1,12 @@
 #include "kernel/registry.h"
 
-#include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <vector>
 
+#include "kernel/check_args.h"
 #include "kernel/cpu/drive.h"
-#include "kernel/inputs.h"
 #include "text.h"
 #include "weft/error.h"
-#include "weft/kernel.h"
+#include "weft/reference.h"
 
 #ifdef WEFT_WITH_CUDA
 #include "kernel/cuda/portable/portable.h"
@@ -21,23 +18,10 @@
 namespace weft {
 namespace {
 
-constexpr const char* kNoScales = "it keeps no scale for every block, which floats of 8 bits need";
-constexpr const char* kHostSlices = "it reads slices in memory of the CPU, and those of a device_plan lie on a GPU";
-
-std::optional<std::string> cpu_refusal(const KernelRequest& request) {
+// Why a kernel that reads host memory, a CPU target or the reference, cannot do the request.
+std::optional<std::string> host_refusal(const KernelRequest& request) {
   if (request.device != DeviceKind::cpu) return "it reads memory of the CPU, and the tensors lie on a GPU";
-  if (request.device_plan) return kHostSlices;
-  switch (request.dtype) {
-    case DType::f32:
-    case DType::bf16:
-    case DType::f16:
-      break;
-    case DType::f64:
-      return "it computes in f32 and would lose half of f64's digits";
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      return kNoScales;
-  }
+  if (request.device_plan) return "it reads slices in memory of the CPU, and those of a device_plan lie on a GPU";
   return {};
 }
 
@@ -48,49 +32,11 @@ Kernel cpu_kernel(std::string_view name) {
           .about = kTarget().about,
           .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
             if (!kTarget().runs_here()) return "this machine does not have its instructions";
-            return cpu_refusal(request);
+            if (auto reason = host_refusal(request)) return reason;
+            return f32_refusal(request.dtype);
           },
-          .forward = [](const ForwardArgs& args) { cpu::forward(kTarget(), args); },
-          .backward = [](const BackwardArgs& args) { cpu::backward(kTarget(), args); }};
-}
-
-// f64 inside; the caller's states are read and written around it.
-template <class T>
-void reference_kernel_partial(const ForwardArgs& args, RowState<T>* states) {
-  const TensorView& sums = args.partial.sums;
-  ReferenceState state(sums.rows, sums.heads, sums.dim);
-  std::vector<char> touched(static_cast<std::size_t>(sums.rows), 0);
-  for (const Slice& s : args.slices) {
-    const Slice t = trimmed(s, false);
-    for (Index row = t.q_begin; row < t.q_end; ++row) touched[static_cast<std::size_t>(row)] = 1;
-  }
-  for (Index row = 0; row < sums.rows; ++row) {
-    for (Index head = 0; head < sums.heads; ++head) {
-      const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
-      const RowState<T>& old = states[at];
-      if (!touched[static_cast<std::size_t>(row)] || is_empty(old)) continue;
-      state.states[at] = {static_cast<double>(old.max), static_cast<double>(old.sum)};
-      load_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
-    }
-  }
-  reference_partial(args, state);
-  for (Index row = 0; row < sums.rows; ++row) {
-    for (Index head = 0; touched[static_cast<std::size_t>(row)] && head < sums.heads; ++head) {
-      const std::size_t at = static_cast<std::size_t>(row * sums.heads + head);
-      const RowState<double>& now = state.states[at];
-      states[at] = {static_cast<T>(now.max), static_cast<T>(now.sum)};
-      store_row(sums, row, head, state.accumulators.data() + at * static_cast<std::size_t>(sums.dim));
-    }
-  }
-}
-
-void reference_kernel_forward(const ForwardArgs& args) {
-  if (!args.partial.given())
-    reference_forward(args);
-  else if (args.partial.states_f64 != nullptr)
-    reference_kernel_partial(args, args.partial.states_f64);
-  else
-    reference_kernel_partial(args, args.partial.states);
+          .forward = [](const KernelForwardArgs& args) { cpu::forward(kTarget(), args); },
+          .backward = [](const KernelBackwardArgs& args) { cpu::backward(kTarget(), args); }};
 }
 
 #ifdef WEFT_WITH_CUDA
@@ -124,7 +70,7 @@ std::vector<Kernel> all_kernels() {
 #endif
 #ifdef __x86_64__
   all.push_back(cpu_kernel<cpu::avx512_target>("cpu.avx512"));
-  // Behind it: where it was measured, one port of VDPBF16PS does no more than two of FMA (docs/performance.md).
+  // After avx512: where it was measured, one port of VDPBF16PS does no more than two of FMA (docs/performance.md).
   all.push_back(cpu_kernel<cpu::avx512_bf16_target>("cpu.avx512_bf16"));
   all.push_back(cpu_kernel<cpu::avx2_target>("cpu.avx2"));
 #endif
@@ -132,43 +78,18 @@ std::vector<Kernel> all_kernels() {
   all.push_back({.name = "reference",
                  .about = "exact: f64 inside, every dtype, any head dim",
                  .refusal = [](const KernelRequest& request) -> std::optional<std::string> {
-                   if (request.device != DeviceKind::cpu)
-                     return "it reads memory of the CPU, and the tensors lie on a GPU";
-                   if (request.device_plan) return kHostSlices;
-                   if (std::find(std::begin(kDTypes), std::end(kDTypes), request.dtype) == std::end(kDTypes))
-                     return kNoScales;
+                   if (auto reason = host_refusal(request)) return reason;
+                   if (request.dtype != DType::f64) return f32_refusal(request.dtype);
                    return {};
                  },
-                 .forward = reference_kernel_forward,
+                 .forward = reference_forward,
                  .backward = reference_backward});
   return all;
 }
 
-// Is this one meant by the name? "" means any, "cpu" any CPU target.
+// Whether the name selects this kernel: "" selects any, "cpu" any CPU target.
 bool meant(std::string_view name, const Kernel& kernel) {
   return name.empty() || kernel.name == name || (name == "cpu" && kernel.name.starts_with("cpu."));
-}
-
-void check_partial(const ForwardArgs& args) {
-  const DType either[] = {DType::f32, sum_type(args.q.dtype)};
-  const std::size_t types = args.q.dtype == DType::f64 ? 2 : 1;
-  check_tensor(args.partial.sums, {.name = "partial.sums",
-                                   .rows = args.q.rows,
-                                   .heads = args.q.heads,
-                                   .dim = args.v.dim,
-                                   .dtypes = std::span(either, types),
-                                   .output = true});
-  const bool f64 = args.partial.sums.dtype == DType::f64;
-  const bool states = f64 ? args.partial.states_f64 != nullptr : args.partial.states != nullptr;
-  const bool others = f64 ? args.partial.states != nullptr : args.partial.states_f64 != nullptr;
-  if ((!states && args.q.rows > 0) || others)
-    throw Error(text("partial.sums is ", name(args.partial.sums.dtype), " and is given ",
-                     others ? "with states of another type" : "without states"),
-                text("give a RowState of ", f64 ? "double (partial.states_f64)" : "float (partial.states)",
-                     " for every row and head"));
-  if (args.out.given() || args.lse.given() || args.max_logit.given())
-    throw Error("out, lse or max_logit is given together with partial",
-                "leave them out here; finish_partial writes them at the end");
 }
 
 }  // namespace
@@ -189,6 +110,21 @@ const Kernel& find_kernel(std::string_view name) {
   throw Error(text("there is no kernel '", name, "'"), text("use one of ", names, ", or cpu for the best CPU target"));
 }
 
+std::optional<std::string> f32_refusal(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::bf16:
+    case DType::f16:
+      return {};
+    case DType::f64:
+      return "it computes in f32 and would lose half of f64's digits";
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      return text("it keeps no scale for every block, which ", name(dtype), " needs");
+  }
+  return {};
+}
+
 const Kernel& select_kernel(std::string_view name, const KernelRequest& request) {
   std::string reasons;
   for (const Kernel& kernel : kernels()) {
@@ -197,7 +133,7 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
     if (!refusal) return kernel;
     reasons += text(reasons.empty() ? "" : "; ", "kernel ", kernel.name, " cannot: ", *refusal);
   }
-  if (reasons.empty()) find_kernel(name);  // there is none of that name: says so
+  if (reasons.empty()) find_kernel(name);  // Error: there is no kernel of that name
   throw Error(
       text(request.pass == Pass::forward ? "forward" : "backward", " of ", weft::name(request.dtype), ", head dims ",
            request.dim_qk, " and ", request.dim_v, ": ", reasons),
@@ -206,30 +142,41 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
           : "use kernel reference, which can do all, or none to take the best that can");
 }
 
-void attend(const ForwardArgs& args, std::string_view kernel) {
-  reference::check_inputs(reference::inputs_of(args));
-  if (args.partial.given())
-    check_partial(args);
-  else
-    reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
-  const Kernel& chosen =
-      select_kernel(kernel, {Pass::forward, args.q.dtype, args.q.dim, args.v.dim, args.partial.given(), false,
-                             args.place.kind, args.device_plan != nullptr, args.place.device});
-  if (args.steps != nullptr && (chosen.takes_steps == nullptr || !chosen.takes_steps(args)))
+void attend(const KernelForwardArgs& args, std::string_view kernel) {
+  check_forward(args);
+  const Kernel& chosen = select_kernel(kernel, {.pass = Pass::forward,
+                                                .dtype = args.q.dtype,
+                                                .dim_qk = args.q.dim,
+                                                .dim_v = args.v.dim,
+                                                .partial = args.partial.given(),
+                                                .device = args.place.kind,
+                                                .device_plan = args.device_plan != nullptr,
+                                                .gpu = args.place.device});
+  if (args.steps != nullptr && (args.partial.given() || chosen.takes_steps == nullptr || !chosen.takes_steps(args)))
     throw Error(text("kernel ", chosen.name, " keeps no sums between calls (steps) for these arguments"),
                 "leave steps out and give partial states, which finish_partial ends");
   chosen.forward(args);
 }
 
-void attend_backward(const BackwardArgs& args, std::string_view kernel) {
-  reference::check_backward(args);
-  const Kernel& chosen =
-      select_kernel(kernel, {Pass::backward, args.q.dtype, args.q.dim, args.v.dim, false, args.add_keys,
-                             args.place.kind, args.device_plan != nullptr, args.place.device});
+void attend_backward(const KernelBackwardArgs& args, std::string_view kernel) {
+  check_backward(args);
+  const Kernel& chosen = select_kernel(kernel, {.pass = Pass::backward,
+                                                .dtype = args.q.dtype,
+                                                .dim_qk = args.q.dim,
+                                                .dim_v = args.v.dim,
+                                                .add_keys = args.add_keys,
+                                                .device = args.place.kind,
+                                                .device_plan = args.device_plan != nullptr,
+                                                .gpu = args.place.device});
   if (args.steps != nullptr && (chosen.takes_steps_backward == nullptr || !chosen.takes_steps_backward(args)))
     throw Error(text("kernel ", chosen.name, " has no dq summed up over calls (steps) for these arguments"),
                 "leave steps out, give each call an f32 dq of its own and add them");
   chosen.backward(args);
+}
+
+void attend(const ForwardArgs& args, std::string_view kernel) { attend(KernelForwardArgs{args}, kernel); }
+void attend_backward(const BackwardArgs& args, std::string_view kernel) {
+  attend_backward(KernelBackwardArgs{args}, kernel);
 }
 
 }  // namespace weft

@@ -6,25 +6,22 @@
 #include "index.h"
 #include "prepare/reach.h"
 #include "run/agreement.h"
+#include "run/execution_context.h"
 #include "run/head_numbers.h"
 #include "run/in_use.h"
+#include "run/kernel_args.h"
 #include "run/messages.h"
 #include "run/rows.h"
-#include "run/seat.h"
 #include "run/workspace.h"
 #include "text.h"
 #include "weft/error.h"
-#include "weft/kernel.h"
 #include "weft/support.h"
 
 namespace weft {
-namespace {
 
 using run::ConstKv;
 using run::Kv;
 using run::Slot;
-
-}  // namespace
 
 Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
   if (!how.drop) return max_of(1, micros.rows().end);
@@ -37,7 +34,7 @@ Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
   return rows;
 }
 
-struct KvBuffer::Parts {
+struct KvBuffer::Data {
   struct Sequence {
     MicroSequences micros;
     Problem problem;
@@ -48,12 +45,12 @@ struct KvBuffer::Parts {
     Request request;
   };
 
-  Parts(Communicator& comm, KvBufferOptions how)
+  Data(Communicator& comm, KvBufferOptions how)
       : options(std::move(how)),
-        seat(comm, options.place, options.memory),
+        context(comm, options.place, options.memory),
         agreement(options.checked ? std::make_unique<run::Agreement>(comm) : nullptr),
-        communicator(agreement ? agreement->communicator() : seat.communicator()),
-        workspace(seat.memory()) {
+        communicator(agreement ? agreement->communicator() : context.communicator()),
+        workspace(context.memory()) {
     if (agreement) agreement->compare(call(run::CallKind::make_buffer), run::fingerprints(options));
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
@@ -69,7 +66,7 @@ struct KvBuffer::Parts {
   }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 
-  // Tokens as rows: one range, or two where the buffer ends in between.
+  // Rows of some tokens: one range, or two if they cross the buffer's end.
   std::vector<Range> places(Range tokens) const {
     std::vector<Range> all;
     for (Index t = tokens.begin; t < tokens.end;) {
@@ -80,27 +77,19 @@ struct KvBuffer::Parts {
     return all;
   }
   void use(const Place& place) {
-    seat.use(place, "K/V buffer");
-    if (place.stream != options.place.stream) {  // what is under way is awaited by the stream that it began in
+    context.use(place, "K/V buffer");
+    if (place.stream != options.place.stream) {  // the stream that a gather began in waits for it
       while (!arrivals.empty()) wait_for(arrivals.front().micro);
       device::follow(place, options.place.stream);
     }
     options.place = place;
   }
-  // What ranks compare of a call: with the keys that it will have.
-  std::vector<run::Fingerprint> asked(ForwardArgs args) const {
-    args.k = kv.k;
-    args.v = kv.v;
-    return run::fingerprints(args, options.kernel);
-  }
-  std::vector<run::Fingerprint> asked(BackwardArgs args) const {
-    args.k = kv.k;
-    args.v = kv.v;
-    args.add_keys = true;
-    return run::fingerprints(args, options.kernel);
-  }
   std::vector<Slice> slices(Index micro) const;
-  void check_own(const ConstTensorView& k, const ConstTensorView& v) const;
+  void check_window(std::string_view k_name, const ConstTensorView& k, std::string_view v_name,
+                    const ConstTensorView& v, std::span<const DType> dtypes, bool output) const;
+  void check_own(const ConstTensorView& k, const ConstTensorView& v) const {
+    check_window("k", k, "v", v, {&options.dtype, 1}, false);
+  }
   void check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const;
   void gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
   std::optional<Index> missing(Index micro) const;
@@ -108,27 +97,27 @@ struct KvBuffer::Parts {
   void wait_for(Index micro);
   void check_room_for(Index micro) const;
   void need_gradients(Index micro);
-  void give_back(Index micro, const BackwardArgs& args);
+  void return_gradients(Index micro, const KvBufferBackwardArgs& args);
 
   KvBufferOptions options;
-  run::Seat seat;
+  run::ExecutionContext context;
   std::unique_ptr<run::Agreement> agreement;  // if checked
   Communicator& communicator;
   run::Workspace workspace;
   Kv kv, gradients;  // gradients of sum_type
   std::optional<Sequence> sequence;
-  Range held;                 // tokens in the buffer or on their way
-  Index gathered = 0;         // micro-sequences that came, or are on their way, in the forward
-  bool backwards = false;     // a backward has begun, and
-  Index back = 0;             // backward(back - 1) is next
+  Range held;                 // tokens in the buffer or in flight
+  Index gathered = 0;         // micro-sequences whose gather has begun in the forward
+  bool backwards = false;     // a backward has begun
+  Index back = 0;             // backward(back - 1) is next, once one has begun
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
   std::deque<Arrival> arrivals;
   Index bytes_gathered = 0;
   mutable run::InUse in_use;
 };
 
-// In rows of the buffer: where tokens go round its end, a slice becomes two.
-std::vector<Slice> KvBuffer::Parts::slices(Index micro) const {
+// Slices in rows of the buffer: one that crosses the buffer's end becomes two.
+std::vector<Slice> KvBuffer::Data::slices(Index micro) const {
   const Sequence& s = now();
   const Range keys{held.begin, s.micros.rows(micro).end};
   std::vector<Slice> all;
@@ -146,15 +135,24 @@ std::vector<Slice> KvBuffer::Parts::slices(Index micro) const {
   return all;
 }
 
-void KvBuffer::Parts::check_own(const ConstTensorView& k, const ConstTensorView& v) const {
-  const DType dtype[] = {options.dtype};
-  const Index rows = now().micros.local();
-  check_tensor(k, {.name = "k", .rows = rows, .heads = options.heads, .dim = options.dim_qk, .dtypes = dtype});
-  check_tensor(v, {.name = "v", .rows = rows, .heads = options.heads, .dim = options.dim_v, .dtypes = dtype});
+// That K and V, or their gradients, have the shape of the rank's window.
+void KvBuffer::Data::check_window(std::string_view k_name, const ConstTensorView& k, std::string_view v_name,
+                                  const ConstTensorView& v, std::span<const DType> dtypes, bool output) const {
+  TensorSpec spec{.name = k_name,
+                  .rows = now().micros.local(),
+                  .heads = options.heads,
+                  .dim = options.dim_qk,
+                  .dtypes = dtypes,
+                  .output = output};
+  check_tensor(k, spec);
+  spec.name = v_name;
+  spec.dim = options.dim_v;
+  check_tensor(v, spec);
 }
 
-// Of every rank's window the part that lies in `tokens`, straight from the ranks' tensors into its rows here.
-void KvBuffer::Parts::start(Index micro, Range tokens, const ConstKv& own) {
+// Starts the all-gather of `tokens`: of every rank's window the rows that lie in them, from the ranks' tensors straight
+// into the buffer.
+void KvBuffer::Data::start(Index micro, Range tokens, const ConstKv& own) {
   const auto part = [&](Index of) {
     const Range window = now().micros.rows(of, micro);
     return Range{max_of(window.begin, tokens.begin), min_of(window.end, tokens.end)};
@@ -171,7 +169,7 @@ void KvBuffer::Parts::start(Index micro, Range tokens, const ConstKv& own) {
   bytes_gathered += tokens.size() * options.heads * (options.dim_qk + options.dim_v) * size_of(options.dtype);
 }
 
-void KvBuffer::Parts::wait_for(Index micro) {
+void KvBuffer::Data::wait_for(Index micro) {
   const bool awaited =
       std::any_of(arrivals.begin(), arrivals.end(), [&](const Arrival& a) { return a.micro == micro; });
   while (awaited && !arrivals.empty()) {
@@ -180,14 +178,14 @@ void KvBuffer::Parts::wait_for(Index micro) {
     try {
       next.request.wait();
     } catch (...) {
-      sequence.reset();  // its keys never came: nothing may be computed with what lies there
+      sequence.reset();  // its keys did not arrive: nothing may be computed with the rows of the buffer
       throw;
     }
     if (next.micro == micro) break;
   }
 }
 
-void KvBuffer::Parts::check_room_for(Index micro) const {
+void KvBuffer::Data::check_room_for(Index micro) const {
   const Index end = now().micros.rows(micro).end;
   if (end - held.begin > options.rows)
     throw Error(text("micro-sequence ", micro, " brings rows up to ", end, " while rows from ", held.begin,
@@ -195,8 +193,8 @@ void KvBuffer::Parts::check_room_for(Index micro) const {
                 "give it more rows (key_rows with `ahead`), or gather after the forward of the one before");
 }
 
-// That the micro-sequence is the one whose keys come next, and that there is room for them.
-void KvBuffer::Parts::check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const {
+// Error unless this micro-sequence is the next one to gather, and there is room for its keys.
+void KvBuffer::Data::check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const {
   now().micros.rows(micro);  // Error if there is no such micro-sequence
   if (micro != gathered || backwards)
     throw Error(text("gather of micro-sequence ", micro, ", and ", gathered, " is next"),
@@ -205,7 +203,7 @@ void KvBuffer::Parts::check_next(Index micro, const ConstTensorView& k, const Co
   check_room_for(micro);
 }
 
-void KvBuffer::Parts::gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
+void KvBuffer::Data::gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
   const Range tokens = now().micros.rows(micro);
   held.end = tokens.end;
   start(micro, tokens, {k, v});
@@ -213,7 +211,7 @@ void KvBuffer::Parts::gather(Index micro, const ConstTensorView& k, const ConstT
 }
 
 // The gradients of all keys that micro's queries see, and of its own keys, start as zeros.
-void KvBuffer::Parts::need_gradients(Index micro) {
+void KvBuffer::Data::need_gradients(Index micro) {
   if (gradients.k.data == nullptr)
     gradients = run::take_kv(workspace, Slot::key_gradients_0, shape(sum_type(options.dtype)));
   const Index end = now().micros.rows(micro).end;
@@ -231,12 +229,12 @@ void KvBuffer::Parts::need_gradients(Index micro) {
   gradients_begin = begin;
 }
 
-// Nobody adds to the keys of `micro` any more: their gradients go to the ranks that own them, and are added in the
-// order of ranks.
-void KvBuffer::Parts::give_back(Index micro, const BackwardArgs& args) {
+// The gradients of micro's keys are complete: a reduce-scatter takes them to the ranks that own the keys, where they
+// are added in the order of ranks.
+void KvBuffer::Data::return_gradients(Index micro, const KvBufferBackwardArgs& args) {
   const Index local = now().micros.local();
   const DType type = sum_type(options.dtype);
-  const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed where they belong
+  const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed in the outputs themselves
   Kv mine = run::take_kv(workspace, Slot::own_key_gradients,
                          {local, options.heads, there_k ? 0 : options.dim_qk, there_v ? 0 : options.dim_v, type});
   if (there_k) mine.k = args.dk;
@@ -265,21 +263,21 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
   if (options.place.kind != DeviceKind::cpu && options.checked)
     throw Error("checked mode of a K/V buffer with tensors on a GPU",
                 "check on the CPU, or leave it out: messages of a GPU carry no sums");
-  parts_ = std::make_unique<Parts>(communicator, std::move(options));
+  data_ = std::make_unique<Data>(communicator, std::move(options));
 }
 
 KvBuffer::~KvBuffer() = default;
 KvBuffer::KvBuffer(KvBuffer&&) noexcept = default;
 
 void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  Parts& p = *parts_;
-  if (micros.ranks() != p.communicator.ranks())
-    throw Error(text("micro-sequences for ", micros.ranks(), " ranks on ", p.communicator.ranks()),
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  Data& d = *data_;
+  if (micros.ranks() != d.communicator.ranks())
+    throw Error(text("micro-sequences for ", micros.ranks(), " ranks on ", d.communicator.ranks()),
                 "make them with communicator.ranks()");
-  const Index rows = key_rows(micros, mask, {.drop = p.options.drop});
-  if (rows > p.options.rows)
-    throw Error(text("the sequence needs ", rows, " rows and the buffer has ", p.options.rows),
+  const Index rows = key_rows(micros, mask, {.drop = d.options.drop});
+  if (rows > d.options.rows)
+    throw Error(text("the sequence needs ", rows, " rows and the buffer has ", d.options.rows),
                 text("give KvBufferOptions::rows = ", rows, " or more (key_rows)"));
   Problem problem = micros.problem(mask);
   prepare::Reach reach = prepare::reach_of(micros, problem);
@@ -289,68 +287,65 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
                      ") see keys up to ", reach.end[at(m)], ", which come later"),
                 "use a causal mask, or micro-sequences that end where documents do");
   }
-  if (p.agreement) p.agreement->compare(p.call(run::CallKind::begin), run::fingerprints(micros, problem));
-  const Index begin = p.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
-  p.arrivals.clear();
-  p.sequence.emplace(Parts::Sequence{micros, std::move(problem), std::move(reach)});
-  p.held = {begin, micros.rows().begin};
-  p.gathered = p.back = p.bytes_gathered = 0;
-  p.backwards = false;
+  if (d.agreement) d.agreement->compare(d.call(run::CallKind::begin), run::fingerprints(micros, problem));
+  const Index begin = d.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
+  d.arrivals.clear();
+  d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach)});
+  d.held = {begin, micros.rows().begin};
+  d.gathered = d.back = d.bytes_gathered = 0;
+  d.backwards = false;
 }
 
 void KvBuffer::use(const Place& place) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  parts_->use(place);
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  data_->use(place);
 }
 
 void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  Parts& p = *parts_;
-  p.check_next(micro, k, v);
-  if (p.agreement) p.agreement->compare(p.call(run::CallKind::gather, micro), {});
-  p.gather(micro, k, v);
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  Data& d = *data_;
+  d.check_next(micro, k, v);
+  if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather, micro), {});
+  d.gather(micro, k, v);
 }
 
-void KvBuffer::forward(Index micro, const ForwardArgs& args) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  Parts& p = *parts_;
-  p.use(args.place);
-  if (!args.slices.empty() || args.device_plan != nullptr || args.partial.given())
-    throw Error("slices, a device_plan or partial are given to a K/V buffer",
-                "leave them out: they are the sequence's business");
-  if (args.q.rows != p.now().micros.local())
-    throw Error(text("q has ", args.q.rows, " rows and a window has ", p.now().micros.local()),
+void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  Data& d = *data_;
+  d.use(args.place);
+  if (args.q.rows != d.now().micros.local())
+    throw Error(text("q has ", args.q.rows, " rows and a window has ", d.now().micros.local()),
                 "give the rows of this rank's window");
-  const bool gathers = micro >= p.gathered;
+  const bool gathers = micro >= d.gathered;
   if (gathers) {
-    p.check_next(micro, args.k, args.v);
+    d.check_next(micro, args.k, args.v);
   } else if (args.k.given() || args.v.given()) {
     throw Error(text("k or v of micro-sequence ", micro, " is given, and it was gathered before"),
                 "leave them out here");
   }
-  const run::CollectiveCall call = p.call(run::CallKind::forward, micro, args.layer);
-  const std::uint64_t number = p.agreement ? p.agreement->compare(call, p.asked(args)) : 0;
-  if (gathers) p.gather(micro, args.k, args.v);
-  p.wait_for(micro);
-  const std::vector<Slice> slices = p.slices(micro);
+  const run::CollectiveCall call = d.call(run::CallKind::forward, micro, args.layer);
+  KernelForwardArgs kernel_args = run::forward_call(args, run::constant(d.kv));
+  const std::uint64_t number =
+      d.agreement ? d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel)) : 0;
+  if (gathers) d.gather(micro, args.k, args.v);
+  d.wait_for(micro);
+  const std::vector<Slice> slices = d.slices(micro);
+  kernel_args.slices = slices;
   std::optional<run::HeadNumbers> largest;
-  if (args.max_logit.given())
-    largest.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), kMinusInfinity<double>);
-  ForwardArgs whole = args;
-  whole.k = p.kv.k;
-  whole.v = p.kv.v;
-  whole.slices = slices;
-  if (args.max_logit.given()) whole.max_logit = largest->view();
-  attend(whole, p.options.kernel);
-  if (args.max_logit.given()) largest->reduce_into(p.communicator, Reduce::max, args.max_logit);
-  // Nobody is done before everybody is: an error anywhere is one everywhere.
-  if (p.agreement) p.agreement->end(call, number, args.out, args.lse);
-  // The last one's keys stay: its backward comes first.
-  if (p.options.drop && micro + 1 < p.now().micros.micros())
-    p.held.begin = max_of(p.held.begin, p.now().reach.needed[at(micro + 1)]);
+  if (args.max_logit.given()) {
+    largest.emplace(args.place, d.workspace, args.q.heads, d.communicator.ranks(), kMinusInfinity<double>);
+    kernel_args.max_logit = largest->view();
+  }
+  attend(kernel_args, d.options.kernel);
+  if (largest) largest->reduce_into(d.communicator, Reduce::max, args.max_logit);
+  // No rank returns before all are done, so that an error on one is an error on all.
+  if (d.agreement) d.agreement->end(call, number, args.out, args.lse);
+  // The keys of the last micro-sequence stay: its backward comes first.
+  if (d.options.drop && micro + 1 < d.now().micros.micros())
+    d.held.begin = max_of(d.held.begin, d.now().reach.needed[at(micro + 1)]);
 }
 
-std::optional<Index> KvBuffer::Parts::missing(Index micro) const {
+std::optional<Index> KvBuffer::Data::missing(Index micro) const {
   const MicroSequences& micros = now().micros;
   if (micro < 0 || micro >= micros.micros() || held.begin <= now().reach.first[at(micro)]) return {};
   if (held.begin <= micros.rows().begin)
@@ -360,80 +355,77 @@ std::optional<Index> KvBuffer::Parts::missing(Index micro) const {
 }
 
 std::optional<Index> KvBuffer::missing(Index micro) const {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  return parts_->missing(micro);
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  return data_->missing(micro);
 }
 
 void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTensorView& v) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  Parts& p = *parts_;
-  const Index next = p.next_backward();
-  const std::optional<Index> wanted = p.missing(next);
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  Data& d = *data_;
+  const Index next = d.next_backward();
+  const std::optional<Index> wanted = d.missing(next);
   if (wanted != micro)
     throw Error(
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
         "ask missing() which one is");
-  p.check_own(k, v);
-  if (p.agreement) p.agreement->compare(p.call(run::CallKind::gather_again, micro), {});
-  const MicroSequences& micros = p.now().micros;
-  p.held.end = micros.rows(next).end;  // later ones are done: their rows are free
-  const Range tokens{max_of(micros.rows(micro).begin, p.now().reach.first[at(next)]), p.held.begin};
-  p.start(micro, tokens, {k, v});
-  p.wait_for(micro);
-  p.held.begin = tokens.begin;
+  d.check_own(k, v);
+  if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather_again, micro), {});
+  const MicroSequences& micros = d.now().micros;
+  d.held.end = micros.rows(next).end;  // later ones are done: their rows are free
+  const Range tokens{max_of(micros.rows(micro).begin, d.now().reach.first[at(next)]), d.held.begin};
+  d.start(micro, tokens, {k, v});
+  d.wait_for(micro);
+  d.held.begin = tokens.begin;
 }
 
-void KvBuffer::backward(Index micro, const BackwardArgs& args) {
-  const run::InUse::Call guard(parts_->in_use, "K/V buffer");
-  Parts& p = *parts_;
-  p.use(args.place);
-  const MicroSequences& micros = p.now().micros;
-  const Index next = p.next_backward();
+void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
+  const run::InUse::Call guard(data_->in_use, "K/V buffer");
+  Data& d = *data_;
+  d.use(args.place);
+  const MicroSequences& micros = d.now().micros;
+  const Index next = d.next_backward();
   if (micro != next || micro < 0)
     throw Error(text("backward of micro-sequence ", micro, ", and ", next < 0 ? "none" : text(next), " is next"),
                 "go through the micro-sequences of the forward in reverse");
-  if (!args.slices.empty() || args.device_plan != nullptr || args.k.given() || args.v.given() || args.add_keys)
-    throw Error("k, v, slices, a device_plan or add_keys are given to the backward of a K/V buffer", "leave them out");
   if (!args.out.given() && micros.local() > 0)
     throw Error("out and lse are left out", "give both, as the forward wrote them");
-  if (const std::optional<Index> wanted = p.missing(micro))
+  if (const std::optional<Index> wanted = d.missing(micro))
     throw Error(text("backward of micro-sequence ", micro, " needs dropped rows of micro-sequence ", *wanted),
                 "call gather_again until missing() names none");
-  const Index local = micros.local();
-  const TensorSpec dk{.name = "dk", .rows = local, .heads = p.options.heads, .dim = p.options.dim_qk, .output = true};
-  const TensorSpec dv{.name = "dv", .rows = local, .heads = p.options.heads, .dim = p.options.dim_v, .output = true};
-  check_tensor(args.dk, dk);
-  check_tensor(args.dv, dv);
-  const run::CollectiveCall call = p.call(run::CallKind::backward, micro, args.layer);
-  if (p.agreement) p.agreement->compare(call, p.asked(args), p.agreement->forwards_of(args.out, args.lse));
-  while (!p.arrivals.empty()) p.wait_for(p.arrivals.front().micro);
-  p.need_gradients(micro);
-  p.held.end = micros.rows(micro).end;
-  p.back = micro;
+  d.check_window("dk", args.dk, "dv", args.dv, kDTypes, true);
+  const run::CollectiveCall call = d.call(run::CallKind::backward, micro, args.layer);
+  KernelBackwardArgs kernel_args = run::backward_call(args, run::constant(d.kv));
+  kernel_args.deterministic = args.deterministic;
+  kernel_args.add_keys = true;
+  if (d.agreement)
+    d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel),
+                         d.agreement->forwards_of(args.out, args.lse));
+  while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);
+  d.need_gradients(micro);
+  d.held.end = micros.rows(micro).end;
+  d.back = micro;
 
-  const std::vector<Slice> slices = p.slices(micro);
+  const std::vector<Slice> slices = d.slices(micro);
+  kernel_args.slices = slices;
+  kernel_args.dk = d.gradients.k;
+  kernel_args.dv = d.gradients.v;
   std::optional<run::HeadNumbers> dsink;
-  if (args.dsink.given()) dsink.emplace(args.place, p.workspace, args.q.heads, p.communicator.ranks(), 0);
-  BackwardArgs whole = args;
-  whole.k = p.kv.k;
-  whole.v = p.kv.v;
-  whole.slices = slices;
-  whole.dk = p.gradients.k;
-  whole.dv = p.gradients.v;
-  whole.add_keys = true;
-  if (args.dsink.given()) whole.dsink = dsink->view();
-  attend_backward(whole, p.options.kernel);
-  p.give_back(micro, args);
-  if (args.dsink.given()) dsink->reduce_into(p.communicator, Reduce::sum, args.dsink);
-  if (p.agreement) p.agreement->end(call);
+  if (args.dsink.given()) {
+    dsink.emplace(args.place, d.workspace, args.q.heads, d.communicator.ranks(), 0);
+    kernel_args.dsink = dsink->view();
+  }
+  attend_backward(kernel_args, d.options.kernel);
+  d.return_gradients(micro, args);
+  if (dsink) dsink->reduce_into(d.communicator, Reduce::sum, args.dsink);
+  if (d.agreement) d.agreement->end(call);
 }
 
-Index KvBuffer::buffer_begin() const { return parts_->held.begin; }
-Index KvBuffer::row_of(Index token) const { return token % parts_->options.rows; }
-TensorView KvBuffer::k() const { return parts_->kv.k; }
-TensorView KvBuffer::v() const { return parts_->kv.v; }
-TensorView KvBuffer::dk() const { return parts_->gradients.k; }
-TensorView KvBuffer::dv() const { return parts_->gradients.v; }
-KvBuffer::Use KvBuffer::use() const { return {parts_->workspace.held(), parts_->bytes_gathered}; }
+Index KvBuffer::buffer_begin() const { return data_->held.begin; }
+Index KvBuffer::row_of(Index token) const { return token % data_->options.rows; }
+TensorView KvBuffer::k() const { return data_->kv.k; }
+TensorView KvBuffer::v() const { return data_->kv.v; }
+TensorView KvBuffer::dk() const { return data_->gradients.k; }
+TensorView KvBuffer::dv() const { return data_->gradients.v; }
+KvBuffer::Use KvBuffer::use() const { return {data_->workspace.held(), data_->bytes_gathered}; }
 
 }  // namespace weft

@@ -5,12 +5,11 @@
 #include "comm/blocks.h"
 #include "device/device.h"
 #include "index.h"
+#include "run/kernel_args.h"
 #include "text.h"
 #include "weft/error.h"
-#include "weft/kernel.h"
 
 namespace weft {
-namespace {}  // namespace
 
 KvCache::KvCache(const TensorView& k, const TensorView& v, std::span<const Index> offsets, std::span<const Index> used)
     : k_(k), v_(v) {
@@ -90,16 +89,10 @@ std::vector<Slice> KvCache::slices(std::span<const Index> counts, Mask mask) con
   return Problem(packing, std::move(mask)).global_slices();
 }
 
-void KvCache::attend(std::span<const Index> counts, const ForwardArgs& args, const Mask& mask,
+void KvCache::attend(std::span<const Index> counts, const KvCacheArgs& args, const Mask& mask,
                      std::string_view kernel) const {
-  if (args.k.given() || args.v.given() || !args.slices.empty() || args.device_plan != nullptr)
-    throw Error("k, v, slices or a device_plan are given with a cache", "leave them out: they are the cache's own");
   const std::vector<Slice> all = slices(counts, mask);
-  ForwardArgs whole = args;
-  whole.k = k_;
-  whole.v = v_;
-  whole.slices = all;
-  weft::attend(whole, kernel);
+  weft::attend(run::forward_call(args, {k_, v_}, all), kernel);
 }
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/plan.h"
@@ -8,16 +9,15 @@
 namespace weft {
 namespace {
 
-void check_place(std::string_view what, Index at, Index count) {
-  if (at < 0 || at >= count) throw Error(text(what, " ", at, " of ", count), text("name one of 0 .. ", count - 1));
+void check_index(std::string_view what, Index i, Index count) {
+  if (i < 0 || i >= count) throw Error(text(what, " ", i, " of ", count), text("name one of 0 .. ", count - 1));
 }
 
 // Entry of each row: cu[i] <= row < cu[i + 1] gives i + 1.
 std::vector<Index> entries_of_rows(const std::vector<Index>& cu) {
   std::vector<Index> index;
-  index.reserve(static_cast<std::size_t>(cu.back()));
-  for (std::size_t i = 1; i < cu.size(); ++i)
-    index.insert(index.end(), static_cast<std::size_t>(cu[i] - cu[i - 1]), static_cast<Index>(i));
+  index.reserve(at(cu.back()));
+  for (std::size_t i = 1; i < cu.size(); ++i) index.insert(index.end(), at(cu[i] - cu[i - 1]), static_cast<Index>(i));
   return index;
 }
 
@@ -47,7 +47,7 @@ std::vector<Index> Window::document_index_k() const { return entries_of_rows(cu_
 
 std::vector<Index> Window::position_index() const {
   std::vector<Index> positions;
-  positions.reserve(static_cast<std::size_t>(rows()));
+  positions.reserve(at(rows()));
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     const Index keys = cu_seqlens_k[i + 1] - cu_seqlens_k[i];
     for (Index row = 0; row < lengths[i]; ++row) positions.push_back(keys - lengths[i] + row);
@@ -81,28 +81,28 @@ MicroSequences::MicroSequences(const Stream& documents, const MicroSplit& split)
 }
 
 void MicroSequences::find_spans(const Stream& documents) {
-  Index at = rows_.begin;
+  Index next = rows_.begin;
   const auto nobody_until = [&](Index end) {
-    if (at < end) spans_.push_back({at, end, at, kNoDocument});
-    at = end;
+    if (next < end) spans_.push_back({next, end, next, kNoDocument});
+    next = end;
   };
   for (Index i = 0; i < documents.sequences(); ++i) {
     if (documents.used(i) == 0) continue;
     nobody_until(documents.offset(i));
-    at = documents.offset(i) + documents.used(i);
-    spans_.push_back({documents.offset(i), at, packing_.k().offset(i), i});
+    next = documents.offset(i) + documents.used(i);
+    spans_.push_back({documents.offset(i), next, packing_.k().offset(i), i});
   }
   nobody_until(rows_.end);
 }
 
 Range MicroSequences::rows(Index micro) const {
-  check_place("micro-sequence", micro, micros_);
+  check_index("micro-sequence", micro, micros_);
   const Index size = local_ * ranks_, begin = rows_.begin + micro * size;
   return {begin, begin + size};
 }
 
 Range MicroSequences::rows(Index rank, Index micro) const {
-  check_place("rank", rank, ranks_);
+  check_index("rank", rank, ranks_);
   const Index begin = rows(micro).begin + rank * local_;
   return {begin, begin + local_};
 }
@@ -153,11 +153,11 @@ std::vector<Slice> MicroSequences::slices(const Problem& problem, Index rank, In
 
 std::vector<std::uint8_t> MicroSequences::dense_mask(const Problem& problem, Index rank, Index micro) const {
   const Window w = window(rank, micro);
-  std::vector<std::uint8_t> mask(static_cast<std::size_t>(w.rows() * w.keys()), 0);
+  std::vector<std::uint8_t> mask(at(w.rows() * w.keys()), 0);
   for (const Slice& s : slices(problem, rank, micro, {w.first_document_begin, w.end}))
     for (Index q = s.q_begin; q < s.q_end; ++q)
       for (Index k = max_of(s.k_begin, shift_bound(s.lo, q)); k < min_of(s.k_end, shift_bound(s.hi, q + 1)); ++k)
-        mask[static_cast<std::size_t>(q * w.keys() + k)] = 1;
+        mask[at(q * w.keys() + k)] = 1;
   return mask;
 }
 

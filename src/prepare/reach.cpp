@@ -1,5 +1,7 @@
 #include "prepare/reach.h"
 
+#include "index.h"
+
 namespace weft::prepare {
 
 Reach reach_of(const MicroSequences& micros, const Problem& problem) {
@@ -14,9 +16,8 @@ Reach reach_of(const MicroSequences& micros, const Problem& problem) {
       part.q_end = min_of(s.q_end, micros.rows(m).end);
       const Range seen = touched_keys(part);
       if (seen.size() == 0) continue;
-      const auto at = static_cast<std::size_t>(m);
-      reach.first[at] = min_of(reach.first[at], seen.begin);
-      reach.end[at] = max_of(reach.end[at], seen.end);
+      reach.first[at(m)] = min_of(reach.first[at(m)], seen.begin);
+      reach.end[at(m)] = max_of(reach.end[at(m)], seen.end);
     }
   }
   reach.needed = reach.first;

@@ -1,4 +1,4 @@
-// How far back micro-sequences look.
+// Which keys the queries of each micro-sequence see.
 #pragma once
 
 #include <vector>

@@ -6,19 +6,20 @@
 #include <map>
 
 #include "comm/checked.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::run {
 namespace {
 
-// What goes to every rank, always of one size: ranks that do different things still meet.
+// What each rank sends to all others. It always has the same size, so that ranks in different calls can compare too.
 struct Record {
   static constexpr std::size_t kParts = 24;
 
-  std::uint64_t kind = 0, object = 0, layer = 0, micro = 0;  // layer, micro: 0: none
+  std::uint64_t kind = 0, object = 0, layer = 0, micro = 0;  // layer and micro count from 1; 0: none
   std::uint64_t calls = 0;
-  std::uint64_t forward = 0, forwards = 0, several = 0;  // see Forwards
+  std::uint64_t forward = 0, forwards = 0, several = 0;  // of detail::Forwards (comm/calls.h)
   std::array<std::uint64_t, kParts> parts = {};
 };
 
@@ -60,7 +61,7 @@ std::string name(const Record& r, bool with_object) {
   return words;
 }
 
-// Ranks by what they have, with what most have last; of equals, what the lowest rank has.
+// Ranks grouped by equal keys, the largest group last; of groups of one size, the one with the lowest rank.
 template <class Key>
 std::vector<Ranks> groups(const std::vector<Record>& all, const Key& key) {
   std::map<decltype(key(all[0])), Ranks> holders;
@@ -79,17 +80,18 @@ std::string each(const std::vector<Ranks>& all, const std::function<std::string(
   return words;
 }
 
+const Record& first_of(const std::vector<Record>& all, const Ranks& ranks) { return all[at(ranks.front())]; }
+
 constexpr const char* kInStep =
     "let every rank make the same calls in the same order: one has left out a call, or made one twice";
 
 void check_kind(const std::vector<Record>& all) {
-  const auto at = [&](Index rank) -> const Record& { return all[static_cast<std::size_t>(rank)]; };
   const auto by_call = groups(all, [](const Record& r) { return std::array{r.kind, r.layer, r.micro, r.object}; });
   if (by_call.size() == 1) return;
-  // Nothing else tells them apart.
+  // The object's number is mentioned only if the calls differ in nothing else.
   const bool objects = groups(all, [](const Record& r) { return std::array{r.kind, r.layer, r.micro}; }).size() == 1;
   const auto words = [&](const Ranks& ranks) {
-    return text(list(ranks), ranks.size() == 1 ? " is at " : " are at ", name(at(ranks.front()), objects));
+    return text(list(ranks), ranks.size() == 1 ? " is at " : " are at ", name(first_of(all, ranks), objects));
   };
   throw Error(text("call ", all[0].calls, ": ", each(by_call, words)), kInStep);
 }
@@ -108,17 +110,18 @@ void check_parts(const std::vector<Record>& all, const std::vector<Fingerprint>&
   }
 }
 
-// What a backward is given was written by one call on all ranks. Where several calls wrote the same, one of them.
+// Error unless out and lse of a backward were written by the same call on all ranks. If several calls of a rank wrote
+// the same bits, one of them must be that call.
 void check_forwards(const std::vector<Record>& all) {
-  const auto at = [&](const Ranks& ranks) -> const Record& { return all[static_cast<std::size_t>(ranks.front())]; };
+  const auto record = [&](const Ranks& ranks) -> const Record& { return first_of(all, ranks); };
   std::uint64_t common = ~std::uint64_t{0};
   for (const Record& r : all) common &= r.forwards;
   std::vector<Ranks> of_one = groups(all, [](const Record& r) { return r.several != 0 ? 0 : r.forward; });
-  std::erase_if(of_one, [&](const Ranks& ranks) { return at(ranks).several != 0 || at(ranks).forward == 0; });
+  std::erase_if(of_one, [&](const Ranks& ranks) { return record(ranks).several != 0 || record(ranks).forward == 0; });
   if (common != 0 && of_one.size() <= 1) return;
   std::vector<Ranks> by_call = groups(all, [](const Record& r) { return r.forward; });
-  std::erase_if(by_call, [&](const Ranks& ranks) { return at(ranks).forward == 0; });
-  const auto words = [&](const Ranks& ranks) { return text("call ", at(ranks).forward, " on ", list(ranks)); };
+  std::erase_if(by_call, [&](const Ranks& ranks) { return record(ranks).forward == 0; });
+  const auto words = [&](const Ranks& ranks) { return text("call ", record(ranks).forward, " on ", list(ranks)); };
   throw Error(text(name(all[0], false), ": out and lse are those of ", each(by_call, words)),
               "give the backward what the forward of the same layer wrote, on every rank");
 }
@@ -126,9 +129,7 @@ void check_forwards(const std::vector<Record>& all) {
 void check_calls(const std::vector<Record>& all) {
   const std::vector<Ranks> by_number = groups(all, [](const Record& r) { return r.calls; });
   if (by_number.size() == 1) return;
-  const auto words = [&](const Ranks& ranks) {
-    return text(all[static_cast<std::size_t>(ranks.front())].calls, " on ", list(ranks));
-  };
+  const auto words = [&](const Ranks& ranks) { return text(first_of(all, ranks).calls, " on ", list(ranks)); };
   throw Error(text("calls made: ", each(by_number, words)), kInStep);
 }
 
@@ -157,7 +158,7 @@ std::uint64_t Agreement::compare(const CollectiveCall& call, const std::vector<F
              .forwards = forwards.which,
              .several = forwards.several};
   for (std::size_t p = 0; p < mine.size(); ++p) own.parts[p] = mine[p].value;
-  std::vector<Record> all(static_cast<std::size_t>(ranks_.ranks()));
+  std::vector<Record> all(at(ranks_.ranks()));
   const auto block = [](Record& r) { return Block{.data = &r, .rows = 1, .bytes = sizeof(Record)}; };
   std::vector<Block> blocks;
   for (Record& r : all) blocks.push_back(block(r));
@@ -173,7 +174,7 @@ void Agreement::end(const CollectiveCall& call) { compare({CallKind::end, call.l
 
 void Agreement::end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out,
                     const ConstTensorView& lse) {
-  // First, because whoever cannot must fail before the others are done.
+  // Before the others are told: this may fail, and then the call must fail on all ranks.
   if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), number);
   end(call);
 }

@@ -1,4 +1,4 @@
-// Checked ranks tell each other what they are about to do, and with what, before they do it.
+// Checked mode: before each call, ranks compare what they are about to do and with which arguments.
 #pragma once
 
 #include <memory>
@@ -22,26 +22,27 @@ enum class CallKind {
 
 struct CollectiveCall {
   CallKind kind = CallKind::forward;
-  Index layer = kNoLayer, micro = -1;  // -1: there are none
+  Index layer = kNoLayer, micro = -1;  // -1: the call has none
 };
 
-// Of one executor or buffer; its number is that of the ranks' communicator, so that two of them are told apart.
+// Compares the calls of one executor or buffer. Objects are numbered in the order of making, so that a call of one is
+// not taken for a call of another.
 class Agreement {
  public:
-  // Lives no longer than `ranks`. Every rank makes the same ones in the same order.
+  // `ranks` must outlive it. Every rank makes the same objects in the same order.
   explicit Agreement(Communicator& ranks);
 
-  // Messages carry checksums.
+  // The same ranks; its messages carry checksums.
   Communicator& communicator() const { return *checked_; }
 
-  // Collective. Error, the same on every rank, that says which ranks do something else than most, or with what other
-  // arguments. Gives the number of this call. `forwards`: those whose results a backward is given.
+  // Collective. Error, the same on every rank, that names the ranks whose call or arguments differ from most. Returns
+  // the number of this call. `forwards`: the forwards whose results a backward is given.
   std::uint64_t compare(const CollectiveCall& call, const std::vector<Fingerprint>& mine,
                         const detail::Forwards& forwards = {});
-  // Collective: returns when every rank has come here. The results of a forward are kept in mind for its backward.
+  // Collective: returns when every rank has reached it. A checksum of a forward's results is stored for its backward.
   void end(const CollectiveCall& call);
   void end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse);
-  // The forwards that gave these results on this rank.
+  // The forwards of this rank that wrote these results.
   detail::Forwards forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const;
 
  private:

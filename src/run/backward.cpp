@@ -1,13 +1,10 @@
-#include <cmath>
-
 #include "index.h"
-#include "kernel/convert.h"
-#include "kernel/inputs.h"
-#include "kernel/registry.h"
+#include "kernel/sink_gradient.h"
 #include "run/check.h"
 #include "run/executor_data.h"
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
+#include "run/kernel_args.h"
 #include "run/key_feed.h"
 #include "run/rows.h"
 #include "run/swap.h"
@@ -19,32 +16,17 @@ using run::ConstKv;
 using run::Kv;
 using run::Slot;
 
-// The rank's own rows that see a key in some step: the others are never read.
-std::vector<bool> rows_with_keys(const Schedule& schedule) {
-  std::vector<bool> seen(at(schedule.q_rows * schedule.ulysses()), false);
-  for (const Plan& plan : schedule.plans)
-    for (const Slice& s : plan.slices) std::fill(seen.begin() + s.q_begin, seen.begin() + s.q_end, true);
+// The rank's own rows that a slice of some step holds.
+std::vector<Range> own_rows_in_slices(const Schedule& schedule) {
   const Index first = schedule.swap ? (schedule.rank - schedule.swap->group.begin) * schedule.q_rows : 0;
-  return {seen.begin() + first, seen.begin() + first + schedule.q_rows};
+  std::vector<Range> own;
+  for (const Range& r : run::rows_of_steps(schedule).rows)
+    own.push_back({max_of(r.begin - first, 0), min_of(r.end - first, schedule.q_rows)});
+  return own;
 }
 
-// The sink takes a share of each whole row, so its gradient comes from finished rows, once, not from steps.
-void sink_gradient(const Schedule& schedule, const BackwardArgs& args, double* gradient) {
-  std::vector<double> out(at(args.v.dim)), dout(out);
-  const std::vector<bool> seen = rows_with_keys(schedule);
-  for (Index row = 0; row < args.q.rows; ++row) {
-    if (!seen[at(row)]) continue;
-    for (Index head = 0; head < args.q.heads; ++head) {
-      load_row(args.out, row, head, out.data());
-      load_row(args.dout, row, head, dout.data());
-      const double share = std::exp(reference::sink_logit(args.attention.sink, head) - load_one(args.lse, row, head));
-      gradient[head] -= share * reference::dot(out.data(), dout.data(), args.v.dim);
-    }
-  }
-}
-
-// dQ over the steps: written by the kernel where a head is in one step or the kernel sums up itself, summed in `type`
-// otherwise.
+// dQ over the steps. The kernel writes it where each head is in one step only, or where the kernel itself accumulates
+// over calls (QuerySteps); otherwise the dQ of each step is added up here, in `type`.
 class QueryGradient {
  public:
   QueryGradient(const run::Computed& computed, bool by_kernel, run::Workspace& workspace, const Place& place,
@@ -87,18 +69,19 @@ class QueryGradient {
   TensorView dq_, sum_, part_;
 };
 
-// Sums of the own dK and dV, in f32 or of f64 inputs in f64: in the outputs themselves if they have that type.
-Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const BackwardArgs& args) {
-  const bool shares = run::keys_share(schedule);
+// Where the dK and dV of the rank's own rows are summed, in f32 or, of f64 inputs, in f64: the outputs themselves if
+// they have that type.
+Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const ExecutorBackwardArgs& args) {
+  const bool shared = run::keys_share(schedule);
   const DType type = sum_type(args.q.dtype);
-  if (shares)  // as large as the keys need it, before anybody points to it
+  if (shared)  // grows the slot to the size of the keys before anything points into it
     run::take_kv(workspace, Slot::keys_0,
                  {.rows = schedule.steps.front().key_rows,
                   .heads = schedule.steps.front().heads_k.size(),
                   .dim_qk = args.k.dim,
                   .dim_v = args.v.dim,
                   .dtype = args.k.dtype});
-  const Kv buffer = run::take_kv(workspace, shares ? Slot::keys_0 : Slot::own_key_gradients,
+  const Kv buffer = run::take_kv(workspace, shared ? Slot::keys_0 : Slot::own_key_gradients,
                                  {.rows = args.k.rows,
                                   .heads = args.k.heads,
                                   .dim_qk = args.dk.dtype == type ? 0 : args.k.dim,
@@ -110,12 +93,13 @@ Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const BackwardA
 }  // namespace
 
 // All steps, on tensors whose heads are the steps' heads; dK and dV end as sums in `own`.
-void Executor::Parts::attend_steps_backward(const Kernel& kernel, const BackwardArgs& args, const Kv& own) {
+void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const Kv& own) {
   const run::Computed computed(schedule);
   run::Log log(options, Pass::backward, schedule);
-  BackwardArgs asked = args;
-  asked.deterministic = options.deterministic;
-  const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(asked);
+  KernelBackwardArgs whole = run::backward_call(args, {args.k, args.v});
+  whole.deterministic = options.deterministic;
+  whole.dsink = {};  // made of finished rows, once, not of steps
+  const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(whole);
   const std::vector<Range> rows = summed ? run::rows_of_steps(schedule).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
@@ -128,22 +112,21 @@ void Executor::Parts::attend_steps_backward(const Kernel& kernel, const Backward
     if (computed(n)) {
       const auto mine = [&](const ConstTensorView& view) { return run::some_heads(view, step.heads_q); };
       const run::StepHeads heads = run::heads_of_step(args.attention, step);
-      const BackwardArgs part{.q = mine(args.q),
-                              .k = kv.k,
-                              .v = kv.v,
-                              .slices = run::slices_of(schedule, step),
-                              .attention = heads.attention,
-                              .dout = mine(args.dout),
-                              .out = mine(args.out),
-                              .lse = mine(args.lse),
-                              .dq = dq.begin(step),
-                              .dk = to.k,
-                              .dv = to.v,
-                              .place = args.place,
-                              .deterministic = options.deterministic,
-                              .steps = summed ? &query_steps : nullptr};
+      KernelBackwardArgs call = whole;
+      call.q = mine(args.q);
+      call.k = kv.k;
+      call.v = kv.v;
+      call.slices = run::slices_of(schedule, step);
+      call.attention = heads.attention;
+      call.dout = mine(args.dout);
+      call.out = mine(args.out);
+      call.lse = mine(args.lse);
+      call.dq = dq.begin(step);
+      call.dk = to.k;
+      call.dv = to.v;
+      if (summed) call.steps = &query_steps;
       query_steps.last = n == computed.last();
-      log(StepEvent::Kind::compute, n, [&] { kernel.backward(part); });
+      log(StepEvent::Kind::compute, n, [&] { kernel.backward(call); });
       dq.end();
     }
     log(StepEvent::Kind::give_back, n, [&] { home.end(n); });
@@ -152,37 +135,34 @@ void Executor::Parts::attend_steps_backward(const Kernel& kernel, const Backward
   dq.finish();
 }
 
-void Executor::backward(const BackwardArgs& args) {
-  const run::InUse::Call guard(parts_->in_use, "executor");
-  const Schedule& schedule = parts_->schedule;
+void Executor::backward(const ExecutorBackwardArgs& args) {
+  const run::InUse::Call guard(data_->in_use, "executor");
+  const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
-  parts_->seat.use(args.place, "executor");
-  Communicator& communicator = *parts_->communicator;
-  const std::unique_ptr<run::Agreement>& agreement = parts_->agreement;
+  data_->context.use(args.place, "executor");
+  Communicator& communicator = *data_->communicator;
+  const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::backward, args.layer};
   if (agreement)
-    agreement->compare(call, run::fingerprints(args, parts_->options.kernel),
+    agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
                        agreement->forwards_of(args.out, args.lse));
-  const Kernel kernel = parts_->kernel_for(Pass::backward, args.q, args.v, args.place);
-  const Kv own = own_sums(parts_->workspace, schedule, args);
+  const Kernel kernel = data_->kernel_for(Pass::backward, args.q, args.v, args.place);
+  const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {
-    run::HeadSwap swap(schedule, communicator, parts_->workspace);
-    const BackwardArgs inner = swap.bring(args);
-    parts_->attend_steps_backward(kernel, inner, {inner.dk, inner.dv});
+    run::HeadSwap swap(schedule, communicator, data_->workspace);
+    const ExecutorBackwardArgs inner = swap.bring(args);
+    data_->attend_steps_backward(kernel, inner, {inner.dk, inner.dv});
     swap.give_back(inner, args, own);
   } else {
-    parts_->attend_steps_backward(kernel, args, own);
+    data_->attend_steps_backward(kernel, args, own);
   }
   run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
   if (args.dsink.given()) {
-    run::HeadNumbers dsink(args.place, parts_->workspace, args.q.heads, communicator.ranks(), 0);
-    if (args.place.kind == DeviceKind::cpu)
-      sink_gradient(schedule, args, dsink.view().at<double>(0, 0));
-    else
-      device::sink_gradient(args.place, args, dsink.view().at<double>(0, 0));
+    run::HeadNumbers dsink(args.place, data_->workspace, args.q.heads, communicator.ranks(), 0);
+    sink_gradient({args.attention.sink, args.dout, args.out, args.lse, args.place}, own_rows_in_slices(schedule),
+                  dsink.view().at<double>(0, 0));
     dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }
-  // Nobody is done before everybody is: an error anywhere is one everywhere.
   if (agreement) agreement->end(call);
 }
 

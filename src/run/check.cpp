@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "kernel/inputs.h"
+#include "kernel/check_args.h"
+#include "run/kernel_args.h"
 #include "text.h"
 #include "weft/error.h"
 #include "weft/support.h"
@@ -10,17 +11,17 @@
 namespace weft::run {
 namespace {
 
-void check_shape(const Schedule& s, const reference::Inputs& in) {
-  const ConstTensorView &q = in.q, &k = in.k;
-  const Attention& attention = in.attention;
+template <class Args>
+void check_shape(const Schedule& s, const Args& args) {
+  const ConstTensorView &q = args.q, &k = args.k;
+  const Attention& attention = args.attention;
   require_support({.schedule = s.options.kind,
                    .key_order = s.options.key_order,
                    .stride_q = s.layouts.q.rank_order().stride(),
                    .stride_k = s.layouts.k.rank_order().stride(),
                    .dtype = q.dtype,
                    .bias = attention.bias.given(),
-                   .dropout = attention.dropout,
-                   .device_plan = in.device_plan != nullptr});
+                   .dropout = attention.dropout});
   if (q.rows != s.q_rows || k.rows != s.k_rows)
     throw Error(text("rank ", s.rank, ": q has ", q.rows, " rows and k has ", k.rows, ", the layouts ", s.q_rows,
                      " and ", s.k_rows),
@@ -35,21 +36,15 @@ void check_shape(const Schedule& s, const reference::Inputs& in) {
 
 }  // namespace
 
-void check_forward(const Schedule& s, const ForwardArgs& args) {
-  if (!args.slices.empty() || args.partial.given())
-    throw Error("slices or partial are given to an executor", "leave them out: they are its schedule's business");
-  check_shape(s, reference::inputs_of(args));
-  reference::check_inputs(reference::inputs_of(args));
-  reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
+void check_forward(const Schedule& s, const ExecutorForwardArgs& args) {
+  check_shape(s, args);
+  weft::check_forward(forward_call(args, {args.k, args.v}));
 }
 
-void check_backward(const Schedule& s, const BackwardArgs& args) {
-  if (!args.slices.empty())
-    throw Error("slices are given to an executor", "leave them out: they are its schedule's business");
-  if (args.add_keys) throw Error("add_keys is given to an executor", "add its dk and dv yourself, or use a KvBuffer");
-  check_shape(s, reference::inputs_of(args));
-  reference::check_backward(args);
-  if (!args.out.given() && args.q.rows > 0)  // no rows: nothing to tell a tensor from none
+void check_backward(const Schedule& s, const ExecutorBackwardArgs& args) {
+  check_shape(s, args);
+  weft::check_backward(backward_call(args, {args.k, args.v}));
+  if (!args.out.given() && args.q.rows > 0)  // without rows, a tensor that is given looks like one that is left out
     throw Error("out and lse are left out", "give both, as the forward wrote them");
 }
 

@@ -1,11 +1,11 @@
-// What a call must look like; Error before anything moves.
+// Checks of an executor's arguments against its schedule, before anything moves.
 #pragma once
 
 #include "weft/executor.h"
 
 namespace weft::run {
 
-void check_forward(const Schedule& schedule, const ForwardArgs& args);
-void check_backward(const Schedule& schedule, const BackwardArgs& args);
+void check_forward(const Schedule& schedule, const ExecutorForwardArgs& args);
+void check_backward(const Schedule& schedule, const ExecutorBackwardArgs& args);
 
 }  // namespace weft::run

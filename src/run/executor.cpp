@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "index.h"
 #include "kernel/registry.h"
 #include "run/executor_data.h"
 #include "text.h"
@@ -15,13 +16,13 @@ StepHeads heads_of_step(const Attention& attention, const Step& step) {
   if (attention.sink.kind == Sink::Kind::learnable)
     part.attention.sink.logits = run::some_heads(attention.sink.logits, step.heads_q);
   for (Index h = step.heads_q.begin; h < step.heads_q.end && !attention.head_map.empty(); ++h)
-    part.map.push_back(attention.head_map[static_cast<std::size_t>(h)] - step.heads_k.begin);
+    part.map.push_back(attention.head_map[at(h)] - step.heads_k.begin);
   part.attention.head_map = part.map;
   return part;
 }
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step) {
-  return schedule.plans[static_cast<std::size_t>(step.plan)].slices;
+  return schedule.plans[at(step.plan)].slices;
 }
 
 RowsOfSteps rows_of_steps(const Schedule& schedule) {
@@ -44,7 +45,7 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
     for (const Slice& s : slices_of(schedule, schedule.steps[n])) {
       const auto of =
           std::partition_point(held.rows.begin(), held.rows.end(), [&](const Range& r) { return r.end <= s.q_begin; });
-      held.ends[static_cast<std::size_t>(of - held.rows.begin())] = call;
+      held.ends[at(of - held.rows.begin())] = call;
     }
     ++call;
   }
@@ -52,19 +53,19 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
 }
 
 Computed::Computed(const Schedule& schedule) {
-  std::vector<const Step*> ranges;  // of heads: the same or apart
+  std::vector<const Step*> ranges;  // one step for each range of heads; ranges are equal or disjoint
   std::vector<Index> times;
   for (const Step& step : schedule.steps) {
     const bool computed = !slices_of(schedule, step).empty() && step.heads_q.size() > 0;
     if (computed) last_ = static_cast<Index>(steps_.size());
     steps_.push_back(computed);
     const auto same = [&](const Step* other) { return other->heads_q == step.heads_q; };
-    const auto at = static_cast<std::size_t>(std::find_if(ranges.begin(), ranges.end(), same) - ranges.begin());
-    if (at == ranges.size()) {
+    const auto range = at(std::find_if(ranges.begin(), ranges.end(), same) - ranges.begin());
+    if (range == ranges.size()) {
       ranges.push_back(&step);
       times.push_back(0);
     }
-    times[at] += computed ? 1 : 0;
+    times[range] += computed ? 1 : 0;
   }
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     once_ = once_ && times[i] <= 1;
@@ -74,8 +75,8 @@ Computed::Computed(const Schedule& schedule) {
 
 }  // namespace run
 
-Kernel Executor::Parts::kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v,
-                                   const Place& place) const {
+Kernel Executor::Data::kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v,
+                                  const Place& place) const {
   return select_kernel(options.kernel, {.pass = pass,
                                         .dtype = q.dtype,
                                         .dim_qk = q.dim,
@@ -94,19 +95,19 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
   if (options.place.kind != DeviceKind::cpu && options.checked)
     throw Error("checked mode with tensors on a GPU",
                 "check on the CPU, or leave it out: messages of a GPU carry no sums");
-  parts_ = std::make_unique<Parts>(communicator, std::move(schedule), std::move(options));
-  if (!parts_->options.checked) return;
-  parts_->agreement = std::make_unique<run::Agreement>(communicator);
-  parts_->communicator = &parts_->agreement->communicator();
-  std::vector<run::Fingerprint> what = run::fingerprints(parts_->schedule);
-  for (const run::Fingerprint& f : run::fingerprints(parts_->options)) what.push_back(f);
-  parts_->agreement->compare({run::CallKind::make_executor}, what);
+  data_ = std::make_unique<Data>(communicator, std::move(schedule), std::move(options));
+  if (!data_->options.checked) return;
+  data_->agreement = std::make_unique<run::Agreement>(communicator);
+  data_->communicator = &data_->agreement->communicator();
+  std::vector<run::Fingerprint> what = run::fingerprints(data_->schedule);
+  for (const run::Fingerprint& f : run::fingerprints(data_->options)) what.push_back(f);
+  data_->agreement->compare({run::CallKind::make_executor}, what);
 }
 
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 
-const Schedule& Executor::schedule() const { return parts_->schedule; }
-Index Executor::workspace_bytes() const { return parts_->workspace.held(); }
+const Schedule& Executor::schedule() const { return data_->schedule; }
+Index Executor::workspace_bytes() const { return data_->workspace.held(); }
 
 }  // namespace weft

@@ -1,32 +1,32 @@
-// An executor from inside.
+// The private data of an executor, and what forward and backward share.
 #pragma once
 
 #include <chrono>
 
 #include "index.h"
 #include "run/agreement.h"
+#include "run/execution_context.h"
 #include "run/in_use.h"
-#include "run/seat.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
 
 namespace weft {
-struct Executor::Parts {
-  Parts(Communicator& world, Schedule what, ExecutorOptions how)
+struct Executor::Data {
+  Data(Communicator& world, Schedule what, ExecutorOptions how)
       : schedule(std::move(what)),
         options(std::move(how)),
-        seat(world, options.place, options.memory),
-        communicator(&seat.communicator()),
-        workspace(seat.memory()) {}
+        context(world, options.place, options.memory),
+        communicator(&context.communicator()),
+        workspace(context.memory()) {}
 
-  // Error if the one that was asked for, or none, can do the call: before anything moves.
+  // The kernel of the options that can do the call. Error if there is none.
   Kernel kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v, const Place& place) const;
-  void attend_steps(const Kernel& kernel, const ForwardArgs& args);
-  void attend_steps_backward(const Kernel& kernel, const BackwardArgs& args, const run::Kv& own);
+  void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
+  void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 
   Schedule schedule;
   ExecutorOptions options;
-  run::Seat seat;
+  run::ExecutionContext context;
   Communicator* communicator;
   std::unique_ptr<run::Agreement> agreement;  // if checked; `communicator` is then its own
   run::Workspace workspace;
@@ -35,7 +35,7 @@ struct Executor::Parts {
 
 namespace run {
 
-// Tells the observer what happened; costs nothing without one.
+// Tells the observer how long each part of a step took. Does nothing without an observer.
 class Log {
  public:
   Log(const ExecutorOptions& options, Pass pass, const Schedule& schedule)
@@ -78,7 +78,7 @@ class Log {
   Clock::time_point start_;
 };
 
-// The part of a call that a step's heads are.
+// The attention of a call for the heads of one step.
 struct StepHeads {
   Attention attention;
   std::vector<Index> map;  // attention.head_map refers to it
@@ -87,24 +87,24 @@ StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
 
-// Query rows that slices of some step hold, apart where no slice goes on, and their last calls of the kernel:
-// QuerySteps.
+// Ranges of query rows that slices of any step hold, cut where no slice crosses, and of each the last kernel call that
+// has slices for it: rows and ends of QuerySteps.
 struct RowsOfSteps {
   std::vector<Range> rows;
   std::vector<Index> ends;
 };
 RowsOfSteps rows_of_steps(const Schedule& schedule);
 
-// Which steps call the kernel: those with something to see.
+// Which steps call the kernel: those with slices and query heads.
 class Computed {
  public:
   explicit Computed(const Schedule& schedule);
 
   bool operator()(Index step) const { return steps_[at(step)]; }
-  Index last() const { return last_; }  // that does; -1: none
-  // No query head is in two of them, so that results need no merging.
+  Index last() const { return last_; }  // the last such step; -1: none
+  // No query head is in two of them, so results need no merging.
   bool once() const { return once_; }
-  // Steps of heads that see nothing in any step, one for each such range.
+  // One step for each range of heads that sees nothing in any step.
   const std::vector<Step>& blind() const { return blind_; }
 
  private:

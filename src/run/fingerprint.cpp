@@ -47,11 +47,11 @@ std::uint64_t of(const Attention& attention) {
 std::uint64_t values_of(const Sink& sink) {
   const bool there = sink.kind == Sink::Kind::learnable && sink.logits.data != nullptr;
   Hash hash;
-  for (Index h = 0; there && h < sink.logits.heads; ++h) hash.add(reference::sink_logit(sink, h));
+  for (Index h = 0; there && h < sink.logits.heads; ++h) hash.add(sink_logit(sink, h));
   return hash.value();
 }
 
-// Of a tensor that may be left out. Rows are not asked for: a rank may have none.
+// The dtype of a tensor, 0 if it is left out. A rank may have no rows, so heads decide whether it is there.
 template <class View>
 Index dtype_of(const View& view) {
   return view.given() || view.heads > 0 ? 1 + static_cast<Index>(view.dtype) : 0;
@@ -109,17 +109,17 @@ std::vector<Fingerprint> fingerprints(const KvBufferOptions& options) {
           {"drop", options.drop}};
 }
 
-std::vector<Fingerprint> fingerprints(const ForwardArgs& args, std::string_view kernel) {
+std::vector<Fingerprint> fingerprints(const KernelForwardArgs& args, std::string_view kernel) {
   std::vector<Fingerprint> all = of_call(args);
-  // A schedule that swaps heads moves what the tensors of other ranks will hold.
+  // A schedule that swaps heads sends out and lse to other ranks as they are.
   all.push_back({"dtype of out and lse", Hash().add(dtype_of(args.out)).add(dtype_of(args.lse)).value()});
   all.push_back({"whether max_logit is asked for", args.max_logit.given()});
-  all.push_back({"part_keys", static_cast<std::uint64_t>(args.part_keys)});
+  all.push_back({"keys_per_split", static_cast<std::uint64_t>(args.keys_per_split)});
   all.push_back({"kernel", kernel_of(Pass::forward, args, false, kernel)});
   return all;
 }
 
-std::vector<Fingerprint> fingerprints(const BackwardArgs& args, std::string_view kernel) {
+std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::string_view kernel) {
   std::vector<Fingerprint> all = of_call(args);
   all.push_back(
       {"dtype of out, lse, dout and dq",

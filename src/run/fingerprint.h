@@ -1,5 +1,5 @@
-// Do all ranks mean the same? Each part of a question becomes a number, and ranks compare numbers (agreement.h). What
-// is compared and what is a rank's own is a table in docs/schedules.md.
+// Hashes of what must be the same on all ranks, which checked ranks compare (agreement.h). docs/schedules.md has a
+// table of what is compared and what may differ.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ std::vector<Fingerprint> fingerprints(const Schedule& schedule);
 std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem);
 std::vector<Fingerprint> fingerprints(const ExecutorOptions& options);
 std::vector<Fingerprint> fingerprints(const KvBufferOptions& options);
-// `kernel`: as options name it. The one that is compared is the one that it means for the call.
-std::vector<Fingerprint> fingerprints(const ForwardArgs& args, std::string_view kernel = {});
-std::vector<Fingerprint> fingerprints(const BackwardArgs& args, std::string_view kernel = {});
+// `kernel`: the name in the options; ranks compare the kernel that it selects for the call.
+std::vector<Fingerprint> fingerprints(const KernelForwardArgs& args, std::string_view kernel = {});
+std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::string_view kernel = {});
 
 }  // namespace weft::run

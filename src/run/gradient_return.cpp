@@ -12,13 +12,14 @@ std::size_t odd(Index n) { return at(n % 2); }
 GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
                                const Place& place, const Kv& own)
     : schedule_(schedule), communicator_(communicator), workspace_(workspace), place_(place), own_(own) {
-  // A first step on the own keys writes them whole, or messages do; otherwise all that comes is added.
+  // A first step on the own keys, or messages that replace, write every own row; otherwise own_ is cleared and added
+  // to.
   const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
   adds_ = written || !whole();
   clear_ = !written && adds_;
 }
 
-// Nothing else comes to the own rows of its heads while its gradients come.
+// Whether no other step returns gradients to the own rows of this step's heads.
 bool GradientReturn::alone(Index n) const {
   for (Index m = 0; m < static_cast<Index>(schedule_.steps.size()); ++m) {
     const Range a = step(m).heads_k, b = step(n).heads_k;
@@ -27,7 +28,7 @@ bool GradientReturn::alone(Index n) const {
   return true;
 }
 
-// Do the first messages of all steps have all own rows of all heads?
+// Whether the first messages of all steps together have all own rows of all heads.
 bool GradientReturn::whole() const {
   Index heads = 0;
   for (Index n = 0; n < static_cast<Index>(schedule_.steps.size()); ++n) {
@@ -59,12 +60,13 @@ Kv GradientReturn::buffer(Index n) {
 }
 
 Kv GradientReturn::begin(Index n, bool nothing) {
-  under_way_[odd(n)].wait();  // of step n - 2: its buffer is wanted
+  in_flight_[odd(n)].wait();  // of step n - 2: its buffer is used again
   const Kv to = step(n).move ? buffer(n) : heads_of(own_, step(n).heads_k);
-  // Sums so far go to the next rank while this one computes; what arrives is added in end(). The own ones stay.
+  // Sums of the last step go to the next rank while this one computes; those that arrive are added in end(). Sums of
+  // the own keys stay here.
   if (shifts(n) && shifts(n - 1)) {
     const Message::Combine combine = nothing ? Message::Combine::replace : adding(own_.k.dtype);
-    under_way_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
+    in_flight_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
     clear(place_, to.k);
@@ -77,26 +79,26 @@ void GradientReturn::end(Index n) {
   if (!step(n).move) return;
   const Move& move = *step(n).move;
   if (shifts(n)) {
-    under_way_[odd(n)].wait();
+    in_flight_[odd(n)].wait();
     if (move.home.empty()) return;
-    under_way_[odd(n - 1)].wait();  // one after another, so that sums have one order
+    in_flight_[odd(n - 1)].wait();  // in order, so that sums are deterministic
     const ConstKv own = constant(heads_of(own_, step(n).heads_k));
-    under_way_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
+    in_flight_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
                                                 at_once(messages(move.back, own, adding(own_.k.dtype)), false));
     return;
   }
   clear_once();
   std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), !adds_);
-  under_way_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
+  in_flight_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
 }
 
 void GradientReturn::finish() {
   clear_once();  // if there was no step
   const Index steps = static_cast<Index>(schedule_.steps.size());
-  // In the order in which they were started, so that sums have one order.
-  if (steps > 1) under_way_[odd(steps - 2)].wait();
-  if (steps > 0) under_way_[odd(steps - 1)].wait();
+  // In the order in which they were started, so that sums are deterministic.
+  if (steps > 1) in_flight_[odd(steps - 2)].wait();
+  if (steps > 0) in_flight_[odd(steps - 1)].wait();
 }
 
 }  // namespace weft::run

@@ -1,4 +1,4 @@
-// A number a head: made by this rank, reduced over all of them, written into a tensor [heads].
+// One number per head (max_logit, dsink): computed by each rank, all-reduced, and stored into a tensor [heads].
 #pragma once
 
 #include "run/workspace.h"
@@ -9,7 +9,7 @@ namespace weft::run {
 
 class HeadNumbers {
  public:
-  // All of them `value` at first. Lies in the workspace, so there is one at a time.
+  // Numbers start as `value`. They lie in one slot of the workspace, so only one object may exist at a time.
   HeadNumbers(const Place& place, Workspace& workspace, Index heads, Index ranks, double value);
 
   TensorView view() const;  // [heads] f64
@@ -18,7 +18,7 @@ class HeadNumbers {
  private:
   Place place_;
   Index heads_;
-  double* numbers_;  // [heads], and where all ranks' come together [ranks, heads]
+  double* numbers_;  // [heads], then [ranks, heads] for the all-gather of a GPU
 };
 
 }  // namespace weft::run

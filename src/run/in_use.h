@@ -12,7 +12,7 @@ namespace weft::run {
 
 class InUse {
  public:
-  // Inside as long as this lives. `what`: "executor".
+  // The object is in use while this lives. `what` names it in the Error, for example "executor".
   class Call {
    public:
     Call(InUse& object, std::string_view what) : object_(object) {

@@ -1,4 +1,4 @@
-// Brings K and V to the steps of a schedule, each under the compute of the step before.
+// Brings K and V to the steps of a schedule; the move of a step overlaps the compute of the step before.
 #pragma once
 
 #include <array>
@@ -18,25 +18,25 @@ class KeyFeed {
     start(0);
   }
 
-  // K and V of step n, which must be the next one; those of step n + 1 are then on their way.
+  // K and V of step n, which must be the next one; the move of step n + 1 is then in flight.
   ConstKv take(Index n) {
     arrivals_[odd(n)].wait();
     start(n + 1);
-    return at(n);
+    return kv_of(n);
   }
 
  private:
-  static std::size_t odd(Index n) { return static_cast<std::size_t>(n % 2); }
+  static std::size_t odd(Index n) { return at(n % 2); }
 
-  ConstKv at(Index n) const {
-    const Step& step = schedule_.steps[static_cast<std::size_t>(n)];
+  ConstKv kv_of(Index n) const {
+    const Step& step = schedule_.steps[at(n)];
     return step.move ? constant(buffers_[odd(n)]) : heads_of(own_, step.heads_k);
   }
 
-  // The buffer is free: step n - 2 has been computed, and what it passed on has been waited for with step n - 1.
+  // The buffer is free: step n - 2 has been computed, and the rows that it sent on arrived with step n - 1.
   void start(Index n) {
     if (n >= static_cast<Index>(schedule_.steps.size())) return;
-    const Step& step = schedule_.steps[static_cast<std::size_t>(n)];
+    const Step& step = schedule_.steps[at(n)];
     if (!step.move) return;
     buffers_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::keys_0 : Slot::keys_1,
                                {.rows = step.key_rows,
@@ -44,7 +44,7 @@ class KeyFeed {
                                 .dim_qk = own_.k.dim,
                                 .dim_v = own_.v.dim,
                                 .dtype = own_.k.dtype});
-    const ConstKv from = step.move->kind == Move::Kind::shift ? at(n - 1) : heads_of(own_, step.heads_k);
+    const ConstKv from = step.move->kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k);
     arrivals_[odd(n)] = communicator_.exchange(messages(step.move->sends, from),
                                                messages(step.move->receives, constant(buffers_[odd(n)])));
   }

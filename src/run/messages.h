@@ -23,7 +23,7 @@ inline std::vector<Message> messages(const std::vector<PeerRows>& peers, const C
   return all;
 }
 
-// Of receives, where nobody else touches the place until wait().
+// Receives that may be added before wait(), because nothing else touches their memory until then (Message::at_once).
 inline std::vector<Message> at_once(std::vector<Message> all, bool replace_first) {
   for (Message& m : all) m.at_once = true;
   if (replace_first && !all.empty()) all.front().combine = Message::Combine::replace;

@@ -1,4 +1,4 @@
-// Passes over rows that are no kernel's: clear, add, round. Few, because each touches memory once more.
+// Passes over rows between kernels: clear, add, round.
 #pragma once
 
 #include "run/workspace.h"
@@ -11,6 +11,7 @@ void clear(const Place& place, const TensorView& view);  // zeros
 void add(const Place& place, const TensorView& to,
          const ConstTensorView& from);  // f32 += f32, or f64 += f64, same shape
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32 or f64, rounded once
-void round_to(const Place& place, const Kv& to, const ConstKv& from);                  // .. what is not there already
+// Rounds K and V, or skips the one that is summed in its output already.
+void round_to(const Place& place, const Kv& to, const ConstKv& from);
 
 }  // namespace weft::run

@@ -36,7 +36,7 @@ ConstTensorView HeadSwap::buffer(Slot slot, const ConstTensorView& own, const st
   return thd(data, own.dtype, rows, count, own.dim);
 }
 
-// One message a member: the heads that it gets, or gave, of this rank's rows, tensor by tensor.
+// One message per member: this rank's rows of the member's heads, tensor by tensor.
 std::vector<Message> HeadSwap::of_own(const std::vector<Pair>& pairs, Message::Combine combine) const {
   std::vector<Message> messages;
   for (Index i = 0; i < swap_.group.size(); ++i) {
@@ -50,7 +50,7 @@ std::vector<Message> HeadSwap::of_own(const std::vector<Pair>& pairs, Message::C
   return messages;
 }
 
-// One message a member: its rows of this rank's heads.
+// One message per member: the member's rows of this rank's heads.
 std::vector<Message> HeadSwap::of_swapped(const std::vector<Pair>& pairs) const {
   std::vector<Message> messages;
   for (Index i = 0; i < swap_.group.size(); ++i) {
@@ -72,32 +72,32 @@ void HeadSwap::to_own(const std::vector<Pair>& pairs, Message::Combine combine) 
   communicator_.exchange(of_swapped(pairs), std::move(home)).wait();
 }
 
-ForwardArgs HeadSwap::bring(const ForwardArgs& args) {
+ExecutorForwardArgs HeadSwap::bring(const ExecutorForwardArgs& args) {
   const Kv kv = take_kv(workspace_, Slot::swap_kv,
                         {.rows = args.k.rows * swap_.group.size(),
                          .heads = swap_.heads_k[me()].size(),
                          .dim_qk = args.k.dim,
                          .dim_v = args.v.dim,
                          .dtype = args.k.dtype});
-  ForwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
-                      .k = kv.k,
-                      .v = kv.v,
-                      .attention = attention(args.attention),
-                      .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q)),
-                      .part_keys = args.part_keys,
-                      .place = args.place};
+  ExecutorForwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
+                              .k = kv.k,
+                              .v = kv.v,
+                              .attention = attention(args.attention),
+                              .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q)),
+                              .keys_per_split = args.keys_per_split,
+                              .place = args.place};
   if (args.lse.given()) swapped.lse = writable(buffer(Slot::swap_lse, args.lse, swap_.heads_q));
   to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});
   return swapped;
 }
 
-void HeadSwap::give_back(const ForwardArgs& swapped, const ForwardArgs& args) {
+void HeadSwap::give_back(const ExecutorForwardArgs& swapped, const ExecutorForwardArgs& args) {
   std::vector<Pair> pairs = {{args.out, swapped.out, &swap_.heads_q}};
   if (args.lse.given()) pairs.push_back({args.lse, swapped.lse, &swap_.heads_q});
   to_own(pairs, Message::Combine::replace);
 }
 
-BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
+ExecutorBackwardArgs HeadSwap::bring(const ExecutorBackwardArgs& args) {
   const KvShape shape{.rows = args.k.rows * swap_.group.size(),
                       .heads = swap_.heads_k[me()].size(),
                       .dim_qk = args.k.dim,
@@ -107,17 +107,17 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
   KvShape sums = shape;
   sums.dtype = sum_type(shape.dtype);
   const Kv gradients = take_kv(workspace_, Slot::swap_key_gradients, sums);
-  const BackwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
-                             .k = kv.k,
-                             .v = kv.v,
-                             .attention = attention(args.attention),
-                             .dout = buffer(Slot::swap_dout, args.dout, swap_.heads_q),
-                             .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
-                             .lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q),
-                             .dq = writable(buffer(Slot::swap_dq, args.dq, swap_.heads_q)),
-                             .dk = gradients.k,
-                             .dv = gradients.v,
-                             .place = args.place};
+  const ExecutorBackwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
+                                     .k = kv.k,
+                                     .v = kv.v,
+                                     .attention = attention(args.attention),
+                                     .dout = buffer(Slot::swap_dout, args.dout, swap_.heads_q),
+                                     .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
+                                     .lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q),
+                                     .dq = writable(buffer(Slot::swap_dq, args.dq, swap_.heads_q)),
+                                     .dk = gradients.k,
+                                     .dv = gradients.v,
+                                     .place = args.place};
   to_swapped({{args.q, swapped.q, &swap_.heads_q},
               {args.k, kv.k, &swap_.heads_k},
               {args.v, kv.v, &swap_.heads_k},
@@ -127,10 +127,10 @@ BackwardArgs HeadSwap::bring(const BackwardArgs& args) {
   return swapped;
 }
 
-void HeadSwap::give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own) {
+void HeadSwap::give_back(const ExecutorBackwardArgs& swapped, const ExecutorBackwardArgs& args, const Kv& own) {
   to_own({{args.dq, swapped.dq, &swap_.heads_q}}, Message::Combine::replace);
-  clear(args.place,
-        own.k);  // K/V heads come home from every rank that had them: summed in the order of the group
+  // Replicated K/V heads return from every rank that had them, summed in the order of the group.
+  clear(args.place, own.k);
   clear(args.place, own.v);
   to_own({{own.k, swapped.dk, &swap_.heads_k}, {own.v, swapped.dv, &swap_.heads_k}}, adding(own.k.dtype));
 }

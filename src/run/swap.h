@@ -1,27 +1,27 @@
-// Heads for sequence, and back: a call as its steps see it.
+// The all-to-all that swaps heads for sequence, before and after the steps of a call.
 #pragma once
 
 #include "index.h"
 #include "run/workspace.h"
-#include "weft/attention.h"
 #include "weft/communicator.h"
+#include "weft/executor.h"
 #include "weft/schedule.h"
 
 namespace weft::run {
 
 class HeadSwap {
  public:
-  // The schedule has a swap.
+  // `schedule` must have a swap.
   HeadSwap(const Schedule& schedule, Communicator& communicator, Workspace& workspace)
       : schedule_(schedule), swap_(*schedule.swap), communicator_(communicator), workspace_(workspace) {}
 
-  // All members' rows of this rank's heads; outputs are workspaces.
-  ForwardArgs bring(const ForwardArgs& args);
-  void give_back(const ForwardArgs& swapped, const ForwardArgs& args);
+  // The call with the rows of all members and this rank's heads; its outputs lie in the workspace.
+  ExecutorForwardArgs bring(const ExecutorForwardArgs& args);
+  void give_back(const ExecutorForwardArgs& swapped, const ExecutorForwardArgs& args);
 
-  BackwardArgs bring(const BackwardArgs& args);
+  ExecutorBackwardArgs bring(const ExecutorBackwardArgs& args);
   // `own`: sums of the rank's own dK and dV; all of them are written.
-  void give_back(const BackwardArgs& swapped, const BackwardArgs& args, const Kv& own);
+  void give_back(const ExecutorBackwardArgs& swapped, const ExecutorBackwardArgs& args, const Kv& own);
 
   Range heads_q() const { return swap_.heads_q[me()]; }
 

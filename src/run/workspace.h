@@ -12,15 +12,15 @@
 namespace weft::run {
 
 enum class Slot {
-  keys_0,  // K and V of even and odd steps
-  keys_1,
-  key_gradients_0,  // dK and dV of even and odd steps
-  key_gradients_1,
+  keys_0,             // K and V of even steps
+  keys_1,             // K and V of odd steps
+  key_gradients_0,    // dK and dV of even steps
+  key_gradients_1,    // dK and dV of odd steps
   own_key_gradients,  // sums of the rank's own dK and dV
   sums,               // partial sums, or dQ
   states,
   step_dq,
-  numbers,  // one a head
+  numbers,  // one per head
   swap_kv,  // tensors once heads have been swapped for sequence
   swap_key_gradients,
   swap_q,
@@ -36,42 +36,42 @@ class Workspace {
   explicit Workspace(std::pmr::memory_resource* memory)
       : memory_(memory != nullptr ? memory : std::pmr::new_delete_resource()) {}
   ~Workspace() {
-    for (Part& part : parts_) release(part);
+    for (Buffer& buffer : buffers_) release(buffer);
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // What was in the slot before is lost.
+  // At least so many bytes; the slot's contents are lost if it grows.
   void* bytes(Slot slot, Index size) {
-    Part& part = parts_[static_cast<std::size_t>(slot)];
-    if (part.size < size) {
-      release(part);
-      part.data = memory_->allocate(at(size), kAlignment);
-      part.size = size;
+    Buffer& buffer = buffers_[static_cast<std::size_t>(slot)];
+    if (buffer.size < size) {
+      release(buffer);
+      buffer.data = memory_->allocate(at(size), kAlignment);
+      buffer.size = size;
     }
-    return part.data;
+    return buffer.data;
   }
 
   Index held() const {
     Index total = 0;
-    for (const Part& part : parts_) total += part.size;
+    for (const Buffer& buffer : buffers_) total += buffer.size;
     return total;
   }
 
  private:
   static constexpr std::size_t kAlignment = 64;
-  struct Part {
+  struct Buffer {
     void* data = nullptr;
     Index size = 0;
   };
 
-  void release(Part& part) {
-    if (part.data != nullptr) memory_->deallocate(part.data, at(part.size), kAlignment);
-    part = {};
+  void release(Buffer& buffer) {
+    if (buffer.data != nullptr) memory_->deallocate(buffer.data, at(buffer.size), kAlignment);
+    buffer = {};
   }
 
   std::pmr::memory_resource* memory_;
-  std::array<Part, static_cast<std::size_t>(Slot::count)> parts_;
+  std::array<Buffer, static_cast<std::size_t>(Slot::count)> buffers_;
 };
 
 // K and V (or their gradients) of the same rows.
@@ -99,7 +99,7 @@ inline Kv take_kv(Workspace& workspace, Slot slot, const KvShape& shape) {
           thd(static_cast<void*>(data + k_bytes), shape.dtype, shape.rows, shape.heads, shape.dim_v)};
 }
 
-// As head_range, but none is a number of heads too.
+// As head_range, but an empty range is allowed.
 template <class Void>
 BasicTensorView<Void> some_heads(BasicTensorView<Void> view, Range heads) {
   if (heads.size() > 0) return head_range(view, heads.begin, heads.size());

@@ -9,6 +9,7 @@
 #include "check/cases/random_case.h"
 #include "index.h"
 #include "weft/error.h"
+#include "weft/reference.h"
 
 namespace weft::check {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "check/twins.h"
+#include "check/device_mirror.h"
 #include "cuda/kept.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
@@ -31,28 +31,28 @@ struct Cold {
         .tq = 40, .tk = 70, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = DType::bf16, .slices = {{0, 40, 0, 70}}};
   }
   void run() const {
-    check::Twins twins(check::place_of(kernel));
+    check::DeviceMirror mirror(check::place_of(kernel));
     ForwardArgs f = got.forward_args(problem);
     BackwardArgs b = got.backward_args(problem);
-    f.q = b.q = twins.in(f.q);
-    f.k = b.k = twins.in(f.k);
-    f.v = b.v = twins.in(f.v);
-    b.dout = twins.in(b.dout);
-    f.out = twins.out(f.out);
-    f.lse = twins.out(f.lse);
-    f.max_logit = twins.out(f.max_logit);
+    f.q = b.q = mirror.in(f.q);
+    f.k = b.k = mirror.in(f.k);
+    f.v = b.v = mirror.in(f.v);
+    b.dout = mirror.in(b.dout);
+    f.out = mirror.out(f.out);
+    f.lse = mirror.out(f.lse);
+    f.max_logit = mirror.out(f.max_logit);
     b.out = f.out;
     b.lse = f.lse;
-    b.dq = twins.out(b.dq);
-    b.dk = twins.out(b.dk);
-    b.dv = twins.out(b.dv);
-    f.place = b.place = twins.place();
-    twins.send();
+    b.dq = mirror.out(b.dq);
+    b.dk = mirror.out(b.dk);
+    b.dv = mirror.out(b.dv);
+    f.place = b.place = mirror.place();
+    mirror.send();
     const cuda::Stream another(true);
-    device::follow(twins.place(), another.get());
+    device::follow(mirror.place(), another.get());
     attend(f, kernel);
     attend_backward(b, kernel);
-    twins.fetch();
+    mirror.fetch();
   }
   bool is_right() const {
     const auto close = [](const Buffer& a, const Buffer& b) { return is_close(a.values(), b.values()); };

@@ -40,16 +40,18 @@ class GpuTensors {
     args.place = place();
     return args;
   }
-  ForwardArgs bind(const ForwardArgs& host) {
-    ForwardArgs args = inputs(host);
+  template <class Args>
+  Args bind(const Args& host) {
+    Args args = inputs(host);
     args.out = out(args.out);
     args.lse = out(args.lse);
     args.max_logit = out(args.max_logit);
     return args;
   }
   // Of the same inputs, and of what the forward writes.
-  BackwardArgs bind(const BackwardArgs& host, const ForwardArgs& forward) {
-    BackwardArgs args = host;
+  template <class Args, class Forward>
+  Args bind(const Args& host, const Forward& forward) {
+    Args args = host;
     args.q = forward.q;
     args.k = forward.k;
     args.v = forward.v;

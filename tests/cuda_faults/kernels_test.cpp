@@ -94,8 +94,8 @@ struct OnBoth {
   KernelProblem problem;
   Outputs host;
   GpuTensors gpu;
-  ForwardArgs forward;
-  BackwardArgs backward;
+  KernelForwardArgs forward;
+  KernelBackwardArgs backward;
   Results first;
 };
 
@@ -120,7 +120,7 @@ TEST_P(KernelFaults, BackwardAlone) {
   OnBoth t(GetParam().dtype);
   attend(t.forward, kernel());
   const auto want = t.want();
-  BackwardArgs args = t.backward;
+  KernelBackwardArgs args = t.backward;
   args.deterministic = false;
   args.out = args.lse = {};
   const auto call = [&] {
@@ -178,10 +178,10 @@ TEST_P(KernelFaults, PartialSteps) {
   std::vector<RowState<float>> states(at(p.tq * p.hq));
   const DeviceBytes sums_there(sums.view().data, spanned_bytes(sums.view())),
       states_there(states.data(), states.size() * sizeof(RowState<float>));
-  ForwardArgs end = t.forward;
+  KernelForwardArgs end = t.forward;
   end.partial.sums = thd(sums_there.data(), DType::f32, p.tq, p.hq, p.dv);
   end.partial.states = static_cast<RowState<float>*>(states_there.data());
-  ForwardArgs step = end;
+  KernelForwardArgs step = end;
   step.out = step.lse = step.max_logit = {};
   const auto want = t.want();
   EXPECT_GT(run({.name = label("partial states"),
@@ -193,7 +193,7 @@ TEST_P(KernelFaults, PartialSteps) {
                          step.slices = {&s, 1};
                          attend(step, kernel());
                        }
-                       finish_partial(end);
+                       finish_partial(finish_args(end));
                        device::synchronize(t.gpu.place());
                      },
                  .right =
@@ -208,8 +208,8 @@ TEST_P(KernelFaults, PartialSteps) {
 // What the kernel keeps between calls; after an error a caller begins anew.
 TEST_P(KernelFaults, QuerySteps) {
   OnBoth t(GetParam().dtype);
-  ForwardArgs f = t.forward;
-  BackwardArgs b = t.backward;
+  KernelForwardArgs f = t.forward;
+  KernelBackwardArgs b = t.backward;
   f.max_logit = b.dsink = {};
   b.deterministic = false;
   const Kernel& k = find_kernel(kernel());
@@ -230,8 +230,8 @@ TEST_P(KernelFaults, QuerySteps) {
                  .reset = [&](long) { t.gpu.poison(); },
                  .call =
                      [&] {
-                       steps(f, [](const ForwardArgs& args) { attend(args, kernel()); });
-                       steps(b, [](const BackwardArgs& args) { attend_backward(args, kernel()); });
+                       steps(f, [](const KernelForwardArgs& args) { attend(args, kernel()); });
+                       steps(b, [](const KernelBackwardArgs& args) { attend_backward(args, kernel()); });
                        device::synchronize(t.gpu.place());
                      },
                  .right =
@@ -252,8 +252,8 @@ TEST_P(KernelFaults, DevicePlans) {
   plan.k_rows = t.problem.p.tk;
   const auto attend_both = [&](DevicePlan& there) {
     there.upload(plan);
-    ForwardArgs f = t.forward;
-    BackwardArgs b = t.backward;
+    KernelForwardArgs f = t.forward;
+    KernelBackwardArgs b = t.backward;
     f.slices = b.slices = {};
     f.device_plan = b.device_plan = &there;
     attend(f, kernel());

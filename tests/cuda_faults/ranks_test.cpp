@@ -71,15 +71,16 @@ struct RankSide {
     layouts.k.shard(rank, in.k.rows(), k.rows());
     layouts.k.shard(rank, in.v.rows(), v.rows());
     layouts.q.shard(rank, in.dout.rows(), dout.rows());
-    forward = gpu.bind(ForwardArgs{.q = q.view,
-                                   .k = k.view,
-                                   .v = v.view,
-                                   .attention = attention_of(p, in),
-                                   .out = dout.view,  // outputs of the shapes of inputs
-                                   .lse = lse.view,
-                                   .max_logit = number.view});
-    backward = gpu.bind(BackwardArgs{.dout = dout.view, .dq = q.view, .dk = k.view, .dv = v.view, .dsink = number.view},
-                        forward);
+    forward = gpu.bind(ExecutorForwardArgs{.q = q.view,
+                                           .k = k.view,
+                                           .v = v.view,
+                                           .attention = attention_of(p, in),
+                                           .out = dout.view,  // outputs of the shapes of inputs
+                                           .lse = lse.view,
+                                           .max_logit = number.view});
+    backward = gpu.bind(
+        ExecutorBackwardArgs{.dout = dout.view, .dq = q.view, .dk = k.view, .dv = v.view, .dsink = number.view},
+        forward);
   }
   void attend(Executor& executor) const {
     executor.forward(forward);
@@ -92,8 +93,8 @@ struct RankSide {
 
   Schedule schedule;
   GpuTensors gpu;
-  ForwardArgs forward;
-  BackwardArgs backward;
+  ExecutorForwardArgs forward;
+  ExecutorBackwardArgs backward;
   Results first;
 };
 

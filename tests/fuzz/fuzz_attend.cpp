@@ -159,11 +159,11 @@ int by_kernel(ByteChoices& bytes) {
     if (bytes.one_in(4)) check_numbers(bytes);
     weft::Attention attention{};
     if (bytes.one_in(3)) attention.sink = weft::Sink::learnable(view_of(bytes, sink, weft::DType::f32, 1, hq, 1));
-    weft::ForwardArgs f{.q = view_of(bytes, q, dtype, tq, hq, dim),
-                        .k = view_of(bytes, k, dtype, tk, hk, dim),
-                        .v = view_of(bytes, v, dtype, tk, hk, dim_v),
-                        .slices = slices,
-                        .attention = attention};
+    weft::KernelForwardArgs f{{.q = view_of(bytes, q, dtype, tq, hq, dim),
+                               .k = view_of(bytes, k, dtype, tk, hk, dim),
+                               .v = view_of(bytes, v, dtype, tk, hk, dim_v),
+                               .slices = slices,
+                               .attention = attention}};
     if (bytes.one_in(3))
       f.partial = {view_of(bytes, sums, weft::DType::f32, tq, hq, dim_v), states.data()};
     else
@@ -171,18 +171,18 @@ int by_kernel(ByteChoices& bytes) {
     if (bytes.one_in(2)) f.lse = view_of(bytes, lse, weft::DType::f32, tq, hq, 1);
     if (bytes.one_in(2)) f.max_logit = view_of(bytes, max_logit, weft::DType::f32, 1, hq, 1);
     attend(f, kernel);
-    weft::BackwardArgs b{.q = f.q,
-                         .k = f.k,
-                         .v = f.v,
-                         .slices = slices,
-                         .attention = attention,
-                         .dout = view_of(bytes, dout, dtype, tq, hq, dim_v),
-                         .out = f.out,
-                         .lse = f.lse,
-                         .dq = view_of(bytes, dq, dtype, tq, hq, dim),
-                         .dk = view_of(bytes, dk, dtype, tk, hk, dim),
-                         .dv = view_of(bytes, dv, dtype, tk, hk, dim_v),
-                         .add_keys = bytes.one_in(4)};
+    weft::KernelBackwardArgs b{{.q = f.q,
+                                .k = f.k,
+                                .v = f.v,
+                                .slices = slices,
+                                .attention = attention,
+                                .dout = view_of(bytes, dout, dtype, tq, hq, dim_v),
+                                .out = f.out,
+                                .lse = f.lse,
+                                .dq = view_of(bytes, dq, dtype, tq, hq, dim),
+                                .dk = view_of(bytes, dk, dtype, tk, hk, dim),
+                                .dv = view_of(bytes, dv, dtype, tk, hk, dim_v)},
+                               bytes.one_in(4)};
     attend_backward(b, kernel);
   } catch (const weft::Error&) {
   }

@@ -8,8 +8,9 @@
 
 #include "check/dense.h"
 #include "index.h"
+#include "kernel/check_args.h"
 #include "kernel/convert.h"
-#include "weft/attention.h"
+#include "weft/reference.h"
 
 namespace weft::test {
 
@@ -157,15 +158,15 @@ struct AttentionProblem {
 struct Forward {
   explicit Forward(const AttentionProblem& p, DType dtype = DType::f64, DType statistics = DType::f64)
       : out(p.view, dtype, p.tq, p.hq, p.dv), lse(statistics, p.tq, p.hq, 1), max_logit(statistics, 1, p.hq, 1) {}
-  ForwardArgs args(const AttentionProblem& p) const {
-    return {.q = p.q.view(),
-            .k = p.k.view(),
-            .v = p.v.view(),
-            .slices = p.slices,
-            .attention = p.attention(),
-            .out = out.view(),
-            .lse = lse.view(),
-            .max_logit = max_logit.view()};
+  KernelForwardArgs args(const AttentionProblem& p) const {
+    return {{.q = p.q.view(),
+             .k = p.k.view(),
+             .v = p.v.view(),
+             .slices = p.slices,
+             .attention = p.attention(),
+             .out = out.view(),
+             .lse = lse.view(),
+             .max_logit = max_logit.view()}};
   }
   Buffer out, lse, max_logit;
 };
@@ -176,16 +177,16 @@ struct Backward {
         dk(p.view, dtype, p.tk, p.hk, p.dqk),
         dv(p.view, dtype, p.tk, p.hk, p.dv),
         dsink(DType::f64, 1, p.hq, 1) {}
-  BackwardArgs args(const AttentionProblem& p) const {
-    BackwardArgs result{.q = p.q.view(),
-                        .k = p.k.view(),
-                        .v = p.v.view(),
-                        .slices = p.slices,
-                        .attention = p.attention(),
-                        .dout = p.dout.view(),
-                        .dq = dq.view(),
-                        .dk = dk.view(),
-                        .dv = dv.view()};
+  KernelBackwardArgs args(const AttentionProblem& p) const {
+    KernelBackwardArgs result{{.q = p.q.view(),
+                               .k = p.k.view(),
+                               .v = p.v.view(),
+                               .slices = p.slices,
+                               .attention = p.attention(),
+                               .dout = p.dout.view(),
+                               .dq = dq.view(),
+                               .dk = dk.view(),
+                               .dv = dv.view()}};
     if (p.sink == Sink::Kind::learnable) result.dsink = dsink.view();
     return result;
   }

@@ -36,7 +36,7 @@ TEST_P(KernelBackward, OutAndLseMayBeLeftOut) {
   for (const Judged& j : judged(dtype(), Pass::backward, kSanitized ? planned_problems : feature_problems)) {
     SCOPED_TRACE(j.problem.name);
     const Outputs got(j.problem.p);
-    BackwardArgs args = got.backward_args(j.problem);
+    KernelBackwardArgs args = got.backward_args(j.problem);
     args.out = args.lse = {};
     attend_backward(args, kernel());
     judge.backward(got.backward, j.want, j.problem.p);
@@ -68,7 +68,7 @@ TEST_P(KernelBackward, PartsOfTheKeysAddUp) {
       s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
     }
     const Backward step(p, DType::f32);
-    BackwardArgs args = whole.backward_args(problem);
+    KernelBackwardArgs args = whole.backward_args(problem);
     args.slices = part;
     args.dq = step.dq.view();
     args.dk = step.dk.view();
@@ -104,7 +104,7 @@ TEST_P(KernelBackward, InputsOfAnyDType) {
       dout.set(whole);
       got.run(problem, kernel(), Pass::forward);
       out.set(got.forward.out.values());
-      BackwardArgs args = got.backward_args(problem);
+      KernelBackwardArgs args = got.backward_args(problem);
       args.dout = dout.view();
       args.out = out.view();
       try {

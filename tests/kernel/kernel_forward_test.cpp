@@ -40,7 +40,7 @@ TEST_P(KernelForward, OutputsOfAnyDType) {
     check::Arithmetic by = check::kernel_arithmetic(dtype(), dtype());
     by.out = check::rounding(to);
     const Forward got(p, to);
-    ForwardArgs args = got.args(p);
+    KernelForwardArgs args = got.args(p);
     attend(args, kernel());
     const auto either = [&](DType d) { return dtype() == d || to == d; };
     Judge judge(either(DType::bf16) ? DType::bf16 : either(DType::f16) ? DType::f16 : DType::f32, true);
@@ -77,15 +77,15 @@ TEST_P(KernelForward, PartialStepsGiveTheWhole) {
     const Outputs got(p);
     const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
     std::vector<RowState<float>> states(at(p.tq * p.hq));
-    ForwardArgs end = got.forward_args(j.problem);
+    KernelForwardArgs end = got.forward_args(j.problem);
     end.partial = {sums.view(), states.data()};
-    ForwardArgs step = end;
+    KernelForwardArgs step = end;
     step.out = step.lse = step.max_logit = {};
     for (const std::vector<Slice>& part : key_parts(random, p)) {
       step.slices = part;
       attend(step, kernel());
     }
-    finish_partial(end);
+    finish_partial(finish_args(end));
     judge.forward(got.forward, j.want, p);
   }
 }
@@ -104,7 +104,7 @@ TEST_P(KernelForward, PartialStepsLeaveOtherRowsAlone) {
   sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
   std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
   const Outputs none(p);
-  ForwardArgs args = none.forward_args(problem);
+  KernelForwardArgs args = none.forward_args(problem);
   args.out = args.lse = args.max_logit = {};
   args.partial = {sums.view(), states.data()};
   attend(args, kernel());

@@ -98,15 +98,15 @@ struct Outputs {
   explicit Outputs(const AttentionProblem& p, DType statistics = DType::f32)
       : forward(p, p.dtype, statistics), backward(p, p.dtype) {}
 
-  ForwardArgs forward_args(const KernelProblem& problem) const {
-    ForwardArgs args = forward.args(problem.p);
+  KernelForwardArgs forward_args(const KernelProblem& problem) const {
+    KernelForwardArgs args{forward.args(problem.p)};
     args.attention = problem.attention();
-    args.part_keys = problem.part_keys;
+    args.keys_per_split = problem.part_keys;
     return args;
   }
   // Reads what the forward wrote.
-  BackwardArgs backward_args(const KernelProblem& problem) const {
-    BackwardArgs args = backward.args(problem.p);
+  KernelBackwardArgs backward_args(const KernelProblem& problem) const {
+    KernelBackwardArgs args{backward.args(problem.p)};
     args.attention = problem.attention();
     args.out = forward.out.view();
     args.lse = forward.lse.view();

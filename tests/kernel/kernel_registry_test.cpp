@@ -58,7 +58,7 @@ TEST(KernelRegistry, OutputsOfAnotherShapeAreRefused) {
   const Outputs outputs(call.problem.p, DType::f32);
   for (const Kernel& kernel : kernels()) {
     if (kernel.refusal(plain(DType::f32, Pass::forward, 8))) continue;
-    ForwardArgs args = outputs.forward_args(call.problem);
+    KernelForwardArgs args = outputs.forward_args(call.problem);
     args.out.dim = 7;
     expect_refusal([&] { attend(args, kernel.name); }, {"out has shape", "7"});
   }
@@ -174,8 +174,8 @@ TEST(KernelRegistry, DevicePlansAreForGpus) {
   const Call call(DType::f32, 4, 4);
   const Outputs outputs(call.problem.p);
   alignas(16) std::byte nothing[64] = {};  // refused before anybody looks at it
-  ForwardArgs forward = outputs.forward_args(call.problem);
-  BackwardArgs backward = outputs.backward_args(call.problem);
+  KernelForwardArgs forward = outputs.forward_args(call.problem);
+  KernelBackwardArgs backward = outputs.backward_args(call.problem);
   forward.device_plan = backward.device_plan = reinterpret_cast<DevicePlan*>(nothing);
   for (const char* kernel : {"", "cpu", "reference"}) {
     expect_refusal([&] { attend(forward, kernel); }, {"1 slices and a device_plan"});
@@ -197,13 +197,13 @@ TEST(KernelRegistry, ArgumentsAreChecked) {
   for (const Kernel& kernel : kernels()) {
     const Outputs outputs(call.problem.p);
     if (kernel.refusal(plain(DType::f32))) continue;
-    ForwardArgs args = outputs.forward_args(call.problem);
+    KernelForwardArgs args = outputs.forward_args(call.problem);
     const Slice outside[] = {{0, 3, 0, 5}};
     args.slices = outside;
     expect_refusal([&] { attend(args, kernel.name); }, {"slice 0", "4"});
     EXPECT_TRUE(std::isnan(outputs.forward.out.values()[0])) << "something was written";
     if (kernel.refusal(plain(DType::f32, Pass::backward))) continue;
-    BackwardArgs back = outputs.backward_args(call.problem);
+    KernelBackwardArgs back = outputs.backward_args(call.problem);
     back.lse = {};
     expect_refusal([&] { attend_backward(back, kernel.name); }, {"out", "lse"});
   }
@@ -215,11 +215,11 @@ TEST(KernelRegistry, PartialStatesOfNoRows) {
   const auto none = thd(static_cast<void*>(nullptr), DType::f32, 0, 2, 4);
   for (const Kernel& kernel : kernels()) {
     if (kernel.refusal(plain(DType::f32))) continue;
-    ForwardArgs args{.q = none, .k = k.view(), .v = k.view(), .partial = {none, nullptr}};
+    KernelForwardArgs args{{.q = none, .k = k.view(), .v = k.view()}, {none, nullptr}};
     EXPECT_NO_THROW(attend(args, kernel.name)) << kernel.name;
     args.out = none;
     args.max_logit = max_logit.view();
-    EXPECT_NO_THROW(finish_partial(args)) << kernel.name;
+    EXPECT_NO_THROW(finish_partial(finish_args(args))) << kernel.name;
     EXPECT_EQ(max_logit.values(), std::vector<double>(2, kMinusInfinity<double>));
   }
 }
@@ -230,11 +230,11 @@ TEST(KernelRegistry, StepsAreForKernelsThatSumUp) {
   reference_forward(outputs.forward_args(call.problem));
   const Range rows[] = {{0, 3}};
   QuerySteps steps{.rows = rows};
-  BackwardArgs args = outputs.backward_args(call.problem);
+  KernelBackwardArgs args = outputs.backward_args(call.problem);
   args.steps = &steps;
   for (const std::string_view kernel : {"reference", "cpu.scalar"})
     expect_refusal([&] { attend_backward(args, kernel); }, {std::string(kernel), "steps"});
-  ForwardArgs forward = outputs.forward_args(call.problem);
+  KernelForwardArgs forward = outputs.forward_args(call.problem);
   forward.steps = &steps;
   for (const std::string_view kernel : {"reference", "cpu.scalar"})
     expect_refusal([&] { attend(forward, kernel); }, {std::string(kernel), "steps"});

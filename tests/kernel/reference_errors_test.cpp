@@ -89,8 +89,8 @@ TEST(ReferenceErrors, Attention) {
             "scale is -inf; give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
   EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = -30; }),
             "softcap is -30; give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.part_keys = -5; }),
-            "part_keys is -5; give the keys of a part, kUnlimited, or 0 for the kernel's choice");
+  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.keys_per_split = -5; }),
+            "keys_per_split is -5; give the keys of a split, kUnlimited for none, or 0 for the default");
   EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = nan; }), "");
   EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = inf; }), "");
   // In f32 these would be infinite or 0, and every logit NaN.

@@ -9,8 +9,8 @@
 #include <optional>
 #include <random>
 
+#include "check/device_mirror.h"
 #include "check/tensors.h"
-#include "check/twins.h"
 #include "index.h"
 #include "weft/kv_buffer.h"
 
@@ -90,21 +90,21 @@ struct Views {
   Place place;
 };
 
-inline Views views_of(const Setting& r, Tensors& t, check::Twins& twins) {
-  return {.q = twins.in(t.q.view),
-          .k = twins.in(t.k.view),
-          .v = twins.in(t.v.view),
-          .dout = twins.in(t.dout.view),
-          .out = twins.out(t.out.view),
-          .lse = twins.out(t.lse.view),
-          .dq = twins.out(t.dq.view),
-          .dk = twins.out(t.dk.view),
-          .dv = twins.out(t.dv.view),
-          .attention = twins.in(attention_of(r, t)),
-          .place = twins.place()};
+inline Views views_of(const Setting& r, Tensors& t, check::DeviceMirror& mirror) {
+  return {.q = mirror.in(t.q.view),
+          .k = mirror.in(t.k.view),
+          .v = mirror.in(t.v.view),
+          .dout = mirror.in(t.dout.view),
+          .out = mirror.out(t.out.view),
+          .lse = mirror.out(t.lse.view),
+          .dq = mirror.out(t.dq.view),
+          .dk = mirror.out(t.dk.view),
+          .dv = mirror.out(t.dv.view),
+          .attention = mirror.in(attention_of(r, t)),
+          .place = mirror.place()};
 }
 
-inline ForwardArgs forward_args(const Views& v, Range rows) {
+inline KvBufferForwardArgs forward_args(const Views& v, Range rows) {
   return {.q = rows_of(v.q, rows),
           .attention = v.attention,
           .out = rows_of(v.out, rows),
@@ -112,7 +112,7 @@ inline ForwardArgs forward_args(const Views& v, Range rows) {
           .place = v.place};
 }
 
-inline BackwardArgs backward_args(const Views& v, Range rows) {
+inline KvBufferBackwardArgs backward_args(const Views& v, Range rows) {
   return {.q = rows_of(v.q, rows),
           .attention = v.attention,
           .dout = rows_of(v.dout, rows),
@@ -124,12 +124,12 @@ inline BackwardArgs backward_args(const Views& v, Range rows) {
           .place = v.place};
 }
 
-inline ForwardArgs forward_args(const Setting& r, Tensors& t, Range rows) {
-  check::Twins same({});
+inline KvBufferForwardArgs forward_args(const Setting& r, Tensors& t, Range rows) {
+  check::DeviceMirror same({});
   return forward_args(views_of(r, t, same), rows);
 }
-inline BackwardArgs backward_args(const Setting& r, Tensors& t, Range rows) {
-  check::Twins same({});
+inline KvBufferBackwardArgs backward_args(const Setting& r, Tensors& t, Range rows) {
+  check::DeviceMirror same({});
   return backward_args(views_of(r, t, same), rows);
 }
 
@@ -149,11 +149,11 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
   std::optional<Tensors> copy;
   if (there) copy.emplace(r);
   Tensors& mine = there ? *copy : t;
-  check::Twins twins(place);
-  const Views views = views_of(r, mine, twins);
+  check::DeviceMirror mirror(place);
+  const Views views = views_of(r, mine, mirror);
   const Tensor max_logits(DType::f64, r.micros, r.heads_q, 1), dsinks(DType::f64, r.micros, r.heads_q, 1);
-  const TensorView max_logit = twins.out(max_logits.view), dsink = twins.out(dsinks.view);
-  twins.send();
+  const TensorView max_logit = mirror.out(max_logits.view), dsink = mirror.out(dsinks.view);
+  mirror.send();
   const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
   const auto number = [&](const TensorView& of, Index m) { return rows_of(of, {m, m + 1}); };
 
@@ -165,7 +165,7 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
   if (r.ahead) gather(0);
   for (Index m = 0; m < r.micros; ++m) {
     if (r.ahead && m + 1 < r.micros) gather(m + 1);
-    ForwardArgs args = forward_args(views, window(m));
+    KvBufferForwardArgs args = forward_args(views, window(m));
     if (!r.ahead) args.k = rows_of(views.k, window(m)), args.v = rows_of(views.v, window(m));
     args.max_logit = number(max_logit, m);
     buffer.forward(m, args);
@@ -184,11 +184,11 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
       std::fill(k.begin(), k.end(), std::byte{0xff});
       std::fill(v.begin(), v.end(), std::byte{0xff});
     }
-    BackwardArgs args = backward_args(views, window(m));
+    KvBufferBackwardArgs args = backward_args(views, window(m));
     if (r.sink) args.dsink = number(dsink, m);
     buffer.backward(m, args);
   }
-  twins.fetch();
+  mirror.fetch();
 
   for (const auto& [from, to] :
        {std::pair{&mine.out, &t.out}, {&mine.lse, &t.lse}, {&mine.dq, &t.dq}, {&mine.dk, &t.dk}, {&mine.dv, &t.dv}}) {

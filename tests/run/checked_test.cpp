@@ -61,10 +61,10 @@ struct Layer {
       layouts.q.shard(rank, whole->rows(), local->rows());
   }
 
-  ForwardArgs forward(Index number = kNoLayer) {
+  ExecutorForwardArgs forward(Index number = kNoLayer) {
     return {.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view, .layer = number};
   }
-  BackwardArgs backward(Index number = kNoLayer) {
+  ExecutorBackwardArgs backward(Index number = kNoLayer) {
     return {.q = q.view,
             .k = k.view,
             .v = v.view,
@@ -97,18 +97,18 @@ struct Ran {
 };
 
 // One forward; `odd` is what rank 1 does otherwise.
-using Plant = std::function<void(bool odd, Layouts&, ForwardArgs&, std::string& kernel)>;
+using Plant = std::function<void(bool odd, Layouts&, ExecutorForwardArgs&, std::string& kernel)>;
 Ran one_forward(bool checked, const Plant& plant, bool planted, const ScheduleOptions& how = {},
                 DType out_type = DType::f32) {
   Ran run;
   run.error = said([&](Communicator& comm) {
     const bool odd = planted && comm.rank() == kOdd;
     Layouts layouts = zigzag();
-    ForwardArgs none;
+    ExecutorForwardArgs none;
     std::string kernel = "cpu.scalar";
     plant(odd, layouts, none, kernel);
     Layer layer(layouts, comm.rank(), 1, out_type);
-    ForwardArgs args = layer.forward();
+    ExecutorForwardArgs args = layer.forward();
     plant(odd, layouts, args, kernel);
     Executor executor = executor_of(comm, layouts, checked, how, kernel);
     executor.forward(args);
@@ -133,7 +133,7 @@ void expect_told(const Plant& plant, const std::string& text, const ScheduleOpti
 
 TEST(Checked, ALayoutDealtByAnotherMask) {
   expect_told(
-      [](bool odd, Layouts& layouts, ForwardArgs&, std::string&) {
+      [](bool odd, Layouts& layouts, ExecutorForwardArgs&, std::string&) {
         const Problem by(problem().packing(), odd ? Mask{} : Mask{.causal = true});
         layouts = {Layout::balanced(by, kRanks), Layout::balanced(by, kRanks)};
       },
@@ -143,21 +143,22 @@ TEST(Checked, ALayoutDealtByAnotherMask) {
 TEST(Checked, OtherValuesOfASink) {
   static const std::vector<float> usual{1, 2, 3, 4}, others{1, 2, 3, 5};
   expect_told(
-      [](bool odd, Layouts&, ForwardArgs& args, std::string&) {
+      [](bool odd, Layouts&, ExecutorForwardArgs& args, std::string&) {
         args.attention.sink = Sink::learnable(per_head((odd ? others : usual).data(), DType::f32, 4));
       },
       "values of the sink: rank 1 differs from ranks 0, 2, 3");
 }
 
 TEST(Checked, AnotherKernel) {
-  expect_told([](bool odd, Layouts&, ForwardArgs&, std::string& kernel) { kernel = odd ? "reference" : "cpu.scalar"; },
-              "kernel: rank 1 differs from ranks 0, 2, 3");
+  expect_told(
+      [](bool odd, Layouts&, ExecutorForwardArgs&, std::string& kernel) { kernel = odd ? "reference" : "cpu.scalar"; },
+      "kernel: rank 1 differs from ranks 0, 2, 3");
 }
 
 // Heads that are swapped carry what the tensors of other ranks will hold: two bytes of bf16 are not two of f16.
 TEST(Checked, OutputsOfAnotherType) {
   expect_told(
-      [](bool odd, Layouts&, ForwardArgs& args, std::string&) {
+      [](bool odd, Layouts&, ExecutorForwardArgs& args, std::string&) {
         if (odd) args.out.dtype = DType::f16;
       },
       "dtype of out and lse: rank 1 differs from ranks 0, 2, 3", {.kind = ScheduleKind::all_to_all}, DType::bf16);
@@ -333,37 +334,30 @@ void expect_told(const std::function<void(Communicator&, bool planted, bool chec
   begins(said([&](Communicator& comm) { body(comm, comm.rank() == kOdd, true, told); }), text);
 }
 
-TEST(CheckedKvBuffer, AnotherPacking) {
+// Rank 1 has another setting than the others, and other micro-sequences if its lengths differ.
+void expect_setting_told(const std::function<void(Setting&)>& change, const std::string& text) {
   expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
+      [&](Communicator& comm, bool planted, bool checked, Tensors& t) {
         Setting mine = kSetting;
-        if (planted) mine.lengths = {36, 6, 22, 64};
+        if (planted) change(mine);
         KvBuffer buffer = buffer_of(comm, kSetting, checked);
         run_sequence(mine, micros_of(mine), buffer, comm, t);
       },
-      "packing: rank 1 differs from ranks 0, 2, 3");
+      text);
+}
+
+TEST(CheckedKvBuffer, AnotherPacking) {
+  expect_setting_told([](Setting& mine) { mine.lengths = {36, 6, 22, 64}; },
+                      "packing: rank 1 differs from ranks 0, 2, 3");
 }
 
 TEST(CheckedKvBuffer, AnotherMask) {
-  expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
-        Setting mine = kSetting;
-        if (planted) mine.mask.left = 7;
-        KvBuffer buffer = buffer_of(comm, kSetting, checked);
-        run_sequence(mine, micros_of(kSetting), buffer, comm, t);
-      },
-      "mask: rank 1 differs from ranks 0, 2, 3");
+  expect_setting_told([](Setting& mine) { mine.mask.left = 7; }, "mask: rank 1 differs from ranks 0, 2, 3");
 }
 
 TEST(CheckedKvBuffer, OtherSettingsOfALayer) {
-  expect_told(
-      [](Communicator& comm, bool planted, bool checked, Tensors& t) {
-        Setting mine = kSetting;
-        if (planted) mine.softcap = 5;
-        KvBuffer buffer = buffer_of(comm, kSetting, checked);
-        run_sequence(mine, micros_of(kSetting), buffer, comm, t);
-      },
-      "attention (scale, softcap, sink, head_map): rank 1 differs");
+  expect_setting_told([](Setting& mine) { mine.softcap = 5; },
+                      "attention (scale, softcap, sink, head_map): rank 1 differs");
   expect_told(
       [](Communicator& comm, bool planted, bool checked, Tensors& t) {
         Tensors copy(kSetting);  // rank 1's logits of the sink are its own
@@ -379,7 +373,7 @@ TEST(CheckedKvBuffer, ARankOneMicroSequenceOutOfStep) {
   const MicroSequences micros = micros_of(kSetting);
   const auto forward = [&](Communicator& comm, KvBuffer& buffer, Tensors& t, Index m) {
     const Range window = micros.rows(comm.rank(), m);
-    ForwardArgs args = forward_args(kSetting, t, window);
+    KvBufferForwardArgs args = forward_args(kSetting, t, window);
     args.k = rows_of(t.k.view, window);
     args.v = rows_of(t.v.view, window);
     buffer.forward(m, args);
@@ -434,13 +428,13 @@ TEST(CheckedKvBuffer, ABackwardOfAnotherWindow) {
         buffer.begin(micros, kSetting.mask);
         const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
         for (Index m = 0; m < 4; ++m) {
-          ForwardArgs args = forward_args(kSetting, t, window(m));
+          KvBufferForwardArgs args = forward_args(kSetting, t, window(m));
           args.k = rows_of(t.k.view, window(m));
           args.v = rows_of(t.v.view, window(m));
           buffer.forward(m, args);
         }
         for (Index m = 4; m-- > 0;) {
-          BackwardArgs args = backward_args(kSetting, t, window(m));
+          KvBufferBackwardArgs args = backward_args(kSetting, t, window(m));
           if (planted && m == 2) {
             args.out = rows_of(t.out.view, window(1));
             args.lse = rows_of(t.lse.view, window(1));

@@ -392,7 +392,7 @@ TEST(Executor, ACallInsideAnotherIsRefused) {
   run_ranks(1, [&](Communicator& comm) {
     std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
     const auto view = thd(x.data(), DType::f32, 64, 2, 8);
-    const ForwardArgs args{.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, 64, 2, 8)};
+    const ExecutorForwardArgs args{.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, 64, 2, 8)};
     std::unique_ptr<Executor> executor;
     std::vector<std::string> errors;
     const auto again = [&] { errors.push_back(error_of([&] { executor->forward(args); })); };

@@ -38,8 +38,41 @@ struct Outcome {
   Index failed() const { return kRanks - std::count(done.begin(), done.end(), true); }
 };
 
+// Runs a body on all ranks over a transport with planted faults.
+struct FaultyRanks {
+  template <class Body>
+  void run_body(Outcome& outcome, const std::vector<Fault>& faults, double time_limit, const Body& body) {
+    const Clock::time_point begin = Clock::now();
+    try {
+      run_ranks(kRanks,
+                [&](Communicator& comm) {
+                  Index calls_here = 0;
+                  const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
+                  body(*faulty);
+                  const std::lock_guard lock(guard);
+                  outcome.done[at(comm.rank())] = true;
+                  made = calls_here;
+                },
+                {.time_limit = time_limit});
+    } catch (const Error& e) {
+      outcome.error = e.what();
+    }
+    outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  Index calls[2] = {0, 0};  // unchecked, checked
+  Index made = 0;
+  std::mutex guard;
+};
+
+// Whether two results, each with so many tensors, have the same bytes.
+template <class Result, class... Members>
+bool same_bytes(const Result& a, const Result& b, Members... members) {
+  return (((a.*members).bytes == (b.*members).bytes) && ...);
+}
+
 // A small problem on one schedule, and its answer without faults.
-struct Subject {
+struct Subject : FaultyRanks {
   explicit Subject(ScheduleKind kind)
       : options{.kind = kind},
         problem{.problem = Problem(Stream::from_lengths(std::vector<Index>{37, 5, 22}).padded_to(8), {.causal = true}),
@@ -61,23 +94,10 @@ struct Subject {
   Outcome run(const std::vector<Fault>& faults, const ExecutorOptions& how, double time_limit = 60) {
     Outcome outcome;
     for (Index rank = 0; rank < kRanks; ++rank) outcome.results.push_back(empty_result(problem, kRanks));
-    const Clock::time_point begin = Clock::now();
-    try {
-      run_ranks(kRanks,
-                [&](Communicator& comm) {
-                  Index calls_here = 0;
-                  const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
-                  std::mutex mutex;
-                  run_one_rank(*faulty, problem, input, layouts, options, how, outcome.results[at(comm.rank())], mutex);
-                  const std::lock_guard lock(guard);
-                  outcome.done[at(comm.rank())] = true;
-                  made = calls_here;
-                },
-                {.time_limit = time_limit});
-    } catch (const Error& e) {
-      outcome.error = e.what();
-    }
-    outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    run_body(outcome, faults, time_limit, [&](Communicator& comm) {
+      std::mutex mutex;
+      run_one_rank(comm, problem, input, layouts, options, how, outcome.results[at(comm.rank())], mutex);
+    });
     return outcome;
   }
 
@@ -85,15 +105,10 @@ struct Subject {
   bool right(const Outcome& outcome) const {
     for (Index rank = 0; rank < kRanks; ++rank) {
       if (!outcome.done[at(rank)]) continue;
-      const RanksResult &got = outcome.results[at(rank)], &mine = want[at(rank)];
-      for (auto [a, b] : {std::pair{&got.out, &mine.out},
-                          {&got.lse, &mine.lse},
-                          {&got.max_logit, &mine.max_logit},
-                          {&got.dq, &mine.dq},
-                          {&got.dk, &mine.dk},
-                          {&got.dv, &mine.dv},
-                          {&got.dsink, &mine.dsink}})
-        if (a->bytes != b->bytes) return false;
+      using R = RanksResult;
+      if (!same_bytes(outcome.results[at(rank)], want[at(rank)], &R::out, &R::lse, &R::max_logit, &R::dq, &R::dk,
+                      &R::dv, &R::dsink))
+        return false;
     }
     return true;
   }
@@ -103,9 +118,6 @@ struct Subject {
   RanksInput input;
   Layouts layouts;
   std::vector<RanksResult> want;
-  Index calls[2] = {0, 0};  // unchecked, checked
-  Index made = 0;
-  std::mutex guard;
 };
 
 Subject& subject(ScheduleKind kind) {
@@ -145,8 +157,36 @@ TEST(Faulty, CorruptsAFewBytesAlone) {
 // Drops are noticed by waiting in vain, at the latest.
 double time_limit_of(Kind kind) { return kind == Kind::drop || kind == Kind::lose ? 0.5 : 60; }
 
+bool harmless(Kind kind) { return kind == Kind::delay || kind == Kind::reorder; }
+
+// Checked runs with one fault each: the answer is right or there is an error, and most faults are noticed.
+class CheckedRuns {
+ public:
+  void add(const Fault& fault, const Outcome& outcome, bool right) {
+    EXPECT_TRUE(right) << "a wrong answer; " << outcome.error;
+    EXPECT_LT(outcome.seconds, 10);
+    if (harmless(fault.kind)) {
+      EXPECT_EQ(outcome.failed(), 0) << outcome.error;
+    }
+    ++tried_[fault.kind];
+    noticed_[fault.kind] += outcome.failed() > 0 ? 1 : 0;
+    in_part_[fault.kind] += outcome.failed() > 0 && outcome.failed() < kRanks ? 1 : 0;
+  }
+  ~CheckedRuns() {
+    for (const auto& [kind, count] : tried_) {
+      std::printf("%-8s %5td plans, %5td ended in errors (%td not on all ranks: some were right and done)\n",
+                  std::string(name(kind)).c_str(), count, noticed_[kind], in_part_[kind]);
+      if (harmless(kind)) continue;
+      EXPECT_GT(3 * noticed_[kind], 2 * count) << name(kind);  // the others hit calls without messages
+    }
+  }
+
+ private:
+  std::map<Kind, Index> tried_, noticed_, in_part_;
+};
+
 TEST(Faults, CheckedRanksAreRightOrFail) {
-  std::map<Kind, Index> tried, noticed, in_part;
+  CheckedRuns runs;
   const Index plans = number("WEFT_FAULT_PLANS", 500);
   for (Index i = 0; i < plans; ++i) {
     const std::span<const ScheduleKind> schedules = schedule_kinds();
@@ -156,21 +196,7 @@ TEST(Faults, CheckedRanksAreRightOrFail) {
     const Fault fault = make_fault(kind, static_cast<std::uint64_t>(i), kRanks, s.calls[1], 0.002);
     SCOPED_TRACE(describe(s, fault));
     const Outcome outcome = s.run({fault}, {.checked = true}, time_limit_of(kind));
-    EXPECT_TRUE(s.right(outcome)) << "a wrong answer; " << outcome.error;
-    EXPECT_LT(outcome.seconds, 10);
-    const bool harmless = kind == Kind::delay || kind == Kind::reorder;
-    if (harmless) {
-      EXPECT_EQ(outcome.failed(), 0) << outcome.error;
-    }
-    ++tried[kind];
-    noticed[kind] += outcome.failed() > 0 ? 1 : 0;
-    in_part[kind] += outcome.failed() > 0 && outcome.failed() < kRanks ? 1 : 0;
-  }
-  for (const auto& [kind, count] : tried) {
-    std::printf("%-8s %5td plans, %5td ended in errors (%td not on all ranks: some were right and done)\n",
-                std::string(name(kind)).c_str(), count, noticed[kind], in_part[kind]);
-    if (kind == Kind::delay || kind == Kind::reorder) continue;
-    EXPECT_GT(3 * noticed[kind], 2 * count) << name(kind);  // the others hit calls without messages
+    runs.add(fault, outcome, s.right(outcome));
   }
 }
 
@@ -232,7 +258,7 @@ TEST(Faults, ARankThatThrowsEndsAll) {
 // ---- K/V buffers
 
 // Micro-sequences through a K/V buffer, forward and backward, and their answer without faults.
-struct KvSubject {
+struct KvSubject : FaultyRanks {
   KvSubject(bool drop, bool ahead)
       : setting{.lengths = {37, 5, 22, 64},
                 .mask = {.causal = true, .left = drop ? 12 : -1},
@@ -265,25 +291,12 @@ struct KvSubject {
     KvOutcome outcome;
     for (Index rank = 0; rank < kRanks; ++rank) outcome.results.emplace_back(setting);
     const MicroSequences micros = micros_of(setting);
-    const Clock::time_point begin = Clock::now();
-    try {
-      run_ranks(kRanks,
-                [&](Communicator& comm) {
-                  Index calls_here = 0;
-                  const std::unique_ptr<Communicator> faulty = make_faulty(comm, faults, &calls_here);
-                  KvBufferOptions options = options_of(setting, micros);
-                  options.checked = checked;
-                  KvBuffer buffer(*faulty, options);
-                  run_sequence(setting, micros, buffer, *faulty, outcome.results[at(comm.rank())]);
-                  const std::lock_guard lock(guard);
-                  outcome.done[at(comm.rank())] = true;
-                  made = calls_here;
-                },
-                {.time_limit = time_limit});
-    } catch (const Error& e) {
-      outcome.error = e.what();
-    }
-    outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    run_body(outcome, faults, time_limit, [&](Communicator& comm) {
+      KvBufferOptions options = options_of(setting, micros);
+      options.checked = checked;
+      KvBuffer buffer(comm, options);
+      run_sequence(setting, micros, buffer, comm, outcome.results[at(comm.rank())]);
+    });
     return outcome;
   }
 
@@ -291,29 +304,23 @@ struct KvSubject {
     for (Index rank = 0; rank < kRanks; ++rank) {
       if (!outcome.done[at(rank)]) continue;
       const Tensors &got = outcome.results[at(rank)], &mine = want[at(rank)];
-      for (auto [a, b] : {std::pair{&got.out, &mine.out},
-                          {&got.lse, &mine.lse},
-                          {&got.dq, &mine.dq},
-                          {&got.dk, &mine.dk},
-                          {&got.dv, &mine.dv}})
-        if (a->bytes != b->bytes) return false;
-      if (got.dsink != mine.dsink || got.max_logit != mine.max_logit) return false;
+      using T = Tensors;
+      if (!same_bytes(got, mine, &T::out, &T::lse, &T::dq, &T::dk, &T::dv) || got.dsink != mine.dsink ||
+          got.max_logit != mine.max_logit)
+        return false;
     }
     return true;
   }
 
   Setting setting;
   std::vector<Tensors> want;
-  Index calls[2] = {0, 0};  // unchecked, checked
-  Index made = 0;
-  std::mutex guard;
 };
 
 TEST(Faults, CheckedKvBuffersAreRightOrFail) {
   std::vector<std::unique_ptr<KvSubject>> subjects;
   for (const bool drop : {false, true})
     for (const bool ahead : {false, true}) subjects.push_back(std::make_unique<KvSubject>(drop, ahead));
-  std::map<Kind, Index> tried, noticed;
+  CheckedRuns runs;
   const Index plans = number("WEFT_FAULT_PLANS", 500) / 2;
   for (Index i = 0; i < plans; ++i) {
     KvSubject& s = *subjects[at(i) % subjects.size()];
@@ -322,19 +329,7 @@ TEST(Faults, CheckedKvBuffersAreRightOrFail) {
     SCOPED_TRACE(std::string(name(kind)) + " on rank " + std::to_string(fault.rank) + " in call " +
                  std::to_string(fault.call) + ", plan " + std::to_string(i));
     const KvSubject::KvOutcome outcome = s.run({fault}, true, time_limit_of(kind));
-    EXPECT_TRUE(s.right(outcome)) << "a wrong answer; " << outcome.error;
-    EXPECT_LT(outcome.seconds, 10);
-    if (kind == Kind::delay || kind == Kind::reorder) {
-      EXPECT_EQ(outcome.failed(), 0) << outcome.error;
-    }
-    ++tried[kind];
-    noticed[kind] += outcome.failed() > 0 ? 1 : 0;
-  }
-  for (const auto& [kind, count] : tried) {
-    std::printf("K/V buffer: %-8s %5td plans, %5td ended in errors\n", std::string(name(kind)).c_str(), count,
-                noticed[kind]);
-    if (kind == Kind::delay || kind == Kind::reorder) continue;
-    EXPECT_GT(3 * noticed[kind], 2 * count) << name(kind);
+    runs.add(fault, outcome, s.right(outcome));
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::run {
 namespace {
@@ -103,11 +103,11 @@ TEST(Fingerprint, OfSinks) {
   const std::vector<double> same(logits.begin(), logits.end());
   const TensorView view = thd(x.data(), DType::f32, 4, 4, 8);
   const auto with = [&](const auto& values, DType dtype) {
-    return fingerprints(ForwardArgs{.q = view,
-                                    .k = view,
-                                    .v = view,
-                                    .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
-                                    .out = view});
+    return fingerprints(KernelForwardArgs{{.q = view,
+                                           .k = view,
+                                           .v = view,
+                                           .attention = {.sink = Sink::learnable(per_head(values.data(), dtype, 4))},
+                                           .out = view}});
   };
   EXPECT_EQ(differing(with(logits, DType::f32), with(logits, DType::f32)), Parts{});
   EXPECT_EQ(differing(with(logits, DType::f32), with(same, DType::f64)), Parts{});
@@ -173,43 +173,43 @@ TEST(Fingerprint, OfSchedulesAndHeads) {
 TEST(Fingerprint, OfCalls) {
   std::vector<float> x(256), logits(4);
   const TensorView view = thd(x.data(), DType::f32, 4, 4, 8), numbers = per_head(logits.data(), DType::f32, 4);
-  const ForwardArgs plain{.q = view, .k = view, .v = view, .out = view};
+  const KernelForwardArgs plain{{.q = view, .k = view, .v = view, .out = view}};
   const auto changed = [&](const auto& change) {
-    ForwardArgs args = plain;
+    KernelForwardArgs args = plain;
     change(args);
     return differing(fingerprints(plain), fingerprints(args));
   };
   const Parts attention{"attention (scale, softcap, sink, head_map)"};
   const std::vector<Index> map{0, 1, 2, 3};
-  EXPECT_EQ(changed([](ForwardArgs&) {}), Parts{});
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.q.dtype = DType::bf16; }), Parts{"dtype of q"});
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.q.dim = 4; }), Parts{"dim of q and v"});
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.v.dim = 4; }), Parts{"dim of q and v"});
-  EXPECT_EQ(changed([&](ForwardArgs& a) { a.max_logit = numbers; }), Parts{"whether max_logit is asked for"});
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.scale = 0; }), attention);
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.scale = 0.5; }), attention);
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.softcap = 1; }), attention);
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.part_keys = 4096; }), Parts{"part_keys"});
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.attention.sink = Sink::off_by_one(); }), attention);
-  EXPECT_EQ(changed([&](ForwardArgs& a) { a.attention.head_map = map; }), attention);
+  EXPECT_EQ(changed([](KernelForwardArgs&) {}), Parts{});
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.q.dtype = DType::bf16; }), Parts{"dtype of q"});
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.q.dim = 4; }), Parts{"dim of q and v"});
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.v.dim = 4; }), Parts{"dim of q and v"});
+  EXPECT_EQ(changed([&](KernelForwardArgs& a) { a.max_logit = numbers; }), Parts{"whether max_logit is asked for"});
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.attention.scale = 0; }), attention);
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.attention.scale = 0.5; }), attention);
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.attention.softcap = 1; }), attention);
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.keys_per_split = 4096; }), Parts{"keys_per_split"});
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.attention.sink = Sink::off_by_one(); }), attention);
+  EXPECT_EQ(changed([&](KernelForwardArgs& a) { a.attention.head_map = map; }), attention);
   const Parts types_forward{"dtype of out and lse"};
-  EXPECT_EQ(changed([](ForwardArgs& a) { a.out.dtype = DType::bf16; }), types_forward);
-  EXPECT_EQ(changed([&](ForwardArgs& a) { a.lse = view; }), types_forward);
+  EXPECT_EQ(changed([](KernelForwardArgs& a) { a.out.dtype = DType::bf16; }), types_forward);
+  EXPECT_EQ(changed([&](KernelForwardArgs& a) { a.lse = view; }), types_forward);
   EXPECT_EQ(differing(fingerprints(plain, "cpu.scalar"), fingerprints(plain, "reference")), Parts{"kernel"});
   EXPECT_EQ(differing(fingerprints(plain, "cpu"), fingerprints(plain, "")), Parts{});  // they mean the same
-  const BackwardArgs backward{.q = view, .k = view, .v = view};
-  BackwardArgs asked = backward;
+  const KernelBackwardArgs backward{{.q = view, .k = view, .v = view}};
+  KernelBackwardArgs asked = backward;
   asked.dsink = numbers;
   EXPECT_EQ(differing(fingerprints(backward), fingerprints(asked)), Parts{"whether dsink is asked for"});
   const auto changed_backward = [&](const auto& change) {
-    BackwardArgs args = backward;
+    KernelBackwardArgs args = backward;
     change(args);
     return differing(fingerprints(backward), fingerprints(args));
   };
   const Parts types{"dtype of out, lse, dout and dq"};
-  EXPECT_EQ(changed_backward([](BackwardArgs& a) { a.attention.softcap = 1; }), attention);
-  EXPECT_EQ(changed_backward([&](BackwardArgs& a) { a.dout = view; }), types);
-  EXPECT_EQ(changed_backward([&](BackwardArgs& a) { a.dq = view; }), types);
+  EXPECT_EQ(changed_backward([](KernelBackwardArgs& a) { a.attention.softcap = 1; }), attention);
+  EXPECT_EQ(changed_backward([&](KernelBackwardArgs& a) { a.dout = view; }), types);
+  EXPECT_EQ(changed_backward([&](KernelBackwardArgs& a) { a.dq = view; }), types);
   EXPECT_EQ(differing(fingerprints(backward, "cpu.scalar"), fingerprints(backward, "reference")), Parts{"kernel"});
 }
 

@@ -21,35 +21,10 @@ std::vector<Index> lengths_of(Choices& c, Index tokens) {
   return lengths;
 }
 
-Side side_of(Choices& c, const std::vector<Index>& lengths, Index multiple) {
-  Side side;
-  const bool padded = multiple > 1 || c.one_in(2);
-  Index offset = c.one_in(3) ? c.pick(1, 50) : 0;
-  side.cu_seqlens = {padded ? 0 : offset};
-  if (padded) side.cu_seqlens_padded = {offset};
-  for (const Index used : lengths) {
-    const Index room = used + (padded && c.one_in(2) ? c.pick(0, 40) : 0);
-    side.cu_seqlens.push_back(side.cu_seqlens.back() + used);
-    offset += ceil_div(room, multiple) * multiple;
-    if (padded) side.cu_seqlens_padded.push_back(offset);
-  }
-  if (c.one_in(3)) side.tokens = offset + c.pick(0, 50);
-  return side;
-}
-
 // As many documents, of about the same size or much shorter.
 std::vector<Index> other_lengths(Choices& c, std::vector<Index> lengths) {
   for (Index& length : lengths) length = c.one_in(4) ? c.pick(0, length) : length + c.pick(0, 30);
   return lengths;
-}
-
-std::vector<Range> documents_of(const Side& side) {
-  const std::vector<Index>& begin = side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
-  std::vector<Range> real;
-  for (std::size_t i = 0; i + 1 < begin.size(); ++i)
-    if (side.cu_seqlens[i + 1] > side.cu_seqlens[i])
-      real.push_back({begin[i], begin[i] + side.cu_seqlens[i + 1] - side.cu_seqlens[i]});
-  return real;
 }
 
 // Parts of the documents' queries, each with a band over two parts of one document's keys: no two share a pair.
@@ -93,15 +68,8 @@ void choose_mask(Choices& c, Case& to) {
   if (kind == 5 || kind == 6) m.chunk = c.pick(50, 5000);
 }
 
-void choose_attention(Choices& c, Case& to) {
-  to.heads_k = c.pick(1, 2);
-  to.heads_q = to.heads_k * c.pick(1, 2);
-  to.dim_qk = c.pick(1, 9);
-  to.dim_v = c.one_in(2) ? to.dim_qk : c.pick(1, 9);
-  to.dtype = static_cast<DType>(c.pick(0, 3));
-  if (c.one_in(3)) to.scale = static_cast<double>(c.pick(0, 8)) / 4;
-  if (c.one_in(3)) to.softcap = static_cast<double>(c.pick(1, 8)) / 2;
-  to.sink = static_cast<Case::SinkKind>(c.pick(0, 2));
+// Fewer heads, and of f64 a window, where there are too many pairs.
+void limit_pairs(Case& to) {
   const Index most = to.dtype == DType::f64 ? kMostPairsF64 : kMostPairs;
   if (problem_of(to).visible_pairs() * to.heads_q <= most) return;
   to.heads_q = to.heads_k = 1;
@@ -119,15 +87,16 @@ Case random_large_case(Choices& c, const Sizes& sizes, std::optional<LayoutKind>
   to.ranks = c.pick(2, 8);
   const std::vector<Index> lengths = lengths_of(c, c.pick(sizes.least, sizes.most));
   const Index multiple = to.layout == LayoutKind::dual_chunk ? 2 * to.ranks : 1;
-  to.q = side_of(c, lengths, multiple);
-  if (c.one_in(4)) to.k = side_of(c, other_lengths(c, lengths), multiple);
+  const auto side = [&](const std::vector<Index>& of) {
+    return random_side(c, static_cast<Index>(of.size()), [&](Index i) { return of[at(i)]; }, multiple,
+                       {.ends = 50, .padding = 40});
+  };
+  to.q = side(lengths);
+  if (c.one_in(4)) to.k = side(other_lengths(c, lengths));
   choose_mask(c, to);
-  if (to.layout == LayoutKind::explicit_runs) {
-    const Index stride = c.one_in(3) ? c.pick(2, 5) : 1, longest = sizes.most / 8;
-    to.runs = random_runs(c, to.q, to.ranks, stride, longest);
-    if (to.k) to.k_runs = random_runs(c, *to.k, to.ranks, stride, longest);
-  }
-  choose_attention(c, to);
+  choose_runs(c, to, sizes.most / 8);
+  choose_attention(c, to, 2);
+  limit_pairs(to);
   to.seed = static_cast<unsigned long long>(c.pick(0, 999));
   return to;
 }

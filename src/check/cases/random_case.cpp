@@ -19,36 +19,6 @@ Index length(Choices& c) {
   }
 }
 
-// Sequences of random lengths, padded by nothing, by anything, or to a multiple that the layout asks for.
-Side random_side(Choices& c, Index sequences, Index multiple) {
-  Side side;
-  const bool padded = multiple > 1 || c.one_in(2);
-  Index offset = c.one_in(3) ? c.pick(1, 5) : 0;
-  side.cu_seqlens = {padded ? 0 : offset};
-  if (padded) side.cu_seqlens_padded = {offset};
-  for (Index i = 0; i < sequences; ++i) {
-    const Index used = length(c);
-    Index room = used;
-    if (padded) room += c.one_in(2) ? c.pick(0, 4) : 0;
-    room = ceil_div(room, multiple) * multiple;
-    side.cu_seqlens.push_back(side.cu_seqlens.back() + used);
-    offset += room;
-    if (padded) side.cu_seqlens_padded.push_back(offset);
-  }
-  if (c.one_in(3)) side.tokens = offset + c.pick(0, 5);
-  return side;
-}
-
-std::vector<Range> real_ranges(const Side& side) {
-  const std::vector<Index>& begin = side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
-  std::vector<Range> real;
-  for (std::size_t i = 0; i + 1 < begin.size(); ++i) {
-    const Range r{begin[i], begin[i] + side.cu_seqlens[i + 1] - side.cu_seqlens[i]};
-    if (r.size() > 0) real.push_back(r);
-  }
-  return real;
-}
-
 void choose_mask(Choices& c, Case& to) {
   Mask& m = to.mask;
   const Index kind = c.pick(0, 7);
@@ -71,9 +41,45 @@ void choose_mask(Choices& c, Case& to) {
   if (kind == 5 || kind == 6) m.chunk = c.pick(1, 9);
 }
 
-void choose_attention(Choices& c, Case& to) {
+}  // namespace
+
+Side random_side(Choices& c, Index sequences, const std::function<Index(Index)>& length_of, Index multiple,
+                 const Gaps& gaps) {
+  Side side;
+  const bool padded = multiple > 1 || c.one_in(2);
+  Index offset = c.one_in(3) ? c.pick(1, gaps.ends) : 0;
+  side.cu_seqlens = {padded ? 0 : offset};
+  if (padded) side.cu_seqlens_padded = {offset};
+  for (Index i = 0; i < sequences; ++i) {
+    const Index used = length_of(i), room = used + (padded && c.one_in(2) ? c.pick(0, gaps.padding) : 0);
+    side.cu_seqlens.push_back(side.cu_seqlens.back() + used);
+    offset += ceil_div(room, multiple) * multiple;
+    if (padded) side.cu_seqlens_padded.push_back(offset);
+  }
+  if (c.one_in(3)) side.tokens = offset + c.pick(0, gaps.ends);
+  return side;
+}
+
+std::vector<Range> documents_of(const Side& side) {
+  const std::vector<Index>& begin = side.cu_seqlens_padded.empty() ? side.cu_seqlens : side.cu_seqlens_padded;
+  std::vector<Range> real;
+  for (std::size_t i = 0; i + 1 < begin.size(); ++i) {
+    const Range r{begin[i], begin[i] + side.cu_seqlens[i + 1] - side.cu_seqlens[i]};
+    if (r.size() > 0) real.push_back(r);
+  }
+  return real;
+}
+
+void choose_runs(Choices& c, Case& to, Index longest) {
+  if (to.layout != LayoutKind::explicit_runs) return;
+  const Index stride = c.one_in(3) ? c.pick(2, 5) : 1;
+  to.runs = random_runs(c, to.q, to.ranks, stride, longest);
+  if (to.k) to.k_runs = random_runs(c, *to.k, to.ranks, stride, longest);
+}
+
+void choose_attention(Choices& c, Case& to, Index largest_group) {
   to.heads_k = c.pick(1, 2);
-  to.heads_q = to.heads_k * c.pick(1, 3);
+  to.heads_q = to.heads_k * c.pick(1, largest_group);
   to.dim_qk = c.pick(1, 9);
   to.dim_v = c.one_in(2) ? to.dim_qk : c.pick(1, 9);
   to.dtype = static_cast<DType>(c.pick(0, 3));
@@ -82,10 +88,8 @@ void choose_attention(Choices& c, Case& to) {
   to.sink = static_cast<Case::SinkKind>(c.pick(0, 2));
 }
 
-}  // namespace
-
 std::vector<Slice> random_slices(Choices& c, const Case& from) {
-  const std::vector<Range> q = real_ranges(from.q), k = real_ranges(from.k ? *from.k : from.q);
+  const std::vector<Range> q = documents_of(from.q), k = documents_of(from.k ? *from.k : from.q);
   std::vector<Slice> slices;
   if (q.empty() || k.empty()) return slices;
   const auto part = [&](const std::vector<Range>& real) {
@@ -141,15 +145,14 @@ Case random_case(Choices& c, std::optional<LayoutKind> layout) {
   if (to.ranks == 1 && !c.one_in(8)) to.ranks = 2;
   const Index sequences = c.pick(0, 5);
   const Index multiple = to.layout == LayoutKind::dual_chunk ? 2 * to.ranks : 1;
-  to.q = random_side(c, sequences, multiple);
-  if (c.one_in(3)) to.k = random_side(c, sequences, multiple);
+  const auto side = [&] {
+    return random_side(c, sequences, [&](Index) { return length(c); }, multiple, {.ends = 5, .padding = 4});
+  };
+  to.q = side();
+  if (c.one_in(3)) to.k = side();
   choose_mask(c, to);
-  if (to.layout == LayoutKind::explicit_runs) {
-    const Index stride = c.one_in(3) ? c.pick(2, 5) : 1;
-    to.runs = random_runs(c, to.q, to.ranks, stride);
-    if (to.k) to.k_runs = random_runs(c, *to.k, to.ranks, stride);
-  }
-  choose_attention(c, to);
+  choose_runs(c, to, 12);
+  choose_attention(c, to, 3);
   to.seed = static_cast<unsigned long long>(c.pick(0, 999));
   return to;
 }

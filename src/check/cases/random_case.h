@@ -1,6 +1,7 @@
 // Random problems, drawn from any source of choices: a random engine, a shrinking property test, a fuzzer's bytes.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <random>
 #include <vector>
@@ -30,10 +31,25 @@ class RandomChoices : public Choices {
   std::mt19937_64 engine_;
 };
 
+// Parts of a case. Each makes the same choices in the same order for small and for large problems.
+
+// At most so many rows before the first document and after the last, and behind each document.
+struct Gaps {
+  Index ends, padding;
+};
+// Sequences of the given lengths, padded by nothing, by anything, or to a multiple that the layout asks for.
+Side random_side(Choices& choices, Index sequences, const std::function<Index(Index)>& length_of, Index multiple,
+                 const Gaps& gaps);
+// Tokens of the documents that are not empty.
+std::vector<Range> documents_of(const Side& side);
 // Runs of an explicit layout: blocks of the stream in random order on random ranks, rows with gaps between them; or
 // residue classes of a stride.
 std::vector<std::vector<Run>> random_runs(Choices& choices, const Side& side, Index ranks, Index stride,
                                           Index longest = 12);
+// Those of the case, if its layout is explicit.
+void choose_runs(Choices& choices, Case& to, Index longest);
+// Heads, dims, dtype, scale, softcap and sink; at most so many query heads for each K/V head.
+void choose_attention(Choices& choices, Case& to, Index largest_group);
 // Slices anywhere, across sequences too, no two of which share a pair. Looks at the case's documents.
 std::vector<Slice> random_slices(Choices& choices, const Case& from);
 

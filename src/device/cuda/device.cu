@@ -194,10 +194,11 @@ void fill(const Place& place, double* numbers, Index count, double value) {
   launch(place, fill_numbers<double>, shape_of(count), numbers, count, value);
 }
 
-void sink_gradient(const Place& place, const BackwardArgs& args, double* gradient) {
-  const Sink& sink = args.attention.sink;
-  launch(place, sum_sink_gradient, {.blocks = dim3(static_cast<unsigned>(args.q.heads)), .threads = dim3(kThreads)},
-         sink.logits, sink.kind == Sink::Kind::learnable, args.lse, args.out, args.dout, gradient);
+void sink_gradient(const Place& place, const Sink& sink, const ConstTensorView& lse, const ConstTensorView& out,
+                   const ConstTensorView& dout, double* gradient) {
+  launch(place, sum_sink_gradient,
+         {.blocks = dim3(static_cast<unsigned>(sink.logits.heads)), .threads = dim3(kThreads)}, sink.logits,
+         sink.kind == Sink::Kind::learnable, lse, out, dout, gradient);
 }
 
 void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, const TensorView& to) {

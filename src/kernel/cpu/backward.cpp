@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "index.h"
 #include "kernel/cpu/backward_work.h"
 #include "kernel/cpu/drive.h"
 #include "kernel/cpu/parallel.h"
@@ -14,29 +15,29 @@
 namespace weft::cpu {
 namespace {
 
-// out and lse where the caller did not keep them.
+// out and lse, computed again if the caller did not give them.
 struct Statistics {
-  Statistics(const Target& target, BackwardArgs& args) {
+  Statistics(const Target& target, KernelBackwardArgs& args) {
     if (args.out.given()) return;
-    out.resize(static_cast<std::size_t>(args.q.rows * args.q.heads * args.v.dim));
-    lse.resize(static_cast<std::size_t>(args.q.rows * args.q.heads));
+    out.resize(at(args.q.rows * args.q.heads * args.v.dim));
+    lse.resize(at(args.q.rows * args.q.heads));
     const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
     const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
-    forward(target, {.q = args.q,
-                     .k = args.k,
-                     .v = args.v,
-                     .slices = args.slices,
-                     .attention = args.attention,
-                     .out = out_view,
-                     .lse = lse_view});
+    forward(target, {{.q = args.q,
+                      .k = args.k,
+                      .v = args.v,
+                      .slices = args.slices,
+                      .attention = args.attention,
+                      .out = out_view,
+                      .lse = lse_view}});
     args.out = out_view;
     args.lse = lse_view;
   }
   std::vector<float> out, lse;
 };
 
-// One component for one group of heads. Its parts add to sums of their own, which are added up in the order of the
-// parts whoever ends first, and given back at once.
+// One component for one group of heads. Each part has sums of its own; they are added in the order of the parts,
+// whichever finishes first, and freed at once.
 struct Family {
   const Component* component;
   const HeadGroup* heads;
@@ -54,7 +55,7 @@ struct Job {
 
 class Backward {
  public:
-  Backward(const Target& target, const BackwardArgs& args)
+  Backward(const Target& target, const KernelBackwardArgs& args)
       : target_(target),
         width_k_(sum_width(args.k.dim)),
         width_v_(sum_width(args.v.dim)),
@@ -71,7 +72,7 @@ class Backward {
   void run() {
     clear_untouched();
     make_jobs();
-    dsink_.assign(jobs_.size() * static_cast<std::size_t>(args_.q.heads), 0.0f);
+    dsink_.assign(jobs_.size() * at(args_.q.heads), 0.0f);
     const Index scratch_floats = target_.backward_scratch(call_, block_ * largest_group(groups_));
     std::atomic<std::size_t> next{0};
     Index pairs = 0;
@@ -84,19 +85,19 @@ class Backward {
   }
 
  private:
-  // Rows that no slice touches get exact zeros; the others are written once, by whoever owns them.
+  // Rows that no slice touches get exact zeros; the others are written once, by the part that owns them.
   void clear_untouched() {
-    std::vector<char> rows(static_cast<std::size_t>(args_.q.rows), 0), keys(static_cast<std::size_t>(args_.k.rows), 0);
+    std::vector<char> rows(at(args_.q.rows), 0), keys(at(args_.k.rows), 0);
     for (const Slice& s : slices_) std::fill(rows.begin() + s.q_begin, rows.begin() + s.q_end, 1);
     for (const Component& c : components_)
       for (const Range& r : c.keys) std::fill(keys.begin() + r.begin, keys.begin() + r.end, 1);
-    std::vector<char> used(static_cast<std::size_t>(args_.k.heads), 0);
-    for (const HeadGroup& g : groups_) used[static_cast<std::size_t>(g.kv_head)] = !g.heads.empty();
+    std::vector<char> used(at(args_.k.heads), 0);
+    for (const HeadGroup& g : groups_) used[at(g.kv_head)] = !g.heads.empty();
     for (Index r = 0; r < args_.q.rows; ++r)
-      for (Index h = 0; !rows[static_cast<std::size_t>(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
+      for (Index h = 0; !rows[at(r)] && h < args_.q.heads; ++h) clear_row(args_.dq, r, h);
     for (Index r = 0; !args_.add_keys && r < args_.k.rows; ++r)
       for (Index h = 0; h < args_.k.heads; ++h) {
-        if (keys[static_cast<std::size_t>(r)] && used[static_cast<std::size_t>(h)]) continue;
+        if (keys[at(r)] && used[at(h)]) continue;
         clear_row(args_.dk, r, h);
         clear_row(args_.dv, r, h);
       }
@@ -106,9 +107,10 @@ class Backward {
   void make_jobs() {
     std::vector<const Component*> order;
     for (const Component& c : components_) order.push_back(&c);
-    std::sort(order.begin(), order.end(), [](auto a, auto b) {  // those of one vector: pointers keep their order
-      return a->pairs != b->pairs ? a->pairs > b->pairs : a < b;
-    });
+    std::sort(order.begin(), order.end(),
+              [](auto a, auto b) {  // all point into one vector, so equal costs keep its order
+                return a->pairs != b->pairs ? a->pairs > b->pairs : a < b;
+              });
     for (const Component* c : order) {
       for (const HeadGroup& g : groups_) {
         if (g.heads.empty()) continue;
@@ -127,17 +129,17 @@ class Backward {
     Family& family = *jobs_[job].family;
     const std::size_t p = jobs_[job].part;
     const RowPart& part = family.component->parts[p];
-    std::vector<float> sums(static_cast<std::size_t>(part.sums.size() * (width_k_ + width_v_)), 0.0f);
-    target_.backward_part(call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
-                                  sums.data() + part.sums.size() * width_k_,
-                                  dsink_.data() + job * static_cast<std::size_t>(args_.q.heads), scratch});
+    std::vector<float> sums(at(part.sums.size() * (width_k_ + width_v_)), 0.0f);
+    target_.backward_part(
+        call_, {part.blocks, family.component->slices, *family.heads, part.sums.begin, sums.data(),
+                sums.data() + part.sums.size() * width_k_, dsink_.data() + job * at(args_.q.heads), scratch});
     const std::lock_guard lock(family.guard);
     family.sums[p] = std::move(sums);
     family.ended[p] = 1;
     while (family.next < family.ended.size() && family.ended[family.next]) add_part(family, family.next++);
   }
 
-  // f32 gradients are summed where they will lie; others in f32 beside them, and rounded when the last part is in.
+  // f32 gradients are summed in the output; others in an f32 buffer, and rounded after the last part.
   void add_part(Family& family, std::size_t p) {
     const Component& c = *family.component;
     const RowPart& part = c.parts[p];
@@ -148,7 +150,7 @@ class Backward {
     const bool in_place = args_.add_keys || (!only && f32);
     if (p == 0 && in_place && !args_.add_keys) clear_keys(family);
     if (!only && !in_place) {
-      family.total.resize(static_cast<std::size_t>(c.sum_rows * (width_k_ + width_v_)), 0.0f);
+      family.total.resize(at(c.sum_rows * (width_k_ + width_v_)), 0.0f);
       add_rows(dk, part.sums, width_k_, family.total.data());
       add_rows(dv, part.sums, width_v_, family.total.data() + c.sum_rows * width_k_);
       if (!last) return;
@@ -160,13 +162,13 @@ class Backward {
     for (const Range& r : c.keys) {
       for (Index key = r.begin; key < r.end; ++key, ++sum) {
         if (sum < held.begin || sum >= held.end) continue;
-        const Index head = family.heads->kv_head, at = sum - held.begin;
+        const Index head = family.heads->kv_head, from = sum - held.begin;
         if (in_place) {
-          add_to_row(args_.dk, key, head, dk + at * width_k_);
-          add_to_row(args_.dv, key, head, dv + at * width_v_);
+          add_to_row(args_.dk, key, head, dk + from * width_k_);
+          add_to_row(args_.dv, key, head, dv + from * width_v_);
         } else {
-          target_.store_row(args_.dk, key, head, dk + at * width_k_);
-          target_.store_row(args_.dv, key, head, dv + at * width_v_);
+          target_.store_row(args_.dk, key, head, dk + from * width_k_);
+          target_.store_row(args_.dv, key, head, dv + from * width_v_);
         }
       }
     }
@@ -196,14 +198,14 @@ class Backward {
     for (Index h = 0; h < args_.q.heads; ++h) {
       double sum = 0;
       for (std::size_t job = 0; job < jobs_.size(); ++job)
-        sum += static_cast<double>(dsink_[job * static_cast<std::size_t>(args_.q.heads) + static_cast<std::size_t>(h)]);
+        sum += static_cast<double>(dsink_[job * at(args_.q.heads) + at(h)]);
       store_number(args_.dsink, 0, h, static_cast<float>(sum));
     }
   }
 
   const Target& target_;
   const Index width_k_, width_v_;  // of a row of the sums
-  BackwardArgs args_;
+  KernelBackwardArgs args_;
   Statistics statistics_;
   std::vector<Slice> slices_;
   std::vector<HeadGroup> groups_;
@@ -217,6 +219,6 @@ class Backward {
 
 }  // namespace
 
-void backward(const Target& target, const BackwardArgs& args) { Backward(target, args).run(); }
+void backward(const Target& target, const KernelBackwardArgs& args) { Backward(target, args).run(); }
 
 }  // namespace weft::cpu

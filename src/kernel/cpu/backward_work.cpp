@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "index.h"
+
 namespace weft::cpu {
 namespace {
 
@@ -48,7 +50,7 @@ std::vector<Range> merged(std::vector<Range> ranges) {
 
 void place_keys(Component& c, std::span<const Slice> slices) {
   std::vector<Range> touched;
-  for (const KeyPlace& p : c.slices) touched.push_back(touched_keys(slices[static_cast<std::size_t>(p.slice)]));
+  for (const KeyPlace& p : c.slices) touched.push_back(touched_keys(slices[at(p.slice)]));
   c.keys = merged(touched);
   std::vector<Index> begins;  // of each range in the sums
   for (const Range& r : c.keys) {
@@ -56,10 +58,10 @@ void place_keys(Component& c, std::span<const Slice> slices) {
     c.sum_rows += r.size();
   }
   for (std::size_t i = 0; i < touched.size(); ++i) {
-    const auto at = std::upper_bound(c.keys.begin(), c.keys.end(), touched[i].begin,
-                                     [](Index key, const Range& r) { return key < r.begin; }) -
-                    1;
-    c.slices[i].shift = begins[static_cast<std::size_t>(at - c.keys.begin())] - at->begin;
+    const auto range = std::upper_bound(c.keys.begin(), c.keys.end(), touched[i].begin,
+                                        [](Index key, const Range& r) { return key < r.begin; }) -
+                       1;
+    c.slices[i].shift = begins[at(range - c.keys.begin())] - range->begin;
   }
 }
 
@@ -71,14 +73,14 @@ struct Block {
 std::vector<Block> blocks_of(const Component& c, std::span<const Slice> slices, Index size) {
   std::vector<Range> rows;
   for (const KeyPlace& p : c.slices) {
-    const Slice& s = slices[static_cast<std::size_t>(p.slice)];
+    const Slice& s = slices[at(p.slice)];
     rows.push_back({s.q_begin, s.q_end});
   }
   std::vector<Block> blocks;
   for (const Range& r : merged(std::move(rows)))
     for (Index begin = r.begin; begin < r.end; begin += size) blocks.push_back({{begin, min_of(r.end, begin + size)}});
   for (const KeyPlace& p : c.slices) {
-    Slice s = slices[static_cast<std::size_t>(p.slice)];
+    Slice s = slices[at(p.slice)];
     auto b = std::upper_bound(blocks.begin(), blocks.end(), s.q_begin,
                               [](Index row, const Block& x) { return row < x.rows.end; });
     for (; b != blocks.end() && b->rows.begin < s.q_end; ++b) {
@@ -108,7 +110,7 @@ void find_sums(Component& c, std::span<const Slice> slices) {
   for (RowPart& part : c.parts) {
     Range sums{c.sum_rows, 0};
     for (const KeyPlace& p : c.slices) {
-      Slice s = slices[static_cast<std::size_t>(p.slice)];
+      Slice s = slices[at(p.slice)];
       s.q_begin = max_of(s.q_begin, part.blocks.front().begin);
       s.q_end = min_of(s.q_end, part.blocks.back().end);
       const Range keys = touched_keys(s);

@@ -131,22 +131,22 @@ class Bf16Backward {
     }
   }
 
-  // Rows [row, row + kRows) of the block against the keys at hand.
+  // Rows [row, row + kRows) of the block against the current tile of keys.
   void add_tile(const Slice& s, Index row, Index base, Range keys) {
     Range panels[kRows / kPanel];  // keys that each panel sees, in whole groups of eight
     for (Index n = 0; n < kRows / kPanel; ++n) {
       const Index r = row + n * kPanel;
       panels[n] = {};
       if (r >= rows_) continue;
-      const Sight sight = sight_of(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
-      if (sight.begin >= sight.end) continue;
-      panels[n] = {sight.begin / 8 * 8, round_up(sight.end, 8)};
-      add_panel(r, n, sight, panels[n]);
+      const Visibility visible = visibility_of(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
+      if (visible.begin >= visible.end) continue;
+      panels[n] = {visible.begin / 8 * 8, round_up(visible.end, 8)};
+      add_panel(r, n, visible, panels[n]);
     }
     for (Index j = keys.begin / 8 * 8; j < keys.end; j += 8) add_keys(row, j, panels);
   }
 
-  void add_panel(Index r, Index panel, const Sight& sight, Range keys) {
+  void add_panel(Index r, Index panel, const Visibility& visible, Range keys) {
     const Bits *q = q_rows_ + r * wide_k_, *dout = dout_rows_ + r * wide_v_;
     for (Index j = keys.begin; j < keys.end; j += 8)
       for (Index half = 0; half < kPairs; half += 4) {
@@ -157,7 +157,7 @@ class Bf16Backward {
                                       kPairs, nullptr);
       }
     logits_.scale_early(scores_ + keys.begin * kPanel, scores_ + keys.end * kPanel);
-    hide_blocks(sight, keys.begin, keys.end, scores_);
+    apply_mask_to_blocks(visible, keys.begin, keys.end, scores_);
     if (call_.softcap > 0)
       gradients<true>(r, panel, keys);
     else
@@ -181,14 +181,14 @@ class Bf16Backward {
         exp2_or_zero<Neon>(vfmaq_f32(vld1q_f32(minus_lse_ + pair * 4), score, vdupq_n_f32(logits_.late)));
     float32x4_t slope = vdupq_n_f32(call_.scale);
     if constexpr (kSoftcap) {
-      // bent by tanh = score / size; hidden scores are -inf, and -1 makes their slope 0
+      // tanh = score / size; masked scores are -inf, for which a tanh of -1 makes the slope 0
       const float32x4_t one = vdupq_n_f32(1), t = vmaxq_f32(vmulq_n_f32(score, 1 / logits_.size), vdupq_n_f32(-1));
       slope = vmulq_f32(slope, vmulq_f32(vsubq_f32(one, t), vaddq_f32(one, t)));
     }
     return {p, vmulq_f32(vmulq_f32(p, vsubq_f32(vld1q_f32(dp_ + at), vld1q_f32(delta_ + pair * 4))), slope)};
   }
 
-  // Two row pairs and two key pairs at a time: what both orders of the rounded numbers need.
+  // Two row pairs and two key pairs at a time, so that the rounded numbers can be stored in both orders.
   template <bool kSoftcap>
   void gradients(Index r, Index panel, Range keys) {
     for (Index j = keys.begin / 2; j < keys.end / 2; j += 2) {

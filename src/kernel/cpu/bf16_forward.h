@@ -78,7 +78,7 @@ class Bf16Forward {
     if (call_.args.partial.given()) resume();
   }
 
-  // Goes on where an earlier call left a row.
+  // Loads the partial state that an earlier call left.
   void resume() {
     const PartialView& partial = call_.args.partial;
     for (Index r = 0; r < rows_; ++r) {
@@ -98,8 +98,9 @@ class Bf16Forward {
       pack_keys(base, keys, kv_head);
       prefetch_keys(call_.args, next, kv_head);
       for (Index p = panels.begin; p < panels.end; ++p) {
-        const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
-        if (sight.begin < sight.end) attend_panel(p, sight);
+        const Visibility visible =
+            visibility_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
+        if (visible.begin < visible.end) attend_panel(p, visible);
       }
     });
   }
@@ -119,15 +120,15 @@ class Bf16Forward {
     }
   }
 
-  void attend_panel(Index p, const Sight& sight) {
-    const Index begin = sight.begin / 8 * 8, end = round_up(sight.end, 8);
+  void attend_panel(Index p, const Visibility& visible) {
+    const Index begin = visible.begin / 8 * 8, end = round_up(visible.end, 8);
     const Bits* q = q_ + p * kPanel * wide_k_;
     for (Index j = begin; j < end; j += 8)
       for (Index half = 0; half < kPairs; half += 4)
         product_of_pairs<Start::zero>(q + half * 8, kPairs * 8, k_ + j * wide_k_, 32, wide_k_ / 4,
                                       scores_ + (j / 2 * kPairs + half) * 4, kPairs, nullptr);
     logits_.scale_early(scores_ + begin * kPanel, scores_ + end * kPanel);
-    hide_blocks(sight, begin, end, scores_);
+    apply_mask_to_blocks(visible, begin, end, scores_);
     softmax(p, begin, end);
     float* out = out_ + p * kPanel * wide_v_;
     for (Index d = 0; d < wide_v_; d += 8)
@@ -147,8 +148,8 @@ class Bf16Forward {
     for (Index i = 0; i < kPairs; ++i) {
       float* at = max_ + (p * kPairs + i) * 4;
       const float32x4_t old = vld1q_f32(at), seen = vmaxq_f32(minus_max[i], vrev64q_f32(minus_max[i]));
-      // Nothing seen stays nothing seen, however it is scaled.
-      const uint32x4_t any = vmvnq_u32(vcleq_f32(seen, vdupq_n_f32(kNoMax)));  // NaN is something
+      // A row that has seen nothing keeps that mark, whatever the scale.
+      const uint32x4_t any = vmvnq_u32(vcleq_f32(seen, vdupq_n_f32(kNoMax)));  // NaN counts as seen
       const float32x4_t now = vmaxq_f32(old, vbslq_f32(any, vmulq_f32(seen, by), old));
       const float32x4_t shrink = exp2_or_zero<Neon>(vsubq_f32(old, now));
       vst1q_f32(factor_ + i * 4, shrink);

@@ -127,7 +127,7 @@ class RowPointers {
 };
 
 // From products q·k to logits in units of log 2. A plain positive scale waits for the fused step before exp2 (`late`);
-// a softcap, or a scale that would turn -inf around, is applied at once, before anything is hidden.
+// a softcap, or a negative scale, which would turn -inf into +inf, is applied before the mask.
 struct BlockLogits {
   BlockLogits(float scale, float softcap)
       : early(softcap > 0 ? scale / softcap
@@ -153,22 +153,22 @@ WEFT_INLINE float32x4_t pair_lanes(const float* rows, Index pair) {
   return vcombine_f32(vdup_lane_f32(two, 0), vdup_lane_f32(two, 1));
 }
 
-// Scores in blocks [key pair][row pair]: what a row does not see becomes -inf. Keys of whole blocks [begin, end).
-WEFT_INLINE void hide_blocks(const Sight& sight, Index begin, Index end, float* scores) {
+// Scores in blocks [key pair][row pair]: keys that a row does not see become -inf. Keys of whole blocks [begin, end).
+WEFT_INLINE void apply_mask_to_blocks(const Visibility& visible, Index begin, Index end, float* scores) {
   const float32x4_t none = vdupq_n_f32(-std::numeric_limits<float>::infinity());
   const float offsets[4] = {0, 1, 0, 1};
   const float32x4_t odd = vld1q_f32(offsets);
   for (Index j = begin; j < end; j += 2) {
-    const bool inside = j >= sight.all_begin && j + 2 <= sight.all_end;
+    const bool inside = j >= visible.all_begin && j + 2 <= visible.all_end;
     if (inside) continue;
     const float32x4_t key = vaddq_f32(vdupq_n_f32(static_cast<float>(j)), odd);
     for (Index i = 0; i < kPairs; ++i) {
       float* at = scores + (j / 2 * kPairs + i) * 4;
-      float32x4_t low = vdupq_n_f32(static_cast<float>(sight.begin)),
-                  high = vdupq_n_f32(static_cast<float>(sight.end - 1));
-      if (!sight.whole) {
-        low = pair_lanes(sight.first, i);
-        high = pair_lanes(sight.last, i);
+      float32x4_t low = vdupq_n_f32(static_cast<float>(visible.begin)),
+                  high = vdupq_n_f32(static_cast<float>(visible.end - 1));
+      if (!visible.whole) {
+        low = pair_lanes(visible.first, i);
+        high = pair_lanes(visible.last, i);
       }
       vst1q_f32(at, Neon::inside_or(vld1q_f32(at), key, low, high, none));
     }

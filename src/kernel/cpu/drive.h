@@ -5,7 +5,7 @@
 
 namespace weft::cpu {
 
-void forward(const Target& target, const ForwardArgs& args);
-void backward(const Target& target, const BackwardArgs& args);
+void forward(const Target& target, const KernelForwardArgs& args);
+void backward(const Target& target, const KernelBackwardArgs& args);
 
 }  // namespace weft::cpu

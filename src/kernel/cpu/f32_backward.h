@@ -73,7 +73,7 @@ class F32Backward {
   void load_block(const BackwardPart& part) {
     const Index most = round_up(rows_, kTile);
     for (Index first = 0; first < most; first += kPanel) {
-      // The key tile is free before the keys come.
+      // The key tile is not used before the keys are loaded, so its memory serves here.
       float *q = kInPlace ? q_ + first * units_k_ : k_, *dout = kInPlace ? dout_ + first * units_v_ : v_;
       for (Index x = 0; x < kPanel; ++x) {
         const Index r = first + x;
@@ -114,7 +114,7 @@ class F32Backward {
     });
   }
 
-  // Rows [row, row + 64) of the block against the keys at hand.
+  // Rows [row, row + 64) of the block against the current tile of keys.
   void add_tile(const Slice& s, Index row, Index base, Range keys, Index sums, const BackwardPart& part) {
     Range panels[kTile / kPanel];  // keys that each panel sees
     bool any = false;
@@ -122,10 +122,10 @@ class F32Backward {
       const Index r = row + n * kPanel;
       panels[n] = {};
       if (r < rows_) {
-        const Sight sight = sight_of(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
-        if (sight.begin < sight.end) {
-          panels[n] = {sight.begin, sight.end};
-          add_panel(r, n * kPanel, sight);
+        const Visibility visible = visibility_of(s, tokens_ + r, min_of(kPanel, rows_ - r), base, keys);
+        if (visible.begin < visible.end) {
+          panels[n] = {visible.begin, visible.end};
+          add_panel(r, n * kPanel, visible);
           any = true;
         }
       }
@@ -136,16 +136,16 @@ class F32Backward {
     add_keys(row, keys, panels, {ds_by_rows_, q_, units_k_, wide_k_, part.dk + sums * wide_k_});
   }
 
-  // P^T and dS^T of one panel, and what its rows get: dQ += dS·K.
-  void add_panel(Index r, Index column, const Sight& sight) {
+  // P^T and dS^T of one panel, and its rows' dQ += dS·K.
+  void add_panel(Index r, Index column, const Visibility& visible) {
     float *p = kInPlace ? p_ + column : p_, *ds = kInPlace ? ds_ + column : ds_;
-    score<S>(k_, units_k_, q_panels_ + r * units_k_, factor_of_scores_, sight.begin, sight.end, p, kScores);
-    score<S>(v_, units_v_, dout_panels_ + r * units_v_, 1.0f, sight.begin, sight.end, ds, kScores);
+    score<S>(k_, units_k_, q_panels_ + r * units_k_, factor_of_scores_, visible.begin, visible.end, p, kScores);
+    score<S>(v_, units_v_, dout_panels_ + r * units_v_, 1.0f, visible.begin, visible.end, ds, kScores);
     if (call_.softcap > 0)
-      gradients<true>(r, column, sight, p, ds);
+      gradients<true>(r, column, visible, p, ds);
     else
-      gradients<false>(r, column, sight, p, ds);
-    const Range keys = whole_units<S>(sight);
+      gradients<false>(r, column, visible, p, ds);
+    const Range keys = whole_units<S>(visible);
     for (Index c = 0; c < wide_k_; c += kWidth)
       for (Index x = 0; x < kPanel; x += 4)
         product_by_columns<S, false>(ds + keys.begin / S::kPair * kScores + x, kScores, keys.size() / S::kPair,
@@ -156,20 +156,20 @@ class F32Backward {
   // P = 2^(score - LSE); dS = P·(dP - delta)·(d logit / d q·k). dS replaces dP as [key / kPair][16] units; pairs of
   // rows go to p_by_rows_ and ds_by_rows_, where P and dS of floats are already.
   template <bool kSoftcap>
-  void gradients(Index r, [[maybe_unused]] Index column, const Sight& sight, float* p, float* ds) {
-    const Range keys = whole_units<S>(sight);
+  void gradients(Index r, [[maybe_unused]] Index column, const Visibility& visible, float* p, float* ds) {
+    const Range keys = whole_units<S>(visible);
     const V size = S::all(call_.softcap * kLog2E), scale = S::all(call_.scale), one = S::all(1.0f);
-    V bent[kSoftcap ? kTile * kVectors : 1];
+    V tanhs[kSoftcap ? kTile * kVectors : 1];
     if constexpr (kSoftcap) {
       for (Index j = keys.begin; j < keys.end; ++j)
         for (int v = 0; v < kVectors; ++v) {
           float* at = p + j * kScores + v * S::kLanes;
           const V t = tanh<S>(S::load(at));
-          bent[j * kVectors + v] = t;
+          tanhs[j * kVectors + v] = t;
           S::store(at, S::mul(t, size));
         }
     }
-    hide<S>(sight, p, kScores);
+    apply_mask<S>(visible, p, kScores);
     V lse[kVectors], delta[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       lse[v] = S::load(lse_ + r + v * S::kLanes);
@@ -186,7 +186,7 @@ class F32Backward {
           const Index at = (j + x) * kScores + v * S::kLanes;
           V slope = scale;
           if constexpr (kSoftcap) {
-            const V t = bent[(j + x) * kVectors + v];
+            const V t = tanhs[(j + x) * kVectors + v];
             slope = S::mul(scale, S::mul(S::sub(one, t), S::add(one, t)));
           }
           d[x] = S::mul(S::mul(e[v][x], S::sub(S::load(ds + at), delta[v])), slope);
@@ -203,7 +203,7 @@ class F32Backward {
     }
   }
 
-  // What no row of a panel sees must add nothing to the keys.
+  // Keys that no row of a panel sees must get zeros from it.
   void clear_unseen(Index column, Range keys, Range seen) {
     for (Index j = keys.begin; j < keys.end; ++j) {
       if (j >= seen.begin && j < seen.end) continue;

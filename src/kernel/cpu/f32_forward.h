@@ -78,7 +78,7 @@ class F32Forward {
     if (call_.args.partial.given()) resume();
   }
 
-  // Goes on where an earlier call left a row.
+  // Loads the partial state that an earlier call left.
   void resume() {
     const PartialView& partial = call_.args.partial;
     for (Index r = 0; r < rows_; ++r) {
@@ -95,28 +95,29 @@ class F32Forward {
     for_each_key_tile(s, stack_, keys_, [&](Index base, Range keys, Range next) {
       const Range all = load_keys<S>(call_.args, base, keys, kv_head, k_, units_k_, v_rows_, units_v_);
       pair_rows<S>(v_rows_ + all.begin * units_v_, all.size(), units_v_, v_ + all.begin * units_v_);
-      // A few of the next keys a panel: asked for all at once they would hold up the loads that are waited for.
-      const Index share = ceil_div(keys_, panels.size());
-      for (Index p = panels.begin; p < panels.end; ++p, next.begin += share) {
-        prefetch_keys(call_.args, {next.begin, min_of(next.begin + share, next.end)}, kv_head);
-        const Sight sight = sight_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
-        if (sight.begin < sight.end) attend_panel(p, sight);
+      // Prefetches a few of the next keys with each panel: all at once, they would delay the loads that are needed now.
+      const Index batch = ceil_div(keys_, panels.size());
+      for (Index p = panels.begin; p < panels.end; ++p, next.begin += batch) {
+        prefetch_keys(call_.args, {next.begin, min_of(next.begin + batch, next.end)}, kv_head);
+        const Visibility visible =
+            visibility_of(s, tokens_ + p * kPanel, min_of(kPanel, rows_ - p * kPanel), base, keys);
+        if (visible.begin < visible.end) attend_panel(p, visible);
       }
     });
   }
 
-  void attend_panel(Index p, const Sight& sight) {
-    score<S>(k_, units_k_, q_ + p * kPanel * units_k_, factor_of_scores_, sight.begin, sight.end, scores_, kPanel);
-    if (call_.softcap > 0) bend(sight);
-    hide<S>(sight, scores_, kPanel);
-    const Range keys = whole_units<S>(sight);
+  void attend_panel(Index p, const Visibility& visible) {
+    score<S>(k_, units_k_, q_ + p * kPanel * units_k_, factor_of_scores_, visible.begin, visible.end, scores_, kPanel);
+    if (call_.softcap > 0) apply_softcap(visible);
+    apply_mask<S>(visible, scores_, kPanel);
+    const Range keys = whole_units<S>(visible);
     softmax(p, keys);
     float* out = out_ + p * kPanel * wide_v_;
     const float* v = v_ + keys.begin * units_v_;
     const float* probabilities = scores_ + keys.begin / S::kPair * kPanel;
     constexpr Index kWidth = S::kPvVectors * S::kLanes;
     for (Index r = 0; r < kPanel; r += 4) {
-      // Mostly no maximum has changed, and multiplying by 1 changes no bit.
+      // Mostly no row has a new maximum: the factors are 1, and multiplying by 1 changes no bit.
       const float* f = factor_ + r;
       const bool same = f[0] == 1 && f[1] == 1 && f[2] == 1 && f[3] == 1;
       const auto product = same ? &product_by_columns<S, false> : &product_by_columns<S, true>;
@@ -127,9 +128,9 @@ class F32Forward {
   }
 
   // softcap·tanh(x / softcap), in units of log 2; factor_of_scores_ made sure that scores are x / softcap.
-  void bend(const Sight& sight) {
+  void apply_softcap(const Visibility& visible) {
     const V size = S::all(call_.softcap * kLog2E);
-    for (float* at = scores_ + sight.begin * kPanel; at < scores_ + sight.end * kPanel; at += S::kLanes)
+    for (float* at = scores_ + visible.begin * kPanel; at < scores_ + visible.end * kPanel; at += S::kLanes)
       S::store(at, S::mul(tanh<S>(S::load(at)), size));
   }
 

@@ -16,7 +16,7 @@ float sink_logit_f32(const Sink& sink, Index head) {
   return sink.kind == Sink::Kind::off_by_one ? 0.0f : load_number(sink.logits, 0, head);
 }
 
-void forward(const Target& target, const ForwardArgs& args) {
+void forward(const Target& target, const KernelForwardArgs& args) {
   const std::vector<Slice> slices = useful_slices(args.slices);
   const double scale = args.attention.scale.value_or(1 / std::sqrt(static_cast<double>(args.q.dim)));
   const ForwardCall call{args, slices, static_cast<float>(scale), static_cast<float>(args.attention.softcap)};

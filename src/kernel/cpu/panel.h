@@ -1,4 +1,4 @@
-// A panel: 16 stacked rows (token-major, the heads of a group beside each other) against a tile of keys.
+// A panel: 16 stacked rows (token-major, the heads of a group next to each other) against a tile of keys.
 #pragma once
 
 #include <limits>
@@ -12,8 +12,8 @@ namespace weft::cpu {
 // No keys yet. Not -inf: differences of two of these must be 0, not NaN.
 inline constexpr float kNoMax = std::numeric_limits<float>::lowest();
 
-// Which keys of a tile the rows of a panel see: row r sees keys first[r] .. last[r], counted from the tile's start.
-struct Sight {
+// The mask of a panel and a tile of keys: row r sees keys first[r] .. last[r], counted from the tile's start.
+struct Visibility {
   Index begin = 0, end = 0;           // keys that some row sees; nothing outside is touched
   bool whole = true;                  // every row sees all of them
   Index all_begin = 0, all_end = 0;   // keys that every row sees
@@ -21,17 +21,17 @@ struct Sight {
 };
 
 // Keys of `s` in a tile that starts at key row `base`, for rows tokens[0..16) of which `count` are real. `keys` is the
-// part of the tile that is loaded. Rows past `count` may see anything: nobody looks at them.
-WEFT_INLINE Sight sight_of(const Slice& s, const Index* tokens, Index count, Index base, Range keys) {
-  Sight sight;
-  const Index t_first = tokens[0], t_last = tokens[count - 1];  // tokens never fall
+// part of the tile that is loaded. Results of rows past `count` are not used.
+WEFT_INLINE Visibility visibility_of(const Slice& s, const Index* tokens, Index count, Index base, Range keys) {
+  Visibility visible;
+  const Index t_first = tokens[0], t_last = tokens[count - 1];  // tokens are sorted
   if (t_first >= s.q_begin && t_last < s.q_end && shift_bound(s.lo, t_last) <= base + keys.begin &&
       shift_bound(s.hi, t_first) >= base + keys.end - 1) {
-    sight.begin = sight.all_begin = keys.begin;
-    sight.end = sight.all_end = keys.end;
-    return sight;
+    visible.begin = visible.all_begin = keys.begin;
+    visible.end = visible.all_end = keys.end;
+    return visible;
   }
-  sight.whole = false;
+  visible.whole = false;
   Index begin = keys.end, end = keys.begin, all_begin = keys.begin, all_end = keys.end;
   for (Index r = 0; r < kPanel; ++r) {
     const Index t = tokens[r < count ? r : count - 1];
@@ -45,47 +45,47 @@ WEFT_INLINE Sight sight_of(const Slice& s, const Index* tokens, Index count, Ind
     end = max_of(end, last + 1);
     all_begin = max_of(all_begin, first);
     all_end = min_of(all_end, last + 1);
-    sight.first[r] = static_cast<float>(first);
-    sight.last[r] = static_cast<float>(last);
+    visible.first[r] = static_cast<float>(first);
+    visible.last[r] = static_cast<float>(last);
   }
-  sight.begin = begin;
-  sight.end = end;
-  sight.all_begin = min_of(max_of(begin, all_begin), end);
-  sight.all_end = min_of(max_of(sight.all_begin, all_end), end);
-  return sight;
+  visible.begin = begin;
+  visible.end = end;
+  visible.all_begin = min_of(max_of(begin, all_begin), end);
+  visible.all_end = min_of(max_of(visible.all_begin, all_end), end);
+  return visible;
 }
 
-// The keys of a sight in whole units.
+// The visible keys rounded to whole units.
 template <class S>
-WEFT_INLINE Range whole_units(const Sight& sight) {
-  return {sight.begin / S::kPair * S::kPair, round_up(sight.end, S::kPair)};
+WEFT_INLINE Range whole_units(const Visibility& visible) {
+  return {visible.begin / S::kPair * S::kPair, round_up(visible.end, S::kPair)};
 }
 
-// scores[j][16], j in whole_units(sight): what a row does not see becomes -inf.
+// scores[j][16], j in whole_units(visible): keys that a row does not see become -inf.
 template <class S>
-WEFT_INLINE void hide(const Sight& sight, float* scores, Index stride) {
+WEFT_INLINE void apply_mask(const Visibility& visible, float* scores, Index stride) {
   using V = typename S::V;
   constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   const V none = S::all(-std::numeric_limits<float>::infinity());
   if constexpr (S::kPair > 1) {
-    const Range keys = whole_units<S>(sight);
-    const auto hide_row = [&](Index j) {
+    const Range keys = whole_units<S>(visible);
+    const auto mask_row = [&](Index j) {
       for (int v = 0; v < kVectors; ++v) S::store(scores + j * stride + v * S::kLanes, none);
     };
-    for (Index j = keys.begin; j < sight.begin; ++j) hide_row(j);
-    for (Index j = sight.end; j < keys.end; ++j) hide_row(j);
+    for (Index j = keys.begin; j < visible.begin; ++j) mask_row(j);
+    for (Index j = visible.end; j < keys.end; ++j) mask_row(j);
   }
-  if (sight.whole) return;
+  if (visible.whole) return;
   const auto one = [&](Index j) __attribute__((always_inline)) {
     const V key = S::all(static_cast<float>(j));
     WEFT_UNROLL for (int v = 0; v < kVectors; ++v) {
       float* at = scores + j * stride + v * S::kLanes;
-      S::store(at, S::inside_or(S::load(at), key, S::load(sight.first + v * S::kLanes),
-                                S::load(sight.last + v * S::kLanes), none));
+      S::store(at, S::inside_or(S::load(at), key, S::load(visible.first + v * S::kLanes),
+                                S::load(visible.last + v * S::kLanes), none));
     }
   };
-  for (Index j = sight.begin; j < sight.all_begin; ++j) one(j);
-  for (Index j = sight.all_end; j < sight.end; ++j) one(j);
+  for (Index j = visible.begin; j < visible.all_begin; ++j) one(j);
+  for (Index j = visible.all_end; j < visible.end; ++j) one(j);
 }
 
 // A factor of scores costs least in the rows of the panel; pairs cannot take it there without rounding again, so their

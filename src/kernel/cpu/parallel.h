@@ -1,4 +1,4 @@
-// Threads. Calls from many threads (ranks) share one pool, so that none adds threads of its own.
+// The thread pool of the CPU kernels. Calls from several threads (ranks) share it.
 #pragma once
 
 #include <functional>

@@ -23,7 +23,7 @@ WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, fl
     case DType::f16:
       S::widen(view.at<f16>(row, head), to, view.dim);
       break;
-    case DType::f64:  // dout and out may be
+    case DType::f64:  // of dout and out
       for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(view.at<double>(row, head)[i]);
       break;
     case DType::f8_e4m3:
@@ -59,7 +59,7 @@ WEFT_INLINE void clear_row(const TensorView& view, Index row, Index head) {
               static_cast<std::size_t>(view.dim * size_of(view.dtype)));
 }
 
-// Asks for rows that will be loaded next. Rows of one head lie pages apart, which the hardware does not foresee.
+// Prefetches rows that will be loaded next: rows of one head lie pages apart, which hardware prefetchers do not follow.
 WEFT_INLINE void prefetch_rows(const ConstTensorView& view, Index begin, Index end, Index head) {
   const Index bytes = view.dim * size_of(view.dtype);
   for (Index row = begin; row < end; ++row) {

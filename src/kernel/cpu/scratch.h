@@ -1,4 +1,4 @@
-// A thread's working memory: aligned to cache lines, kept while it is large enough.
+// A thread's working memory, aligned to cache lines; it is reallocated only to grow.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What an instruction set brings: the tile functions compiled for it. One target_*.cpp each.
+// A target: the tile functions compiled for one instruction set, in one target_*.cpp each.
 #pragma once
 
 #include <span>
@@ -6,14 +6,14 @@
 
 #include "kernel/cpu/backward_work.h"
 #include "kernel/cpu/work.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::cpu {
 
-// A forward call as its tiles see it.
+// What all tiles of a forward call read.
 struct ForwardCall {
-  const ForwardArgs& args;
-  std::span<const Slice> slices;  // useful ones
+  const KernelForwardArgs& args;
+  std::span<const Slice> slices;  // of useful_slices()
   float scale, softcap;
 };
 
@@ -24,10 +24,10 @@ struct ForwardTile {
   float* max_logit;  // [hq] of this thread, natural units; raised here
 };
 
-// A backward call as its parts see it; args has out and lse.
+// What all parts of a backward call read; args has out and lse.
 struct BackwardCall {
-  const BackwardArgs& args;
-  std::span<const Slice> slices;  // useful ones
+  const KernelBackwardArgs& args;
+  std::span<const Slice> slices;  // of useful_slices()
   float scale, softcap;
 };
 

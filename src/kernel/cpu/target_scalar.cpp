@@ -1,4 +1,4 @@
-// Plain C++: runs anywhere, and says what the others must compute.
+// Plain C++: runs on every machine, and defines what the other targets must compute.
 #include <cmath>
 
 #include "kernel/cpu/f32_target.h"

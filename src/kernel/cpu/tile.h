@@ -1,5 +1,5 @@
-// What the kernels of every target do around their products: memory, stacked rows, tiles of keys, beginnings and ends
-// of rows.
+// What the kernels of every target share around their matrix products: scratch memory, stacked rows, tiles of keys, and
+// the load and store of a row's state.
 #pragma once
 
 #include <cmath>
@@ -13,10 +13,10 @@
 
 namespace weft::cpu {
 
-// Deals out a thread's scratch; without one it only counts.
+// Allocates from a thread's scratch; without scratch it only counts.
 struct Dealer {
   float* scratch;
-  Index floats = 0;  // dealt out
+  Index floats = 0;  // allocated so far
 
   // A multiple of 64 bytes each, so that everything is aligned if the scratch is.
   template <class T = float>
@@ -47,7 +47,7 @@ struct Stack {
   }
 };
 
-// tokens[0..count) of the stack, and which of its rows a slice of the tile has.
+// Writes the tokens of stacked rows [0, count), and which of the rows lie in a slice of the tile.
 WEFT_INLINE void place_rows(const ForwardCall& call, const RowTile& tile, const Stack& stack, Index count,
                             Index* tokens, char* live) {
   for (Index r = 0; r < count; ++r) {
@@ -61,8 +61,8 @@ WEFT_INLINE void place_rows(const ForwardCall& call, const RowTile& tile, const 
 }
 
 // visit(base, keys, next) for each tile of `size` keys that the stack sees of `s`: `keys` of those after key row
-// `base`; `next` are the rows of the tile after it. Tiles count from k_begin whoever computes, so a row always sums in
-// the same groups.
+// `base`; `next` are the rows of the tile after it. Tiles count from k_begin on every rank and thread, so a row is
+// always summed in the same groups.
 template <class Visit>
 WEFT_INLINE void for_each_key_tile(const Slice& s, const Stack& stack, Index size, const Visit& visit) {
   const Range rows = stack.tokens_of(s);
@@ -72,7 +72,7 @@ WEFT_INLINE void for_each_key_tile(const Slice& s, const Stack& stack, Index siz
           Range{base + size, min_of(seen.end, base + 2 * size)});
 }
 
-// Args: of forward or backward.
+// Args: KernelForwardArgs or KernelBackwardArgs.
 template <class Args>
 WEFT_INLINE void prefetch_keys(const Args& args, Range rows, Index head) {
   prefetch_rows(args.k, rows.begin, rows.end, head);
@@ -96,11 +96,11 @@ WEFT_INLINE Range load_keys(const Args& args, Index base, Range keys, Index head
   return all;
 }
 
-// Ends a row of the forward, with the sums that times(weight) multiplies. A partial row that is not `live` stays as it
-// is.
+// Writes the results of a row of the forward; times(weight) gives its sums times a factor. A partial row that is not
+// `live`, in no slice of the call, is left unchanged.
 template <class S, class Times>
-WEFT_INLINE void end_row(const ForwardArgs& args, Index token, Index head, bool live, const RowState<float>& state,
-                         float* max_logit, const Times& times) {
+WEFT_INLINE void end_row(const KernelForwardArgs& args, Index token, Index head, bool live,
+                         const RowState<float>& state, float* max_logit, const Times& times) {
   if (!is_empty(state)) max_logit[head] = max_or_nan(max_logit[head], state.max);
   if (args.partial.given()) {
     if (!live) return;
@@ -121,10 +121,10 @@ struct RowStatistics {
   float delta = 0;                                     // dout·out
 };
 
-// Of a row of the backward; adds its share of the sink's gradient. `room`: 2·wide floats.
+// Statistics of a row of the backward; adds the row's part of the gradient of the sink. `room`: 2·wide floats.
 template <class S>
-WEFT_INLINE RowStatistics row_statistics(const BackwardArgs& args, Index token, Index head, float* room, Index wide,
-                                         float* dsink) {
+WEFT_INLINE RowStatistics row_statistics(const KernelBackwardArgs& args, Index token, Index head, float* room,
+                                         Index wide, float* dsink) {
   const float none = -std::numeric_limits<float>::infinity();
   const float lse = load_number(args.lse, token, head), sink = sink_logit_f32(args.attention.sink, head);
   float *out = room, *dout = room + wide, delta = 0;

@@ -30,7 +30,7 @@ std::vector<Slice> useful_slices(std::span<const Slice> slices);
 // Tiles of `size` rows over all rows [0, rows); those in no slice too, since their outputs have to be written.
 std::vector<RowTile> row_tiles(std::span<const Slice> slices, Index rows, Index size);
 
-// One thing for a thread to do: a tile for a group of heads.
+// One item of work for a thread: a tile for a group of heads.
 struct Item {
   Index tile = 0, group = 0, cost = 0;
 };

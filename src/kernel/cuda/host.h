@@ -5,7 +5,7 @@
 
 #include "cuda/memory.h"
 #include "kernel/cuda/portable/calls.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::cuda {
 
@@ -24,7 +24,7 @@ void check_rows(Index rows);
 int processors_of(int device);
 // out and lse, computed by `forward` where the caller did not keep them.
 struct Kept {
-  Kept(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t stream);
+  Kept(KernelBackwardArgs& args, void (*forward)(const KernelForwardArgs&), cudaStream_t stream);
   StreamArray<float> out, lse;
 };
 // Null if max_logit is not asked for.

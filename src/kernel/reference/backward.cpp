@@ -1,51 +1,52 @@
 #include <utility>
 
-#include "kernel/inputs.h"
+#include "kernel/check_args.h"
+#include "kernel/reference/block.h"
+#include "weft/reference.h"
 
 namespace weft {
 
 namespace reference {
 namespace {
 
-// Of every query row that sees a key, by row and head: the log of its sum, and dout·out.
+// Of every query row that sees a key: lse and delta = dout·out.
 struct RowStatistics {
   std::vector<double> lse, delta;  // [tq, hq]
   std::vector<char> seeing;        // [tq]
 };
 
 std::vector<double> zeros(const ConstTensorView& view) {
-  return std::vector<double>(static_cast<std::size_t>(view.rows * view.heads * view.dim));
+  return std::vector<double>(at(view.rows * view.heads * view.dim));
 }
 
-RowStatistics rows_that_see(const BackwardArgs& args) {
-  const auto size = static_cast<std::size_t>(args.q.rows * args.q.heads);
-  RowStatistics rows{std::vector<double>(size), std::vector<double>(size),
-                     std::vector<char>(static_cast<std::size_t>(args.q.rows))};
+RowStatistics rows_that_see(const KernelBackwardArgs& args) {
+  const auto size = at(args.q.rows * args.q.heads);
+  RowStatistics rows{std::vector<double>(size), std::vector<double>(size), std::vector<char>(at(args.q.rows))};
   for (const Slice& slice : args.slices) {
     const Slice seen = trimmed(slice, true);
-    for (Index row = seen.q_begin; row < seen.q_end; ++row) rows.seeing[static_cast<std::size_t>(row)] = 1;
+    for (Index row = seen.q_begin; row < seen.q_end; ++row) rows.seeing[at(row)] = 1;
   }
   return rows;
 }
 
-// Calls f(row, head, place in [tq, hq]) for every row that sees a key.
+// Calls f(row, head, item of [tq, hq]) for every row that sees a key.
 template <class F>
-void for_each_seeing(const BackwardArgs& args, const RowStatistics& rows, F&& f) {
+void for_each_seeing(const KernelBackwardArgs& args, const RowStatistics& rows, F&& f) {
   for (Index row = 0; row < args.q.rows; ++row) {
-    if (rows.seeing[static_cast<std::size_t>(row)] == 0) continue;
-    for (Index head = 0; head < args.q.heads; ++head) f(row, head, static_cast<std::size_t>(row * args.q.heads + head));
+    if (rows.seeing[at(row)] == 0) continue;
+    for (Index head = 0; head < args.q.heads; ++head) f(row, head, at(row * args.q.heads + head));
   }
 }
 
-// With out and lse left out, the slices hold all keys, and the forward is computed anew in f64.
-RowStatistics statistics(const BackwardArgs& args) {
+// Where out and lse are left out, the slices hold all keys, and the forward is computed again in f64.
+RowStatistics statistics(const KernelBackwardArgs& args) {
   RowStatistics rows = rows_that_see(args);
   std::vector<double> out, lse;
   ConstTensorView out_view = args.out, lse_view = args.lse;
   if (!args.out.given()) {
     const Index tokens = args.q.rows, heads = args.q.heads, dim = args.v.dim;
-    out.resize(static_cast<std::size_t>(tokens * heads * dim));
-    lse.resize(static_cast<std::size_t>(tokens * heads));
+    out.resize(at(tokens * heads * dim));
+    lse.resize(at(tokens * heads));
     const TensorView out_f64 = thd(out.data(), DType::f64, tokens, heads, dim);
     const TensorView lse_f64 = token_heads(lse.data(), DType::f64, tokens, heads);
     reference_forward({.q = args.q,
@@ -58,12 +59,12 @@ RowStatistics statistics(const BackwardArgs& args) {
     out_view = out_f64;
     lse_view = lse_f64;
   }
-  std::vector<double> o(static_cast<std::size_t>(args.v.dim)), dout(o.size());
-  for_each_seeing(args, rows, [&](Index row, Index head, std::size_t at) {
+  std::vector<double> o(at(args.v.dim)), dout(o.size());
+  for_each_seeing(args, rows, [&](Index row, Index head, std::size_t item) {
     load_row(out_view, row, head, o.data());
     load_row(args.dout, row, head, dout.data());
-    rows.lse[at] = load_one(lse_view, row, head);
-    rows.delta[at] = dot(o.data(), dout.data(), args.v.dim);
+    rows.lse[item] = load_one(lse_view, row, head);
+    rows.delta[item] = dot(o.data(), dout.data(), args.v.dim);
   });
   return rows;
 }
@@ -72,7 +73,7 @@ struct Gradients {
   std::vector<double> dq, dk, dv;
 };
 
-void attend_back(const BackwardArgs& args, const Slice& slice, const RowStatistics& rows, Gradients& to) {
+void attend_back(const KernelBackwardArgs& args, const Slice& slice, const RowStatistics& rows, Gradients& to) {
   const Inputs in = inputs_of(args);
   const Block block(in, slice);
   const Logits logit(in);
@@ -80,8 +81,8 @@ void attend_back(const BackwardArgs& args, const Slice& slice, const RowStatisti
   for (Index row = block.rows().begin; row < block.rows().end; ++row) {
     const Range keys = keys_of(block.seen, row);
     for (Index head = 0; head < in.q.heads; ++head) {
-      const Index at = row * in.q.heads + head, kv_head = block.kv_head(head);
-      const double lse = rows.lse[static_cast<std::size_t>(at)], delta = rows.delta[static_cast<std::size_t>(at)];
+      const Index item = row * in.q.heads + head, kv_head = block.kv_head(head);
+      const double lse = rows.lse[at(item)], delta = rows.delta[at(item)];
       const double *q = block.q.at(row, head), *dout = douts.at(row, head);
       for (Index key = keys.begin; key < keys.end; ++key) {
         const double *k = block.k.at(key, kv_head), *v = block.v.at(key, kv_head);
@@ -89,19 +90,19 @@ void attend_back(const BackwardArgs& args, const Slice& slice, const RowStatisti
         if (s == kMinusInfinity<double>) continue;  // contributes nothing, and lse may be -inf too
         const double p = std::exp(s - lse);
         const double ds = p * (dot(dout, v, in.v.dim) - delta) * logit.slope(s);
-        const Index key_at = key * in.k.heads + kv_head;
-        add_scaled(to.dq.data() + at * in.q.dim, ds, k, in.q.dim);
-        add_scaled(to.dk.data() + key_at * in.q.dim, ds, q, in.q.dim);
-        add_scaled(to.dv.data() + key_at * in.v.dim, p, dout, in.v.dim);
+        const Index key_item = key * in.k.heads + kv_head;
+        add_scaled(to.dq.data() + item * in.q.dim, ds, k, in.q.dim);
+        add_scaled(to.dk.data() + key_item * in.q.dim, ds, q, in.q.dim);
+        add_scaled(to.dv.data() + key_item * in.v.dim, p, dout, in.v.dim);
       }
     }
   }
 }
 
-// Keys that somebody sees: the sum of what they have and what is new, rounded once.
-void add_to_keys(const BackwardArgs& args, Gradients& to) {
-  std::vector<double> old(static_cast<std::size_t>(max_of(args.k.dim, args.v.dim)));
-  std::vector<char> done(static_cast<std::size_t>(args.k.rows), 0);
+// Adds to the dk and dv of the keys that somebody sees; each sum is rounded once.
+void add_to_keys(const KernelBackwardArgs& args, Gradients& to) {
+  std::vector<double> old(at(max_of(args.k.dim, args.v.dim)));
+  std::vector<char> done(at(args.k.rows), 0);
   const auto add = [&](const TensorView& view, Index row, std::vector<double>& sums) {
     for (Index head = 0; head < view.heads; ++head) {
       load_row(view, row, head, old.data());
@@ -111,7 +112,7 @@ void add_to_keys(const BackwardArgs& args, Gradients& to) {
   for (const Slice& slice : args.slices) {
     const Range keys = touched_keys(slice);
     for (Index row = keys.begin; row < keys.end; ++row) {
-      if (std::exchange(done[static_cast<std::size_t>(row)], 1)) continue;
+      if (std::exchange(done[at(row)], 1)) continue;
       add(args.dk, row, to.dk);
       add(args.dv, row, to.dv);
       for (Index head = 0; head < args.k.heads; ++head) {
@@ -122,12 +123,12 @@ void add_to_keys(const BackwardArgs& args, Gradients& to) {
   }
 }
 
-void write_dsink(const BackwardArgs& args, const RowStatistics& rows) {
-  std::vector<double> dsink(static_cast<std::size_t>(args.q.heads));
-  for_each_seeing(args, rows, [&](Index, Index head, std::size_t at) {
+void write_dsink(const KernelBackwardArgs& args, const RowStatistics& rows) {
+  std::vector<double> dsink(at(args.q.heads));
+  for_each_seeing(args, rows, [&](Index, Index head, std::size_t item) {
     const double sink = sink_logit(args.attention.sink, head);
     if (sink == kMinusInfinity<double>) return;
-    dsink[static_cast<std::size_t>(head)] -= std::exp(sink - rows.lse[at]) * rows.delta[at];
+    dsink[at(head)] -= std::exp(sink - rows.lse[item]) * rows.delta[item];
   });
   from_f64(dsink, args.dsink);
 }
@@ -135,9 +136,11 @@ void write_dsink(const BackwardArgs& args, const RowStatistics& rows) {
 }  // namespace
 }  // namespace reference
 
-void reference_backward(const BackwardArgs& args) {
-  reference::refuse_device_plan(args.device_plan);
-  reference::check_backward(args);
+void reference_backward(const BackwardArgs& args) { reference_backward(KernelBackwardArgs{args}); }
+
+void reference_backward(const KernelBackwardArgs& args) {
+  refuse_device_plan(args.device_plan);
+  check_backward(args);
   const reference::RowStatistics rows = reference::statistics(args);
   reference::Gradients gradients{reference::zeros(args.q), reference::zeros(args.k), reference::zeros(args.v)};
   for (const Slice& slice : args.slices) reference::attend_back(args, slice, rows, gradients);

@@ -1,6 +1,10 @@
-#include "kernel/inputs.h"
+#include <algorithm>
+
+#include "kernel/check_args.h"
+#include "kernel/reference/block.h"
 #include "text.h"
 #include "weft/error.h"
+#include "weft/reference.h"
 
 namespace weft {
 
@@ -39,7 +43,7 @@ RowState<double> attend_row(const Block& block, const Logits& logit, Index row, 
   accumulator.assign(accumulator.size(), 0);
   if (is_empty(state)) return state;
   for (Index key = keys.begin; key < keys.end; ++key) {
-    const double weight = std::exp(logits[static_cast<std::size_t>(key - keys.begin)] - state.max);
+    const double weight = std::exp(logits[at(key - keys.begin)] - state.max);
     state.sum += weight;
     add_scaled(accumulator.data(), weight, block.v.at(key, kv_head), block.v.dim());
   }
@@ -49,57 +53,92 @@ RowState<double> attend_row(const Block& block, const Logits& logit, Index row, 
 void attend(const Inputs& in, const Slice& slice, ReferenceState& state) {
   const Block block(in, slice);
   const Logits logit(in);
-  std::vector<double> accumulator(static_cast<std::size_t>(state.dim)), logits;
+  std::vector<double> accumulator(at(state.dim)), logits;
   for (Index row = block.rows().begin; row < block.rows().end; ++row) {
     for (Index head = 0; head < state.heads; ++head) {
       const RowState<double> part = attend_row(block, logit, row, head, accumulator, logits);
-      const auto at = static_cast<std::size_t>(row * state.heads + head);
-      const auto h = static_cast<std::size_t>(head);
-      double* so_far = state.accumulators.data() + static_cast<Index>(at) * state.dim;
-      merge_row(state.states[at], so_far, part, accumulator.data(), state.dim);
-      state.max_logit[h] = max_or_nan(state.max_logit[h], part.max);
+      const Index item = row * state.heads + head;
+      merge_row(state.states[at(item)], state.accumulators.data() + item * state.dim, part, accumulator.data(),
+                state.dim);
+      state.max_logit[at(head)] = max_or_nan(state.max_logit[at(head)], part.max);
     }
   }
+}
+
+// Calls f(item of [tq, hq], row, head) for the rows that a slice holds.
+template <class F>
+void for_rows_in_slices(const KernelForwardArgs& args, const F& f) {
+  std::vector<char> held(at(args.q.rows), 0);
+  for (const Slice& s : args.slices) {
+    const Slice t = trimmed(s, false);
+    std::fill(held.begin() + t.q_begin, held.begin() + t.q_end, 1);
+  }
+  for (Index row = 0; row < args.q.rows; ++row)
+    for (Index head = 0; held[at(row)] && head < args.q.heads; ++head) f(row * args.q.heads + head, row, head);
+}
+
+// Adds to partial states of the caller, which are widened to f64 and rounded back.
+template <class T>
+void add_to_partial(const KernelForwardArgs& args, RowState<T>* states) {
+  const TensorView& sums = args.partial.sums;
+  ReferenceState state(sums.rows, sums.heads, sums.dim);
+  for_rows_in_slices(args, [&](Index item, Index row, Index head) {
+    if (is_empty(states[item])) return;
+    state.states[at(item)] = {static_cast<double>(states[item].max), static_cast<double>(states[item].sum)};
+    load_row(sums, row, head, state.accumulators.data() + item * sums.dim);
+  });
+  reference_partial(args, state);
+  for_rows_in_slices(args, [&](Index item, Index row, Index head) {
+    const RowState<double>& now = state.states[at(item)];
+    states[item] = {static_cast<T>(now.max), static_cast<T>(now.sum)};
+    store_row(sums, row, head, state.accumulators.data() + item * sums.dim);
+  });
 }
 
 }  // namespace
 }  // namespace reference
 
 void reference_partial(const ForwardArgs& args, ReferenceState& state) {
-  reference::refuse_device_plan(args.device_plan);
-  const reference::Inputs in = reference::inputs_of(args);
-  reference::check_inputs(in);
+  refuse_device_plan(args.device_plan);
+  const Inputs in = inputs_of(args);
+  check_inputs(in);
   reference::check_state(state, in);
   for (const Slice& slice : in.slices) reference::attend(in, slice, state);
 }
 
 void reference_finish(const ReferenceState& state, const ForwardArgs& args) {
   reference::check_state(state);
-  reference::check_outputs(args, state.rows, state.heads, state.dim);
-  std::vector<double> out(static_cast<std::size_t>(state.dim));
+  check_outputs(finish_args({args}), state.rows, state.heads, state.dim);
+  std::vector<double> out(at(state.dim));
   for (Index head = 0; head < state.heads; ++head) {
-    const double sink = reference::sink_logit(args.attention.sink, head);
+    const double sink = sink_logit(args.attention.sink, head);
     for (Index row = 0; row < state.rows; ++row) {
-      const Index at = row * state.heads + head;
-      const FinishedRow<double> finished = finish(state.states[static_cast<std::size_t>(at)], sink);
+      const Index item = row * state.heads + head;
+      const FinishedRow<double> finished = finish(state.states[at(item)], sink);
       out.assign(out.size(), 0);
-      reference::add_scaled(out.data(), finished.weight, state.accumulators.data() + at * state.dim, state.dim);
+      reference::add_scaled(out.data(), finished.weight, state.accumulators.data() + item * state.dim, state.dim);
       store_row(args.out, row, head, out.data());
       if (args.lse.given()) store_row(args.lse, row, head, &finished.lse);
     }
-    if (args.max_logit.given()) {
-      store_row(args.max_logit, 0, head, &state.max_logit[static_cast<std::size_t>(head)]);
-    }
+    if (args.max_logit.given()) store_row(args.max_logit, 0, head, &state.max_logit[at(head)]);
   }
 }
 
 void reference_forward(const ForwardArgs& args) {
-  reference::refuse_device_plan(args.device_plan);
-  reference::check_inputs(reference::inputs_of(args));
-  reference::check_outputs(args, args.q.rows, args.q.heads, args.v.dim);
+  refuse_device_plan(args.device_plan);
+  check_forward({args});
   ReferenceState state(args.q.rows, args.q.heads, args.v.dim);
   reference_partial(args, state);
   reference_finish(state, args);
+}
+
+void reference_forward(const KernelForwardArgs& args) {
+  if (!args.partial.given())
+    reference_forward(static_cast<const ForwardArgs&>(args));
+  else if (args.partial.states_f64 != nullptr)
+    reference::add_to_partial(args, args.partial.states_f64);
+  else
+    reference::add_to_partial(args, args.partial.states);
 }
 
 }  // namespace weft

@@ -80,21 +80,21 @@ TEST_P(GpuAgain, Forward) {
     const KernelProblem problem = many_tiles(width);
     const Outputs host(problem.p);
     OnGpu gpu;
-    const ForwardArgs all = on_gpu(gpu, host.forward_args(problem));
-    ForwardArgs plain = all;
+    const KernelForwardArgs all = on_gpu(gpu, host.forward_args(problem));
+    KernelForwardArgs plain = all;
     plain.max_logit = {};
     expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
     expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
     const KernelProblem more = many_tiles(width, 200);  // than are computed in parts at once, with wide tiles too
     const Outputs more_host(more.p);
-    ForwardArgs cut = on_gpu(gpu, more_host.forward_args(more));
+    KernelForwardArgs cut = on_gpu(gpu, more_host.forward_args(more));
     cut.max_logit = {};
-    cut.part_keys = 128;
+    cut.keys_per_split = 128;
     expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
     const KernelProblem few = many_tiles(width, 3);
     const Outputs few_host(few.p);
-    ForwardArgs at_once = on_gpu(gpu, few_host.forward_args(few));
-    at_once.part_keys = 128;
+    KernelForwardArgs at_once = on_gpu(gpu, few_host.forward_args(few));
+    at_once.keys_per_split = 128;
     expect_same_each_time("any, parts at once", gpu, {at_once.out, at_once.lse, at_once.max_logit},
                           [&] { attend(at_once, gpu_kernel); });
     at_once.max_logit = {};
@@ -105,7 +105,7 @@ TEST_P(GpuAgain, Forward) {
     for (const Range keys : {Range{500, 900}, Range{150, 300}, Range{0, 100}, Range{100, 150}, Range{300, 500}})
       parts.push_back(keys_of(problem.p.slices, keys));
     expect_same_each_time("steps", gpu, {plain.out, plain.lse}, [&] {
-      ForwardArgs args = plain;
+      KernelForwardArgs args = plain;
       QuerySteps steps{.rows = rows};
       args.steps = &steps;
       for (const std::vector<Slice>& part : parts) {
@@ -124,7 +124,7 @@ TEST_P(GpuAgain, Backward) {
     const Outputs host(problem.p);
     gpu_attend(host.forward_args(problem));
     OnGpu gpu;
-    BackwardArgs args = on_gpu(gpu, host.backward_args(problem));
+    KernelBackwardArgs args = on_gpu(gpu, host.backward_args(problem));
     expect_same_each_time("any order of dq", gpu, {args.dk, args.dv}, [&] { attend_backward(args, gpu_kernel); });
     args.deterministic = true;
     expect_same_each_time("deterministic", gpu, {args.dq, args.dk, args.dv},

@@ -45,7 +45,7 @@ class GpuBackward : public GpuTest {
     sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
     for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
       const std::vector<Slice> part = keys_of(p.slices, keys);
-      BackwardArgs args = whole.backward_args(problem);
+      KernelBackwardArgs args = whole.backward_args(problem);
       args.slices = part;
       args.dq = sums.dq.view();
       args.dk = sums.dk.view();
@@ -96,7 +96,7 @@ TEST_P(GpuBackward, OutAndLseMayBeLeftOut) {
   for (const Judged& j : judged(dtype(), Pass::backward, wide_problems)) {
     SCOPED_TRACE(j.problem.name);
     const Outputs got(j.problem.p);
-    BackwardArgs args = got.backward_args(j.problem);
+    KernelBackwardArgs args = got.backward_args(j.problem);
     args.out = args.lse = {};
     gpu_attend_backward(args);
     judge.backward(got.backward, j.want, j.problem.p);
@@ -127,7 +127,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     Backward sums(p, DType::f32);
     sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
     sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
-    BackwardArgs host = got.backward_args(j.problem);
+    KernelBackwardArgs host = got.backward_args(j.problem);
     host.dsink = {};
     if (!kernel.takes_steps_backward(host)) continue;
     ++done;
@@ -138,7 +138,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
     for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
     QuerySteps steps{.rows = rows};
     OnGpu gpu;
-    BackwardArgs args = on_gpu(gpu, host);
+    KernelBackwardArgs args = on_gpu(gpu, host);
     args.steps = &steps;
     const Index cut = random.index(0, p.tk), other = random.index(cut, p.tk);
     const Range parts[] = {{other, p.tk}, {0, cut}, {cut, other}};
@@ -148,7 +148,7 @@ TEST_P(GpuBackward, QueryStepsGiveTheWhole) {
       steps.last = &keys == &parts[2];
       attend_backward(args, gpu_kernel);
     }
-    EXPECT_EQ(steps.kept, nullptr);
+    EXPECT_EQ(steps.state, nullptr);
     gpu.finish();
     judge.close("dq", got.backward.dq.values(), j.want.dq, p.hq, p.dqk);
     judge.close("dk", sums.dk.values(), j.want.dk, p.hk, p.dqk);
@@ -165,7 +165,7 @@ TEST_P(GpuBackward, QueryStepsHaveOneDq) {
   const Outputs got(problem.p), other(problem.p);
   gpu_attend(got.forward_args(problem));
   OnGpu gpu;
-  BackwardArgs args = on_gpu(gpu, got.backward_args(problem));
+  KernelBackwardArgs args = on_gpu(gpu, got.backward_args(problem));
   args.dsink = {};
   const std::vector<Range> rows = {{0, 40}};
   QuerySteps steps{.rows = rows};
@@ -185,7 +185,7 @@ TEST_P(GpuBackward, AddingLeavesOtherKeysAlone) {
   const Outputs got(p);
   gpu_attend(got.forward_args(problem));
   const Backward sums(p, DType::f32);  // NaN, every byte 0xff
-  BackwardArgs args = got.backward_args(problem);
+  KernelBackwardArgs args = got.backward_args(problem);
   args.dk = sums.dk.view();
   args.dv = sums.dv.view();
   args.add_keys = true;
@@ -221,7 +221,7 @@ TEST_P(GpuBackward, InputsOfAnyDType) {
       dout.set(whole);
       gpu_run(got, problem, Pass::forward);
       out.set(got.forward.out.values());
-      BackwardArgs args = got.backward_args(problem);
+      KernelBackwardArgs args = got.backward_args(problem);
       args.dout = dout.view();
       args.out = out.view();
       gpu_attend_backward(args);

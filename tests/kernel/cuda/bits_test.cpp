@@ -54,7 +54,7 @@ TEST_P(GpuBits, DoNotDependOnPadding) {
         const Outputs& outputs = i == 0 ? zeros : filled;
         fill_unused(outputs.forward.out, problems[i].p.q_used, values[i]);
         fill_unused(outputs.forward.lse, problems[i].p.q_used, values[i]);
-        BackwardArgs args = outputs.backward_args(problems[i]);
+        KernelBackwardArgs args = outputs.backward_args(problems[i]);
         args.deterministic = true;
         gpu_attend_backward(args);
       }
@@ -110,7 +110,7 @@ void expect_same_however_cut(DType dtype, Index dim, const Mask& mask, Index hea
   gpu_attend(want.forward_args(whole));
   const std::vector<double> want_out = want.forward.out.values(), want_lse = want.forward.lse.values();
   const Outputs plain(whole.p);  // another kernel, which does not look for the largest logits
-  ForwardArgs fewer = plain.forward_args(whole);
+  KernelForwardArgs fewer = plain.forward_args(whole);
   fewer.max_logit = {};
   gpu_attend(fewer);
   EXPECT_EQ(bits(plain.forward.out), bits(want.forward.out));
@@ -123,7 +123,7 @@ void expect_same_however_cut(DType dtype, Index dim, const Mask& mask, Index hea
       const std::vector<Index> tokens = layout.tokens(rank);
       const Buffer q = rows_of(whole.p.q, tokens);
       const Buffer out(dtype, plan.q_rows, heads, dim_v), lse(DType::f32, plan.q_rows, heads, 1);
-      ForwardArgs args = want.forward_args(whole);
+      KernelForwardArgs args = want.forward_args(whole);
       args.q = q.view();
       args.slices = plan.slices;
       args.out = out.view();
@@ -195,13 +195,13 @@ TEST_P(GpuBits, DoNotDependOnViews) {
     from_f64(p.k.values(), in.k);
     from_f64(p.v.values(), in.v);
     const Outputs got(p);
-    ForwardArgs forward = got.forward_args(plain);
+    KernelForwardArgs forward = got.forward_args(plain);
     forward.q = in.q;
     forward.k = in.k;
     forward.v = in.v;
     gpu_attend(forward);
     expect_same_bits(got, want, Pass::forward);
-    BackwardArgs backward = got.backward_args(plain);
+    KernelBackwardArgs backward = got.backward_args(plain);
     backward.q = in.q;
     backward.k = in.k;
     backward.v = in.v;
@@ -266,7 +266,7 @@ TEST_P(GpuBits, OffsetsPass32Bits) {
   gpu_run(near, problem, Pass::backward, true);
   {
     const FarRows q(p.q.view()), k(p.k.view()), v(p.v.view()), out(far.forward.out.view());
-    ForwardArgs args = far.forward_args(problem);
+    KernelForwardArgs args = far.forward_args(problem);
     const Buffer lse(DType::f32, rows, 2, 1);
     OnGpu gpu;
     args.q = q.view();
@@ -284,7 +284,7 @@ TEST_P(GpuBits, OffsetsPass32Bits) {
   const FarRows q(p.q.view()), k(p.k.view()), v(p.v.view()), dout(p.dout.view());
   const FarRows dq(far.backward.dq.view()), dk(far.backward.dk.view()), dv(far.backward.dv.view());
   OnGpu gpu;
-  BackwardArgs args = on_gpu(gpu, near.backward_args(problem));
+  KernelBackwardArgs args = on_gpu(gpu, near.backward_args(problem));
   args.q = q.view();
   args.k = k.view();
   args.v = v.view();
@@ -308,7 +308,7 @@ TEST_P(GpuBits, RefusedUnderCapture) {
   const KernelProblem problem = packed(dtype(), {.causal = true});
   const Outputs outputs(problem.p);
   OnGpu gpu;
-  const ForwardArgs args = on_gpu(gpu, outputs.forward_args(problem));
+  const KernelForwardArgs args = on_gpu(gpu, outputs.forward_args(problem));
   const cudaStream_t stream = static_cast<cudaStream_t>(args.place.stream);
   attend(args, gpu_kernel);  // kept lists do not change that: a graph might read them when they are gone
   WEFT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));

@@ -43,7 +43,7 @@ TEST_P(GpuEarly, CallsAgain) {
         const Outputs got(j.problem.p);
         gpu_attend(got.forward_args(j.problem));
         OnGpu gpu;
-        BackwardArgs args = on_gpu(gpu, got.backward_args(j.problem));
+        KernelBackwardArgs args = on_gpu(gpu, got.backward_args(j.problem));
         args.deterministic = deterministic;
         for (int i = 0; i < 4; ++i) {
           for (const TensorView& view : {args.dq, args.dk, args.dv, args.dsink}) poison(view, args.place);
@@ -71,7 +71,7 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
   Backward sums(p, DType::f32);
   sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
   sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
-  BackwardArgs host = got.backward_args(problem);
+  KernelBackwardArgs host = got.backward_args(problem);
   host.dsink = {};
   host.dk = sums.dk.view();
   host.dv = sums.dv.view();
@@ -79,7 +79,7 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
   if (!kernel.takes_steps_backward(host)) GTEST_SKIP() << "not of these arguments";
 
   OnGpu gpu;
-  BackwardArgs args = on_gpu(gpu, host);
+  KernelBackwardArgs args = on_gpu(gpu, host);
   const auto stream = static_cast<cudaStream_t>(args.place.stream);
   constexpr Index kSteps = 3;
   const Index keys = p.tk / kSteps;
@@ -104,7 +104,7 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
     for (Index n = 0; n < kSteps; ++n) {
       bring(args.k, n, k.data(), round % 3 != 2);
       bring(args.v, n, v.data(), round % 3 != 1);
-      BackwardArgs step = args;
+      KernelBackwardArgs step = args;
       step.k = rows_of(args.k, 0, keys);
       step.v = rows_of(args.v, 0, keys);
       step.k.data = k.data();

@@ -51,9 +51,9 @@ void attend_partially(const Outputs& got, const KernelProblem& problem, const st
   const AttentionProblem& p = problem.p;
   const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
   std::vector<RowState<float>> states(at(p.tq * p.hq));
-  ForwardArgs end = got.forward_args(problem);
+  KernelForwardArgs end = got.forward_args(problem);
   end.partial = {sums.view(), states.data()};
-  ForwardArgs step = end;
+  KernelForwardArgs step = end;
   step.out = step.lse = step.max_logit = {};
   for (const Range keys : parts) {
     const std::vector<Slice> part = keys_of(p.slices, keys);
@@ -63,7 +63,7 @@ void attend_partially(const Outputs& got, const KernelProblem& problem, const st
   gpu_finish_partial(end);
 }
 // What a call gave back, another one finds full of NaN: as many bytes as it may have taken for `out` in f32.
-void spoil_memory(const ForwardArgs& args) {
+void spoil_memory(const KernelForwardArgs& args) {
   const auto stream = static_cast<cudaStream_t>(args.place.stream);
   const std::size_t bytes = at(args.out.rows * args.out.heads * args.out.dim) * sizeof(float);
   const cuda::StreamArray<char> memory(bytes, stream);
@@ -74,7 +74,7 @@ bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std
                      bool said = false) {
   const AttentionProblem& p = problem.p;
   OnGpu gpu;
-  ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
+  KernelForwardArgs args = on_gpu(gpu, got.forward_args(problem));
   args.max_logit = {};
   const Kernel& kernel = find_kernel(gpu_kernel);
   if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) return false;
@@ -94,7 +94,7 @@ bool attend_in_steps(const Outputs& got, const KernelProblem& problem, const std
     attend(args, gpu_kernel);
     spoil_memory(args);
   }
-  EXPECT_EQ(steps.kept, nullptr);
+  EXPECT_EQ(steps.state, nullptr);
   gpu.finish();
   return true;
 }
@@ -182,7 +182,7 @@ TEST_P(GpuForward, StepsAfterTheEndAreRefused) {
   problem.p.fill(random);
   const Outputs got(problem.p);
   OnGpu gpu;
-  ForwardArgs args = on_gpu(gpu, got.forward_args(problem));
+  KernelForwardArgs args = on_gpu(gpu, got.forward_args(problem));
   args.max_logit = {};
   const Kernel& kernel = find_kernel(gpu_kernel);
   if (kernel.takes_steps == nullptr || !kernel.takes_steps(args)) GTEST_SKIP();
@@ -220,7 +220,7 @@ TEST_P(GpuForward, PartialStepsLeaveOtherRowsAlone) {
   sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
   std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
   const Outputs none(p);
-  ForwardArgs args = none.forward_args(problem);
+  KernelForwardArgs args = none.forward_args(problem);
   args.out = args.lse = args.max_logit = {};
   args.partial = {sums.view(), states.data()};
   gpu_attend(args);
@@ -363,7 +363,7 @@ TEST_P(GpuForward, GrowingLogits) {
     judge.forward(got.forward, want, p);
     // Who does not ask for the largest logits is answered by another kernel.
     const Outputs plain(p);
-    ForwardArgs args = plain.forward_args(problem);
+    KernelForwardArgs args = plain.forward_args(problem);
     args.max_logit = {};
     gpu_attend(args);
     judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
@@ -398,7 +398,7 @@ TEST_P(GpuForward, ManyTilesForEachBlock) {
     const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
     for (const bool largest : {true, false}) {
       const Outputs got(p);
-      ForwardArgs args = got.forward_args(problem);
+      KernelForwardArgs args = got.forward_args(problem);
       if (!largest) args.max_logit = {};
       gpu_attend(args);
       judge.close("out", got.forward.out.values(), want.out, p.hq, p.dv);

@@ -69,7 +69,7 @@ inline std::vector<Slice> keys_of(const std::vector<Slice>& slices, Range keys) 
 inline void gpu_run(const Outputs& outputs, const KernelProblem& problem, Pass last, bool deterministic = false) {
   gpu_attend(outputs.forward_args(problem));
   if (last == Pass::forward) return;
-  BackwardArgs args = outputs.backward_args(problem);
+  KernelBackwardArgs args = outputs.backward_args(problem);
   args.deterministic = deterministic;
   gpu_attend_backward(args);
 }

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/check.h"
+#include "kernel/check_args.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
@@ -113,7 +114,7 @@ class OnGpu {
   std::vector<Output> outputs_;
 };
 
-inline ForwardArgs on_gpu(OnGpu& gpu, ForwardArgs args) {
+inline KernelForwardArgs on_gpu(OnGpu& gpu, KernelForwardArgs args) {
   args.q = gpu.in(args.q);
   args.k = gpu.in(args.k);
   args.v = gpu.in(args.v);
@@ -128,7 +129,7 @@ inline ForwardArgs on_gpu(OnGpu& gpu, ForwardArgs args) {
   return args;
 }
 
-inline BackwardArgs on_gpu(OnGpu& gpu, BackwardArgs args) {
+inline KernelBackwardArgs on_gpu(OnGpu& gpu, KernelBackwardArgs args) {
   args.q = gpu.in(args.q);
   args.k = gpu.in(args.k);
   args.v = gpu.in(args.v);
@@ -144,25 +145,25 @@ inline BackwardArgs on_gpu(OnGpu& gpu, BackwardArgs args) {
   return args;
 }
 
-inline void gpu_attend(OnGpu& gpu, const ForwardArgs& args) {
+inline void gpu_attend(OnGpu& gpu, const KernelForwardArgs& args) {
   attend(on_gpu(gpu, args), gpu_kernel);
   gpu.finish();
 }
-inline void gpu_attend(const ForwardArgs& args) {
+inline void gpu_attend(const KernelForwardArgs& args) {
   OnGpu gpu;
   gpu_attend(gpu, args);
 }
-inline void gpu_attend_backward(OnGpu& gpu, const BackwardArgs& args) {
+inline void gpu_attend_backward(OnGpu& gpu, const KernelBackwardArgs& args) {
   attend_backward(on_gpu(gpu, args), gpu_kernel);
   gpu.finish();
 }
-inline void gpu_attend_backward(const BackwardArgs& args) {
+inline void gpu_attend_backward(const KernelBackwardArgs& args) {
   OnGpu gpu;
   gpu_attend_backward(gpu, args);
 }
-inline void gpu_finish_partial(const ForwardArgs& args) {
+inline void gpu_finish_partial(const KernelForwardArgs& args) {
   OnGpu gpu;
-  finish_partial(on_gpu(gpu, args));
+  finish_partial(finish_args(on_gpu(gpu, args)));
   gpu.finish();
 }
 

@@ -48,7 +48,7 @@ TEST_P(GpuParts, GiveTheWhole) {
         const Outputs all(p), plain(p);
         gpu_run(all, problem, Pass::forward);
         judge.forward(all.forward, want, p);
-        ForwardArgs args = plain.forward_args(problem);
+        KernelForwardArgs args = plain.forward_args(problem);
         args.max_logit = {};
         gpu_attend(args);
         judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
@@ -95,7 +95,7 @@ TEST_P(GpuParts, OneAfterAnotherAreAsAtOnce) {
       few.part_keys = many.part_keys = part_keys;
       for (const bool logits : {true, false}) {
         const Outputs want(few.p), got(many.p);
-        ForwardArgs once = want.forward_args(few), more = got.forward_args(many);
+        KernelForwardArgs once = want.forward_args(few), more = got.forward_args(many);
         if (!logits) once.max_logit = more.max_logit = {};
         gpu_attend(once);
         gpu_attend(more);
@@ -200,8 +200,8 @@ TEST_P(GpuParts, FromAPlanOnTheDevice) {
     SCOPED_TRACE(setting.name());
     Rank rank(setting, dtype(), false);
     const auto graph = rank.plan_and([&] {
-      ForwardArgs args = rank.forward();
-      args.part_keys = 256;
+      KernelForwardArgs args = rank.forward();
+      args.keys_per_split = 256;
       attend(args, gpu_kernel);
     });
     for (const Lengths& lengths : all_lengths()) {

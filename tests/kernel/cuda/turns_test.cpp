@@ -108,7 +108,7 @@ class GpuTurns : public GpuTest {
   }
   static void expect_same_twenty_times(const KernelProblem& problem, const Outputs& first) {
     OnGpu gpu;
-    BackwardArgs args = on_gpu(gpu, first.backward_args(problem));
+    KernelBackwardArgs args = on_gpu(gpu, first.backward_args(problem));
     args.deterministic = true;
     const auto run = [&] {
       attend_backward(args, gpu_kernel);

@@ -96,10 +96,10 @@ TEST_F(Ahead, NoCallOfAScheduleWaitsForTheGpu) {
                   executor.backward(of.backward);
                 };
                 step();
-                of.twins.fetch();
+                of.mirror.fetch();
                 const std::vector<std::byte> out = of.out.bytes, dq = of.dq.bytes, dk = of.dk.bytes;
                 run_held(comm, held, place, step);
-                of.twins.fetch();
+                of.mirror.fetch();
                 EXPECT_EQ(of.out.bytes, out);
                 EXPECT_EQ(of.dq.bytes, dq);
                 EXPECT_EQ(of.dk.bytes, dk);
@@ -120,9 +120,9 @@ TEST_F(Ahead, NoCallOfAKvBufferWaitsForTheGpu) {
               options.place = check::place_of(kKernel);
               KvBuffer buffer(comm, options);
               Tensors t(r);
-              check::Twins twins(options.place);
-              const Views views = views_of(r, t, twins);
-              twins.send();
+              check::DeviceMirror mirror(options.place);
+              const Views views = views_of(r, t, mirror);
+              mirror.send();
               const auto window = [&](Index m) { return micros.rows(comm.rank(), m); };
               const auto gather = [&](Index m) {
                 buffer.start_gather(m, rows_of(views.k, window(m)), rows_of(views.v, window(m)));

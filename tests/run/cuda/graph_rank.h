@@ -153,9 +153,9 @@ class Rank {
             setting_.sequence_order ? DeviceLayout::sequence_order() : layout_.rank_order()};
   }
   // Arguments in device memory, shaped as every problem's are.
-  ForwardArgs forward() { return on_device(Outputs(shapes_.p).forward_args(shapes_)); }
-  BackwardArgs backward(bool deterministic) {
-    BackwardArgs args = on_device(Outputs(shapes_.p).backward_args(shapes_));
+  KernelForwardArgs forward() { return on_device(Outputs(shapes_.p).forward_args(shapes_)); }
+  KernelBackwardArgs backward(bool deterministic) {
+    KernelBackwardArgs args = on_device(Outputs(shapes_.p).backward_args(shapes_));
     args.deterministic = deterministic;
     return args;
   }
@@ -229,7 +229,9 @@ class Rank {
   View at_mirror(const char* name, const View& host) {
     return host.data == nullptr ? host : mirror(name, host).like(host);
   }
-  ForwardArgs on_device(ForwardArgs args) {
+  // What both passes have: inputs, out and lse.
+  template <class Args>
+  void move_inputs(Args& args) {
     args.slices = {};
     args.device_plan = &plan_;
     args.q = at_mirror("q", args.q);
@@ -238,25 +240,20 @@ class Rank {
     args.attention.sink.logits = at_mirror("sink", args.attention.sink.logits);
     args.out = at_mirror("out", args.out);
     args.lse = at_mirror("lse", args.lse);
-    args.max_logit = at_mirror("max_logit", args.max_logit);
     args.place = context_.place();
+  }
+  KernelForwardArgs on_device(KernelForwardArgs args) {
+    move_inputs(args);
+    args.max_logit = at_mirror("max_logit", args.max_logit);
     return args;
   }
-  BackwardArgs on_device(BackwardArgs args) {
-    args.slices = {};
-    args.device_plan = &plan_;
-    args.q = at_mirror("q", args.q);
-    args.k = at_mirror("k", args.k);
-    args.v = at_mirror("v", args.v);
-    args.attention.sink.logits = at_mirror("sink", args.attention.sink.logits);
+  KernelBackwardArgs on_device(KernelBackwardArgs args) {
+    move_inputs(args);
     args.dout = at_mirror("dout", args.dout);
-    args.out = at_mirror("out", args.out);
-    args.lse = at_mirror("lse", args.lse);
     args.dq = at_mirror("dq", args.dq);
     args.dk = at_mirror("dk", args.dk);
     args.dv = at_mirror("dv", args.dv);
     args.dsink = at_mirror("dsink", args.dsink);
-    args.place = context_.place();
     return args;
   }
 

@@ -107,7 +107,7 @@ TEST_P(GpuGraph, ManyTiles) {
 TEST_P(GpuGraph, AlsoWithoutAGraph) {
   const Setting setting{LayoutKind::zigzag, true, {.causal = true}, 3, 1, 128, 128, Sink::Kind::learnable};
   Rank rank(setting, dtype(), false);
-  BackwardArgs alone = rank.backward(true);
+  KernelBackwardArgs alone = rank.backward(true);
   alone.out = alone.lse = {};
   const auto graph = rank.plan_and([&] { attend_backward(alone, gpu_kernel); });
   for (const Lengths& lengths : all_lengths()) {
@@ -121,7 +121,7 @@ TEST_P(GpuGraph, AlsoWithoutAGraph) {
     attend_backward(alone, gpu_kernel);
     expect_ok(cudaStreamSynchronize(rank.stream()));
     rank.read(got);
-    BackwardArgs host = want.backward_args(problem);
+    KernelBackwardArgs host = want.backward_args(problem);
     host.out = host.lse = {};
     host.deterministic = true;
     gpu_attend_backward(host);
@@ -164,8 +164,8 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
   const std::vector<RowState<float>> empty(at(s.tq * s.hq));
   DeviceArray<RowState<float>> states(empty);
   const auto graph = rank.plan_and([&] {
-    ForwardArgs forward = rank.forward();
-    const ForwardArgs whole = forward;
+    KernelForwardArgs forward = rank.forward();
+    const KernelForwardArgs whole = forward;
     forward.out = forward.lse = forward.max_logit = {};
     forward.partial = {device_sums.like(sums.view()), states.get()};
     for (const Index keys : {0, 1}) {
@@ -175,12 +175,12 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
       forward.v = part(whole.v, keys);
       attend(forward, gpu_kernel);
     }
-    ForwardArgs finish = whole;
+    KernelForwardArgs finish = whole;
     finish.partial = forward.partial;
-    finish_partial(finish);
-    BackwardArgs backward = rank.backward(true);
+    finish_partial(finish_args(finish));
+    KernelBackwardArgs backward = rank.backward(true);
     for (const Index keys : {0, 1}) {
-      BackwardArgs step = backward;
+      KernelBackwardArgs step = backward;
       step.device_plan = &plans[keys];
       step.k = part(backward.k, keys);
       step.v = part(backward.v, keys);
@@ -304,8 +304,8 @@ TEST_P(GpuGraph, Refusals) {
   const Slice some[] = {{0, 1, 0, 1}};
   const TestStream other;
   const auto each = [&](const auto& change, std::initializer_list<std::string> says) {
-    ForwardArgs forward = rank.forward();
-    BackwardArgs backward = rank.backward(false);
+    KernelForwardArgs forward = rank.forward();
+    KernelBackwardArgs backward = rank.backward(false);
     change(forward);
     change(backward);
     expect_refusal([&] { attend(forward, gpu_kernel); }, says);
@@ -352,7 +352,7 @@ struct Nodes {
 TEST_P(GpuGraph, FewLaunches) {
   const Setting setting{LayoutKind::zigzag, true, {.causal = true}, 2, 1, 128, 128};
   Rank rank(setting, dtype(), false);
-  ForwardArgs forward = rank.forward();
+  KernelForwardArgs forward = rank.forward();
   forward.max_logit = {};
   const auto nodes = [&](const std::function<void()>& work) { return Nodes(captured(rank.stream(), work)); };
   expect_ok(cudaStreamSynchronize(rank.stream()));

@@ -1,4 +1,4 @@
-// The bf16 tensors of one rank, random where they are inputs, and their twins on its GPU.
+// The bf16 tensors of one rank, random where they are inputs, and their copies on its GPU.
 #pragma once
 
 #include <random>
@@ -23,31 +23,31 @@ struct RankStep {
         dq(DType::bf16, s.rows, s.heads_q, s.dim_qk),
         dk(DType::bf16, s.rows, s.heads_k, s.dim_qk),
         dv(DType::bf16, s.rows, s.heads_k, s.dim_v),
-        twins(place),
-        forward{.q = twins.in(q.view),
-                .k = twins.in(k.view),
-                .v = twins.in(v.view),
-                .out = twins.out(out.view),
-                .lse = twins.out(lse.view),
-                .max_logit = twins.out(max_logit.view),
+        mirror(place),
+        forward{.q = mirror.in(q.view),
+                .k = mirror.in(k.view),
+                .v = mirror.in(v.view),
+                .out = mirror.out(out.view),
+                .lse = mirror.out(lse.view),
+                .max_logit = mirror.out(max_logit.view),
                 .place = place},
         backward{.q = forward.q,
                  .k = forward.k,
                  .v = forward.v,
-                 .dout = twins.in(dout.view),
+                 .dout = mirror.in(dout.view),
                  .out = forward.out,
                  .lse = forward.lse,
-                 .dq = twins.out(dq.view),
-                 .dk = twins.out(dk.view),
-                 .dv = twins.out(dv.view),
+                 .dq = mirror.out(dq.view),
+                 .dk = mirror.out(dk.view),
+                 .dv = mirror.out(dv.view),
                  .place = place} {
-    twins.send();
+    mirror.send();
   }
 
   check::Tensor q, k, v, dout, out, lse, max_logit, dq, dk, dv;
-  check::Twins twins;
-  ForwardArgs forward;
-  BackwardArgs backward;
+  check::DeviceMirror mirror;
+  ExecutorForwardArgs forward;
+  ExecutorBackwardArgs backward;
 
  private:
   static check::Tensor random(const StepSizes& s, Index heads, Index dim, Index rank, unsigned which) {

@@ -42,7 +42,7 @@ GpuProperties gpu_properties(int device) {
   return gpu;
 }
 
-void portable_forward(const ForwardArgs& args) {
+void portable_forward(const KernelForwardArgs& args) {
   const OnDevice on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   check_rows(max_of(args.q.rows, args.k.rows));
@@ -77,10 +77,10 @@ void portable_forward(const ForwardArgs& args) {
   if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
 }
 
-void portable_backward(const BackwardArgs& given) {
+void portable_backward(const KernelBackwardArgs& given) {
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
-  BackwardArgs args = given;
+  KernelBackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
   const Kept kept(args, &portable_forward, stream);
   const DType dtype = args.q.dtype;
@@ -150,12 +150,12 @@ void portable_backward(const BackwardArgs& given) {
     store_dq(call, f32, width, stream);
 }
 
-void finish_partial(const ForwardArgs& args) {
+void finish_partial(const FinishArgs& args) {
   const OnDevice on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   StreamArray<unsigned> orders;
   unsigned* const max_logit = zeroed_orders(orders, args.max_logit, stream);
-  finish_rows({args.partial, sink_of(args.attention.sink), args.out, args.lse, max_logit}, stream);
+  finish_rows({args.partial, sink_of(args.sink), args.out, args.lse, max_logit}, stream);
   if (max_logit != nullptr) store_max_logit(max_logit, args.max_logit, stream);
 }
 

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "kernel/cuda_refusal.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::cuda {
 
 GpuProperties gpu_properties(int device);
-void portable_forward(const ForwardArgs& args);
-void portable_backward(const BackwardArgs& args);
-void finish_partial(const ForwardArgs& args);
+void portable_forward(const KernelForwardArgs& args);
+void portable_backward(const KernelBackwardArgs& args);
+void finish_partial(const FinishArgs& args);
 
 }  // namespace weft::cuda

@@ -57,7 +57,7 @@ struct Tiles {
   Index widest = 0;                  // of those, from the first to the last that a tile sees
   std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
 };
-Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
+Tiles tiles_of_plan(const KernelForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
   const Tiling tiling[] = {{Side::query, args.q.rows, sizes.rows}};
   made.lists = make_lists({}, args.device_plan, tiling, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
@@ -71,7 +71,7 @@ Tiles tiles_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_
   made.longest = made.widest = args.k.rows;
   return made;
 }
-std::span<const Range> rows_held(const ForwardArgs& args) {
+std::span<const Range> rows_held(const KernelForwardArgs& args) {
   return args.steps != nullptr ? args.steps->rows : std::span<const Range>{};
 }
 // Whether rows of QuerySteps::rows[n] have keys in later calls (1), none any more (-1), or their last in this one (0).
@@ -108,7 +108,7 @@ Index width_of_keys(const HostLists& lists, const Range& tile, int first, int la
   }
   return max_of(0, end - begin);
 }
-Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
+Tiles make_tiles(const KernelForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   Tiles made;
   HostLists lists(joined(args.slices, args.steps != nullptr));
   const std::vector<Range> tiles = lists.cut_query_tiles(args.q.rows, sizes.rows, rows_held(args));
@@ -141,7 +141,7 @@ Tiles make_tiles(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t s
   return made;
 }
 // Kept between calls: the kernel leaves its counters at 0.
-std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
+std::shared_ptr<const Tiles> tiles_of(const KernelForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   if (args.device_plan != nullptr) return std::make_shared<Tiles>(tiles_of_plan(args, sizes, stream));
   enum : Index { kForward = 1 };
   std::vector<Index> numbers = {kForward, args.q.rows, sizes.rows, args.q.heads, args.k.heads, sizes.counters};
@@ -160,10 +160,10 @@ std::shared_ptr<const Tiles> tiles_of(const ForwardArgs& args, const ListSizes& 
 class Parts {
  public:
   // In whole tiles of keys of any width, and few enough that what is known of them has room. kUnlimited: no parts.
-  static Index keys_of(const ForwardArgs& args) {
+  static Index keys_of(const KernelForwardArgs& args) {
     constexpr Index kTile = 128, kMost = 512;
     if (args.steps != nullptr || args.partial.given()) return kUnlimited;  // those are parts already
-    const Index asked = args.part_keys != 0 ? args.part_keys : part_keys_of(args.q.heads);
+    const Index asked = args.keys_per_split != 0 ? args.keys_per_split : default_keys_per_split(args.q.heads);
     if (asked >= args.k.rows) return kUnlimited;
     return ceil_div(max_of(asked, ceil_div(args.k.rows, kMost)), kTile) * kTile;
   }
@@ -196,7 +196,7 @@ class Parts {
 // What calls of QuerySteps leave to the next.
 struct KeptSums {
   // all_visited: by the first call, which leaves the states of its tiles.
-  KeptSums(const ForwardArgs& args, Index rows, int columns, bool all_visited, cudaStream_t stream)
+  KeptSums(const KernelForwardArgs& args, Index rows, int columns, bool all_visited, cudaStream_t stream)
       : sums(at(rows * columns), stream), states(at(rows), stream), out(args.out, args.q.dtype, stream) {
     if (!all_visited) device::fill(args.place, states.get(), rows);
   }
@@ -211,18 +211,18 @@ struct KeptSums {
   Index calls = 0;
   std::vector<bool> done;  // tiles whose rows have ended
 };
-Index calls_before(const ForwardArgs& args) {
+Index calls_before(const KernelForwardArgs& args) {
   if (args.steps != nullptr && !args.steps->ends.empty() && args.steps->ends.size() != args.steps->rows.size())
     throw Error(
         text("QuerySteps has ", args.steps->ends.size(), " ends for ", args.steps->rows.size(), " ranges of rows"),
         "give one for each of QuerySteps::rows, or none");
-  if (args.steps == nullptr || args.steps->kept == nullptr) return 0;
-  return std::static_pointer_cast<KeptSums>(args.steps->kept)->calls;
+  if (args.steps == nullptr || args.steps->state == nullptr) return 0;
+  return std::static_pointer_cast<KeptSums>(args.steps->state)->calls;
 }
-std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int columns, bool all_visited,
+std::shared_ptr<KeptSums> sums_of(const KernelForwardArgs& args, Index rows, int columns, bool all_visited,
                                   cudaStream_t stream) {
   if (args.steps == nullptr) return nullptr;
-  auto kept = std::static_pointer_cast<KeptSums>(args.steps->kept);
+  auto kept = std::static_pointer_cast<KeptSums>(args.steps->state);
   if (kept == nullptr) kept = std::make_shared<KeptSums>(args, rows, columns, all_visited, stream);
   if (kept->states.size() != at(rows))
     throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept->states.size()),
@@ -236,11 +236,11 @@ std::shared_ptr<KeptSums> sums_of(const ForwardArgs& args, Index rows, int colum
 }  // namespace
 
 bool takes_steps(const ForwardArgs& args) {
-  return args.device_plan == nullptr && !args.max_logit.given() && !args.partial.given() &&
-         args.attention.softcap == 0 && scale_of(args.attention, args.q.dim) > 0;
+  return args.device_plan == nullptr && !args.max_logit.given() && args.attention.softcap == 0 &&
+         scale_of(args.attention, args.q.dim) > 0;
 }
 
-void forward(const ForwardArgs& args) {
+void forward(const KernelForwardArgs& args) {
   const OnDevice on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   check_rows(max_of(args.q.rows, args.k.rows));
@@ -299,7 +299,7 @@ void forward(const ForwardArgs& args) {
                    .max_logit = zeroed_orders(orders, args.max_logit, stream),
                    .counter = work.counter};
   if (sums != nullptr && sums->states.size() > 0)
-    call.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last,
+    call.steps = {sums->sums.get(), sums->states.get(), args.steps->state == nullptr, args.steps->last,
                   sums->calls % 2 == 1};
   // Without rows there is nothing to describe, and nothing is read.
   const Even q(args.q, stream), k(args.k, stream), v(args.v, stream);
@@ -314,7 +314,7 @@ void forward(const ForwardArgs& args) {
     for (const int tile : work.ending) sums->done[at(tile)] = true;
     ++sums->calls;
     if (args.steps->last && !sums->all_done(work)) finish_steps(width, call, dtype, stream);
-    args.steps->kept = args.steps->last ? nullptr : sums;
+    args.steps->state = args.steps->last ? nullptr : sums;
     if (!args.steps->last) return;  // out may not be written yet
   }
   out.finish();

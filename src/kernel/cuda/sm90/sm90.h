@@ -1,12 +1,12 @@
 // Kernel cuda.sm90: Hopper's bulk copies and warpgroup products.
 #pragma once
 
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::cuda::sm90 {
 
-void forward(const ForwardArgs& args);
-void backward(const BackwardArgs& args);
+void forward(const KernelForwardArgs& args);
+void backward(const KernelBackwardArgs& args);
 bool takes_steps(const ForwardArgs& args);
 bool takes_steps_backward(const BackwardArgs& args);
 

@@ -33,7 +33,7 @@ struct Rounded {
 };
 
 // Query rows of a slice, about.
-Index mean_rows(const BackwardArgs& args) {
+Index mean_rows(const KernelBackwardArgs& args) {
   if (args.device_plan != nullptr) return 0;  // not known here
   Index rows = 0;
   if (args.steps != nullptr) {
@@ -46,7 +46,8 @@ Index mean_rows(const BackwardArgs& args) {
 
 // The work of a call: kept from one like it, or made. `known` if it needs no more.
 struct Work {
-  Work(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq, cudaStream_t stream) {
+  Work(const KernelBackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+       cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
       sizes = {kBackward,  args.q.rows,    args.k.rows, args.q.heads, args.k.heads,
@@ -102,7 +103,7 @@ bool is_wide(const TensorView& view, DType dtype) {
 
 // What the kernels of a call share.
 struct Pass {
-  const BackwardArgs& args;
+  const KernelBackwardArgs& args;
   const BackwardWork& work;
   DType dtype;
   int group;  // query heads of a K/V head, or 0
@@ -187,14 +188,14 @@ StoreCall store_call(const Pass& p, bool early) {
 
 bool takes_steps_backward(const BackwardArgs& args) { return !args.deterministic && args.device_plan == nullptr; }
 
-void backward(const BackwardArgs& given) {
+void backward(const KernelBackwardArgs& given) {
   const DType dtype = given.q.dtype;
   Width width = width_of(dtype, given.q.dim, given.v.dim);
   // With softcap the registers of the narrow one do not suffice.
   if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
   const OnDevice on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
-  BackwardArgs args = given;
+  KernelBackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
   const Kept kept(args, &forward, stream);
   const BackwardShape shape = backward_shape(width);
@@ -210,7 +211,7 @@ void backward(const BackwardArgs& given) {
 
   const std::size_t tiles = at(work.rows.tiles) * at(units);
   const std::size_t rows = tiles * at(shape.rows());
-  auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->kept) : nullptr;
+  auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->state) : nullptr;
   const bool prepared = kept_rows != nullptr;
   if (!prepared)
     kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : at(shape.k), args.dq.data,
@@ -261,7 +262,7 @@ void backward(const BackwardArgs& given) {
     return;
   }
   if (args.steps != nullptr) {
-    args.steps->kept = args.steps->last ? nullptr : kept_rows;
+    args.steps->state = args.steps->last ? nullptr : kept_rows;
     if (!args.steps->last) return;
   }
   store_rows(width, store_call(pass, lists.known), dtype, stream);

@@ -111,7 +111,7 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 
 }  // namespace
 
-BackwardWork::BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
                            cudaStream_t stream)
     : shape_(shape),
       tiles_of_dq_(tiles_of_dq),
@@ -135,7 +135,7 @@ BackwardWork::BackwardWork(const BackwardArgs& args, const BackwardShape& shape,
   heads = lists_.heads;
 }
 
-void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
+void BackwardWork::cut_slices(const KernelBackwardArgs& args, cudaStream_t stream) {
   std::vector<Range> q_spans, k_spans;
   for (const Slice& given : joined(args.slices, args.steps != nullptr)) {
     const WorkSlice s = work_slice(given);

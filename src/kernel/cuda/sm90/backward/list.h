@@ -27,7 +27,7 @@ class BackwardWork {
  public:
   // tiles_of_dq: of rows that are one item of dQ, for the same bits always; 0: no such items. Has what goes before the
   // products;
-  BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+  BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
                cudaStream_t stream);
   // the rest, while that is under way.
   void add_keys(int processors, cudaStream_t stream);
@@ -47,7 +47,7 @@ class BackwardWork {
   int* counter = nullptr;  // at 0; null with a device_plan
 
  private:
-  void cut_slices(const BackwardArgs& args, cudaStream_t stream);
+  void cut_slices(const KernelBackwardArgs& args, cudaStream_t stream);
   bool suits_turns() const;
   std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
                                   const std::vector<Index>& cost, int processors) const;

@@ -1,4 +1,4 @@
-#include "run/seat.h"
+#include "run/execution_context.h"
 
 #include "text.h"
 #include "weft/error.h"
@@ -9,14 +9,14 @@ std::string name(const Place& place) { return place.kind == DeviceKind::cpu ? "t
 
 namespace run {
 
-Seat::Seat(Communicator& ranks, const Place& place, std::pmr::memory_resource* memory)
+ExecutionContext::ExecutionContext(Communicator& ranks, const Place& place, std::pmr::memory_resource* memory)
     : ranks_(ranks), place_(place), memory_(memory) {
   if (place.kind == DeviceKind::cpu) return;
   if (memory == nullptr) own_memory_ = device::make_memory(place);
   on_device_ = ranks.on(place);
 }
 
-void Seat::use(const Place& place, std::string_view what) const {
+void ExecutionContext::use(const Place& place, std::string_view what) const {
   if (place.kind != place_.kind || place.device != place_.device)
     throw Error(text("the tensors lie on ", name(place), ", and the ", what, " was made for ", name(place_)),
                 "give its options the place of the tensors");

@@ -1,47 +1,47 @@
-// Tensors on the host and their twins where a kernel wants them: on a GPU, or, for kernels of CPUs, the tensors
-// themselves.
+// Host tensors mirrored where a kernel reads them: copies on a GPU, or for CPU kernels the tensors themselves.
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "device/device.h"
-#include "weft/attention.h"
+#include "weft/kernel.h"
 
 namespace weft::check {
 
 // Where a kernel's tensors lie; each thread has a stream of its own.
 weft::Place place_of(std::string_view kernel);
 
-class Twins {
+class DeviceMirror {
  public:
-  explicit Twins(const weft::Place& place);
-  ~Twins();
-  Twins(const Twins&) = delete;
-  Twins& operator=(const Twins&) = delete;
+  explicit DeviceMirror(const weft::Place& place);
+  ~DeviceMirror();
+  DeviceMirror(const DeviceMirror&) = delete;
+  DeviceMirror& operator=(const DeviceMirror&) = delete;
 
   ConstTensorView in(const ConstTensorView& host);
-  TensorView out(const TensorView& host);  // with what is in it
+  TensorView out(const TensorView& host);  // starts with what the host tensor holds
   Attention in(const Attention& host);
   PartialView out(const PartialView& host);
-  // Before the call: all twins since the last time get what their tensors hold.
+  // Before the call: copies the tensors that were added since the last time to the device.
   void send();
-  // After it: brings back what was written. Error if anything but outputs was.
+  // After the call: copies the outputs back. Error if any other byte was changed, between tensors too.
   void fetch();
   const weft::Place& place() const { return place_; }
 
  private:
   struct Copy {
-    std::size_t at;  // in its block
+    std::size_t offset;  // in its block
     void* host;
     Index bytes;
     bool written;
   };
-  // Many tensors, some bytes apart, that go there and back in one copy.
+  // Many tensors, some bytes apart, that are copied together.
   struct Block {
-    char* twin = nullptr;
+    char* device = nullptr;
     std::size_t room = 0, sent = 0;
-    std::vector<char> before = {};  // what was put; the bytes between tensors too
+    std::vector<char> before = {};  // the bytes that are sent, those between tensors too
     std::vector<Copy> copies = {};
   };
   void* put(const void* host, Index bytes, bool written);

@@ -1,4 +1,4 @@
-// Where an object's calls run: its communicator and its memory, on the CPU or on a GPU.
+// Where the calls of an executor or a K/V buffer run: communicator, memory and stream, on the CPU or on a GPU.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@
 
 namespace weft::run {
 
-class Seat {
+class ExecutionContext {
  public:
-  // Collective if the place is a GPU. `memory`: the caller's, or null.
-  Seat(Communicator& ranks, const Place& place, std::pmr::memory_resource* memory);
+  // Collective if the place is a GPU. `memory`: the caller's, or null for the default of the place.
+  ExecutionContext(Communicator& ranks, const Place& place, std::pmr::memory_resource* memory);
 
   Communicator& communicator() const { return on_device_ != nullptr ? *on_device_ : ranks_; }
   std::pmr::memory_resource* memory() const { return own_memory_ != nullptr ? own_memory_.get() : memory_; }
-  // The call's stream becomes that of everything. Error, in the name of `what`, if its tensors lie elsewhere.
+  // Communicator and memory use the stream of `place` from now on. Error, which names `what`, if it is another device.
   void use(const Place& place, std::string_view what) const;
 
  private:
