@@ -94,15 +94,14 @@ TEST_P(KernelBits, DoNotDependOnHowQueriesAreCut) {
   const std::vector<Mask> masks =
       fewer_if_sanitized<Mask>({{.left = 64, .right = 10}, {.causal = true}, {.causal = true, .chunk = 50}}, 1);
   for (const Mask& mask : masks) {
-    expect_same_however_cut(kernel(), {.dtype = dtype(),
-                                       .mask = mask,
-                                       .layouts = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::dual_chunk},
-                                       .rank_counts = fewer_if_sanitized<Index>({3, 8, 1, 2, 4}, 2)});
+    expect_same_however_cut(kernel(), mask,
+                            {.dtype = dtype(),
+                             .layouts = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::dual_chunk},
+                             .rank_counts = fewer_if_sanitized<Index>({3, 8, 1, 2, 4}, 2)});
     if (!on_gpu()) continue;
     for (const Index dim : {40, 128, 256})
       for (const Index part_keys : {0, 128})
-        expect_same_however_cut(kernel(),
-                                {.dtype = dtype(), .mask = mask, .dqk = dim, .dv = dim - 8, .part_keys = part_keys});
+        expect_same_however_cut(kernel(), mask, {.dtype = dtype(), .dqk = dim, .dv = dim - 8, .part_keys = part_keys});
   }
 }
 
