@@ -19,22 +19,10 @@
 #include "check/judge.h"
 #include "kernel/attention_problem.h"
 #include "kernel/on_device.h"
+#include "sanitized.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
-// Sanitizers are slow: fewer of what is many.
-template <class T>
-std::vector<T> fewer_if_sanitized(std::vector<T> list, std::size_t kept) {
-  if (kSanitized) list.resize(kept);
-  return list;
-}
 
 struct KernelParam {
   std::string kernel;
