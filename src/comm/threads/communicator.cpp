@@ -36,11 +36,11 @@ struct Choice {
 
 std::unique_ptr<Communicator> ThreadCommunicator::make_split(Index color, Index key) {
   Choice mine{color, key, rank()};
-  std::vector<Choice> all(slot(ranks()));
+  std::vector<Choice> all(at(ranks()));
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks(); ++peer) {
     sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
-    receives.push_back({peer, {{.data = &all[slot(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
+    receives.push_back({peer, {{.data = &all[at(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
   }
   const Index number = calls_;
   start(std::move(sends), std::move(receives))->wait();  // not counted as traffic

@@ -41,7 +41,7 @@ Exchange::Exchange(Member self, Index number, std::vector<Message> sends, std::v
   call_ = group.calls.try_emplace(number, std::move(fresh)).first->second;
   // From here on nothing throws: others know of this call only if it is under way.
   in_flight.push_back(this);
-  call_->posts[slot(self_.rank)] = mine_;
+  call_->posts[at(self_.rank)] = mine_;
   mine_->time = posted_ = Clock::now();
   const bool last =
       std::all_of(call_->posts.begin(), call_->posts.end(), [](const auto& post) { return post != nullptr; });
@@ -65,7 +65,7 @@ std::optional<std::size_t> Exchange::next_source() const {
   const Index peer = receives_[next_].peer;
   const Post* post = post_of(peer);
   if (post == nullptr) return {};
-  for (std::size_t send = seen_[slot(peer)]; send < post->sends.size(); ++send) {
+  for (std::size_t send = seen_[at(peer)]; send < post->sends.size(); ++send) {
     if (post->sends[send].peer == self_.rank) return send;
   }
   return {};
@@ -84,7 +84,7 @@ void Exchange::take(Lock& lock, Post& post, std::size_t send) {
   const Message& to = receives_[next_];
   const Message& from = post.sends[send];
   const bool aside = !direct();
-  if (aside) aside_.emplace_back(slot(ceil_div(to.size(), Index{sizeof(float)})));
+  if (aside) aside_.emplace_back(at(ceil_div(to.size(), Index{sizeof(float)})));
   busy_ = true;
   ++post.readers;
   lock.unlock();
@@ -103,8 +103,8 @@ void Exchange::take(Lock& lock, Post& post, std::size_t send) {
     bytes_ += to.size();
     posted_ = std::max(posted_, post.time);
   }
-  seen_[slot(to.peer)] = send + 1;
-  ++taken_from_[slot(to.peer)];
+  seen_[at(to.peer)] = send + 1;
+  ++taken_from_[at(to.peer)];
   ++next_;
   if (post.untaken == 0 || post.withdrawn) self_.state(to.peer).changed.notify_all();
 }

@@ -24,7 +24,7 @@ class Exchange final : public Request::Pending {
   // Whether a receive is written to its destination; if not, it is buffered.
   bool direct() const { return waiting_ || !adds_; }
   bool complete() const { return all_received() && !busy_ && mine_->untaken == 0; }
-  Post* post_of(Index peer) const { return call_->posts[slot(peer)].get(); }
+  Post* post_of(Index peer) const { return call_->posts[at(peer)].get(); }
   std::optional<std::size_t> next_source() const;
   bool can_take(const Post& post, std::size_t send) const;
   void take(Lock& lock, Post& post, std::size_t send);

@@ -15,13 +15,13 @@ void Exchange::check_next() const {
   const std::optional<std::size_t> send = next_source();
   if (!send) {
     throw Error(text("call ", number_, ": ", self, " receives more messages from ", peer, " than the ",
-                     taken_from_[slot(to.peer)], " that it sends; the next one has ", to.size(), " bytes"),
+                     taken_from_[at(to.peer)], " that it sends; the next one has ", to.size(), " bytes"),
                 "let all ranks make the same calls in the same order, and both sides name the same messages");
   }
   const Message& from = post->sends[*send];
   if (from.size() != to.size()) {
     throw Error(text("call ", number_, ": ", peer, " sends ", from.size(), " bytes to ", self, ", which receives ",
-                     to.size(), " (message ", taken_from_[slot(to.peer)], " between them)"),
+                     to.size(), " (message ", taken_from_[at(to.peer)], " between them)"),
                 "let both sides name as many bytes, and all ranks make the same calls in the same order");
   }
   if (!can_take(*post, *send)) {

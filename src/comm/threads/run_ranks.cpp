@@ -28,14 +28,14 @@ void check_options(Index ranks, const ThreadRanks& how) {
 
 void set_failure(World& world, World::Failure failure) {
   const Lock lock(world.mutex);
-  world.ranks[slot(failure.rank)].left = true;
+  world.ranks[at(failure.rank)].left = true;
   if (!world.failure || (world.failure->consequence && !failure.consequence)) world.failure = std::move(failure);
   world.wake_all();
 }
 
 void leave(World& world, Index rank) {
   const Lock lock(world.mutex);
-  world.ranks[slot(rank)].left = true;
+  world.ranks[at(rank)].left = true;
   world.wake_all();
 }
 

@@ -92,10 +92,10 @@ struct World {
   enum class Gate { closed, open, cancelled };
 
   World(Index count, const ThreadRanks& options)
-      : how(options), time_limit(seconds(options.time_limit)), ranks(slot(count)) {}
+      : how(options), time_limit(seconds(options.time_limit)), ranks(at(count)) {}
 
   void wake(const Group& group) {
-    for (const Index member : group.members) ranks[slot(member)].changed.notify_all();
+    for (const Index member : group.members) ranks[at(member)].changed.notify_all();
   }
   void wake_all() {
     for (Rank& rank : ranks) rank.changed.notify_all();
@@ -116,8 +116,8 @@ struct Member {
   std::shared_ptr<Group> group;
   Index rank = 0;  // in the group
 
-  Index world_rank(Index member) const { return group->members[slot(member)]; }
-  World::Rank& state(Index member) const { return world->ranks[slot(world_rank(member))]; }
+  Index world_rank(Index member) const { return group->members[at(member)]; }
+  World::Rank& state(Index member) const { return world->ranks[at(world_rank(member))]; }
   std::string name(Index member) const {
     if (group->whole) return text("rank ", member);
     return text("rank ", member, " of a split (", world_rank(member), " of all)");
