@@ -102,7 +102,7 @@ TEST(Plan, PartsOneAfterAnotherMakeThePlan) {
     for (Index i = 0; i < p.packing().sequences(); ++i) {
       for (Index q_part = 0; q_part < 2; ++q_part) {  // a rank has no more runs of a sequence
         for (Index k_part = 0; k_part < parts; ++k_part) {
-          using Part = PartOf<RegularRuns>;
+          using Part = RunSubset<RegularRuns>;
           const Range mine{k_part * size, k_part == parts - 1 ? kUnlimited : (k_part + 1) * size};
           const SequencePlanner<Part, Part> planner{view(p.packing().q()), view(p.packing().k()),
                                                     view(p.mask()),        {*q_runs, {q_part, q_part + 1}},
