@@ -56,9 +56,10 @@ fi
 if has test; then
   # A process each: one that breaks the GPU's state takes no other with it.
   pids= named='Ahead*'
-  for suite in GpuForward GpuParts GpuBackward GpuBits GpuGraph GpuAgain GpuTurns DevicePlan DeviceWork DeviceRows DeviceSteps \
+  for suite in KernelForward KernelBackward KernelBits GpuQuerySteps GpuTiles GpuKeySplits GpuGraph GpuAgain GpuDqOrder \
+    DevicePlan DeviceWork DeviceRows DeviceSteps \
     DeviceCommunicator DeviceExecutor DeviceKvBuffer Nccl; do
-    step "test.$suite" 300 "$test" --gtest_filter="*$suite*" &
+    step "test.$suite" 300 "$test" --gtest_filter="*$suite*-*/cpu_*:*/reference_*" &
     pids="$pids $!" named="$named:*$suite*"
   done
   step test.others 300 "$test" --gtest_filter="-$named" &
@@ -87,20 +88,20 @@ if has soak; then
   fi
   pids=
   shares=3  # processes each; most of the time goes into the answers, on the CPU
-  for kernel in portable_f32 portable_bf16 portable_f16 sm90_bf16 sm90_f16; do
+  for kernel in cuda_portable_f32 cuda_portable_bf16 cuda_portable_f16 cuda_sm90_bf16 cuda_sm90_f16; do
     for share in $(seq $shares); do
       many=$(((problems + 5 * shares - 1) / (5 * shares)))
-      step "soak.$kernel.$share" 600 env WEFT_CUDA_PROBLEMS=$many WEFT_CUDA_SEED=$((seed % 1000000000 + many * share)) \
-        "$test" --gtest_filter="*GpuBackward.RandomProblems/$kernel" &
+      step "soak.$kernel.$share" 600 env WEFT_KERNEL_PROBLEMS=$many WEFT_KERNEL_SEED=$((seed % 1000000000 + many * share)) \
+        "$test" --gtest_filter="*KernelBackward.RandomProblems/$kernel" &
       pids="$pids $!"
     done
   done
   wait $pids
 fi
 if has sanitize; then
-  kernels='*GpuBackward.RandomProblems*:*PartialStepsLeave*:*AddingLeaves*:*OneKeyGives*:*GrowingLogits*:*GpuParts.TheSame*:*GpuParts.From*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
+  kernels='*RandomProblems/cuda*:*PartialStepsLeave*/cuda*:*AddingLeaves*/cuda*:*OneKeyGives*/cuda*:*GrowingLogits/cuda*:*GpuKeySplits.TheSame*:*GpuKeySplits.From*:*GpuGraph.ReplaysOn*:*GpuGraph.WrongOffsets*'
   ranks='*DeviceKvBuffer.Equals*/bf16:*DeviceCommunicator*' executor='DeviceExecutor.Equals*:DeviceExecutor.Transports*'
-  many='*GpuParts.OneAfter*'
+  many='*GpuKeySplits.OneAfter*'
   for tool in memcheck racecheck synccheck initcheck; do  # one after another: they share a GPU badly
     some=$kernels:$ranks:$executor:$many tested=$test
     if [ $tool = racecheck ]; then
@@ -109,7 +110,7 @@ if has sanitize; then
       need "$tested" sanitize.racecheck || continue
     fi
     # Initcheck does not know what another stream has written into memory of a pool.
-    step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_CUDA_PROBLEMS="${WEFT_SANITIZED:-6}" \
+    step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_KERNEL_PROBLEMS="${WEFT_SANITIZED:-6}" \
       WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" WEFT_DEVICE_PROBLEMS=2 \
       compute-sanitizer --tool $tool --error-exitcode 1 "$tested" --gtest_filter="$some"
   done

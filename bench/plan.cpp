@@ -66,7 +66,7 @@ void balanced(benchmark::State& state) {
   for (auto _ : state) {
     const Layout layout = Layout::balanced(problem, state.range(1));
     state.PauseTiming();
-    share = balance(pairs_by_rank(problem, layout));
+    share = imbalance(pairs_by_rank(problem, layout));
     state.ResumeTiming();
   }
   state.counters["balance"] = share;

@@ -1,4 +1,4 @@
-// Which keys a query may see, and the whole question: Packing + Mask.
+// Masks, and problems: a packing and its mask.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,11 @@
 
 namespace weft {
 
+// Where the diagonal of a mask lies if queries and keys differ in number.
 enum class Align { top_left, bottom_right };
 
-// With query position i, key position j, and diag = 0 (top_left) or len_k - len_q (bottom_right): visible iff
+// Which keys a query may see. With query position i, key position j, and diag = 0 (top_left) or len_k - len_q
+// (bottom_right): visible iff
 //   -left <= j - i - diag <= right, and, if chunked, floor(j / chunk) == floor((i + diag) / chunk).
 // left, right: -1 is unlimited; causal caps right at 0.
 struct Mask {
@@ -25,24 +27,25 @@ struct Mask {
   std::optional<std::vector<Slice>> slices = {};
 };
 
-// A checked, immutable question, the same on every rank. Cheap to copy, safe to share between threads.
+// A packing and a mask, checked and immutable, the same on every rank. Cheap to copy, safe to share between threads.
 class WEFT_API Problem {
  public:
   // Throws Error for a window below -1, chunk < 1, slices that overlap, leave their streams or cover padding.
   Problem(Packing packing, Mask mask);
 
-  const Packing& packing() const { return parts_->packing; }
-  const Mask& mask() const { return parts_->mask; }
-  // Every visible pair in exactly one slice; global tokens; in the order of the sequences (or as the caller gave them).
+  const Packing& packing() const { return data_->packing; }
+  const Mask& mask() const { return data_->mask; }
+  // The mask as slices of global tokens, every visible pair in exactly one of them, in the order of the sequences (or
+  // as the caller gave them).
   std::vector<Slice> global_slices() const;
   Index visible_pairs() const;
 
  private:
-  struct Parts {
+  struct Data {
     Packing packing;
     Mask mask;
   };
-  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const Data> data_;
 };
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Which sequences lie where in the packed streams of query and key tokens.
+// Packings: where sequences lie in the packed streams of query and key tokens.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class WEFT_API Stream {
   Stream() : offsets_{0} {}
   static Stream from_lengths(std::span<const Index> lengths);
   static Stream from_cu_seqlens(const CuSeqlens& from);
-  // The same from 32-bit arrays, as frameworks keep them.
+  // The same from 32-bit arrays, which most frameworks use.
   static Stream from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
                                 std::span<const std::int32_t> cu_seqlens_padded = {}, std::optional<Index> tokens = {});
   // Padded offsets [n + 1] and used lengths [n] ("seqused").
@@ -33,7 +33,7 @@ class WEFT_API Stream {
   // bshd and sbhd: `batch` sequences of `length` rows; token = sequence * length + position. `used` empty: all real.
   static Stream from_batch(Index batch, Index length, std::span<const Index> used = {});
 
-  // The same real lengths laid out anew from token 0, each padded to a multiple.
+  // The same real lengths packed from token 0 on, each padded to a multiple.
   Stream padded_to(Index multiple) const;
 
   Index sequences() const { return static_cast<Index>(used_.size()); }
@@ -41,7 +41,7 @@ class WEFT_API Stream {
   Index offset(Index i) const { return offsets_[static_cast<std::size_t>(i)]; }
   Index used(Index i) const { return used_[static_cast<std::size_t>(i)]; }
   Index padded(Index i) const { return offset(i + 1) - offset(i); }
-  // All sequences together, padding included: what layouts deal out.
+  // The tokens of all sequences, padding included, which layouts deal out.
   Range extent() const { return {offsets_.front(), offsets_.back()}; }
   Index used_tokens() const;
 
@@ -61,7 +61,7 @@ class WEFT_API Stream {
 class WEFT_API Packing {
  public:
   Packing() = default;
-  Packing(Stream both);  // self-attention; a stream is all it takes  NOLINT(google-explicit-constructor)
+  Packing(Stream both);  // self-attention; implicit, for calls that have one stream NOLINT(google-explicit-constructor)
   Packing(Stream q, Stream k);
 
   const Stream& q() const { return q_; }

@@ -1,4 +1,4 @@
-// Global slices cut by query runs and key runs: what one rank attends, in rows of the two buffers at hand.
+// Plans: global slices cut by query runs and key runs, in row numbers of the two buffers at hand.
 #pragma once
 
 #include <span>
@@ -11,20 +11,24 @@
 
 namespace weft {
 
+// What one rank attends of one buffer of keys.
 struct Plan {
   std::vector<Slice> slices;  // rows of the query buffer x rows of the key buffer; none is empty
   Index q_rows = 0, k_rows = 0;
 };
 
-// Time near-linear in sequences + slices out. Error if the strides of the two sides differ.
+// Plans the attention of one buffer of queries to one buffer of keys, in time near-linear in sequences and slices out.
+// Throws Error if the strides of the two sides differ.
 WEFT_API Plan make_plan(const Problem& problem, const RunList& q, const RunList& k);
 
+// The number of visible (query, key) pairs of the plan.
 WEFT_API Index visible_pairs(const Plan& plan);
-// Key rows seen by at least one query, as sorted disjoint ranges.
+// The key rows seen by at least one query, as sorted disjoint ranges.
 WEFT_API std::vector<Range> touched_keys(const Plan& plan);
 
-// Visible pairs of each rank's queries, and the largest share over the mean (1 is even; 1 too if there are none).
+// The number of visible pairs of each rank's queries.
 WEFT_API std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& q);
-WEFT_API double balance(std::span<const Index> pairs);
+// The load imbalance, largest over mean: 1 is perfect, and also what it is without any pairs.
+WEFT_API double imbalance(std::span<const Index> pairs);
 
 }  // namespace weft

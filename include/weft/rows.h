@@ -1,5 +1,6 @@
-// Pieces of sequence parallelism that frameworks already have, one by one: rows from one order to another, valid rows,
-// and the cu_seqlens of the steps of all-gather and ring attention over dual_chunk layouts. See docs/rows.md.
+// Building blocks of context parallelism for frameworks that bring their own attention kernel: rows from one order to
+// another, valid rows, and the cu_seqlens of the steps of all-gather and ring attention over dual_chunk layouts. See
+// docs/rows.md.
 //
 // Names read source_to_destination for copies, and a_rows_of_b for lists: row numbers in a, one for each row of b.
 #pragma once
@@ -16,15 +17,16 @@
 
 namespace weft {
 
+// Stands for the row of a token that no row holds.
 inline constexpr Index kNoRow = -1;
 
-// --- Sequence order (row = token) and rank order (all ranks' buffers one after another); any layout ---
+// --- Sequence order (row = token) and rank order (the buffers of all ranks, concatenated); any layout ---
 
-// Destination rows that have no source are left as they are: rows of `ranks` without a token; rows of `sequence` that
-// no rank holds, so those before the first offset and past the last sequence.
+// Copies all rows from one order to the other. Destination rows that have no source are left as they are: rows of
+// `ranks` without a token; rows of `sequence` that no rank holds, before the first offset and past the last sequence.
 WEFT_API void sequence_to_rank_order(const Layout& layout, const RowTensor& sequence, const RowTensor& ranks);
 WEFT_API void rank_to_sequence_order(const Layout& layout, const RowTensor& ranks, const RowTensor& sequence);
-// The same permutation for whoever indexes himself.
+// The same permutation as row numbers.
 WEFT_API std::vector<Index> sequence_rows_of_rank_order(const Layout& layout);  // [ranks·rows], or kNoToken
 WEFT_API std::vector<Index> rank_rows_of_sequence_order(const Layout& layout);  // [tokens], or kNoRow
 
@@ -70,9 +72,9 @@ struct VarlenStep {
 // key rows are tokens of the key stream. Any mask but the caller's own slices; cross-attention too.
 WEFT_API VarlenStep all_gather_step(const Problem& problem, const Layout& q, Index rank, Index step);
 
-// What rank `rank` meets at step `step` of a ring: the keys of rank (rank - step) mod ranks. With a causal mask
+// What rank `rank` attends at step `step` of a ring: the keys of rank (rank - step) mod ranks. With a causal mask
 //   diagonal  its own keys: all queries, all keys, causal in rows (rows of one sequence keep the order of positions);
-//   below     keys of an earlier rank: all queries see the first half of the keys, nobody the second;
+//   below     keys of an earlier rank: all queries see the first half of the keys, none the second;
 //   above     keys of a later rank: the second half of the queries sees all keys, the first half none.
 struct RingTile {
   enum Kind { diagonal, below, above } kind = diagonal;
@@ -80,18 +82,18 @@ struct RingTile {
 };
 WEFT_API RingTile ring_tile(Index ranks, Index rank, Index step);
 
-// That tile as a step, for causal self-attention over a dual_chunk layout, chunked or not. Query rows are rows of
+// The tile as a step, for causal self-attention over a dual_chunk layout, chunked or not. Query rows are rows of
 // rank's buffer, key rows those of keys_rank's; halves are read where they lie. Error for a window: it would need a row
 // in two entries.
 WEFT_API VarlenStep ring_step(const Problem& problem, const Layout& layout, Index rank, Index step);
 
-// The step for Weft's own kernels. Entries in which nobody sees anything are left out.
+// The step as slices for Weft's own kernels. Entries without visible pairs are left out.
 WEFT_API std::vector<Slice> slices(const VarlenStep& step);
 
 // --- A step's valid query rows (output, gradients) and the rank's rows ---
 
-// `step_offsets` [n + 1] says where entries begin in `step_rows`: step.cu_seqlens_q if it is packed, and
-// step.cu_seqlens_q_padded if it has the rank's shape. All other rows of the destination are left as they are.
+// Copy those rows. `step_offsets` [n + 1] says where entries begin in `step_rows`: step.cu_seqlens_q if it is packed,
+// and step.cu_seqlens_q_padded if it has the rank's shape. All other rows of the destination are left as they are.
 WEFT_API void step_to_rank_rows(const VarlenStep& step, const RowTensor& step_rows, std::span<const Index> step_offsets,
                                 const RowTensor& rank_rows);
 WEFT_API void rank_to_step_rows(const VarlenStep& step, const RowTensor& rank_rows, const RowTensor& step_rows,

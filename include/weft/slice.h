@@ -5,10 +5,11 @@
 
 namespace weft {
 
-// Bounds of a band saturate here: "no limit".
+// The bound of a band that has no limit. Bounds saturate here.
 inline constexpr Index kUnlimited = Index{1} << 60;
 
-// Row q sees row k iff both lie in the rectangle and lo <= k - q <= hi.
+// A rectangle of query rows and key rows, cut by a band: row q sees row k iff both lie in the rectangle and lo <= k - q
+// <= hi.
 struct Slice {
   Index q_begin = 0, q_end = 0;
   Index k_begin = 0, k_end = 0;
@@ -17,7 +18,7 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
-// Half-open range of rows or tokens.
+// A half-open range of rows or tokens.
 struct Range {
   Index begin = 0, end = 0;
 
@@ -28,7 +29,8 @@ struct Range {
 WEFT_HD constexpr Index min_of(Index a, Index b) { return a < b ? a : b; }
 WEFT_HD constexpr Index max_of(Index a, Index b) { return a < b ? b : a; }
 
-// Division toward minus and plus infinity; the divisor is positive. Most strides are 1, and devices divide slowly.
+// Division rounded toward minus and plus infinity; the divisor is positive. A divisor of 1, the usual stride, skips the
+// division, which is slow on devices.
 WEFT_HD constexpr Index floor_div(Index a, Index b) { return b == 1 ? a : a / b - (a % b < 0 ? 1 : 0); }
 WEFT_HD constexpr Index ceil_div(Index a, Index b) { return b == 1 ? a : a / b + (a % b > 0 ? 1 : 0); }
 WEFT_HD constexpr Index floor_mod(Index a, Index b) { return a - floor_div(a, b) * b; }
@@ -36,12 +38,13 @@ WEFT_HD constexpr Index floor_mod(Index a, Index b) { return a - floor_div(a, b)
 WEFT_HD constexpr bool is_unlimited(Index bound) { return bound >= kUnlimited || bound <= -kUnlimited; }
 WEFT_HD constexpr Index shift_bound(Index bound, Index by) { return is_unlimited(bound) ? bound : bound + by; }
 
+// Whether the slice shows key row k to query row q.
 WEFT_HD constexpr bool sees(const Slice& s, Index q, Index k) {
   return q >= s.q_begin && q < s.q_end && k >= s.k_begin && k < s.k_end && k - q >= s.lo && k - q <= s.hi;
 }
 
-// Cuts away rows that see nothing, and keys past the last one seen; k_begin moves only if asked, because kernels tile
-// from it and a row's bits must not depend on who computes it. Nothing visible: an empty query range.
+// Cuts away rows that see nothing, and keys past the last one seen. k_begin moves only if asked: kernels tile from it,
+// and a row's bits must not depend on the rank that computes it. If nothing is visible, the query range is empty.
 WEFT_HD constexpr Slice trimmed(Slice s, bool trim_k_begin) {
   if (s.lo > s.hi || s.k_begin >= s.k_end) {
     s.q_end = s.q_begin;
@@ -58,13 +61,13 @@ WEFT_HD constexpr Slice trimmed(Slice s, bool trim_k_begin) {
   return s;
 }
 
-// Keys that at least one row of the slice sees: always one range.
+// The keys that at least one row of the slice sees, which are always one range.
 WEFT_HD constexpr Range touched_keys(const Slice& s) {
   const Slice t = trimmed(s, true);
   return t.q_begin < t.q_end ? Range{t.k_begin, t.k_end} : Range{};
 }
 
-// Number of visible (query, key) pairs, in constant time.
+// The number of visible (query, key) pairs, in constant time.
 WEFT_API Index visible_pairs(const Slice& s);
 
 }  // namespace weft

@@ -179,8 +179,8 @@ class PythonCommunicator : public Communicator {
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     for (auto* list : {&sends, &receives})
-      for (Message& m : *list) m.peer = members_[slot(m.peer)];
-    return std::make_unique<PythonPending>(transport_, members_[slot(rank())], std::move(sends), std::move(receives));
+      for (Message& m : *list) m.peer = members_[at(m.peer)];
+    return std::make_unique<PythonPending>(transport_, members_[at(rank())], std::move(sends), std::move(receives));
   }
 
   // Ranks of one color use the same transport: both ends of a pair make the same calls in the same order.
@@ -188,7 +188,7 @@ class PythonCommunicator : public Communicator {
     struct Entry {
       Index color, key, rank;
     };
-    std::vector<Entry> all(slot(ranks()));
+    std::vector<Entry> all(at(ranks()));
     Entry mine{color, key, rank()};
     std::vector<Block> places;
     constexpr Index kSize = sizeof(Entry);
@@ -201,7 +201,7 @@ class PythonCommunicator : public Communicator {
     Index me = 0;
     for (const Entry& e : all) {
       if (e.rank == rank()) me = static_cast<Index>(members.size());
-      members.push_back(members_[slot(e.rank)]);
+      members.push_back(members_[at(e.rank)]);
     }
     const AcquireGil gil;
     return make(me, std::move(members), name_, transport_, reaches_gpus_);
@@ -234,8 +234,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     if (sends.empty() && receives.empty()) return std::make_unique<Alone>();
     const AcquireGil gil;
     nb::list to, from;
-    for (const cuda::Parcel& p : sends) to.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
-    for (const cuda::Parcel& p : receives) from.append(nb::make_tuple(members_[slot(p.peer)], on_gpu(p, place.device)));
+    for (const cuda::Parcel& p : sends) to.append(nb::make_tuple(members_[at(p.peer)], on_gpu(p, place.device)));
+    for (const cuda::Parcel& p : receives) from.append(nb::make_tuple(members_[at(p.peer)], on_gpu(p, place.device)));
     return std::make_unique<Handle>(call_python(transport_.attr("exchange_on_gpu"), to, from, nb::int_(place.device),
                                                 nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
   }

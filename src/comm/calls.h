@@ -1,4 +1,4 @@
-// What checked ranks have done over a communicator: the same on all of them as long as they keep in step.
+// What checked ranks have done over a communicator, which is the same on all ranks as long as they make the same calls.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace weft::detail {
 
-// The calls that gave the same results on a rank: most often one, more if rows see nothing or a layer is computed
-// again.
+// The forward calls that gave the same results on a rank: usually one; more if no row sees a key, or if a layer is
+// recomputed.
 struct Forwards {
-  std::uint64_t last = 0;                   // 0: none is known
-  std::uint64_t which = ~std::uint64_t{0};  // a bit for each, its number modulo 64; all if none is known
+  std::uint64_t last = 0;                   // number of the last one; 0 if none is known
+  std::uint64_t which = ~std::uint64_t{0};  // the bit (number modulo 64) of each; all bits if none is known
   bool several = false;
 
   void add(std::uint64_t call) {
@@ -24,22 +24,22 @@ struct Forwards {
 
 class Calls {
  public:
-  std::uint64_t exchanges = 0;  // with checksums, of all executors and buffers
-  std::uint64_t made = 0;       // comparisons: the first is number 1
+  std::uint64_t exchanges = 0;  // exchanges with checksums, of all executors and buffers
+  std::uint64_t made = 0;       // comparisons made; the first is number 1
   std::uint64_t objects = 0;    // executors and buffers, numbered as they are made
 
-  // The results of a forward, as a checksum of their bits, belong to that call.
+  // Remembers which call gave results with this checksum.
   void remember(std::uint64_t results, std::uint64_t call) {
-    const auto [at, is_new] = by_results_.try_emplace(results);
-    at->second.add(call);
+    const auto [entry, is_new] = by_results_.try_emplace(results);
+    entry->second.add(call);
     if (is_new) order_.push_back(results);
     if (order_.size() <= kMost) return;
     by_results_.erase(order_.front());
     order_.pop_front();
   }
   Forwards forwards_of(std::uint64_t results) const {
-    const auto at = by_results_.find(results);
-    return at == by_results_.end() ? Forwards{} : at->second;
+    const auto found = by_results_.find(results);
+    return found == by_results_.end() ? Forwards{} : found->second;
   }
 
  private:

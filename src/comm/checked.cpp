@@ -13,14 +13,14 @@
 namespace weft {
 namespace {
 
-// Sent behind each message.
+// What is sent behind each message.
 struct Seal {
   std::uint64_t call = 0, route = 0, size = 0, sum = 0;
 
   friend bool operator==(const Seal&, const Seal&) = default;
 };
 
-// Of bytes in order, however they are cut into pieces.
+// A checksum of bytes in order, which does not depend on how they are cut into pieces.
 class Checksum {
  public:
   void add(const unsigned char* data, Index bytes) {
@@ -89,18 +89,18 @@ class CheckedExchange final : public Request::Pending {
     }
     std::vector<Message> sealed = receives_;
     for (std::size_t i = 0; i < sealed.size(); ++i) {
-      if (adds(sealed[i].combine)) {  // nothing is added before it is known to be right
+      if (adds(sealed[i].combine)) {  // is added only after its checksum was compared
         scratch_[i].resize(at(sealed[i].size()) / sizeof(float));
         sealed[i].blocks = {{.data = scratch_[i].data(), .rows = 1, .bytes = sealed[i].size()}};
         sealed[i].combine = Message::Combine::replace;
       }
       sealed[i].blocks.push_back({.data = &received_[i], .rows = 1, .bytes = sizeof(Seal)});
     }
-    under_way_ = inner.exchange(std::move(sends), std::move(sealed));
+    in_flight_ = inner.exchange(std::move(sends), std::move(sealed));
   }
 
   void wait() override {
-    under_way_.wait();
+    in_flight_.wait();
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       Message& m = receives_[i];
       const bool added = adds(m.combine);
@@ -134,7 +134,7 @@ class CheckedExchange final : public Request::Pending {
   std::vector<Message> receives_;
   std::vector<Seal> sent_, received_;
   std::vector<std::vector<float>> scratch_;
-  Request under_way_;  // last: it goes first, and nobody touches the rest afterwards
+  Request in_flight_;  // last, so that it is destroyed before the memory that it uses
 };
 
 class Checked final : public Communicator {

@@ -1,4 +1,4 @@
-// A communicator whose messages carry what is needed to see that they arrived whole, in order and unchanged.
+// A communicator whose messages carry call number, route, size and checksum, which the receiver compares.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace weft {
 
-// Of the bytes of the blocks one after another, however they are cut.
+// A checksum of the bytes of the blocks in order, which does not depend on how they are cut.
 std::uint64_t checksum(std::span<const Block> blocks);
 
-// Lives no longer than `inner`. Every message grows by 32 bytes, which `inner` counts and the result does not.
+// `inner` must outlive it. Every message grows by 32 bytes, which `inner` counts as traffic and the result does not.
 std::unique_ptr<Communicator> make_checked(Communicator& inner);
 
 }  // namespace weft

@@ -20,15 +20,15 @@ namespace weft {
 
 namespace {
 
-// One outer step, or all rows where there is no outer dimension.
+// The block of rows of one outer step, or of all rows where there is no outer dimension.
 Block block_of(const ConstTensorView& view, Index first, Index rows) {
   const Index size = size_of(view.dtype);
-  // Whether a block is sent or received is not known here; the caller had the tensor to write if it is received.
+  // A block that is received was made from a tensor that the caller may write; here that is not known.
   char* data = static_cast<char*>(const_cast<void*>(view.data)) + view.row_offset(first) * size;
   return merged({data, rows, view.heads, view.dim * size, view.row_stride * size, view.head_stride * size});
 }
 
-// Runs something after another call, which it may own buffers for.
+// Runs a function after another call, whose buffers the function may own.
 class Then final : public Request::Pending {
  public:
   Then(std::unique_ptr<Pending> first, std::function<void()> then) : then_(std::move(then)), first_(std::move(first)) {}
@@ -40,7 +40,7 @@ class Then final : public Request::Pending {
 
  private:
   std::function<void()> then_;
-  std::unique_ptr<Pending> first_;  // goes first: `then_` may own its buffers
+  std::unique_ptr<Pending> first_;  // destroyed before `then_`, which may own its buffers
 };
 
 std::string block_text(const Block& block) {
@@ -78,7 +78,7 @@ void check_messages(std::span<const Message> messages, const char* kind, Index r
   }
 }
 
-// Messages and bytes that leave, or come to, the rank.
+// Counts messages and bytes to or from other ranks.
 void count(std::span<const Message> messages, Index self, Index& number, Index& bytes) {
   for (const Message& message : messages) {
     if (message.peer == self) continue;
@@ -92,7 +92,7 @@ void check_count(const char* what, std::size_t count, Index ranks) {
   throw Error(text(what, " has ", count, " blocks and there are ", ranks, " ranks"), "give a block for each rank");
 }
 
-// Collectives leave out messages of no bytes; both sides do.
+// Both sides of a collective leave out empty messages.
 void append(std::vector<Message>& messages, Index peer, const Block& block,
             Message::Combine how = Message::Combine::replace) {
   if (block.size() != 0) messages.push_back({peer, {block}, how});
@@ -163,7 +163,7 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 }
 
 void Request::wait() {
-  // Moved out: whatever happens the call is over, and withdrawn before an exception leaves.
+  // Moved out, so that the call is over and withdrawn even if wait() throws.
   const std::unique_ptr<Pending> pending = std::move(pending_);
   if (pending != nullptr) pending->wait();
 }
@@ -200,7 +200,7 @@ Request Communicator::all_gather(const Block& mine, std::span<const Block> all) 
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
     append(sends, peer, mine);
-    append(receives, peer, all[slot(peer)]);
+    append(receives, peer, all[at(peer)]);
   }
   return exchange(std::move(sends), std::move(receives));
 }
@@ -211,8 +211,8 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
   check_block(mine, "reduce_scatter: mine", add);
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
-    check_block(parts[slot(peer)], text("reduce_scatter: part ", peer), add);
-    append(sends, peer, parts[slot(peer)]);
+    check_block(parts[at(peer)], text("reduce_scatter: part ", peer), add);
+    append(sends, peer, parts[at(peer)]);
     append(receives, peer, mine, peer == 0 ? Message::Combine::replace : add);
   }
   for (Message& m : receives) m.at_once = true;
@@ -224,8 +224,8 @@ Request Communicator::all_to_all(std::span<const Block> to, std::span<const Bloc
   check_count("all_to_all: from", from.size(), ranks_);
   std::vector<Message> sends, receives;
   for (Index peer = 0; peer < ranks_; ++peer) {
-    append(sends, peer, to[slot(peer)]);
-    append(receives, peer, from[slot(peer)]);
+    append(sends, peer, to[at(peer)]);
+    append(receives, peer, from[at(peer)]);
   }
   return exchange(std::move(sends), std::move(receives));
 }

@@ -36,7 +36,7 @@ void flip(unsigned char* bytes, Index begin, Index end, Random& random) {
   for (Index i = begin; i < end; ++i) bytes[i] = static_cast<unsigned char>(bytes[i] ^ (1 + below(random, 255)));
 }
 
-// Room for bytes, aligned to be added.
+// Memory for so many bytes, aligned as numbers that are added.
 std::vector<float> room(Index bytes) { return std::vector<float>(at(bytes) / sizeof(float) + 1); }
 
 struct Call;
@@ -52,14 +52,14 @@ struct Shared {
 
   std::vector<Fault> faults;
   Index rank = 0;
-  std::vector<Call*> under_way = {};  // in the order in which they were started
+  std::vector<Call*> in_flight = {};  // in the order in which they were started
 };
 
-// Sums are made here, in wait(), so that the calls inside may end in any order.
+// One call. Sums are added here, in wait(), so that the inner calls may end in any order.
 struct Call final : Request::Pending {
   Call(std::shared_ptr<Shared> of, Index number, Communicator& inner, std::vector<Message> sends,
        std::vector<Message> receives);
-  ~Call() override { std::erase(plan->under_way, this); }
+  ~Call() override { std::erase(plan->in_flight, this); }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -76,9 +76,9 @@ struct Call final : Request::Pending {
   Index number;
   std::vector<const Fault*> faults;
   std::vector<Message> receives;
-  std::vector<std::vector<float>> changed;  // copies that are sent instead
-  std::vector<std::vector<float>> scratch;  // of each receive that adds
-  Request request;                          // last: it goes first, and nobody touches the rest afterwards
+  std::vector<std::vector<float>> changed;  // copies that are sent in place of the caller's memory
+  std::vector<std::vector<float>> scratch;  // for each receive that adds
+  Request request;                          // last, so that it is destroyed before the memory that it uses
 };
 
 Call::Call(std::shared_ptr<Shared> of, Index call, Communicator& inner, std::vector<Message> sends,
@@ -88,7 +88,7 @@ Call::Call(std::shared_ptr<Shared> of, Index call, Communicator& inner, std::vec
   spoil(sends);
   std::vector<Message> in = with_scratch();
   if (!has(Kind::lose)) request = inner.exchange(std::move(sends), std::move(in));
-  plan->under_way.push_back(this);
+  plan->in_flight.push_back(this);
 }
 
 // Half of the delays are of the start, half of the wait.
@@ -100,7 +100,7 @@ void Call::sleep_if(bool late) const {
 void Call::spoil(std::vector<Message>& sends) {
   for (const Fault* f : faults) {
     Random random(f->seed);
-    std::vector<std::size_t> others;  // what a rank sends to itself goes through no wire
+    std::vector<std::size_t> others;  // a rank's messages to itself are not sent
     for (std::size_t i = 0; i < sends.size(); ++i)
       if (sends[i].peer != plan->rank && sends[i].size() > 0) others.push_back(i);
     if (others.empty()) continue;
@@ -124,7 +124,7 @@ void Call::change(Message& message, Kind kind, Random& random) {
     flip(bytes, first, min_of(size, first + 1 + below(random, 8)), random);
   } else if (const Index kept = below(random, size); below(random, 2) == 0) {
     sent = kept;
-  } else {  // as long as it should be, but the end is something else
+  } else {  // of the right length, but with another end
     flip(bytes, kept, size, random);
   }
   message.blocks = {block_of(copy, sent)};
@@ -146,7 +146,7 @@ void Call::wait() {
   sleep_if(true);
   if (has(Kind::fail)) throw Error(text("a planted failure in call ", number), "there is none: it was asked for");
   if (has(Kind::reorder)) {
-    const std::vector<Call*> calls = plan->under_way;  // the last one first
+    const std::vector<Call*> calls = plan->in_flight;  // the last one is waited for first
     for (auto later = calls.rbegin(); later != calls.rend(); ++later) (*later)->request.wait();
   }
   request.wait();

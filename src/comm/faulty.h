@@ -1,4 +1,4 @@
-// A communicator that does wrong on purpose, at chosen places: for tests of what notices, and of what must not care.
+// A communicator that plants faults in chosen calls, for tests of what must be noticed and of what must do no harm.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace weft {
 struct Fault {
   enum class Kind {
     delay,     // the call starts, or is waited for, `seconds` later than asked
-    reorder,   // later calls under way end before this one
+    reorder,   // later calls in flight end before this one
     truncate,  // a message is shorter than it was, or only its front arrives
     corrupt,   // some bits of a message change
     drop,      // a message is never sent
-    lose,      // the whole call: nothing is sent and nothing comes, and whoever waits is told that all is well
-    fail,      // the rank throws with the call under way
+    lose,      // the whole call: nothing is sent or received, and wait() returns as if all were well
+    fail,      // the rank throws with the call in flight
   };
   Kind kind = Kind::delay;
   Index rank = 0, call = 0;  // calls of a communicator are numbered from 0
@@ -33,8 +33,8 @@ std::string_view name(Fault::Kind kind);
 // A fault of this kind, on a rank and in a call drawn from the seed.
 Fault make_fault(Fault::Kind kind, std::uint64_t seed, Index ranks, Index calls, double seconds);
 
-// Lives no longer than `inner`, and no longer than `calls`, which counts what was started. Splits have the same plan,
-// in their own ranks and calls.
+// `inner` and `calls`, which counts the calls that were started, must outlive it. Splits have the same plan, in their
+// own ranks and calls.
 std::unique_ptr<Communicator> make_faulty(Communicator& inner, std::vector<Fault> plan, Index* calls = nullptr);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// A list of blocks as the stretches of memory that it is made of.
+// Iterates over the contiguous pieces of memory of a list of blocks.
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// The pieces of a list of blocks, one after another; the current one from where it was left.
+// The position in a list of blocks: the current piece, from the first byte that was not taken.
 class Pieces {
  public:
   explicit Pieces(std::span<const Block> blocks) : blocks_(blocks) { open(); }
@@ -22,7 +22,7 @@ class Pieces {
     if (left_ == 0) next();
   }
 
-  // Whole pieces from here on that lie stride() apart, at least 1; 1 if the current one is not whole.
+  // How many whole pieces from here on lie stride() apart; 1 if the current one was taken in part.
   Index alike() const {
     if (left_ < block_.bytes) return 1;
     return block_.parts > 1 ? block_.parts - part_ : block_.rows - row_;
@@ -35,21 +35,22 @@ class Pieces {
   }
 
  private:
-  void open() {  // the first piece of the first block that has one
+  // Goes to the first piece of the next block that has one.
+  void open() {
     while (!blocks_.empty()) {
       block_ = merged(blocks_.front());
       blocks_ = blocks_.subspan(1);
       row_ = part_ = 0;
-      if (block_.size() > 0) return at();
+      if (block_.size() > 0) return set_piece();
     }
   }
   void next() {
-    if (++part_ < block_.parts) return at();
+    if (++part_ < block_.parts) return set_piece();
     part_ = 0;
-    if (++row_ < block_.rows) return at();
+    if (++row_ < block_.rows) return set_piece();
     open();
   }
-  void at() {
+  void set_piece() {
     data_ = static_cast<char*>(block_.data) + row_ * block_.row_stride + part_ * block_.part_stride;
     left_ = block_.bytes;
   }

@@ -80,7 +80,7 @@ Panel make_panel(const Subject& subject, const Setting& setting, Index& room, In
                            .backward = traffic(s, subject.shape, Pass::backward)});
     for (const Plan& plan : s.plans) panel.slices_total += static_cast<Index>(plan.slices.size());
   }
-  panel.balance = balance(work);
+  panel.balance = imbalance(work);
   if (panel.slices_total <= room) {
     add_slices(all, panel);
     room -= panel.slices_total;

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "index.h"
 #include "plan/layout_data.h"
 #include "text.h"
 #include "weft/error.h"
@@ -25,13 +26,13 @@ struct Blocks {
     return {min_of(end, begin + from), min_of(end, begin + from + (n < full() ? size : last))};
   }
   Index holding(Index token) const {
-    const Index at = token - begin;
-    return at < full() * size ? at / size : full() + (at - full() * size) / last;
+    const Index dealt = token - begin;
+    return dealt < full() * size ? dealt / size : full() + (dealt - full() * size) / last;
   }
 };
 
 std::vector<Index> weights(const Blocks& blocks, const std::vector<Slice>& slices) {
-  std::vector<Index> weight(static_cast<std::size_t>(blocks.count()), 0);
+  std::vector<Index> weight(at(blocks.count()), 0);
   for (const Slice& s : slices) {
     if (s.q_begin >= s.q_end) continue;
     const Index last = blocks.holding(s.q_end - 1);
@@ -40,7 +41,7 @@ std::vector<Index> weights(const Blocks& blocks, const std::vector<Slice>& slice
       Slice part = s;
       part.q_begin = max_of(s.q_begin, t.begin);
       part.q_end = min_of(s.q_end, t.end);
-      weight[static_cast<std::size_t>(n)] += visible_pairs(part);
+      weight[at(n)] += visible_pairs(part);
     }
   }
   return weight;
@@ -52,20 +53,21 @@ struct Deal {
   Index largest() const { return *std::max_element(load.begin(), load.end()); }
 };
 
-// Heaviest first to the lightest rank that has room; then the second kind, heaviest to the lightest, one each.
+// Blocks of the first kind, heaviest first, each to the lightest rank that has room; then those of the second kind, one
+// for each rank, the heaviest to the lightest.
 Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
-  std::vector<std::pair<Index, Index>> order;  // less than nothing by its weight, and the block: the heaviest first
+  std::vector<std::pair<Index, Index>> order;  // minus its weight, and the block: sorts the heaviest first
   order.reserve(weight.size());
-  for (Index n = 0; n < blocks.count(); ++n) order.emplace_back(-weight[static_cast<std::size_t>(n)], n);
+  for (Index n = 0; n < blocks.count(); ++n) order.emplace_back(-weight[at(n)], n);
   std::sort(order.begin(), order.begin() + blocks.full());
   std::sort(order.begin() + blocks.full(), order.end());
 
-  const std::size_t ranks = static_cast<std::size_t>(blocks.ranks);
+  const std::size_t ranks = at(blocks.ranks);
   Deal deal{std::vector<std::vector<Index>>(ranks), std::vector<Index>(ranks, 0)};
-  for (std::vector<Index>& own : deal.blocks) own.reserve(static_cast<std::size_t>(blocks.per_rank));
+  for (std::vector<Index>& own : deal.blocks) own.reserve(at(blocks.per_rank));
   std::priority_queue<std::pair<Index, Index>, std::vector<std::pair<Index, Index>>, std::greater<>> lightest;
   const auto refill = [&] {
-    for (Index r = 0; r < blocks.ranks; ++r) lightest.emplace(deal.load[static_cast<std::size_t>(r)], r);
+    for (Index r = 0; r < blocks.ranks; ++r) lightest.emplace(deal.load[at(r)], r);
   };
   refill();
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -73,7 +75,7 @@ Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
       lightest = {};
       refill();
     }
-    const std::size_t r = static_cast<std::size_t>(lightest.top().second);
+    const std::size_t r = at(lightest.top().second);
     lightest.pop();
     deal.blocks[r].push_back(order[i].second);
     deal.load[r] -= order[i].first;
@@ -83,10 +85,11 @@ Deal deal_out(const Blocks& blocks, const std::vector<Index>& weight) {
   return deal;
 }
 
-// Moves load from the heaviest rank to light ones by swapping blocks of the same kind, while that lowers the larger.
-class Evener {
+// Moves load from the heaviest rank to light ones by swapping blocks of the same kind, while that lowers the larger of
+// the two loads.
+class LoadBalancer {
  public:
-  Evener(Deal& deal, const std::vector<Index>& weight) : deal_(deal), weight_(weight) {
+  LoadBalancer(Deal& deal, const std::vector<Index>& weight) : deal_(deal), weight_(weight) {
     for (std::size_t r = 0; r < deal.blocks.size(); ++r) sort_blocks(r);
   }
 
@@ -99,9 +102,9 @@ class Evener {
   }
 
  private:
-  Index w(Index block) const { return weight_[static_cast<std::size_t>(block)]; }
+  Index w(Index block) const { return weight_[at(block)]; }
 
-  // By a swap with one of the lightest.
+  // Swaps a block with one of the lightest ranks; returns false if no swap helps.
   bool relieve(std::size_t heaviest) {
     constexpr int kPartners = 16;
     auto light = by_load_.begin();
@@ -162,7 +165,7 @@ class Evener {
 
   Deal& deal_;
   const std::vector<Index>& weight_;
-  std::set<std::pair<Index, std::size_t>> by_load_;  // loads and ranks
+  std::set<std::pair<Index, std::size_t>> by_load_;  // (load, rank)
 };
 
 std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {
@@ -185,9 +188,8 @@ std::vector<Run> runs_of(const Blocks& blocks, std::vector<Index> own) {
 
 Layout Layout::balanced(const Problem& problem, Index ranks) {
   const Stream& stream = problem.packing().q();
-  const Layout even = contiguous(stream, ranks);  // checks ranks
   const Range dealt = stream.extent();
-  const Index rows = even.rows();
+  const Index rows = contiguous(stream, ranks).rows();
   const std::vector<Slice> slices = problem.global_slices();
   for (const Slice& s : slices) {
     if (s.q_begin < dealt.begin || s.q_end > dealt.end)
@@ -196,7 +198,7 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
                   "keep slices inside the sequences");
   }
   const Index total = problem.visible_pairs();
-  const Index target = total / ranks + total / ranks / 200;  // half a percent above even is even enough
+  const Index target = total / ranks + total / ranks / 200;  // an imbalance of 1.005 is good enough
 
   // Few long runs are cheaper to move and attend than many short ones, so blocks shrink only while that helps.
   Deal best;
@@ -207,7 +209,7 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
     const Blocks blocks{dealt.begin, dealt.end, size, max_of(1, rows - (n - 1) * size), n, ranks};
     const std::vector<Index> weight = weights(blocks, slices);
     Deal deal = deal_out(blocks, weight);
-    Evener(deal, weight).run(target);
+    LoadBalancer(deal, weight).run(target);
     if (best.load.empty() || deal.largest() < best.largest()) {
       best = std::move(deal);
       best_blocks = blocks;
@@ -216,8 +218,7 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
   }
   std::vector<std::vector<Run>> runs;
   for (std::vector<Index>& own : best.blocks) runs.push_back(runs_of(best_blocks, std::move(own)));
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::balanced, stream, ranks, rows, 0, 1, std::move(runs)}));
+  return Layout(detail::shared({LayoutKind::balanced, stream, ranks, rows, 0, 1, std::move(runs)}));
 }
 
 }  // namespace weft

@@ -33,7 +33,7 @@ WEFT_HD void cut_query_run(const Slice& global, const Run& whole_q, Index sequen
                            bool keep_k_begin, F&& emit) {
   const Run q = cut_run(whole_q, global.q_begin, global.q_end);
   if (q.count == 0) return;
-  // Keys that some query of the run may see; what lies outside is not even looked at.
+  // The keys that some query of the run may see; runs outside of them are skipped.
   const Index q_last = q.token + (q.count - 1) * q.stride;
   const Index k_end = min_of(global.k_end, shift_bound(global.hi, q_last + 1));
   const Index k_seen = max_of(global.k_begin, shift_bound(global.lo, q.token));
@@ -50,8 +50,8 @@ WEFT_HD void cut_query_run(const Slice& global, const Run& whole_q, Index sequen
   });
 }
 
-// All local slices of one sequence after another: count(i) says how many, emit(i, out) writes them. Sequences are
-// independent, so a device counts them in parallel, adds up, and emits in parallel.
+// The local slices of each sequence: count(i) says how many, emit(i, out) writes them. Sequences are independent, so a
+// device counts in parallel, computes prefix sums, and emits in parallel.
 template <class Queries, class Keys>
 struct SequencePlanner {
   StreamView q_stream, k_stream;

@@ -1,5 +1,6 @@
 // How many slices any offsets can give: what device memory has to hold before the offsets are known.
 #include "plan/device_runs.h"
+#include "plan/layout_data.h"
 #include "plan/views.h"
 #include "text.h"
 #include "weft/device_plan.h"
@@ -7,22 +8,6 @@
 
 namespace weft {
 namespace {
-
-RegularRuns::Cut cut_of(LayoutKind kind) {
-  switch (kind) {
-    case LayoutKind::contiguous:
-      return RegularRuns::pieces;
-    case LayoutKind::zigzag:
-      return RegularRuns::folded;
-    case LayoutKind::dual_chunk:
-      return RegularRuns::folded_per_sequence;
-    case LayoutKind::striped:
-      return RegularRuns::strided;
-    default:
-      throw Error(text("layout ", name(kind), " is not planned on a device: its runs are a table"),
-                  "plan with make_plan and hand the result to DevicePlan::upload");
-  }
-}
 
 struct Question {
   Index sequences, tokens;  // of the queries, those without tokens left out
@@ -87,7 +72,7 @@ Pieces query_pieces(const Question& a) {
 RunsSpec runs_spec(std::string_view side, const DeviceRuns& runs, Index tokens) {
   if (runs.sequence_order) return {RegularRuns::pieces, true, tokens, 1, tokens, {0, 1, 1}};
   const RunList::Members& m = runs.members;
-  RunsSpec spec{cut_of(runs.kind), false, tokens, runs.ranks, runs.rows, m};
+  RunsSpec spec{detail::cut_of(runs.kind), false, tokens, runs.ranks, runs.rows, m};
   const Index enough = rows_for(runs.kind, tokens, runs.ranks);
   if (spec.rows == 0) spec.rows = enough;
   const Index last = m.first + (m.count - 1) * m.step;
@@ -119,7 +104,7 @@ Index rows_for(LayoutKind kind, Index tokens, Index ranks) {
   constexpr Index kMaxRanks = Index{1} << 20;  // as for Layout
   if (ranks < 1 || ranks > kMaxRanks)
     throw Error(text(ranks, " ranks"), text("use a number of ranks from 1 to ", kMaxRanks));
-  return RunsSpec{cut_of(kind), false, tokens, ranks, 0, {0, 1, 1}}.rows_needed(tokens);
+  return RunsSpec{detail::cut_of(kind), false, tokens, ranks, 0, {0, 1, 1}}.rows_needed(tokens);
 }
 
 Index device_slices_per_row(const DevicePlanArgs& args) {

@@ -1,4 +1,4 @@
-// What is known of a RegularRuns before the offsets are: the rest is filled in where they lie.
+// What the host knows of a RegularRuns whose offsets are in device memory; the device fills in the rest.
 #pragma once
 
 #include <string_view>
@@ -26,17 +26,18 @@ struct RunsSpec {
            : cut == RegularRuns::folded ? ceil_div(dealt, 2 * ranks)
                                         : 0;
   }
-  // Of each rank's buffer.
+  // The rows that each rank's buffer needs.
   WEFT_HD Index rows_needed(Index dealt) const {
     if (sequence_order) return 0;
     return cut == RegularRuns::folded                ? 2 * piece(dealt)
            : cut == RegularRuns::folded_per_sequence ? dealt / ranks
                                                      : ceil_div(dealt, ranks);
   }
-  // Padded lengths are multiples of this.
+  // What padded lengths must be multiples of.
   WEFT_HD Index multiple() const { return !sequence_order && cut == RegularRuns::folded_per_sequence ? 2 * ranks : 1; }
   Index stride() const { return !sequence_order && cut == RegularRuns::strided ? ranks : 1; }
-  // Of the whole stream, or of each sequence if the layout cuts each. The last rank's two pieces are one run.
+  // The number of runs of the whole stream, or of each sequence if the layout cuts each. The last rank's two pieces are
+  // one run.
   Index runs() const {
     if (sequence_order) return 1;
     if (cut != RegularRuns::folded && cut != RegularRuns::folded_per_sequence) return members.count;
@@ -46,7 +47,7 @@ struct RunsSpec {
   Index buffer_rows() const { return sequence_order ? tokens : members.count * rows; }
 };
 
-// Checked; `side` is "query" or "key".
+// Throws Error if the runs cannot be; `side` is "query" or "key".
 RunsSpec runs_spec(std::string_view side, const DeviceRuns& runs, Index tokens);
 void check_stream(std::string_view side, const DeviceStream& stream);
 void check_mask(const Mask& mask);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "hash.h"
+#include "index.h"
 #include "plan/layout_data.h"
 #include "text.h"
 #include "weft/error.h"
@@ -32,32 +33,45 @@ void check_rank(Index rank, Index ranks) {
 std::string_view name(LayoutKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 LayoutKind layout_kind(std::string_view wanted) {
-  const auto at = std::find(kNames.begin(), kNames.end(), wanted);
-  if (at == kNames.end())
+  const auto found = std::find(kNames.begin(), kNames.end(), wanted);
+  if (found == kNames.end())
     throw Error(text("there is no layout '", wanted, "'"),
                 "use contiguous, dual_chunk, zigzag, striped, balanced or explicit");
-  return static_cast<LayoutKind>(at - kNames.begin());
+  return static_cast<LayoutKind>(found - kNames.begin());
+}
+
+RegularRuns::Cut detail::cut_of(LayoutKind kind) {
+  switch (kind) {
+    case LayoutKind::contiguous:
+      return RegularRuns::pieces;
+    case LayoutKind::zigzag:
+      return RegularRuns::folded;
+    case LayoutKind::dual_chunk:
+      return RegularRuns::folded_per_sequence;
+    case LayoutKind::striped:
+      return RegularRuns::strided;
+    default:
+      throw Error(text("layout ", name(kind), " is not planned on a device: its runs are a table"),
+                  "plan with make_plan and hand the result to DevicePlan::upload");
+  }
 }
 
 Layout Layout::contiguous(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
-  return Layout(
-      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::contiguous, stream, ranks, rows, rows}));
+  return Layout(detail::shared({LayoutKind::contiguous, stream, ranks, rows, rows}));
 }
 
 Layout Layout::zigzag(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index piece = ceil_div(stream.extent().size(), 2 * ranks);
-  return Layout(
-      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
+  return Layout(detail::shared({LayoutKind::zigzag, stream, ranks, 2 * piece, piece}));
 }
 
 Layout Layout::striped(const Stream& stream, Index ranks) {
   check_ranks(ranks);
   const Index rows = ceil_div(stream.extent().size(), ranks);
-  return Layout(
-      std::make_shared<detail::LayoutParts>(detail::LayoutParts{LayoutKind::striped, stream, ranks, rows, 0, ranks}));
+  return Layout(detail::shared({LayoutKind::striped, stream, ranks, rows, 0, ranks}));
 }
 
 Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
@@ -70,18 +84,17 @@ Layout Layout::dual_chunk(const Stream& stream, Index ranks) {
           text("pad to ", ceil_div(stream.padded(i), multiple) * multiple,
                " (Packing::padded_to), or use layout zigzag, which takes any length"));
   }
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::dual_chunk, stream, ranks, stream.extent().size() / ranks}));
+  return Layout(detail::shared({LayoutKind::dual_chunk, stream, ranks, stream.extent().size() / ranks}));
 }
 
 Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>> runs) {
   const Index ranks = static_cast<Index>(runs.size());
   check_ranks(ranks);
   std::vector<Run> all;
-  std::vector<bool> held(static_cast<std::size_t>(stream.tokens()));
+  std::vector<bool> held(at(stream.tokens()));
   Index rows = 0;
   for (Index rank = 0; rank < ranks; ++rank) {
-    const std::vector<Run>& own = runs[static_cast<std::size_t>(rank)];
+    const std::vector<Run>& own = runs[at(rank)];
     detail::check_rows(own, kMaxTokens, text("rank ", rank));
     for (const Run& r : own) {
       rows = max_of(rows, r.row + r.count);
@@ -90,17 +103,17 @@ Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>>
         if (token >= stream.tokens())
           throw Error(text("rank ", rank, ": a run holds token ", token, " of a stream of ", stream.tokens()),
                       "keep tokens inside the stream");
-        if (held[static_cast<std::size_t>(token)])
+        if (held[at(token)])
           throw Error(text("rank ", rank, ": token ", token, " is held twice"),
                       "give each token to one run of one rank");
-        held[static_cast<std::size_t>(token)] = true;
+        held[at(token)] = true;
       }
     }
     all.insert(all.end(), own.begin(), own.end());
   }
   for (Index i = 0; i < stream.sequences(); ++i) {
     for (Index t = stream.offset(i); t < stream.offset(i) + stream.used(i); ++t) {
-      if (!held[static_cast<std::size_t>(t)])
+      if (!held[at(t)])
         throw Error(text("token ", t, " (sequence ", i, ") is held by no rank"), "give every real token to one run");
     }
   }
@@ -108,26 +121,25 @@ Layout Layout::explicit_runs(const Stream& stream, std::vector<std::vector<Run>>
     throw Error(text(ranks, " ranks of ", rows, " rows are past the limit of ", kMaxTokens, " rows"),
                 "use runs without gaps between rows");
   const Index stride = detail::common_stride(all);
-  return Layout(std::make_shared<detail::LayoutParts>(
-      detail::LayoutParts{LayoutKind::explicit_runs, stream, ranks, rows, 0, stride, std::move(runs)}));
+  return Layout(detail::shared({LayoutKind::explicit_runs, stream, ranks, rows, 0, stride, std::move(runs)}));
 }
 
-LayoutKind Layout::kind() const { return parts_->kind; }
-Index Layout::ranks() const { return parts_->ranks; }
-Index Layout::rows() const { return parts_->rows; }
-const Stream& Layout::stream() const { return parts_->stream; }
+LayoutKind Layout::kind() const { return data_->kind; }
+Index Layout::ranks() const { return data_->ranks; }
+Index Layout::rows() const { return data_->rows; }
+const Stream& Layout::stream() const { return data_->stream; }
 
 std::uint64_t Layout::fingerprint() const {
-  if (const std::uint64_t known = parts_->fingerprint.value.load(); known != 0) return known;
+  if (const std::uint64_t known = data_->fingerprint.value.load(); known != 0) return known;
   const Range dealt = stream().extent();
   Hash hash;
   hash.add(static_cast<Index>(kind())).add(ranks()).add(rows()).add(dealt.begin).add(dealt.end);
   if (kind() == LayoutKind::dual_chunk) hash.add(stream().offsets());
   // A regular layout follows from these; of the others each run says more.
-  for (Index rank = 0; rank < ranks() && !parts_->regular(); ++rank)
+  for (Index rank = 0; rank < ranks() && !data_->regular(); ++rank)
     for (const Run& run : runs(rank).runs()) hash.add(rank).add(run.row).add(run.token).add(run.count).add(run.stride);
   const std::uint64_t number = hash.value() == 0 ? 1 : hash.value();
-  parts_->fingerprint.value.store(number);
+  data_->fingerprint.value.store(number);
   return number;
 }
 
@@ -144,37 +156,25 @@ RunList Layout::rank_order(RunList::Members members) const {
                 text("use a count and a step from 1 to ", ranks()));
   check_rank(members.first, ranks());
   check_rank(members.first + (members.count - 1) * members.step, ranks());
-  const detail::LayoutParts& p = *parts_;
+  const detail::LayoutData& p = *data_;
   const Index total = members.count * p.rows;
   if (p.regular()) {
-    constexpr auto cut = [](LayoutKind kind) {
-      switch (kind) {
-        case LayoutKind::contiguous:
-          return RegularRuns::pieces;
-        case LayoutKind::zigzag:
-          return RegularRuns::folded;
-        case LayoutKind::dual_chunk:
-          return RegularRuns::folded_per_sequence;
-        default:
-          return RegularRuns::strided;
-      }
-    };
     const Range dealt = p.stream.extent();
-    const RegularRuns regular{cut(p.kind), p.ranks, dealt.begin, dealt.end, p.rows, p.piece, p.stream.offsets().data(),
-                              members};
-    return RunList(std::make_shared<detail::RunSource>(detail::RunSource{regular, parts_, p.stream.sequences()}), total,
+    const RegularRuns regular{detail::cut_of(p.kind),    p.ranks, dealt.begin, dealt.end, p.rows, p.piece,
+                              p.stream.offsets().data(), members};
+    return RunList(std::make_shared<detail::RunSource>(detail::RunSource{regular, data_, p.stream.sequences()}), total,
                    p.stride, false);
   }
   std::vector<Run> runs;
   for (Index m = 0; m < members.count; ++m) {
-    for (Run r : p.runs[static_cast<std::size_t>(members.first + m * members.step)]) {
+    for (Run r : p.runs[at(members.first + m * members.step)]) {
       r.row += m * p.rows;
       runs.push_back(r);
     }
   }
   return RunList(
-      std::make_shared<detail::RunSource>(detail::RunSource{detail::RunTable(std::move(runs), p.stride), parts_}),
-      total, p.stride, false);
+      std::make_shared<detail::RunSource>(detail::RunSource{detail::RunTable(std::move(runs), p.stride), data_}), total,
+      p.stride, false);
 }
 
 Layouts make_layouts(LayoutKind kind, const Problem& problem, Index ranks) {

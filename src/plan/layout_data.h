@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -13,15 +14,15 @@
 
 namespace weft::detail {
 
-// A number that is computed once, by whoever asks first; threads that ask at once all get the same. 0: not yet.
-struct KeptNumber {
+// A number that the first caller computes; 0 until then. Threads that compute it at once store the same value.
+struct CachedNumber {
   std::atomic<std::uint64_t> value = 0;
 
-  KeptNumber() = default;
-  KeptNumber(const KeptNumber& other) : value(other.value.load()) {}
+  CachedNumber() = default;
+  CachedNumber(const CachedNumber& other) : value(other.value.load()) {}
 };
 
-struct LayoutParts {
+struct LayoutData {
   LayoutKind kind;
   Stream stream;
   Index ranks = 0;
@@ -29,10 +30,17 @@ struct LayoutParts {
   Index piece = 0;  // contiguous, zigzag
   Index stride = 1;
   std::vector<std::vector<Run>> runs = {};  // by rank: balanced and explicit only, the others are arithmetic
-  mutable KeptNumber fingerprint = {};
+  mutable CachedNumber fingerprint = {};
 
   bool regular() const { return kind != LayoutKind::balanced && kind != LayoutKind::explicit_runs; }
 };
+
+inline std::shared_ptr<const LayoutData> shared(LayoutData data) {
+  return std::make_shared<const LayoutData>(std::move(data));
+}
+
+// How a regular layout cuts its stream; Error for the others, whose runs are a table.
+RegularRuns::Cut cut_of(LayoutKind kind);
 
 // Runs sorted for search; see TableRuns.
 struct RunTable {
@@ -47,8 +55,8 @@ struct RunTable {
 
 struct RunSource {
   std::variant<RegularRuns, RunTable> runs;
-  std::shared_ptr<const LayoutParts> owner = {};  // keeps the offsets alive that RegularRuns points to
-  Index sequences = 0;                            // of the owner's stream
+  std::shared_ptr<const LayoutData> owner = {};  // keeps the offsets alive that RegularRuns points to
+  Index sequences = 0;                           // of the owner's stream
 };
 
 // The common stride of runs; Error if two differ. Runs of one row fit any.

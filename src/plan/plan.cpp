@@ -6,8 +6,8 @@
 #include "index.h"
 #include "plan/cut.h"
 #include "plan/layout_data.h"
-#include "plan/pairs.h"
 #include "plan/plan_subset.h"
+#include "plan/visible_pairs.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -17,7 +17,7 @@ namespace {
 const RegularRuns& lookup(const RegularRuns& runs) { return runs; }
 TableRuns lookup(const detail::RunTable& table) { return table.view(); }
 
-// Calls f with the two sides' ways to look runs up.
+// Calls f with the lookups of the two sides.
 template <class F>
 void with_runs(const RunList& q, const RunList& k, F&& f) {
   std::visit([&](const auto& a, const auto& b) { f(lookup(a), lookup(b)); }, q.source().runs, k.source().runs);
@@ -49,11 +49,7 @@ void check_stream(std::string_view side, const RunList& list, const Stream& stre
                 "make the layout from the problem's own packing");
 }
 
-}  // namespace
-
-namespace {
-
-// `each` calls with the numbers of the sequences to plan.
+// `each` calls its argument with the number of every sequence to plan.
 template <class Each>
 Plan plan_each(const Problem& problem, const RunList& q, const RunList& k, Each&& each) {
   const Packing& packing = problem.packing();
@@ -148,7 +144,7 @@ std::vector<Index> pairs_by_rank(const Problem& problem, const Layout& layout) {
   return pairs_by_rank(problem.global_slices(), layout, layout.rank_order());
 }
 
-double balance(std::span<const Index> pairs) {
+double imbalance(std::span<const Index> pairs) {
   double sum = 0;
   for (const Index p : pairs) sum += static_cast<double>(p);
   if (sum == 0) return 1;

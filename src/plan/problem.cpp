@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "plan/overlap.h"
+#include "plan/user_slices.h"
 #include "plan/views.h"
 #include "text.h"
 #include "weft/error.h"
@@ -32,7 +32,7 @@ Problem::Problem(Packing packing, Mask mask) {
                   "write the band of each slice into its lo and hi, and leave the rest at its default");
     mask.slices = checked_slices(std::move(*mask.slices), packing);
   }
-  parts_ = std::make_shared<const Parts>(Parts{std::move(packing), std::move(mask)});
+  data_ = std::make_shared<const Data>(Data{std::move(packing), std::move(mask)});
 }
 
 std::vector<Slice> Problem::global_slices() const {

@@ -1,11 +1,11 @@
-// How several threads share one sequence: each takes some of the runs.
+// Subsets of the runs of a lookup, by which several device threads share one sequence.
 #pragma once
 
 #include "plan/runs.h"
 
 namespace weft {
 
-// A lookup whose kind of cut is known when the code is compiled: the other kinds fall away, and the rest is inlined.
+// A lookup whose kind of cut is a template argument, so that the compiler drops the other kinds and inlines the rest.
 template <RegularRuns::Cut kCut>
 struct FixedRuns {
   RegularRuns runs;
@@ -18,10 +18,10 @@ struct FixedRuns {
   }
 };
 
-// Some of the runs that a lookup names, counted on from one question to the next, so that the parts one after another
-// name all that one would have named.
+// A contiguous part of the runs that a sequence of lookups names. `part` counts runs across the lookups, so that
+// subsets that follow each other name together what the whole would have named, in the same order.
 template <class Runs>
-struct PartOf {
+struct RunSubset {
   Runs runs;
   mutable Range part;
 

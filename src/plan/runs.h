@@ -14,7 +14,7 @@ struct Residues {
   Index width = kUnlimited;
 };
 
-// A layout given by arithmetic, and the ranks whose buffers lie one after another.
+// A layout given by arithmetic, and the ranks whose buffers are concatenated.
 struct RegularRuns {
   enum Cut { pieces, folded, folded_per_sequence, strided };
 
@@ -33,7 +33,7 @@ struct RegularRuns {
     Range all{0, kUnlimited};
     for_each(sequence, a, b, residues, all, f);
   }
-  // Only those of `part`, which then begins behind all runs that were named.
+  // The same for runs number part.begin to part.end alone; `part` is then moved past the runs that were counted.
   template <class F>
   WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, Range& part, F&& f) const {
     switch (cut) {
@@ -65,7 +65,7 @@ struct RegularRuns {
             min_of(members.count, floor_div(high - members.first, members.step) + 1)};
   }
 
-  // Which of `size` runs `part` asks for; it then begins behind them.
+  // Which of `size` runs are in `part`, which is then moved past them.
   WEFT_HD static Range take(Range& part, Index size) {
     const Range taken{min_of(part.begin, size), min_of(part.end, size)};
     part = {part.begin - taken.begin, is_unlimited(part.end) ? part.end : part.end - taken.end};
@@ -82,14 +82,14 @@ struct RegularRuns {
     }
   }
 
-  // 2·ranks pieces, rank r holds r and 2·ranks-1-r, one after the other. The last rank's two are neighbours: one run.
+  // 2·ranks pieces, of which rank r holds r and 2·ranks-1-r in this order. The last rank's two are one run.
   template <class F>
   WEFT_HD void for_each_folded(const Fold& fold, Index a, Index b, Range& part, F&& f) const {
     a = max_of(a, fold.begin);
     b = min_of(b, fold.end);
     if (a >= b) return;
     const Index first = (a - fold.begin) / fold.piece, last = (b - 1 - fold.begin) / fold.piece;
-    // Members by their first pieces; then, from the last one to the first, by their second.
+    // First the members by their first pieces; then, from the last member to the first, by their second.
     const Range up = first <= ranks ? members_between(min_of(first, ranks - 1), min_of(last, ranks - 1)) : Range{};
     const Range down =
         last > ranks ? members_between(2 * ranks - 1 - last, 2 * ranks - 1 - max_of(first, ranks + 1)) : Range{};

@@ -1,6 +1,6 @@
 #include "weft/slice.h"
 
-#include "plan/pairs.h"
+#include "plan/visible_pairs.h"
 
 namespace weft {
 

@@ -92,6 +92,8 @@ struct TestStream {
   cudaStream_t stream = nullptr;
   TestStream() { expect_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
   ~TestStream() { cudaStreamDestroy(stream); }
+  TestStream(const TestStream&) = delete;
+  TestStream& operator=(const TestStream&) = delete;
   void wait() const { expect_ok(cudaStreamSynchronize(stream)); }
 };
 

@@ -7,8 +7,10 @@
 #include <list>
 #include <vector>
 
+#include "cuda/check.h"
+#include "cuda/device_array.h"
 #include "kernel/convert.h"
-#include "kernel/cuda/on_gpu.h"
+#include "kernel/on_device.h"
 
 namespace weft::test {
 
@@ -66,15 +68,15 @@ class GpuTensors {
     args.dsink = out(args.dsink);
     return args;
   }
-  Place place() const { return {DeviceKind::cuda, 0, stream_.get()}; }
-  cudaStream_t stream() const { return stream_.get(); }
+  Place place() const { return {DeviceKind::cuda, 0, stream_.stream}; }
+  cudaStream_t stream() const { return stream_.stream; }
 
   // All outputs, and what lies between their elements: NaN.
   void poison() const {
-    for (const Output& o : outputs_) WEFT_CUDA(cudaMemsetAsync(o.device, 0xff, spanned_bytes(o.host), stream_.get()));
+    for (const Output& o : outputs_) WEFT_CUDA(cudaMemsetAsync(o.device, 0xff, spanned_bytes(o.host), stream_.stream));
   }
   Results read() const {
-    WEFT_CUDA(cudaStreamSynchronize(stream_.get()));
+    WEFT_CUDA(cudaStreamSynchronize(stream_.stream));
     Results all;
     for (const Output& o : outputs_) {
       std::vector<char> bytes(spanned_bytes(o.host));
@@ -89,9 +91,9 @@ class GpuTensors {
     TensorView host;
     void* device;
   };
-  void* put(const ConstTensorView& view) { return all_.emplace_back(view.data, spanned_bytes(view)).data(); }
+  void* put(const ConstTensorView& view) { return all_.emplace_back(place(), view.data, spanned_bytes(view)).data(); }
 
-  CudaStream stream_;
+  TestStream stream_;
   std::list<DeviceBytes> all_;
   std::vector<Output> outputs_;
 };

@@ -200,7 +200,7 @@ struct Held {
 TEST_P(DeviceFaults, MemoryAndCopies) {
   const GpuTensors gpu;
   const Place place = gpu.place();
-  const CudaStream other;
+  const TestStream other;
   constexpr Index kBytes = 4000;
   std::vector<float> from(1000), a(1000), b(1000);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
@@ -210,7 +210,7 @@ TEST_P(DeviceFaults, MemoryAndCopies) {
     device::to_device(place, x.data, from.data(), kBytes);
     const Block of_x{.data = x.data, .rows = 1, .bytes = kBytes}, of_y{.data = y.data, .rows = 1, .bytes = kBytes};
     device::copy(place, {&of_x, 1}, {&of_y, 1});
-    device::follow(place, other.get());
+    device::follow(place, other.stream);
     device::give_back(device::take(place, kBytes));
     const device::HostCopy copies[] = {{a.data(), x.data, kBytes}, {b.data(), y.data, kBytes}};
     device::to_host(place, copies);

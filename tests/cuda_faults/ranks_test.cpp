@@ -217,14 +217,14 @@ struct KvRun {
             .kernel = place.kind == DeviceKind::cpu ? "cpu" : kernel,
             .place = place};
   }
-  Place place(Index rank) const { return {DeviceKind::cuda, 0, streams[at(rank)].get()}; }
+  Place place(Index rank) const { return {DeviceKind::cuda, 0, streams[at(rank)].stream}; }
   void one(Communicator& comm, KvBuffer& buffer) {
     run_sequence(setting, micros_of(setting), buffer, comm, *got, place(comm.rank()));
   }
 
   Setting setting;
   std::string kernel;
-  std::array<CudaStream, 2> streams;
+  std::array<TestStream, 2> streams;
   Tensors want{small_sequence(1)};
   std::optional<Tensors> got;
 };

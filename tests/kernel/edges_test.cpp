@@ -163,7 +163,7 @@ TEST(Edges, Heads1And128) {
 }
 
 class EdgesOfKernels : public BackwardKernelTest {};
-WEFT_FOR_EACH_KERNEL(EdgesOfKernels);
+WEFT_FOR_EACH_CPU_KERNEL(EdgesOfKernels);
 
 TEST_P(EdgesOfKernels, Widths1And3And255And256And512) {
   for (const Index dim : {1, 3, 255, 256, 512}) {

@@ -1,11 +1,13 @@
 // Every kernel's backward against the dense formula, at once and in parts of the keys, and against answers known
 // exactly.
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "kernel/kernel_features.h"
+#include "kernel/key_parts.h"
 #include "weft/error.h"
 
 namespace weft::test {
@@ -14,78 +16,146 @@ namespace {
 class KernelBackward : public BackwardKernelTest {
  protected:
   void expect_all(MakeProblems make, bool each_norm) {
-    Judge judge(dtype(), each_norm);
-    int n = 0;
-    for (const Judged& j : judged(dtype(), Pass::backward, make)) {
-      SCOPED_TRACE(j.problem.name);
-      const Outputs got(j.problem.p, n++ % 2 == 0 ? DType::f32 : DType::f64);
-      got.run(j.problem, kernel(), Pass::backward);
-      judge.backward(got.backward, j.want, j.problem.p);
+    for (const bool deterministic : {false, true}) {
+      if (deterministic && !on_gpu()) continue;  // CPU kernels always are
+      Judge judge(dtype(), each_norm);
+      int n = 0;
+      for (const Judged& j : judged(dtype(), Pass::backward, make)) {
+        SCOPED_TRACE(j.problem.name + (deterministic ? ", deterministic" : ""));
+        const Outputs got(j.problem.p, n++ % 2 == 0 ? DType::f32 : DType::f64);
+        got.run(j.problem, kernel(), Pass::backward, deterministic);
+        judge.backward(got.backward, j.want, j.problem.p);
+      }
     }
   }
+  void expect_parts_add_up(Index dqk, Index dv, bool add_keys);
 };
 WEFT_FOR_EACH_KERNEL(KernelBackward);
 
 TEST_P(KernelBackward, EveryFeature) { expect_all(feature_problems, true); }
-TEST_P(KernelBackward, HeadDimsAbove256) { expect_all(problems_above_256, true); }
 TEST_P(KernelBackward, RandomPlans) { expect_all(planned_problems, false); }
+TEST_P(KernelBackward, Wide) { expect_all(wide_problems, true); }
+TEST_P(KernelBackward, HeadDimsAbove256) {
+  if (const auto reason = refusal({.pass = Pass::backward, .dim_qk = 576, .dim_v = 512})) GTEST_SKIP() << *reason;
+  expect_all(problems_above_256, true);
+}
+
+// Both passes on random problems: WEFT_KERNEL_PROBLEMS of them, from the seed WEFT_KERNEL_SEED on.
+TEST_P(KernelBackward, RandomProblems) {
+  const char* asked = std::getenv("WEFT_KERNEL_PROBLEMS");
+  const int problems = asked != nullptr ? std::atoi(asked) : on_gpu() ? 60 : 12;
+  const char* from = std::getenv("WEFT_KERNEL_SEED");
+  const unsigned first = from != nullptr ? static_cast<unsigned>(std::atoi(from)) : 1000;
+  Judge plain(dtype(), false), steep(dtype(), false, false);
+  for (int i = 0; i < problems; ++i) {
+    Random random(first + static_cast<unsigned>(i));
+    const KernelProblem problem = random_problem(random, dtype());
+    const AttentionProblem& p = problem.p;
+    SCOPED_TRACE("problem " + std::to_string(first) + " + " + std::to_string(i) + ": rows " + std::to_string(p.tq) +
+                 ", keys " + std::to_string(p.tk) + ", dims " + std::to_string(p.dqk) + ":" + std::to_string(p.dv));
+    const Outputs got(p);
+    got.run(problem, kernel(), Pass::backward, i % 3 == 0);
+    const check::Expected want = expected_of(problem, Pass::backward);
+    Judge& judge = std::abs(p.scale.value_or(0)) * std::sqrt(static_cast<double>(p.dqk)) > 2 ? steep : plain;
+    judge.forward(got.forward, want, p);
+    judge.backward(got.backward, want, p);
+    if (HasFailure()) break;
+  }
+}
 
 // The forward's results may be left out; they are then computed anew.
 TEST_P(KernelBackward, OutAndLseMayBeLeftOut) {
   Judge judge(dtype(), false);
-  for (const Judged& j : judged(dtype(), Pass::backward, kSanitized ? planned_problems : feature_problems)) {
-    SCOPED_TRACE(j.problem.name);
-    const Outputs got(j.problem.p);
-    KernelBackwardArgs args = got.backward_args(j.problem);
-    args.out = args.lse = {};
-    attend_backward(args, kernel());
-    judge.backward(got.backward, j.want, j.problem.p);
+  for (const MakeProblems make : fewer_if_sanitized<MakeProblems>({wide_problems, feature_problems}, 1)) {
+    for (const Judged& j : judged(dtype(), Pass::backward, make)) {
+      SCOPED_TRACE(j.problem.name);
+      const Outputs got(j.problem.p);
+      BackwardArgs args = got.backward_args(j.problem);
+      args.out = args.lse = {};
+      attend_backward_on(kernel(), args);
+      judge.backward(got.backward, j.want, j.problem.p);
+    }
   }
 }
 
-// With the whole row's out and lse each part of the keys gives its share; gradients in f32, as a ring sums them.
-TEST_P(KernelBackward, PartsOfTheKeysAddUp) {
+// With the whole row's out and lse, dq of each part of the keys adds up; gradients in f32, as a ring sums them. dk and
+// dv are those of the part's keys, and with add_keys are added to what is there.
+void KernelBackward::expect_parts_add_up(Index dqk, Index dv, bool add_keys) {
+  SCOPED_TRACE("dims " + std::to_string(dqk) + ":" + std::to_string(dv) + (add_keys ? ", added in place" : ""));
   const AttentionProblem base{
-      .tq = 70, .tk = 131, .hq = 4, .hk = 2, .dqk = 24, .dv = 24, .dtype = dtype(), .sink = Sink::Kind::learnable};
+      .tq = 70, .tk = 131, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype(), .sink = Sink::Kind::learnable};
   KernelProblem problem{"", base};
   AttentionProblem& p = problem.p;
   p.slices = {{0, 50, 0, 100, -kUnlimited, 45}, {55, 70, 90, 131, -30, 60}};
   Random random(21);
   p.fill(random);
   const Outputs whole(p);
-  attend(whole.forward_args(problem), kernel());
+  attend_on(kernel(), whole.forward_args(problem));
   const check::Expected want =
       check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), DType::f32));
-  std::vector<double> dq(at(p.tq * p.hq * p.dqk)), dk(at(p.tk * p.hk * p.dqk)), dv(at(p.tk * p.hk * p.dv));
+  Backward step(p, DType::f32);
+  std::vector<double> zeros_dk(at(p.tk * p.hk * p.dqk)), zeros_dv(at(p.tk * p.hk * p.dv));
+  std::vector<double> sum_dq(at(p.tq * p.hq * p.dqk)), sum_dk = zeros_dk, sum_dv = zeros_dv;
   const auto add = [](std::vector<double>& to, const Buffer& part) {
     const std::vector<double> values = part.values();
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += values[i];
   };
+  step.dk.set(zeros_dk);
+  step.dv.set(zeros_dv);
   for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
-    std::vector<Slice> part = p.slices;
-    for (Slice& s : part) {
-      s.k_begin = min_of(s.k_end, max_of(s.k_begin, keys.begin));
-      s.k_end = max_of(s.k_begin, min_of(s.k_end, keys.end));
-    }
-    const Backward step(p, DType::f32);
-    KernelBackwardArgs args = whole.backward_args(problem);
+    const std::vector<Slice> part = keys_of(p.slices, keys);
+    if (!add_keys) step = Backward(p, DType::f32);
+    BackwardArgs args = whole.backward_args(problem);
     args.slices = part;
     args.dq = step.dq.view();
     args.dk = step.dk.view();
     args.dv = step.dv.view();
+    args.add_keys = add_keys;
     args.dsink = {};
-    attend_backward(args, kernel());
-    add(dq, step.dq);
-    add(dk, step.dk);
-    add(dv, step.dv);
+    attend_backward_on(kernel(), args);
+    add(sum_dq, step.dq);
+    if (add_keys) continue;
+    add(sum_dk, step.dk);
+    add(sum_dv, step.dv);
   }
   Judge judge(dtype(), true);
-  judge.close("dq", dq, want.dq, p.hq, p.dqk);
-  judge.close("dk", dk, want.dk, p.hk, p.dqk);
-  judge.close("dv", dv, want.dv, p.hk, p.dv);
+  judge.close("dq", sum_dq, want.dq, p.hq, p.dqk);
+  judge.close("dk", add_keys ? step.dk.values() : sum_dk, want.dk, p.hk, p.dqk);
+  judge.close("dv", add_keys ? step.dv.values() : sum_dv, want.dv, p.hk, p.dv);
+}
+TEST_P(KernelBackward, PartsOfTheKeysAddUp) {
+  constexpr std::pair<Index, Index> kDims[] = {{24, 24}, {192, 128}, {256, 256}};
+  for (const auto& [dqk, dv] : kDims)
+    for (const bool add_keys : {false, true}) expect_parts_add_up(dqk, dv, add_keys);
 }
 
-// dout, and out as somebody kept it, may be of other dtypes than q, k and v: read as what they are, or refused.
+// With add_keys, keys that nobody sees keep what they have, bit for bit, and so do K/V heads that nobody uses.
+TEST_P(KernelBackward, AddingLeavesOtherKeysAlone) {
+  KernelProblem problem{
+      "", {.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype(), .slices = {{0, 40, 10, 30}}}, {1, 1}};
+  AttentionProblem& p = problem.p;
+  Random random(27);
+  p.fill(random);
+  const Outputs got(p);
+  attend_on(kernel(), got.forward_args(problem));
+  const Backward sums(p, DType::f32);  // NaN, every byte 0xff
+  BackwardArgs args = got.backward_args(problem);
+  args.dk = sums.dk.view();
+  args.dv = sums.dv.view();
+  args.add_keys = true;
+  attend_backward_on(kernel(), args);
+  const auto all_ones = [](const Buffer& b, Index row, Index head) {
+    return static_cast<const unsigned*>(b.view().data)[b.view().offset(row, head)] == 0xffffffffu;
+  };
+  for (Index row = 0; row < p.tk; ++row)
+    for (Index head = 0; head < 2; ++head) {
+      if (head == 1 && row >= 10 && row < 30) continue;
+      EXPECT_TRUE(all_ones(sums.dk, row, head)) << row << ", " << head;
+      EXPECT_TRUE(all_ones(sums.dv, row, head)) << row << ", " << head;
+    }
+}
+
+// dout, and the forward's out, may be of other dtypes than q, k and v: read as what they are, or refused.
 TEST_P(KernelBackward, InputsOfAnyDType) {
   KernelProblem problem{"", {.tq = 30, .tk = 45, .dqk = 16, .dv = 16, .dtype = dtype()}};
   AttentionProblem& p = problem.p;
@@ -108,10 +178,10 @@ TEST_P(KernelBackward, InputsOfAnyDType) {
       args.dout = dout.view();
       args.out = out.view();
       try {
-        attend_backward(args, kernel());
+        attend_backward_on(kernel(), args);
       } catch (const Error& refused) {
         EXPECT_NE(std::string(refused.what()).find("dtype"), std::string::npos) << refused.what();
-        EXPECT_FALSE(of_dout == dtype() && of_out == dtype()) << refused.what();
+        EXPECT_FALSE(on_gpu() || (of_dout == dtype() && of_out == dtype())) << refused.what();
         continue;
       }
       Judge judge(dtype(), true);
@@ -130,15 +200,16 @@ TEST_P(KernelBackward, OneKeyHasNoGradientOfTheLogit) {
   problem.p.fill(random);
   const Outputs got(p);
   got.run(problem, kernel(), Pass::backward);
-  // |dout·v| <= 33·4; logits' slope 1 / sqrt(33); |k| <= 2; a sum of 33 terms in two orders.
-  const double tiny = 2 * 33 * 0x1p-24 * 33 * 4 / std::sqrt(33.0) * 2;
+  // |dout·v| <= 33·4; logits' slope 1 / sqrt(33); |k| <= 2; a sum of 33 terms in two orders, one of them
+  // truncated on a GPU.
+  const double tiny = (on_gpu() ? 4 : 2) * 33 * 0x1p-24 * 33 * 4 / std::sqrt(33.0) * 2;
   for (const double x : got.backward.dq.values()) ASSERT_LE(std::abs(x), tiny);
   for (const double x : got.backward.dk.values()) ASSERT_LE(std::abs(x), 2 * tiny);
   const std::vector<double> dv = got.backward.dv.values(), dout = problem.dout();
   for (Index row = 0; row < 200; ++row) {
     for (Index i = 0; i < p.dv; ++i) {
       const double want = dout[at(row * 2 * p.dv + i)] + dout[at((row * 2 + 1) * p.dv + i)];
-      // lse is rounded to f32, so a share of 1 may be off by some units of it.
+      // lse is rounded to f32, so a probability of 1 may be off by some units of it.
       ASSERT_NEAR(dv[at((row + 40) * p.dv + i)], want, check::rounding(dtype()).of(want) + 1e-5) << row << ", " << i;
     }
   }
@@ -164,7 +235,7 @@ TEST_P(KernelBackward, ZeroQueriesAtLargeSize) {
   got.run(problem, kernel(), Pass::backward);
   for (const double x : got.backward.dk.values()) ASSERT_EQ(x, 0);  // dS·q
   const std::vector<double> dv = got.backward.dv.values(), dout = p.dout.values();
-  const double share = check::rounding(dtype()).relative;  // of P
+  const double rounded_p = check::rounding(dtype()).relative;
   for (Index i = 0; i < p.dv; ++i) {
     double sum = 0, terms = 0;
     for (Index row = tokens - 1; row >= 0; --row) {
@@ -173,17 +244,19 @@ TEST_P(KernelBackward, ZeroQueriesAtLargeSize) {
         sum += term;
         terms += std::abs(term);
       }
-      ASSERT_NEAR(dv[at(row * p.dv + i)], sum, check::rounding(dtype()).of(sum) + (share + 2e-6) * terms)
+      ASSERT_NEAR(dv[at(row * p.dv + i)], sum, check::rounding(dtype()).of(sum) + (rounded_p + 2e-6) * terms)
           << "key " << row << ", " << i;
     }
   }
 }
 
-// A NaN that a row sees shows in all that depends on it, and in nothing else.
+// A NaN that a row sees shows in all that depends on it, and in nothing else; on a GPU, rows and keys of the same tile
+// may show it too.
 TEST_P(KernelBackward, ANanShows) {
-  KernelProblem problem{"", {.tq = 40, .tk = 90, .hq = 1, .dtype = dtype()}};
+  const Index tokens = on_gpu() ? 400 : 90, second = on_gpu() ? 200 : 20;
+  KernelProblem problem{"", {.tq = tokens, .tk = tokens, .hq = 1, .dtype = dtype()}};
   AttentionProblem& p = problem.p;
-  p.slices = {{0, 20, 0, 40}, {20, 40, 40, 90}};
+  p.slices = {{0, 20, 0, 40}, {second, tokens, max_of(second, 40), tokens}};
   Random random(25);
   p.fill(random);
   std::vector<double> q = p.q.values();
@@ -192,8 +265,11 @@ TEST_P(KernelBackward, ANanShows) {
   const Outputs got(p);
   got.run(problem, kernel(), Pass::backward);
   const std::vector<double> dq = got.backward.dq.values(), dk = got.backward.dk.values();
-  for (Index row = 0; row < p.tq; ++row) EXPECT_EQ(std::isnan(dq[at(row * p.dqk)]), row == 7) << "row " << row;
-  for (Index key = 0; key < p.tk; ++key) EXPECT_EQ(std::isnan(dk[at(key * p.dqk)]), key < 40) << "key " << key;
+  for (Index row = 0; row < tokens; ++row) {
+    if (row != 7 && row < 40 && on_gpu()) continue;
+    EXPECT_EQ(std::isnan(dq[at(row * p.dqk)]), row == 7) << "row " << row;
+  }
+  for (Index key = 0; key < tokens; ++key) EXPECT_EQ(std::isnan(dk[at(key * p.dqk)]), key < 40) << "key " << key;
 }
 
 // The forward's results are read, not computed anew: one more in every lse is a factor of 1/e in every P.
@@ -207,7 +283,7 @@ TEST_P(KernelBackward, GivenLseIsUsed) {
   std::vector<double> lse = got.forward.lse.values();
   for (double& x : lse) x += 1;
   got.forward.lse.set(lse);
-  attend_backward(got.backward_args(problem), kernel());
+  attend_backward_on(kernel(), got.backward_args(problem));
   const std::vector<double> after = got.backward.dv.values();
   for (std::size_t i = 0; i < after.size(); ++i) {
     EXPECT_NEAR(after[i], before[i] / std::exp(1.0), 8 * check::rounding(dtype()).relative + 1e-5) << i;

@@ -192,4 +192,86 @@ inline std::vector<KernelProblem> planned_problems(DType dtype) {
   return problems;
 }
 
+// Every class of widths with several tiles of rows and keys.
+inline std::vector<KernelProblem> wide_problems(DType dtype) {
+  constexpr std::pair<Index, Index> kDims[] = {{40, 40},   {64, 64},   {80, 96},   {128, 128}, {192, 128},
+                                               {129, 128}, {128, 192}, {200, 136}, {256, 256}, {8, 256}};
+  std::vector<KernelProblem> problems;
+  Random random(91);
+  for (const auto& [dqk, dv] : kDims) {
+    AttentionProblem p{.tq = 200, .tk = 290, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype};
+    p.slices = {{3, 90, 5, 170, -kUnlimited, 60}, {90, 190, 100, 280, -70, 120}};
+    p.sink = random.chance(0.5) ? Sink::Kind::learnable : Sink::Kind::none;
+    p.fill(random);
+    problems.push_back({"wide " + std::to_string(dqk) + ":" + std::to_string(dv), std::move(p)});
+  }
+  for (const auto& [dqk, dv] : {std::pair<Index, Index>{192, 128}, {256, 256}}) {
+    AttentionProblem p{.tq = 200, .tk = 290, .hq = 4, .hk = 2, .dqk = dqk, .dv = dv, .dtype = dtype, .softcap = 3};
+    p.slices = {{3, 190, 5, 280, -kUnlimited, 70}};
+    p.fill(random);
+    problems.push_back({"softcap " + std::to_string(dqk) + ":" + std::to_string(dv), std::move(p)});
+  }
+  return problems;
+}
+
+// Logits that grow from tile to tile of keys: in some rows beyond what exp can take, in rows beside them not at all.
+template <Index kWidth>
+std::vector<KernelProblem> growing_problem(DType dtype) {
+  KernelProblem problem{"width " + std::to_string(kWidth),
+                        {.tq = 300,
+                         .tk = 900,
+                         .hq = 4,
+                         .hk = 2,
+                         .dqk = kWidth,
+                         .dv = kWidth,
+                         .dtype = dtype,
+                         .scale = 1.0,
+                         .slices = {{0, 170, 5, 880, -kUnlimited, 700}, {180, 300, 0, 900, -120, 500}}}};
+  AttentionProblem& p = problem.p;
+  Random random(17);
+  p.fill(random);
+  std::vector<double> q = p.q.values(), k = p.k.values();
+  // An error of a logit is a relative error of its probability: the limit of f32's norm holds for small logits.
+  const double most = dtype == DType::f32 ? 0.5 : 30, steps[] = {0, 0.25, -1, 1, most / 4, most};
+  for (Index row = 0; row < p.tq; ++row)
+    for (Index head = 0; head < p.hq; ++head)
+      for (Index i = 0; i < p.dqk; ++i) {
+        double& x = q[at((row * p.hq + head) * p.dqk + i)];
+        x = i == 0 ? steps[at((row + 2 * head) % 6)] : x / 8;
+      }
+  for (Index key = 0; key < p.tk; ++key)
+    for (Index head = 0; head < p.hk; ++head) k[at((key * p.hk + head) * p.dqk)] = static_cast<double>(key / 64);
+  p.q.set_used(q, p.q_used);
+  p.k.set_used(k, p.k_used);
+  std::vector<KernelProblem> problems;
+  problems.push_back(std::move(problem));
+  return problems;
+}
+
+// Any shape, view, mask and feature.
+inline KernelProblem random_problem(Random& random, DType dtype) {
+  constexpr Index kWidths[] = {1, 3, 8, 16, 31, 40, 64, 72, 80, 96, 128, 136, 192, 200, 256};
+  const auto width = [&] { return kWidths[random.index(0, 14)]; };
+  AttentionProblem p;
+  p.dtype = dtype;
+  p.tq = random.index(1, random.chance(0.3) ? 300 : 90);
+  const Index part_keys = random.chance(0.3) ? 128 : 0;
+  p.tk = part_keys > 0 ? random.index(part_keys + 1, 300) : random.index(1, random.chance(0.3) ? 300 : 90);
+  p.hk = random.index(1, 3);
+  p.hq = p.hk * random.index(1, 3);
+  p.dqk = width();
+  p.dv = random.chance(0.5) ? p.dqk : width();
+  p.view = static_cast<ViewKind>(random.index(0, 3));
+  if (random.chance(0.3)) p.scale = random.value();
+  if (random.chance(0.2)) p.softcap = 0.5 + 10 * random.unit();
+  p.sink = static_cast<Sink::Kind>(random.index(0, 2));
+  p.slices = random_slices(random, p.tq, p.tk);
+  p.fill(random);
+  KernelProblem problem{"", std::move(p)};
+  if (random.chance(0.2))
+    for (Index h = 0; h < problem.p.hq; ++h) problem.head_map.push_back(random.index(0, problem.p.hk - 1));
+  problem.part_keys = part_keys;
+  return problem;
+}
+
 }  // namespace weft::test

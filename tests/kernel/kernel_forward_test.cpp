@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel/kernel_features.h"
+#include "kernel/key_parts.h"
 
 namespace weft::test {
 namespace {
@@ -25,8 +26,12 @@ class KernelForward : public ForwardKernelTest {
 WEFT_FOR_EACH_KERNEL(KernelForward);
 
 TEST_P(KernelForward, EveryFeature) { expect_all(feature_problems, true); }
-TEST_P(KernelForward, HeadDimsAbove256) { expect_all(problems_above_256, true); }
 TEST_P(KernelForward, RandomPlans) { expect_all(planned_problems, false); }
+TEST_P(KernelForward, Wide) { expect_all(wide_problems, true); }
+TEST_P(KernelForward, HeadDimsAbove256) {
+  if (const auto reason = refusal({.dim_qk = 576, .dim_v = 512})) GTEST_SKIP() << *reason;
+  expect_all(problems_above_256, true);
+}
 
 // Outputs need not be of the inputs' dtype: what is asked for in f32 is not rounded to 16 bits first.
 TEST_P(KernelForward, OutputsOfAnyDType) {
@@ -40,60 +45,31 @@ TEST_P(KernelForward, OutputsOfAnyDType) {
     check::Arithmetic by = check::kernel_arithmetic(dtype(), dtype());
     by.out = check::rounding(to);
     const Forward got(p, to);
-    KernelForwardArgs args = got.args(p);
-    attend(args, kernel());
+    attend_on(kernel(), got.args(p));
     const auto either = [&](DType d) { return dtype() == d || to == d; };
     Judge judge(either(DType::bf16) ? DType::bf16 : either(DType::f16) ? DType::f16 : DType::f32, true);
     judge.forward(got, check::expected(problem.dense(), {}, by), p);
   }
 }
 
-// The keys in parts, in any order: each part adds to the states, and the end is the whole.
-std::vector<std::vector<Slice>> key_parts(Random& random, const AttentionProblem& p) {
-  std::vector<Index> cuts = {0, p.tk};
-  for (Index i = random.index(0, 3); i > 0; --i) cuts.push_back(random.index(0, p.tk));
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<std::vector<Slice>> parts(cuts.size() - 1);
-  for (const Slice& s : p.slices) {
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      Slice part = s;
-      part.k_begin = min_of(s.k_end, max_of(s.k_begin, cuts[i]));
-      part.k_end = max_of(part.k_begin, min_of(s.k_end, cuts[i + 1]));
-      parts[i].push_back(part);
-    }
-  }
-  for (std::size_t i = parts.size(); i > 1; --i) std::swap(parts[i - 1], parts[at(random.index(0, Index(i) - 1))]);
-  return parts;
-}
-
+// Keys in parts and in any order: each call adds its part, and the end is the whole.
 TEST_P(KernelForward, PartialStepsGiveTheWhole) {
-  const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .partial = true};
-  if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+  if (const auto reason = refusal({.partial = true})) GTEST_SKIP() << *reason;
   Judge judge(dtype(), true);
   Random random(11);
+  int stepped = 0;
   for (const Judged& j : judged(dtype(), Pass::forward, feature_problems)) {
     SCOPED_TRACE(j.problem.name);
-    const AttentionProblem& p = j.problem.p;
-    const Outputs got(p);
-    const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
-    std::vector<RowState<float>> states(at(p.tq * p.hq));
-    KernelForwardArgs end = got.forward_args(j.problem);
-    end.partial = {sums.view(), states.data()};
-    KernelForwardArgs step = end;
-    step.out = step.lse = step.max_logit = {};
-    for (const std::vector<Slice>& part : key_parts(random, p)) {
-      step.slices = part;
-      attend(step, kernel());
-    }
-    finish_partial(finish_args(end));
-    judge.forward(got.forward, j.want, p);
+    if (judge_parts(judge, kernel(), j.problem, j.want, random_parts(random, j.problem.p.tk))) ++stepped;
+  }
+  if (find_kernel(kernel()).takes_steps != nullptr) {
+    EXPECT_GT(stepped, 5);
   }
 }
 
 // Rows that see no key of this call keep their state, bit for bit.
 TEST_P(KernelForward, PartialStepsLeaveOtherRowsAlone) {
-  const KernelRequest request{.dtype = dtype(), .dim_qk = 16, .dim_v = 16, .partial = true};
-  if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
+  if (const auto reason = refusal({.partial = true})) GTEST_SKIP() << *reason;
   KernelProblem problem{
       "",
       {.tq = 30, .tk = 40, .hq = 2, .dtype = dtype(), .slices = {{3, 9, 0, 40}, {12, 25, 0, 40, -kUnlimited, -20}}}};
@@ -107,17 +83,17 @@ TEST_P(KernelForward, PartialStepsLeaveOtherRowsAlone) {
   KernelForwardArgs args = none.forward_args(problem);
   args.out = args.lse = args.max_logit = {};
   args.partial = {sums.view(), states.data()};
-  attend(args, kernel());
+  attend_on(kernel(), args);
+  const std::vector<double> sum = sums.values();
   for (Index row = 0; row < p.tq; ++row) {
     const bool same = states[at(row * p.hq)] == RowState<float>{-1.5F, 3.0F};
     EXPECT_NE(same, p.q_used[at(row)]) << "row " << row;
-    const std::vector<double> sum = sums.values();
     EXPECT_NE(sum[at(row * p.hq * p.dv)] == 7.25, p.q_used[at(row)]) << "row " << row;
   }
 }
 
-// Queries of zero: every share is one over the number of keys. Values are small whole numbers, so that their sums are
-// exact, and only the division and the last rounding are not.
+// Queries of zero: every probability is one over the number of keys. Values are small whole numbers, so that their sums
+// are exact, and only the division and the last rounding are not.
 TEST_P(KernelForward, ZeroQueriesGiveMeans) {
   const Index tokens = kSanitized ? 700 : 2500;
   const Stream stream = padded({3, 3 + tokens, 40 + tokens}, {tokens - 6, 29}, tokens + 50);
@@ -158,7 +134,7 @@ TEST_P(KernelForward, ZeroQueriesGiveMeans) {
   }
 }
 
-// A row with one key: its share is exactly 1, and the output is the value, bit for bit.
+// A row with one key: its probability is exactly 1, and the output is the value, bit for bit.
 TEST_P(KernelForward, OneKeyGivesItsValue) {
   KernelProblem problem{"",
                         {.tq = 300,
@@ -211,6 +187,49 @@ TEST_P(KernelForward, HugeLogitsDoNotOverflowAndANanShows) {
   for (Index row = 0; row < p.tq; ++row) {
     EXPECT_EQ(std::isnan(bad.forward.lse.values()[at(row)]), row == 7) << "row " << row;
     EXPECT_EQ(std::isnan(bad.forward.out.values()[at(row * p.dv)]), row == 7) << "row " << row;
+  }
+}
+
+TEST_P(KernelForward, GrowingLogits) {
+  Judge judge(dtype(), false);
+  std::vector<MakeProblems> problems = fewer_if_sanitized<MakeProblems>({growing_problem<40>, growing_problem<128>}, 1);
+  // CPU kernels add 249 small products to a large first one, which may take more than the 16 roundings allowed.
+  if (on_gpu()) problems.push_back(growing_problem<250>);
+  for (const MakeProblems make : problems) {
+    const Judged& j = judged(dtype(), Pass::forward, make).front();
+    SCOPED_TRACE(j.problem.name);
+    const AttentionProblem& p = j.problem.p;
+    const Outputs got(p), plain(p);
+    got.run(j.problem, kernel(), Pass::forward);
+    judge.forward(got.forward, j.want, p);
+    ForwardArgs args = plain.forward_args(j.problem);
+    args.max_logit = {};  // cuda.sm90 has another instance for callers that do not ask for it
+    attend_on(kernel(), args);
+    judge.out_and_lse(plain.forward, j.want, p);
+    // The first keys of a later part outgrow the states of the parts before.
+    judge_parts(judge, kernel(), j.problem, j.want, {{0, 300}, {300, 310}, {310, 900}});
+  }
+}
+
+// f32 has its whole range: where a kernel splits it into parts of bf16, they neither overflow nor underflow before the
+// sum does.
+TEST_P(KernelForward, LargeAndSmallValues) {
+  if (dtype() != DType::f32) GTEST_SKIP() << "for f32";
+  for (const double size : {3.4e38, 1e36, 1e30, 1e-30, 1e-36}) {
+    KernelProblem problem{"", {.tq = 20, .tk = 40, .dqk = 8, .dv = 8, .dtype = DType::f32, .slices = {{0, 20, 0, 40}}}};
+    AttentionProblem& p = problem.p;
+    if (size > 1e38)
+      p.slices[0].lo = p.slices[0].hi = 3;  // one key each: a sum of several would pass the largest float
+    Random random(17);
+    p.fill(random);
+    std::vector<double> v = p.v.values();
+    for (double& x : v) x *= size / 2;
+    p.v.set(v);
+    const Outputs got(p);
+    got.run(problem, kernel(), Pass::forward);
+    const check::Comparison c =
+        check::worst_element(got.forward.out.values(), expected_of(problem, Pass::forward).out, p.hq, p.dv);
+    EXPECT_LE(c.ratio, 1) << size << ": got " << c.got << ", expected " << c.expected << ", allowed " << c.bound;
   }
 }
 

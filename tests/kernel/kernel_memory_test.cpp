@@ -9,7 +9,7 @@ namespace weft::test {
 namespace {
 
 using KernelMemory = BackwardKernelTest;
-WEFT_FOR_EACH_KERNEL(KernelMemory);
+WEFT_FOR_EACH_CPU_KERNEL(KernelMemory);
 
 // A tensor whose rows lie far apart, each on pages of its own. Pages that are never touched take no memory.
 class FarRows {

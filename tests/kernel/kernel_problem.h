@@ -1,12 +1,16 @@
-// The kernels to test, problems of every feature, and what the exact answer allows.
+// The fixture of tests over every kernel of the registry, problems for them, and the error that is allowed.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstdio>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,22 +18,11 @@
 
 #include "check/judge.h"
 #include "kernel/attention_problem.h"
+#include "kernel/on_device.h"
+#include "sanitized.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
-// Sanitizers are slow: fewer of what is many.
-template <class T>
-std::vector<T> fewer_if_sanitized(std::vector<T> list, std::size_t kept) {
-  if (kSanitized) list.resize(kept);
-  return list;
-}
 
 struct KernelParam {
   std::string kernel;
@@ -40,11 +33,26 @@ struct KernelParam {
   }
 };
 
-// Every kernel of the build with every dtype; what a kernel refuses is skipped with its reason.
-inline std::vector<KernelParam> kernel_params() {
+// Kernels of the build on one kind of device, with every dtype. On a machine without a GPU those for GPUs have no
+// instances, and the list that is printed says so; what else a kernel refuses is skipped with its reason.
+inline std::vector<KernelParam> kernel_params(DeviceKind on) {
   std::vector<KernelParam> params;
-  for (const Kernel& kernel : kernels())
+  std::string names;
+  const bool absent = on == DeviceKind::cuda && device::count() == 0;
+  for (const Kernel& kernel : kernels()) {
+    if (device_of(kernel.name) != on) continue;
+    names.append(" ").append(kernel.name);
+    if (absent) continue;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) params.push_back({std::string(kernel.name), dtype});
+  }
+  static std::map<DeviceKind, bool> printed;
+  if (!names.empty() && !std::exchange(printed[on], true))
+    std::printf("%s%s\n", absent ? "no GPU here, so these kernels are not tested:" : "kernels:", names.c_str());
+  return params;
+}
+inline std::vector<KernelParam> kernel_params() {
+  std::vector<KernelParam> params = kernel_params(DeviceKind::cpu);
+  for (KernelParam& gpu : kernel_params(DeviceKind::cuda)) params.push_back(std::move(gpu));
   return params;
 }
 inline std::string param_name(const testing::TestParamInfo<KernelParam>& info) {
@@ -54,18 +62,28 @@ inline std::string param_name(const testing::TestParamInfo<KernelParam>& info) {
 }
 #define WEFT_FOR_EACH_KERNEL(Suite) \
   INSTANTIATE_TEST_SUITE_P(Kernels, Suite, testing::ValuesIn(kernel_params()), param_name)
+#define WEFT_FOR_EACH_CPU_KERNEL(Suite) \
+  INSTANTIATE_TEST_SUITE_P(Kernels, Suite, testing::ValuesIn(kernel_params(DeviceKind::cpu)), param_name)
 
 template <Pass kPass>
 class KernelTest : public testing::TestWithParam<KernelParam> {
  protected:
   void SetUp() override {
-    for (const Pass pass : {Pass::forward, kPass}) {
-      const KernelRequest request{.pass = pass, .dtype = dtype(), .dim_qk = 16, .dim_v = 16};
-      if (const auto reason = find_kernel(kernel()).refusal(request)) GTEST_SKIP() << *reason;
-    }
+    for (const Pass pass : {Pass::forward, kPass})
+      if (const auto reason = refusal({.pass = pass})) GTEST_SKIP() << *reason;
   }
   const std::string& kernel() const { return GetParam().kernel; }
   DType dtype() const { return GetParam().dtype; }
+  bool on_gpu() const { return device_of(kernel()) == DeviceKind::cuda; }
+  // Why the kernel refuses a request of its dtype on its device; head dims are 16 unless given.
+  std::optional<std::string> refusal(KernelRequest request) const {
+    request.dtype = dtype();
+    request.device = device_of(kernel());
+    if (request.dim_qk == 0) request.dim_qk = request.dim_v = 16;
+    return find_kernel(kernel()).refusal(request);
+  }
+  // Forward alone where the kernel has no backward.
+  Pass last_pass() const { return refusal({.pass = Pass::backward}) ? Pass::forward : Pass::backward; }
 };
 using ForwardKernelTest = KernelTest<Pass::forward>;
 using BackwardKernelTest = KernelTest<Pass::backward>;
@@ -112,9 +130,12 @@ struct Outputs {
     args.lse = forward.lse.view();
     return args;
   }
-  void run(const KernelProblem& problem, const std::string& kernel, Pass last) const {
-    attend(forward_args(problem), kernel);
-    if (last == Pass::backward) attend_backward(backward_args(problem), kernel);
+  void run(const KernelProblem& problem, std::string_view kernel, Pass last, bool deterministic = false) const {
+    attend_on(kernel, forward_args(problem));
+    if (last == Pass::forward) return;
+    BackwardArgs args = backward_args(problem);
+    args.deterministic = deterministic;
+    attend_backward_on(kernel, args);
   }
 
   Forward forward;
@@ -160,9 +181,12 @@ class Judge {
 
   void forward(const Forward& got, const check::Expected& want, const AttentionProblem& p) {
     terms_ = max_of(terms_, max_of(p.tk, p.tq * p.hq / p.hk));
+    out_and_lse(got, want, p);
+    close("max_logit", got.max_logit.values(), want.max_logit, p.hq, 1);
+  }
+  void out_and_lse(const Forward& got, const check::Expected& want, const AttentionProblem& p) {
     close("out", got.out.values(), want.out, p.hq, p.dv);
     close("lse", got.lse.values(), want.lse, p.hq, 1);
-    close("max_logit", got.max_logit.values(), want.max_logit, p.hq, 1);
   }
   void backward(const Backward& got, const check::Expected& want, const AttentionProblem& p) {
     close("dq", got.dq.values(), want.dq, p.hq, p.dqk);
@@ -215,8 +239,8 @@ struct Judged {
 };
 using MakeProblems = std::vector<KernelProblem> (*)(DType dtype);
 inline const std::vector<Judged>& judged(DType dtype, Pass last, MakeProblems make) {
-  static std::map<std::pair<MakeProblems, DType>, std::vector<Judged>> made;
-  std::vector<Judged>& list = made[{make, dtype}];
+  static std::map<std::tuple<MakeProblems, DType, Pass>, std::vector<Judged>> cache;
+  std::vector<Judged>& list = cache[{make, dtype, last}];
   if (!list.empty()) return list;
   for (KernelProblem& problem : make(dtype)) {
     check::Expected want = expected_of(problem, last);

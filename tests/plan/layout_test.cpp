@@ -142,7 +142,7 @@ TEST(Layout, BalancedIsWithinTwoPercentOnOrdinaryPacks) {
       for (const Mask& mask : masks) {
         const Problem problem(stream, mask);
         const Layout l = Layout::balanced(problem, ranks);
-        const double b = balance(pairs_by_rank(problem, l));
+        const double b = imbalance(pairs_by_rank(problem, l));
         worst = std::max(worst, b);
         EXPECT_LE(b, 1.02) << ranks << " ranks, pack " << seed << ", mask " << (&mask - masks.data());
         EXPECT_EQ(l.rows(), (stream.tokens() + ranks - 1) / ranks);
@@ -169,7 +169,7 @@ TEST(Layout, BalancedTakesFewRuns) {
     std::size_t runs = 0;
     for (Index r = 0; r < p.ranks; ++r) runs += l.runs(r).runs().size();
     EXPECT_LE(runs, at(p.runs)) << p.seed;
-    EXPECT_LE(balance(pairs_by_rank(problem, l)), 1.005) << p.seed;
+    EXPECT_LE(imbalance(pairs_by_rank(problem, l)), 1.005) << p.seed;
   }
 }
 
@@ -177,7 +177,7 @@ TEST(Layout, BalancedBeatsTheOthersOnAHardPack) {
   Indices docs(40, 64);
   docs.push_back(30000);  // one long document at the end of many short ones
   const Problem problem(Stream::from_lengths(docs), {.causal = true});
-  const auto share = [&](LayoutKind kind) { return balance(pairs_by_rank(problem, make_layouts(kind, problem, 8).q)); };
+  const auto share = [&](LayoutKind kind) { return imbalance(pairs_by_rank(problem, make_layouts(kind, problem, 8).q)); };
   EXPECT_LE(share(LayoutKind::balanced), 1.02);
   EXPECT_GT(share(LayoutKind::contiguous), 1.5);
 }

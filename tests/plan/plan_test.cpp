@@ -27,8 +27,8 @@ TEST(Plan, SmallExample) {
             (std::vector<Slice>{{0, 2, 0, 2, -kInf, 0}, {2, 4, 5, 8, -kInf, 4}}));
   EXPECT_EQ(make_plan(p, l.runs(1), l.runs(0)).slices, (std::vector<Slice>{{0, 3, 0, 2, -kInf, 2}}));
   EXPECT_EQ(pairs_by_rank(p, l), (Indices{3 + 5, 12 + 1}));
-  EXPECT_DOUBLE_EQ(balance(pairs_by_rank(p, l)), 13 / 10.5);
-  EXPECT_EQ(balance(std::vector<Index>(2, (Index{1} << 24) + 1)), 1);  // more pairs than an f32 counts
+  EXPECT_DOUBLE_EQ(imbalance(pairs_by_rank(p, l)), 13 / 10.5);
+  EXPECT_EQ(imbalance(std::vector<Index>(2, (Index{1} << 24) + 1)), 1);  // more pairs than an f32 counts
   EXPECT_EQ(touched_keys(make_plan(p, l.runs(0), l.rank_order())), (std::vector<Range>{{0, 4}, {7, 8}}));
 }
 
@@ -102,7 +102,7 @@ TEST(Plan, PartsOneAfterAnotherMakeThePlan) {
     for (Index i = 0; i < p.packing().sequences(); ++i) {
       for (Index q_part = 0; q_part < 2; ++q_part) {  // a rank has no more runs of a sequence
         for (Index k_part = 0; k_part < parts; ++k_part) {
-          using Part = PartOf<RegularRuns>;
+          using Part = RunSubset<RegularRuns>;
           const Range mine{k_part * size, k_part == parts - 1 ? kUnlimited : (k_part + 1) * size};
           const SequencePlanner<Part, Part> planner{view(p.packing().q()), view(p.packing().k()),
                                                     view(p.mask()),        {*q_runs, {q_part, q_part + 1}},

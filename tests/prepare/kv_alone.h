@@ -116,5 +116,17 @@ inline List random_lengths(std::mt19937_64& engine) {
     lengths.push_back(engine() % 6 == 0 ? 0 : 1 + static_cast<Index>(engine() % (engine() % 2 == 0 ? 20 : 110)));
   return lengths;
 }
+inline Setting random_setting(std::mt19937_64& engine, Index micros, Index ranks, const Mask& mask, bool drop) {
+  Setting r{.lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = micros, .drop = drop};
+  r.seed = static_cast<unsigned>(engine());
+  r.ahead = engine() % 2 == 0;
+  r.sink = engine() % 2 == 0;
+  r.softcap = engine() % 2 == 0 ? 5 : 0;
+  return r;
+}
+inline testing::Message text_of(const Setting& r) {
+  return testing::Message() << r.micros << " micros " << r.ranks << " ranks left " << r.mask.left << " chunk "
+                            << r.mask.chunk.value_or(0) << " drop " << r.drop << " ahead " << r.ahead;
+}
 
 }  // namespace weft::test

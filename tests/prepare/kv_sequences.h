@@ -66,8 +66,8 @@ struct Tensors {
         dq(r.dtype, rows, r.heads_q, r.dim_qk),
         dk(r.dtype, rows, r.heads_k, r.dim_qk),
         dv(r.dtype, rows, r.heads_k, r.dim_v),
-        dsink(index(r.heads_q), 0.0),
-        max_logit(index(r.heads_q), -INFINITY) {
+        dsink(at(r.heads_q), 0.0),
+        max_logit(at(r.heads_q), -INFINITY) {
     for (Index h = 0; h < r.heads_q; ++h) sink.push_back(static_cast<float>(check::normal(engine)));
   }
   static Tensor make(const Setting& r, std::mt19937_64& engine, Index rows, Index heads, Index dim) {
@@ -200,8 +200,8 @@ inline void run_sequence(const Setting& r, const MicroSequences& micros, KvBuffe
   }
   for (Index m = 0; comm.rank() == 0 && m < r.micros; ++m) {
     for (Index h = 0; h < r.heads_q; ++h) {
-      t.max_logit[index(h)] = std::max(t.max_logit[index(h)], *max_logits.view.at<double>(m, h));
-      if (r.sink) t.dsink[index(h)] += *dsinks.view.at<double>(m, h);
+      t.max_logit[at(h)] = std::max(t.max_logit[at(h)], *max_logits.view.at<double>(m, h));
+      if (r.sink) t.dsink[at(h)] += *dsinks.view.at<double>(m, h);
     }
   }
 }

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "index.h"
 #include "refusal.h"
 #include "weft/plan.h"
 
@@ -38,7 +39,7 @@ void expect_whole(const Packs& packs, const List& lengths) {
     EXPECT_FALSE(packs.packs[p].empty());
     for (std::size_t i = 0; i < packs.packs[p].size(); ++i) {
       const Piece& piece = packs.packs[p][i];
-      by_document[static_cast<std::size_t>(piece.document)].push_back(piece);
+      by_document[at(piece.document)].push_back(piece);
       EXPECT_EQ(stream.used(static_cast<Index>(i)), piece.length);
       EXPECT_EQ(stream.offset(static_cast<Index>(i)) % packs.options.multiple, 0);
       tokens += piece.length;
@@ -239,9 +240,9 @@ void check_window(const Naive& naive, const Window& w, Index begin) {
     index_q.push_back(static_cast<Index>(lengths.size()));
     positions.push_back(token.position);
   }
-  List index_k(static_cast<std::size_t>(w.begin - first), 1);
+  List index_k(at(w.begin - first), 1);
   index_k.insert(index_k.end(), index_q.begin(), index_q.end());
-  for (const Index i : index_k) ++keys[static_cast<std::size_t>(i - 1)];
+  for (const Index i : index_k) ++keys[at(i - 1)];
   List cu_q{0}, cu_k{0};
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     cu_q.push_back(cu_q.back() + lengths[i]);
@@ -307,7 +308,7 @@ TEST(MicroSequences, RandomDocumentsTokenByToken) {
       for (Index r = 0; r < ranks; ++r) {
         const Window w = micros.window(r, m);
         check_window(naive, w, begin);
-        check_dense(naive, micros, w, masks[static_cast<std::size_t>(round) % masks.size()]);
+        check_dense(naive, micros, w, masks[at(round) % masks.size()]);
         padded_windows += !w.documents.empty() && w.documents.back() == kNoDocument ? 1 : 0;
       }
     }

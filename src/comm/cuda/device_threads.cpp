@@ -291,8 +291,8 @@ class DeviceExchange final : public Request::Pending {
   void post(Index number) {
     const std::lock_guard lock(board_->mutex);
     std::vector<std::shared_ptr<Post>>& board = board_->calls[number];
-    board.resize(slot(board_->ranks));
-    board[slot(mine_->rank)] = mine_;
+    board.resize(at(board_->ranks));
+    board[at(mine_->rank)] = mine_;
     const std::vector<std::shared_ptr<Post>> all = board;
     // Before any copy, which may fail.
     if (std::none_of(all.begin(), all.end(), [](const auto& post) { return post == nullptr; }))

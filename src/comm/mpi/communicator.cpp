@@ -1,6 +1,6 @@
-// Each message is MPI messages with the number of the call as their tag, which MPI matches in the order they were
-// sent. They go straight from and to the caller's memory, but for sums: those arrive in scratch and are added in
-// wait().
+// Ranks over MPI. A message is one or more MPI messages whose tag is the number of the call; MPI matches them in the
+// order they were sent. They go straight from and to the caller's memory, except those that are added: they arrive in
+// scratch memory, and wait() adds them.
 #include <algorithm>
 #include <cstddef>
 #include <exception>
@@ -24,7 +24,8 @@ namespace {
 // What a communicator and its calls share.
 struct Link {
   ~Link() {
-    // Unwinding, others may be elsewhere; MPI may be gone, or as good as gone. Then it ends with the process.
+    // MPI_Comm_free is collective: not while an exception unwinds, when other ranks may be elsewhere, nor if MPI cannot
+    // be called any more. The communicator then ends with the process.
     if (comm != MPI_COMM_NULL && running() && !lost() && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm);
   }
 
@@ -39,10 +40,10 @@ struct Link {
   bool whole = true;           // not a split
   std::vector<Index> members;  // ranks of the whole
   Index rank = 0;
-  Index last_tag = 32767;  // what MPI promises
+  Index last_tag = 32767;  // the least that MPI guarantees
 };
 
-// Takes the communicator.
+// Takes ownership of `comm`.
 std::shared_ptr<Link> make_link(MPI_Comm comm, const MpiOptions& options) {
   auto link = std::make_shared<Link>();
   link->comm = comm;
@@ -75,8 +76,8 @@ class Exchange final : public Request::Pending {
   std::shared_ptr<Link> link_;
   Index number_;
   std::vector<Message> sends_, receives_;
-  std::vector<const float*> arrived_;  // of each receive; null where it came to its place
-  Transfers transfers_;                // last: it goes first, and nobody touches the rest afterwards
+  std::vector<const float*> arrived_;  // scratch of each receive; null where it goes to its destination
+  Transfers transfers_;                // last, so that it is destroyed before the memory that it uses
 };
 
 Exchange::Exchange(std::shared_ptr<Link> link, Index number, std::vector<Message> sends, std::vector<Message> receives)
@@ -93,7 +94,7 @@ Exchange::Exchange(std::shared_ptr<Link> link, Index number, std::vector<Message
 }
 
 void Exchange::post_receives() {
-  bool added = false;  // to bytes that a later message may replace: then that has to come later
+  bool added = false;  // a later message may replace the same bytes, so it has to go through scratch too
   for (std::size_t i = 0; i < receives_.size(); ++i) {
     const Message& m = receives_[i];
     added = added || adds(m.combine);
@@ -146,7 +147,7 @@ void Exchange::finish_receives() {
               "name the same messages on both sides");
 }
 
-// The next message that this rank sends to itself.
+// Copies the next message that this rank sends to itself.
 void Exchange::take_own(const Message& to, std::size_t& next) const {
   while (next < sends_.size() && sends_[next].peer != link_->rank) ++next;
   const std::string self = link_->name(link_->rank);
@@ -211,7 +212,7 @@ struct Choice {
   friend auto operator<=>(const Choice&, const Choice&) = default;
 };
 
-// MPI's colors and keys are ints, so it is given places in the sorted list of all choices instead.
+// MPI's colors and keys are ints, so it is given positions in the sorted list of all choices instead.
 std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key) {
   Choice mine{color, key, rank()};
   std::vector<Choice> all(at(ranks()));

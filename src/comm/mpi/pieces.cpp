@@ -45,7 +45,7 @@ std::vector<std::vector<Block>> cut_in_pieces(std::span<const Block> blocks, Ind
 
 namespace {
 
-// Types that are needed until the one made of them is there.
+// The datatypes of blocks, which are freed when the datatype of the message has been made.
 struct Types {
   ~Types() {
     for (MPI_Datatype& type : made) MPI_Type_free(&type);

@@ -1,4 +1,4 @@
-// Messages as MPI takes them: in pieces that an int can count, each contiguous bytes or a datatype of its own.
+// Messages in the form that MPI takes: pieces whose size fits an int, each contiguous bytes or an MPI datatype.
 #pragma once
 
 #include <span>
@@ -13,11 +13,11 @@ namespace weft::mpi {
 // Bytes [begin, end) of a block, as blocks.
 void append_bytes(const Block& block, Index begin, Index end, std::vector<Block>& to);
 
-// In pieces of `largest` bytes and a last one; one, of no bytes, for an empty message. How blocks are cut does not
-// matter, so both sides get the same pieces.
+// Cuts a message into pieces of `largest` bytes and a last one; an empty message is one empty piece. The pieces do not
+// depend on how blocks are cut, so both sides get the same.
 std::vector<std::vector<Block>> cut_in_pieces(std::span<const Block> blocks, Index largest);
 
-// What to hand to MPI_Isend or MPI_Irecv; may go as soon as they return. A type rather than a packed copy: MPI then
+// The arguments of MPI_Isend or MPI_Irecv, to be freed any time after the call. A datatype, not a packed copy: MPI then
 // moves row by row into its own buffers, which is faster in all shapes measured (docs/performance.md).
 class Typed {
  public:

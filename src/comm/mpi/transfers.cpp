@@ -6,25 +6,26 @@
 
 #include "comm/mpi/pieces.h"
 #include "comm/mpi/session.h"
+#include "index.h"
 
 namespace weft::mpi {
 
 namespace {
 
-// A rank that unwinds has something to say: it does not wait long for its messages to end.
+// A rank that unwinds an exception does not wait long for its messages to end, so that it can report the cause.
 constexpr double kWhenFailing = 1;  // seconds
 
-constexpr std::chrono::milliseconds kAwake{5};  // then another rank computes: leave it the core
+constexpr std::chrono::milliseconds kAwake{5};  // after that other ranks compute: leave them the core
 constexpr std::chrono::microseconds kNap{50};
 
-// Memory that MPI has not let go of, and never will: the process is about to end.
+// Keeps memory that MPI may still use until the process ends, which is about to happen.
 void abandon(std::vector<Scratch> scratch) {
   static std::vector<Scratch> all;
   for (Scratch& one : scratch) all.push_back(std::move(one));
 }
 
-// Of all communicators: MPI is used by one thread at a time.
-std::vector<Transfers*>& under_way() {
+// The transfers of all communicators. No lock: MPI is used by one thread at a time.
+std::vector<Transfers*>& in_flight() {
   static std::vector<Transfers*> all;
   return all;
 }
@@ -50,7 +51,7 @@ void Patience::pause() const {
 }
 
 Transfers::Transfers(MPI_Comm comm, int tag, const MpiOptions& options) : comm_(comm), tag_(tag), options_(options) {
-  under_way().push_back(this);
+  in_flight().push_back(this);
 }
 
 void Transfers::post(Way way, std::size_t message, Index peer, std::vector<Block> blocks) {
@@ -72,8 +73,8 @@ void Transfers::post_piece(Part part, std::vector<Block> blocks) {
 }
 
 Transfers::Inbox& Transfers::inbox(Index peer) {
-  const auto at = std::find_if(inboxes_.begin(), inboxes_.end(), [&](const Inbox& i) { return i.peer == peer; });
-  return at != inboxes_.end() ? *at : inboxes_.emplace_back(Inbox{peer, {}});
+  const auto found = std::find_if(inboxes_.begin(), inboxes_.end(), [&](const Inbox& i) { return i.peer == peer; });
+  return found != inboxes_.end() ? *found : inboxes_.emplace_back(Inbox{peer, {}});
 }
 
 void Transfers::send(const Part& part, std::span<const Block> blocks) {
@@ -91,7 +92,7 @@ void Transfers::receive(const Part& part, std::span<const Block> blocks, MPI_Mes
         "MPI_Imrecv");
 }
 
-// Messages of one peer come in the order in which it sent them.
+// Receives what has arrived from one peer, in the order in which it was sent.
 bool Transfers::take(Inbox& from) {
   bool moved = false;
   while (!from.expected.empty()) {
@@ -105,10 +106,9 @@ bool Transfers::take(Inbox& from) {
     from.expected.pop_front();
     MPI_Count got = 0;
     check(MPI_Get_elements_x(&status, MPI_BYTE, &got), "MPI_Get_elements_x");
-    if (got != next.part.bytes) {  // taken all the same, so that its sender can end
+    if (got != next.part.bytes) {  // received all the same, so that its sender can end
       wrong_.push_back({next.part.message, from.peer, got, next.part.bytes});
-      float* aside =
-          keep(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(got) / sizeof(float) + 1)).get();
+      float* aside = keep(std::make_unique_for_overwrite<float[]>(at(got) / sizeof(float) + 1)).get();
       next.blocks = {{.data = aside, .rows = 1, .bytes = got}};
     }
     receive(next.part, next.blocks, &message);
@@ -122,7 +122,7 @@ bool Transfers::test() {
   check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
         "MPI_Testsome");
   if (count == MPI_UNDEFINED) return false;
-  left_ -= static_cast<std::size_t>(count);
+  left_ -= at(count);
   return count > 0;
 }
 
@@ -135,7 +135,7 @@ bool Transfers::advance() {
 
 bool Transfers::advance_all() {
   bool moved = false;
-  for (Transfers* one : under_way()) moved |= one->advance();
+  for (Transfers* one : in_flight()) moved |= one->advance();
   return moved;
 }
 
@@ -151,7 +151,7 @@ std::vector<Index> Transfers::peers_left() const {
 }
 
 Transfers::~Transfers() {
-  for (Inbox& from : inboxes_) {  // what has not come is not waited for
+  for (Inbox& from : inboxes_) {  // nothing is received any more
     left_ -= from.expected.size();
     from.expected.clear();
   }
@@ -163,7 +163,7 @@ Transfers::~Transfers() {
       break;
     }
   }
-  std::erase(under_way(), this);
+  std::erase(in_flight(), this);
   if (done()) return;
   set_lost();
   abandon(std::move(scratch_));

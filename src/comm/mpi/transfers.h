@@ -15,7 +15,7 @@
 
 namespace weft::mpi {
 
-// Time without progress: yields at first, then sleeps between looks, and is over after a limit.
+// A time limit on waiting without progress. pause() yields at first, and sleeps later.
 class Patience {
  public:
   explicit Patience(double seconds);
@@ -32,20 +32,20 @@ class Patience {
 using Scratch = std::unique_ptr<float[]>;
 
 // A message is received only when it is there and its size is known (MPI_Improbe, MPI_Imrecv): a receive that is posted
-// before and is too short is an overrun in some MPI (Open MPI 4.1 over shared memory), not an error. So calls under way
-// have to be moved on whichever is waited for.
+// before and is too short is an overrun in some MPI (Open MPI 4.1 over shared memory), not an error. So every wait has
+// to advance all calls in flight.
 class Transfers {
  public:
   enum class Way { send, receive };
-  // A message that came, and is not what was expected.
+  // A message that arrived with another size than expected.
   struct Mismatch {
-    std::size_t message = 0;  // as it was posted
+    std::size_t message = 0;  // its number as it was posted
     Index peer = 0;
     Index got = 0, expected = 0;  // bytes of the piece
   };
 
   Transfers(MPI_Comm comm, int tag, const MpiOptions& options);
-  // Takes back what has not ended (see mpi_world), and returns when MPI has let go of the memory, or never will.
+  // Gives up what has not ended (see mpi_world), and returns when MPI no longer uses the memory, or never will stop to.
   ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
@@ -57,7 +57,7 @@ class Transfers {
   const std::vector<Mismatch>& wrong() const { return wrong_; }
   std::vector<Index> peers_left() const;
 
-  // Whether something of any call of this process moved.
+  // Advances all calls of this process; returns whether anything moved.
   static bool advance_all();
 
  private:
@@ -88,8 +88,8 @@ class Transfers {
   MpiOptions options_;
   std::vector<Inbox> inboxes_;
   std::vector<MPI_Request> requests_;
-  std::vector<Part> parts_;  // of each request
-  std::size_t left_ = 0;     // expected, and under way
+  std::vector<Part> parts_;  // what each request moves
+  std::size_t left_ = 0;     // messages expected or in flight
   std::vector<Mismatch> wrong_;
   std::vector<Scratch> scratch_;
   std::vector<int> ended_;

@@ -42,13 +42,13 @@ ContextParts::ContextParts(const Place& where)
 void ContextParts::enter() {
   WEFT_CUDA(cudaSetDevice(place.device));
   const std::atomic_ref<int> code(page->fault.code);
-  if (code.load(std::memory_order_acquire) == Fault::none) return;
-  const Fault fault = page->fault;
+  if (code.load(std::memory_order_acquire) == OffsetFault::none) return;
+  const OffsetFault fault = page->fault;
   // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
   if (!cuda::is_captured(stream())) {
     // In this order: if it fails, the fault stays too, since no other would be written.
     WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
-    page->fault = Fault{};
+    page->fault = OffsetFault{};
   }
   throw error_of(fault);
 }

@@ -7,7 +7,7 @@
 
 #include "cuda/forget.h"
 #include "cuda/memory.h"
-#include "plan/faults.h"
+#include "plan/offset_faults.h"
 #include "weft/device_plan.h"
 
 namespace weft {
@@ -25,7 +25,7 @@ struct ScanState {
 };
 
 struct FaultPage {
-  Fault fault;  // in host memory that the device can write; code last
+  OffsetFault fault;  // in host memory that the device can write; code last
 };
 
 // Where a kernel says what is wrong.
@@ -34,9 +34,9 @@ struct Reporter {
   FaultPage* page;  // the device's address of it
 
   // The first one stays until the host has seen it.
-  __device__ void report(const Fault& fault) const {
+  __device__ void report(const OffsetFault& fault) const {
     if (atomicCAS(&state->claimed, 0u, 1u) != 0u) return;
-    volatile Fault* to = &page->fault;
+    volatile OffsetFault* to = &page->fault;
     to->keys = fault.keys;
     to->sequence = fault.sequence;
     to->a = fault.a;

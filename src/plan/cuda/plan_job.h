@@ -35,7 +35,7 @@ struct PlanJob : PlanArgs {
     SharedSide<kScanThreads> q, k;
     bool ok[kScanThreads];
   };
-  using Planner = SequencePlanner<PartOf<Queries>, PartOf<Keys>>;
+  using Planner = SequencePlanner<RunSubset<Queries>, RunSubset<Keys>>;
 
   WEFT_HD int sequences() const { return static_cast<int>(q.sequences); }
   WEFT_HD int per_tile() const { return kScanThreads / (q_parts * k_parts); }
@@ -86,20 +86,21 @@ struct PlanJob : PlanArgs {
   __device__ void finish(ScanState& state) const {
     if (threadIdx.x != 0) return;
     const Index total = static_cast<Index>(state.total[0]);
-    Fault fault;
+    OffsetFault fault;
     if (state.worst != 0) {
       const unsigned long long key = ~state.worst;
       const int keys = static_cast<int>(key & 1);
-      fault = find_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), (keys != 0 ? k_runs : q_runs).multiple());
+      fault =
+          find_offset_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), (keys != 0 ? k_runs : q_runs).multiple());
       fault.keys = keys;
     } else {
       const Index q_needed = q_runs.rows_needed(q.extent().size()), k_needed = k_runs.rows_needed(k.extent().size());
-      if (total > capacity) fault = {Fault::few_slices, 0, 0, total, capacity};
-      if (k_needed > k_runs.rows) fault = {Fault::few_rows, 1, 0, k_needed, k_runs.rows};
-      if (q_needed > q_runs.rows) fault = {Fault::few_rows, 0, 0, q_needed, q_runs.rows};
+      if (total > capacity) fault = {OffsetFault::few_slices, 0, 0, total, capacity};
+      if (k_needed > k_runs.rows) fault = {OffsetFault::few_rows, 1, 0, k_needed, k_runs.rows};
+      if (q_needed > q_runs.rows) fault = {OffsetFault::few_rows, 0, 0, q_needed, q_runs.rows};
     }
-    *written = fault.code == Fault::none ? static_cast<std::int32_t>(total) : 0;
-    if (fault.code != Fault::none) reporter.report(fault);
+    *written = fault.code == OffsetFault::none ? static_cast<std::int32_t>(total) : 0;
+    if (fault.code != OffsetFault::none) reporter.report(fault);
   }
 };
 

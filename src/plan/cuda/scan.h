@@ -146,7 +146,7 @@ void launch_scan(const Job& job, const detail::ContextParts& context) {
 
 // --- The worst fault: of the first sequence, so that the same offsets give the same message ---
 
-__device__ inline void note_fault(ScanState* state, const Fault& fault) {
+__device__ inline void note_fault(ScanState* state, const OffsetFault& fault) {
   // Inverted, so that the largest is the first and zero is none.
   const unsigned long long key = static_cast<unsigned long long>(fault.sequence) << 8 | fault.code << 1 | fault.keys;
   atomicMax(&state->worst, ~key);

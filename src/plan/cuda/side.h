@@ -3,7 +3,7 @@
 
 #include "plan/cuda/scan.h"
 #include "plan/device_runs.h"
-#include "plan/faults.h"
+#include "plan/offset_faults.h"
 
 namespace weft {
 
@@ -22,17 +22,17 @@ __device__ void load_side(SharedSide<kSequences>& to, bool* ok, const OffsetsVie
                           ScanState* state, int first, int count) {
   const int t = static_cast<int>(threadIdx.x);
   if (t < count) {
-    Fault fault = find_fault(from, first + t, multiple);
+    OffsetFault fault = find_offset_fault(from, first + t, multiple);
     fault.keys = keys;
-    if (fault.code != Fault::none) note_fault(state, fault);
-    if (fault.code != Fault::none) ok[t] = false;
+    if (fault.code != OffsetFault::none) note_fault(state, fault);
+    if (fault.code != OffsetFault::none) ok[t] = false;
     to.offsets[t] = from.offset(first + t);
     to.used[t] = from.at(from.cu, first + t + 1) - from.at(from.cu, first + t);
     // The end of each is the beginning of the next; only the last needs its own.
     if (t == count - 1) to.offsets[count] = from.offset(first + count);
   }
   if (t == kScanThreads - 1) {
-    const Range extent = sane(from.extent(), from.tokens);
+    const Range extent = valid_extent(from.extent(), from.tokens);
     to.begin = extent.begin;
     to.end = extent.end;
   }

@@ -5,7 +5,7 @@
 #include "plan/cuda/divide.h"
 #include "plan/cuda/search.h"
 #include "plan/device_runs.h"
-#include "plan/faults.h"
+#include "plan/offset_faults.h"
 
 namespace weft {
 
@@ -33,7 +33,7 @@ struct TokenMap {
   __device__ Offsets32 offsets() const { return {stream.padded, stream.wide}; }
   __device__ Known known() const {
     const int first = probe(offsets(), 0, static_cast<int>(stream.sequences));
-    const Range extent = sane(stream.extent(), stream.tokens);
+    const Range extent = valid_extent(stream.extent(), stream.tokens);
     return {static_cast<int>(extent.begin), static_cast<int>(extent.size()), first};
   }
   __device__ Found sequence_at(const Known& known, int token) const {
@@ -117,13 +117,13 @@ struct TokenMap {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
     const Index thread = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
     for (Index i = thread; i < stream.sequences; i += threads) {
-      const Fault fault = find_fault(stream, i, multiple);
-      if (fault.code != Fault::none) reporter.report(fault);
+      const OffsetFault fault = find_offset_fault(stream, i, multiple);
+      if (fault.code != OffsetFault::none) reporter.report(fault);
     }
     if (thread != 0 || sequence_order) return;
     const RunsSpec spec{cut, false, stream.tokens, ranks.divisor, rows.divisor, {0, 1, 1}};
-    const Index needed = spec.rows_needed(sane(stream.extent(), stream.tokens).size());
-    if (needed > spec.rows) reporter.report({Fault::few_rows, 0, 0, needed, spec.rows});
+    const Index needed = spec.rows_needed(valid_extent(stream.extent(), stream.tokens).size());
+    if (needed > spec.rows) reporter.report({OffsetFault::few_rows, 0, 0, needed, spec.rows});
   }
 };
 
@@ -173,8 +173,8 @@ struct RangeMap {
   __device__ void check(const Reporter& reporter) const {
     const Index threads = Index{gridDim.x} * blockDim.x;
     for (Index i = Index{blockIdx.x} * blockDim.x + threadIdx.x; i < ranges; i += threads) {
-      if (cu[i] < 0) reporter.report({Fault::negative, 0, i, cu[i], 0});
-      if (cu[i + 1] < cu[i]) reporter.report({Fault::falling, 0, i, cu[i + 1], cu[i]});
+      if (cu[i] < 0) reporter.report({OffsetFault::negative, 0, i, cu[i], 0});
+      if (cu[i + 1] < cu[i]) reporter.report({OffsetFault::falling, 0, i, cu[i + 1], cu[i]});
     }
   }
 };

@@ -8,13 +8,15 @@ namespace weft {
 namespace {
 
 // The fault of the first faulty sequence, or of entries that do not fit.
-__device__ Fault final_fault(const ScanState& state, const OffsetsView& q, Index q_multiple, const OffsetsView& k,
-                             Index k_multiple, Index capacity) {
+__device__ OffsetFault final_fault(const ScanState& state, const OffsetsView& q, Index q_multiple, const OffsetsView& k,
+                                   Index k_multiple, Index capacity) {
   const Index total = static_cast<Index>(state.total[0]);
-  if (state.worst == 0) return total > capacity ? Fault{Fault::few_slices, 0, 0, total, capacity} : Fault{};
+  if (state.worst == 0)
+    return total > capacity ? OffsetFault{OffsetFault::few_slices, 0, 0, total, capacity} : OffsetFault{};
   const unsigned long long key = ~state.worst;
   const int keys = static_cast<int>(key & 1);
-  Fault fault = find_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), keys != 0 ? k_multiple : q_multiple);
+  OffsetFault fault =
+      find_offset_fault(keys != 0 ? k : q, static_cast<Index>(key >> 8), keys != 0 ? k_multiple : q_multiple);
   fault.keys = keys;
   return fault;
 }
@@ -91,15 +93,15 @@ struct StepJob {
 
   // Past the last entry: nothing, at the end.
   __device__ void finish(ScanState& state) const {
-    Fault fault = final_fault(state, q, 2 * ranks, k, 1, out.capacity);
-    const Index held = sane(q.extent(), q.tokens).size() / ranks;
-    if (fault.code == Fault::none && rows != 0 && held > rows) fault = {Fault::few_rows, 0, 0, held, rows};
-    const bool sound = fault.code == Fault::none;
+    OffsetFault fault = final_fault(state, q, 2 * ranks, k, 1, out.capacity);
+    const Index held = valid_extent(q.extent(), q.tokens).size() / ranks;
+    if (fault.code == OffsetFault::none && rows != 0 && held > rows) fault = {OffsetFault::few_rows, 0, 0, held, rows};
+    const bool sound = fault.code == OffsetFault::none;
     const int entries = sound ? static_cast<int>(state.total[0]) : 0;
     const int q_sum = sound ? static_cast<int>(state.total[1]) : 0,
               k_sum = sound ? static_cast<int>(state.total[2]) : 0;
     const Index q_end = rows != 0 ? rows : held;
-    const Index k_end = kKind == StepKind::ring ? q_end : sane(k.extent(), k.tokens).end;
+    const Index k_end = kKind == StepKind::ring ? q_end : valid_extent(k.extent(), k.tokens).end;
     for (Index e = entries + threadIdx.x; e <= out.capacity; e += kScanThreads) {
       out.cu_seqlens_q[e] = q_sum;
       out.cu_seqlens_k[e] = k_sum;
@@ -202,11 +204,11 @@ struct ChunkJob {
     __syncthreads();
   }
   __device__ void finish(ScanState& state) const {
-    const Fault fault = final_fault(state, stream, 1, stream, 1, out.capacity);
-    const bool sound = fault.code == Fault::none;
+    const OffsetFault fault = final_fault(state, stream, 1, stream, 1, out.capacity);
+    const bool sound = fault.code == OffsetFault::none;
     const int entries = sound ? static_cast<int>(state.total[0]) : 0;
     const Index sum = sound ? stream.at(stream.cu, stream.sequences) - stream.at(stream.cu, 0) : 0;
-    const Index end = sane(stream.extent(), stream.tokens).end;
+    const Index end = valid_extent(stream.extent(), stream.tokens).end;
     for (Index e = entries + threadIdx.x; e <= out.capacity; e += kScanThreads) {
       out.cu_seqlens[e] = static_cast<std::int32_t>(sum);
       out.cu_seqlens_padded[e] = static_cast<std::int32_t>(end);

@@ -13,6 +13,7 @@
 
 #include "comm/plain_ranks.h"
 #include "device/device.h"
+#include "index.h"
 #include "weft/error.h"
 
 namespace weft {
@@ -73,13 +74,13 @@ TEST_P(DeviceCommunicator, GathersFromAllRanks) {
     const auto on = ranks.on(here());
     on->use(here().stream);
     for (Index count : {1, 3, 4, 1000}) {
-      const Numbers mine(std::vector<float>(static_cast<std::size_t>(count), static_cast<float>(ranks.rank())));
-      const Numbers all(static_cast<std::size_t>(4 * count));
+      const Numbers mine(std::vector<float>(at(count), static_cast<float>(ranks.rank())));
+      const Numbers all(at(4 * count));
       std::vector<Block> places;
       for (Index r = 0; r < 4; ++r) places.push_back(all.block(r * count, count));
       on->all_gather(mine.block(0, count), places).wait();
       const std::vector<float> got = all.values();
-      for (Index i = 0; i < 4 * count; ++i) ASSERT_EQ(got[static_cast<std::size_t>(i)], static_cast<float>(i / count));
+      for (Index i = 0; i < 4 * count; ++i) ASSERT_EQ(got[at(i)], static_cast<float>(i / count));
     }
     EXPECT_EQ(ranks.traffic().bytes_received, 3 * 4 * (1 + 3 + 4 + 1000));
   });
@@ -97,8 +98,7 @@ TEST_P(DeviceCommunicator, SumsInTheOrderOfRanks) {
     for (Index r = 0; r < 3; ++r) blocks.push_back(parts.block(r * 5, 5));
     on->reduce_scatter(blocks, mine.block(0, 5)).wait();
     const std::vector<float> got = mine.values();
-    for (std::size_t i = 0; i < 5; ++i)
-      EXPECT_EQ(got[i], static_cast<float>(static_cast<std::size_t>(ranks.rank()) * 5 + i + 1) * 6.0F);
+    for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(got[i], static_cast<float>(at(ranks.rank()) * 5 + i + 1) * 6.0F);
   });
 }
 
@@ -131,9 +131,9 @@ TEST_P(DeviceCommunicator, AddsAtOnceInTheOrderOfTheList) {
                               .combine = first ? Message::Combine::replace : Message::Combine::add,
                               .at_once = true});
           const std::vector<float> part = uneven(peer, kSize);
-          for (Index at = 0; at < kSize; ++at) {
-            float& sum = want[static_cast<std::size_t>(at / kWidth * apart + at % kWidth)];
-            sum = first ? part[static_cast<std::size_t>(at)] : sum + part[static_cast<std::size_t>(at)];
+          for (Index n = 0; n < kSize; ++n) {
+            float& sum = want[at(n / kWidth * apart + n % kWidth)];
+            sum = first ? part[at(n)] : sum + part[at(n)];
           }
         }
         on->exchange(std::move(sends), std::move(receives)).wait();
@@ -186,7 +186,7 @@ TEST_P(DeviceCommunicator, CutsBytesIntoOtherBlocks) {
     const std::vector<float> got = to.values();
     for (Index i = 0; i < 12; ++i) {
       const float want = static_cast<float>(100 * peer + i / 2 * 4 + i % 2);
-      EXPECT_EQ(got[static_cast<std::size_t>(1 + i / 3 * 5 + i % 3)], want) << i;
+      EXPECT_EQ(got[at(1 + i / 3 * 5 + i % 3)], want) << i;
     }
     EXPECT_EQ(got[0], -1.0F);
     EXPECT_EQ(got[4], -1.0F);

@@ -42,19 +42,19 @@ class GpuAgain : public GpuTest {
   }
   // Outputs of 32-bit numbers, without gaps.
   template <class Call>
-  static void expect_same_each_time(const char* what, const OnGpu& gpu, const std::vector<TensorView>& outputs,
+  static void expect_same_each_time(const char* what, const OnDevice& gpu, const std::vector<TensorView>& outputs,
                                     const Call& call) {
     SCOPED_TRACE(what);
     const auto stream = static_cast<cudaStream_t>(gpu.place().stream);
     const int zero = 0;
-    const DeviceBytes different(&zero, sizeof zero);
+    const DeviceBytes different(gpu.place(), &zero, sizeof zero);
     std::list<DeviceBytes> first;
     call();
     WEFT_CUDA(cudaStreamSynchronize(stream));
     for (const TensorView& out : outputs) {
       std::vector<char> host(spanned_bytes(out));
       WEFT_CUDA(cudaMemcpy(host.data(), out.data, host.size(), cudaMemcpyDeviceToHost));
-      first.emplace_back(host.data(), host.size());
+      first.emplace_back(gpu.place(), host.data(), host.size());
     }
     for (int n = 1; n < calls(); ++n) {
       call();
@@ -71,30 +71,29 @@ class GpuAgain : public GpuTest {
     EXPECT_EQ(count, 0) << "of all calls' outputs are not as in the first";
   }
 };
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuAgain, testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}),
-                         gpu_kernel_name);
+WEFT_FOR_SM90(GpuAgain);
 
 TEST_P(GpuAgain, Forward) {
   for (const Index width : {64, 128, 192, 256}) {
     SCOPED_TRACE(width);
     const KernelProblem problem = many_tiles(width);
     const Outputs host(problem.p);
-    OnGpu gpu;
-    const KernelForwardArgs all = on_gpu(gpu, host.forward_args(problem));
-    KernelForwardArgs plain = all;
+    OnDevice gpu(gpu_kernel);
+    const ForwardArgs all = gpu.bind(host.forward_args(problem));
+    ForwardArgs plain = all;
     plain.max_logit = {};
     expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
     expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
     const KernelProblem more = many_tiles(width, 200);  // than are computed in parts at once, with wide tiles too
     const Outputs more_host(more.p);
-    KernelForwardArgs cut = on_gpu(gpu, more_host.forward_args(more));
+    ForwardArgs cut = gpu.bind(more_host.forward_args(more));
     cut.max_logit = {};
     cut.keys_per_split = 128;
     expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
     const KernelProblem few = many_tiles(width, 3);
     const Outputs few_host(few.p);
-    KernelForwardArgs at_once = on_gpu(gpu, few_host.forward_args(few));
-    at_once.keys_per_split = 128;
+    ForwardArgs at_once = gpu.bind(few_host.forward_args(few));
+    at_once.part_keys = 128;
     expect_same_each_time("any, parts at once", gpu, {at_once.out, at_once.lse, at_once.max_logit},
                           [&] { attend(at_once, gpu_kernel); });
     at_once.max_logit = {};
@@ -123,8 +122,8 @@ TEST_P(GpuAgain, Backward) {
     const KernelProblem problem = many_tiles(width);
     const Outputs host(problem.p);
     gpu_attend(host.forward_args(problem));
-    OnGpu gpu;
-    KernelBackwardArgs args = on_gpu(gpu, host.backward_args(problem));
+    OnDevice gpu(gpu_kernel);
+    BackwardArgs args = gpu.bind(host.backward_args(problem));
     expect_same_each_time("any order of dq", gpu, {args.dk, args.dv}, [&] { attend_backward(args, gpu_kernel); });
     args.deterministic = true;
     expect_same_each_time("deterministic", gpu, {args.dq, args.dk, args.dv},

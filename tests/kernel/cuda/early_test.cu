@@ -42,8 +42,8 @@ TEST_P(GpuEarly, CallsAgain) {
         SCOPED_TRACE(j.problem.name + (deterministic ? ", deterministic" : ""));
         const Outputs got(j.problem.p);
         gpu_attend(got.forward_args(j.problem));
-        OnGpu gpu;
-        KernelBackwardArgs args = on_gpu(gpu, got.backward_args(j.problem));
+        OnDevice gpu(gpu_kernel);
+        BackwardArgs args = gpu.bind(got.backward_args(j.problem));
         args.deterministic = deterministic;
         for (int i = 0; i < 4; ++i) {
           for (const TensorView& view : {args.dq, args.dk, args.dv, args.dsink}) poison(view, args.place);
@@ -78,13 +78,13 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
   host.add_keys = true;
   if (!kernel.takes_steps_backward(host)) GTEST_SKIP() << "not of these arguments";
 
-  OnGpu gpu;
-  KernelBackwardArgs args = on_gpu(gpu, host);
+  OnDevice gpu(gpu_kernel);
+  BackwardArgs args = gpu.bind(host);
   const auto stream = static_cast<cudaStream_t>(args.place.stream);
   constexpr Index kSteps = 3;
   const Index keys = p.tk / kSteps;
   const std::size_t bytes = at(keys * p.hk * p.dqk) * 2;
-  const DeviceBytes k(host.k.data, bytes), v(host.v.data, bytes);
+  const DeviceBytes k(args.place, host.k.data, bytes), v(args.place, host.v.data, bytes);
   std::vector<Range> rows;
   for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
   const std::vector<Slice> slices = {{0, 150, 0, keys}, {150, 400, 0, keys}};

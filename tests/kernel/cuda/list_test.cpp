@@ -13,11 +13,11 @@ namespace {
 using test::Random;
 
 std::vector<int> pairs_of(const std::vector<Slice>& slices, Index rows, Index keys) {
-  std::vector<int> count(static_cast<std::size_t>(rows * keys), 0);
+  std::vector<int> count(at(rows * keys), 0);
   for (const Slice& s : slices)
     for (Index q = 0; q < rows; ++q)
       for (Index k = 0; k < keys; ++k)
-        if (sees(s, q, k)) ++count[static_cast<std::size_t>(q * keys + k)];
+        if (sees(s, q, k)) ++count[at(q * keys + k)];
   return count;
 }
 

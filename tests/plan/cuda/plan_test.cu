@@ -63,13 +63,13 @@ std::vector<Slice> plan_on_device(const Problem& problem, const RunList& q, cons
   planner.k.offsets = k_offsets.get();
   const Index n = qs.sequences();
   const unsigned blocks = static_cast<unsigned>(n / 128 + 1);
-  const DeviceArray<Index> counts(static_cast<std::size_t>(n));
+  const DeviceArray<Index> counts(at(n));
   count_slices<<<blocks, 128>>>(planner, n, counts.get());
   std::vector<Index> begins = counts.host();
   const Index total = std::accumulate(begins.begin(), begins.end(), Index{0});
   std::exclusive_scan(begins.begin(), begins.end(), begins.begin(), Index{0});
   const DeviceArray<Index> device_begins{std::span<const Index>(begins)};
-  const DeviceArray<Slice> slices(static_cast<std::size_t>(total));
+  const DeviceArray<Slice> slices(at(total));
   emit_slices<<<blocks, 128>>>(planner, n, device_begins.get(), slices.get());
   check(cudaGetLastError());
   return slices.host();

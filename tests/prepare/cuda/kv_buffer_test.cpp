@@ -32,15 +32,9 @@ TEST_P(DeviceKvBuffer, EqualsEachDocumentAlone) {
     std::mt19937_64 engine(i);
     const Index micros = kCounts[n / 18], ranks = kCounts[n / 6 % 3];
     const Mask mask = masks()[n / 2 % 3];
-    Setting r{.lengths = random_lengths(engine), .mask = mask, .ranks = ranks, .micros = micros};
+    Setting r = random_setting(engine, micros, ranks, mask, n % 2 == 1);
     r.dtype = GetParam();
-    r.drop = n % 2 == 1;
-    r.seed = static_cast<unsigned>(engine());
-    r.ahead = engine() % 2 == 0;
-    r.sink = engine() % 2 == 0;
-    r.softcap = engine() % 2 == 0 ? 5 : 0;
-    SCOPED_TRACE(testing::Message() << micros << " micros " << ranks << " ranks left " << mask.left << " chunk "
-                                    << mask.chunk.value_or(0) << " drop " << r.drop << " ahead " << r.ahead);
+    SCOPED_TRACE(text_of(r));
     Tensors t(r);
     run_all(r, t, kKernel);
     EXPECT_LE(Alone(r, t).worst_norm(), r.dtype == DType::f32 ? 1e-5 : 2e-2);

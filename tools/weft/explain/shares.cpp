@@ -97,7 +97,7 @@ Shares shares_of(const check::Case& c, const Problem& problem, const Layouts& la
   all.ranks.resize(at(c.ranks));
 
   const std::vector<Index> pairs = pairs_by_rank(problem, layouts.q);
-  all.balance = balance(pairs);
+  all.balance = imbalance(pairs);
   const double mean = static_cast<double>(problem.visible_pairs()) / static_cast<double>(c.ranks);
   const RealTokens real(problem.packing().q());
   for (Index r = 0; r < c.ranks; ++r) {

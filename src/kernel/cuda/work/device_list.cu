@@ -1,7 +1,7 @@
 #include "cuda/launch.h"
 #include "kernel/cuda/work/device_list.h"
 #include "plan/cuda/device_plan_data.h"
-#include "plan/pairs.h"
+#include "plan/visible_pairs.h"
 #include "text.h"
 
 namespace weft::cuda {
@@ -166,7 +166,7 @@ __device__ void finish(const ListJob& list, const Reporter& reporter) {
   if (entries > static_cast<unsigned long long>(list.capacity)) {
     for (int t = threadIdx.x; t < list.tiles; t += kThreads) list.ranges[t] = {0, 0};
     if (threadIdx.x == 0)
-      reporter.report({Fault::few_slices, list.keys ? 1 : 0, 0, static_cast<Index>(entries), list.capacity});
+      reporter.report({OffsetFault::few_slices, list.keys ? 1 : 0, 0, static_cast<Index>(entries), list.capacity});
   }
   sort_tiles(list);
 }

@@ -97,7 +97,7 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
 namespace weft::test {
 namespace {
 
-class GpuTurns : public GpuTest {
+class GpuDqOrder : public GpuTest {
  protected:
   static void expect_close(const Buffer& got, const Buffer& want) {
     const std::vector<double> a = got.values(), b = want.values();
@@ -107,8 +107,8 @@ class GpuTurns : public GpuTest {
       ASSERT_NEAR(a[i], b[i], 4 * check::rounding(want.view().dtype).of(b[i]) + 1e-5 * most) << i;
   }
   static void expect_same_twenty_times(const KernelProblem& problem, const Outputs& first) {
-    OnGpu gpu;
-    KernelBackwardArgs args = on_gpu(gpu, first.backward_args(problem));
+    OnDevice gpu(gpu_kernel);
+    BackwardArgs args = gpu.bind(first.backward_args(problem));
     args.deterministic = true;
     const auto run = [&] {
       attend_backward(args, gpu_kernel);
@@ -135,11 +135,10 @@ class GpuTurns : public GpuTest {
     expect_same_twenty_times(problem, got);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuTurns, testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}),
-                         gpu_kernel_name);
+WEFT_FOR_SM90(GpuDqOrder);
 
 // Slices of few rows and few keys, side by side: a tile is visited up to sixteen times by one item.
-TEST_P(GpuTurns, ManySlicesOfATile) {
+TEST_P(GpuDqOrder, ManySlicesOfATile) {
   Random random(73);
   for (const Index dim : {64, 128}) {
     for (const int kind : {0, 1, 2}) {
@@ -159,7 +158,7 @@ TEST_P(GpuTurns, ManySlicesOfATile) {
 }
 
 // One tile of dQ, and more tiles of keys than a GPU has multiprocessors.
-TEST_P(GpuTurns, MoreItemsThanBlocks) {
+TEST_P(GpuDqOrder, MoreItemsThanBlocks) {
   for (const Index dim : {64, 128}) {
     SCOPED_TRACE(dim);
     KernelProblem problem{"", {.tq = 20, .tk = 17500, .hq = 2, .hk = 1, .dqk = dim, .dv = dim, .dtype = dtype()}};
@@ -171,7 +170,7 @@ TEST_P(GpuTurns, MoreItemsThanBlocks) {
 }
 
 // Several waves of items of all lengths, too many for the dense formula: as without `deterministic`, but for rounding.
-TEST_P(GpuTurns, ManyItems) {
+TEST_P(GpuDqOrder, ManyItems) {
   const std::vector<Index> lengths_of = {1500, 200, 70, 600, 1};
   // Three heads do not become rows of one tile.
   const std::pair<Index, Mask> cases[] = {{64, {.causal = true}},

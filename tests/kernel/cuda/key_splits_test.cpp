@@ -1,14 +1,14 @@
 // Keys in parts: rows of few heads that see many, against the dense formula, with every feature, from slices on the
 // host and from a plan on the device.
 #include "kernel/cuda/gpu_problem.h"
+#include "kernel/query_cuts.h"
 #include "run/cuda/graph_rank.h"
 
 namespace weft::test {
 namespace {
 
-using GpuParts = GpuTest;
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuParts, testing::Values(GpuKernel{kSm90, DType::bf16}, GpuKernel{kSm90, DType::f16}),
-                         gpu_kernel_name);
+using GpuKeySplits = GpuTest;
+WEFT_FOR_SM90(GpuKeySplits);
 
 // Rows that see many parts, one, part of one, none; slices of which one has no keys in parts that another has; a window
 // that leaves parts out between two.
@@ -33,7 +33,7 @@ KernelProblem problem_of_parts(DType dtype, Index width, Index heads_k, Random& 
 }
 
 // With the features that a kernel of its own has, and without them.
-TEST_P(GpuParts, GiveTheWhole) {
+TEST_P(GpuKeySplits, GiveTheWhole) {
   Judge judge(dtype(), false);
   Random random(51);
   for (const Index width : {40, 64, 128, 192, 256}) {
@@ -83,7 +83,7 @@ KernelProblem with_heads_repeated(const KernelProblem& few, Index times) {
   return many;
 }
 // Parts of many heads are computed one after another.
-TEST_P(GpuParts, OneAfterAnotherAreAsAtOnce) {
+TEST_P(GpuKeySplits, OneAfterAnotherAreAsAtOnce) {
   constexpr Index kTimes = 200;
   Random random(55);
   for (const Index width : {64, 128, 192, 256}) {
@@ -112,7 +112,7 @@ TEST_P(GpuParts, OneAfterAnotherAreAsAtOnce) {
 }
 
 // A row of one part has the bits that it has without parts, whatever other rows of its tile see.
-TEST_P(GpuParts, RowsOfOnePartKeepTheirBits) {
+TEST_P(GpuKeySplits, RowsOfOnePartKeepTheirBits) {
   Random random(52);
   KernelProblem problem{"",
                         {.tq = 60,
@@ -136,8 +136,18 @@ TEST_P(GpuParts, RowsOfOnePartKeepTheirBits) {
   EXPECT_FALSE(std::equal(a.begin() + in_first, a.end(), b.begin() + in_first)) << "there were no parts";
 }
 
+// Whole Q has more tiles than are computed in parts at once, a rank's fewer: the bits are the same either way.
+TEST_P(GpuKeySplits, BitsDoNotDependOnHowQueriesAreCut) {
+  QueryCuts cuts{.dtype = dtype(), .heads = 200, .part_keys = 128};
+  for (const Index dim : {40, 128, 192, 256}) {
+    cuts.dqk = dim;
+    cuts.dv = dim == 192 ? 128 : dim - 8;
+    expect_same_however_cut(gpu_kernel, {.causal = true}, cuts);
+  }
+}
+
 // Padding of NaN lies beside keys, in all parts.
-TEST_P(GpuParts, GrowingLogitsAndNanBesideThem) {
+TEST_P(GpuKeySplits, GrowingLogitsAndNanBesideThem) {
   Judge judge(dtype(), false);
   for (const bool falling : {false, true}) {
     KernelProblem problem{"",
@@ -171,16 +181,15 @@ TEST_P(GpuParts, GrowingLogitsAndNanBesideThem) {
 }
 
 // Lists of the same slices with and without parts, and counters that are at 0 again.
-TEST_P(GpuParts, TheSameSlicesAgain) {
+TEST_P(GpuKeySplits, TheSameSlicesAgain) {
   Random random(54);
-  OnGpu gpu;
   KernelProblem problem = problem_of_parts(dtype(), 128, 1, random);
   std::vector<std::vector<std::uint64_t>> first;
   for (int round = 0; round < 3; ++round)
     for (const Index part_keys : {Index{128}, kUnlimited, Index{256}}) {
       problem.part_keys = part_keys;
       const Outputs got(problem.p);
-      gpu_attend(gpu, got.forward_args(problem));
+      gpu_attend(got.forward_args(problem));
       const std::vector<std::uint64_t> out = bits(got.forward.out);
       if (round == 0) first.push_back(out);
       EXPECT_EQ(out, first[part_keys == 128 ? 0 : part_keys == 256 ? 2 : 1]) << round;
@@ -190,7 +199,7 @@ TEST_P(GpuParts, TheSameSlicesAgain) {
 }
 
 // A plan on the device has other tiles, and parts that the host does not know of: the same bits, in a graph too.
-TEST_P(GpuParts, FromAPlanOnTheDevice) {
+TEST_P(GpuKeySplits, FromAPlanOnTheDevice) {
   const Setting settings[] = {{LayoutKind::dual_chunk, false, {.causal = true}, 2, 1},
                               {LayoutKind::zigzag, true, {.left = 400, .right = 30}, 3, 0},
                               {LayoutKind::contiguous, true, {.causal = true}, 4, 3}};

@@ -1,4 +1,4 @@
-#include "plan/overlap.h"
+#include "plan/user_slices.h"
 
 #include <algorithm>
 #include <map>

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// The same slices with bounds beyond any stream brought in: "no limit", or just out of reach.
+// Returns the slices with bounds beyond the longest stream set to unlimited, or to just out of reach.
 std::vector<Slice> checked_slices(std::vector<Slice> slices, const Packing& packing);
 
 }  // namespace weft

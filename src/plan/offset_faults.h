@@ -1,4 +1,4 @@
-// What can be wrong with offsets that only the device sees, found there and said on the host.
+// Faults of offsets in device memory: found on the device, reported on the host.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-struct Fault {
+struct OffsetFault {
   enum Code : int {
     none,
     negative,         // cu_seqlens[sequence] = a
@@ -29,7 +29,7 @@ struct Fault {
   Index a = 0, b = 0;
 };
 
-// One side's offsets where they lie.
+// One side's offsets in device memory.
 struct OffsetsView {
   const void* cu;
   const void* padded;  // may be `cu`
@@ -48,24 +48,25 @@ inline OffsetsView offsets_view(const DeviceStream& s) {
           s.sequences, s.tokens};
 }
 
-// Extents that sequences which pass the check cannot have are no extents: nothing is dealt out.
-WEFT_HD inline Range sane(Range extent, Index tokens) {
+// The extent, or an empty one if it is none that valid offsets can have: then nothing is dealt out.
+WEFT_HD inline Range valid_extent(Range extent, Index tokens) {
   return 0 <= extent.begin && extent.begin <= extent.end && extent.end <= tokens ? extent : Range{};
 }
 
-// Compared before subtracted: no value can overflow. If it finds nothing, [offset(i), offset(i+1)) lies in [0, tokens).
-WEFT_HD inline Fault find_fault(const OffsetsView& s, Index i, Index multiple) {
+// The first fault of sequence i. Values are compared before they are subtracted, so that nothing overflows. If there is
+// no fault, [offset(i), offset(i+1)) lies in [0, tokens).
+WEFT_HD inline OffsetFault find_offset_fault(const OffsetsView& s, Index i, Index multiple) {
   const Index cu = s.at(s.cu, i), cu_end = s.at(s.cu, i + 1), begin = s.offset(i), end = s.offset(i + 1);
-  if (cu < 0) return {Fault::negative, 0, i, cu, 0};
-  if (cu_end < cu) return {Fault::falling, 0, i, cu_end, cu};
-  if (begin < 0) return {Fault::padded_negative, 0, i, begin, 0};
-  if (end < begin) return {Fault::padded_falling, 0, i, end, begin};
-  if (cu_end - cu > end - begin) return {Fault::too_long, 0, i, cu_end - cu, end - begin};
-  if (end > s.tokens) return {Fault::past_tokens, 0, i, end, s.tokens};
-  if (multiple > 1 && (end - begin) % multiple != 0) return {Fault::not_multiple, 0, i, end - begin, multiple};
+  if (cu < 0) return {OffsetFault::negative, 0, i, cu, 0};
+  if (cu_end < cu) return {OffsetFault::falling, 0, i, cu_end, cu};
+  if (begin < 0) return {OffsetFault::padded_negative, 0, i, begin, 0};
+  if (end < begin) return {OffsetFault::padded_falling, 0, i, end, begin};
+  if (cu_end - cu > end - begin) return {OffsetFault::too_long, 0, i, cu_end - cu, end - begin};
+  if (end > s.tokens) return {OffsetFault::past_tokens, 0, i, end, s.tokens};
+  if (multiple > 1 && (end - begin) % multiple != 0) return {OffsetFault::not_multiple, 0, i, end - begin, multiple};
   return {};
 }
 
-Error error_of(const Fault& fault);
+Error error_of(const OffsetFault& fault);
 
 }  // namespace weft

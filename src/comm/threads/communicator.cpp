@@ -1,0 +1,90 @@
+#include "comm/threads/communicator.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "comm/threads/exchange.h"
+
+namespace weft::threads {
+
+namespace {
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  explicit ThreadCommunicator(Member self)
+      : Communicator(self.rank, static_cast<Index>(self.group->members.size())), self_(std::move(self)) {}
+
+  std::string_view name() const override { return "threads"; }
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives));
+  }
+  std::unique_ptr<Communicator> make_split(Index color, Index key) override;
+#ifdef WEFT_WITH_CUDA
+  std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override;
+#endif
+
+  Member self_;
+  Index calls_ = 0;
+};
+
+// What each rank says in a split.
+struct Choice {
+  Index color = 0, key = 0, rank = 0;
+};
+
+std::unique_ptr<Communicator> ThreadCommunicator::make_split(Index color, Index key) {
+  Choice mine{color, key, rank()};
+  std::vector<Choice> all(at(ranks()));
+  std::vector<Message> sends, receives;
+  for (Index peer = 0; peer < ranks(); ++peer) {
+    sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
+    receives.push_back({peer, {{.data = &all[at(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
+  }
+  const Index number = calls_;
+  start(std::move(sends), std::move(receives))->wait();  // not counted as traffic
+
+  std::erase_if(all, [&](const Choice& choice) { return choice.color != color; });
+  std::sort(all.begin(), all.end(),
+            [](const Choice& a, const Choice& b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
+  const auto me = std::find_if(all.begin(), all.end(), [&](const Choice& choice) { return choice.rank == rank(); });
+
+  const Lock lock(self_.world->mutex);
+  Group::Split& split = self_.group->splits[{number, color}];
+  if (split.group == nullptr) {  // the first rank makes it for all
+    split.group = std::make_shared<Group>();
+    for (const Choice& choice : all) split.group->members.push_back(self_.world_rank(choice.rank));
+    split.missing = static_cast<Index>(all.size());
+  }
+  Member member{self_.world, split.group, me - all.begin()};
+  if (--split.missing == 0) self_.group->splits.erase({number, color});
+  return std::make_unique<ThreadCommunicator>(std::move(member));
+}
+
+#ifdef WEFT_WITH_CUDA
+std::unique_ptr<DeviceCommunicator> ThreadCommunicator::make_on(const Place& place) {
+  // calls_ is the same on all ranks here, and no number is used twice: it names the board.
+  const Index number = calls_++;
+  std::shared_ptr<cuda::Board> board;
+  {
+    const Lock lock(self_.world->mutex);
+    Group::Boards& shared = self_.group->boards[number];
+    if (shared.board == nullptr) shared = {cuda::make_board(ranks()), ranks()};  // the first rank makes it for all
+    board = shared.board;
+    if (--shared.missing == 0) self_.group->boards.erase(number);
+  }
+  return cuda::make_device_threads(*this, std::move(board), place,
+                                   [this](std::vector<Message> sends, std::vector<Message> receives) {
+                                     return start(std::move(sends), std::move(receives));
+                                   });
+}
+#endif
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(Member self) {
+  return std::make_unique<ThreadCommunicator>(std::move(self));
+}
+
+}  // namespace weft::threads
