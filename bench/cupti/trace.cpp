@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "recorder.h"
 #include "tensor.h"
 #include "weft/executor.h"
@@ -49,7 +49,7 @@ struct Rank {
         dv(DType::bf16, rows, of.heads_k, kDim) {}
 
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
-  cuda::Stream compute;
+  cuda::PooledStream compute;
   cudaStream_t exchange = nullptr;
   std::uint64_t begin[2] = {}, end[2] = {};  // of the calls, by pass
   double alone[2] = {};                      // us of the calls before anything was recorded
@@ -80,9 +80,9 @@ void call(Executor& executor, const Rank& r, Pass pass) {
 
 // The streams that the communicators will take, one rank after another: kept ones come back, the last one first.
 std::vector<cudaStream_t> coming_streams() {
-  std::vector<std::unique_ptr<cuda::Stream>> some;
+  std::vector<std::unique_ptr<cuda::PooledStream>> some;
   std::vector<cudaStream_t> handles;
-  for (Index r = 0; r < kRanks; ++r) some.push_back(std::make_unique<cuda::Stream>(true));
+  for (Index r = 0; r < kRanks; ++r) some.push_back(std::make_unique<cuda::PooledStream>(true));
   for (const auto& s : some) handles.push_back(s->get());
   while (!some.empty()) some.pop_back();
   return handles;

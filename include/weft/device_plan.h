@@ -106,8 +106,8 @@ struct DeviceSlices {
 // --- One stream's scratch, and what the device found wrong ---
 
 namespace detail {
-struct ContextParts;
-struct DevicePlanParts;
+struct ContextData;
+struct DevicePlanData;
 }  // namespace detail
 
 // Counters that launches share, and a page of host memory where the device says what is wrong with its offsets. Make it
@@ -127,10 +127,10 @@ class WEFT_API DeviceContext {
   // Throws what work that has ended reported, once. Waits for nothing: synchronize the stream first to be sure.
   void check();
 
-  detail::ContextParts& parts() { return *parts_; }  // for Weft's own code
+  detail::ContextData& data() { return *data_; }  // for Weft's own code
 
  private:
-  std::unique_ptr<detail::ContextParts> parts_;
+  std::unique_ptr<detail::ContextData> data_;
 };
 
 // A list of slices in device memory, filled again and again at the same addresses; kernels take it as
@@ -154,10 +154,10 @@ class WEFT_API DevicePlan {
   DeviceSlices slices() const;
   std::vector<Slice> download() const;  // waits for the stream; for tests
 
-  detail::DevicePlanParts& parts() { return *parts_; }  // for Weft's own code
+  detail::DevicePlanData& data() { return *data_; }  // for Weft's own code
 
  private:
-  std::unique_ptr<detail::DevicePlanParts> parts_;
+  std::unique_ptr<detail::DevicePlanData> data_;
 };
 
 }  // namespace weft

@@ -15,7 +15,7 @@ struct Shape {
   std::size_t shared_bytes = 0;
   // Blocks may begin when those of the kernel before have said so (let_next_begin), or have ended; what that kernel
   // writes they read behind await_before.
-  bool early = false;
+  bool programmatic = false;
 };
 
 // More shared memory than a kernel has without asking is asked for once, on each device.
@@ -36,7 +36,7 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
+  config.numAttrs = shape.programmatic ? 1 : 0;
   WEFT_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

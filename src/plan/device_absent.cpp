@@ -8,8 +8,8 @@
 namespace weft {
 namespace detail {
 
-struct ContextParts {};
-struct DevicePlanParts {};
+struct ContextData {};
+struct DevicePlanData {};
 
 }  // namespace detail
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "check/twins.h"
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kernel/kernel_problem.h"
@@ -48,7 +48,7 @@ struct Cold {
     b.dv = twins.out(b.dv);
     f.place = b.place = twins.place();
     twins.send();
-    const cuda::Stream another(true);
+    const cuda::PooledStream another(true);
     device::follow(twins.place(), another.get());
     attend(f, kernel);
     attend_backward(b, kernel);

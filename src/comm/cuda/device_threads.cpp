@@ -15,11 +15,11 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
+#include "cuda/on_failure.h"
+#include "cuda/stream_array.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -36,17 +36,17 @@ struct AtOnce {
 // What one rank does in one call. Guarded by the board's mutex.
 struct Post {
   Index rank = 0;
-  std::vector<Message> sends, receives;      // what wait() adds is received aside first
-  int device = 0;                            // this rank's
-  std::shared_ptr<Stream> stream;            // of copies to this rank
-  Event ready;                               // where the caller's stream had come to
-  std::set<Index> awaited;                   // ranks whose messages it still needs
-  std::vector<std::shared_ptr<Post>> from;   // ranks that have come and are to be copied from
-  std::vector<Segment> segments;             // .. and what
-  std::vector<AtOnce> at_once;               // .. in the order of the list
-  std::vector<std::weak_ptr<Post>> to;       // ranks that have come and copy from this one
-  std::vector<std::shared_ptr<Event>> done;  // copies to this rank, and those that others made of its memory
-  std::optional<std::string> fault;          // the two sides do not fit
+  std::vector<Message> sends, receives;            // what wait() adds is received aside first
+  int device = 0;                                  // this rank's
+  std::shared_ptr<PooledStream> stream;            // of copies to this rank
+  PooledEvent ready;                               // where the caller's stream had come to
+  std::set<Index> awaited;                         // ranks whose messages it still needs
+  std::vector<std::shared_ptr<Post>> from;         // ranks that have come and are to be copied from
+  std::vector<Segment> segments;                   // .. and what
+  std::vector<AtOnce> at_once;                     // .. in the order of the list
+  std::vector<std::weak_ptr<Post>> to;             // ranks that have come and copy from this one
+  std::vector<std::shared_ptr<PooledEvent>> done;  // copies to this rank, and those that others made of its memory
+  std::optional<std::string> fault;                // the two sides do not fit
   bool withdrawn = false;
 };
 
@@ -82,7 +82,7 @@ void reach(int from, int to) {
     throw Error(text("GPU ", to, " cannot read memory of GPU ", from),
                 "give each rank a process of its own, with NCCL");
   const cudaError_t result = cudaDeviceEnablePeerAccess(from, 0);
-  if (result == cudaErrorPeerAccessAlreadyEnabled) return forget(result);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) return clear_last_error(result);
   check(result, "cudaDeviceEnablePeerAccess");
 }
 
@@ -130,14 +130,14 @@ void copy_to(Post& to) {
     if (from->withdrawn) to.fault = text("rank ", from->rank, " gave up a call that rank ", to.rank, " waits in");
   if (to.fault) return;
   try {
-    const OnDevice on(to.device);
+    const DeviceGuard on(to.device);
     for (const auto& from : sources) reach(from->device, to.device);
     const cudaStream_t stream = to.stream->get();
     WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
     for (const auto& from : sources)
       if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
-    const auto done = std::make_shared<Event>();
-    settled(stream, [&] {  // without the event nobody could wait for the copies
+    const auto done = std::make_shared<PooledEvent>();
+    synchronize_on_failure(stream, [&] {  // without the event nobody could wait for the copies
       copy(all, stream);
       to.awaited.empty() ? combine(to.at_once, stream) : put_aside(to.at_once, stream);
       WEFT_CUDA(cudaEventRecord(done->get(), stream));
@@ -218,7 +218,7 @@ class Asides {
 
 class DeviceExchange final : public Request::Pending {
  public:
-  DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<Stream> stream,
+  DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<PooledStream> stream,
                  const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
                  const HostCall& host_call)
       : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
@@ -252,7 +252,7 @@ class DeviceExchange final : public Request::Pending {
 
   void wait() override {
     meeting_->wait();
-    const OnDevice on(mine_->device);
+    const DeviceGuard on(mine_->device);
     const std::lock_guard lock(board_->mutex);
     if (mine_->fault)
       throw Error(*mine_->fault,
@@ -283,7 +283,7 @@ class DeviceExchange final : public Request::Pending {
     const std::lock_guard lock(board_->mutex);
     mine_->withdrawn = true;
     mine_->from.clear();  // two that wait for each other, or one for itself, would never end
-    for (const auto& done : mine_->done) forget(cudaEventSynchronize(done->get()));
+    for (const auto& done : mine_->done) clear_last_error(cudaEventSynchronize(done->get()));
   }
 
   static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
@@ -320,8 +320,8 @@ class DeviceThreads final : public DeviceCommunicator {
         board_(std::move(board)),
         place_(place),
         host_call_(std::move(host_call)) {
-    const OnDevice on(place.device);
-    stream_ = std::make_shared<Stream>(true);  // the next step waits for what it brings
+    const DeviceGuard on(place.device);
+    stream_ = std::make_shared<PooledStream>(true);  // the next step waits for what it brings
   }
 
   std::string_view name() const override { return "threads"; }
@@ -329,7 +329,7 @@ class DeviceThreads final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const OnDevice on(place_.device);
+    const DeviceGuard on(place_.device);
     return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place_, std::move(sends),
                                             std::move(receives), host_call_);
   }
@@ -338,7 +338,7 @@ class DeviceThreads final : public DeviceCommunicator {
   }
 
   std::shared_ptr<Board> board_;
-  std::shared_ptr<Stream> stream_;
+  std::shared_ptr<PooledStream> stream_;
   Place place_;  // with the caller's stream
   HostCall host_call_;
   Index calls_ = 0;

@@ -5,8 +5,8 @@
 
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
+#include "cuda/device_guard.h"
+#include "cuda/stream_array.h"
 #include "index.h"
 #include "text.h"
 #include "weft/error.h"
@@ -61,7 +61,7 @@ class PackedExchange final : public Request::Pending {
 
   void wait() override {
     moving_->wait();
-    const OnDevice on(device_);
+    const DeviceGuard on(device_);
     std::size_t next_own = 0;
     for (const Piece& p : receives_) {
       const bool self = p.message.peer == rank_;
@@ -102,7 +102,7 @@ class Packed final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const OnDevice on(place_.device);
+    const DeviceGuard on(place_.device);
     return std::make_unique<PackedExchange>(rank(), place_, std::move(sends), std::move(receives), carry_);
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {

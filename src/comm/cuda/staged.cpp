@@ -8,11 +8,11 @@
 
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
+#include "cuda/on_failure.h"
+#include "cuda/stream_array.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -26,14 +26,14 @@ class Stage {
  public:
   Stage(Index bytes, Staging where, cudaStream_t stream) {
     if (where == Staging::host)
-      host_ = std::make_unique<PinnedMemory>(static_cast<std::size_t>(max_of(bytes, 1)));
+      host_ = std::make_unique<PooledPinned>(static_cast<std::size_t>(max_of(bytes, 1)));
     else
       device_ = StreamArray<char>(static_cast<std::size_t>(bytes), stream);
   }
   char* get() const { return host_ != nullptr ? host_->get() : device_.get(); }
 
  private:
-  std::unique_ptr<PinnedMemory> host_;
+  std::unique_ptr<PooledPinned> host_;
   StreamArray<char> device_;
 };
 
@@ -41,9 +41,9 @@ class Stage {
 class Busy {
  public:
   ~Busy() {
-    for (const Entry& e : all_) forget(cudaEventSynchronize(e.done->get()));
+    for (const Entry& e : all_) clear_last_error(cudaEventSynchronize(e.done->get()));
   }
-  void keep(Stage stage, std::unique_ptr<Event> done) {
+  void keep(Stage stage, std::unique_ptr<PooledEvent> done) {
     while (!all_.empty() && is_over(*all_.front().done)) all_.pop_front();
     all_.push_back({std::move(stage), std::move(done)});
   }
@@ -51,11 +51,11 @@ class Busy {
  private:
   struct Entry {
     Stage stage;
-    std::unique_ptr<Event> done;
+    std::unique_ptr<PooledEvent> done;
   };
-  static bool is_over(const Event& done) {
+  static bool is_over(const PooledEvent& done) {
     const cudaError_t result = cudaEventQuery(done.get());
-    forget(result);  // not yet is no error
+    clear_last_error(result);  // not yet is no error
     return result == cudaSuccess;
   }
   std::deque<Entry> all_;
@@ -76,7 +76,7 @@ class StagedExchange final : public Request::Pending {
         out_(room(sends_), staging, caller_),
         in_(std::in_place, room(receives_), staging, caller_) {
     std::vector<Message> to, from;
-    settled(caller_, [&] { pack(to); });
+    synchronize_on_failure(caller_, [&] { pack(to); });
     char* at = in_->get();
     for (const Message& m : receives_) {
       if (!moves(m)) continue;
@@ -88,9 +88,9 @@ class StagedExchange final : public Request::Pending {
 
   void wait() override {
     moving_->wait();
-    const OnDevice on(device_);
-    auto done = std::make_unique<Event>();
-    settled(caller_, [&] { unpack(*done); });
+    const DeviceGuard on(device_);
+    auto done = std::make_unique<PooledEvent>();
+    synchronize_on_failure(caller_, [&] { unpack(*done); });
     busy_->keep(std::move(*in_), std::move(done));
   }
 
@@ -105,11 +105,11 @@ class StagedExchange final : public Request::Pending {
       to.push_back({m.peer, {block}});
       at += padded(m);
     }
-    const Event packed;
+    const PooledEvent packed;
     WEFT_CUDA(cudaEventRecord(packed.get(), caller_));
     WEFT_CUDA(cudaEventSynchronize(packed.get()));
   }
-  void unpack(const Event& done) const {
+  void unpack(const PooledEvent& done) const {
     char* at = in_->get();
     std::size_t next_own = 0;
     for (const Message& m : receives_) {
@@ -167,7 +167,7 @@ class Staged final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const OnDevice on(place_.device);
+    const DeviceGuard on(place_.device);
     return std::make_unique<StagedExchange>(rank(), place_, staging_, std::move(sends), std::move(receives), busy_,
                                             host_call_);
   }

@@ -9,10 +9,10 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
+#include "cuda/stream_array.h"
 #include "index.h"
 #include "text.h"
 #include "weft/error.h"
@@ -36,8 +36,8 @@ struct Link {
   Link(const Link&) = delete;
 
   ncclComm_t comm = nullptr;
-  cuda::Stream stream{true};  // the next step waits for what it brings
-  cuda::Event ready;          // where the caller's stream has come to
+  cuda::PooledStream stream{true};  // the next step waits for what it brings
+  cuda::PooledEvent ready;          // where the caller's stream has come to
 };
 
 // A message in one piece.
@@ -94,11 +94,11 @@ class NcclExchange final : public Request::Pending {
   }
 
   ~NcclExchange() override {
-    if (!waited_) cuda::forget(cudaEventSynchronize(done_.get()));
+    if (!waited_) cuda::clear_last_error(cudaEventSynchronize(done_.get()));
   }
 
   void wait() override {
-    const cuda::OnDevice on(device_);
+    const cuda::DeviceGuard on(device_);
     WEFT_CUDA(cudaStreamWaitEvent(caller_, done_.get()));
     waited_ = true;
     for (const Packed& p : receives_) {
@@ -132,7 +132,7 @@ class NcclExchange final : public Request::Pending {
   int device_;
   cudaStream_t caller_;
   std::vector<Packed> sends_, receives_;
-  cuda::Event done_;
+  cuda::PooledEvent done_;
   bool waited_ = false;
 };
 
@@ -140,7 +140,7 @@ class NcclCommunicator final : public DeviceCommunicator {
  public:
   NcclCommunicator(Communicator& ranks, const Place& place)
       : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), place_(place) {
-    const cuda::OnDevice on(place.device);
+    const cuda::DeviceGuard on(place.device);
     link_ = std::make_shared<Link>();
     ncclUniqueId id{};
     if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
@@ -159,7 +159,7 @@ class NcclCommunicator final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const cuda::OnDevice on(place_.device);
+    const cuda::DeviceGuard on(place_.device);
     return std::make_unique<NcclExchange>(link_, rank(), place_, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {

@@ -6,11 +6,11 @@
 
 #include "comm/cuda/segments.h"
 #include "cuda/capture.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
 #include "cuda/launch.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/on_failure.h"
 #include "device/device.h"
 #include "text.h"
 #include "weft/error.h"
@@ -29,12 +29,12 @@ class CudaMemory final : public Memory {
 
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
-    const cuda::OnDevice here(device_);
-    return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
+    const cuda::DeviceGuard here(device_);
+    return cuda::allocate_async(bytes > 0 ? bytes : 1, stream_);
   }
   void do_deallocate(void* data, std::size_t, std::size_t) override {
-    const cuda::OnDevice here(device_, std::nothrow);
-    cuda::give_memory(data, stream_);
+    const cuda::DeviceGuard here(device_, std::nothrow);
+    cuda::free_async(data, stream_);
   }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
@@ -126,7 +126,7 @@ cuda::Shape shape_of(const TensorView& view) { return shape_of(elements_of(view)
 
 template <class... Parameters, class... Arguments>
 void launch(const Place& place, void (*kernel)(Parameters...), const cuda::Shape& shape, Arguments&&... arguments) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   cuda::launch(kernel, shape, stream_of(place), std::forward<Arguments>(arguments)...);
 }
 
@@ -205,37 +205,37 @@ void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, 
 }
 
 void copy(const Place& place, std::span<const Block> from, std::span<const Block> to) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   cuda::copy(cuda::segments(from, to), stream_of(place));
 }
 
 void follow(const Place& place, void* stream) {
-  const cuda::OnDevice on(place.device);
-  const cuda::Event here;
+  const cuda::DeviceGuard on(place.device);
+  const cuda::PooledEvent here;
   WEFT_CUDA(cudaEventRecord(here.get(), static_cast<cudaStream_t>(stream)));
   WEFT_CUDA(cudaStreamWaitEvent(stream_of(place), here.get()));
 }
 
 void* take(const Place& place, Index bytes) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   void* data = nullptr;
   WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
   return data;
 }
-void give_back(void* data) noexcept { cuda::forget(cudaFree(data)); }
+void give_back(void* data) noexcept { cuda::clear_last_error(cudaFree(data)); }
 
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
 }
 
 // By way of pinned memory, because only copies to that go on beside each other.
 void to_host(const Place& place, std::span<const HostCopy> copies) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   std::size_t bytes = 1;
   for (const HostCopy& c : copies) bytes += static_cast<std::size_t>(c.bytes);
-  const cuda::PinnedMemory pinned(bytes);
-  cuda::settled(stream_of(place), [&] {
+  const cuda::PooledPinned pinned(bytes);
+  cuda::synchronize_on_failure(stream_of(place), [&] {
     char* to = pinned.get();
     for (const HostCopy& c : copies) {
       WEFT_CUDA(
@@ -257,7 +257,7 @@ void refuse_capture(const Place& place, std::string_view what) {
 }
 
 void synchronize(const Place& place) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
 }
 
@@ -269,7 +269,7 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
     Timed& operator=(const Timed&) = delete;
     cudaEvent_t event = nullptr;
   };
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   const Timed begin, end;
   WEFT_CUDA(cudaEventRecord(begin.event, stream_of(place)));
   work();
@@ -281,7 +281,7 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
 }
 
 void* thread_stream() {
-  thread_local const cuda::Stream mine;
+  thread_local const cuda::PooledStream mine;
   return mine.get();
 }
 

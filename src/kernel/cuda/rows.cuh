@@ -1,7 +1,7 @@
 // Rows of views in device memory: into tiles, and out of registers.
 #pragma once
 
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/portable/tile.cuh"
 #include "weft/tensor.h"
 
@@ -46,7 +46,7 @@ __device__ inline void store_element(void* data, DType dtype, Index at, float x)
 }
 
 // Eight elements from `at` on, zeros past `count`; 16 bytes at a time where they are aligned.
-__device__ inline void load_eight(const Source& from, Index at, int count, float (&x)[8]) {
+__device__ inline void load_eight(const InputView& from, Index at, int count, float (&x)[8]) {
   if (from.direct && count >= 8) {
     const void* data = from.view.data;
     if (from.view.dtype == DType::f32) {
@@ -71,7 +71,7 @@ __device__ inline void load_eight(const Source& from, Index at, int count, float
 }
 
 template <class N>
-__device__ inline void load_piece(const Source& from, Index at, int count, unsigned (&to)[N::kParts][4]) {
+__device__ inline void load_piece(const InputView& from, Index at, int count, unsigned (&to)[N::kParts][4]) {
   float x[8];
   load_eight(from, at, count, x);
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ inline void load_piece(const Source& from, Index at, int count, unsig
 // Rows first .. first + kRows of a head; those that are not valid(r), and columns past the view's, become zeros and are
 // not read. Asynchronous where it can be: copies_done() and a barrier before the tile is used.
 template <class N, int kRows, int kColumns, int kThreads, class Valid>
-__device__ inline void load_tile(unsigned to, const Source& from, int first, int head, const Valid& valid) {
+__device__ inline void load_tile(unsigned to, const InputView& from, int first, int head, const Valid& valid) {
   constexpr int kPieces = kColumns / 8, kAll = kRows * kPieces;
   static_assert(kAll % kThreads == 0 || kAll < kThreads);
   const int dim = static_cast<int>(from.view.dim);
@@ -101,7 +101,7 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
         const Index apart = 2 * kStep * from.view.row_stride;
 #pragma unroll
         for (int i = 0; i < kRows / kStep; ++i, at += apart)
-          copy_16(to + piece_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
+          cp_async_16(to + swizzled_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
         return;
       }
     }
@@ -110,7 +110,8 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
       const int r = i / kPieces, piece = i % kPieces;
       const bool zero = !valid(r) || piece * 8 >= dim;
       const Index at = zero ? 0 : offset_of(from.view, first + r, head) + piece * 8;
-      copy_16(to + piece_offset<kColumns>(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at, zero);
+      cp_async_16(to + swizzled_offset<kColumns>(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at,
+                  zero);
     }
     return;
   }
@@ -123,7 +124,7 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
 #pragma unroll
     for (int part = 0; part < N::kParts; ++part)
       asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(
-                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + piece_offset<kColumns>(r, piece)),
+                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + swizzled_offset<kColumns>(r, piece)),
                    "r"(parts[part][0]), "r"(parts[part][1]), "r"(parts[part][2]), "r"(parts[part][3])
                    : "memory");
   }

@@ -32,14 +32,14 @@ bool compiled_for_copy_engine() {
 
 }  // namespace
 
-ContextParts::ContextParts(const Place& where)
+ContextData::ContextData(const Place& where)
     : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
   page.reset(new (page_memory()) FaultPage{});
   WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page.get(), 0));
 }
 
-void ContextParts::enter() {
+void ContextData::enter() {
   WEFT_CUDA(cudaSetDevice(place.device));
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == Fault::none) return;
@@ -55,12 +55,12 @@ void ContextParts::enter() {
 
 }  // namespace detail
 
-DeviceContext::DeviceContext(const Place& place) : parts_(std::make_unique<detail::ContextParts>(place)) {}
+DeviceContext::DeviceContext(const Place& place) : data_(std::make_unique<detail::ContextData>(place)) {}
 DeviceContext::~DeviceContext() = default;
 DeviceContext::DeviceContext(DeviceContext&&) noexcept = default;
 DeviceContext& DeviceContext::operator=(DeviceContext&&) noexcept = default;
 
-const Place& DeviceContext::place() const { return parts_->place; }
-void DeviceContext::check() { parts_->enter(); }
+const Place& DeviceContext::place() const { return data_->place; }
+void DeviceContext::check() { data_->enter(); }
 
 }  // namespace weft

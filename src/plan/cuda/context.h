@@ -5,8 +5,8 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/forget.h"
-#include "cuda/memory.h"
+#include "cuda/last_error.h"
+#include "cuda/stream_array.h"
 #include "plan/faults.h"
 #include "weft/device_plan.h"
 
@@ -50,20 +50,22 @@ struct Reporter {
 namespace detail {
 
 struct FreePinned {
-  void operator()(void* data) const { cuda::forget(cudaFreeHost(data)); }  // waits for the work that may use it
+  void operator()(void* data) const {
+    cuda::clear_last_error(cudaFreeHost(data));
+  }  // waits for the work that may use it
 };
 template <class T>
 using Pinned = std::unique_ptr<T, FreePinned>;
 
-struct ContextParts {
+struct ContextData {
   Place place;
   cuda::StreamArray<ScanState> state;
   Pinned<FaultPage> page;            // the host's address
   FaultPage* device_page = nullptr;  // the device's
   bool has_copy_engine = false;      // bulk copies, in the GPU and in the code that was compiled for it
 
-  explicit ContextParts(const Place& where);
-  ContextParts(const ContextParts&) = delete;
+  explicit ContextData(const Place& where);
+  ContextData(const ContextData&) = delete;
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(place.stream); }
   Reporter reporter() const { return {state.get(), device_page}; }

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cuda/capture.h"
-#include "cuda/settle.h"
+#include "cuda/on_failure.h"
 #include "plan/cuda/device_plan_data.h"
 #include "plan/cuda/plan_job.h"
 #include "text.h"
@@ -29,7 +29,7 @@ void share_out(PlanArgs& job) {
 }
 
 // Both sides of one kind, or keys in sequence order: what schedules ask for has code of its own.
-void launch(const PlanArgs& args, const detail::ContextParts& context) {
+void launch(const PlanArgs& args, const detail::ContextData& context) {
   using enum RegularRuns::Cut;
   const RegularRuns::Cut q = args.q_runs.cut, k = args.k_runs.cut;
   if (q == pieces && k == pieces) return launch_plan<PieceRuns, PieceRuns>(args, context);
@@ -89,14 +89,14 @@ DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
   context.check();
   if (capacity < 0 || capacity > kMaxTokens)
     throw Error(text("a plan with room for ", capacity, " slices"), text("give a number from 0 to ", kMaxTokens));
-  parts_ = std::make_unique<detail::DevicePlanParts>(context.parts(), capacity);
+  data_ = std::make_unique<detail::DevicePlanData>(context.data(), capacity);
 }
 DevicePlan::~DevicePlan() = default;
 DevicePlan::DevicePlan(DevicePlan&&) noexcept = default;
 DevicePlan& DevicePlan::operator=(DevicePlan&&) noexcept = default;
 
 void DevicePlan::plan(const DevicePlanArgs& args) {
-  parts_->context->enter();
+  data_->context->enter();
   device_plan_capacity(args);  // refuses what cannot be planned here
   const bool self = args.k == DeviceStream{};
   const DeviceStream& k = self ? args.q : args.k;
@@ -115,20 +115,20 @@ void DevicePlan::plan(const DevicePlanArgs& args) {
                .k_parts = 1,
                .runs_a_q_part = 1,
                .runs_a_k_part = 1,
-               .slices = parts_->slices.get(),
-               .written = parts_->count.get(),
-               .capacity = parts_->capacity,
-               .reporter = parts_->context->reporter()};
+               .slices = data_->slices.get(),
+               .written = data_->count.get(),
+               .capacity = data_->capacity,
+               .reporter = data_->context->reporter()};
   share_out(job);
-  launch(job, *parts_->context);
-  parts_->q_rows = q_runs.buffer_rows();
-  parts_->k_rows = k_runs.buffer_rows();
-  parts_->per_row = device_slices_per_row(args);
-  parts_->per_key = device_slices_per_key(args);
+  launch(job, *data_->context);
+  data_->q_rows = q_runs.buffer_rows();
+  data_->k_rows = k_runs.buffer_rows();
+  data_->per_row = device_slices_per_row(args);
+  data_->per_key = device_slices_per_key(args);
 }
 
 void DevicePlan::upload(const Plan& plan) {
-  detail::DevicePlanParts& p = *parts_;
+  detail::DevicePlanData& p = *data_;
   p.context->enter();
   const Index n = static_cast<Index>(plan.slices.size());
   if (n > p.capacity)
@@ -150,7 +150,7 @@ void DevicePlan::upload(const Plan& plan) {
   const auto count = static_cast<std::int32_t>(n);
   std::memcpy(aside, &count, sizeof(count));
   std::transform(plan.slices.begin(), plan.slices.end(), aside + 1, device_slice);
-  cuda::settled(stream, [&] {
+  cuda::synchronize_on_failure(stream, [&] {
     WEFT_CUDA(cudaMemcpyAsync(p.count.get(), aside, sizeof(count), cudaMemcpyHostToDevice, stream));
     if (n > 0)
       WEFT_CUDA(cudaMemcpyAsync(p.slices.get(), aside + 1, plan.slices.size() * sizeof(DeviceSlice),
@@ -161,15 +161,15 @@ void DevicePlan::upload(const Plan& plan) {
   p.k_rows = plan.k_rows;
 }
 
-const Place& DevicePlan::place() const { return parts_->context->place; }
+const Place& DevicePlan::place() const { return data_->context->place; }
 
 DeviceSlices DevicePlan::slices() const {
-  const detail::DevicePlanParts& p = *parts_;
+  const detail::DevicePlanData& p = *data_;
   return {p.slices.get(), p.count.get(), p.capacity, p.q_rows, p.k_rows};
 }
 
 std::vector<Slice> DevicePlan::download() const {
-  const detail::DevicePlanParts& p = *parts_;
+  const detail::DevicePlanData& p = *data_;
   const cudaStream_t stream = p.context->stream();
   std::int32_t count = 0;
   WEFT_CUDA(cudaMemcpyAsync(&count, p.count.get(), sizeof(count), cudaMemcpyDeviceToHost, stream));

@@ -105,7 +105,7 @@ struct PlanJob : PlanArgs {
 
 // One file for each pair of lookups that has code of its own: they compile side by side.
 template <class Queries, class Keys>
-void launch_plan(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan(const PlanArgs& args, const detail::ContextData& context);
 
 using PieceRuns = FixedRuns<RegularRuns::pieces>;
 using FoldedRuns = FixedRuns<RegularRuns::folded>;
@@ -113,24 +113,24 @@ using DualRuns = FixedRuns<RegularRuns::folded_per_sequence>;
 using StridedRuns = FixedRuns<RegularRuns::strided>;
 
 template <>
-void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextData& context);
 
-#define WEFT_PLAN_JOB(Queries, Keys)                                                           \
-  template <>                                                                                  \
-  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextParts& context) { \
-    launch_scan(PlanJob<Queries, Keys>{args}, context);                                        \
+#define WEFT_PLAN_JOB(Queries, Keys)                                                          \
+  template <>                                                                                 \
+  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextData& context) { \
+    launch_scan(PlanJob<Queries, Keys>{args}, context);                                       \
   }
 
 }  // namespace weft

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 template <class Job>
-void launch_scan(const Job& job, const detail::ContextParts& context) {
+void launch_scan(const Job& job, const detail::ContextData& context) {
   const int tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
   const int tiles_a_block = (tiles + ScanState::kBlocks - 1) / ScanState::kBlocks;
   // No sequences: one block, which writes that there is nothing.

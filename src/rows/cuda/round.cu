@@ -121,7 +121,7 @@ void launch_type(const ConstTensorView& from, const TensorView& to, bool accumul
 }  // namespace
 
 void round_rows(DeviceContext& context, const ConstTensorView& from, const TensorView& to, bool accumulate) {
-  context.parts().enter();
+  context.data().enter();
   constexpr std::array<DType, 1> kFrom{DType::f32};
   constexpr std::array<DType, 3> kTo{DType::f32, DType::bf16, DType::f16};
   check_tensor(from, {.name = "from", .dtypes = kFrom});
@@ -133,7 +133,7 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
   ConstTensorView a = from;
   TensorView b = to;
   join_heads(a, b);
-  const cudaStream_t stream = context.parts().stream();
+  const cudaStream_t stream = context.data().stream();
   switch (to.dtype) {
     case DType::f32:
       return launch_type<float>(a, b, accumulate, stream);

@@ -20,7 +20,7 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
 }
 
 // `rows` of the launch, up to `task_bytes` to a task.
-inline RowCopy row_copy(const detail::ContextParts& context, Index rows, const RowTensor& from, const RowTensor& to,
+inline RowCopy row_copy(const detail::ContextData& context, Index rows, const RowTensor& from, const RowTensor& to,
                         Index task_bytes) {
   const int unit = unit_of(from, to);
   const Index units = to.row_bytes / unit, width = min_of(units, max_of(1, task_bytes / unit));
@@ -42,7 +42,7 @@ inline RowCopy row_copy(const detail::ContextParts& context, Index rows, const R
 
 // Tensors are checked.
 template <class Op, class Map>
-void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
+void launch_copy(const detail::ContextData& context, const Map& map, Index rows, const RowTensor& from,
                  const RowTensor& to) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);

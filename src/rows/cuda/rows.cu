@@ -76,7 +76,7 @@ __global__ void mark_valid(const __grid_constant__ ValidMask mask) {
   mask.tokens.check(mask.reporter);
 }
 
-void launch_mask(const detail::ContextParts& context, TokenMap tokens, Index rows, std::uint8_t* valid) {
+void launch_mask(const detail::ContextData& context, TokenMap tokens, Index rows, std::uint8_t* valid) {
   if (rows == 0) return;
   if (valid == nullptr) throw Error("the mask has no data", text("give a device pointer to ", rows, " bytes"));
   tokens.real_only = true;
@@ -94,13 +94,13 @@ void check_ranges(const DeviceRanges& ranges) {
 
 template <class Op>
 void move_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTensor& from, const RowTensor& to) {
-  context.parts().enter();
+  context.data().enter();
   check_ranges(ranges);
   check_row_tensor("from", from, from.rows, from.row_bytes);
   check_row_tensor("to", to, to.rows, from.row_bytes);
   check_two(from, to, "from and to");
   if (ranges.ranges == 0) return;
-  launch_copy<Op>(context.parts(), RangeMap{ranges.cu, ranges.from, ranges.to, static_cast<int>(ranges.ranges)},
+  launch_copy<Op>(context.data(), RangeMap{ranges.cu, ranges.from, ranges.to, static_cast<int>(ranges.ranges)},
                   ranges.rows, from, to);
 }
 
@@ -108,89 +108,89 @@ void move_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTe
 
 void sequence_to_rank_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
                             const RowTensor& sequence, const RowTensor& ranks) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
   check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
   check_two(sequence, ranks, "sequence and ranks");
   launch_copy<Replace>(
-      context.parts(),
+      context.data(),
       order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_rows, false),
       ranks.rows, sequence, ranks);
 }
 
 void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
                             const RowTensor& ranks, const RowTensor& sequence) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
   check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
   check_two(sequence, ranks, "sequence and ranks");
   launch_copy<Replace>(
-      context.parts(),
+      context.data(),
       order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_stream, false),
       sequence.rows, ranks, sequence);
 }
 
 void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
            const RowTensor& whole, const RowTensor& local) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("whole", whole, stream.tokens, whole.row_bytes);
   check_row_tensor("local", local, local.rows, whole.row_bytes);
   check_two(whole, local, "whole and local");
   check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_rows, true),
+  launch_copy<Replace>(context.data(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_rows, true),
                        local.rows, whole, local);
 }
 
 void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
              const RowTensor& local, const RowTensor& whole) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("whole", whole, stream.tokens, whole.row_bytes);
   check_row_tensor("local", local, local.rows, whole.row_bytes);
   check_two(whole, local, "whole and local");
   check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_tokens, false),
+  launch_copy<Replace>(context.data(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_tokens, false),
                        local.rows, local, whole);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const RowTensor& from, const RowTensor& to,
                      OtherRows others) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("from", from, stream.tokens, from.row_bytes);
   check_row_tensor("to", to, stream.tokens, from.row_bytes);
   OrderMap map{whole_stream(stream), OrderMap::same_rows, others == OtherRows::zero};
   map.tokens.real_only = true;
-  launch_copy<Replace>(context.parts(), map, to.rows, from, to);
+  launch_copy<Replace>(context.data(), map, to.rows, from, to);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
                      const RowTensor& from, const RowTensor& to, OtherRows others) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("from", from, from.rows, from.row_bytes);
   check_row_tensor("to", to, from.rows, from.row_bytes);
   check_rank_rows(layout, to.rows);
   OrderMap map = order_map(stream, layout, {rank, 1, 1}, to.rows, OrderMap::same_rows, others == OtherRows::zero);
   map.tokens.real_only = true;
-  launch_copy<Replace>(context.parts(), map, to.rows, from, to);
+  launch_copy<Replace>(context.data(), map, to.rows, from, to);
 }
 
 void valid_rows(DeviceContext& context, const DeviceStream& stream, std::uint8_t* valid) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
-  launch_mask(context.parts(), whole_stream(stream), stream.tokens, valid);
+  launch_mask(context.data(), whole_stream(stream), stream.tokens, valid);
 }
 
 void valid_rows(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank, Index rows,
                 std::uint8_t* valid) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_rank_rows(layout, rows);
-  launch_mask(context.parts(), ranks_rows(stream, layout, {rank, 1, 1}, rows), rows, valid);
+  launch_mask(context.data(), ranks_rows(stream, layout, {rank, 1, 1}, rows), rows, valid);
 }
 
 void copy_row_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTensor& from, const RowTensor& to) {

@@ -147,8 +147,8 @@ void launch_step(DeviceContext& context, const DeviceStepArgs& args, const Devic
                            .tile = tile,
                            .rows = args.layout.rows,
                            .out = out,
-                           .reporter = context.parts().reporter()};
-  launch_scan(job, context.parts());
+                           .reporter = context.data().reporter()};
+  launch_scan(job, context.data());
 }
 
 // --- Chunks ---
@@ -221,27 +221,27 @@ struct ChunkJob {
 }  // namespace
 
 void all_gather_step(DeviceContext& context, const DeviceStepArgs& args, const DeviceStep& out) {
-  context.parts().enter();
+  context.data().enter();
   check_gather_args(args);
   launch_step<StepKind::gather>(context, args, out, {});
 }
 
 void ring_step(DeviceContext& context, const DeviceStepArgs& args, const DeviceStep& out) {
-  context.parts().enter();
+  context.data().enter();
   check_ring_args(args);
   launch_step<StepKind::ring>(context, args, out, ring_tile(args.layout.ranks, args.rank, args.step));
 }
 
 void sequences_to_chunks(DeviceContext& context, const DeviceStream& stream, Index chunk, const DeviceChunks& out) {
-  context.parts().enter();
+  context.data().enter();
   device_chunks_capacity(stream, chunk);  // refuses what is wrong with its arguments
   check_offsets(stream);
   if (out.cu_seqlens == nullptr || out.cu_seqlens_padded == nullptr || out.sequence == nullptr || out.count == nullptr)
     throw Error("chunks have an array without data", "give all four, in device memory");
   if (out.capacity < 0 || out.capacity >= kMaxTokens)
     throw Error(text("chunks with room for ", out.capacity), "give what device_chunks_capacity says");
-  launch_scan(ChunkJob{offsets_view(stream), min_of(chunk, kMaxTokens), out, context.parts().reporter()},
-              context.parts());
+  launch_scan(ChunkJob{offsets_view(stream), min_of(chunk, kMaxTokens), out, context.data().reporter()},
+              context.data());
 }
 
 }  // namespace weft

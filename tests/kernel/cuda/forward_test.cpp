@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/memory.h"
+#include "cuda/stream_array.h"
 #include "kernel/cuda/gpu_problem.h"
 #include "weft/error.h"
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "cuda/device_array.h"
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "kernel/cuda/gpu_problem.h"
 #include "run/cuda/rank_step.h"
 

@@ -228,10 +228,10 @@ TEST(DevicePlan, Refusals) {
 
 // --- The work of each tile ---
 
-using cuda::CallLists;
 using cuda::Side;
 using cuda::Tiling;
 using cuda::WorkList;
+using cuda::WorkLists;
 using cuda::WorkSlice;
 
 template <class T>
@@ -318,10 +318,10 @@ TEST(DeviceWork, ListsAreTheHosts) {
     const Indices map = choices.one_in(2) ? Indices{2, 0, 2, 1, 2} : Indices{};
     const cuda::HeadGroups heads{map.empty() ? 6 : 5, 3, map};
     for (const std::size_t sides_asked : {1u, 2u}) {
-      const CallLists made = build_lists(plan, {tilings, sides_asked}, heads, nullptr);
+      const WorkLists made = build_lists(plan, {tilings, sides_asked}, heads, nullptr);
       ASSERT_EQ(made.lists.size(), sides_asked);
       for (std::size_t n = 0; n < sides_asked; ++n) expect_work(made.lists[n], slices, tilings[n], flags(c));
-      const CallLists host = make_lists(slices, nullptr, {tilings, sides_asked}, heads, nullptr);
+      const WorkLists host = make_work_lists(slices, nullptr, {tilings, sides_asked}, heads, nullptr);
       const auto n = static_cast<std::size_t>(heads.heads_q);
       EXPECT_EQ(read(made.heads.kv_head, n), read(host.heads.kv_head, n));
       EXPECT_EQ(read(made.heads.begin, 4), read(host.heads.begin, 4));
@@ -343,7 +343,7 @@ TEST(DeviceWork, LongAndShortSlices) {
   DevicePlan plan(context, 3000);
   plan.upload(host);
   const Tiling tilings[] = {{Side::query, 70000, 64}, {Side::key, 70000, 128}};
-  const CallLists made = build_lists(plan, tilings, {2, 1, {}}, nullptr);
+  const WorkLists made = build_lists(plan, tilings, {2, 1, {}}, nullptr);
   for (std::size_t n = 0; n < 2; ++n) expect_work(made.lists[n], host.slices, tilings[n], "long");
   EXPECT_NO_THROW(context.check());
 }
@@ -360,7 +360,7 @@ TEST(DeviceWork, TooSmallIsReported) {
   const DeviceArray<int2> ranges(4);
   stream.wait();
   const cudaGraphExec_t graph = capture(stream.stream, [&] {
-    const CallLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
+    const WorkLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
     expect_ok(
         cudaMemcpyAsync(ranges.get(), made.lists[0].ranges, 4 * sizeof(int2), cudaMemcpyDeviceToDevice, stream.stream));
   });

@@ -2,16 +2,16 @@
 
 namespace weft::cuda {
 
-void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream) {
+void backward_f16(Width width, const BackwardParams& params, cudaStream_t stream) {
   switch (width) {
     case Width::w64:
-      return launch_backward<F16, Width::w64>(call, stream);
+      return launch_backward<F16, Width::w64>(params, stream);
     case Width::w128:
-      return launch_backward<F16, Width::w128>(call, stream);
+      return launch_backward<F16, Width::w128>(params, stream);
     case Width::w192_128:
-      return launch_backward<F16, Width::w192_128>(call, stream);
+      return launch_backward<F16, Width::w192_128>(params, stream);
     default:
-      return launch_backward<F16, Width::w256>(call, stream);
+      return launch_backward<F16, Width::w256>(params, stream);
   }
 }
 

@@ -5,7 +5,7 @@
 // so that they lie in different banks. Bases are aligned to 128 bytes.
 #pragma once
 
-#include "kernel/cuda/portable/numbers.cuh"
+#include "kernel/cuda/portable/operand_types.cuh"
 #include "weft/tensor.h"
 
 namespace weft::cuda {
@@ -14,16 +14,16 @@ __device__ inline unsigned shared_address(const void* p) { return static_cast<un
 
 // Byte offset of (row, 16-byte piece).
 template <int kColumns>
-__device__ inline unsigned piece_offset(int row, int piece) {
+__device__ inline unsigned swizzled_offset(int row, int piece) {
   return static_cast<unsigned>(row * kColumns * 2 + ((piece ^ (row & 7)) << 4));
 }
 
-__device__ inline void load_matrices(unsigned (&to)[4], unsigned address) {
+__device__ inline void ldmatrix_x4(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address));
 }
-__device__ inline void load_matrices_transposed(unsigned (&to)[4], unsigned address) {
+__device__ inline void ldmatrix_x4_trans(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address));
@@ -38,13 +38,13 @@ __device__ inline bool load_byte(unsigned from) {
   return x != 0;
 }
 
-__device__ inline void copy_16(unsigned to, const void* from, bool zero) {
+__device__ inline void cp_async_16(unsigned to, const void* from, bool zero) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(zero ? 0 : 16) : "memory");
 }
-__device__ inline void copy_8(unsigned to, const void* from) {
+__device__ inline void cp_async_8(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void copies_done() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+__device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 // Any 16 x 16 block of a tile by its lane's address: rows lane % 16, pieces lane / 16. block(row, piece) are in steps
 // of 16 rows and of two pieces; the permutation is an exclusive or, so that moving by two pieces is one too.
@@ -54,7 +54,7 @@ struct Blocks {
   unsigned lane;
 
   __device__ Blocks(unsigned base, int first_row)
-      : lane(base + piece_offset<kColumns>(first_row + (threadIdx.x & 15), (threadIdx.x & 31) >> 4)) {}
+      : lane(base + swizzled_offset<kColumns>(first_row + (threadIdx.x & 15), (threadIdx.x & 31) >> 4)) {}
   __device__ unsigned address(int part, int row, int pair) const {
     return (lane ^ static_cast<unsigned>((pair & 3) << 5)) +
            (static_cast<unsigned>(part) * kPlane + static_cast<unsigned>(row * 16 * kColumns * 2 + (pair >> 2) * 128));
@@ -65,7 +65,7 @@ struct Blocks {
 template <class B>
 struct LeftRows {  // stored as [m][k]
   B at;
-  __device__ void load(unsigned (&to)[4], int part, int m, int k) const { load_matrices(to, at.address(part, m, k)); }
+  __device__ void load(unsigned (&to)[4], int part, int m, int k) const { ldmatrix_x4(to, at.address(part, m, k)); }
 };
 template <class B>
 struct LeftColumns {  // stored as [k][m]
@@ -73,7 +73,7 @@ struct LeftColumns {  // stored as [k][m]
   int first = 0;  // block of columns
   __device__ void load(unsigned (&to)[4], int part, int m, int k) const {
     unsigned r[4];
-    load_matrices_transposed(r, at.address(part, k, first + m));
+    ldmatrix_x4_trans(r, at.address(part, k, first + m));
     to[0] = r[0];
     to[1] = r[2];
     to[2] = r[1];
@@ -86,7 +86,7 @@ struct RightRows {  // stored as [n][k]
   B at;
   __device__ void load(unsigned (&to)[4], int part, int n, int k) const {
     unsigned r[4];
-    load_matrices(r, at.address(part, n, k));
+    ldmatrix_x4(r, at.address(part, n, k));
     to[0] = r[0];
     to[1] = r[2];
     to[2] = r[1];
@@ -98,14 +98,14 @@ struct RightColumns {  // stored as [k][n]
   B at;
   int first = 0;  // block of columns
   __device__ void load(unsigned (&to)[4], int part, int n, int k) const {
-    load_matrices_transposed(to, at.address(part, k, first + n));
+    ldmatrix_x4_trans(to, at.address(part, k, first + n));
   }
 };
 
 // sums[m][n8] += left·right over kSteps of 16. Of a sum, lane l has rows l / 4 and l / 4 + 8, columns 2·(l % 4) and the
 // next: {row, col}, {row, col + 1}, {row + 8, col}, {row + 8, col + 1}.
 template <class N, int kSteps, int kM, int kN8, class Left, class Right>
-__device__ inline void multiply(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
+__device__ inline void mma_tiles(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     unsigned a[kM][N::kParts][4];
@@ -137,7 +137,7 @@ __device__ inline void multiply(float (&sums)[kM][kN8][4], const Left& left, con
 // The same with a left operand that is a sum itself, [m][16·k columns]: what a thread has of a sum is what it needs of
 // an operand, once rounded.
 template <class N, int kM, int kK8, int kN8, class Right>
-__device__ inline void multiply_sums(float (&sums)[kM][kN8][4], const float (&left)[kM][kK8][4], const Right& right) {
+__device__ inline void mma_fragments(float (&sums)[kM][kN8][4], const float (&left)[kM][kK8][4], const Right& right) {
 #pragma unroll
   for (int k = 0; k < kK8 / 2; ++k) {
     unsigned a[kM][N::kParts][4];

@@ -5,7 +5,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-bool lies_evenly(const ConstTensorView& view) {
+bool is_tma_aligned(const ConstTensorView& view) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
   const bool even = view.inner == 0 || view.rows <= view.inner || view.outer_stride == view.inner * view.row_stride;
   return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && even &&
@@ -37,8 +37,8 @@ Shape shape_for(Index count) {
 
 }  // namespace
 
-Even::Even(const ConstTensorView& view, cudaStream_t stream) : view_(view) {
-  if (view.rows == 0 || lies_evenly(view)) return;
+AlignedInput::AlignedInput(const ConstTensorView& view, cudaStream_t stream) : view_(view) {
+  if (view.rows == 0 || is_tma_aligned(view)) return;
   const Index width = ceil_div(view.dim, 8) * 8, count = view.rows * view.heads * width;
   copy_ = StreamArray<std::uint16_t>(static_cast<std::size_t>(count), stream);
   launch(copy_rows, shape_for(count), stream, view, copy_.get(), width);
@@ -46,7 +46,7 @@ Even::Even(const ConstTensorView& view, cudaStream_t stream) : view_(view) {
   view_.dim = view.dim;
 }
 
-EvenOut::EvenOut(const TensorView& view, DType inputs, cudaStream_t stream)
+AlignedOutput::AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream)
     : asked_(view), view_(view), stream_(stream) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
   wide_ = view.dtype == inputs && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
@@ -56,7 +56,7 @@ EvenOut::EvenOut(const TensorView& view, DType inputs, cudaStream_t stream)
   view_ = thd(aside_.get(), DType::f32, view.rows, view.heads, view.dim);
 }
 
-void EvenOut::finish() const {
+void AlignedOutput::finish() const {
   if (aside_.size() > 0)
     launch(round_rows, shape_for(static_cast<Index>(aside_.size())), stream_, aside_.get(), asked_);
 }

@@ -4,14 +4,14 @@
 
 #include <cstdint>
 
-#include "cuda/memory.h"
+#include "cuda/stream_array.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda::sm90 {
 
-class Even {
+class AlignedInput {
  public:
-  Even(const ConstTensorView& view, cudaStream_t stream);
+  AlignedInput(const ConstTensorView& view, cudaStream_t stream);
   const ConstTensorView& view() const { return view_; }
 
  private:
@@ -21,9 +21,9 @@ class Even {
 
 // An output of which a kernel writes eight elements at once, or floats: if it is neither, floats aside, which `finish`
 // brings there.
-class EvenOut {
+class AlignedOutput {
  public:
-  EvenOut(const TensorView& view, DType inputs, cudaStream_t stream);
+  AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream);
   const TensorView& view() const { return view_; }
   const TensorView& asked() const { return asked_; }
   bool wide() const { return wide_; }  // of the inputs' dtype

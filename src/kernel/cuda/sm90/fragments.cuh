@@ -8,17 +8,17 @@
 namespace weft::cuda::sm90 {
 
 // tanh, and what is left of 1 beside its square. Small ones by their series: a large softcap multiplies them.
-__device__ inline float bent_score(float x, float& slope) {
+__device__ inline float softcap_tanh(float x, float& slope) {
   const float y = x * x;
   const float far = 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
-  const float bent = y < 0.01f ? x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f) : far;
-  slope = (1.0f - bent) * (1.0f + bent);
-  return bent;
+  const float tanh_x = y < 0.01f ? x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f) : far;
+  slope = (1.0f - tanh_x) * (1.0f + tanh_x);
+  return tanh_x;
 }
 
 // Registers are written before this, and read after it, not where the compiler would like it better.
 template <class T, int kSize>
-__device__ __forceinline__ void settle(T (&x)[kSize]) {
+__device__ __forceinline__ void warpgroup_fence_operand(T (&x)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize; ++i)
     if constexpr (std::is_same_v<T, float>)
@@ -28,7 +28,7 @@ __device__ __forceinline__ void settle(T (&x)[kSize]) {
 }
 
 // A 4 x 4 transpose within four lanes: lane c gets the c-th word of each.
-__device__ inline void exchange(unsigned (&w)[4]) {
+__device__ inline void transpose_4x4(unsigned (&w)[4]) {
   const int lane = static_cast<int>(threadIdx.x);
   const auto swap = [&](unsigned& a, unsigned& b, int bit) {
     const bool upper = (lane & bit) != 0;
@@ -43,7 +43,7 @@ __device__ inline void exchange(unsigned (&w)[4]) {
 
 // A number that all lanes have, and the compiler now knows it: what is made of it is made by the uniform half of the
 // machine.
-__device__ __forceinline__ unsigned same_in_all_lanes(unsigned x) { return __reduce_or_sync(0xffffffffu, x); }
+__device__ __forceinline__ unsigned warp_uniform(unsigned x) { return __reduce_or_sync(0xffffffffu, x); }
 
 template <class N>
 __device__ __forceinline__ unsigned packed_pair(float x, float y) {
@@ -55,25 +55,25 @@ __device__ __forceinline__ unsigned packed_pair(float x, float y) {
 // A row of 16-bit numbers, of which a lane has two columns of each eight, value(n, 0) and value(n, 1) of the n-th: four
 // lanes store eight columns each at once. All of them come here, those of a row that is not `inside` too.
 template <class N, int kColumns, class Value>
-__device__ __forceinline__ void store_eights(std::uint16_t* row, bool inside, int first_column, Index columns,
-                                             const Value& value) {
+__device__ __forceinline__ void store_row_vec8(std::uint16_t* row, bool inside, int first_column, Index columns,
+                                               const Value& value) {
 #pragma unroll
   for (int n = 0; n < kColumns / 8; n += 4) {
     unsigned w[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = packed_pair<N>(value(n + j, 0), value(n + j, 1));
-    exchange(w);
+    transpose_4x4(w);
     const int column = first_column + 8 * (n + static_cast<int>(threadIdx.x % 4));
     if (inside && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
 
 // What a lane has of a row of f32: two columns of each eight.
-struct FloatRow {
+struct FragmentRowF32 {
   float* at;
   int columns;  // from the lane's first one on
   bool pairs;   // two are aligned as one, and the last one is not alone
-  __device__ FloatRow(const TensorView& view, int row, int head) {
+  __device__ FragmentRowF32(const TensorView& view, int row, int head) {
     const int first = 2 * static_cast<int>(threadIdx.x % 4);
     at = static_cast<float*>(view.data) + offset_of(view, row, head) + first;
     columns = static_cast<int>(view.dim) - first;

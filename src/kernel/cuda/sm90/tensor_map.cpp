@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -38,7 +38,7 @@ CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows)
   const cuuint32_t steps[3] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result = encode_function()(
-      &map, of_16_bits(view.dtype, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16), 3,
+      &map, select_16bit(view.dtype, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16), 3,
       const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)

@@ -261,7 +261,7 @@ struct Jobs {
   std::size_t zeros, numbers;  // the first of them, and all
 };
 
-Jobs place_jobs(detail::DevicePlanParts& plan, std::span<const Tiling> tilings, const HeadGroups& heads, int* memory) {
+Jobs place_jobs(detail::DevicePlanData& plan, std::span<const Tiling> tilings, const HeadGroups& heads, int* memory) {
   Jobs jobs{};
   Room room(memory);
   jobs.lists.slices = plan.slices.get();
@@ -299,7 +299,7 @@ Jobs place_jobs(detail::DevicePlanParts& plan, std::span<const Tiling> tilings, 
   return jobs;
 }
 
-void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> tilings, const HeadGroups& heads) {
+void check_sizes(const detail::DevicePlanData& plan, std::span<const Tiling> tilings, const HeadGroups& heads) {
   if (!heads.map.empty() && (heads.heads_q > HeadJob::kMostMapped || heads.heads_k > HeadJob::kMostKeyHeads))
     throw Error(text("a head_map of ", heads.heads_q, " query heads onto ", heads.heads_k, " with a device_plan"),
                 text("give at most ", HeadJob::kMostMapped, " and ", HeadJob::kMostKeyHeads,
@@ -315,17 +315,17 @@ void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> ti
 
 }  // namespace
 
-CallLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
-  detail::DevicePlanParts& parts = plan.parts();
-  parts.context->enter();
-  check_sizes(parts, tilings, heads);
-  const std::size_t numbers = place_jobs(parts, tilings, heads, nullptr).numbers;
-  CallLists made{StreamArray<int>(numbers, stream), {}, {}};
-  const Jobs jobs = place_jobs(parts, tilings, heads, made.memory.get());
+WorkLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
+  detail::DevicePlanData& data = plan.data();
+  data.context->enter();
+  check_sizes(data, tilings, heads);
+  const std::size_t numbers = place_jobs(data, tilings, heads, nullptr).numbers;
+  WorkLists made{StreamArray<int>(numbers, stream), {}, {}};
+  const Jobs jobs = place_jobs(data, tilings, heads, made.memory.get());
   if (jobs.zeros > 0) WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, jobs.zeros * sizeof(int), stream));
   // The count is the device's: enough threads for most plans, more slices go around.
   constexpr Index kBlocks = 264;
-  const Index blocks = min_of(kBlocks, ceil_div(parts.capacity, kThreads));
+  const Index blocks = min_of(kBlocks, ceil_div(data.capacity, kThreads));
   launch(&touch_tiles, {dim3(static_cast<unsigned>(blocks) + 1), dim3(kThreads), 0}, stream, jobs.lists, jobs.heads);
   unsigned tiles = 0;
   for (int n = 0; n < jobs.lists.lists; ++n) tiles += static_cast<unsigned>(jobs.lists.list[n].tiles);

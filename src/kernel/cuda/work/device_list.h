@@ -15,6 +15,6 @@ inline Index work_capacity(Index slices, Index tiles, Index per_row) {
 // quarter. A memset and two launches, for up to two tilings; may be captured, memory and all. Throws what the plan's
 // context has to report. Slices that do not fit (an uploaded plan that changed under a graph) are a fault: no tile has
 // any then.
-CallLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream);
+WorkLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream);
 
 }  // namespace weft::cuda

@@ -178,13 +178,13 @@ StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream) {
   return to;
 }
 
-CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
-                     const HeadGroups& heads, cudaStream_t stream) {
+WorkLists make_work_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                          const HeadGroups& heads, cudaStream_t stream) {
   if (plan != nullptr) return build_lists(*plan, tilings, heads, stream);
   HostLists lists(slices);
   for (const Tiling& t : tilings) lists.add_tiles(t.side, t.rows, t.size);
   lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
-  CallLists made{upload(lists.numbers(), stream), {}, {}};
+  WorkLists made{upload(lists.numbers(), stream), {}, {}};
   for (std::size_t n = 0; n < tilings.size(); ++n) made.lists.push_back(lists.list(made.memory.get(), n));
   made.heads = lists.heads(made.memory.get());
   return made;

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/memory.h"
+#include "cuda/stream_array.h"
 #include "kernel/cuda/work/work.h"
 #include "weft/device_plan.h"
 #include "weft/slice.h"
@@ -28,14 +28,14 @@ struct HeadGroups {
 };
 
 // What the device reads of a call, and the memory that holds it.
-struct CallLists {
+struct WorkLists {
   StreamArray<int> memory;
   std::vector<WorkList> lists;  // one for each tiling
   WorkHeads heads;
 };
 // From slices on the host, which Error refuses while a graph is captured, or, if there is a plan, from its slices.
-CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
-                     const HeadGroups& heads, cudaStream_t stream);
+WorkLists make_work_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                          const HeadGroups& heads, cudaStream_t stream);
 
 // --- On the host ---
 

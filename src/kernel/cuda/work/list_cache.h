@@ -20,7 +20,7 @@ struct ListKey {
 
 // What was kept, or null; always null while a graph is captured, which would go on reading it. Lists hold memory in the
 // order of `stream`: only calls in that stream get them, one after another.
-std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream);
-void keep_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream);
+std::shared_ptr<void> find_cached_lists(const ListKey& key, cudaStream_t stream);
+void cache_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace weft::cuda

@@ -16,7 +16,7 @@ struct alignas(16) WorkSlice {  // two loads of 16 bytes
   int k_begin, k_end;
   int k_first;  // key tiles of the forward count from here: the slice's own k_begin, whoever computes
   int lo, hi;
-  int unused = 0;
+  int tile_shift = 0;
 };
 
 WEFT_HD constexpr int within_32_bits(Index x) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
-#include "kernel/cuda/sm90/backward/call.h"
+#include "kernel/cuda/sm90/backward/params.h"
 
 namespace weft::cuda::sm90 {
 
 // Threads 32 .. 127 of a block, 16 a row. Nothing is unrolled: they have few registers.
-__device__ inline void clear_keys(const TensorView& to, int element_bytes, int2 keys, int head) {
+__device__ inline void zero_fill_keys(const TensorView& to, int element_bytes, int2 keys, int head) {
   constexpr int kFirst = 32, kLanes = 16, kRows = (128 - kFirst) / kLanes;
   const int thread = static_cast<int>(threadIdx.x) - kFirst, lane = thread % kLanes;
   const int bytes = static_cast<int>(to.dim) * element_bytes;
@@ -26,19 +26,20 @@ __device__ inline void clear_keys(const TensorView& to, int element_bytes, int2 
 
 // kKeys: of a tile.
 template <int kKeys>
-__device__ void clear_unseen(const BackwardCall& call) {
+__device__ void zero_fill_unseen(const BackwardParams& params) {
 #pragma unroll 1
-  for (int n = static_cast<int>(blockIdx.x); n < call.unseen_tiles * call.heads_k; n += static_cast<int>(gridDim.x)) {
-    const int tile = n % call.unseen_tiles, head = n / call.unseen_tiles;
-    int2 keys = {tile * kKeys, min((tile + 1) * kKeys, call.k_rows)};
-    if (call.unseen != nullptr) {
-      keys = call.unseen[tile];
+  for (int n = static_cast<int>(blockIdx.x); n < params.unseen_tiles * params.heads_k;
+       n += static_cast<int>(gridDim.x)) {
+    const int tile = n % params.unseen_tiles, head = n / params.unseen_tiles;
+    int2 keys = {tile * kKeys, min((tile + 1) * kKeys, params.k_rows)};
+    if (params.unseen != nullptr) {
+      keys = params.unseen[tile];
     } else {
-      const int2 slices = call.keys.list.ranges[tile];
+      const int2 slices = params.keys.list.ranges[tile];
       if (slices.x < slices.y) continue;
     }
-    clear_keys(call.dk, call.wide_dk ? 2 : 4, keys, head);
-    clear_keys(call.dv, call.wide_dv ? 2 : 4, keys, head);
+    zero_fill_keys(params.dk, params.vec8_dk ? 2 : 4, keys, head);
+    zero_fill_keys(params.dv, params.vec8_dv ? 2 : 4, keys, head);
   }
 }
 

@@ -18,11 +18,11 @@ __device__ inline void scores_by_warp(float (&s)[kCount], unsigned q, unsigned q
   for (int c = 0; c < kColumns / 16; ++c) {
     const unsigned box = static_cast<unsigned>(c / 4);
     unsigned a[1][4];
-    load_matrices(a[0], q + box * q_box + piece_offset<64>(matrix % 2 * 8 + row, c % 4 * 2 + matrix / 2));
+    ldmatrix_x4(a[0], q + box * q_box + swizzled_offset<64>(matrix % 2 * 8 + row, c % 4 * 2 + matrix / 2));
 #pragma unroll
     for (int n = 0; n < kCount / 8; ++n) {
       unsigned b[4];
-      load_matrices(b, k + box * k_box + piece_offset<64>(16 * n + matrix / 2 * 8 + row, c % 4 * 2 + matrix % 2));
+      ldmatrix_x4(b, k + box * k_box + swizzled_offset<64>(16 * n + matrix / 2 * 8 + row, c % 4 * 2 + matrix % 2));
       const unsigned low[1][2] = {{b[0], b[1]}}, high[1][2] = {{b[2], b[3]}};
       N::mma(sums[2 * n], a, low);
       N::mma(sums[2 * n + 1], a, high);

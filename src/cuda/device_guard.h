@@ -6,29 +6,29 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
-#include "cuda/forget.h"
+#include "cuda/last_error.h"
 
 namespace weft::cuda {
 
-class OnDevice {
+class DeviceGuard {
  public:
-  explicit OnDevice(int device) {
+  explicit DeviceGuard(int device) {
     WEFT_CUDA(cudaGetDevice(&before_));
     if (device != before_) WEFT_CUDA(cudaSetDevice(device));
     changed_ = device != before_;
   }
   // For destructors: if the device cannot be asked for, it is taken to be the right one.
-  OnDevice(int device, std::nothrow_t) noexcept : before_(device) {
-    forget(cudaGetDevice(&before_));
+  DeviceGuard(int device, std::nothrow_t) noexcept : before_(device) {
+    clear_last_error(cudaGetDevice(&before_));
     if (device == before_) return;
-    forget(cudaSetDevice(device));
+    clear_last_error(cudaSetDevice(device));
     changed_ = true;
   }
-  ~OnDevice() {
-    if (changed_) forget(cudaSetDevice(before_));
+  ~DeviceGuard() {
+    if (changed_) clear_last_error(cudaSetDevice(before_));
   }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   int before_ = 0;

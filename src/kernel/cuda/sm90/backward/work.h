@@ -12,14 +12,14 @@
 namespace weft::cuda::sm90 {
 
 // Rows that overlapping slices hold together, cut into tiles.
-struct Part {
+struct Component {
   int begin, end;
   int first_tile;
 };
 struct Cut {
-  std::vector<int> ranges;   // of tiles: begin and end
-  std::vector<Part> parts;   // without those that no slice holds
-  std::vector<int> part_of;  // of each slice
+  std::vector<int> ranges;            // of tiles: begin and end
+  std::vector<Component> components;  // without those that no slice holds
+  std::vector<int> component_of;      // of each slice
   int tiles() const { return static_cast<int>(ranges.size() / 2); }
 };
 
@@ -27,10 +27,10 @@ class BackwardWork {
  public:
   // tiles_of_dq: of rows that are one item of dQ, for the same bits always; 0: no such items. Has what goes before the
   // products;
-  BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+  BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
                cudaStream_t stream);
   // the rest, while that is under way.
-  void add_keys(int processors, cudaStream_t stream);
+  void add_keys(int sm_count, cudaStream_t stream);
   std::size_t bytes() const { return (first_.size() + second_.size()) * sizeof(int); }  // on the device
 
   QueryTiles rows = {};
@@ -38,7 +38,7 @@ class BackwardWork {
   int unseen_tiles = 0;
   KeyTiles keys = {};
   WorkHeads heads = {};
-  bool in_turn =
+  bool ordered_dq =
       false;  // the same bits by Dq::in_turn: lists from the host, if 64 MiB hold all turns and windows are wide
   // Otherwise: of dQ by the owner of its rows; items are null with a device_plan.
   const DqItem* dq_items = nullptr;
@@ -48,14 +48,14 @@ class BackwardWork {
 
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);
-  bool suits_turns() const;
-  std::vector<PartItems> parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
-                                  const std::vector<Index>& cost, int processors) const;
+  bool suits_ordered_dq() const;
+  std::vector<ComponentItems> components_of(const std::vector<int>& tiles, const std::vector<int>& component_of_tile,
+                                            const std::vector<Index>& cost, int sm_count) const;
 
   BackwardShape shape_;
-  int tiles_of_dq_;
+  int dq_tiles_per_item_;
   Index heads_k_, units_of_head_;
-  CallLists lists_;  // of a device_plan
+  WorkLists lists_;  // of a device_plan
   std::vector<WorkSlice> slices_;
   Cut rows_, keys_;
   StreamArray<int> first_, second_;

@@ -2,22 +2,22 @@
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
-#include "kernel/cuda/work/walk.cuh"
+#include "kernel/cuda/work/tile_iterators.cuh"
 
 namespace weft::cuda {
 
-__device__ inline float share_of(const Scores& by, float score, float lse_log2) {
-  return exp2_fast(score * by.factor - lse_log2);
+__device__ inline float probability_of(const ScoreScale& scale, float score, float lse_log2) {
+  return exp2_fast(score * scale.scale_log2 - lse_log2);
 }
 
 // tanh(bend·score); the slope shrinks by its derivative.
-__device__ inline float bent(float bend, float score, float& slope) {
-  score = tanhf(score * bend);
+__device__ inline float softcapped(float softcap_scale, float score, float& slope) {
+  score = tanhf(score * softcap_scale);
   slope *= (1 - score) * (1 + score);
   return score;
 }
 
-__device__ inline void add_four(float* to, const float (&x)[4]) {
+__device__ inline void red_add_v4_f32(float* to, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");

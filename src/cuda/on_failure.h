@@ -3,18 +3,18 @@
 
 #include <utility>
 
-#include "cuda/forget.h"
+#include "cuda/last_error.h"
 
 namespace weft::cuda {
 
 // If `work` throws, what it has begun is waited for first: nothing is under way that would touch memory which is given
 // back on the way out.
 template <class Work>
-void settled(cudaStream_t stream, Work&& work) {
+void synchronize_on_failure(cudaStream_t stream, Work&& work) {
   try {
     std::forward<Work>(work)();
   } catch (...) {
-    forget(cudaStreamSynchronize(stream));
+    clear_last_error(cudaStreamSynchronize(stream));
     throw;
   }
 }

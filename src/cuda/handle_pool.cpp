@@ -1,4 +1,4 @@
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 
 #include <atomic>
 #include <bit>
@@ -11,7 +11,7 @@
 
 #include "cuda/capture.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
+#include "cuda/last_error.h"
 
 namespace weft::cuda {
 namespace {
@@ -24,43 +24,43 @@ int current_device() {
 
 // What lies about, by device or size. Never ended: CUDA may be gone before the last owner is.
 template <class Key, class T>
-class Shelf {
+class FreeList {
  public:
   // None: the caller makes one. There is room for it when it comes back, so that destructors need no memory.
   std::optional<T> take(Key key) {
     const std::lock_guard lock(mutex_);
-    Some& some = all_[key];
-    if (some.kept.empty()) {
-      some.kept.reserve(some.made + 1);
-      ++some.made;
+    Entry& entry = all_[key];
+    if (entry.free.empty()) {
+      entry.free.reserve(entry.created + 1);
+      ++entry.created;
       return {};
     }
-    const T thing = some.kept.back();
-    some.kept.pop_back();
-    return thing;
+    const T handle = entry.free.back();
+    entry.free.pop_back();
+    return handle;
   }
-  void put(Key key, T thing) noexcept {
+  void put(Key key, T handle) noexcept {
     const std::lock_guard lock(mutex_);
-    all_.find(key)->second.kept.push_back(thing);
+    all_.find(key)->second.free.push_back(handle);
   }
 
  private:
-  struct Some {
-    std::vector<T> kept = {};
-    std::size_t made = 0;  // or tried to
+  struct Entry {
+    std::vector<T> free = {};
+    std::size_t created = 0;  // or tried to
   };
   std::mutex mutex_;
-  std::map<Key, Some> all_;
+  std::map<Key, Entry> all_;
 };
 
 template <class Key, class T>
-Shelf<Key, T>& shelf() {
-  static auto& kept = *new Shelf<Key, T>;
-  return kept;
+FreeList<Key, T>& free_list() {
+  static auto& free = *new FreeList<Key, T>;
+  return free;
 }
-Shelf<std::pair<int, bool>, cudaStream_t>& streams() { return shelf<std::pair<int, bool>, cudaStream_t>(); }
-Shelf<int, cudaEvent_t>& events() { return shelf<int, cudaEvent_t>(); }
-Shelf<std::size_t, char*>& pinned() { return shelf<std::size_t, char*>(); }
+FreeList<std::pair<int, bool>, cudaStream_t>& streams() { return free_list<std::pair<int, bool>, cudaStream_t>(); }
+FreeList<int, cudaEvent_t>& events() { return free_list<int, cudaEvent_t>(); }
+FreeList<std::size_t, char*>& pinned() { return free_list<std::size_t, char*>(); }
 
 // Memory of a pool is seen by its own device alone, unless it says otherwise.
 void share_with_peers(cudaMemPool_t pool, int device) {
@@ -76,9 +76,9 @@ void share_with_peers(cudaMemPool_t pool, int device) {
 
 void set_up(cudaMemPool_t pool, int device) {
   // All of it: what a step has taken the next one takes again.
-  constexpr std::uint64_t kKept = ~std::uint64_t{0};
-  std::uint64_t kept = kKept;
-  WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  std::uint64_t free = kAll;
+  WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &free));
   // Streams must not come to wait for each other because of memory.
   int no = 0;
   WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no));
@@ -94,7 +94,7 @@ cudaMemPool_t make_pool(int device) {
   try {
     set_up(pool, device);
   } catch (...) {
-    forget(cudaMemPoolDestroy(pool));
+    clear_last_error(cudaMemPoolDestroy(pool));
     throw;
   }
   return pool;
@@ -104,14 +104,14 @@ cudaMemPool_t make_pool(int device) {
 class OutsideCapture {
  public:
   OutsideCapture() { WEFT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~OutsideCapture() { forget(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~OutsideCapture() { clear_last_error(cudaThreadExchangeStreamCaptureMode(&mode_)); }
   OutsideCapture(const OutsideCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-std::atomic<bool> plain_memory = false;
+std::atomic<bool> unpooled = false;
 
 }  // namespace
 
@@ -128,47 +128,47 @@ cudaMemPool_t memory_pool() {
   return pool;
 }
 
-Stream::Stream(bool first) : device_(current_device()), first_(first) {
-  if (const auto kept = streams().take({device_, first})) {
-    stream_ = *kept;
+PooledStream::PooledStream(bool first) : device_(current_device()), first_(first) {
+  if (const auto free = streams().take({device_, first})) {
+    stream_ = *free;
     return;
   }
   int last = 0, most = 0;
   WEFT_CUDA(cudaDeviceGetStreamPriorityRange(&last, &most));
   WEFT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first ? most : last));
 }
-Stream::~Stream() { streams().put({device_, first_}, stream_); }
+PooledStream::~PooledStream() { streams().put({device_, first_}, stream_); }
 
-Event::Event() : device_(current_device()) {
-  if (const auto kept = events().take(device_))
-    event_ = *kept;
+PooledEvent::PooledEvent() : device_(current_device()) {
+  if (const auto free = events().take(device_))
+    event_ = *free;
   else
     WEFT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
-Event::~Event() { events().put(device_, event_); }
+PooledEvent::~PooledEvent() { events().put(device_, event_); }
 
-PinnedMemory::PinnedMemory(std::size_t bytes) : room_(std::bit_ceil(bytes)) {
-  if (const auto kept = pinned().take(room_))
-    data_ = *kept;
+PooledPinned::PooledPinned(std::size_t bytes) : room_(std::bit_ceil(bytes)) {
+  if (const auto free = pinned().take(room_))
+    data_ = *free;
   else
     WEFT_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&data_), room_, cudaHostAllocPortable));
 }
-PinnedMemory::~PinnedMemory() { pinned().put(room_, data_); }
+PooledPinned::~PooledPinned() { pinned().put(room_, data_); }
 
-void* take_memory(std::size_t bytes, cudaStream_t stream) {
+void* allocate_async(std::size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
-  if (!plain_memory || is_captured(stream))  // a graph has no other memory
+  if (!unpooled || is_captured(stream))  // a graph has no other memory
     WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
   else
     WEFT_CUDA(cudaMalloc(&data, bytes));
   return data;
 }
-void give_memory(void* data, cudaStream_t stream) {
+void free_async(void* data, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (plain_memory) forget(cudaStreamIsCapturing(stream, &capture));
-  const bool in_order = !plain_memory || capture != cudaStreamCaptureStatusNone;
-  forget(in_order ? cudaFreeAsync(data, stream) : cudaFree(data));
+  if (unpooled) clear_last_error(cudaStreamIsCapturing(stream, &capture));
+  const bool in_order = !unpooled || capture != cudaStreamCaptureStatusNone;
+  clear_last_error(in_order ? cudaFreeAsync(data, stream) : cudaFree(data));
 }
-void use_plain_memory() { plain_memory = true; }
+void use_unpooled_memory() { unpooled = true; }
 
 }  // namespace weft::cuda

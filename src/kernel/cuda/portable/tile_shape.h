@@ -43,9 +43,9 @@ constexpr int forward_rows(bool f32, Width w) {
 
 // Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by. With `roomy` shared memory a block has
 // twice the keys: rows are read, and dQ is added to, half as often.
-constexpr TileShape backward_shape(bool f32, Width w, bool roomy) {
+constexpr TileShape backward_shape(bool f32, Width w, bool large_shared) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 32} : TileShape{4, 1, 64};
-  if (w == Width::w128 && roomy) return TileShape{8, 4, 128};
+  if (w == Width::w128 && large_shared) return TileShape{8, 4, 128};
   return w == Width::w256 ? TileShape{4, 2, 64} : TileShape{4, 4, 64};
 }
 constexpr int backward_blocks(bool f32, Width w) { return !f32 && w == Width::w64 ? 3 : 1; }
@@ -77,10 +77,10 @@ constexpr int dq_shared(bool f32, Width w) {
   const int rows = dq_rows(f32, w), keys = dq_shape(f32, w).keys;
   return 2 * parts_of(f32) * (rows + keys) * (columns_k(w) + columns_v(w));
 }
-constexpr int kLeastPitch = 64;  // columns of a tile in shared memory: a swizzle is over 128 bytes
-constexpr int backward_shared(bool f32, Width w, bool roomy) {
-  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, roomy).keys;
-  const int pitch = rows < kLeastPitch ? kLeastPitch : rows;
+constexpr int kMinPitch = 64;  // columns of a tile in shared memory: a swizzle is over 128 bytes
+constexpr int backward_shared(bool f32, Width w, bool large_shared) {
+  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, large_shared).keys;
+  const int pitch = rows < kMinPitch ? kMinPitch : rows;
   return 2 * parts_of(f32) * ((rows + keys) * (columns_k(w) + columns_v(w)) + keys * pitch) + 8 * rows + keys;
 }
 

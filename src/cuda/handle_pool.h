@@ -10,12 +10,12 @@ namespace weft::cuda {
 
 // Does not wait for the default stream, nor that for it. `first`: where two kernels are ready, this stream's begins
 // first.
-class Stream {
+class PooledStream {
  public:
-  explicit Stream(bool first = false);
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  explicit PooledStream(bool first = false);
+  ~PooledStream();
+  PooledStream(const PooledStream&) = delete;
+  PooledStream& operator=(const PooledStream&) = delete;
   cudaStream_t get() const { return stream_; }
 
  private:
@@ -25,12 +25,12 @@ class Stream {
 };
 
 // Marks a point of a stream; has no time.
-class Event {
+class PooledEvent {
  public:
-  Event();
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
+  PooledEvent();
+  ~PooledEvent();
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
   cudaEvent_t get() const { return event_; }
 
  private:
@@ -39,12 +39,12 @@ class Event {
 };
 
 // Memory of the host that GPUs read and write. Give it back when nothing under way touches it.
-class PinnedMemory {
+class PooledPinned {
  public:
-  explicit PinnedMemory(std::size_t bytes);
-  ~PinnedMemory();
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  explicit PooledPinned(std::size_t bytes);
+  ~PooledPinned();
+  PooledPinned(const PooledPinned&) = delete;
+  PooledPinned& operator=(const PooledPinned&) = delete;
   char* get() const { return data_; }
 
  private:
@@ -55,10 +55,10 @@ class PinnedMemory {
 // Memory of the current device, taken and given back in the order of a stream, from a pool of Weft's own. What was
 // given back stays there until the process ends: to map memory anew takes longer than many a kernel (0.2 to 1 ms a
 // piece of 100 MB on an H200).
-void* take_memory(std::size_t bytes, cudaStream_t stream);
-void give_memory(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
+void* allocate_async(std::size_t bytes, cudaStream_t stream);
+void free_async(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
 cudaMemPool_t memory_pool();  // the current device's: for tests and tools that ask how much of it was in use
 // For memory checkers, from now on: each piece is allocated and freed by itself, and the GPU is waited for.
-void use_plain_memory();
+void use_unpooled_memory();
 
 }  // namespace weft::cuda
