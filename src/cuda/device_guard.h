@@ -1,4 +1,4 @@
-// The current device of this thread, for as long as this lives.
+// Sets the current device of this thread, and restores it in the destructor.
 #pragma once
 
 #include <new>
@@ -17,7 +17,7 @@ class DeviceGuard {
     if (device != before_) WEFT_CUDA(cudaSetDevice(device));
     changed_ = device != before_;
   }
-  // For destructors: if the device cannot be asked for, it is taken to be the right one.
+  // For destructors: if the current device cannot be queried, it is taken to be the right one.
   DeviceGuard(int device, std::nothrow_t) noexcept : before_(device) {
     clear_last_error(cudaGetDevice(&before_));
     if (device == before_) return;

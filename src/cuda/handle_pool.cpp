@@ -22,11 +22,11 @@ int current_device() {
   return device;
 }
 
-// What lies about, by device or size. Never ended: CUDA may be gone before the last owner is.
+// Unused handles by device or size. Never destroyed, because CUDA may be gone before the last owner is.
 template <class Key, class T>
 class FreeList {
  public:
-  // None: the caller makes one. There is room for it when it comes back, so that destructors need no memory.
+  // Empty: the caller creates one. Room for its return is reserved here, so that destructors need no memory.
   std::optional<T> take(Key key) {
     const std::lock_guard lock(mutex_);
     Entry& entry = all_[key];
@@ -47,7 +47,7 @@ class FreeList {
  private:
   struct Entry {
     std::vector<T> free = {};
-    std::size_t created = 0;  // or tried to
+    std::size_t created = 0;  // or attempted
   };
   std::mutex mutex_;
   std::map<Key, Entry> all_;
@@ -62,7 +62,7 @@ FreeList<std::pair<int, bool>, cudaStream_t>& streams() { return free_list<std::
 FreeList<int, cudaEvent_t>& events() { return free_list<int, cudaEvent_t>(); }
 FreeList<std::size_t, char*>& pinned() { return free_list<std::size_t, char*>(); }
 
-// Memory of a pool is seen by its own device alone, unless it says otherwise.
+// Without this only the pool's own device can access its memory.
 void share_with_peers(cudaMemPool_t pool, int device) {
   int devices = 0;
   WEFT_CUDA(cudaGetDeviceCount(&devices));
@@ -75,11 +75,11 @@ void share_with_peers(cudaMemPool_t pool, int device) {
 }
 
 void set_up(cudaMemPool_t pool, int device) {
-  // All of it: what a step has taken the next one takes again.
+  // Never release memory to the system, because the next step allocates it again.
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
   std::uint64_t free = kAll;
   WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &free));
-  // Streams must not come to wait for each other because of memory.
+  // Streams must not wait for each other because of memory.
   int no = 0;
   WEFT_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no));
   share_with_peers(pool, device);
@@ -100,7 +100,7 @@ cudaMemPool_t make_pool(int device) {
   return pool;
 }
 
-// What a captured call may not do, but need not be captured either.
+// For calls that are not allowed in a capture, but need not be captured either.
 class OutsideCapture {
  public:
   OutsideCapture() { WEFT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -157,7 +157,7 @@ PooledPinned::~PooledPinned() { pinned().put(room_, data_); }
 
 void* allocate_async(std::size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
-  if (!unpooled || is_captured(stream))  // a graph has no other memory
+  if (!unpooled || is_captured(stream))  // a graph can only use the pool
     WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
   else
     WEFT_CUDA(cudaMalloc(&data, bytes));

@@ -1,5 +1,5 @@
-// Streams, events and pinned memory, which take long to make and end: given back, they are kept for whoever asks next
-// on the same device. Work that the last owner left in a stream only comes first.
+// Pools of streams, events and pinned memory, which are slow to create and destroy: handles that are given back go to
+// the next owner on the same device. Work that the previous owner left in a stream runs first.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,7 @@
 
 namespace weft::cuda {
 
-// Does not wait for the default stream, nor that for it. `first`: where two kernels are ready, this stream's begins
-// first.
+// Does not synchronize with the default stream. `first`: has the highest priority.
 class PooledStream {
  public:
   explicit PooledStream(bool first = false);
@@ -24,7 +23,7 @@ class PooledStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Marks a point of a stream; has no time.
+// An event without timing.
 class PooledEvent {
  public:
   PooledEvent();
@@ -38,7 +37,7 @@ class PooledEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Memory of the host that GPUs read and write. Give it back when nothing under way touches it.
+// Page-locked host memory. Give it back only when no work in flight touches it.
 class PooledPinned {
  public:
   explicit PooledPinned(std::size_t bytes);
@@ -52,13 +51,12 @@ class PooledPinned {
   char* data_ = nullptr;
 };
 
-// Memory of the current device, taken and given back in the order of a stream, from a pool of Weft's own. What was
-// given back stays there until the process ends: to map memory anew takes longer than many a kernel (0.2 to 1 ms a
-// piece of 100 MB on an H200).
+// Stream-ordered memory of the current device, from a pool of Weft's own. Freed memory stays in the pool until the
+// process ends: mapping it again takes longer than many kernels (0.2 to 1 ms per 100 MB on an H200).
 void* allocate_async(std::size_t bytes, cudaStream_t stream);
-void free_async(void* data, cudaStream_t stream);  // nobody is told if that goes wrong
-cudaMemPool_t memory_pool();  // the current device's: for tests and tools that ask how much of it was in use
-// For memory checkers, from now on: each piece is allocated and freed by itself, and the GPU is waited for.
+void free_async(void* data, cudaStream_t stream);  // errors are ignored
+cudaMemPool_t memory_pool();                       // of the current device, for tests and tools that measure its use
+// For memory checkers: from now on each array is allocated and freed by itself, synchronously.
 void use_unpooled_memory();
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// Work that goes into a stream by several calls, any of which may fail.
+// Several calls that put work into a stream, any of which may fail.
 #pragma once
 
 #include <utility>
@@ -7,8 +7,8 @@
 
 namespace weft::cuda {
 
-// If `work` throws, what it has begun is waited for first: nothing is under way that would touch memory which is given
-// back on the way out.
+// If `work` throws, synchronizes the stream first, so that nothing in flight touches memory that is freed on the way
+// out.
 template <class Work>
 void synchronize_on_failure(cudaStream_t stream, Work&& work) {
   try {

@@ -1,5 +1,4 @@
-// Memory of the current device that is taken and given back in the order of a stream: no sync, and allowed while a
-// graph is captured.
+// An array in stream-ordered device memory: no synchronization, and allowed while a graph is captured.
 #pragma once
 
 #include <cstddef>

@@ -12,6 +12,7 @@
 #include "cuda/launch.h"
 #include "cuda/on_failure.h"
 #include "device/device.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -87,7 +88,7 @@ __device__ double load(const ConstTensorView& view, Index row, Index head, Index
   return 0;
 }
 
-// do(row, head, i) for every element, neighbours by neighbouring threads.
+// Calls what(row, head, i) for every element; neighbouring threads have neighbouring elements.
 template <class Do>
 __device__ void each_element(Index rows, Index heads, Index dim, Do what) {
   const Index count = rows * heads * dim, step = static_cast<Index>(gridDim.x) * kThreads;
@@ -103,7 +104,7 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
     element<float>(to, row, head)[i] += element<float>(from, row, head)[i];
   });
 }
-// The first or the second two, by the block's number.
+// blockIdx.y selects the first or the second pair.
 __global__ void round_elements(TensorView to_a, ConstTensorView from_a, TensorView to_b, ConstTensorView from_b) {
   const TensorView& to = blockIdx.y == 0 ? to_a : to_b;
   const ConstTensorView& from = blockIdx.y == 0 ? from_a : from_b;
@@ -117,7 +118,7 @@ __global__ void fill_numbers(T* to, Index count, T value) {
 }
 
 cuda::Shape shape_of(Index elements) {
-  constexpr Index kMost = 132 * 16;  // some blocks for every processor; the rest is the loop's
+  constexpr Index kMost = 132 * 16;  // some blocks per SM; the loop does the rest
   const Index blocks = min_of((elements + kThreads - 1) / kThreads, kMost);
   return {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
 }
@@ -130,7 +131,7 @@ void launch(const Place& place, void (*kernel)(Parameters...), const cuda::Shape
   cuda::launch(kernel, shape, stream_of(place), std::forward<Arguments>(arguments)...);
 }
 
-// A block a head: each thread its rows in order, then a tree, so that a sum has one order.
+// One block per head: each thread sums its rows in order, then a tree, so that the order is fixed.
 __global__ void sum_sink_gradient(ConstTensorView sink, bool learnable, ConstTensorView lse, ConstTensorView out,
                                   ConstTensorView dout, double* gradient) {
   __shared__ double sums[kThreads];
@@ -219,35 +220,34 @@ void follow(const Place& place, void* stream) {
 void* take(const Place& place, Index bytes) {
   const cuda::DeviceGuard on(place.device);
   void* data = nullptr;
-  WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
+  WEFT_CUDA(cudaMalloc(&data, at(max_of(bytes, 1))));
   return data;
 }
 void give_back(void* data) noexcept { cuda::clear_last_error(cudaFree(data)); }
 
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
   const cuda::DeviceGuard on(place.device);
-  WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
+  WEFT_CUDA(cudaMemcpyAsync(to, from, at(bytes), cudaMemcpyHostToDevice, stream_of(place)));
 }
 
-// By way of pinned memory, because only copies to that go on beside each other.
+// Through pinned memory, because only copies to pinned memory are asynchronous.
 void to_host(const Place& place, std::span<const HostCopy> copies) {
   const cuda::DeviceGuard on(place.device);
   std::size_t bytes = 1;
-  for (const HostCopy& c : copies) bytes += static_cast<std::size_t>(c.bytes);
+  for (const HostCopy& c : copies) bytes += at(c.bytes);
   const cuda::PooledPinned pinned(bytes);
   cuda::synchronize_on_failure(stream_of(place), [&] {
     char* to = pinned.get();
     for (const HostCopy& c : copies) {
-      WEFT_CUDA(
-          cudaMemcpyAsync(to, c.from, static_cast<std::size_t>(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
+      WEFT_CUDA(cudaMemcpyAsync(to, c.from, at(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
       to += c.bytes;
     }
     WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
   });
-  const char* at = pinned.get();
+  const char* from = pinned.get();
   for (const HostCopy& c : copies) {
-    std::memcpy(c.to, at, static_cast<std::size_t>(c.bytes));
-    at += c.bytes;
+    std::memcpy(c.to, from, at(c.bytes));
+    from += c.bytes;
   }
 }
 void refuse_capture(const Place& place, std::string_view what) {
@@ -288,7 +288,7 @@ void* thread_stream() {
 int count() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess) {
-    cudaGetLastError();  // none is no error
+    cudaGetLastError();  // no GPU is not an error
     return 0;
   }
   return devices;

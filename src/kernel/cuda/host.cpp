@@ -38,7 +38,7 @@ ScoreScale score_scale_of(double scale, double softcap) {
   const float softcap_scale = softcap > 0 ? static_cast<float>(std::clamp(scale / softcap, -most, most)) : 0.0f;
   const double x = softcap_scale != 0 ? softcap : scale;
   const float scale_log2 = static_cast<float>(x * kLog2E);
-  // Less than the least float would be 0, and -inf times 0 is no number.
+  // A scale below the smallest float would become 0, and -inf times 0 is NaN.
   return {scale_log2 == 0 && x != 0 ? std::copysign(Float::min(), static_cast<float>(x < 0 ? -1 : 1)) : scale_log2,
           softcap_scale};
 }

@@ -1,4 +1,4 @@
-// What the hosts' sides of the GPU kernels share: a call's arguments as kernels take them.
+// Host code that the GPU kernels share: a call's arguments in the form that kernels take.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,15 +14,14 @@ inline SinkLogits sink_of(const Sink& sink) { return {sink.kind != Sink::Kind::n
 
 InputView input_view(const ConstTensorView& view, DType compute);
 double scale_of(const Attention& attention, Index dim);
-// A logit in base 2 is factor·score, or factor·tanh(bend·score). No bend: there is no cap, or the scale is so small
-// that it caps nothing.
+// softcap_scale is 0 without softcap, or where the scale is so small that the cap changes nothing.
 ScoreScale score_scale_of(double scale, double softcap);
-// A grid of tiles x heads is numbered in 32 bits.
+// Error if a grid of tiles x heads cannot be numbered in 32 bits.
 void check_grid(Index tiles, Index heads);
-// Tiles count rows past the last one, in 32 bits.
+// Error if rows, and the rows of a tile past the last one, do not fit in 32 bits.
 void check_rows(Index rows);
 int sm_count_of(int device);
-// out and lse, computed by `forward` where the caller did not keep them.
+// out and lse, recomputed by `forward` where the caller did not save them.
 struct RecomputedForward {
   RecomputedForward(BackwardArgs& args, void (*forward)(const ForwardArgs&), cudaStream_t stream);
   StreamArray<float> out, lse;

@@ -21,10 +21,10 @@ const Place& on_gpu(const Place& place) {
   return place;
 }
 
-// Not for running: it knows for which architecture all kernels were compiled, which may be older than the GPU's own.
+// Never run: its attributes tell for which architecture all kernels were compiled, which may be older than the GPU.
 __global__ void compiled() {}
 
-bool compiled_for_copy_engine() {
+bool compiled_for_bulk_copy() {
   cudaFuncAttributes attributes = {};
   WEFT_CUDA(cudaFuncGetAttributes(&attributes, compiled));
   return attributes.ptxVersion >= 90;
@@ -33,7 +33,7 @@ bool compiled_for_copy_engine() {
 }  // namespace
 
 ContextData::ContextData(const Place& where)
-    : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
+    : place(on_gpu(where)), state(1, stream()), has_bulk_copy(compiled_for_bulk_copy()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
   page.reset(new (page_memory()) FaultPage{});
   WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page.get(), 0));
@@ -44,9 +44,9 @@ void ContextData::enter() {
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == Fault::none) return;
   const Fault fault = page->fault;
-  // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
+  // In a capture nothing is cleared: the fault stays, and the next call outside throws it too.
   if (!cuda::is_captured(stream())) {
-    // In this order: if it fails, the fault stays too, since no other would be written.
+    // In this order: if the memset fails, the fault stays, since no other would be written.
     WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
     page->fault = Fault{};
   }

@@ -1,4 +1,4 @@
-// What a DevicePlan holds.
+// The members of a DevicePlan.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,8 @@ struct DevicePlanData {
   cuda::StreamArray<DeviceSlice> slices;
   cuda::StreamArray<std::int32_t> count;
   Index q_rows = 0, k_rows = 0;
-  Index per_row = 0, per_key = 0;  // slices that no query row, and no key row, lies in more of
-  Pinned<DeviceSlice> aside;       // [capacity + 1]: the count, then an upload's slices on their way
+  Index per_row = 0, per_key = 0;  // the most slices that contain one query row, and one key row
+  Pinned<DeviceSlice> staging;     // pinned [capacity + 1]: the count, then the slices of an upload in flight
   std::optional<cuda::PooledEvent> uploaded;
 
   DevicePlanData(ContextData& of, Index size)

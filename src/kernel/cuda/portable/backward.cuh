@@ -1,7 +1,7 @@
-// The backward: a block owns a tile of keys of one K/V head, and the query rows that see them pass by, slice by slice
-// and head by head of the group. A warp has 16 keys: S^T and dP^T are its sums, and so P^T and dS^T its operands for dV
-// and dK, whose sums stay in registers until all rows have passed: rounded once, the same on every run. Only dS goes
-// through shared memory, for dQ = dS·K, which is added to f32 sums in device memory.
+// The backward: a block owns a tile of keys of one K/V head and iterates over the query rows that see them, slice by
+// slice and head by head of the group. A warp has 16 keys: S^T and dP^T are its accumulators, so P^T and dS^T are
+// already A operands of dV and dK, which stay in registers until the end: rounded once, with the same bits on every
+// run. Only dS goes through shared memory, for dQ = dS·K, which is added to f32 sums in global memory.
 #pragma once
 
 #include "cuda/launch.h"
@@ -9,7 +9,7 @@
 
 namespace weft::cuda {
 
-// kDk, kDv: what this pass makes. dQ goes with dK.
+// kDk, kDv: what this pass computes. dQ goes with dK.
 template <class N, Width kWidth, bool kLargeShared, bool kDk, bool kDv>
 struct BackwardTile {
   static constexpr TileShape kShape = backward_shape(N::kF32, kWidth, kLargeShared);
@@ -19,10 +19,12 @@ struct BackwardTile {
   static constexpr int kPitch = kRows < kMinPitch ? kMinPitch : kRows;
   static constexpr unsigned kElementBytes = 2 * N::kParts;
 
-  static constexpr int kOwn = dq_columns(kWarps, kWidth), kOwnRows = dq_rows_of_warp(kWarps, kRows);  // dQ of a warp
+  static constexpr int kOwn = dq_columns(kWarps, kWidth),
+                       kOwnRows = dq_rows_of_warp(kWarps, kRows);  // rows and columns of dQ that a warp computes
   static constexpr int kColumnWarps = kDimQk / kOwn;
   using Iterator = QueryTileIterator<kRows, kKeys>;
-  // [kKeys][kK], [kKeys][kV], [kRows][kK], [kRows][kV], [kKeys][kPitch], [kRows] of float2, [kKeys] of bytes
+  // Shared memory: K [kKeys][kDimQk], V [kKeys][kDimV], Q [kRows][kDimQk], dO [kRows][kDimV], dS [kKeys][kPitch],
+  // statistics [kRows] float2, live keys [kKeys] bytes.
   static constexpr unsigned kVAt = kElementBytes * kKeys * kDimQk, kQAt = kVAt + kElementBytes * kKeys * kDimV,
                             kDoutAt = kQAt + kElementBytes * kRows * kDimQk,
                             kDsAt = kDoutAt + kElementBytes * kRows * kDimV,
@@ -37,7 +39,9 @@ struct BackwardTile {
       : params(c), k(shared), tile(tile_), kv_head(kv_head_) {}
 
   __device__ int key() const { return tile * kKeys; }
-  __device__ static int warp_key() { return static_cast<int>(threadIdx.x / 32) * 16; }  // in the tile
+  __device__ static int warp_key() {
+    return static_cast<int>(threadIdx.x / 32) * 16;
+  }  // the warp's first key in the tile
   __device__ bool live(int r) const { return load_byte(k + kLiveAt + static_cast<unsigned>(r)); }
 
   __device__ void run() {
@@ -112,8 +116,8 @@ struct BackwardTile {
     }
   }
 
-  // Scores become P, and dP becomes dS: row i of two keys, columns are query rows. dS has the scale before it is
-  // rounded, so that f16 holds what it can.
+  // Scores become P, and dP becomes dS. Row i is one of two keys, columns are query rows. dS has the scale applied
+  // before it is rounded, to use the range of f16.
   template <bool kMasked, bool kSoftcap>
   __device__ void gradients(float (&p)[1][kRows / 8][4], float (&d)[1][kRows / 8][4], const Iterator& rows) {
     VisibleRange seen[2];
@@ -166,8 +170,8 @@ struct BackwardTile {
       }
   }
 
-  // A warp makes its part of dQ from all keys of the tile. The sums in device memory lie in the order of the registers:
-  // warp by warp, 16 x 8 numbers one after another, four a lane.
+  // A warp computes its part of dQ from all keys of the tile. The sums in global memory are in register layout: warp by
+  // warp, blocks of 16 x 8, four floats per lane.
   __device__ void add_dq(int head, int base) const {
     static_assert(kOwn % 16 == 0 && kOwnRows % 16 == 0);
     const int warp = static_cast<int>(threadIdx.x / 32);
@@ -216,7 +220,7 @@ __global__ void __launch_bounds__(backward_shape(N::kF32, kWidth, kLargeShared).
                                   backward_blocks(N::kF32, kWidth))
     backward_kernel(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  // Head by head: the dQ that is being added to stays in L2.
+  // Head by head, so that the dQ that blocks add to stays in the L2 cache.
   const int item = static_cast<int>(blockIdx.x) % params.key_tiles,
             kv_head = static_cast<int>(blockIdx.x) / params.key_tiles;
   if (item >= *params.keys.tiles) return;
@@ -243,6 +247,16 @@ void launch_backward(const BackwardParams& params, cudaStream_t stream) {
     if (params.large_shared) return launch_backward_pass<N, kWidth, true, true, true>(params, stream);
   }
   if constexpr (!two_passes(kWidth)) launch_backward_pass<N, kWidth, false, true, true>(params, stream);
+}
+
+template <class N>
+void launch_any(Width width, const BackwardParams& params, cudaStream_t stream) {
+  if constexpr (N::kF32) {
+    if (width == Width::w128) return launch_backward<N, Width::w128>(params, stream);
+    launch_backward<N, Width::w256>(params, stream);
+  } else {
+    dispatch_width(width, [&]<Width kWidth>() { launch_backward<N, kWidth>(params, stream); });
+  }
 }
 
 }  // namespace weft::cuda

@@ -1,5 +1,5 @@
-// dQ by the owner of its query rows: S and dP computed once more, and nothing added by several blocks, so that its bits
-// are the same on every run. The walk is the forward's.
+// dQ by the owner of its query rows: S and dP are recomputed, and no two blocks add to the same row, so the bits are
+// the same on every run. Iterates over keys as the forward does.
 #pragma once
 
 #include "cuda/launch.h"

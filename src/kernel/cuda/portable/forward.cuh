@@ -1,8 +1,8 @@
-// The forward: a block owns a tile of query rows of one head and walks over the keys of all its slices. Scores, the
+// The forward: a block owns a tile of query rows of one head and iterates over the keys of all its slices. Scores, the
 // online softmax and P stay in registers.
 //
-// A row's bits do not depend on its tile: key tiles count from the slice's k_first, and a tile of which a row sees
-// nothing leaves its state as it is (2^0 is 1, the products are zeros).
+// A row's bits do not depend on its tile: key tiles are counted from the slice's k_first, and a tile of which a row
+// sees nothing leaves its state unchanged (2^0 is 1, the products are zeros).
 #pragma once
 
 #include "cuda/launch.h"
@@ -29,7 +29,7 @@ struct ForwardTile {
   unsigned q;  // address of the shared memory: Q, then a tile of K and one of V
   int tile, head;
   float sums[kM][kDimV / 8][4];
-  float row_max[kM][2], row_sum[kM][2];  // largest logit·log2(e); this lane's share of the sum
+  float row_max[kM][2], row_sum[kM][2];  // maximum logit·log2(e); this lane's part of the sum of P
 
   __device__ ForwardTile(const ForwardParams& c, unsigned shared, int tile_, int head_)
       : params(c), q(shared), tile(tile_), head(head_) {}
@@ -88,7 +88,7 @@ struct ForwardTile {
     return params.partial.states[static_cast<Index>(r) * params.heads_q + head];
   }
 
-  // Empty, or where an earlier call left the row.
+  // Starts rows as empty, or where an earlier call left them.
   __device__ void begin() {
     clear(sums);
 #pragma unroll
@@ -118,7 +118,7 @@ struct ForwardTile {
       }
   }
 
-  // A scale that is not positive: the queries' sign is turned, or they become zeros (NaN stays NaN).
+  // For a scale that is not positive the queries change sign, or become zeros (NaN stays NaN).
   __device__ void apply_sign() {
     cp_async_wait_all();
     __syncthreads();
@@ -156,7 +156,7 @@ struct ForwardTile {
       }
   }
 
-  // Scores become shares against the new maximum; what was summed before shrinks to it.
+  // Scores become P against the new maximum; earlier sums are rescaled to it.
   __device__ void softmax(float (&scores)[kM][kKeys / 8][4]) {
     const float scale_log2 = params.scores.scale_log2;
     float rescale[kM][2];
@@ -171,7 +171,7 @@ struct ForwardTile {
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
         most = max_nan(row_max[m][i], most * scale_log2);
-        // A row without keys so far: anything finite will do, and -inf - -inf would not.
+        // A row without keys so far: any finite reference will do, while -inf - -inf is NaN.
         const float reference = most == kMinusInfinity<float> ? 0.0f : most;
         rescale[m][i] = exp2_fast(row_max[m][i] - reference);
         same = same && row_max[m][i] == most;
@@ -181,14 +181,14 @@ struct ForwardTile {
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            // Not fused: exactly 0 at the maximum, so that its share is exactly 1.
+            // Not fused: the exponent is exactly 0 at the maximum, so that P is exactly 1 there.
             const float probability = exp2_fast(__fsub_rn(__fmul_rn(scores[m][n][2 * i + j], scale_log2), reference));
             scores[m][n][2 * i + j] = probability;
             sum += probability;
           }
         row_sum[m][i] = row_sum[m][i] * rescale[m][i] + sum;
       }
-    if (__all_sync(0xffffffffu, same)) return;  // times 1
+    if (__all_sync(0xffffffffu, same)) return;  // all factors are 1
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -227,7 +227,7 @@ struct ForwardTile {
         const RowOut out(partial ? params.partial.sums : params.out, r, head);
 #pragma unroll
         for (int n = 0; n < kDimV / 8; ++n) {
-          // A zero that shrank to -0 is 0 again.
+          // Adding 0 turns -0 into 0.
           const float x = empty ? 0.0f : sums[m][n][2 * i] * weight + 0.0f;
           const float y = empty ? 0.0f : sums[m][n][2 * i + 1] * weight + 0.0f;
           out.store(n * 8 + column, x, y);
@@ -256,6 +256,16 @@ void launch_forward(const ForwardParams& params, cudaStream_t stream) {
          {blocks, dim3(static_cast<unsigned>(forward_shape(N::kF32, kWidth).threads())),
           static_cast<std::size_t>(forward_shared(N::kF32, kWidth))},
          stream, params);
+}
+
+template <class N>
+void launch_any(Width width, const ForwardParams& params, cudaStream_t stream) {
+  if constexpr (N::kF32) {
+    if (width == Width::w128) return launch_forward<N, Width::w128>(params, stream);
+    launch_forward<N, Width::w256>(params, stream);
+  } else {
+    dispatch_width(width, [&]<Width kWidth>() { launch_forward<N, kWidth>(params, stream); });
+  }
 }
 
 }  // namespace weft::cuda

@@ -1,4 +1,4 @@
-// Arguments of the kernels, and the functions that launch them: one file of kernels a dtype and pass.
+// Parameters of the kernels, and the functions that launch them. Each dtype and pass has its own source file.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace weft::cuda {
 
-// What goes with the dtype of a call. A kernel's refusal() keeps all others away.
+// Selects by the dtype of a call. A kernel's refusal() keeps other dtypes away.
 template <class T>
 T select_16bit(DType dtype, T bf16, T f16) {
   switch (dtype) {
@@ -32,66 +32,81 @@ T select_dtype(DType dtype, T bf16, T f16, T f32) {
   return dtype == DType::f32 ? f32 : select_16bit(dtype, bf16, f16);
 }
 
+// launch.template operator()<kWidth>() for the width of a call.
+template <class Launch>
+auto dispatch_width(Width width, const Launch& launch) {
+  switch (width) {
+    case Width::w64:
+      return launch.template operator()<Width::w64>();
+    case Width::w128:
+      return launch.template operator()<Width::w128>();
+    case Width::w192_128:
+      return launch.template operator()<Width::w192_128>();
+    default:
+      return launch.template operator()<Width::w256>();
+  }
+}
+
 struct InputView {
   ConstTensorView view;
-  bool direct;  // 8 elements are aligned for loads of 16 bytes, and rows end with a whole one
-  bool same;    // of the dtype that is computed with: can be copied as it is
+  bool direct;  // 8 elements are aligned for 16-byte loads, and dim is a multiple of 8
+  bool same;    // it has the dtype of the computation and can be copied without conversion
 };
 
-// logit·log2(e) = factor·x, with x the score q·k, or tanh(bend·q·k) if bend is not 0.
+// logit·log2(e) = scale_log2·x, where x is the score q·k, or tanh(softcap_scale·q·k) if softcap_scale is not 0.
 struct ScoreScale {
   float scale_log2, softcap_scale;
 };
 
 struct SinkLogits {
   bool given;
-  ConstTensorView logits;  // none: 0, off by one
+  ConstTensorView logits;  // without data: the off-by-one sink, logit 0
 };
 
 struct ForwardParams {
   InputView q, k, v;
-  WorkList list;  // of query tiles
+  WorkList list;  // tiles of query rows
   WorkHeads heads;
-  ScoreScale scores;  // factor > 0, so that the largest score is the largest logit
-  float sign;         // q is multiplied by it: 1, or -1 or 0 where the scale is
+  ScoreScale scores;  // scale_log2 > 0, so that the largest score is the largest logit
+  float sign;         // 1, or -1 or 0 where the scale is negative or 0: q is multiplied by it
   SinkLogits sink;
   TensorView out, lse;
   PartialView partial;
   unsigned* max_logit;  // [hq] as ordered integers, or null
-  int tiles, heads_q;   // at most
+  int tiles, heads_q;   // upper bounds, as the grid has them
 };
 
 struct BackwardParams {
   InputView q, k, v, dout;
-  WorkList rows, keys;  // of query tiles and of key tiles
+  WorkList rows, keys;  // query tiles and key tiles
   WorkHeads heads;
   ScoreScale scores;
-  float scale;               // d logit / d q·k, but for softcap
-  const float2* statistics;  // [hq, padded rows]: lse·log2(e), +inf for rows without keys, and dout·out
+  float scale;               // d logit / d q·k, without softcap's slope
+  const float2* statistics;  // [hq, padded rows]: {lse·log2(e), dout·out}; +inf for rows without keys
   int padded_rows;
-  float* dq_sums;  // [hq, padded rows / kRows] tiles in the order of registers, or null
+  float* dq_sums;  // [hq, padded rows / kRows] tiles in register layout, or null
   TensorView dq, dk, dv;
   bool add_keys;
   bool large_shared;                           // as in backward_shape
-  int row_tiles, key_tiles, heads_q, heads_k;  // at most
+  int row_tiles, key_tiles, heads_q, heads_k;  // upper bounds, as the grid has them
 };
 
-// Everything that goes over rows, a few threads each (passes.cu).
+// Memory-bound passes over rows (passes.cu).
 struct StatisticsParams {
   InputView out, dout;
   ConstTensorView lse;
-  WorkList list;  // of query tiles of `rows`
+  WorkList list;  // query tiles of `rows` rows
   SinkLogits sink;
-  float2* statistics;  // [hq, padded rows], as in BackwardCall
-  double* dsink;       // [hq, tiles] each tile's share, or null
+  float2* statistics;  // [hq, padded rows], as in BackwardParams
+  double* dsink;       // [hq, tiles] terms of the sink's gradient, or null
   int rows, padded_rows, tiles, heads_q;
 };
 void row_statistics(const StatisticsParams& params, cudaStream_t stream);
 void sum_dsink(const double* terms, int tiles, const TensorView& dsink, cudaStream_t stream);
-// dQ's sums, rounded and scaled, to its rows.
+// Rounds dQ's sums and writes them to their rows.
 void store_dq(const BackwardParams& params, bool f32, Width width, cudaStream_t stream);
 void store_max_logit(const unsigned* ordered, const TensorView& to, cudaStream_t stream);
-// out, lse and (ordered, zeroed before) max_logit of partial states.
+// out, lse and max_logit (ordered integers, zeroed before) of partial states.
 struct FinishParams {
   PartialView partial;
   SinkLogits sink;
@@ -106,7 +121,7 @@ void forward_f32(Width width, const ForwardParams& params, cudaStream_t stream);
 void backward_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
 void backward_f16(Width width, const BackwardParams& params, cudaStream_t stream);
 void backward_f32(Width width, const BackwardParams& params, cudaStream_t stream);
-// dQ by the owners of its rows; `rows` are tiles of dq_rows.
+// dQ by the owners of its rows; `rows` has tiles of dq_rows.
 void dq_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
 void dq_f16(Width width, const BackwardParams& params, cudaStream_t stream);
 void dq_f32(Width width, const BackwardParams& params, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Passes over rows before and after the products: memory alone.
+// Memory-bound passes over rows before and after the kernels with matrix products.
 #include "cuda/launch.h"
 #include "kernel/cuda/portable/probabilities.cuh"
 #include "kernel/cuda/rows.cuh"
@@ -16,7 +16,7 @@ __device__ float group_sum(float x, int group) {
   return x;
 }
 
-// A block a tile and head; a row is read by as many lanes as it has pieces of 8.
+// One block per tile and head; a row is read by as many lanes as it has pieces of 8 elements.
 __global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_constant__ StatisticsParams params) {
   __shared__ double sink_terms[kThreads];
   const int tile = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
@@ -75,12 +75,12 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const double* from, int
     static_cast<float*>(to.data)[at] = static_cast<float>(sums[0]);
 }
 
-// A thread four sums, in the order of BackwardTile::add_dq.
+// One thread per four sums, in the layout of BackwardTile::add_dq.
 struct DqParams {
   const float* sums;
   const float2* statistics;
   TensorView dq;
-  int rows, columns, own_rows, own, padded_rows;  // of a tile, of a warp
+  int rows, columns, own_rows, own, padded_rows;  // of a tile, then of a warp
   Index fours;                                    // of all heads
 };
 __global__ void __launch_bounds__(kThreads) dq_store_kernel(const __grid_constant__ DqParams params) {
@@ -118,7 +118,7 @@ __global__ void max_logit_kernel(const unsigned* from, TensorView to) {
   store_element(to.data, to.dtype, head * to.head_stride, x);
 }
 
-// A warp a row and head.
+// One warp per row and head.
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishParams params) {
   const TensorView& sums = params.partial.sums;
   const Index item = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) / 32;

@@ -18,7 +18,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
+constexpr Index kRowMultiple = 64;  // a multiple of every query tile of the backward
 
 }  // namespace
 
@@ -30,11 +30,12 @@ GpuProperties gpu_properties(int device) {
   if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (result != cudaSuccess) {
-    clear_last_error(result);  // it was asked, not met
+    clear_last_error(result);  // the attribute was only a question
     int devices = 0;
     const cudaError_t counted = cudaGetDeviceCount(&devices);
     clear_last_error(counted);
-    // No answer of a GPU that is there is an error: not the wrong GPU, which would mean another kernel.
+    // A GPU that exists but does not answer is an error, not a GPU without the feature, which would mean another
+    // kernel.
     if (counted == cudaSuccess && device < devices) check(result, "cudaDeviceGetAttribute");
     gpu.missing = cudaGetErrorString(result);
   }
@@ -53,7 +54,8 @@ void portable_forward(const ForwardArgs& args) {
   const WorkLists work = make_work_lists(args.slices, args.device_plan, rows,
                                          {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
-  // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
+  // The largest score must be the largest logit: a negative scale changes the queries' sign, and a scale of 0 zeroes
+  // them.
   const double scale = scale_of(args.attention, args.q.dim);
   const double size = scale == 0 ? 1 : std::abs(scale);
   StreamArray<unsigned> ordered_max;

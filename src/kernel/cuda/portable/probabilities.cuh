@@ -1,4 +1,4 @@
-// What the kernels of the backward share: P and dS from scores, and the order of dQ's sums.
+// What the kernels of the backward share: P from scores, softcap, and additions to dQ.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -10,7 +10,7 @@ __device__ inline float probability_of(const ScoreScale& scale, float score, flo
   return exp2_fast(score * scale.scale_log2 - lse_log2);
 }
 
-// tanh(bend·score); the slope shrinks by its derivative.
+// tanh(softcap_scale·score); multiplies `slope` by its derivative.
 __device__ inline float softcapped(float softcap_scale, float score, float& slope) {
   score = tanhf(score * softcap_scale);
   slope *= (1 - score) * (1 + score);

@@ -1,8 +1,8 @@
-// Tiles in shared memory and products of them by the tensor cores.
+// Tiles in shared memory, and mma.sync on them.
 //
-// A tile is [rows][kColumns] of 16-bit numbers, kColumns a multiple of 64, one such plane for each part of a number.
-// Eight rows of the same 16 bytes are what an ldmatrix reads: the 16-byte pieces of each 128 are permuted by row % 8,
-// so that they lie in different banks. Bases are aligned to 128 bytes.
+// A tile is [rows][kColumns] of 16-bit elements, kColumns a multiple of 64, with one such plane for each part of an
+// f32. An ldmatrix reads the same 16 bytes of eight rows, so the 16-byte pieces of each 128 bytes are swizzled by row %
+// 8 to lie in different banks. Bases are aligned to 128 bytes.
 #pragma once
 
 #include "kernel/cuda/portable/operand_types.cuh"
@@ -46,8 +46,8 @@ __device__ inline void cp_async_8(unsigned to, const void* from) {
 }
 __device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
-// Any 16 x 16 block of a tile by its lane's address: rows lane % 16, pieces lane / 16. block(row, piece) are in steps
-// of 16 rows and of two pieces; the permutation is an exclusive or, so that moving by two pieces is one too.
+// Addresses of 16 x 16 blocks of a tile for ldmatrix: a lane's row is lane % 16, its piece lane / 16. Blocks are 16
+// rows and two pieces apart; the swizzle is an exclusive or, so moving by two pieces is one too.
 template <int kRows, int kColumns>
 struct Blocks {
   static constexpr unsigned kPlane = kRows * kColumns * 2;
@@ -61,7 +61,7 @@ struct Blocks {
   }
 };
 
-// Left operands, [m][k]: load(to, part, m, k) of 16 x 16.
+// A operands [m][k]: load(to, part, m, k) of 16 x 16.
 template <class B>
 struct LeftRows {  // stored as [m][k]
   B at;
@@ -80,7 +80,7 @@ struct LeftColumns {  // stored as [k][m]
     to[3] = r[3];
   }
 };
-// Right operands, [k][n]: load(to, part, n, k) of 16 x 16, the first 8 columns in to[0], to[1].
+// B operands [k][n]: load(to, part, n, k) of 16 x 16, the first 8 columns in to[0], to[1].
 template <class B>
 struct RightRows {  // stored as [n][k]
   B at;
@@ -102,8 +102,8 @@ struct RightColumns {  // stored as [k][n]
   }
 };
 
-// sums[m][n8] += left·right over kSteps of 16. Of a sum, lane l has rows l / 4 and l / 4 + 8, columns 2·(l % 4) and the
-// next: {row, col}, {row, col + 1}, {row + 8, col}, {row + 8, col + 1}.
+// sums[m][n8] += left·right over kSteps of k = 16. Lane l has rows l / 4 and l / 4 + 8 and columns 2·(l % 4) and the
+// next of an accumulator: {row, col}, {row, col + 1}, {row + 8, col}, {row + 8, col + 1}.
 template <class N, int kSteps, int kM, int kN8, class Left, class Right>
 __device__ inline void mma_tiles(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
 #pragma unroll
@@ -134,8 +134,8 @@ __device__ inline void mma_tiles(float (&sums)[kM][kN8][4], const Left& left, co
   }
 }
 
-// The same with a left operand that is a sum itself, [m][16·k columns]: what a thread has of a sum is what it needs of
-// an operand, once rounded.
+// The same with accumulators [m][16·k columns] as the A operand: a thread's accumulators, rounded, are its part of the
+// operand.
 template <class N, int kM, int kK8, int kN8, class Right>
 __device__ inline void mma_fragments(float (&sums)[kM][kN8][4], const float (&left)[kM][kK8][4], const Right& right) {
 #pragma unroll
@@ -182,13 +182,13 @@ __device__ inline void clear(float (&sums)[kM][kN8][4]) {
       for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
 }
 
-// 2^x, exactly 1 at 0 and 0 at -inf; off by 2^-22 at most.
+// 2^x, exactly 1 at 0 and 0 at -inf; the error is at most 2^-22.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-// NaN if either is: a NaN among logits must show.
+// NaN if either is NaN, because a NaN among logits must not be hidden.
 __device__ inline float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));

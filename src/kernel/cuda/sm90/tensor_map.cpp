@@ -10,7 +10,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// A driver's function, asked for by name: nothing has to be linked with the driver.
+// Looked up by name at run time, so that nothing links with the driver.
 auto encode_function() {
   static const auto function = [] {
     void* found = nullptr;
@@ -27,7 +27,7 @@ auto encode_function() {
 
 CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows) {
   const Index size = size_of(view.dtype);
-  // A stride that is never taken has to be a valid one all the same.
+  // A stride that is never used must be valid all the same.
   const auto bytes = [&](Index count, Index stride) {
     return static_cast<cuuint64_t>(count <= 1 ? 16 : stride * size);
   };

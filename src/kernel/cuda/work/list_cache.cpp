@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{16} << 20, kMostStreams = 64;
 
-// As bytes: there are none between members.
+// Compares bytes, since the members leave no padding.
 template <class T>
 bool same(std::span<const T> a, const std::vector<T>& b) {
   static_assert(std::has_unique_object_representations_v<T>);
@@ -41,13 +41,13 @@ struct Entry {
   std::shared_ptr<void> lists;
   std::size_t bytes;
 };
-// Of one stream, the last used first.
+// The cached lists of one stream, most recently used first.
 struct StreamLists {
   std::list<Entry> entries;
   std::size_t bytes = 0;
 };
-// By device and the stream's number, which no later stream has. Never ended: CUDA may be gone before. Memory of a
-// stream that is gone could not be given back in its order, so its shelf stays, and there are not endlessly many.
+// By device and stream id, which CUDA never reuses. Never destroyed, because CUDA may be gone before. Memory of a
+// destroyed stream cannot be freed in its order, so its lists stay; kMostStreams bounds how many.
 struct ListCache {
   std::mutex mutex;
   std::map<std::pair<int, unsigned long long>, StreamLists> all;
@@ -80,7 +80,7 @@ std::shared_ptr<void> find_cached_lists(const ListKey& key, cudaStream_t stream)
 
 void cache_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
   const auto number = number_of(stream);
-  std::list<Entry> dropped;  // ended when nobody is locked out
+  std::list<Entry> dropped;  // destroyed after the mutex is released
   const std::lock_guard lock(cache().mutex);
   if (bytes > kMostBytes || (!cache().all.contains(number) && cache().all.size() >= kMostStreams)) return;
   StreamLists& lists_of_stream = cache().all[number];

@@ -1,4 +1,5 @@
-// A block's way through its work: while (more) { ... more = next(); }. All threads of a block walk alike.
+// Iterators over the tiles of a block's work: while (more) { ... more = next(); }. All threads of a block iterate
+// alike.
 #pragma once
 
 #include "kernel/cuda/work/work.h"
@@ -15,7 +16,7 @@ __device__ inline Visibility visibility_of(const WorkSlice& s, int a, int b, int
   return a <= b && c <= d && d - a >= s.lo && c - b <= s.hi ? Visibility::partial : Visibility::none;
 }
 
-// Keys that row q sees, both ends included, counted from `base`; rows outside see none.
+// Keys that row q sees, both ends included, relative to `base`; rows outside the slice see none.
 struct VisibleRange {
   int first, last;
 };
@@ -28,7 +29,7 @@ __device__ inline VisibleRange visible_keys(const WorkSlice& s, int q, int base)
   return {within_int(max(static_cast<long long>(s.k_begin), wide + s.lo) - base),
           within_int(min(static_cast<long long>(s.k_end) - 1, wide + s.hi) - base)};
 }
-// Query rows that see key k, the other way round.
+// Query rows that see key k.
 __device__ inline VisibleRange visible_rows(const WorkSlice& s, int k, int base) {
   if (k < s.k_begin || k >= s.k_end) return {1, 0};
   const long long wide = k;
@@ -36,9 +37,10 @@ __device__ inline VisibleRange visible_rows(const WorkSlice& s, int k, int base)
           within_int(min(static_cast<long long>(s.q_end) - 1, wide - s.lo) - base)};
 }
 
-// Walks keep little and read slices again where they need them: registers are dearer than loads that hit L1.
+// Iterators hold little and read slices again where they need them: registers are more expensive than loads that hit
+// L1.
 
-// Volatile, so that the compiler keeps neither what it read nor the address.
+// volatile, so that the compiler keeps neither the slice nor its address in registers.
 __device__ inline WorkSlice read(const WorkSlice* slices, int n) {
   WorkSlice s;
   asm volatile(
@@ -50,7 +52,7 @@ __device__ inline WorkSlice read(const WorkSlice* slices, int n) {
   return s;
 }
 
-// The tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
+// Iterates over the tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
 template <int kKeys, int kRows>
 class KeyTileIterator {
  public:
@@ -90,7 +92,7 @@ class KeyTileIterator {
   int tile_, member_, base_, stop_;
 };
 
-// The tiles of kRows query rows that see keys [key, key + kKeys), for each query head of the K/V head.
+// Iterates over the tiles of kRows query rows that see keys [key, key + kKeys), for each query head of the K/V head.
 template <int kRows, int kKeys>
 class QueryTileIterator {
  public:
@@ -138,7 +140,7 @@ class QueryTileIterator {
   int tile_, head_, kv_head_, member_, base_, stop_;
 };
 
-// Does a row lie in a slice of the tile (there it sees a key, or is seen)?
+// Does a slice of the tile contain the row, so that it sees a key?
 __device__ inline bool row_is_live(const WorkList& list, int tile, int row) {
   const int2 range = list.ranges[tile];
   for (int m = range.x; m < range.y; ++m) {

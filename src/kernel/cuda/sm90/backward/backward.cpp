@@ -18,7 +18,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// A tensor of the inputs' dtype: itself, or rounded.
+// A tensor in the inputs' dtype: itself, or a rounded copy.
 struct Rounded {
   Rounded(const ConstTensorView& from, DType dtype, cudaStream_t stream) : view(from) {
     if (from.dtype == dtype || from.rows == 0) return;
@@ -32,9 +32,9 @@ struct Rounded {
   ConstTensorView view;
 };
 
-// Query rows of a slice, about.
+// Mean number of query rows of a slice.
 Index mean_rows(const BackwardArgs& args) {
-  if (args.device_plan != nullptr) return 0;  // not known here
+  if (args.device_plan != nullptr) return 0;  // not known on the host
   Index rows = 0;
   if (args.steps != nullptr) {
     for (const Range& r : args.steps->rows) rows += r.size();
@@ -44,7 +44,7 @@ Index mean_rows(const BackwardArgs& args) {
   return args.slices.empty() ? 0 : rows / static_cast<Index>(args.slices.size());
 }
 
-// The work of a call: kept from one like it, or made. `known` if it needs no more.
+// The work of a call, from the cache if `known`, otherwise new and still to be completed.
 struct CachedWork {
   CachedWork(const BackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
              cudaStream_t stream) {
@@ -65,15 +65,15 @@ struct CachedWork {
     of->add_keys(sm_count, stream);
     if (!sizes.empty()) cache_lists(key, of, of->bytes(), stream);
   }
-  std::vector<Index> sizes;  // none with a device_plan
+  std::vector<Index> sizes;  // empty with a device_plan
   ListKey key;
   std::shared_ptr<BackwardWork> of;
   bool known = false;
 };
 
-// What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
+// Statistics of the query rows and the sums of dQ, for one call or for all calls of QuerySteps.
 struct StepMemory {
-  // `room`: for the statistics, or null.
+  // `room`: memory for the statistics, or null.
   StepMemory(std::size_t of, std::size_t columns, const void* of_dq, float* room, cudaStream_t stream)
       : rows(of),
         dq(of_dq),
@@ -83,10 +83,11 @@ struct StepMemory {
   std::size_t rows;
   const void* dq;
   StreamArray<float> memory;
-  float *statistics, *dq_sums;  // 2 floats a row; `columns`
+  float *statistics, *dq_sums;  // 2 floats per row; `columns` floats per row
 };
 
-// Memory of dQ, of which nothing is written before the statistics have been read; null if it is not one large piece.
+// The memory of dQ as scratch for the statistics, which are read before dQ is written; null if dQ is not dense and
+// large enough.
 float* scratch_in_dq(const TensorView& dq, std::size_t rows) {
   const bool dense = dq.inner == 0 && dq.head_stride == dq.dim && dq.row_stride == dq.heads * dq.dim;
   const auto bytes = at(dq.rows * dq.heads * dq.dim * size_of(dq.dtype));
@@ -106,7 +107,7 @@ struct BackwardInputs {
   const BackwardArgs& args;
   const BackwardWork& work;
   DType dtype;
-  int group;  // query heads of a K/V head, or 0
+  int group;  // query heads of a K/V head, or 0 with a head_map
   double scale;
   float *statistics, *dq_sums;
   int* additions;
@@ -147,8 +148,8 @@ BackwardParams backward_params(const BackwardInputs& p, int* counter) {
           .additions = p.additions,
           .dk = p.dk.view(),
           .dv = p.dv.view(),
-          .vec8_dk = p.dk.wide(),
-          .vec8_dv = p.dv.wide(),
+          .vec8_dk = p.dk.vec8(),
+          .vec8_dv = p.dv.vec8(),
           .add_keys = p.args.add_keys,
           .unseen = p.work.unseen,
           .unseen_tiles = p.args.add_keys ? 0 : p.work.unseen_tiles,
@@ -172,14 +173,14 @@ DqParams dq_params(const BackwardInputs& p, const BackwardParams& products) {
           .scale = products.scale,
           .statistics = p.statistics,
           .dq = p.args.dq,
-          .wide = stores_vec8(p.args.dq, p.dtype)};
+          .vec8 = stores_vec8(p.args.dq, p.dtype)};
 }
 StoreParams store_params(const BackwardInputs& p, bool programmatic) {
   return {.rows = p.work.rows,
           .lse = p.args.lse,
           .dq_sums = p.dq_sums,
           .dq = p.args.dq,
-          .wide = stores_vec8(p.args.dq, p.dtype),
+          .vec8 = stores_vec8(p.args.dq, p.dtype),
           .q_rows = static_cast<int>(p.args.q.rows),
           .programmatic = programmatic};
 }
@@ -191,7 +192,7 @@ bool takes_steps_backward(const BackwardArgs& args) { return !args.deterministic
 void backward(const BackwardArgs& given) {
   const DType dtype = given.q.dtype;
   Width width = width_of(dtype, given.q.dim, given.v.dim);
-  // With softcap the registers of the narrow one do not suffice.
+  // With softcap the registers of the kernel for 64 columns do not suffice.
   if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
   const DeviceGuard on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
@@ -240,7 +241,7 @@ void backward(const BackwardArgs& given) {
   BackwardParams params = backward_params(pass, counter);
   params.programmatic = lists.known;
   params.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
-  // Without rows there is nothing to describe, and nothing is read.
+  // Without rows there is no tensor to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
     params.q = tensor_map(q.view(), 1 << log2_heads, 1 << log2_size);
     params.dout = tensor_map(dout.view(), 1 << log2_heads, 1 << log2_size);
@@ -254,7 +255,7 @@ void backward(const BackwardArgs& given) {
   dv.finish();
   if (alone) {
     DqParams dq = dq_params(pass, params);
-    if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have other keys
+    if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have another number of keys
       dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
       dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
     }

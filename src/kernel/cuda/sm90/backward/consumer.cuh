@@ -1,5 +1,5 @@
-// What all ways through a step of the backward share (backward_one_turn.cuh, backward_two_turns.cuh,
-// backward_three_groups.cuh): a warpgroup's 64 keys, its products, and where their results go.
+// What the consumers of one_slot.cuh, two_slots.cuh and three_warpgroups.cuh share: a warpgroup's 64 keys, its WGMMAs,
+// and where their results go.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/probabilities.cuh"
@@ -14,17 +14,17 @@ struct BackwardConsumer {
   static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kDimQk = kShape.dim_qk, kDimV = kShape.dim_v, kRows = kShape.rows(), kKeys = kShape.keys;
-  static constexpr int kOwn = kDimQk / kShape.parts_of_tile();  // columns of dQ that a warpgroup makes
+  static constexpr int kOwn = kDimQk / kShape.parts_of_tile();  // columns of dQ that a warpgroup computes
 
   const BackwardParams& params;
   const BackwardSharedMemory<kWidth, kDq> shared;
-  const int warpgroup;  // of warps
+  const int warpgroup;  // index of the consumer warpgroup
   float dk[kDimQk / 2], dv[kDimV / 2];
   PipelineState<kShape.key_buffers> keys;
-  int at = 0;  // buffer of dS
-  unsigned parity = 0;
-  // Where the lane added last. It moves from tile to tile: a place made anew for each would have its registers taken by
-  // what comes next, which then waits until the additions are sent.
+  int ds_buffer = 0;
+  unsigned ds_phase = 0;
+  // Where the lane last added to dQ. The pointer moves from tile to tile: if it were computed anew for each, its
+  // registers would be reused at once, which stalls until the additions are issued.
   float* dq_at;
   int dq_tile = 0;
 
@@ -35,16 +35,18 @@ struct BackwardConsumer {
         warpgroup(g),
         dq_at(c.dq_sums + (kOwn == kDimQk ? 0 : warpgroup * (64 * kOwn)) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
-  __device__ __forceinline__ int first_key() const { return warpgroup * 64 + first_key_of_lane(); }  // and 8 behind
+  __device__ __forceinline__ int first_key() const {
+    return warpgroup * 64 + first_key_of_lane();
+  }  // the lane's second key is 8 further
   __device__ __forceinline__ StepPlace place(int flags, int stage) const {
     return {flags, shared.step(stage), first_key(), 0};
   }
   __device__ __forceinline__ void next_buffer() {
-    if (at == 1) parity ^= 1;
-    at ^= 1;
+    if (ds_buffer == 1) ds_phase ^= 1;
+    ds_buffer ^= 1;
   }
 
-  // Sums [64 keys][rows]: keys' rows of K or V times those of Q or dO.
+  // [64 keys][rows] = the warpgroup's keys of K or V times rows of Q or dO.
   template <int kColumns>
   __device__ __forceinline__ void mma_keys_rows(float (&sums)[kRows / 2], unsigned keys, unsigned rows) const {
     const unsigned a = smem_descriptor(keys + static_cast<unsigned>(warpgroup) * 8192), b = smem_descriptor(rows);
@@ -54,7 +56,7 @@ struct BackwardConsumer {
                    advance_descriptor(b, static_cast<unsigned>(i / 4 * kRows * 128 + i % 4 * 32)), i > 0);
     wgmma_commit_group();
   }
-  // Sums [64 keys][columns] += of[keys][rows] · rows.
+  // accumulators [64 keys][columns] += of[keys][rows] · rows.
   template <int kColumns>
   __device__ __forceinline__ void mma_accumulate(float (&sums)[kColumns / 2], const unsigned (&of)[kRows / 4],
                                                  unsigned rows) {
@@ -76,7 +78,7 @@ struct BackwardConsumer {
     wgmma_commit_group();
   }
 
-  // dS^T to shared memory, [key][row].
+  // dS^T to shared memory as [key][row].
   __device__ __forceinline__ void store_ds(const unsigned (&ds)[kRows / 4], int buffer) const {
     store_fragments<kRows, kKeys>(ds, shared.ds(buffer), warpgroup * 64, 0);
   }
@@ -90,7 +92,7 @@ struct BackwardConsumer {
     }
   }
 
-  // dQ to who adds it, and makes it visible to its copy.
+  // Leaves dQ in shared memory for the thread that adds it.
   __device__ __forceinline__ void stage_dq(const float (&x)[kOwn / 2], int part) const {
     static_assert(64 * kOwn * 4 == BackwardShape::kPartBytes);
     const unsigned to = shared.part(warpgroup, part) + threadIdx.x % 128 * 16;
@@ -103,7 +105,7 @@ struct BackwardConsumer {
     if (lane_arrives()) mbarrier_arrive(shared.part_full(warpgroup, part));
   }
 
-  // A step's rows; those of the next one, if this is not the last.
+  // Waits for the rows of a step, and for those of the next step if there is one.
   template <int kStages>
   __device__ __forceinline__ void wait_for_rows(const PipelineState<kStages>& of) const {
     mbarrier_wait(shared.q_full(of.index), of.phase);
@@ -117,7 +119,7 @@ struct BackwardConsumer {
     wait_for_rows(next);
   }
 
-  // S and dP of an item's first step; what is known of it.
+  // S and dP of an item's first step, and its flags and statistics.
   template <class Statistics, int kStages>
   __device__ __forceinline__ Statistics mma_first_step(float (&s)[kRows / 2], float (&dp)[kRows / 2],
                                                        const PipelineState<kStages>& rows, int& flags,
@@ -132,15 +134,15 @@ struct BackwardConsumer {
     return known;
   }
 
-  // Of two warpgroups.
+  // The ping-pong slots of two consumers.
   __device__ __forceinline__ void wait_for_slot() const { bar_sync(1 + warpgroup, 256); }
   __device__ __forceinline__ void pass_slot() const { bar_arrive(2 - warpgroup, 256); }
 
-  // dQ of the last step, with nothing beside it: when the other one's dS is there.
+  // dQ of the last step, once the other consumer has stored its dS.
   __device__ __forceinline__ void mma_last_dq(float (&dq)[kOwn / 2]) const {
     wait_for_slot();
     wgmma_fence();
-    mma_dq(dq, at ^ 1);
+    mma_dq(dq, ds_buffer ^ 1);
     pass_slot();
     wgmma_wait_group<0>();
     warpgroup_fence_operand(dq);
@@ -151,10 +153,10 @@ struct BackwardConsumer {
     store_keys<N>(params, params.dk, params.vec8_dk, dk, item, first_key(), live);
     store_keys<N>(params, params.dv, params.vec8_dv, dv, item, first_key(), live);
   }
-  // All items. `attend` passes an item's rows, `end` is for who waits for more.
+  // All items. `attend` processes an item's rows; `end` is called when there is no more work.
   template <class Attend, class End>
   __device__ __forceinline__ void each_item(const Attend& attend, const End& end) {
-    if (kShape.consumers == 2 && warpgroup == 1) bar_arrive(1, 256);  // the first one's turn
+    if (kShape.consumers == 2 && warpgroup == 1) bar_arrive(1, 256);  // opens the slot of the first consumer
     for (;; keys.advance()) {
       mbarrier_wait(shared.keys_full(keys.index), keys.phase);
       const int flags = SharedItem::read(shared.item(keys.index)).flags;
@@ -166,7 +168,8 @@ struct BackwardConsumer {
       if ((flags & SharedItem::kUsed) != 0) attend();
       const SharedItem item = SharedItem::read(shared.item(keys.index));
       __syncwarp();
-      if (lane_arrives()) mbarrier_arrive(shared.keys_free(keys.index));  // the next ones come while these are written
+      if (lane_arrives())
+        mbarrier_arrive(shared.keys_free(keys.index));  // the next item's keys are loaded while these are written
       store_both(item);
     }
   }

@@ -1,5 +1,6 @@
-// dQ by the owner of its rows: as the forward goes through keys, with two products more. A block has 128 rows times
-// heads, a warpgroup 64 of them: S = Q·K^T and dP = dO·V^T are its sums, and dS stays in its registers for dQ += dS·K.
+// dQ by the owner of its rows: iterates over keys as the forward does, with two more matrix products. A block has 128
+// rows times heads, a consumer 64 of them: S = Q·K^T and dP = dO·V^T are its accumulators, and dS stays in registers as
+// the A operand of dQ += dS·K.
 #pragma once
 
 #include "cuda/launch.h"
@@ -48,8 +49,8 @@ __device__ inline DqItem dq_item(const DqParams& params, int n) {
           range.y, block * params.rows.listed};
 }
 
-// The tiles of keys that the rows of an item see, slice by slice, counted from the slice's k_first: a row's bits do not
-// depend on where its tile begins.
+// Iterates over the tiles of keys that an item's rows see, slice by slice. Tiles are counted from the slice's k_first,
+// so a row's bits do not depend on where its tile begins.
 template <int kKeys>
 class DqKeyIterator {
  public:
@@ -98,7 +99,7 @@ class DqKeyIterator {
   int member_, key_, stop_;
 };
 
-// A warp.
+// The producer warp.
 template <Width kWidth>
 __device__ void produce_dq(const DqParams& params, const DqSharedMemory<kWidth>& shared, const DqItem& item, int head,
                            int kv_head) {
@@ -106,7 +107,7 @@ __device__ void produce_dq(const DqParams& params, const DqSharedMemory<kWidth>&
   constexpr int kTileRows = backward_shape(kWidth).rows(), kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
   PipelineState<kShape.stages> stage;
-  unsigned raw_phases = 0;  // a bit a stage
+  unsigned raw_phases = 0;  // one bit per stage
   DqKeyIterator<kKeys> iterator(params, item);
   bool more = iterator.start();
   if (more && lane == 0) {
@@ -155,7 +156,7 @@ struct DqConsumer {
   static constexpr DqShape kShape = dq_shape(kWidth);
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kDimQk = kShape.dim_qk, kDimV = kShape.dim_v, kKeys = kShape.keys;
-  // Boxes of rows: of one tile of the backward, which may hold both warpgroups' rows.
+  // Rows of a TMA box: a query tile of the backward, which may hold the rows of both consumers.
   static constexpr int kBoxRows = backward_shape(kWidth).rows();
 
   const DqParams& params;
@@ -169,7 +170,7 @@ struct DqConsumer {
     for (int i = 0; i < kDimQk / 2; ++i) sums[i] = 0;
   }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ __forceinline__ int place(int i) const {  // of a lane's two rows times heads
+  __device__ __forceinline__ int place(int i) const {  // the lane's two rows times heads
     return warpgroup * 64 + static_cast<int>(threadIdx.x % 128) / 32 * 16 + lane() / 4 + 8 * i;
   }
 
@@ -191,7 +192,7 @@ struct DqConsumer {
     }
     wgmma_commit_group();
   }
-  // Scores become what dP - delta is multiplied by.
+  // Scores become the factors of dP - delta.
   __device__ __forceinline__ void compute_p_ds(float (&s)[kKeys / 2], const float (&lse)[2], unsigned at) const {
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) {
@@ -221,14 +222,14 @@ struct DqConsumer {
   __device__ __forceinline__ void pass_slot() const { bar_arrive(2 - warpgroup, 256); }
 
   __device__ __forceinline__ void run(const float (&lse)[2], const float (&delta)[2]) {
-    if (warpgroup == 1) bar_arrive(1, 256);  // the first one's turn
+    if (warpgroup == 1) bar_arrive(1, 256);  // opens the slot of the first consumer
     PipelineState<kShape.stages> stage;
     bool last;
     mbarrier_wait(shared.rows_full(), 0);
     do {
       float s[kKeys / 2], dp[kKeys / 2];
       unsigned ds[kKeys / 4];
-      // The same in all lanes, and said so: descriptors are then made by the uniform half of the machine.
+      // Warp-uniform, so that descriptors are computed in the uniform datapath.
       const int at = kShape.stages == 1 ? 0 : static_cast<int>(warp_uniform(static_cast<unsigned>(stage.index)));
       mbarrier_wait(shared.keys_full(at), stage.phase);
       wait_for_slot();
@@ -265,7 +266,7 @@ struct DqConsumer {
       const int own = head + (place(i) & (params.rows.heads() - 1));
       const bool inside = row < item.end, seeing = !isinf(lse[i]);
       const auto value = [&](int n, int j) { return seeing ? sums[4 * n + 2 * i + j] : 0.0f; };
-      if (!params.wide) {
+      if (!params.vec8) {
         if (!inside) continue;
         const RowOut to(params.dq, row, own);
 #pragma unroll
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(DqShape::kThreads, 1) dq_kernel(const __grid_c
     consumer.store(item, head, lse);
   }
 #else
-  __trap();  // compiled for another GPU: the registry does not come here
+  __trap();  // compiled for another GPU; the registry never launches it there
 #endif
 }
 
@@ -327,19 +328,11 @@ void launch_dq(const DqParams& params, cudaStream_t stream) {
 template <class N>
 void launch_any(Width width, const DqParams& params, cudaStream_t stream) {
   const bool softcap = params.scores.softcap_scale != 0;
-  switch (width) {
-    case Width::w64:
-      return launch_dq<N, Width::w64, false>(params, stream);
-    case Width::w128:
-      return softcap ? launch_dq<N, Width::w128, true>(params, stream)
-                     : launch_dq<N, Width::w128, false>(params, stream);
-    case Width::w192_128:
-      return softcap ? launch_dq<N, Width::w192_128, true>(params, stream)
-                     : launch_dq<N, Width::w192_128, false>(params, stream);
-    default:
-      return softcap ? launch_dq<N, Width::w256, true>(params, stream)
-                     : launch_dq<N, Width::w256, false>(params, stream);
-  }
+  dispatch_width(width, [&]<Width kWidth>() {
+    if constexpr (kWidth != Width::w64)
+      if (softcap) return launch_dq<N, kWidth, true>(params, stream);
+    launch_dq<N, kWidth, false>(params, stream);
+  });
 }
 
 }  // namespace weft::cuda::sm90

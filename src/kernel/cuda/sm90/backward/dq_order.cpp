@@ -22,7 +22,7 @@ std::vector<int> number_additions(std::span<const int> items, std::span<WorkSlic
 std::vector<int> order_items(const std::vector<Index>& costs, Index heads, int sm_count) {
   const Index of_head = std::accumulate(costs.begin(), costs.end(), Index{0}), time = of_head * heads / sm_count;
   const Index longest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
-  // Shorter ones end in time, or nearly; heads at once would have more dQ under way than the L2 cache holds.
+  // Shorter items end in time, or nearly. Several heads at once would have more dQ in flight than the L2 cache holds.
   if (3 * longest <= time) return {};
   const std::size_t tiles = costs.size(), all = tiles * at(heads);
   std::vector<Index> start(all);

@@ -1,14 +1,15 @@
-// The backward on Hopper: one launch, as many blocks as multiprocessors, each taking items until there are none left.
+// The backward kernel up to 128 columns. One persistent launch has as many blocks as SMs, and each block claims items
+// until none are left.
 //
-// An item is 128 keys of one K/V head (192 at 64 columns), and all query rows that see them pass by, for all heads of
-// the group. dK and dV stay in registers, are written once, and have the same bits on every run.
+// An item is 128 keys of one K/V head (192 at 64 columns); the block iterates over all query rows that see them, for
+// all heads of the group. dK and dV stay in registers, are written once, and have the same bits on every run.
 //
-// A warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its sums, so P^T and dS^T are in its registers as the
-// products for dV and dK want them. dS alone goes through shared memory, for dQ = dS·K, of which each warpgroup makes a
-// part from all keys, one step late, and adds it to f32 sums in device memory; or, in turn, leaves it in shared memory
-// for a thread that waits until all additions that come before have been made.
+// A consumer warpgroup has 64 keys. S^T = K·Q^T and dP^T = V·dO^T are its accumulators, so P^T and dS^T are already in
+// registers as A operands of dV and dK. Only dS goes through shared memory, for dQ = dS·K: each consumer computes a
+// part of it from all keys, one step late, and adds it to f32 sums in global memory. With Dq::ordered it leaves the
+// part in shared memory for a thread that waits until all earlier additions are done.
 //
-// Two warpgroups take turns at issuing products, one in a step or two (has_one_turn); three do not.
+// Two consumers ping-pong with one or two slots per step (has_one_slot); three do not.
 #pragma once
 
 #include <type_traits>
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
     Consumer(params, shared, warpgroup - 1).run();
   }
 #else
-  __trap();  // compiled for another GPU: the registry does not come here
+  __trap();  // compiled for another GPU; the registry never launches it there
 #endif
 }
 

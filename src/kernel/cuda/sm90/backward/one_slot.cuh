@@ -1,8 +1,8 @@
-// A step of the backward with one turn at issuing products: dQ of the last step, dV and dK of this one, S of the next
-// one. When dV and dK are there the other warpgroup may begin, and dP of the next step is issued beside it. P and dS of
-// that step are made while the other one multiplies; the turns also say that the other's dS is there.
+// A step of the backward with one ping-pong slot: dQ of the previous step, dV and dK of this step, S of the next step.
+// When dV and dK are done the other consumer gets the slot, and dP of the next step is issued concurrently. P and dS of
+// that step are computed while the other consumer has the slot. Passing the slot also signals that dS is stored.
 //
-// dK is multiplied by dS in shared memory, where it lies for dQ anyway: in registers there is no room for it beside S.
+// dK reads dS from shared memory, where it is needed for dQ anyway: beside S there are no registers for it.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/consumer.cuh"
@@ -15,12 +15,12 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
   using Base::add_dq, Base::wait_for_slot, Base::store_ds, Base::mma_dq, Base::mma_last_dq, Base::next_buffer,
       Base::pass_slot;
   using Base::kBf16, Base::kDimQk, Base::kDimV, Base::kRows, Base::kKeys, Base::kOwn;
-  using Base::params, Base::shared, Base::warpgroup, Base::dk, Base::dv, Base::at, Base::parity;
+  using Base::params, Base::shared, Base::warpgroup, Base::dk, Base::dv, Base::ds_buffer, Base::ds_phase;
   using Statistics = PipelinedStatistics<4, kRows / 16>;
   static constexpr int kStages = Base::kShape.stages;
   static_assert(kStages == 3 && kDq == Dq::atomic);
 
-  PipelineState<kStages> rows;  // of the step whose P and dS are made next
+  PipelineState<kStages> rows;  // stage of the step whose P and dS are computed next
 
   __device__ __forceinline__ OneSlot(const BackwardParams& c, const BackwardSharedMemory<kWidth, kDq>& sh, int g)
       : Base(c, sh, g) {}
@@ -32,7 +32,7 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
     const SharedItem item = SharedItem::read(shared.item());
     if (item.end - item.begin <= 64 * warpgroup) return attend_without_keys();
     unsigned p[kRows / 4];
-    int before = -1, sums;  // tiles of dQ: of the last step, of this one
+    int before = -1, sums;  // tiles of dQ of the previous step and of this one
     int flags = begin(p, sums);
     while ((flags & QueryStep::kLast) == 0) flags = step(p, before, sums);
     end(p, before, sums);
@@ -45,7 +45,7 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
     compute_p_ds(s, p, dp, known, flags);
     return flags;
   }
-  // Products of a step, P and dS of the next.
+  // WGMMAs of a step, P and dS of the next.
   __device__ __forceinline__ int step(unsigned (&p)[kRows / 4], int& before, int& sums) {
     const PipelineState<kStages> last = rows;
     rows.advance();
@@ -55,7 +55,7 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
     wgmma_fence();
     const int flags = ld_shared_s32(shared.step(rows.index));
     Statistics known(shared.lse(rows.index), shared.delta(rows.index));
-    mma_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
+    mma_dq(dq, ds_buffer ^ 1);  // in the first step on stale dS, and discarded
     mma_dv_dk(p, last.index);
     this->template mma_keys_rows<kDimQk>(s, shared.k(), shared.q(rows.index));
     wgmma_wait_group<2>();
@@ -72,13 +72,13 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
     compute_p_ds(s, p, dp, known, flags);
     return flags;
   }
-  // Products of the last step.
+  // WGMMAs of the last step.
   __device__ __forceinline__ void end(unsigned (&p)[kRows / 4], int before, int sums) {
     float dq[kOwn / 2];
     wait_for_slot();
     warpgroup_fence_operand(p);
     wgmma_fence();
-    mma_dq(dq, at ^ 1);
+    mma_dq(dq, ds_buffer ^ 1);
     mma_dv_dk(p, rows.index);
     pass_slot();
     wgmma_wait_group<0>();
@@ -87,19 +87,19 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
     warpgroup_fence_operand(dv);
     end_dq(dq, before, sums);
   }
-  // dQ of the last step but one is there; that of the last one.
+  // Adds dQ of the last step but one, then computes and adds that of the last step.
   __device__ __forceinline__ void end_dq(float (&dq)[kOwn / 2], int before, int sums) {
     release(rows.index, before >= 0);
     if (before >= 0) add_dq(dq, before);
     next_buffer();
     rows.advance();
     mma_last_dq(dq);
-    if (lane_arrives()) mbarrier_arrive(shared.ds_free(at ^ 1));
+    if (lane_arrives()) mbarrier_arrive(shared.ds_free(ds_buffer ^ 1));
     add_dq(dq, sums);
   }
 
-  // Of an item that has no keys for this warpgroup: zeros for dQ, and its part of it. The other one has all turns but
-  // for that.
+  // An item without keys for this consumer: it stores zeros as dS and computes its part of dQ, and leaves all other
+  // slots to the other consumer.
   __device__ __forceinline__ void attend_without_keys() {
     this->wait_for_rows(rows);
     int before = -1, sums = read_sums(shared.step(rows.index)), flags = ld_shared_s32(shared.step(rows.index));
@@ -122,15 +122,15 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
   }
   __device__ __forceinline__ void store_zero_ds(int flags) const {
     this->wait_for_next_rows(rows, flags);
-    mbarrier_wait(shared.ds_free(at), parity ^ 1);
+    mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
     const unsigned none[kRows / 4] = {};
-    store_ds(none, at);
+    store_ds(none, ds_buffer);
     fence_proxy_async_shared();
   }
 
   __device__ __forceinline__ void mma_dv_dk(const unsigned (&p)[kRows / 4], int stage) {
     this->template mma_accumulate<kDimV>(dv, p, shared.dout(stage));
-    const unsigned a = smem_descriptor(shared.ds(at) + static_cast<unsigned>(warpgroup) * 8192),
+    const unsigned a = smem_descriptor(shared.ds(ds_buffer) + static_cast<unsigned>(warpgroup) * 8192),
                    b = smem_descriptor<kRows * 128>(shared.q(stage));
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i)
@@ -138,7 +138,7 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
                               advance_descriptor(b, static_cast<unsigned>(i * 2048)), true);
     wgmma_commit_group();
   }
-  // P, rounded, and dS, to shared memory, of the step whose S and dP are the last products under way.
+  // Rounded P, and dS to shared memory, of the step whose S and dP were issued last.
   __device__ __forceinline__ void compute_p_ds(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], float (&dp)[kRows / 2],
                                                Statistics& known, int flags) const {
     wgmma_wait_group<1>();
@@ -147,20 +147,20 @@ struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
       softcap_probabilities<N>(params, s, p, known, this->place(flags, rows.index));
     else
       probabilities<N>(params, s, p, known, this->place(flags, rows.index));
-    // Here, where other products are awaited anyway: in its turn a warpgroup would wait for the barrier's answer.
+    // Waited for here, overlapping other waits; inside the slot the consumer would stall on the mbarrier.
     this->wait_for_next_rows(rows, flags);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(dp);
     unsigned ds[kRows / 4];
     score_gradients<N>(params, ds, s, dp, known);
-    mbarrier_wait(shared.ds_free(at), parity ^ 1);
-    store_ds(ds, at);
+    mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
+    store_ds(ds, ds_buffer);
     fence_proxy_async_shared();
   }
-  // A step's rows, and dS of the one before it if there was one.
+  // Releases a step's rows, and dS of the step before it if there was one.
   __device__ __forceinline__ void release(int stage, bool had_before) const {
     if (!lane_arrives()) return;
-    if (had_before) mbarrier_arrive(shared.ds_free(at ^ 1));
+    if (had_before) mbarrier_arrive(shared.ds_free(ds_buffer ^ 1));
     mbarrier_arrive(shared.q_free(stage));
     mbarrier_arrive(shared.dout_free(stage));
   }

@@ -1,5 +1,5 @@
-// P and dS of the backward, by lanes: a lane of a warpgroup has two keys, 8 apart, of S^T and dP^T [64 keys][rows], and
-// of each eight rows (times heads) two.
+// P and dS in the accumulators' lane layout: of S^T and dP^T [64 keys][rows] a lane has two keys, 8 apart, and two of
+// each eight rows (times heads).
 #pragma once
 
 #include "kernel/cuda/portable/probabilities.cuh"
@@ -8,7 +8,7 @@
 
 namespace weft::cuda::sm90 {
 
-// Of a warpgroup's 64 keys the lane's first.
+// The lane's first of a warpgroup's 64 keys.
 __device__ __forceinline__ int first_key_of_lane() {
   return static_cast<int>(threadIdx.x % 128) / 32 * 16 + static_cast<int>(threadIdx.x % 32) / 4;
 }
@@ -18,8 +18,8 @@ __device__ __forceinline__ float4 load_pairs(unsigned at) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at));
   return x;
 }
-// Statistics of the lane's rows, asked for while products run: in shared memory they are half a step away. kFours as
-// registers allow; the others where they are used.
+// Statistics of the lane's rows, loaded while WGMMA runs because shared memory has high latency here: kFours as
+// registers allow, the others where they are used.
 template <int kFours>
 struct PrefetchedStatistics {
   unsigned at;
@@ -29,14 +29,14 @@ struct PrefetchedStatistics {
 #pragma unroll
     for (int n = 0; n < kFours; ++n) fours[n] = load_pairs(at + static_cast<unsigned>(n * 64));
   }
-  // Of rows 16n and the 15 behind.
+  // Statistics of rows 16n to 16n + 15.
   __device__ __forceinline__ float4 lse_of(int n) const {
     return n < kFours ? fours[n] : load_pairs(at + static_cast<unsigned>(n * 64));
   }
   __device__ __forceinline__ float4 delta_of(int n) const { return lse_of(n); }
 };
 
-// The same of both kinds, kCount fours of lse and then as many of delta: each is asked for kFours before it is taken.
+// The same for kCount float4 of LSE and then kCount of delta: each is loaded kFours before it is used.
 template <int kFours, int kCount>
 struct PipelinedStatistics {
   unsigned lse, delta;
@@ -60,14 +60,14 @@ struct PipelinedStatistics {
   __device__ __forceinline__ float4 delta_of(int n) { return claim(kCount + n); }
 };
 
-// Where a lane's numbers lie in their step: its flags, its place in shared memory, the first key and the first row.
+// Where a lane's elements lie in their step: flags, address of the step, first key and first row.
 struct StepPlace {
   int flags;
   unsigned step;
   int first_key, first_row;
 };
 
-// Rows of a lane's two keys that see them: those r with unsigned(r - first) < count.
+// Rows that see a lane's two keys: those r with unsigned(r - first) < count.
 struct VisibleRows {
   int first[2];
   unsigned count[2];
@@ -87,14 +87,14 @@ __device__ __forceinline__ VisibleRows visible_rows(const BackwardParams& params
   return rows;
 }
 
-// Rounded, in pairs.
+// Rounds pairs of elements.
 template <class N, int kSize>
 __device__ __forceinline__ void round_pairs(unsigned (&to)[kSize / 2], const float (&from)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize / 2; ++i) to[i] = packed_pair<N>(from[2 * i], from[2 * i + 1]);
 }
 
-// Scores become shares.
+// Scores become P.
 template <int kSize, class Lse>
 __device__ __forceinline__ void probabilities(const BackwardParams& params, float (&s)[kSize], Lse& lse,
                                               const StepPlace& place) {
@@ -113,14 +113,14 @@ __device__ __forceinline__ void probabilities(const BackwardParams& params, floa
       if (!rows.sees(i / 2 % 2, 8 * (i / 4) + i % 2)) s[i] = 0;
   }
 }
-// The same, and p has them rounded.
+// The same, and p gets P rounded.
 template <class N, int kSize, class Lse>
 __device__ __forceinline__ void probabilities(const BackwardParams& params, float (&s)[kSize], unsigned (&p)[kSize / 2],
                                               Lse& lse, const StepPlace& place) {
   probabilities(params, s, lse, place);
   round_pairs<N>(p, s);
 }
-// With softcap: p has the shares, and s what dS is multiplied by.
+// With softcap: p gets P rounded, and s the factors of dP - delta.
 template <class N, int kSize, class Lse>
 __device__ __forceinline__ void softcap_probabilities(const BackwardParams& params, float (&s)[kSize],
                                                       unsigned (&p)[kSize / 2], Lse& lse, const StepPlace& place) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void softcap_probabilities(const BackwardParams& para
   }
 }
 
-// dS = P·(dP - delta), with the scale before it is rounded, so that f16 holds what it can.
+// dS = P·(dP - delta). The scale is applied before rounding, to use the range of f16.
 template <class N, int kSize, class Delta>
 __device__ __forceinline__ void score_gradients(const BackwardParams& params, unsigned (&ds)[kSize / 2],
                                                 const float (&p)[kSize], const float (&dp)[kSize], Delta& delta) {
@@ -162,8 +162,8 @@ __device__ __forceinline__ void score_gradients(const BackwardParams& params, un
   }
 }
 
-// Rounded numbers of kRows rows, from first_row on, to a tile [key][row] of kKeys keys, the warpgroup's 64 from
-// first_key on.
+// Stores rounded elements of kRows rows, from first_row on, into a tile [key][row] of kKeys keys, at the warpgroup's 64
+// keys from first_key on.
 template <int kRows, int kKeys>
 __device__ __forceinline__ void store_fragments(const unsigned (&of)[kRows / 4], unsigned tile, int first_key,
                                                 int first_row) {

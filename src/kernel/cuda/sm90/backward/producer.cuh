@@ -1,5 +1,5 @@
-// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends; where dQ is
-// added in turn, one for each warpgroup adds it.
+// The backward's shared memory, and the producer warpgroup that fills it: one warp iterates over steps, loads by TMA
+// and zero-fills; with Dq::ordered one thread per consumer adds dQ.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -26,7 +26,7 @@ struct BackwardSharedMemory {
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
                             kBarrierAt = kItemAt + kKeyBuffers * BackwardShape::kItemBytes;
   static constexpr int kParts = kShape.parts();
-  static constexpr int kSteps = kConsumers == 3 ? 3 : 1;  // from one whose dQ a warpgroup makes to the next
+  static constexpr int kSteps = kConsumers == 3 ? 3 : 1;  // steps from one whose dQ a consumer computes to the next
   static constexpr unsigned kPartsAt = kShape.parts_at(),
                             kVisitAt = kPartsAt + kConsumers * kParts * BackwardShape::kPartBytes,
                             kPartBarrierAt = kVisitAt + 8 * BackwardShape::kVisits;
@@ -43,7 +43,8 @@ struct BackwardSharedMemory {
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
   __device__ unsigned item(int b = 0) const { return base + kItemAt + times(b, BackwardShape::kItemBytes); }
-  // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
+  // mbarriers. full: the tile has landed. free: all readers are done. raw: it has landed, but must be zero-filled
+  // before it is full.
   __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
   __device__ unsigned keys_full(int b = 0) const { return barrier(b); }
   __device__ unsigned keys_raw(int b = 0) const { return barrier(kKeyBuffers + b); }
@@ -55,9 +56,9 @@ struct BackwardSharedMemory {
   __device__ unsigned dout_raw(int s) const { return q_full(4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return q_full(5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return q_full(6 * kStages + b); }
-  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // of three warpgroups
+  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // three consumers only
 
-  // Dq::in_turn: dQ of a warpgroup; the tile of dQ and the turn of a step.
+  // Dq::ordered: a part of dQ of a consumer, and the tile of dQ and order number of a step.
   __device__ unsigned part(int warpgroup, int b) const {
     return base + kPartsAt + times(warpgroup * kParts + b, BackwardShape::kPartBytes);
   }
@@ -69,7 +70,7 @@ struct BackwardSharedMemory {
 
   __device__ void init() const {
     constexpr int kArrivalsPerWarpgroup = 4 * kArrivalsPerWarp,
-                  kArrivals = kConsumers * kArrivalsPerWarpgroup;  // of warps that multiply
+                  kArrivals = kConsumers * kArrivalsPerWarpgroup;  // consumer warps
     for (int b = 0; b < kKeyBuffers; ++b) {
       mbarrier_init(keys_full(b), 1);
       mbarrier_init(keys_raw(b), 1);
@@ -107,7 +108,7 @@ __device__ inline QueryStep read_query_step(unsigned at) {
   return s;
 }
 
-// A warp makes zeros of rows of a tile; 16 bytes a lane, four rows at a time.
+// One warp zero-fills rows of a tile: 16 bytes per lane, four rows at a time.
 template <int kRows, int kColumns, class Dead>
 __device__ void zero_fill_rows(unsigned tile, const Dead& outside) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -123,11 +124,11 @@ __device__ void tma_load_tile(unsigned to, const CUtensorMap& map, unsigned barr
     tma_load_3d(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
 }
 
-// What the warpgroups that multiply have to know of an item: first key, end, K/V head, flags; slices.
+// What consumers need to know of an item.
 struct SharedItem {
   enum Flag : int {
-    kUsed = 1,     // by a query head
-    kZeroFill = 2  // not all keys are shown
+    kUsed = 1,     // a query head uses the keys
+    kZeroFill = 2  // some keys are in no slice
   };
   int begin, end, kv_head, flags;  // begin < 0: there is no more work
   int first, last;
@@ -142,7 +143,7 @@ struct SharedItem {
   }
 };
 
-// K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
+// K and V of an item. Keys in no slice are zero-filled, because P = 0 times NaN is NaN.
 template <Width kWidth, Dq kDq>
 __device__ void load_k_v(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared,
                          const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer,
@@ -150,7 +151,7 @@ __device__ void load_k_v(const BackwardParams& params, const BackwardSharedMemor
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
+  bool covers = false;  // one slice covers all keys; past the buffer's last key TMA has filled in zeros
   for (int m = item.first + lane; m < item.last; m += 32) {
     const WorkSlice& s = params.keys.list.slices[m];
     covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
@@ -183,12 +184,12 @@ __device__ void load_k_v(const BackwardParams& params, const BackwardSharedMemor
   if (lane == 0) mbarrier_arrive(shared.keys_full(buffer));
 }
 
-// What goes on from item to item: the next step's stage and the parity of its barriers.
+// What persists from item to item: the pipeline of Q and dO.
 template <int kStages>
 struct ProducerState {
   PipelineState<kStages> pipeline;
   int steps = 0;
-  unsigned raw_phases = 0;  // a bit a stage
+  unsigned raw_phases = 0;  // one bit per stage
   __device__ int stage() const { return pipeline.index; }
   __device__ unsigned phase() const { return pipeline.phase; }
   __device__ void next() {
@@ -196,7 +197,7 @@ struct ProducerState {
     ++steps;
   }
 };
-// In one register: there are few.
+// Two stages fit into one register, of which a producer has few.
 template <>
 struct ProducerState<2> {
   int steps = 0;
@@ -206,7 +207,7 @@ struct ProducerState<2> {
   __device__ void next() { ++steps; }
 };
 
-// The rows of an item.
+// Q and dO of an item.
 template <Width kWidth, Dq kDq>
 __device__ void load_q_dout(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared,
                             const KeyItem<backward_shape(kWidth).keys>& item,
@@ -218,9 +219,9 @@ __device__ void load_q_dout(const BackwardParams& params, const BackwardSharedMe
   for (bool more = iterator.start(); more;) {
     QueryStep step = iterator.step();
     const int row = iterator.row(), head = iterator.head();
-    // What was there, of eight steps before, has been taken: a stage is freed two or three steps late; by then dQ of
-    // the step before its own, or of the one before that, is handed over, and of each warpgroup all but the last part
-    // taken.
+    // The entry of eight steps before has been read: a stage is freed two or three steps late; by then dQ of the step
+    // before, or of the one before that, is in shared memory, and of each consumer all parts but the last have been
+    // added.
     if constexpr (kDq == Dq::ordered)
       if (lane == 0) st_shared_v2_s32(shared.visit(state.steps), step.sums, iterator.dq_order());
     more = iterator.next();
@@ -266,40 +267,42 @@ __device__ void load_q_dout(const BackwardParams& params, const BackwardSharedMe
   }
 }
 
-// A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is
-// taken from the counter: blocks before this one may not have begun.
+// The warp that claims items, iterates over steps and loads. With Dq::ordered a block waits for items before its own,
+// so its first item too is claimed from the counter: a block with a lower index may not have started.
 template <Width kWidth, Dq kDq>
 __device__ void produce(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), items = params.keys.active * params.heads_k;
   ProducerState<backward_shape(kWidth, kDq).stages> state;
   PipelineState<shared.kKeyBuffers> keys;
-  unsigned raw_phases = 0;  // a bit a buffer of keys
+  unsigned raw_phases = 0;  // one bit per buffer of keys
   const auto claim = [&] {
-    const int given = kDq == Dq::ordered ? 0 : static_cast<int>(gridDim.x);  // without asking
+    const int given =
+        kDq == Dq::ordered ? 0 : static_cast<int>(gridDim.x);  // items that blocks have without claiming them
     int claimed = 0;
     if (lane == 0) {
       claimed = atomicAdd(params.counter, 1);
       if (claimed - items == static_cast<int>(gridDim.x) - given - 1)
-        *params.counter = 0;  // the last: for the next call
+        *params.counter = 0;  // the last claim resets the counter for the next launch
       claimed += given;
     }
     return __shfl_sync(0xffffffffu, claimed, 0);
   };
-  // Another call's counter until then.
+  // Until the previous kernel is done the counter belongs to another call.
   if (kDq == Dq::ordered && !params.keys_ready) griddepcontrol_wait();
   for (int next = kDq == Dq::ordered ? claim() : static_cast<int>(blockIdx.x); next < items;) {
     const int at = params.keys.order != nullptr ? params.keys.order[next] : next;
     const int kv_head = at / params.keys.active, tile = at % params.keys.active;
     const KeyItem<backward_shape(kWidth).keys> item(params, tile, kv_head);
-    if (item.is_shown()) {                            // otherwise it has its zeros
-      if (!params.keys_ready) griddepcontrol_wait();  // lists were sent, which no kernel is early for
+    if (item.is_shown()) {                            // otherwise zero_fill_unseen writes its zeros
+      if (!params.keys_ready) griddepcontrol_wait();  // work lists are uploaded before any programmatic launch
       mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
       load_k_v<kWidth, kDq>(params, shared, item, kv_head, keys.index, raw_phases);
       keys.advance();
-      if (params.keys_ready) griddepcontrol_wait();  // statistics, and what is added to
+      if (params.keys_ready) griddepcontrol_wait();  // statistics and dQ's sums come from the previous kernel
       load_q_dout<kWidth, kDq>(params, shared, item, state);
     }
-    // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
+    // Claimed only now, so that the work is not held back from blocks that are idle. The last steps are still being
+    // computed.
     next = claim();
   }
   mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
@@ -311,7 +314,7 @@ __device__ void produce(const BackwardParams& params, const BackwardSharedMemory
   }
 }
 
-// A thread: adds what a warpgroup has made of dQ, when it is its turn.
+// The thread that adds a consumer's parts of dQ, each when its order number comes.
 template <Width kWidth>
 __device__ void add_dq_in_order(const BackwardParams& params, const BackwardSharedMemory<kWidth, Dq::ordered>& shared,
                                 int warpgroup) {
@@ -323,7 +326,7 @@ __device__ void add_dq_in_order(const BackwardParams& params, const BackwardShar
     const int2 visit = ld_shared_v2_s32(shared.visit(n));
     if (visit.x < 0) return;  // there is no more work
     const Index to = kOfTile * static_cast<Index>(visit.x) + (kOfTile == 1 ? 0 : warpgroup);
-    fence_proxy_async_shared();  // of those that left it here
+    fence_proxy_async_shared();  // for the consumers' stores to the part
     wait_until_equal_acquire(params.additions + to, visit.y);
     cp_reduce_async_bulk_add_f32(params.dq_sums + to * kPart, shared.part(warpgroup, part.index),
                                  BackwardShape::kPartBytes);
@@ -335,7 +338,7 @@ __device__ void add_dq_in_order(const BackwardParams& params, const BackwardShar
   }
 }
 
-// How a block begins: all threads.
+// Called by all threads at the start of a block.
 template <Width kWidth, Dq kDq>
 __device__ __forceinline__ BackwardSharedMemory<kWidth, kDq> begin_block(const unsigned char* memory) {
   const BackwardSharedMemory<kWidth, kDq> shared{warp_uniform(shared_address(memory))};
@@ -344,7 +347,7 @@ __device__ __forceinline__ BackwardSharedMemory<kWidth, kDq> begin_block(const u
   griddepcontrol_launch_dependents();
   return shared;
 }
-// The warpgroup that does not multiply.
+// The producer warpgroup.
 template <Width kWidth, Dq kDq>
 __device__ __forceinline__ void run_producer(const BackwardParams& params,
                                              const BackwardSharedMemory<kWidth, kDq>& shared, int warp) {
@@ -352,7 +355,7 @@ __device__ __forceinline__ void run_producer(const BackwardParams& params,
   if (warp == 0) {
     produce<kWidth, kDq>(params, shared);
   } else {
-    griddepcontrol_wait();  // in every block: the kernel after must not pass the one before
+    griddepcontrol_wait();  // in every block, so that the next kernel cannot overtake the previous one
     zero_fill_unseen<backward_shape(kWidth).keys>(params);
     if constexpr (kDq == Dq::ordered)
       if (warp <= shared.kConsumers && threadIdx.x % 32 == 0) add_dq_in_order<kWidth>(params, shared, warp - 1);

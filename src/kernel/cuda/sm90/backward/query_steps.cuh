@@ -1,5 +1,4 @@
-// What the fetching warp of the backward tells the others of a tile of queries, and its way through a key tile's
-// slices.
+// Steps: what the producer tells the consumers about a tile of queries, and how it iterates over a key tile's slices.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/params.h"
@@ -7,20 +6,20 @@
 
 namespace weft::cuda::sm90 {
 
-// One tile of queries for one tile of keys. Rows and keys are counted from the tiles' first ones.
+// One tile of queries for one tile of keys. Rows and keys are relative to the tiles' first ones.
 struct QueryStep {
   enum Flag : int {
-    kLast = 1,      // of its tile of keys
+    kLast = 1,      // last step of its key tile
     kMasked = 2,    // not every row sees every key
-    kZeroFill = 4,  // rows outside the slice are made zeros
-    // Of a warpgroup's keys, a bit for each of two:
-    kNextIdle = 8  // no row of the next step sees any
+    kZeroFill = 4,  // rows outside the slice are set to zero
+    // One bit per consumer warpgroup, for two:
+    kNextIdle = 8  // no row of the next step sees any of its keys
   };
   int flags;
-  int rows;  // begin | end << 16 of the slice
-  int keys;  // begin | end << 16
+  int rows;  // rows of the slice: begin | end << 16
+  int keys;  // keys of the slice: begin | end << 16
   int band;  // lo | hi << 16: key k is seen by rows k - hi .. k - lo
-  int sums;  // tile of dQ
+  int sums;  // index of the tile of dQ
 
   __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
   __device__ static int low(int pair) { return static_cast<short>(pair); }
@@ -34,12 +33,12 @@ __device__ inline VisibleRange visible_rows(const QueryStep& step, int key) {
           min(QueryStep::high(step.rows) - 1, key - QueryStep::low(step.band))};
 }
 
-// A tile of keys (kKeys at most), its slices, and the query heads that use it.
+// A tile of at most kKeys keys, its slices, and the query heads that use it.
 template <int kKeys>
 struct KeyItem {
-  int begin, end;   // keys
-  int first, last;  // slices: [first, last)
-  int head, heads;  // in the order of WorkHeads::heads: [head, heads)
+  int begin, end;   // range of keys
+  int first, last;  // range of slices: [first, last)
+  int head, heads;  // range in WorkHeads::heads: [head, heads)
 
   __device__ KeyItem(const BackwardParams& params, int tile, int kv_head) {
     if (params.keys.items != nullptr) {
@@ -68,9 +67,10 @@ struct KeyItem {
   }
 };
 
-// The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
-// then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile come one after another: a
-// block with few rows would wait at the second unit for one that has many of the first.
+// Iterates over the tiles of queries that see the keys: unit by unit, slice by slice, the last rows first, so that
+// blocks that start together add to the same tiles of dQ while those are in the L2 cache. With Dq::ordered all units of
+// a tile follow each other: otherwise a block with few rows would wait at the second unit for a block that has many
+// rows of the first.
 template <int kKeys, bool kOrderedDq>
 class QueryStepIterator {
  public:
@@ -94,7 +94,7 @@ class QueryStepIterator {
     constexpr int kFar = 0x3fff;
     const WorkSlice& s = slice_;
     const int size = params_.rows.size(), row = this->row(), key = item_.begin, keys = item_.end - key;
-    // Rows behind the tile's own have no share in anything, but what lies there must not be multiplied.
+    // Rows past the tile's end are masked, but must not hold NaN or infinity either.
     int rows = min(size, params_.q_rows - row);
     const bool zero_fill = row < s.q_begin || row + rows > s.q_end;
     if (zero_fill && params_.rows.ranges != nullptr) rows = min(rows, params_.rows.ranges[tile_].y - row);
@@ -108,7 +108,7 @@ class QueryStepIterator {
             QueryStep::pair(near(s.lo + shift), near(s.hi + shift)),
             (head() >> params_.rows.log2_heads) * params_.rows.tiles + tile_};
   }
-  // Warpgroups of whose 64 keys no row sees any, a bit each.
+  // Consumers of whose 64 keys no row sees any, one bit each.
   __device__ int idle() const {
     const WorkSlice& s = slice_;
     const int first = max(row(), s.q_begin), last = min(row() + params_.rows.size(), s.q_end) - 1;

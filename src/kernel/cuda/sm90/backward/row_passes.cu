@@ -1,4 +1,4 @@
-// Passes over rows before and after the Hopper backward's products: memory alone.
+// Memory-bound passes over rows before and after the backward kernel.
 #include "cuda/launch.h"
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/backward/params.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rows of a tile; `held` if a slice may show them.
+// Rows of a tile; `held` if a slice may contain them.
 struct TileRows {
   int begin, end;
   bool held;
@@ -24,18 +24,30 @@ __device__ bool is_live(const QueryTiles& tiles, const TileRows& rows, int tile,
   return row < rows.end && rows.held && (tiles.ranges != nullptr || row_is_live(tiles.list, tile / tiles.listed, row));
 }
 
-__device__ float2 two_floats(unsigned x, DType dtype) {  // of bf16 or f16: inputs, which tensor_map has looked at
+__device__ float2 two_floats(unsigned x, DType dtype) {  // bf16 or f16
   if (dtype == DType::bf16) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
   return __half22float2(*reinterpret_cast<const __half2*>(&x));
 }
 
-// In one order, whichever way the numbers came: a row's bits do not depend on its view.
+// One order of additions for every input layout, so that a row's bits do not depend on its view.
 __device__ float dot_two(float2 a, float2 b) { return __fmaf_rn(a.x, b.x, __fmul_rn(a.y, b.y)); }
 __device__ float add_four_sums(float a, float b, float c, float d) {
   return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
 }
 
-// A block a tile and unit; a row is read by as many lanes as it has pieces of 8.
+// The part of dout·out in 8 columns of a row, for inputs that are not aligned or have another dtype.
+__device__ __forceinline__ float delta_of_piece(const PrepareParams& params, int row, int head, int piece, bool live) {
+  const int dim = static_cast<int>(params.dout.view.dim);
+  float a[8] = {}, b[8] = {};
+  if (live && piece * 8 < dim) {
+    load_eight(params.out, offset_of(params.out.view, row, head) + piece * 8, dim - piece * 8, a);
+    load_eight(params.dout, offset_of(params.dout.view, row, head) + piece * 8, dim - piece * 8, b);
+  }
+  const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
+  return add_four_sums(both(0), both(2), both(4), both(6));
+}
+
+// One block per tile and unit; a row is read by as many lanes as it has pieces of 8 elements.
 template <Width kWidth>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareParams params) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
@@ -44,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && threadIdx.x == 0 && params.counter != nullptr) *params.counter = 0;
   if (params.rows.tiles == 0) return;
-  // The first heads last: the products begin with them, and find their sums in the L2 cache.
+  // The first heads come last: the backward kernel starts with them and finds their sums in the L2 cache.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int tile = block % params.rows.tiles, unit = block / params.rows.tiles;
   const TileRows rows = rows_of_tile(params.rows, tile, params.q_rows);
@@ -58,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   const auto head_of = [&](int i) {
     return (unit << params.rows.log2_heads) + ((i * kStep + thread / kLanes) & (params.rows.heads() - 1));
   };
-  if (params.dq_sums != nullptr) {  // while the tile's rows are asked for
+  if (params.dq_sums != nullptr) {  // overlaps the loads of the tile's rows
     float4* sums = reinterpret_cast<float4*>(params.dq_sums + static_cast<Index>(block) * (kRows * kShape.dim_qk));
 #pragma unroll
     for (int i = 0; i < kRows * kShape.dim_qk / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
@@ -74,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     delta[i] = 0;
   }
   if (params.out.direct && params.out.same && params.dout.direct &&
-      params.dout.same) {  // everything is asked for before it is used
+      params.dout.same) {  // all loads are issued before the first use
     uint4 a[kEach], b[kEach];
     const auto at = [&](const InputView& from, int i) {
       return reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
@@ -94,13 +106,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   } else {
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
-      float a[8] = {}, b[8] = {};
-      if (is_live(params.rows, rows, tile, row_of(i)) && piece * 8 < dim) {
-        load_eight(params.out, offset_of(params.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
-        load_eight(params.dout, offset_of(params.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
-      }
-      const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
-      const float sum = add_four_sums(both(0), both(2), both(4), both(6));
+      const float sum =
+          delta_of_piece(params, row_of(i), head_of(i), piece, is_live(params.rows, rows, tile, row_of(i)));
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
         if (j == i) delta[j] = sum;
@@ -129,14 +136,14 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   params.dsink[static_cast<Index>((unit << params.rows.log2_heads) + thread) * params.rows.tiles + tile] = sink_term;
 }
 
-// A block a tile and unit. Sums lie as the products left them: 128 lanes of four, 8 columns after 8.
+// One block per tile and unit. Sums are in register layout: 128 lanes of float4, for each 8 columns.
 template <Width kWidth, class N>
 __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreParams params) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kRows = kShape.rows(), kK = kShape.dim_qk, kPitch = kK + 8;
   __shared__ __align__(16) std::uint16_t rounded[kRows * kPitch];
   griddepcontrol_wait();
-  // The last heads first: their sums are still in the L2 cache.
+  // The last heads come first: their sums are still in the L2 cache.
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int tile = block % params.rows.tiles, unit = block / params.rows.tiles;
   const TileRows rows = rows_of_tile(params.rows, tile, params.q_rows);
@@ -147,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   static_assert(kThreads % 128 == 0);  // a thread's two rows are the same in every round
   bool seeing[2];
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {  // not from the statistics, which may lie in dQ
+  for (int j = 0; j < 2; ++j) {  // not read from the statistics, which may alias dQ
     const int r = thread / 32 % 4 * 16 + thread % 32 / 4 + 8 * j;
     seeing[j] = is_live(params.rows, rows, tile, row_of(r)) &&
                 load_element(params.lse.data, params.lse.dtype, offset_of(params.lse, row_of(r), head_of(r))) !=
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
     for (int j = 0; j < 2; ++j) {
       const int r = e / 32 % 4 * 16 + lane / 4 + 8 * j;
       const float x = seeing[j] ? (j == 0 ? four.x : four.z) : 0.0f, y = seeing[j] ? (j == 0 ? four.y : four.w) : 0.0f;
-      if (params.wide) {
+      if (params.vec8) {
         unsigned one[1];
         N::pack(one, x, y);
         *reinterpret_cast<unsigned*>(rounded + r * kPitch + column) = one[0];
@@ -171,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
       }
     }
   }
-  if (!params.wide) return;
+  if (!params.vec8) return;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kRows * kK / 8 / kThreads; ++i) {
@@ -184,29 +191,11 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 }
 
 auto prepare_of(Width width) {
-  switch (width) {
-    case Width::w64:
-      return &prepare_kernel<Width::w64>;
-    case Width::w128:
-      return &prepare_kernel<Width::w128>;
-    case Width::w192_128:
-      return &prepare_kernel<Width::w192_128>;
-    default:
-      return &prepare_kernel<Width::w256>;
-  }
+  return dispatch_width(width, [&]<Width kWidth>() { return &prepare_kernel<kWidth>; });
 }
 template <class N>
 auto store_of(Width width) {
-  switch (width) {
-    case Width::w64:
-      return &store_kernel<Width::w64, N>;
-    case Width::w128:
-      return &store_kernel<Width::w128, N>;
-    case Width::w192_128:
-      return &store_kernel<Width::w192_128, N>;
-    default:
-      return &store_kernel<Width::w256, N>;
-  }
+  return dispatch_width(width, [&]<Width kWidth>() { return &store_kernel<kWidth, N>; });
 }
 
 __global__ void __launch_bounds__(kThreads)

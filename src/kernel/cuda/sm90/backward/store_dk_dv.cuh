@@ -1,4 +1,4 @@
-// dK and dV of an item from the registers of a warpgroup to their keys.
+// Stores an item's dK and dV from the registers of a consumer.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/producer.cuh"
@@ -6,7 +6,7 @@
 
 namespace weft::cuda::sm90 {
 
-// A bit for each of a lane's two keys, `first` of the tile and 8 behind: whether a slice shows it to a query head.
+// One bit for each of a lane's two keys, `first` in the tile and 8 further: set if a slice shows it to a query head.
 __device__ __forceinline__ int live_keys(const BackwardParams& params, const SharedItem& item, int first) {
   int live = 0;
 #pragma unroll
@@ -25,9 +25,9 @@ __device__ __forceinline__ int live_keys(const BackwardParams& params, const Sha
   return live;
 }
 
-// Columns from first_column on.
+// Stores columns from first_column on.
 template <class N, int kSize>
-__device__ __forceinline__ void store_keys(const BackwardParams& params, const TensorView& to, bool wide,
+__device__ __forceinline__ void store_keys(const BackwardParams& params, const TensorView& to, bool vec8,
                                            const float (&sums)[kSize], const SharedItem& item, int first, int live,
                                            int first_column = 0) {
   constexpr int kColumns = 2 * kSize;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const T
     const int key = item.begin + first + 8 * i;
     const bool inside = key < item.end, seen = (live >> i & 1) != 0;
     const auto value = [&](int n, int j) { return seen ? sums[4 * n + 2 * i + j] : 0.0f; };
-    if (!wide) {
+    if (!vec8) {
       if (!inside || (params.add_keys && !seen)) continue;
       const int column = first_column + 2 * (lane % 4), columns = static_cast<int>(to.dim) - column;
       float* at = static_cast<float*>(to.data) + offset_of(to, key, item.kv_head) + column;

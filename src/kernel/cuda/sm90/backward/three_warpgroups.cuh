@@ -1,7 +1,7 @@
-// A step of the backward with three warpgroups, which nothing keeps in step but buffers: dV and dK of a step and S of
-// the next one are issued together, dP of the next one when dV and dK are there. Two of the three make P and dS while
-// one multiplies. dQ of a step is made by one of them from what all three left, a step late: of a step in buffer b by
-// b.
+// A step of the backward with three consumers, which only buffers synchronize: dV and dK of a step and S of the next
+// step are issued together, dP of the next step when dV and dK are done. Two of the three compute P and dS while one
+// has the tensor cores. One consumer computes a step's dQ, one step late, from the dS of all three: consumer b for a
+// step in buffer b.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/consumer.cuh"
@@ -18,10 +18,10 @@ struct ThreeWarpgroups : BackwardConsumer<N, kWidth, kDq> {
   static constexpr bool kComputesDq = kDq != Dq::separate_kernel;
   static_assert(Base::kShape.ds_buffers() == 3 && kOwn == kRows);
 
-  // Of the step whose P and dS are made next: its rows, and its buffer of dS.
+  // The step whose P and dS are computed next: stage of its rows, and buffer of its dS.
   PipelineState<kStages> rows;
   PipelineState<3> ds;
-  unsigned own_parity = 0;              // of the buffer whose dQ this one makes
+  unsigned own_phase = 0;               // phase of the buffer whose dQ this consumer computes
   unsigned p[kRows / 4], g[kRows / 4];  // P and dS of a step, rounded
 
   __device__ __forceinline__ ThreeWarpgroups(const BackwardParams& c, const BackwardSharedMemory<kWidth, kDq>& sh,
@@ -30,16 +30,16 @@ struct ThreeWarpgroups : BackwardConsumer<N, kWidth, kDq> {
   __device__ __forceinline__ void run() {
     this->each_item([&] { attend(); },
                     [&] {
-                      // Who adds is done too, but not before it has seen the part before.
+                      // Ends the adding thread too, after it has added the previous part.
                       if constexpr (kDq == Dq::ordered) {
-                        mbarrier_wait(shared.part_free(warpgroup, 0), own_parity ^ 1);
+                        mbarrier_wait(shared.part_free(warpgroup, 0), own_phase ^ 1);
                         if (lane_arrives()) mbarrier_arrive(shared.part_full(warpgroup, 0));
                       }
                     });
   }
 
   __device__ __forceinline__ void attend() {
-    int before = -1, sums;  // tiles of dQ: of the last step, of this one
+    int before = -1, sums;  // tiles of dQ of the previous step and of this one
     int flags = begin(sums);
     while ((flags & QueryStep::kLast) == 0) flags = step(before, sums);
     end(before, sums);
@@ -75,7 +75,7 @@ struct ThreeWarpgroups : BackwardConsumer<N, kWidth, kDq> {
     compute_p_ds(s, dp, known, flags);
     return flags;
   }
-  // dV and dK of the last step, and the dQ that is left.
+  // dV and dK of the last step, and the remaining dQ.
   __device__ __forceinline__ void end(int before, int sums) {
     float dq[kOwn / 2];
     compute_dq_before(dq, before);
@@ -97,29 +97,29 @@ struct ThreeWarpgroups : BackwardConsumer<N, kWidth, kDq> {
     this->template mma_accumulate<kDimQk>(dk, g, shared.q(stage));
     wgmma_commit_group();
   }
-  // dQ of the step before that in buffer ds.at, if there was one and it is this one's to make. In the registers of S:
-  // with its own the assembler finds that there are too few.
+  // dQ of the step before the one in buffer ds.index, if there was one and this consumer computes it. It uses the
+  // registers of S, because ptxas finds too few for registers of its own.
   __device__ __forceinline__ void compute_dq_before(float (&dq)[kOwn / 2], int tile) {
     if constexpr (kComputesDq) {
       if (tile < 0 || (ds.index == 0 ? 2 : ds.index - 1) != warpgroup) return;
-      mbarrier_wait(shared.ds_full(warpgroup), own_parity);
-      fence_proxy_async_shared();  // of all three, who do not wait for it
+      mbarrier_wait(shared.ds_full(warpgroup), own_phase);
+      fence_proxy_async_shared();  // for the stores of all three consumers, which do not wait
       wgmma_fence();
       this->mma_dq(dq, warpgroup);
       wgmma_wait_group<0>();
       warpgroup_fence_operand(dq);
       if (lane_arrives()) mbarrier_arrive(shared.ds_free(warpgroup));
       if constexpr (kDq == Dq::ordered) {
-        mbarrier_wait(shared.part_free(warpgroup, 0), own_parity ^ 1);
+        mbarrier_wait(shared.part_free(warpgroup, 0), own_phase ^ 1);
         this->stage_dq(dq, 0);
       } else {
         this->add_dq(dq, tile);
       }
-      own_parity ^= 1;
+      own_phase ^= 1;
     }
   }
-  // P, rounded, and dS, to shared memory too, of the step whose S and dP are the last products under way. P is rounded
-  // late: before, there are no registers for both.
+  // Rounded P, and dS also to shared memory, of the step whose S and dP were issued last. P is rounded late, because
+  // before there are no registers for both.
   __device__ __forceinline__ void compute_p_ds(float (&s)[kRows / 2], float (&dp)[kRows / 2], Statistics& known,
                                                int flags) {
     wgmma_wait_group<1>();

@@ -1,4 +1,4 @@
-// Zeros in dK and dV of keys that no slice shows: by the warps beside the one that fetches, while the others multiply.
+// Zeros in dK and dV of keys in no slice, written by the idle producer warps while the consumers compute.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -6,7 +6,7 @@
 
 namespace weft::cuda::sm90 {
 
-// Threads 32 .. 127 of a block, 16 a row. Nothing is unrolled: they have few registers.
+// Threads 32 .. 127 of a block, 16 per row. Nothing is unrolled, because they have few registers.
 __device__ inline void zero_fill_keys(const TensorView& to, int element_bytes, int2 keys, int head) {
   constexpr int kFirst = 32, kLanes = 16, kRows = (128 - kFirst) / kLanes;
   const int thread = static_cast<int>(threadIdx.x) - kFirst, lane = thread % kLanes;
@@ -24,7 +24,7 @@ __device__ inline void zero_fill_keys(const TensorView& to, int element_bytes, i
   }
 }
 
-// kKeys: of a tile.
+// kKeys: keys of a tile.
 template <int kKeys>
 __device__ void zero_fill_unseen(const BackwardParams& params) {
 #pragma unroll 1

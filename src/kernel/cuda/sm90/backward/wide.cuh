@@ -1,14 +1,13 @@
-// The backward on Hopper for widths of 192 (V: 128) and 256: as backward.cuh, but for the math. An item is 64 keys,
-// since their dK and dV fill the registers of both warpgroups.
+// The backward kernel for 192 (V: 128) and 256 columns: as launch.cuh, but with other consumers. An item is 64 keys,
+// because their dK and dV fill the registers of both consumers.
 //
-// Both have the same keys. Of S^T = K·Q^T and dP^T = V·dO^T each makes those of half of a tile's rows, and leaves P^T
-// and dS^T in shared memory. When both have, each multiplies for some columns of dV, dK and dQ, by boxes of 64: no
-// barrier but this one, once a step, because P and dS have two buffers.
+// Both consumers have the same keys. Of S^T = K·Q^T and dP^T = V·dO^T each computes half of a tile's rows, and leaves
+// P^T and dS^T in shared memory. When both have, each computes some columns of dV, dK and dQ, in boxes of 64. That is
+// the only barrier of a step, because P and dS have two buffers.
 //
 // In a step dV and dK are issued, then S and dP of the next step, then a box of dQ, which runs while P and dS of the
-// next step are made, then the other box. dQ is added to f32 sums in device memory, its last box a step late, while
-// products run. More sums under way at once (a box of dQ beside dK, dV, S and dP) and the assembler serializes all
-// products.
+// next step are computed, then the other box. dQ is added to f32 sums in global memory, its last box one step late,
+// while WGMMA runs. With more accumulators in flight (a box of dQ beside dK, dV, S and dP) ptxas serializes all WGMMA.
 #pragma once
 
 #include "cuda/launch.h"
@@ -19,7 +18,7 @@
 
 namespace weft::cuda::sm90 {
 
-// Boxes of columns that a warpgroup makes; the second one's follow the first one's.
+// Boxes of columns that a consumer computes; the second consumer's follow the first one's.
 struct ColumnSplit {
   int dk, dv, dq;
 };
@@ -28,7 +27,7 @@ __host__ __device__ constexpr ColumnSplit column_split(Width w, int warpgroup) {
   return warpgroup == 0 ? ColumnSplit{2, 1, 1} : ColumnSplit{1, 1, 2};
 }
 
-// kGroup: whose share it is; where both are alike the same code runs for both.
+// kWarpgroup: whose columns they are. Where both consumers have as many, the same code runs for both.
 template <class N, Width kWidth, bool kSoftcap, Dq kDq, int kWarpgroup>
 struct WideConsumer {
   static constexpr BackwardShape kShape = backward_shape(kWidth);
@@ -36,21 +35,21 @@ struct WideConsumer {
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>, kComputesDq = kDq != Dq::separate_kernel;
   static constexpr int kDimQk = kShape.dim_qk, kDimV = kShape.dim_v, kRows = 64, kKeys = 64, kOwnRows = 32,
                        kSize = kOwnRows / 2;
-  // dK and dV leave S and dP no registers but those that dQ is sent from. S then comes before what is still to be sent,
-  // and dQ after P, when it has been.
+  // dK and dV leave S and dP only the registers that dQ is added from. So S comes before the pending additions, and dQ
+  // after P, when they are done.
   static constexpr bool kFull = kColumnSplit.dk + kColumnSplit.dv == 4;
-  static constexpr int kLastBox = kColumnSplit.dq - 1;  // of dQ
+  static constexpr int kLastBox = kColumnSplit.dq - 1;  // last box of dQ
   using Statistics = PrefetchedStatistics<kSoftcap ? 0 : 2>;
-  static constexpr unsigned kBox = 64 * 128;  // of 64 rows or keys
+  static constexpr unsigned kBox = 64 * 128;  // bytes of 64 rows or keys
   static_assert(kShape.rows() == kRows && kShape.keys == kKeys && kShape.stages == 2 && kShape.p_buffers == 2);
 
   const BackwardParams& params;
   const BackwardSharedMemory<kWidth, kDq> shared;
-  const int warpgroup;  // of warps
+  const int warpgroup;  // index of the consumer warpgroup
   float dk[32 * kColumnSplit.dk], dv[32 * kColumnSplit.dv];
-  int at = 0;  // stage, and buffer of P and dS
-  unsigned parity = 0;
-  float* dq_at;  // where the lane added last, as in BackwardMath
+  int current = 0;  // stage, and buffer of P and dS
+  unsigned phase = 0;
+  float* dq_at;  // where the lane last added, as in BackwardConsumer
   int dq_tile = 0;
 
   __device__ __forceinline__ WideConsumer(const BackwardParams& c, const BackwardSharedMemory<kWidth, kDq>& sh, int g)
@@ -59,12 +58,12 @@ struct WideConsumer {
         warpgroup(g),
         dq_at(c.dq_sums + warpgroup * (kFirst.dq * 64 * 64) + static_cast<int>(threadIdx.x % 128) * 4) {}
 
-  // The group's first box of a tile.
+  // The consumer's first box of a tile.
   __device__ __forceinline__ unsigned first_box(int boxes) const {
     return static_cast<unsigned>(warpgroup * boxes) * kBox;
   }
 
-  // Sums [64 keys][own rows]: keys' rows of K or V times those of Q or dO.
+  // [64 keys][own rows] = keys of K or V times rows of Q or dO.
   template <int kColumns>
   __device__ __forceinline__ void mma_keys_rows(float (&sums)[kSize], unsigned keys, unsigned rows) const {
     const unsigned a = smem_descriptor(keys),
@@ -76,7 +75,7 @@ struct WideConsumer {
     }
     wgmma_commit_group();
   }
-  // Sums [64 keys][own columns] += of[keys][rows] · rows.
+  // accumulators [64 keys][own columns] += of[keys][rows] · rows.
   template <int kNumbers>
   __device__ __forceinline__ void mma_accumulate(float (&sums)[kNumbers], unsigned of, unsigned rows) const {
     const unsigned a = smem_descriptor(of), b = smem_descriptor<kBox>(rows);
@@ -86,13 +85,13 @@ struct WideConsumer {
                               advance_descriptor(b, static_cast<unsigned>(i * 2048)), true);
   }
   __device__ __forceinline__ void mma_dv_dk() {
-    mma_accumulate(dv, shared.p(at), shared.dout(at) + first_box(kFirst.dv));
-    mma_accumulate(dk, shared.ds(at), shared.q(at) + first_box(kFirst.dk));
+    mma_accumulate(dv, shared.p(current), shared.dout(current) + first_box(kFirst.dv));
+    mma_accumulate(dk, shared.ds(current), shared.q(current) + first_box(kFirst.dk));
     wgmma_commit_group();
   }
-  // A box of the group's dQ.
+  // A box of the consumer's dQ.
   __device__ __forceinline__ void mma_dq(float (&sums)[32], int box) const {
-    const unsigned a = smem_descriptor(shared.ds(at));
+    const unsigned a = smem_descriptor(shared.ds(current));
     const unsigned b = smem_descriptor<kBox>(shared.k() + first_box(kFirst.dq) + static_cast<unsigned>(box) * kBox);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
@@ -110,7 +109,7 @@ struct WideConsumer {
     }
   }
 
-  // What is known of a step, also when its stage has been given back.
+  // What is needed of a step after its stage is released.
   struct Step {
     int flags, tile;
     bool last;
@@ -122,8 +121,7 @@ struct WideConsumer {
   __device__ __forceinline__ unsigned own_rows(unsigned statistics) const {
     return statistics + static_cast<unsigned>(warpgroup * kOwnRows * 4);
   }
-  // P and dS of a stage, left in shared memory, of scores that are under way: kPending groups of products came after
-  // them. Numbers of P stay in s, for dS.
+  // P and dS of a stage, to shared memory. kPending groups of WGMMA were issued after the scores. P stays in s, for dS.
   template <int kPending>
   __device__ __forceinline__ void compute_p(float (&s)[kSize], int flags, int stage) const {
     unsigned p[kSize / 2];
@@ -153,17 +151,17 @@ struct WideConsumer {
   }
   __device__ __forceinline__ void free_stage() const {
     if (lane_arrives()) {
-      mbarrier_arrive(shared.q_free(at));
-      mbarrier_arrive(shared.dout_free(at));
+      mbarrier_arrive(shared.q_free(current));
+      mbarrier_arrive(shared.dout_free(current));
     }
   }
   __device__ __forceinline__ void next_stage() {
-    if (at == 1) parity ^= 1;
-    at = static_cast<int>(warp_uniform(static_cast<unsigned>(at ^ 1)));
+    if (current == 1) phase ^= 1;
+    current = static_cast<int>(warp_uniform(static_cast<unsigned>(current ^ 1)));
   }
-  // P and dS of a stage are there, both groups'. Each waits at a barrier of its own that the other arrives at: a
-  // barrier reached from two places of the code (at 192 columns the groups have code of their own) is nothing synccheck
-  // takes. Two pairs, as one group may be a stage ahead.
+  // Waits until both consumers have stored P and dS of a stage. Each waits at a named barrier at which the other
+  // arrives: synccheck rejects one barrier that is reached from two places in the code (at 192 columns the consumers
+  // have code of their own). There are two pairs, because one consumer may be a stage ahead.
   __device__ __forceinline__ void wait_for_both(int stage) const {
     bar_arrive(1 + 2 * stage + (1 - warpgroup), 256);
     bar_sync(1 + 2 * stage + warpgroup, 256);
@@ -172,11 +170,11 @@ struct WideConsumer {
   // All rows of an item.
   __device__ __forceinline__ void attend() {
     Step step = first_scores();
-    float late[32];  // dQ of the step before, its last box
+    float late[32];  // last box of dQ of the step before
     int late_tile = -1;
     while (!step.last) {
       float s[kSize], dp[kSize], dq[32];
-      const int next = at ^ 1;
+      const int next = current ^ 1;
       const auto add_late = [&] {
         if (kComputesDq && late_tile >= 0) add_dq(late, kLastBox, late_tile);
       };
@@ -187,7 +185,7 @@ struct WideConsumer {
       wgmma_fence();
       mma_dv_dk();
       if constexpr (!kFull) add_late();
-      wait_for_stage(next, parity ^ static_cast<unsigned>(at));
+      wait_for_stage(next, phase ^ static_cast<unsigned>(current));
       wgmma_fence();
       mma_keys_rows<kDimQk>(s, shared.k(), shared.q(next));
       if constexpr (kFull) {
@@ -209,7 +207,7 @@ struct WideConsumer {
     }
     last_sums(step.tile, late, late_tile);
   }
-  // The rest of a step's dQ, whose first box is under way: its last one is left for later.
+  // The rest of a step's dQ, whose first box is in flight: its last box is left for later.
   __device__ __forceinline__ void end_dq(float (&first)[32], float (&late)[32], int tile) {
     float last[32];
     if constexpr (kLastBox == 1) {
@@ -226,14 +224,14 @@ struct WideConsumer {
   }
   __device__ __forceinline__ Step first_scores() const {
     float s[kSize], dp[kSize];
-    wait_for_stage(at, parity);
+    wait_for_stage(current, phase);
     wgmma_fence();
-    mma_keys_rows<kDimQk>(s, shared.k(), shared.q(at));
-    mma_keys_rows<kDimV>(dp, shared.v(), shared.dout(at));
-    const Step step = step_of(at);
-    compute_p<1>(s, step.flags, at);
-    compute_ds<0>(s, dp, at);
-    wait_for_both(at);
+    mma_keys_rows<kDimQk>(s, shared.k(), shared.q(current));
+    mma_keys_rows<kDimV>(dp, shared.v(), shared.dout(current));
+    const Step step = step_of(current);
+    compute_p<1>(s, step.flags, current);
+    compute_ds<0>(s, dp, current);
+    wait_for_both(current);
     return step;
   }
   __device__ __forceinline__ void last_sums(int tile, const float (&late)[32], int late_tile) {
@@ -268,7 +266,8 @@ struct WideConsumer {
       if ((flags & SharedItem::kUsed) != 0) attend();
       const SharedItem item = SharedItem::read(shared.item());
       __syncwarp();
-      if (lane_arrives()) mbarrier_arrive(shared.keys_free());  // the next ones come while these are written
+      if (lane_arrives())
+        mbarrier_arrive(shared.keys_free());  // the next item's keys are loaded while these are written
       const int first = first_key_of_lane(), live = live_keys(params, item, first);
       store_keys<N>(params, params.dk, params.vec8_dk, dk, item, first, live, warpgroup * (kFirst.dk * 64));
       store_keys<N>(params, params.dv, params.vec8_dv, dv, item, first, live, warpgroup * (kFirst.dv * 64));
@@ -294,7 +293,7 @@ __global__ void __launch_bounds__(backward_shape(kWidth).threads(), 1)
       WideConsumer<N, kWidth, kSoftcap, kDq, 1>(params, shared, 1).run();
   }
 #else
-  __trap();  // compiled for another GPU: the registry does not come here
+  __trap();  // compiled for another GPU; the registry never launches it there
 #endif
 }
 

@@ -9,7 +9,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// Tiles of at most `size` rows over all `rows`; those of rows that no slice holds end with ~end if `mark`.
+// Cuts all `rows` into tiles of at most `size` rows. Tiles of rows in no slice end with ~end if `mark`.
 Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
   Cut cut;
   cut.component_of.resize(spans.size());
@@ -43,7 +43,7 @@ std::span<const int> numbers_of(const std::vector<WorkSlice>& slices) {
   return {reinterpret_cast<const int*>(slices.data()), slices.size() * sizeof(WorkSlice) / sizeof(int)};
 }
 
-// Items of dQ: `tiles` tiles of rows each, the most expensive first, and their slices.
+// Items of the separate dQ kernel, `tiles` query tiles each, the most expensive first, and their slices.
 struct DqItems {
   std::vector<int> items;
   std::vector<WorkSlice> slices;
@@ -103,7 +103,7 @@ void each_key_tile(const std::vector<WorkSlice>& slices, const Cut& keys, int si
   }
 }
 
-// What brings a slice's rows to where tiles lie every `size` rows from 0 on.
+// WorkSlice::tile_shift of a slice.
 int shift_of(const Cut& rows, std::size_t slice, int size) {
   const Component& component = rows.components[at(rows.component_of[slice])];
   return component.first_tile * size - component.begin;
@@ -168,7 +168,7 @@ void BackwardWork::cut_slices(const BackwardArgs& args, cudaStream_t stream) {
 
 bool BackwardWork::suits_ordered_dq() const {
   constexpr Index kMost = Index{1} << 24;
-  Index visits = 0, all = 0;  // of tiles that slices show, and of all that their rows have
+  Index visits = 0, all = 0;  // of tiles that the slices' bands reach, and of all tiles of their rows
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     WorkSlice s = slices_[n];
     s.tile_shift = shift_of(rows_, n, rows.size());
@@ -176,11 +176,11 @@ bool BackwardWork::suits_ordered_dq() const {
     visits += seen.last - seen.first + 1;
     all += ((s.q_end - 1 + s.tile_shift) >> rows.log2_size) - ((s.q_begin + s.tile_shift) >> rows.log2_size) + 1;
   });
-  // A narrow window's items go through other rows each, and what they add to does not stay in the L2 cache.
+  // Items of a narrow window visit different rows each, so the sums they add to do not stay in the L2 cache.
   return visits <= kMost && 4 * visits >= all;
 }
 
-// From one block's addition to the next one's a block makes about two steps.
+// A block computes about two steps between its addition and that of the next block.
 std::vector<ComponentItems> BackwardWork::components_of(const std::vector<int>& tiles,
                                                         const std::vector<int>& component_of_tile,
                                                         const std::vector<Index>& cost, int sm_count) const {
@@ -199,7 +199,7 @@ std::vector<ComponentItems> BackwardWork::components_of(const std::vector<int>& 
 }
 
 void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
-  if (rows.ranges == nullptr) return;  // a device_plan's are there
+  if (rows.ranges == nullptr) return;  // a device_plan has its tiles already
   const std::size_t tiles = at(keys_.tiles());
   std::vector<int> begin(tiles + 1, 0), component_of_tile(tiles, 0);
   std::vector<Index> cost(tiles, 0), component_cost(keys_.components.size(), 0);
@@ -229,10 +229,10 @@ void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
     if (px != py) return component_cost[px] != component_cost[py] ? component_cost[px] > component_cost[py] : px < py;
     return cost[x] > cost[y];
   });
-  std::vector<Index> costs;  // to begin and to end takes about a step of a tile
+  std::vector<Index> costs;  // starting and ending a tile costs about one step
   for (const int t : order) costs.push_back(cost[at(t)] + rows.size());
   std::vector<int> item_order = ordered_dq ? std::vector<int>{} : order_items(costs, heads_k_, sm_count);
-  // Three warpgroups are faster (2 %) in the order that turns want.
+  // Three consumers are 2 % faster in the order for ordered dQ.
   if (ordered_dq || (shape_.consumers == 3 && item_order.empty())) {
     std::vector<ComponentItems> components = components_of(order, component_of_tile, cost, sm_count);
     order = spread_components(order, components, heads_k_);

@@ -1,9 +1,9 @@
-// The work of a Hopper backward: tiles of query rows, and which slices touch which tile of keys.
+// The work of a backward call: tiles of query rows, and the slices that touch each tile of keys.
 //
-// From slices on the host both tilings begin anew where no slice goes on, so that tiles belong to one document. Key
-// tiles of a document follow each other, those of the longest one first, so that the dQ that is being added to stays in
-// the L2 cache; within a document the most expensive first. K/V heads come one after another for the same reason, but
-// for items so long that they would end after all others. From a device_plan tiles lie on a fixed grid.
+// From slices on the host both tilings restart where no slice continues, so that a tile belongs to one document. Key
+// tiles of a document follow each other, those of the longest document first, so that the dQ they add to stays in the
+// L2 cache; within a document the most expensive tile comes first. K/V heads follow each other for the same reason,
+// except for items so long that they would end after all others. With a device_plan tiles lie on a fixed grid.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/dq_order.h"
@@ -11,40 +11,41 @@
 
 namespace weft::cuda::sm90 {
 
-// Rows that overlapping slices hold together, cut into tiles.
+// Rows that overlapping slices connect, usually a document, cut into tiles.
 struct Component {
   int begin, end;
   int first_tile;
 };
 struct Cut {
-  std::vector<int> ranges;            // of tiles: begin and end
-  std::vector<Component> components;  // without those that no slice holds
+  std::vector<int> ranges;            // begin and end of each tile
+  std::vector<Component> components;  // without rows in no slice
   std::vector<int> component_of;      // of each slice
   int tiles() const { return static_cast<int>(ranges.size() / 2); }
 };
 
 class BackwardWork {
  public:
-  // tiles_of_dq: of rows that are one item of dQ, for the same bits always; 0: no such items. Has what goes before the
-  // products;
+  // dq_tiles_per_item: query tiles of an item of the separate dQ kernel; 0 if dQ need not have the same bits on every
+  // run. Prepares what comes before the backward kernel.
   BackwardWork(const BackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
                cudaStream_t stream);
-  // the rest, while that is under way.
+  // Prepares the rest, while the first kernel runs.
   void add_keys(int sm_count, cudaStream_t stream);
-  std::size_t bytes() const { return (first_.size() + second_.size()) * sizeof(int); }  // on the device
+  std::size_t bytes() const { return (first_.size() + second_.size()) * sizeof(int); }  // in device memory
 
   QueryTiles rows = {};
-  const int2* unseen = nullptr;  // as in PrepareCall
+  const int2* unseen = nullptr;  // as in BackwardParams
   int unseen_tiles = 0;
   KeyTiles keys = {};
   WorkHeads heads = {};
-  bool ordered_dq =
-      false;  // the same bits by Dq::in_turn: lists from the host, if 64 MiB hold all turns and windows are wide
-  // Otherwise: of dQ by the owner of its rows; items are null with a device_plan.
+  // Dq::ordered is used for the same bits on every run: with lists from the host, if 64 MiB hold all order numbers and
+  // windows are wide.
+  bool ordered_dq = false;
+  // Otherwise items of the separate dQ kernel; null with a device_plan.
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
   int dq_active = 0;
-  int* counter = nullptr;  // at 0; null with a device_plan
+  int* counter = nullptr;  // set to 0; null with a device_plan
 
  private:
   void cut_slices(const BackwardArgs& args, cudaStream_t stream);

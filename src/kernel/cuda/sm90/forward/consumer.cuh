@@ -1,13 +1,15 @@
-// The forward on Hopper: one launch, as many blocks as multiprocessors, each taking tiles until there are none left.
+// The forward's consumer warpgroups. One persistent launch has as many blocks as SMs, and each block claims tiles until
+// none are left.
 //
-// A tile is some query rows times the query heads of one K/V head. One thread of the block walks through its slices and
-// fetches Q and K by bulk tensor copies, another one V; two or three warpgroups multiply, each 64 rows. Steps of
-// different tiles follow each other without a gap: the scores of the next tile are computed while the last products of
-// this one run.
+// A tile is some query rows times the query heads that share a K/V head. In the producer warpgroup one thread iterates
+// over the tile's slices and loads Q and K by TMA, another loads V; two or three consumer warpgroups compute 64 rows
+// each. Steps of different tiles follow without a gap: the scores of the next tile are computed while the last P·V of
+// this tile runs.
 //
-// In a step a warpgroup issues S = Q·K of this step and O += P·V of the last one, and makes P of S while the other
-// warpgroups multiply. A row's bits depend on its keys alone (and on where parts of them end): tiles of keys count from
-// the slice's k_first, and a tile of which a row sees nothing leaves its state as it is.
+// In a step a consumer issues S = Q·K^T of this step and O += P·V of the previous one, and computes P from S while the
+// other consumers have the tensor cores (ping-pong). A row's bits depend on its keys alone, and on where splits end:
+// tiles of keys are counted from the slice's k_first, and a tile of which a row sees nothing leaves the row's state
+// unchanged.
 #pragma once
 
 #include <type_traits>
@@ -18,15 +20,15 @@
 
 namespace weft::cuda::sm90 {
 
-// tanh. Small ones by their series: a large softcap multiplies them, errors and all.
+// tanh(x). Small x go by the series, because a large softcap multiplies the result together with its error.
 __device__ inline float softcap_tanh(float x) {
   const float y = x * x;
   if (y < 0.01f) return x * fmaf(y, fmaf(y, 2.0f / 15, -1.0f / 3), 1.0f);
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
 }
 
-// Shares are taken against a score of the row that was the largest when it was taken: that of the row's first step,
-// until shares sum to more than kLargeSum. So most steps need not look for their largest.
+// Lazy rescaling: P is computed against ref_max, the row's maximum in its first step, until a lane's sum of P exceeds
+// kRescaleThreshold. So most steps need no row maximum.
 template <class N, Width kWidth, Variant kVariant>
 struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
   static constexpr bool kGeneral = is_general(kVariant), kSteps = kVariant == Variant::steps,
@@ -35,13 +37,13 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
   static constexpr bool kBf16 = std::is_same_v<N, Bf16>;
   static constexpr int kKeys = kShape.keys, kConsumers = kShape.consumers, kDimV = kShape.dim_v;
   static constexpr int kEights = kKeys / 8, kEightsBeforePvWait = kShape.eights_before_pv_wait;
-  static constexpr float kRescaleThreshold = 1 << 14;  // of 32 shares of a lane; f16 has room for each
+  static constexpr float kRescaleThreshold = 1 << 14;  // sum of a lane's 32 elements of P; f16 can hold each
 
-  // Beside a step's flags: the sums are another tile's.
+  // A bit beside a step's flags: O starts at zero, because the tile is a new one.
   static constexpr int kFresh = 1 << 20;
-  // Steps of half a tile of keys in code of their own. With all features there is not the room, nor with parts in three
-  // warpgroups; QuerySteps, whose tiles are short, lose more by code that has to be fetched than they gain, and 64 keys
-  // are few.
+  // Steps that see at most half a tile of keys have code of their own. The general variant has no registers for it, nor
+  // have splits with three consumers; QuerySteps, whose tiles are short, lose more to instruction cache misses than
+  // they gain, and 64 keys are too few to halve.
   static constexpr bool kHalfSteps =
       (kVariant == Variant::plain || (kVariant == Variant::splits && kConsumers == 2)) && kKeys == 128;
 
@@ -54,15 +56,15 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
   using typename Base::SavedState;
   float s[kKeys / 2];
   unsigned p[kKeys / 4];
-  PipelineState<kShape.k_stages> stage;   // of this step's K
-  PipelineState<kShape.v_stages> before;  // of the last one's V
+  PipelineState<kShape.k_stages> stage;   // stage of this step's K
+  PipelineState<kShape.v_stages> before;  // stage of the previous step's V
   PipelineState<kShape.q_stages> buffer;
-  int flags;  // of this step
+  int flags;  // flags of this step
 
   __device__ __forceinline__ ForwardConsumer(const ForwardParams& c, const SharedMemory<kWidth>& sh, int g)
       : Base(c, sh, g) {}
 
-  // Of the first kCount keys' eights.
+  // S of the first kCount groups of 8 keys.
   template <int kCount>
   __device__ __forceinline__ void mma_qk(int q_at, int k_at) {
     float(&some)[4 * kCount] = reinterpret_cast<float(&)[4 * kCount]>(s);
@@ -84,13 +86,13 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     wgmma_commit_group();
   }
 
-  // A bit for each of the lane's keys of a row, two of every eight: those of the first `count` keys of the step.
+  // A bit for each of the lane's keys in a row, two of every eight: set for the first `count` keys of the step.
   __device__ __forceinline__ static unsigned keys_below(int count) {
     const int own = max(0, count - 2 * static_cast<int>(threadIdx.x % 4));
     const int bits = own / 8 * 2 + min(own % 8, 2);
     return bits >= 32 ? 0xffffffffu : (1u << bits) - 1;
   }
-  // Scores as they count: bent, and -inf where the row does not see the key.
+  // Applies softcap, and -inf where the row does not see the key.
   template <int kCount>
   __device__ __forceinline__ void apply_softcap_and_mask(int now, int k_at) {
     if constexpr (kGeneral) {
@@ -116,10 +118,10 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
           if ((shown >> (2 * n + j) & 1) == 0) s[4 * n + 2 * i + j] = kMinusInfinity<float>;
     }
   }
-  // Each row's largest score of the step.
+  // Each row's maximum in this step.
   template <int kCount>
   __device__ __forceinline__ void row_max(float (&largest)[2]) {
-    float most[4] = {s[0], s[1], s[2], s[3]};  // of either row, in two chains
+    float most[4] = {s[0], s[1], s[2], s[3]};  // two chains per row
 #pragma unroll
     for (int n = 1; n < kCount; ++n)
 #pragma unroll
@@ -141,7 +143,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     }
   }
 
-  // Rows whose first keys these are take their shares against the largest.
+  // Rows that see their first keys in this step take its maximum as ref_max.
   template <int kCount>
   __device__ __forceinline__ void init_ref_max() {
     float largest[2];
@@ -153,11 +155,11 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
         unseen ^= kUnseen << i;
       }
   }
-  // Scores of the keys' eights [kFrom, kTo) of kCount become shares.
+  // P of the groups of 8 keys [kFrom, kTo) of kCount.
   //
-  // Exponentials take eight clocks each, and all else fits between them, if it is there: left alone, the assembler
-  // makes the factors first, with nothing beside them, and the sums last. So each two eights wait for the sums of those
-  // before.
+  // An exponential takes eight clocks, and all other work fits between exponentials if it is interleaved. Left alone,
+  // ptxas computes all the arguments first and all the sums last. So each pair of groups is made to depend on the sums
+  // of the pair before.
   template <int kFrom, int kTo, int kCount = kEights>
   __device__ __forceinline__ void compute_p(float (&sum)[2]) {
     if constexpr (kGeneral) {  // registers are short there
@@ -202,7 +204,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
   __device__ __forceinline__ void add_to_sum(float (&sum)[2], int i) const {
     asm volatile("add.f32 %0, %0, %1;\n" : "+f"(sum[i / 2 % 2]) : "f"(s[i]));
   }
-  // x stays as it is, but is not used before y is there: x ^ (y & 0), with a 0 that the compiler does not know.
+  // Keeps x unchanged but makes it depend on y: x ^ (y & 0), with a 0 that the compiler does not know.
   __device__ __forceinline__ void order_after(float& x, float y) const {
     asm volatile("lop3.b32 %0, %0, %1, %2, 0x78;\n" : "+f"(x) : "f"(y), "r"(params.opaque_zero));
   }
@@ -215,8 +217,8 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
       p[i] = one[0];
     }
   }
-  // Shares of a row grew too large: they are made again, against this step's largest score. Products of a warpgroup
-  // would need all its warps, so the warp multiplies for itself. Rows beside such a row keep their bits.
+  // The sum of P of a row exceeded the threshold: P is recomputed against this step's maximum. WGMMA would need all
+  // warps of the warpgroup, so the warp computes its scores with mma.sync. Other rows of the warp keep their bits.
   __device__ __forceinline__ void recompute_p_rescaled(int now, float (&sum)[2]) {
     const int warp = static_cast<int>(threadIdx.x % 128) / 32;
     scores_by_warp<N, kShape.dim_qk>(s, shared.q(q_of(now)) + static_cast<unsigned>((warpgroup * 64 + warp * 16) * 128),
@@ -263,15 +265,15 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     wgmma_fence();
   }
 
-  // Warpgroups take turns at issuing products: while one multiplies, the others make shares.
+  // Ping-pong: consumers take turns in issuing WGMMA; while one has the slot, the others compute P.
   __device__ __forceinline__ void wait_for_slot() const { bar_sync(1 + warpgroup, 256); }
   __device__ __forceinline__ void pass_slot() const { bar_arrive(1 + (warpgroup + 1) % kConsumers, 256); }
   __device__ __forceinline__ void wait_for_step() {
     mbarrier_wait(shared.k_full(stage.index), stage.phase);
     flags = ld_shared_s32(shared.step(stage.index));
   }
-  // Flags of a step and places in the rings, in one number that is the same in all lanes, and said so: what is made of
-  // it is then made by the uniform half of the machine.
+  // A step's flags and pipeline stages packed into one word that the compiler knows to be warp-uniform, so that it
+  // computes descriptors in the uniform datapath.
   __device__ __forceinline__ int packed_step_state() const {
     const int own = flags | unseen | stage.index << 8 | before.index << 12 | buffer.index << 16;
     return static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(own)));
@@ -281,7 +283,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
   __device__ static int q_of(int now) { return now >> 16 & 15; }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) bar_arrive(1, 256);  // the first one's turn
+    if (warpgroup == kConsumers - 1) bar_arrive(1, 256);  // opens the slot of the first consumer
     wait_for_step();
     if ((flags & Step::kStop) != 0) return;
     tile = read_tile<kSteps, kSplits>(shared.step(0));
@@ -333,17 +335,16 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     store(rows_now(), kGeneral ? load_saved(tile, 0) : SavedState{});
   }
 
-  // kFirst: of another tile than the step before. kCount: eights of keys, all or half of them.
+  // kFirst: the step begins a new tile. kCount: groups of 8 keys, all or half of the tile's.
   template <bool kFirst, int kCount>
   __device__ __forceinline__ void next_step() {
-    // Additions to what is kept wait for a while to be sent: the earlier they begin, the more shares are made
-    // meanwhile.
+    // Additions to saved sums take a while to be issued: the earlier they start, the more of P is computed meanwhile.
     constexpr int kBeforePvWait = kFirst && kSteps    ? kEights / 2 - 2
                                   : kCount == kEights ? kEightsBeforePvWait
                                                       : kCount / 2;
     const int now = packed_step_state();
     QueryTile next_tile;
-    SavedState old, saved;  // of the last tile, if it is partial, and of this one
+    SavedState old, saved;  // of the previous tile, if its state is partial, and of this one
     if constexpr (kFirst) {
       next_tile = read_tile<kSteps, kSplits>(shared.step(stage.index));
       if constexpr (kGeneral) old = load_saved(tile, 0);
@@ -369,7 +370,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     }
     apply_softcap_and_mask<kCount>(now, k_of(now));
     update_max_score();
-    // Of kept states few or none begin here.
+    // Of rows that resume from saved state, few or none start here.
     const bool begins = kFirst ? !resumes() || __any_sync(0xffffffffu, unseen != 0) : (now & 3 * kUnseen) != 0;
     if (begins) init_ref_max<kCount>();
     PipelineState<kShape.v_stages> values = before;
@@ -378,8 +379,9 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     float sum[2] = {0, 0};
     compute_p<0, kBeforePvWait, kCount>(sum);
     warpgroup_fence_operand(reinterpret_cast<float(&)[4 * kCount]>(s));
-    // And a branch, over which the compiler does not move the next wait. Where V is often mended and late, in half a
-    // step and in the short tiles of QuerySteps, it is awaited in the end (and QuerySteps' branch is never taken).
+    // The branch keeps the compiler from moving the next wait across it. Where V is often zero-filled and late, in half
+    // steps and in the short tiles of QuerySteps, V is waited for at the end, and the branch of QuerySteps is never
+    // taken.
     constexpr bool kWaitsForVLate = kSteps || kCount != kEights;
     if (kSteps ? params.opaque_zero != 0 : !kWaitsForVLate && !v_ready)
       mbarrier_wait(shared.v_full(values.index), values.phase);
@@ -394,15 +396,15 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
       tile = next_tile;
       if (sums_resume(now)) begin_sums(saved);
     }
-    // What comes next is asked for now and looked at when the shares are made. The flags may have been read before the
-    // barrier was asked: that happens when the GPU is taken from the process and given back in between.
+    // The next step's barrier is tested and its flags are read now, and looked at after P is computed. The flags may
+    // have been read before the barrier was tested, if the GPU switches contexts in between; their phase bit tells.
     stage.advance();
     const bool k_ready = kReadsBeforeBarrier && mbarrier_test_wait(shared.k_full(stage.index), stage.phase);
     const int next_flags = kReadsBeforeBarrier ? ld_shared_s32(shared.step(stage.index)) : 0;
     pack_p<0, kBeforePvWait>();
     compute_p<kBeforePvWait, kCount, kCount>(sum);
     pack_p<kBeforePvWait, kCount>();
-    // No shares of the second half. A zero that the compiler knows of makes it serialize all products.
+    // P of the second half is 0. With a zero that the compiler knows, ptxas serializes all WGMMA.
 #pragma unroll
     for (int i = 2 * kCount; i < kKeys / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(params.opaque_zero));
     if (!kFirst || resumes()) rescale_if_needed(now, sum);
@@ -413,7 +415,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     flags = next_flags;
     if (!k_ready || (next_flags & Step::kPhase) != Step::phase_flag(stage.phase)) wait_for_step();
   }
-  // Of keys that none of the warpgroup's rows sees: P·V of the step before, and no shares.
+  // No row of the warpgroup sees these keys: only P·V of the previous step, then P = 0.
   __device__ __forceinline__ void idle_step() {
     const int now = packed_step_state();
     wait_for_slot();
@@ -434,7 +436,7 @@ struct ForwardConsumer : ForwardKeySplits<N, kWidth, kVariant> {
     release(now, k_of(now));
     wait_for_step();
   }
-  // The shares are made: K is read, and Q if that was its last tile of keys.
+  // P is computed, so the stage of K is released, and Q's after the tile's last step.
   __device__ __forceinline__ void release(int now, int k_at) {
     mbarrier_arrive_elected(shared.k_free(k_at));
     if ((now & Step::kLast) != 0) {

@@ -1,4 +1,4 @@
-// The end of QuerySteps for rows that see nothing in the last call: sums that earlier calls left become out and lse.
+// The end of QuerySteps for rows that have no keys in the last call: their saved sums become out and lse.
 #include "cuda/launch.h"
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/forward/key_steps.cuh"
@@ -8,7 +8,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// A block a tile and unit, its warps and lanes as those of the math.
+// One block per tile and unit, with the warps and lanes of the consumers.
 template <class N, Width kWidth>
 __global__ void __launch_bounds__(128 * forward_shape(kWidth).consumers)
     finish_rows_kernel(const __grid_constant__ ForwardParams params) {
@@ -20,13 +20,13 @@ __global__ void __launch_bounds__(128 * forward_shape(kWidth).consumers)
   const Index first = params.steps.block(unit, item.tile, params.tiles) * kShape.rows() + 16 * warp;
   RowState<float> states[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {  // behind the tile's last row nothing may have been left
+  for (int i = 0; i < 2; ++i) {  // past the tile's last row nothing may have been saved
     const int m = lane / 4 + 8 * i;
     states[i] =
         item.begin + (16 * warp + m) / params.heads < item.end ? params.steps.states[first + m] : finished_row();
   }
   if (__all_sync(0xffffffffu, is_finished(states[0]) && is_finished(states[1]))) return;
-  // Of a tile that no call has seen, or whose rows ended in the first that did, there are no sums.
+  // A tile without keys in any call, or whose rows all ended in the first call that had keys, has no saved sums.
   const auto has_sums = [](const RowState<float>& state) { return !is_empty(state) && !is_finished(state); };
   const bool saved = has_sums(states[0]) || has_sums(states[1]);
   float o[kShape.dim_v / 2];
@@ -68,16 +68,7 @@ void launch_finish_rows(const ForwardParams& params, cudaStream_t stream) {
 }
 template <class N>
 void launch_finish_rows_any(Width width, const ForwardParams& params, cudaStream_t stream) {
-  switch (width) {
-    case Width::w64:
-      return launch_finish_rows<N, Width::w64>(params, stream);
-    case Width::w128:
-      return launch_finish_rows<N, Width::w128>(params, stream);
-    case Width::w192_128:
-      return launch_finish_rows<N, Width::w192_128>(params, stream);
-    default:
-      return launch_finish_rows<N, Width::w256>(params, stream);
-  }
+  dispatch_width(width, [&]<Width kWidth>() { launch_finish_rows<N, kWidth>(params, stream); });
 }
 
 }  // namespace

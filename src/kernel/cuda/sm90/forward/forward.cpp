@@ -25,7 +25,7 @@ namespace {
 
 constexpr Index kNoEnd = std::numeric_limits<Index>::max();
 
-// Heads in equal groups, as without a map?
+// Are the heads in equal groups, as without a map?
 bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   if (heads_q % heads_k != 0) return false;
   for (std::size_t h = 0; h < attention.head_map.size(); ++h)
@@ -33,12 +33,12 @@ bool in_groups(const Attention& attention, Index heads_q, Index heads_k) {
   return true;
 }
 
-// What lists are made for, beside the arguments.
+// What the work lists depend on, apart from the arguments.
 struct ListSizes {
-  int rows;                  // of a tile
-  Index call_index;          // of QuerySteps
-  int max_concurrent_tiles;  // tiles at most whose parts are computed at once; more have one block each
-  int counters;              // KeyParts::arrived of one of them; 0: there are no parts
+  int rows;                  // rows of a tile
+  Index call_index;          // index of the call in QuerySteps
+  int max_concurrent_tiles;  // with more tiles, one block runs all splits of a tile
+  int counters;              // counters KeySplits::arrived of a tile; 0: no splits
 
   int all_counters(int tiles) const { return 1 + (tiles <= max_concurrent_tiles ? tiles * counters : 0); }
 };
@@ -50,11 +50,11 @@ struct ForwardWork {
   WorkList list;
   const ForwardItem* items = nullptr;
   const int* kv_head = nullptr;
-  int* counter = nullptr;  // KeyParts::arrived lies behind it
+  int* counter = nullptr;  // KeySplits::arrived lies behind it
   int tiles = 0;
-  Index longest_slice = 0;           // keys of a slice, from its k_first
-  Index widest_tile = 0;             // of those, from the first to the last that a tile sees
-  std::vector<int> visited, ending;  // of QuerySteps: tiles with slices, and those of them whose rows end here
+  Index longest_slice = 0;           // keys of the longest slice, from its k_first
+  Index widest_tile = 0;             // keys from the first to the last that a tile sees
+  std::vector<int> visited, ending;  // QuerySteps: tiles with slices, and those of them whose rows end in this call
 };
 ForwardWork work_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   ForwardWork work;
@@ -74,12 +74,13 @@ ForwardWork work_of_plan(const ForwardArgs& args, const ListSizes& sizes, cudaSt
 std::span<const Range> held_rows(const ForwardArgs& args) {
   return args.steps != nullptr ? args.steps->rows : std::span<const Range>{};
 }
-// Whether rows of QuerySteps::rows[n] have keys in later calls (1), none any more (-1), or their last in this one (0).
+// Whether rows of QuerySteps::rows[n] have keys in later calls (1), their last keys in this call (0), or none any more
+// (-1).
 int later_keys(const QuerySteps& steps, std::size_t n, Index call_index) {
   const Index end = steps.ends.empty() ? kNoEnd : steps.ends[n];
   return end > call_index ? 1 : end < call_index ? -1 : 0;
 }
-// The same of a tile; Error if it has slices after its end.
+// The same of a tile. Error if it has slices after its end.
 int later_keys(const QuerySteps& steps, const Range& tile, Index call_index, bool visited) {
   int later = -1;
   bool held = false;
@@ -94,7 +95,7 @@ int later_keys(const QuerySteps& steps, const Range& tile, Index call_index, boo
                 "count calls from 0 in QuerySteps::ends, or leave it empty");
   return held ? later : 1;
 }
-// Keys from the first to the last that a tile sees, counted from where their slices begin: where parts are cut.
+// Keys from the first to the last that a tile sees, relative to their slices' first keys, as splits are.
 Index width_of_keys(const HostLists& lists, const Range& tile, int first, int last) {
   Index begin = kNoEnd, end = 0;
   for (int n = first; n < last; ++n) {
@@ -141,7 +142,7 @@ ForwardWork make_work(const ForwardArgs& args, const ListSizes& sizes, cudaStrea
   work.counter = work.memory.get() + zero_at;
   return work;
 }
-// Kept between calls: the kernel leaves its counters at 0.
+// Cached between calls, because the kernel resets its counters to 0.
 std::shared_ptr<const ForwardWork> work_of(const ForwardArgs& args, const ListSizes& sizes, cudaStream_t stream) {
   if (args.device_plan != nullptr) return std::make_shared<ForwardWork>(work_of_plan(args, sizes, stream));
   enum : Index { kForward = 1 };
@@ -157,13 +158,14 @@ std::shared_ptr<const ForwardWork> work_of(const ForwardArgs& args, const ListSi
   return work;
 }
 
-// Keys in parts: their number, and the memory for what is known of each.
+// The number of splits, and the memory for their states.
 class KeySplitMemory {
  public:
-  // In whole tiles of keys of any width, and few enough that what is known of them has room. kUnlimited: no parts.
+  // Keys of a split: whole tiles of keys for every width, and few enough splits that their states fit in memory.
+  // kUnlimited: no splits.
   static Index keys_of(const ForwardArgs& args) {
     constexpr Index kTile = 128, kMost = 512;
-    if (args.steps != nullptr || args.partial.given()) return kUnlimited;  // those are parts already
+    if (args.steps != nullptr || args.partial.given()) return kUnlimited;  // those calls split the keys already
     const Index asked = args.part_keys != 0 ? args.part_keys : part_keys_of(args.q.heads);
     if (asked >= args.k.rows) return kUnlimited;
     return ceil_div(max_of(asked, ceil_div(args.k.rows, kMost)), kTile) * kTile;
@@ -178,7 +180,7 @@ class KeySplitMemory {
     const Index floats = static_cast<Index>(shape.rows()) * shape.dim_v, lanes = 2 * shape.rows();
     const Index tiles = static_cast<Index>(work.tiles) * units;
     const Index bytes = floats * static_cast<Index>(sizeof(float)) + lanes * static_cast<Index>(sizeof(float4));
-    // One after another takes the memory of one part, but leaves multiprocessors idle if tiles are fewer than those.
+    // Splits in order need the memory of one split only, but leave SMs idle if there are fewer tiles than SMs.
     view_.concurrent = work.tiles <= sizes.max_concurrent_tiles &&
                        (tiles <= sm_count || tiles * view_.max_splits * bytes <= kMostBytes);
     const Index blocks = view_.concurrent ? tiles * view_.max_splits : min_of(tiles, sm_count);
@@ -196,21 +198,21 @@ class KeySplitMemory {
   StreamArray<float4> states_;
 };
 
-// What calls of QuerySteps leave to the next.
+// What a call of QuerySteps leaves to the next.
 struct StepMemory {
-  // all_visited: by the first call, which leaves the states of its tiles.
+  // all_visited: the first call visits all tiles, and so writes their states.
   StepMemory(const ForwardArgs& args, Index rows, int columns, bool all_visited, cudaStream_t stream)
       : sums(at(rows * columns), stream), states(at(rows), stream), out(args.out, args.q.dtype, stream) {
     if (!all_visited) device::fill(args.place, states.get(), rows);
   }
-  // Do all rows have their out and lse after this call, the last one?
+  // Have all rows been written after this call, the last one?
   bool all_done(const ForwardWork& last) {
     for (const int tile : last.visited) done[at(tile)] = true;
     return std::find(done.begin(), done.end(), false) == done.end();
   }
   StreamArray<float> sums;
   StreamArray<RowState<float>> states;
-  AlignedOutput out;  // has rows that have ended
+  AlignedOutput out;  // holds rows that have ended
   Index calls = 0;
   std::vector<bool> done;  // tiles whose rows have ended
 };
@@ -256,7 +258,7 @@ void forward(const ForwardArgs& args) {
   const int units = static_cast<int>(args.q.heads) / side.heads;
   const int sm_count = sm_count_of(args.place.device);
   const Index split_keys = KeySplitMemory::keys_of(args);
-  // Tiles for four rounds of all multiprocessors keep them busy without parts.
+  // Four tiles per SM keep all SMs busy without splits.
   const ListSizes sizes{.rows = side.rows,
                         .call_index = calls_before(args),
                         .max_concurrent_tiles = 4 * sm_count / units,
@@ -295,7 +297,7 @@ void forward(const ForwardArgs& args) {
                        .sink = sink_of(args.attention.sink),
                        .out = out.view(),
                        .lse = args.lse,
-                       .vec8_out = out.wide(),
+                       .vec8_out = out.vec8(),
                        .partial = args.partial,
                        .steps = {},
                        .splits = splits.view(),
@@ -304,7 +306,7 @@ void forward(const ForwardArgs& args) {
   if (sums != nullptr && sums->states.size() > 0)
     params.steps = {sums->sums.get(), sums->states.get(), args.steps->kept == nullptr, args.steps->last,
                     sums->calls % 2 == 1};
-  // Without rows there is nothing to describe, and nothing is read.
+  // Without rows there is no tensor to describe, and nothing is read.
   const AlignedInput q(args.q, stream), k(args.k, stream), v(args.v, stream);
   if (args.q.rows > 0) params.q = tensor_map(q.view(), side.heads, side.rows);
   if (args.k.rows > 0) {

@@ -1,5 +1,5 @@
-// Keys in parts (KeyParts). Computed at once, what is known of a tile's rows after a part goes to memory, and when all
-// parts are there, they are added in their order and written out. One after another, each is added to those before it.
+// Split keys (KeySplits). Concurrent splits write their state to memory, and the last to arrive merges all of them in
+// order and writes the output. Otherwise one block merges each split into those before it.
 #pragma once
 
 #include "kernel/cuda/sm90/forward/row_state.cuh"
@@ -17,7 +17,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
   __device__ __forceinline__ ForwardKeySplits(const ForwardParams& c, const SharedMemory<kWidth>& sh, int g)
       : Base(c, sh, g) {}
 
-  // A finished tile, or a part of one.
+  // Stores a finished tile, or a split of one.
   __device__ __forceinline__ void store(const Rows& rows, const SavedState& saved) {
     if constexpr (has_splits(kVariant)) {
       Rows all = rows;
@@ -33,7 +33,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
   }
 
  private:
-  // Of the lane's two rows: the score that shares were taken against, times the factor, and their sum; empty: no keys.
+  // State of the lane's two rows: ref_max and the sum of P; empty if there are no keys.
   struct RowPairState {
     RowState<float> of[2];
   };
@@ -53,7 +53,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
             params.splits.states + block * (2 * kShape.rows()) + warpgroup * 128 + static_cast<int>(threadIdx.x % 128)};
   }
 
-  // Of rows that see none of the part's keys nothing, and zeros times anything are in o: they become zeros.
+  // The state of this split. Rows that see none of its keys are empty, and their O, zeros times anything, is set to 0.
   __device__ __forceinline__ RowPairState split_state(const Rows& rows) {
     RowPairState now;
 #pragma unroll
@@ -74,7 +74,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
       if (none[n / 2 % 2]) o[n] = 0;
     return now;
   }
-  // All parts before one are multiplied by one weight, the part by another. An empty one changes nothing.
+  // Weights of all splits before one, and of the split itself. An empty side changes nothing.
   struct Weights {
     float before[2], after[2];
   };
@@ -90,7 +90,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
     }
     return w;
   }
-  // Past the L1 cache: other blocks may have written that.
+  // Bypasses the L1 cache, because other blocks may have written the state.
   __device__ __forceinline__ static RowPairState load_state(const float4* state) {
     const float4 x = __ldcg(state);
     return {{{x.x, x.y}, {x.z, x.w}}};
@@ -102,8 +102,8 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
       *reinterpret_cast<float4*>(to.sums + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
   }
 
-  // One after another. After the last part all of them are in `rows` and o, as of a tile without parts, but for the
-  // largest logits, which part_of has sent.
+  // One block, splits in order. After the last split `rows` and O hold the whole tile, as without splits, but for
+  // max_logit, which split_state has already updated.
   __device__ __forceinline__ bool merge_into_saved(Rows& rows) {
     const SplitSlot saved = slot_at(static_cast<Index>(blockIdx.x));
     RowPairState all = split_state(rows);
@@ -139,7 +139,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
     return true;
   }
 
-  // At once.
+  // Concurrent splits.
   __device__ __forceinline__ void store_split(const Rows& rows) {
     const RowPairState split = split_state(rows);
     store_slot(slot_of_split(tile.split()), split);
@@ -159,7 +159,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
     write_output(done);
   }
 
-  // Are the warp's rows there of all parts?
+  // Have all splits of the warp's rows arrived?
   __device__ __forceinline__ bool all_splits_arrived() const {
     __threadfence();
     __syncwarp();
@@ -169,11 +169,11 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
     if (threadIdx.x % 32 == 0) before = atomicAdd(arrived, 1);
     if (__shfl_sync(0xffffffffu, before, 0) + 1 < tile.splits()) return false;
     __threadfence();
-    if (threadIdx.x % 32 == 0) *arrived = 0;  // for the next call
+    if (threadIdx.x % 32 == 0) *arrived = 0;  // for the next launch
     return true;
   }
 
-  // The weights of a part, and of all before it, take the place of its state.
+  // Replaces each split's state by its weight and that of the splits before it.
   __device__ __forceinline__ RowPairState compute_merge_weights() const {
     RowPairState all = load_state(slot_of_split(0).state), next = load_state(slot_of_split(1).state);
 #pragma unroll 1
@@ -186,7 +186,7 @@ struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
     return all;
   }
 
-  // 32 columns at a time: registers are full of the next tile's scores.
+  // 32 columns at a time, because the registers are full of the next tile's scores.
   __device__ __forceinline__ void write_output(const FinishedRow<float> (&done)[2]) const {
 #pragma unroll 1
     for (int eights = 0; eights < kDimV / 8; eights += 4) {

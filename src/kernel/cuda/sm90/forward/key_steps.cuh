@@ -1,4 +1,4 @@
-// What the fetching thread tells the others of a tile of keys, and its way through a tile's slices.
+// Steps: what the producer tells the consumers about a tile of keys, and how it iterates over a query tile's slices.
 #pragma once
 
 #include "kernel/cuda/sm90/forward/params.h"
@@ -6,28 +6,28 @@
 
 namespace weft::cuda::sm90 {
 
-// One tile of keys for one tile of queries. Rows and keys are counted from the tiles' first ones.
+// One tile of keys for one tile of queries. Rows and keys are relative to the tiles' first ones.
 struct alignas(16) Step {
   enum Flag : int {
-    kFirst = 1,     // of its tile of queries
-    kLast = 2,      // of it
-    kZeroFill = 4,  // keys outside the slice are made zeros in V
+    kFirst = 1,     // first step of its query tile
+    kLast = 2,      // last step of its query tile
+    kZeroFill = 4,  // keys outside the slice are set to zero in V
     kStop = 8,      // there is no more work
-    kEnds = 16,     // no later call of QuerySteps has keys for its tile of queries
-    // Of a warpgroup's rows, a bit for each of three:
-    kMasked = 1 << 5,  // not all see every key
-    kIdle = 1 << 24,   // none sees any; masked, too
-    kHalf = 1 << 27,   // none sees any of the second half; masked, too
-    // Of every other step in the same place of the ring, the first one there too: says whether it is this one or the
-    // last.
+    kEnds = 16,     // no later call of QuerySteps has keys for this query tile
+    // One bit per consumer warpgroup, for up to three:
+    kMasked = 1 << 5,  // not all of its rows see every key
+    kIdle = 1 << 24,   // none of its rows sees any key; implies kMasked
+    kHalf = 1 << 27,   // none of its rows sees a key of the second half; implies kMasked
+    // Alternates between successive steps in the same pipeline stage, starting with 1: tells a fresh step from the
+    // stale one.
     kPhase = 1 << 30
   };
   int flags;
-  int rows;  // begin | end << 16 of the slice
-  int keys;  // begin | end << 16
+  int rows;  // rows of the slice: begin | end << 16
+  int keys;  // keys of the slice: begin | end << 16
   int band;  // lo | hi << 16: row r sees keys lo + r .. hi + r
 
-  // Of keys that nobody sees.
+  // A step whose keys nobody sees.
   __device__ static Step empty() { return {kZeroFill | 7 * kMasked, 0, 0, 0}; }
   __device__ static int phase_flag(unsigned phase) { return phase == 0 ? kPhase : 0; }
 
@@ -35,7 +35,8 @@ struct alignas(16) Step {
   __device__ static int low(int pair) { return static_cast<short>(pair); }
   __device__ static int high(int pair) { return pair >> 16; }
 };
-// Its tile of queries: first row, rows | unit << 8, and its number and part | parts << 16, for those who ask.
+// The query tile of a step: first row, rows | unit << 8, index, and split | splits << 16. Index and split are read only
+// where they are used.
 struct QueryTile {
   int row, rows_unit, tile, split_of;
 
@@ -56,10 +57,10 @@ __device__ inline VisibleRange visible_keys(const Step& step, int row) {
           min(Step::high(step.keys) - 1, Step::high(step.band) + row)};
 }
 
-// The n-th tile of queries in the order in which they are handed out.
+// The n-th query tile in the order of work.
 __device__ inline ForwardItem item_of(const ForwardParams& params, int n) {
   ForwardItem item;
-  if (params.items != nullptr) {  // four loads, none of which waits for another
+  if (params.items != nullptr) {  // four independent loads
     const int4* from = reinterpret_cast<const int4*>(params.items + n);
     int4* to = reinterpret_cast<int4*>(&item);
 #pragma unroll
@@ -76,7 +77,7 @@ __device__ inline ForwardItem item_of(const ForwardParams& params, int n) {
   return item;
 }
 
-// Keys of a slice that some rows see.
+// Keys of a slice that some of the rows see.
 struct KeyRange {
   int begin, end;
 };
@@ -86,7 +87,7 @@ __device__ inline KeyRange visible_keys_of_rows(const WorkSlice& s, int row, int
   return {within_int(max(static_cast<long long>(s.k_begin), first + s.lo)),
           within_int(min(static_cast<long long>(s.k_end), last + s.hi + 1))};
 }
-// Of a tile's slices, parts of `keys` keys: the first, and how many up to the last; none without keys.
+// The splits of `keys` keys that a tile's slices touch: the first one, and their number up to the last one.
 struct SplitRange {
   int first, count;
 };
@@ -102,9 +103,9 @@ __device__ inline SplitRange splits_of(const WorkSlice* slices, const ForwardIte
   return last < 0 ? SplitRange{0, 0} : SplitRange{first, last - first + 1};
 }
 
-// The tiles of kKeys keys that rows [row, row + rows) see, slice by slice: all, or those of one part. Rows of the block
-// behind those are computed with them, seen or not, and go nowhere. Each of kGroups warpgroups has 64 of them, times
-// heads; heads_inverse: 65,536 / heads, rounded up, with which places up to 192 divide exactly by up to 16.
+// Iterates over the tiles of kKeys keys that rows [row, row + rows) see, slice by slice: all of them, or those of one
+// split. Rows of the block past those are computed but never written. Each of kConsumers warpgroups has 64 rows times
+// heads. heads_inverse is 65,536 / heads rounded up, which divides numbers up to 192 exactly by up to 16 heads.
 template <int kKeys, int kConsumers, bool kSplits = false>
 class KeyStepIterator {
  public:
@@ -134,7 +135,7 @@ class KeyStepIterator {
                      base_ - last_row >= s.lo && last_key - row_ <= s.hi;
     int flags = 0;
     for (int g = 0; g < (all ? 0 : kConsumers); ++g) flags |= flags_of(g) << g;
-    // Behind the buffer's last key there are zeros already.
+    // Past the buffer's last key TMA has filled in zeros.
     const bool zero_fill = base_ < s.k_begin || (last_key >= s.k_end && s.k_end < k_rows);
     const long long shift = static_cast<long long>(row_) - base_;
     return {flags | (zero_fill ? Step::kZeroFill : 0), Step::pair(max(0, s.q_begin - row_), min(rows_, s.q_end - row_)),
@@ -143,7 +144,7 @@ class KeyStepIterator {
   }
 
  private:
-  // Of the rows of a warpgroup; rows behind the tile's count for nothing.
+  // Flags of a warpgroup's rows; rows past the tile's end do not count.
   __device__ int flags_of(int warpgroup) const {
     const WorkSlice& s = slice_;
     const int first = row_ + row_of(64 * warpgroup), last = min(row_ + row_of(64 * warpgroup + 63), row_ + rows_ - 1);
@@ -162,7 +163,7 @@ class KeyStepIterator {
     slice_ = slices_[member_];
     return true;
   }
-  // The slice, or the next one of which the rows see something.
+  // Enters the current slice, or the next one of which the rows see something.
   __device__ bool enter() {
     do {
       const WorkSlice& s = slice_;

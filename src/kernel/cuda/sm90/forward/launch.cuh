@@ -1,4 +1,4 @@
-// The forward's kernels, and which of them a call takes.
+// The forward kernel, and which variant of it a call launches.
 #pragma once
 
 #include "cuda/launch.h"
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(forward_shape(kWidth).threads(), 1)
     ForwardConsumer<N, kWidth, kVariant>(params, shared, warpgroup - 1).run();
   }
 #else
-  __trap();  // compiled for another GPU: the registry does not come here
+  __trap();  // compiled for another GPU; the registry never launches it there
 #endif
 }
 
@@ -58,19 +58,7 @@ void launch_width(const ForwardParams& params, cudaStream_t stream) {
 
 template <class N>
 void launch_any(Width width, const ForwardParams& params, cudaStream_t stream) {
-  switch (width) {
-    case Width::w64:
-      launch_width<N, Width::w64>(params, stream);
-      break;
-    case Width::w128:
-      launch_width<N, Width::w128>(params, stream);
-      break;
-    case Width::w192_128:
-      launch_width<N, Width::w192_128>(params, stream);
-      break;
-    default:
-      launch_width<N, Width::w256>(params, stream);
-  }
+  dispatch_width(width, [&]<Width kWidth>() { launch_width<N, kWidth>(params, stream); });
 }
 
 }  // namespace weft::cuda::sm90

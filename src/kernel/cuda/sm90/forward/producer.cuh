@@ -1,5 +1,5 @@
-// The Hopper forward's shared memory, and the warpgroup that fills it: one thread hands out tiles and fetches Q and K,
-// one fetches V, a warp mends V, one writes what no slice touches.
+// The forward's shared memory, and the producer warpgroup that fills it: one thread claims tiles and loads Q and K, one
+// loads V, one warp zero-fills V, and one writes rows that are in no slice.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
@@ -25,15 +25,16 @@ struct SharedMemory {
   __device__ unsigned step(int stage) const {
     return base + static_cast<unsigned>(kShape.tile_bytes()) + static_cast<unsigned>(stage) * ForwardShape::kStepBytes;
   }
-  __device__ unsigned states(int buffer) const {  // of the rows of q(buffer)
+  __device__ unsigned states(int buffer) const {  // saved states of the rows of q(buffer)
     return base + static_cast<unsigned>(kShape.tile_bytes()) + kKStages * ForwardShape::kStepBytes +
            static_cast<unsigned>(buffer * kShape.state_bytes());
   }
   __device__ unsigned barrier(int n) const { return states(kQStages) + static_cast<unsigned>(n) * 8; }
-  // full: the tile is there; free: everybody has read it; raw: V is there, but must be mended before it is full.
+  // mbarriers. full: the tile has landed. free: all readers are done. raw: V has landed, but must be zero-filled before
+  // it is full.
   __device__ unsigned k_full(int s) const { return barrier(s); }
   __device__ unsigned k_free(int s) const { return barrier(kKStages + s); }
-  __device__ unsigned step_full(int s) const { return barrier(2 * kKStages + s); }  // the step is written
+  __device__ unsigned step_full(int s) const { return barrier(2 * kKStages + s); }  // the Step is written
   __device__ unsigned v_full(int s) const { return barrier(3 * kKStages + s); }
   __device__ unsigned v_free(int s) const { return barrier(3 * kKStages + kVStages + s); }
   __device__ unsigned v_raw(int s) const { return barrier(3 * kKStages + 2 * kVStages + s); }
@@ -44,9 +45,10 @@ struct SharedMemory {
     constexpr int kWarps = 4 * kShape.consumers;
     for (int s = 0; s < kKStages; ++s) {
       mbarrier_init(k_full(s), 1);
-      mbarrier_init(k_free(s), kArrivalsPerWarp * (kWarps + 1) + 1);  // who mends or fetches V reads it too
+      mbarrier_init(k_free(s), kArrivalsPerWarp * (kWarps + 1) +
+                                   1);  // the warp that zero-fills V and the thread that loads it read the Step too
       mbarrier_init(step_full(s), 1);
-      st_shared_s32(step(s), 0);  // not Step::kOdd
+      st_shared_s32(step(s), 0);  // without Step::kPhase
     }
     for (int s = 0; s < kVStages; ++s) {
       mbarrier_init(v_full(s), 1);
@@ -76,15 +78,15 @@ __device__ inline QueryTile read_tile(unsigned address) {
   t.split_of = kSplits ? ld_shared_s32(address + 36) : 0;
   return t;
 }
-// Its first key, and the K/V head.
+// The step's first key and K/V head.
 __device__ inline int2 read_key_and_head(unsigned address) {
   int2 place;
   asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];\n" : "=r"(place.x), "=r"(place.y) : "r"(address + 24));
   return place;
 }
-// Tiles are handed out longest first. Unit by unit would keep K and V in the cache, but the last unit's longest tile
-// would then start when others are done; so the longest eighth goes first unit by unit, then the next eighth, the next
-// quarter, the rest.
+// Tiles are claimed longest first. Unit by unit would keep K and V in the L2 cache, but the last unit's longest tile
+// would start when other blocks are done. So the longest eighth goes first, unit by unit, then the next eighth, the
+// next quarter, and the rest.
 struct Item {
   int unit, tile;
 };
@@ -99,8 +101,8 @@ __device__ inline Item item_at(int item, int tiles, int units) {
   return {(item - begin * units) / (tiles - begin), begin + (item - begin * units) % (tiles - begin)};
 }
 
-// A call of QuerySteps begins with the tiles that the last one ended with, whose sums are still in the L2 cache, and
-// ends with others that are short: the last third and the one before it by turns.
+// A call of QuerySteps starts with the tiles that the previous call ended with, whose sums are still in the L2 cache,
+// and ends with other short tiles: the last third and the third before it alternate.
 __device__ inline int l2_order(int item, int items, const StepAccumulators& steps) {
   if (steps.sums == nullptr || steps.first) return item;
   const int third = items / 3;
@@ -108,7 +110,7 @@ __device__ inline int l2_order(int item, int items, const StepAccumulators& step
   return item < third ? items - third - 1 - item : item < items - third ? item - third : item;
 }
 
-// What one thread, who hands out tiles and fetches Q and K, knows from tile to tile.
+// The thread that claims tiles and loads Q and K.
 template <Width kWidth, bool kSplits>
 struct Producer {
   static constexpr ForwardShape kShape = forward_shape(kWidth);
@@ -118,7 +120,7 @@ struct Producer {
   PipelineState<kShape.k_stages> stage = {};
   PipelineState<kShape.q_stages> buffer = {};
 
-  // The tile at hand.
+  // The current tile.
   ForwardItem item = {};
   int unit = 0, kv_head = 0;
 
@@ -133,8 +135,8 @@ struct Producer {
       unit = at.unit;
       kv_head = params.kv_head != nullptr ? params.kv_head[unit] : unit / params.units_of_group;
       int claimed = -1;
-      // Not before the last step: what a block holds back, others that are done could do. The answer comes while it
-      // waits.
+      // Claimed only at the last step, because another block that is done could take the work. The atomic's latency
+      // overlaps the wait for a free stage.
       const auto claim = [&] { claimed = atomicAdd(params.counter, 1); };
       if constexpr (kSplits) {
         griddepcontrol_wait();
@@ -149,14 +151,15 @@ struct Producer {
       } else {
         Iterator iterator(params.list.slices, item, heads_inverse);
         const bool sees = iterator.start();
-        // If launched early: lists were sent, which no kernel is early for; all else may come from before.
+        // With programmatic launch the previous kernel may still run here. Work lists are uploaded before any such
+        // kernel; everything else waits for griddepcontrol.
         if (sees && params.steps.sums != nullptr && next == static_cast<int>(blockIdx.x))
           prefetch_first(iterator.base());
         griddepcontrol_wait();
         if (sees) produce_steps(iterator, true, 0, claim);
       }
-      if (claimed < 0) claim();                       // nothing to see
-      if (claimed == items - 1) *params.counter = 0;  // the last one asked: for the next call
+      if (claimed < 0) claim();                       // the tile sees no keys
+      if (claimed == items - 1) *params.counter = 0;  // the last claim resets the counter for the next launch
       next = static_cast<int>(gridDim.x) + claimed;
     }
     mbarrier_wait(shared.k_free(stage.index), stage.phase ^ 1);
@@ -165,12 +168,12 @@ struct Producer {
     mbarrier_arrive(shared.k_full(stage.index));
   }
 
-  // All steps of a tile, or of a part of it; `last` is called before the last one waits for its place.
+  // All steps of a tile, or of one split of it. `last` is called before the last step waits for a free stage.
   template <class Last>
   __device__ void produce_steps(Iterator& iterator, bool sees, int split_of, const Last& last) {
     bool more = sees, first = true;
     do {
-      // Of a part without keys between two that have some: a step that nobody sees anything of.
+      // A split without keys between two that have some: one step that nobody sees anything of.
       const int key = sees ? iterator.base() : item.slice.k_first;
       const Step step = sees ? iterator.step(params.k_rows) : Step::empty();
       more = sees && iterator.next();
@@ -221,7 +224,7 @@ struct Producer {
   }
 };
 
-// Another: V. It is free later than K, and K does not wait for that.
+// The thread that loads V. V's stages are freed later than K's, and K must not wait for that.
 template <Width kWidth>
 __device__ void load_v(const ForwardParams& params, const SharedMemory<kWidth>& shared) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
@@ -246,18 +249,18 @@ __device__ void load_v(const ForwardParams& params, const SharedMemory<kWidth>& 
   }
 }
 
-// A warp: sums of a tile that go on, into the L2 cache, where they are soon added to or read.
+// One warp: prefetches a tile's saved sums into the L2 cache, where they are soon added to or read.
 template <Width kWidth>
 __device__ void prefetch_sums(const ForwardParams& params, const QueryTile& tile) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
-  constexpr int kFloats = kShape.rows() * kShape.dim_v / 32;  // a lane
+  constexpr int kFloats = kShape.rows() * kShape.dim_v / 32;  // floats of a lane
   const Index block = params.steps.block(tile.unit(), tile.tile, params.tiles);
   cp_async_bulk_prefetch_l2(
       params.steps.sums + block * (kShape.rows() * kShape.dim_v) + static_cast<int>(threadIdx.x % 32) * kFloats,
       kFloats * 4);
 }
 
-// A warp makes zeros of a tile's rows, but for [begin, end): 16 bytes a lane, four rows at a time.
+// One warp zero-fills a tile's rows outside [begin, end): 16 bytes per lane, four rows at a time.
 template <int kRows, int kColumns>
 __device__ void zero_fill_outside(unsigned tile, int begin, int end) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -272,14 +275,14 @@ __device__ void zero_fill_outside(unsigned tile, int begin, int end) {
   for (int row = end + lane / 8; row < kRows; row += 4) clear(row);
 }
 
-// A warp: keys that lie outside their slice become zeros in V, so that nothing there is multiplied.
+// One warp zero-fills keys of V that lie outside their slice, so that P = 0 is never multiplied by NaN or infinity.
 template <Width kWidth>
 __device__ void zero_fill_v(const ForwardParams& params, const SharedMemory<kWidth>& shared) {
   constexpr ForwardShape kShape = forward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
   PipelineState<kShape.k_stages> stage;
   PipelineState<kShape.v_stages> values;
-  unsigned raw_phases = 0;  // a bit a stage
+  unsigned raw_phases = 0;  // one bit per stage
   while (true) {
     mbarrier_wait(shared.step_full(stage.index), stage.phase);
     const Step step = read_step(shared.step(stage.index));
@@ -302,14 +305,15 @@ __device__ void zero_fill_v(const ForwardParams& params, const SharedMemory<kWid
   }
 }
 
-// A warp: rows of tiles without slices.
+// One warp writes the rows of tiles without slices.
 __device__ inline void write_rows_without_slices(const ForwardParams& params) {
-  if (params.partial.states != nullptr || params.steps.sums != nullptr) return;  // they keep what they have
+  if (params.partial.states != nullptr || params.steps.sums != nullptr) return;  // saved states stay as they are
   const int lane = static_cast<int>(threadIdx.x % 32);
   for (int n = static_cast<int>(blockIdx.x); n < params.tiles; n += static_cast<int>(gridDim.x)) {
     const ForwardItem item = item_of(params, n);
     if (item.first < item.last) continue;
-    const int dim = static_cast<int>(params.out.dim), pieces = params.vec8_out ? dim / 8 : dim;  // stored at once
+    const int dim = static_cast<int>(params.out.dim),
+              pieces = params.vec8_out ? dim / 8 : dim;  // elements stored at once
     for (int i = lane; i < (item.end - item.begin) * params.heads_q * pieces; i += 32) {
       const int row = item.begin + i / pieces / params.heads_q, head = i / pieces % params.heads_q, piece = i % pieces;
       const Index at = offset_of(params.out, row, head);

@@ -1,5 +1,5 @@
-// What a warpgroup of the Hopper forward knows of its tile's rows: where they begin, in this call or in one before it,
-// and where they go when the tile is done.
+// The softmax state of a consumer's rows: how a tile's rows start, in this call or from an earlier one, and how they
+// are written when the tile is done.
 #pragma once
 
 #include "kernel/cuda/portable/probabilities.cuh"
@@ -8,9 +8,9 @@
 
 namespace weft::cuda::sm90 {
 
-// What a kernel is compiled for: plain scores that end as out and lse, the same over several calls (QuerySteps) or in
-// parts of the keys, or whatever is asked: softcap, scales that are not positive, the largest logits, partial states or
-// parts.
+// What a kernel is compiled for: plain softmax that writes out and lse; the same over several calls (QuerySteps); or
+// over splits of the keys; or the general case with softcap, scales that are not positive, max_logit and partial
+// states, with or without splits.
 enum class Variant { plain, steps, splits, general, general_splits };
 WEFT_HD constexpr bool is_general(Variant form) { return form == Variant::general || form == Variant::general_splits; }
 WEFT_HD constexpr bool has_splits(Variant form) { return form == Variant::splits || form == Variant::general_splits; }
@@ -20,21 +20,21 @@ struct ForwardRowState {
   static constexpr bool kGeneral = is_general(kVariant), kSteps = kVariant == Variant::steps;
   static constexpr ForwardShape kShape = forward_shape(kWidth);
   static constexpr int kDimV = kShape.dim_v;
-  static constexpr int kUnseen = 1 << 21;  // and the next: bits of `unseen`, beside a step's flags
+  static constexpr int kUnseen = 1 << 21;  // and the next bit: bits of `unseen` that share a word with a step's flags
 
   const ForwardParams& params;
   const SharedMemory<kWidth> shared;
-  const int warpgroup;  // of warps
-  unsigned places;      // of the lane's two rows in a tile: rows, then heads, a byte each
+  const int warpgroup;  // index of the consumer warpgroup
+  unsigned places;      // the lane's two rows in the tile: rows, then heads, a byte each
   float o[kDimV / 2];
-  float ref_max[2];    // times the factor
-  float row_sum[2];    // this lane's share of the sum
-  float max_score[2];  // largest score of all, if kMore
-  int unseen;          // bit kUnseen << i: row i of the lane has seen no key yet, in this call or before it
-  int untouched;       // bit i: it has seen none in this call, if its sums go on; of QuerySteps also kHeld, kEnds
+  float ref_max[2];    // scaled by scale_log2
+  float row_sum[2];    // this lane's part of the sum of P
+  float max_score[2];  // largest unscaled score, if kGeneral
+  int unseen;          // bit kUnseen << i: row i of the lane has seen no key yet, in this call or an earlier one
+  int untouched;       // bit i: row i has seen no key in this call; in QuerySteps also kHasSavedSums and kEnds
   QueryTile tile;
-  // Of QuerySteps: where the lane added to sums last. It moves from tile to tile: a place made anew would have its
-  // registers taken by what comes next, which then waits until the additions are sent.
+  // QuerySteps: where the lane last added to saved sums. The pointer moves from tile to tile: if it were computed anew,
+  // its registers would be reused at once, which stalls until the additions are issued.
   float* add_to;
   int add_to_block = 0;
 
@@ -43,21 +43,22 @@ struct ForwardRowState {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int m = row_in_tile(i);
-      const int row = m / params.heads;  // what is computed of a row past the tile goes nowhere
+      const int row = m / params.heads;  // rows past the tile are computed but never written
       places |= static_cast<unsigned>(min(row, 255) | m % params.heads << 16) << (8 * i);
     }
   }
   __device__ __forceinline__ int row_of(int i) const { return static_cast<int>(places >> (8 * i) & 255); }
   __device__ __forceinline__ int head_of(int i) const { return static_cast<int>(places >> (16 + 8 * i) & 255); }
-  // Rows go on from what is kept,
+  // Rows resume from saved state.
   __device__ __forceinline__ bool resumes() const {
     return kSteps || (kVariant == Variant::general && params.partial.states != nullptr);
   }
-  // and so do their sums, in registers. Those of QuerySteps begin anew in each call, and are added to what is kept when
-  // the tile is done, which nobody waits for; only if the rows end here, what is kept comes first.
+  // Whether O resumes in registers too. In QuerySteps O starts at zero in each call and is added to the saved sums when
+  // the tile is done, asynchronously; only if the rows end in this call are the saved sums loaded first.
   __device__ __forceinline__ bool sums_resume(int now) const { return kSteps ? (now & Step::kEnds) != 0 : resumes(); }
 
-  // What is kept of the lane's two rows of a tile. Of QuerySteps max is times log2(e), and it came with the queries.
+  // The saved state of the lane's two rows. In QuerySteps max is scaled by log2(e), and the states come with Q through
+  // shared memory.
   struct SavedState {
     RowState<float> of[2];
   };
@@ -86,14 +87,14 @@ struct ForwardRowState {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "r"(address) : "memory");
     return state;
   }
-  // Here, not where the compiler would like it better.
+  // volatile, so that the compiler does not move the load.
   __device__ __forceinline__ static RowState<float> read_state(const RowState<float>* address) {
     RowState<float> state;
     asm volatile("ld.global.v2.f32 {%0,%1}, [%2];\n" : "=f"(state.max), "=f"(state.sum) : "l"(address) : "memory");
     return state;
   }
-  // The warp's sums of QuerySteps and of parts: as its registers have them, four of a lane after those of the lane
-  // before.
+  // The lane's offset in a warp's saved sums, which are in register layout: four floats of a lane after those of the
+  // lane before.
   __device__ __forceinline__ int lane_offset_in_sums() const {
     const int warp = warpgroup * 4 + static_cast<int>(threadIdx.x % 128) / 32;
     return 16 * warp * kDimV + static_cast<int>(threadIdx.x % 32) * 4;
@@ -104,9 +105,9 @@ struct ForwardRowState {
   }
   __device__ __forceinline__ static float log2_max_of(float max) { return __fmul_rn(max, kLog2E); }
   __device__ __forceinline__ float unscaled(float of) const { return __fdiv_rn(of, params.scores.scale_log2); }
-  // In `untouched`: sums of the warp are kept, and the tile's rows end in this call.
+  // Bits of `untouched`: the warp has saved sums, and the tile's rows end in this call.
   static constexpr int kHasSavedSums = 4, kEnds = 8;
-  // A new tile.
+  // Starts the rows of a new tile.
   __device__ __forceinline__ void begin_rows(const SavedState& saved, int now) {
     unseen = untouched = 0;
     if constexpr (kSteps) {
@@ -119,13 +120,13 @@ struct ForwardRowState {
       const bool known = resumes() && !is_empty(old), valid = row_of(i) < tile.rows();
       if (valid && !known) unseen |= kUnseen << i;
       if (valid) untouched |= 1 << i;
-      // Anything finite will do while there are no keys. Of a row past the tile nothing is to grow.
+      // Any finite value will do for ref_max before the first key. With +inf, nothing grows in rows past the tile.
       ref_max[i] = known ? (kSteps ? old.max : log2_max_of(old.max)) : valid ? 0.0f : -kMinusInfinity<float>;
       max_score[i] = known ? unscaled(ref_max[i]) : kMinusInfinity<float>;
       row_sum[i] = known && threadIdx.x % 4 == 0 ? old.sum : 0.0f;
     }
   }
-  // Its sums: those kept, or zeros. They arrive while shares are made.
+  // Loads the saved sums, or zeros. The loads complete while P is computed.
   __device__ __forceinline__ void begin_sums(const SavedState& saved) {
     if constexpr (kSteps) {
       if ((untouched & kHasSavedSums) != 0) {
@@ -155,7 +156,7 @@ struct ForwardRowState {
     }
   }
 
-  // Sums that are kept of the tile's rows, which are not in the registers, as those are made smaller.
+  // Rescales the saved sums of the tile's rows that are not in registers.
   __device__ __forceinline__ void rescale_saved(const float (&rescale)[2]) const {
     if ((untouched & (kHasSavedSums | kEnds)) != kHasSavedSums) return;
     float* at = sums_at(tile);
@@ -167,7 +168,7 @@ struct ForwardRowState {
     }
   }
 
-  // A finished tile to its rows.
+  // Writes the rows of a finished tile.
   struct Rows {
     float ref_max[2], row_sum[2], max_score[2];
     int unseen, untouched;
@@ -204,12 +205,12 @@ struct ForwardRowState {
         if (kSteps && threadIdx.x % 4 == 0 && !params.steps.last) state_at(tile, i) = finished_row();
       }
       if (!valid && !params.vec8_out) continue;
-      // A row without keys: its sums are zeros times anything.
+      // A row without keys has accumulated zeros times anything, which may be NaN.
       if (is_empty(state)) {
 #pragma unroll
         for (int n = 0; n < kDimV / 8; ++n) o[4 * n + 2 * i] = o[4 * n + 2 * i + 1] = 0;
       }
-      // A zero that shrank to -0 is 0 again.
+      // fma with 0 turns -0 into 0.
       const auto value = [&](int n, int j) { return fmaf(o[4 * n + 2 * i + j], done.weight, 0.0f); };
       if (!params.vec8_out) {
         const FragmentRowF32 to(params.out, row, head);
@@ -221,8 +222,8 @@ struct ForwardRowState {
       store_row_vec8<N, kDimV>(to, valid, 0, params.out.dim, value);
     }
   }
-  // A row's sums go back to where they are kept. Where the state's max does not grow it stays what it is to the last
-  // bit, however many calls there are.
+  // Saves a row's partial state. Where the maximum does not grow it stays the same to the last bit, however many calls
+  // there are.
   __device__ __forceinline__ void save_row(const Rows& rows, int i, float sum, float before) {
     const float first = log2_max_of(before);
     const float largest =
@@ -234,8 +235,8 @@ struct ForwardRowState {
     for (int n = 0; n < kDimV / 8; ++n)
       to.store(n, fmaf(o[4 * n + 2 * i], rescale, 0.0f), fmaf(o[4 * n + 2 * i + 1], rescale, 0.0f));
   }
-  // Of QuerySteps. Keys that a row does not see were multiplied by zeros, which makes NaN of an infinity: rows without
-  // a key in this call have their sums back, or add zeros to them, rows without one in any call zeros.
+  // QuerySteps: keys that a row does not see were multiplied by P = 0, which makes NaN of an infinity. Rows without a
+  // key in this call get their saved sums back, or add zeros to them; rows without a key in any call get zeros.
   __device__ __forceinline__ void restore_untouched(const Rows& rows) {
     const auto lacks_keys = [&](int i) { return (rows.unseen & kUnseen << i) != 0 || (rows.untouched >> i & 1) != 0; };
     if (!__any_sync(0xffffffffu, lacks_keys(0) || lacks_keys(1))) return;
@@ -251,8 +252,8 @@ struct ForwardRowState {
       }
     }
   }
-  // Of rows of QuerySteps that do not end here: first what is known of them, while the last products run; then their
-  // sums. Stored together, the registers of the first would be waited for until the second are sent.
+  // Rows of QuerySteps that do not end in this call: the states are stored first, while the last WGMMA runs, then the
+  // sums. Stored together, the states' registers would be waited for until the sums are issued.
   __device__ __forceinline__ void save_states() {
     if ((untouched & kEnds) != 0) return;
 #pragma unroll

@@ -1,13 +1,13 @@
-// Q·K by one warp, of tiles that lie as the warpgroup's products read them: for the rare step whose scores are wanted a
-// second time by some warps only.
+// Q·K^T by one warp with mma.sync, on tiles in WGMMA's swizzled layout: for the rare step whose scores only some warps
+// need again.
 #pragma once
 
 #include "kernel/cuda/portable/tile.cuh"
 
 namespace weft::cuda::sm90 {
 
-// 16 rows of Q at `q`, a multiple of eight rows behind its tile's first, and all keys of the tile at `k`; boxes of 64
-// columns lie q_box and k_box bytes apart. Sums as the warpgroup's products have them.
+// 16 rows of Q at `q`, which is a multiple of eight rows past its tile's start, and all keys of the tile at `k`. Boxes
+// of 64 columns are q_box and k_box bytes apart. The result has the layout of WGMMA accumulators.
 template <class N, int kColumns, int kCount>
 __device__ inline void scores_by_warp(float (&s)[kCount], unsigned q, unsigned q_box, unsigned k, unsigned k_box) {
   const int lane = static_cast<int>(threadIdx.x % 32), row = lane % 8, matrix = lane / 8;
