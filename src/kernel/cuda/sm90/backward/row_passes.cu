@@ -35,16 +35,33 @@ __device__ float add_four_sums(float a, float b, float c, float d) {
   return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
 }
 
-// The part of dout·out in 8 columns of a row, for inputs that are not aligned or have another dtype.
-__device__ __forceinline__ float delta_of_piece(const PrepareParams& params, int row, int head, int piece, bool live) {
-  const int dim = static_cast<int>(params.dout.view.dim);
-  float a[8] = {}, b[8] = {};
-  if (live && piece * 8 < dim) {
-    load_eight(params.out, offset_of(params.out.view, row, head) + piece * 8, dim - piece * 8, a);
-    load_eight(params.dout, offset_of(params.dout.view, row, head) + piece * 8, dim - piece * 8, b);
-  }
-  const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
-  return add_four_sums(both(0), both(2), both(4), both(6));
+// The address of eight elements of 16 bits.
+__device__ __forceinline__ const uint4* eight_at(const InputView& from, int row, int head, int piece) {
+  return reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
+                                        offset_of(from.view, row, head) + piece * 8);
+}
+
+__device__ __forceinline__ double sink_term(const PrepareParams& params, int head, bool live, float lse, float delta) {
+  const float sink = sink_logit(params.sink, head);
+  return live && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse) * delta) : 0.0;
+}
+
+template <int kCount>
+__device__ __forceinline__ void zero_fill_sums(float* sums) {
+  float4* fours = reinterpret_cast<float4*>(sums);
+#pragma unroll
+  for (int i = 0; i < kCount / 4 / kThreads; ++i) fours[i * kThreads + static_cast<int>(threadIdx.x)] = {0, 0, 0, 0};
+}
+
+// Each head's sum of a tile's terms, in the same order on every run.
+template <int kRows>
+__device__ __forceinline__ void sum_sink_terms(const PrepareParams& params, const double (&terms)[kRows], int unit,
+                                               int tile) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread >= params.rows.heads()) return;
+  double sum = 0;
+  for (int r = thread; r < kRows; r += params.rows.heads()) sum += terms[r];
+  params.dsink[static_cast<Index>((unit << params.rows.log2_heads) + thread) * params.rows.tiles + tile] = sum;
 }
 
 // One block per tile and unit; a row is read by as many lanes as it has pieces of 8 elements.
@@ -70,11 +87,9 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   const auto head_of = [&](int i) {
     return (unit << params.rows.log2_heads) + ((i * kStep + thread / kLanes) & (params.rows.heads() - 1));
   };
-  if (params.dq_sums != nullptr) {  // overlaps the loads of the tile's rows
-    float4* sums = reinterpret_cast<float4*>(params.dq_sums + static_cast<Index>(block) * (kRows * kShape.dim_qk));
-#pragma unroll
-    for (int i = 0; i < kRows * kShape.dim_qk / 4 / kThreads; ++i) sums[i * kThreads + thread] = {0, 0, 0, 0};
-  }
+  // Overlaps the loads of the tile's rows.
+  constexpr int kSums = kRows * kShape.dim_qk;
+  if (params.dq_sums != nullptr) zero_fill_sums<kSums>(params.dq_sums + static_cast<Index>(block) * kSums);
   bool live[kEach];
   float lse[kEach], delta[kEach];
 #pragma unroll
@@ -88,10 +103,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (params.out.direct && params.out.same && params.dout.direct &&
       params.dout.same) {  // all loads are issued before the first use
     uint4 a[kEach], b[kEach];
-    const auto at = [&](const InputView& from, int i) {
-      return reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(from.view.data) +
-                                            offset_of(from.view, row_of(i), head_of(i)) + piece * 8);
-    };
+    const auto at = [&](const InputView& from, int i) { return eight_at(from, row_of(i), head_of(i), piece); };
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       a[i] = b[i] = make_uint4(0, 0, 0, 0);
@@ -106,8 +118,13 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   } else {
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
-      const float sum =
-          delta_of_piece(params, row_of(i), head_of(i), piece, is_live(params.rows, rows, tile, row_of(i)));
+      float a[8] = {}, b[8] = {};
+      if (is_live(params.rows, rows, tile, row_of(i)) && piece * 8 < dim) {
+        load_eight(params.out, offset_of(params.out.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, a);
+        load_eight(params.dout, offset_of(params.dout.view, row_of(i), head_of(i)) + piece * 8, dim - piece * 8, b);
+      }
+      const auto both = [&](int j) { return dot_two({a[j], a[j + 1]}, {b[j], b[j + 1]}); };
+      const float sum = add_four_sums(both(0), both(2), both(4), both(6));
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
         if (j == i) delta[j] = sum;
@@ -119,21 +136,14 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
     for (int lane = kLanes / 2; lane > 0; lane /= 2) delta[i] += __shfl_xor_sync(0xffffffffu, delta[i], lane);
     if (piece != 0) continue;
     const int r = i * kStep + thread / kLanes;
-    if (params.dsink != nullptr) {
-      const float sink = sink_logit(params.sink, head_of(i));
-      sink_terms[r] =
-          live[i] && sink != kMinusInfinity<float> ? -static_cast<double>(expf(sink - lse[i]) * delta[i]) : 0.0;
-    }
+    if (params.dsink != nullptr) sink_terms[r] = sink_term(params, head_of(i), live[i], lse[i], delta[i]);
     const bool keys = lse[i] != kMinusInfinity<float>;  // without keys P is 0, whatever the score
     statistics[statistics_at(r)] = keys ? lse[i] * kLog2E : -kMinusInfinity<float>;
     statistics[kRows + statistics_at(r)] = keys ? params.scale * delta[i] : 0.0f;
   }
   if (params.dsink == nullptr) return;
   __syncthreads();
-  if (thread >= params.rows.heads()) return;
-  double sink_term = 0;  // in the same order on every run
-  for (int r = thread; r < kRows; r += params.rows.heads()) sink_term += sink_terms[r];
-  params.dsink[static_cast<Index>((unit << params.rows.log2_heads) + thread) * params.rows.tiles + tile] = sink_term;
+  sum_sink_terms(params, sink_terms, unit, tile);
 }
 
 // One block per tile and unit. Sums are in register layout: 128 lanes of float4, for each 8 columns.
