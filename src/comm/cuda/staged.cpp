@@ -44,7 +44,7 @@ class InFlight {
   ~InFlight() {
     for (const Entry& e : all_) clear_last_error(cudaEventSynchronize(e.done->get()));
   }
-  void keep(Stage stage, std::unique_ptr<PooledEvent> done) {
+  void add(Stage stage, std::unique_ptr<PooledEvent> done) {
     while (!all_.empty() && is_done(*all_.front().done)) all_.pop_front();
     all_.push_back({std::move(stage), std::move(done)});
   }
@@ -92,7 +92,7 @@ class StagedExchange final : public Request::Pending {
     const DeviceGuard on(device_);
     auto done = std::make_unique<PooledEvent>();
     synchronize_on_failure(caller_, [&] { unpack(*done); });
-    in_flight_->keep(std::move(*in_), std::move(done));
+    in_flight_->add(std::move(*in_), std::move(done));
   }
 
  private:

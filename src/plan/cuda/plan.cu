@@ -137,7 +137,7 @@ void DevicePlan::upload(const Plan& plan) {
   check_rows(plan);
   const cudaStream_t stream = p.context->stream();
   if (cuda::is_captured(stream))
-    throw Error("a plan cannot be uploaded while a graph is captured: replays would copy what is aside then",
+    throw Error("a plan cannot be uploaded while a graph is captured: replays would copy whatever the host holds then",
                 "upload before the capture, or plan on the device");
   if (p.staging == nullptr) p.staging.reset(pinned_slices(p.capacity + 1));
   if (p.uploaded)

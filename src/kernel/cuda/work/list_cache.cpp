@@ -53,8 +53,8 @@ struct ListCache {
   std::map<std::pair<int, unsigned long long>, StreamLists> all;
 };
 ListCache& cache() {
-  static auto& kept = *new ListCache;
-  return kept;
+  static auto& lists = *new ListCache;
+  return lists;
 }
 std::pair<int, unsigned long long> number_of(cudaStream_t stream) {
   std::pair<int, unsigned long long> number{};
