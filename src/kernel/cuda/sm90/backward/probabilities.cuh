@@ -132,17 +132,17 @@ __device__ __forceinline__ void softcap_probabilities(const BackwardParams& para
     const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float p[2];
+      float pair[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& score = s[8 * n + 2 * i + j];
         float slope;
-        const float softcap = softcap_tanh(score * params.scores.softcap_scale, slope);
-        p[j] = exp2_fast(fmaf(softcap, params.scores.scale_log2, -x[i / 2 * 2 + j]));
-        if (!rows.sees(i % 2, 16 * n + i / 2 * 8 + j)) p[j] = slope = 0;
-        score = p[j] * slope;
+        const float capped = softcap_tanh(score * params.scores.softcap_scale, slope);
+        pair[j] = exp2_fast(fmaf(capped, params.scores.scale_log2, -x[i / 2 * 2 + j]));
+        if (!rows.sees(i % 2, 16 * n + i / 2 * 8 + j)) pair[j] = slope = 0;
+        score = pair[j] * slope;
       }
-      p[4 * n + i] = packed_pair<N>(p[0], p[1]);
+      p[4 * n + i] = packed_pair<N>(pair[0], pair[1]);
     }
   }
 }
