@@ -12,8 +12,8 @@ namespace weft::cuda::sm90 {
 // over splits of the keys; or the general case with softcap, scales that are not positive, max_logit and partial
 // states, with or without splits.
 enum class Variant { plain, steps, splits, general, general_splits };
-WEFT_HD constexpr bool is_general(Variant form) { return form == Variant::general || form == Variant::general_splits; }
-WEFT_HD constexpr bool has_splits(Variant form) { return form == Variant::splits || form == Variant::general_splits; }
+WEFT_HD constexpr bool is_general(Variant v) { return v == Variant::general || v == Variant::general_splits; }
+WEFT_HD constexpr bool has_splits(Variant v) { return v == Variant::splits || v == Variant::general_splits; }
 
 template <class N, Width kWidth, Variant kVariant>
 struct ForwardRowState {
