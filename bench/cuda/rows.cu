@@ -83,7 +83,7 @@ void rows(Bench& b, DeviceContext& context, Index sequences, Index length) {
                 t.other_us, 100 * part * t.share);
   };
   line("cudaMemcpyAsync", "", copy);
-  line("no map", "", [&](int i) { launch_copy<Replace>(context.parts(), NoMap{}, tokens, in(i), out(i)); });
+  line("no map", "", [&](int i) { launch_copy<Replace>(context.data(), NoMap{}, tokens, in(i), out(i)); });
   const DeviceStream s = offsets.stream();
   for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::striped}) {
     for (const Index ranks : {2, 4, 8}) {

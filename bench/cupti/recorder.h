@@ -1,4 +1,5 @@
-// What the driver says ran when: kernels and memsets with their streams, and the calls of the runtime. One at a time.
+// Records what ran when, as CUPTI reports it: kernels and memsets with their streams, and calls of the CUDA runtime.
+// Only one recorder can exist at a time.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 namespace weft::bench {
 
 struct Ran {
-  std::string name;  // of the kernel, without namespace and parameters; "memset"
+  std::string name;  // of the kernel, without namespace and parameters; or "memset"
   std::uint32_t stream = 0;
   std::uint64_t begin = 0, end = 0;  // ns
   std::uint64_t bytes = 0;           // of memsets
@@ -44,7 +45,7 @@ class Recorder {
     check(cuptiGetTimestamp(&time), "cuptiGetTimestamp");
     return time;
   }
-  // Waits for the GPU first.
+  // Synchronizes the GPU first.
   void stop() {
     WEFT_CUDA(cudaDeviceSynchronize());
     for (const CUpti_ActivityKind kind : kKinds) check(cuptiActivityDisable(kind), "cuptiActivityDisable");

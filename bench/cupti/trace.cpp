@@ -1,9 +1,9 @@
-// One forward and one backward of a schedule on ranks that share a GPU, as the driver saw them: which calls were made,
-// when they returned, and what of the exchange ran under the ranks' own compute.
+// One forward and one backward of a schedule on ranks that share a GPU, as CUPTI records them: which calls were made,
+// when they returned, and how much of the exchange overlapped with the ranks' own compute.
 //   trace [ring | all_gather | exact] [HQ:HK]
-// Exit 1 if a call waited for the GPU, if the exchange of a rank ran under nobody's compute, or if that of no rank ran
-// under its own. With the few heads that are usual here, kernels of all ranks find room beside each other, as if each
-// rank had a smaller GPU of its own; with many, ranks take turns.
+// Exits with 1 if a call waited for the GPU, if the exchange of a rank overlapped with no compute, or if that of no
+// rank overlapped with its own. With the default of few heads the kernels of all ranks run concurrently, as if each
+// rank had a smaller GPU of its own; with many heads the ranks' kernels run one after another.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "recorder.h"
 #include "tensor.h"
 #include "weft/executor.h"
@@ -35,7 +35,7 @@ struct Question {
   Index heads_q = 1, heads_k = 1;
 };
 
-// What a rank has: its tensors, its stream, and that of what comes to it.
+// A rank's tensors, its compute stream and its exchange stream.
 struct Rank {
   Rank(const Question& of, Index rows, std::uint32_t seed)
       : q(DType::bf16, rows, of.heads_q, kDim, seed),
@@ -49,10 +49,10 @@ struct Rank {
         dv(DType::bf16, rows, of.heads_k, kDim) {}
 
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
-  cuda::Stream compute;
+  cuda::PooledStream compute;
   cudaStream_t exchange = nullptr;
   std::uint64_t begin[2] = {}, end[2] = {};  // of the calls, by pass
-  double alone[2] = {};                      // us of the calls before anything was recorded
+  double alone[2] = {};                      // us of the calls without the recorder
 };
 
 Place place_of(const Rank& r) { return {DeviceKind::cuda, 0, r.compute.get()}; }
@@ -78,11 +78,11 @@ void call(Executor& executor, const Rank& r, Pass pass) {
                        .place = place_of(r)});
 }
 
-// The streams that the communicators will take, one rank after another: kept ones come back, the last one first.
+// The streams that the communicators will get, rank by rank: the pool returns the last one first.
 std::vector<cudaStream_t> coming_streams() {
-  std::vector<std::unique_ptr<cuda::Stream>> some;
+  std::vector<std::unique_ptr<cuda::PooledStream>> some;
   std::vector<cudaStream_t> handles;
-  for (Index r = 0; r < kRanks; ++r) some.push_back(std::make_unique<cuda::Stream>(true));
+  for (Index r = 0; r < kRanks; ++r) some.push_back(std::make_unique<cuda::PooledStream>(true));
   for (const auto& s : some) handles.push_back(s->get());
   while (!some.empty()) some.pop_back();
   return handles;
@@ -97,7 +97,7 @@ bool is_compute(const Ran& r) { return r.name.ends_with("_kernel"); }
 bool is_exchange(const Ran& r) { return r.name == "move_segments"; }
 double us(std::uint64_t ns) { return static_cast<double>(ns) / 1000; }
 
-// Nanoseconds of `what` during which at least one of `under`, sorted by their begin, ran.
+// Nanoseconds of `what` that overlap at least one of `under`, which are sorted by begin.
 std::uint64_t covered(const Ran& what, const std::vector<const Ran*>& under) {
   std::uint64_t sum = 0, at = what.begin;
   for (const Ran* u : under) {
@@ -180,8 +180,8 @@ class Report {
       for (const Ran* r : exchange[rank])
         moved += r->end - r->begin, own += covered(*r, compute[rank]), any += covered(*r, all);
       std::printf(
-          "  rank %zu: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, under its own "
-          "compute %.0f us, under any %.0f us\n",
+          "  rank %zu: the call took %.0f us on the CPU (%.0f unobserved); exchange %.0f us, overlapped by its own "
+          "compute %.0f us, by any %.0f us\n",
           rank, us(ranks_[rank]->end[p] - ranks_[rank]->begin[p]), ranks_[rank]->alone[p], us(moved), us(own), us(any));
       every = every && any > 0;
       some = some || own > 0;
@@ -193,10 +193,11 @@ class Report {
     for (const Ran* r : first) {
       std::printf("    %9.1f .. %9.1f  %s", us(r->begin - first_), us(r->end - first_), r->name.c_str());
       if (is_exchange(*r))
-        std::printf(", %.0f %% under its own compute", 100 * us(covered(*r, compute[0])) / us(r->end - r->begin));
+        std::printf(", %.0f %% overlapped by its own compute",
+                    100 * us(covered(*r, compute[0])) / us(r->end - r->begin));
       std::printf("\n");
     }
-    std::printf("  the GPU was done after %.0f us; exchange under compute: %s\n", us(done - first_),
+    std::printf("  the GPU was done after %.0f us; exchange overlapped by compute: %s\n", us(done - first_),
                 every && some ? "yes" : "NO");
     return every && some;
   }
@@ -226,13 +227,13 @@ int run(const Question& of) {
   run_ranks(kRanks, [&](Communicator& comm) {
     Rank& mine = *ranks[static_cast<std::size_t>(comm.rank())];
     std::unique_ptr<Executor> executor;
-    while (turn != comm.rank()) std::this_thread::yield();  // so that each has the stream that is known to come
+    while (turn != comm.rank()) std::this_thread::yield();  // so that each rank gets the expected stream
     mine.exchange = exchange[static_cast<std::size_t>(comm.rank())];
     executor = std::make_unique<Executor>(
         comm, make_schedule(problem, layouts, comm.rank(), {of.heads_q, of.heads_k}, options),
         ExecutorOptions{.kernel = "cuda.portable", .place = place_of(mine)});
     ++turn;
-    for (int i = 0; i < 3; ++i) {  // the last one to be timed without the recorder
+    for (int i = 0; i < 3; ++i) {  // the last iteration is timed without the recorder
       for (int p = 0; p < 2; ++p) {
         const auto begin = std::chrono::steady_clock::now();
         call(*executor, mine, p == 0 ? Pass::forward : Pass::backward);
@@ -247,12 +248,11 @@ int run(const Question& of) {
       recorder = std::make_unique<Recorder>();
     }
     meet(comm);
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      call(*executor, mine, pass);  // the recorder's own beginning
+    for (const Pass pass : {Pass::forward, Pass::backward}) call(*executor, mine, pass);  // warm-up with the recorder
     meet(comm);
     if (comm.rank() == 0) {
       WEFT_CUDA(cudaDeviceSynchronize());
-      for (std::size_t r = 0; r < ranks.size(); ++r) {  // so that streams are known by their memsets' sizes
+      for (std::size_t r = 0; r < ranks.size(); ++r) {  // identifies streams by the sizes of their memsets
         WEFT_CUDA(cudaMemsetAsync(scratch, 0, 1001 + 2 * r, ranks[r]->compute.get()));
         WEFT_CUDA(cudaMemsetAsync(scratch, 0, 1002 + 2 * r, ranks[r]->exchange));
       }
@@ -272,7 +272,7 @@ int run(const Question& of) {
   });
   WEFT_CUDA(cudaFree(scratch));
 
-  std::map<std::uint32_t, std::pair<Index, bool>> streams;  // rank, of exchanges
+  std::map<std::uint32_t, std::pair<Index, bool>> streams;  // rank, and whether it is the exchange stream
   for (const Ran& r : recorder->ran)
     if (r.name == "memset" && r.bytes >= 1001 && r.bytes < 1001 + 2 * kRanks)
       streams[r.stream] = {static_cast<Index>(r.bytes - 1001) / 2, (r.bytes - 1001) % 2 == 1};
@@ -288,10 +288,11 @@ int run(const Question& of) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // a connection for each stream: they must not wait for each other
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+         0);  // one connection per stream, so that streams do not wait for each other
   try {
     Question of{.kind = schedule_kind(argc > 1 ? argv[1] : "ring")};
-    if (of.kind == ScheduleKind::all_gather) of.heads_q = of.heads_k = 4;  // in as many groups
+    if (of.kind == ScheduleKind::all_gather) of.heads_q = of.heads_k = 4;  // as many heads as head groups
     if (argc > 2) {
       long long q = 0, k = 0;
       if (std::sscanf(argv[2], "%lld:%lld", &q, &k) != 2 || k < 1 || q % k != 0)

@@ -1,6 +1,6 @@
 #include "cuda/check.h"
 
-#include "cuda/forget.h"
+#include "cuda/last_error.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -8,7 +8,7 @@ namespace weft::cuda {
 
 void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
-  forget(result);  // it is told here: the caller's next cudaGetLastError is about its own calls
+  clear_last_error(result);  // reported here, so the caller's next cudaGetLastError is about its own calls
   const bool memory = result == cudaErrorMemoryAllocation;
   throw Error(text("CUDA: ", call, ": ", cudaGetErrorName(result), ": ", cudaGetErrorString(result)),
               memory ? "give the GPU less to hold: fewer tokens, more ranks, or a smaller workspace"

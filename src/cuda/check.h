@@ -1,14 +1,14 @@
-// The one place where the result of a CUDA call is looked at.
+// Error checks of CUDA calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace weft::cuda {
 
-// Error with the call's name and CUDA's own words.
+// Error with the call's name and CUDA's own message.
 void check(cudaError_t result, const char* call);
 
 }  // namespace weft::cuda
 
-// What the caller wrote is what the error names.
+// The error quotes the call as it is written.
 #define WEFT_CUDA(call) ::weft::cuda::check((call), #call)

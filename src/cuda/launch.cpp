@@ -15,7 +15,7 @@ void allow_shared(const void* kernel, std::size_t bytes) {
   std::size_t& most = allowed[{kernel, device}];
   if (bytes <= most) return;
   WEFT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-  most = bytes;  // not if that failed
+  most = bytes;  // only after success
 }
 
 }  // namespace weft::cuda

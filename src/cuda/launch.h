@@ -1,4 +1,4 @@
-// The one launch wrapper: shape, stream, arguments; large shared memory is asked for, and the result is checked.
+// The launch wrapper: opts in to large shared memory, and checks the result.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,16 @@ struct Shape {
   dim3 blocks = {1, 1, 1};
   dim3 threads = {1, 1, 1};
   std::size_t shared_bytes = 0;
-  // Blocks may begin when those of the kernel before have said so (let_next_begin), or have ended; what that kernel
-  // writes they read behind await_before.
-  bool early = false;
+  // Programmatic dependent launch: blocks may start when those of the previous kernel have called
+  // griddepcontrol.launch_dependents or exited; they must call griddepcontrol.wait before they read what that kernel
+  // writes.
+  bool programmatic = false;
 };
 
-// More shared memory than a kernel has without asking is asked for once, on each device.
+// Opts in to more than 48 KiB of shared memory, once per kernel and device.
 void allow_shared(const void* kernel, std::size_t bytes);
 
-// Nothing is launched for an empty grid.
+// An empty grid launches nothing.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, Arguments&&... arguments) {
   if (shape.blocks.x == 0 || shape.blocks.y == 0 || shape.blocks.z == 0) return;
@@ -36,7 +37,7 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
+  config.numAttrs = shape.programmatic ? 1 : 0;
   WEFT_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

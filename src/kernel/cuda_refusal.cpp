@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernel/cuda/portable/shapes.h"
+#include "kernel/cuda/portable/tile_shape.h"
 #include "kernel/registry.h"
 #include "text.h"
 

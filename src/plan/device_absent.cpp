@@ -7,8 +7,8 @@
 namespace weft {
 namespace detail {
 
-struct ContextParts {};
-struct DevicePlanParts {};
+struct ContextData {};
+struct DevicePlanData {};
 
 }  // namespace detail
 

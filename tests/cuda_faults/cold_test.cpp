@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "check/device_mirror.h"
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kernel/kernel_problem.h"
@@ -32,8 +32,8 @@ struct Cold {
   }
   void run() const {
     check::DeviceMirror mirror(check::place_of(kernel));
-    ForwardArgs f = got.forward_args(problem);
-    BackwardArgs b = got.backward_args(problem);
+    KernelForwardArgs f = got.forward_args(problem);
+    KernelBackwardArgs b = got.backward_args(problem);
     f.q = b.q = mirror.in(f.q);
     f.k = b.k = mirror.in(f.k);
     f.v = b.v = mirror.in(f.v);
@@ -48,7 +48,7 @@ struct Cold {
     b.dv = mirror.out(b.dv);
     f.place = b.place = mirror.place();
     mirror.send();
-    const cuda::Stream another(true);
+    const cuda::PooledStream another(true);
     device::follow(mirror.place(), another.get());
     attend(f, kernel);
     attend_backward(b, kernel);

@@ -12,7 +12,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "weft/error.h"
 
 namespace weft::faults {
@@ -81,9 +81,9 @@ Failed disarm() {
 
 Ledger ledger() {
   Ledger now{live.memory, live.pinned, live.pools, live.events, live.streams};
-  now.events -= kept<cuda::Event>();
-  now.streams -= kept<cuda::Stream>(false) + kept<cuda::Stream>(true);
-  for (std::size_t size = 1; size <= std::size_t{1} << 26; size *= 2) now.pinned -= kept<cuda::PinnedMemory>(size);
+  now.events -= kept<cuda::PooledEvent>();
+  now.streams -= kept<cuda::PooledStream>(false) + kept<cuda::PooledStream>(true);
+  for (std::size_t size = 1; size <= std::size_t{1} << 26; size *= 2) now.pinned -= kept<cuda::PooledPinned>(size);
   return now;
 }
 

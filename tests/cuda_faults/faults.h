@@ -15,7 +15,7 @@ struct Failed {
 };
 Failed disarm();
 
-// What was taken and not given back, but for what Weft keeps for the next who asks (src/cuda/kept.h).
+// What was taken and not given back, but for what Weft keeps for the next who asks (src/cuda/handle_pool.h).
 struct Ledger {
   long memory = 0, pinned = 0, pools = 0, events = 0, streams = 0;
   friend bool operator==(const Ledger&, const Ledger&) = default;

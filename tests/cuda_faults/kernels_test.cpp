@@ -178,7 +178,7 @@ TEST_P(KernelFaults, PartialSteps) {
   std::vector<RowState<float>> states(at(p.tq * p.hq));
   const DeviceBytes sums_there(t.forward.place, sums.view().data, spanned_bytes(sums.view())),
       states_there(t.forward.place, states.data(), states.size() * sizeof(RowState<float>));
-  ForwardArgs end = t.forward;
+  KernelForwardArgs end = t.forward;
   end.partial.sums = thd(sums_there.data(), DType::f32, p.tq, p.hq, p.dv);
   end.partial.states = static_cast<RowState<float>*>(states_there.data());
   KernelForwardArgs step = end;

@@ -346,12 +346,12 @@ TEST_P(EdgesOfKernels, ReadOnlyInputs) {
   plain.run(problem, kernel(), Pass::backward);
   const ReadOnly q(problem.p.q), k(problem.p.k), v(problem.p.v), dout(problem.p.dout), out(plain.forward.out),
       lse(plain.forward.lse);
-  ForwardArgs forward = closed.forward_args(problem);
+  KernelForwardArgs forward = closed.forward_args(problem);
   forward.q = q.view;
   forward.k = k.view;
   forward.v = v.view;
   attend(forward, kernel());
-  BackwardArgs backward = closed.backward_args(problem);
+  KernelBackwardArgs backward = closed.backward_args(problem);
   backward.q = q.view;
   backward.k = k.view;
   backward.v = v.view;
@@ -378,13 +378,13 @@ TEST_P(EdgesOfKernels, MisalignedMemory) {
     return view;
   };
   const Index one = size_of(dtype());
-  ForwardArgs forward = moved.forward_args(problem);
+  KernelForwardArgs forward = moved.forward_args(problem);
   forward.q = copy(problem.p.q, one);
   forward.k = copy(problem.p.k, 3 * one);
   forward.v = copy(problem.p.v, 5 * one);
   forward.out = copy(moved.forward.out, 7 * one);
   attend(forward, kernel());
-  BackwardArgs backward = moved.backward_args(problem);
+  KernelBackwardArgs backward = moved.backward_args(problem);
   backward.q = forward.q;
   backward.k = forward.k;
   backward.v = forward.v;
@@ -400,10 +400,10 @@ TEST_P(EdgesOfKernels, MisalignedMemory) {
   EXPECT_EQ(bits(to_f64(backward.dv)), bits(plain.backward.dv));
 
   const auto odd = [&](const Buffer& b) { return copy(b, 1); };
-  ForwardArgs wrong = forward;
+  KernelForwardArgs wrong = forward;
   wrong.k = odd(problem.p.k);
   expect_refusal([&] { attend(wrong, kernel()); }, {"k is", "1 bytes past", "align it"});
-  BackwardArgs wrong_back = backward;
+  KernelBackwardArgs wrong_back = backward;
   wrong_back.dv = odd(moved.backward.dv);
   expect_refusal([&] { attend_backward(wrong_back, kernel()); }, {"dv is", "1 bytes past", "align it"});
 }

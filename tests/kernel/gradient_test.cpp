@@ -86,7 +86,7 @@ TEST(Gradient, PartsOfTheKeysAddUp) {
                                                  {{0, 3, 2, 4, -kUnlimited, 1}, {4, 7, 5, 6, -1, 2}}};
   for (const std::vector<Slice>& part : parts) {
     const Backward step(p);
-    BackwardArgs args = step.args(p);
+    KernelBackwardArgs args = step.args(p);
     args.slices = part;
     args.out = forward.out.view();
     args.lse = forward.lse.view();
@@ -107,7 +107,7 @@ TEST(Gradient, GivenOutAndLseAreUsed) {
   reference_forward(forward.args(p));
   const Backward anew(p), given(p), other(p);
   reference_backward(anew.args(p));
-  BackwardArgs args = given.args(p);
+  KernelBackwardArgs args = given.args(p);
   args.out = forward.out.view();
   args.lse = forward.lse.view();
   reference_backward(args);

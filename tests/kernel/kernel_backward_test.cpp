@@ -70,7 +70,7 @@ TEST_P(KernelBackward, OutAndLseMayBeLeftOut) {
     for (const Judged& j : judged(dtype(), Pass::backward, make)) {
       SCOPED_TRACE(j.problem.name);
       const Outputs got(j.problem.p);
-      BackwardArgs args = got.backward_args(j.problem);
+      KernelBackwardArgs args = got.backward_args(j.problem);
       args.out = args.lse = {};
       attend_backward_on(kernel(), args);
       judge.backward(got.backward, j.want, j.problem.p);
@@ -105,7 +105,7 @@ void KernelBackward::expect_parts_add_up(Index dqk, Index dv, bool add_keys) {
   for (const Range keys : {Range{64, 131}, Range{0, 1}, Range{1, 64}}) {
     const std::vector<Slice> part = keys_of(p.slices, keys);
     if (!add_keys) step = Backward(p, DType::f32);
-    BackwardArgs args = whole.backward_args(problem);
+    KernelBackwardArgs args = whole.backward_args(problem);
     args.slices = part;
     args.dq = step.dq.view();
     args.dk = step.dk.view();
@@ -139,7 +139,7 @@ TEST_P(KernelBackward, AddingLeavesOtherKeysAlone) {
   const Outputs got(p);
   attend_on(kernel(), got.forward_args(problem));
   const Backward sums(p, DType::f32);  // NaN, every byte 0xff
-  BackwardArgs args = got.backward_args(problem);
+  KernelBackwardArgs args = got.backward_args(problem);
   args.dk = sums.dk.view();
   args.dv = sums.dv.view();
   args.add_keys = true;

@@ -61,7 +61,7 @@ TEST_P(KernelBits, DoNotDependOnPadding) {
       for (std::size_t i = 0; i < 2; ++i) {  // what the backward reads of padding is not the forward's either
         fill_unused(outputs[i]->forward.out, problems[i].p.q_used, values[i]);
         fill_unused(outputs[i]->forward.lse, problems[i].p.q_used, values[i]);
-        BackwardArgs args = outputs[i]->backward_args(problems[i]);
+        KernelBackwardArgs args = outputs[i]->backward_args(problems[i]);
         args.deterministic = true;
         attend_backward_on(kernel(), args);
       }
@@ -100,8 +100,8 @@ TEST_P(KernelBits, DoNotDependOnHowQueriesAreCut) {
                              .rank_counts = fewer_if_sanitized<Index>({3, 8, 1, 2, 4}, 2)});
     if (!on_gpu()) continue;
     for (const Index dim : {40, 128, 256})
-      for (const Index part_keys : {0, 128})
-        expect_same_however_cut(kernel(), mask, {.dtype = dtype(), .dqk = dim, .dv = dim - 8, .part_keys = part_keys});
+      for (const Index keys_per_split : {0, 128})
+        expect_same_however_cut(kernel(), mask, {.dtype = dtype(), .dqk = dim, .dv = dim - 8, .keys_per_split = keys_per_split});
   }
 }
 
@@ -194,14 +194,14 @@ TEST_P(KernelBits, DoNotDependOnViews) {
     from_f64(p.k.values(), in.k);
     from_f64(p.v.values(), in.v);
     const Outputs got(p);
-    ForwardArgs forward = got.forward_args(plain);
+    KernelForwardArgs forward = got.forward_args(plain);
     forward.q = in.q;
     forward.k = in.k;
     forward.v = in.v;
     attend_on(kernel(), forward);
     expect_same_bits(got, want, Pass::forward);
     if (last_pass() == Pass::forward) continue;
-    BackwardArgs backward = got.backward_args(plain);
+    KernelBackwardArgs backward = got.backward_args(plain);
     backward.q = in.q;
     backward.k = in.k;
     backward.v = in.v;

@@ -255,8 +255,8 @@ inline KernelProblem random_problem(Random& random, DType dtype) {
   AttentionProblem p;
   p.dtype = dtype;
   p.tq = random.index(1, random.chance(0.3) ? 300 : 90);
-  const Index part_keys = random.chance(0.3) ? 128 : 0;
-  p.tk = part_keys > 0 ? random.index(part_keys + 1, 300) : random.index(1, random.chance(0.3) ? 300 : 90);
+  const Index keys_per_split = random.chance(0.3) ? 128 : 0;
+  p.tk = keys_per_split > 0 ? random.index(keys_per_split + 1, 300) : random.index(1, random.chance(0.3) ? 300 : 90);
   p.hk = random.index(1, 3);
   p.hq = p.hk * random.index(1, 3);
   p.dqk = width();
@@ -270,7 +270,7 @@ inline KernelProblem random_problem(Random& random, DType dtype) {
   KernelProblem problem{"", std::move(p)};
   if (random.chance(0.2))
     for (Index h = 0; h < problem.p.hq; ++h) problem.head_map.push_back(random.index(0, problem.p.hk - 1));
-  problem.part_keys = part_keys;
+  problem.keys_per_split = keys_per_split;
   return problem;
 }
 

@@ -202,7 +202,7 @@ TEST_P(KernelForward, GrowingLogits) {
     const Outputs got(p), plain(p);
     got.run(j.problem, kernel(), Pass::forward);
     judge.forward(got.forward, j.want, p);
-    ForwardArgs args = plain.forward_args(j.problem);
+    KernelForwardArgs args = plain.forward_args(j.problem);
     args.max_logit = {};  // cuda.sm90 has another instance for callers that do not ask for it
     attend_on(kernel(), args);
     judge.out_and_lse(plain.forward, j.want, p);

@@ -92,7 +92,7 @@ struct KernelProblem {
   std::string name;
   AttentionProblem p;
   std::vector<Index> head_map = {};
-  Index part_keys = 0;  // of the forward
+  Index keys_per_split = 0;  // of the forward
 
   Attention attention() const {
     Attention result = p.attention();
@@ -119,7 +119,7 @@ struct Outputs {
   KernelForwardArgs forward_args(const KernelProblem& problem) const {
     KernelForwardArgs args{forward.args(problem.p)};
     args.attention = problem.attention();
-    args.keys_per_split = problem.part_keys;
+    args.keys_per_split = problem.keys_per_split;
     return args;
   }
   // Reads what the forward wrote.
@@ -133,7 +133,7 @@ struct Outputs {
   void run(const KernelProblem& problem, std::string_view kernel, Pass last, bool deterministic = false) const {
     attend_on(kernel, forward_args(problem));
     if (last == Pass::forward) return;
-    BackwardArgs args = backward_args(problem);
+    KernelBackwardArgs args = backward_args(problem);
     args.deterministic = deterministic;
     attend_backward_on(kernel, args);
   }

@@ -34,9 +34,9 @@ inline void attend_partially(std::string_view kernel, const Outputs& got, const 
   const AttentionProblem& p = problem.p;
   const Buffer sums(p.view, DType::f32, p.tq, p.hq, p.dv);
   std::vector<RowState<float>> states(at(p.tq * p.hq));
-  ForwardArgs end = got.forward_args(problem);
+  KernelForwardArgs end = got.forward_args(problem);
   end.partial = {sums.view(), states.data()};
-  ForwardArgs step = end;
+  KernelForwardArgs step = end;
   step.out = step.lse = step.max_logit = {};
   for (const Range keys : parts) {
     const std::vector<Slice> part = keys_of(p.slices, keys);
@@ -48,7 +48,7 @@ inline void attend_partially(std::string_view kernel, const Outputs& got, const 
 
 // Fills with NaN as many bytes of the stream's memory pool as a call may have taken for `out` in f32, and gives them
 // back: the next call must not rely on what it finds there.
-inline void spoil_memory(const ForwardArgs& args) {
+inline void spoil_memory(const KernelForwardArgs& args) {
   const std::vector<char> nan(at(args.out.rows * args.out.heads * args.out.dim) * sizeof(float), '\xff');
   const std::unique_ptr<device::Memory> memory = device::make_memory(args.place);
   void* data = memory->allocate(nan.size());
@@ -63,7 +63,7 @@ inline bool attend_in_steps(std::string_view kernel, const Outputs& got, const K
   const Kernel& entry = find_kernel(kernel);
   if (entry.takes_steps == nullptr) return false;
   OnDevice device(kernel);
-  ForwardArgs args = device.bind(got.forward_args(problem));
+  KernelForwardArgs args = device.bind(got.forward_args(problem));
   args.max_logit = {};
   if (!entry.takes_steps(args)) return false;
   std::vector<Range> rows;
@@ -82,7 +82,7 @@ inline bool attend_in_steps(std::string_view kernel, const Outputs& got, const K
     attend(args, kernel);
     spoil_memory(args);
   }
-  EXPECT_EQ(steps.kept, nullptr);
+  EXPECT_EQ(steps.state, nullptr);
   device.finish();
   return true;
 }

@@ -70,8 +70,8 @@ class OnDevice {
     outputs_.push_back({host, &copies_.back()});
     return view;
   }
-  ForwardArgs bind(const ForwardArgs& host) {
-    ForwardArgs args = bind_inputs(host);
+  KernelForwardArgs bind(const KernelForwardArgs& host) {
+    KernelForwardArgs args = bind_inputs(host);
     args.out = out(host.out);
     args.lse = out(host.lse);
     args.max_logit = out(host.max_logit);
@@ -84,8 +84,8 @@ class OnDevice {
     }
     return args;
   }
-  BackwardArgs bind(const BackwardArgs& host) {
-    BackwardArgs args = bind_inputs(host);
+  KernelBackwardArgs bind(const KernelBackwardArgs& host) {
+    KernelBackwardArgs args = bind_inputs(host);
     args.dout = in(host.dout);
     args.out = in(host.out);
     args.lse = in(host.lse);
@@ -140,17 +140,17 @@ class OnDevice {
   std::vector<Output> outputs_;
 };
 
-inline void attend_on(std::string_view kernel, const ForwardArgs& host) {
+inline void attend_on(std::string_view kernel, const KernelForwardArgs& host) {
   OnDevice device(kernel);
   attend(device.bind(host), kernel);
   device.finish();
 }
-inline void attend_backward_on(std::string_view kernel, const BackwardArgs& host) {
+inline void attend_backward_on(std::string_view kernel, const KernelBackwardArgs& host) {
   OnDevice device(kernel);
   attend_backward(device.bind(host), kernel);
   device.finish();
 }
-inline void finish_partial_on(std::string_view kernel, const ForwardArgs& host) {
+inline void finish_partial_on(std::string_view kernel, const KernelForwardArgs& host) {
   OnDevice device(kernel);
   finish_partial(device.bind(host));
   device.finish();

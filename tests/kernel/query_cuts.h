@@ -24,7 +24,7 @@ inline Buffer rows_of(const Buffer& whole, const std::vector<Index>& tokens) {
 
 struct QueryCuts {
   DType dtype = DType::f32;
-  Index heads = 4, dqk = 40, dv = 24, part_keys = 0;
+  Index heads = 4, dqk = 40, dv = 24, keys_per_split = 0;
   std::vector<LayoutKind> layouts = {LayoutKind::dual_chunk};
   std::vector<Index> rank_counts = {3, 8};
 };
@@ -35,12 +35,12 @@ inline void expect_same_however_cut(std::string_view kernel, const Mask& mask, c
   const Problem problem(packing, mask);
   const AttentionProblem base{
       .hq = cuts.heads, .hk = cuts.heads / 2, .dqk = cuts.dqk, .dv = cuts.dv, .dtype = cuts.dtype};
-  KernelProblem whole{"", masked(base, packing, mask), {}, cuts.part_keys};
+  KernelProblem whole{"", masked(base, packing, mask), {}, cuts.keys_per_split};
   Random random(32);
   whole.p.fill(random);
   const Outputs want(whole.p), plain(whole.p);
   attend_on(kernel, want.forward_args(whole));
-  ForwardArgs without_logits = plain.forward_args(whole);
+  KernelForwardArgs without_logits = plain.forward_args(whole);
   without_logits.max_logit = {};  // cuda.sm90 has another instance for callers that do not ask for it
   attend_on(kernel, without_logits);
   EXPECT_EQ(bits(plain.forward.out), bits(want.forward.out));
@@ -55,7 +55,7 @@ inline void expect_same_however_cut(std::string_view kernel, const Mask& mask, c
         const std::vector<Index> tokens = layout.tokens(rank);
         const Buffer q = rows_of(whole.p.q, tokens);
         const Buffer out(cuts.dtype, plan.q_rows, cuts.heads, cuts.dv), lse(DType::f32, plan.q_rows, cuts.heads, 1);
-        ForwardArgs args = without_logits;
+        KernelForwardArgs args = without_logits;
         args.q = q.view();
         args.slices = plan.slices;
         args.out = out.view();

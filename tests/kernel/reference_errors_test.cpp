@@ -27,10 +27,10 @@ bool all_nan(const Buffer& buffer) {
   return true;
 }
 
-std::string forward_refusal(const std::function<void(ForwardArgs&)>& spoil) {
+std::string forward_refusal(const std::function<void(KernelForwardArgs&)>& spoil) {
   const AttentionProblem p = good();
   const Forward result(p);
-  ForwardArgs args = result.args(p);
+  KernelForwardArgs args = result.args(p);
   spoil(args);
   try {
     reference_forward(args);
@@ -41,10 +41,10 @@ std::string forward_refusal(const std::function<void(ForwardArgs&)>& spoil) {
   return "";
 }
 
-std::string backward_refusal(const std::function<void(BackwardArgs&)>& spoil) {
+std::string backward_refusal(const std::function<void(KernelBackwardArgs&)>& spoil) {
   const AttentionProblem p = good();
   const Backward result(p);
-  BackwardArgs args = result.args(p);
+  KernelBackwardArgs args = result.args(p);
   spoil(args);
   try {
     reference_backward(args);
@@ -56,66 +56,66 @@ std::string backward_refusal(const std::function<void(BackwardArgs&)>& spoil) {
 }
 
 TEST(ReferenceErrors, WhatIsRightIsTaken) {
-  EXPECT_EQ(forward_refusal([](ForwardArgs&) {}), "");
-  EXPECT_EQ(backward_refusal([](BackwardArgs&) {}), "");
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs&) {}), "");
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs&) {}), "");
 }
 
 TEST(ReferenceErrors, Inputs) {
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.q.heads = 3; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.q.heads = 3; }),
             "q has 3 heads and k has 2: query heads must be a multiple of key heads; use 2 or 4 query heads, or give "
             "Attention::head_map");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.q.heads = 1; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.q.heads = 1; }),
             "q has 1 heads and k has 2: query heads must be a multiple of key heads; use 2 query heads, or give "
             "Attention::head_map");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.k.dim = 2; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.k.dim = 2; }),
             "q has dim 3 and k has dim 2; give both the same; only v's may differ");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.v.rows = 4; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.v.rows = 4; }),
             "k has 5 rows of 2 heads and v has 4 rows of 2 heads; give k and v the same rows and heads");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.k.dtype = DType::f32; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.k.dtype = DType::f32; }),
             "q is f64, k is f32 and v is f64; give all three the same dtype");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.v.data = nullptr; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.v.data = nullptr; }),
             "v has 5 rows and a null pointer; point it at its elements");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.q.dim = 0; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.q.dim = 0; }),
             "q has shape [6, 4, 0]; give at least 0 rows, 1 head and a dim of 1");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.k.row_stride = -6; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.k.row_stride = -6; }),
             "k has a negative stride (row -6, head 3); give strides of at least 0, in elements");
 }
 
 TEST(ReferenceErrors, Attention) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.scale = nan; }),
+  EXPECT_EQ(forward_refusal([&](KernelForwardArgs& a) { a.attention.scale = nan; }),
             "scale is nan; give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
-  EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.scale = -inf; }),
+  EXPECT_EQ(forward_refusal([&](KernelForwardArgs& a) { a.attention.scale = -inf; }),
             "scale is -inf; give a finite scale of at most 1e38, or none for 1 / sqrt(dim of q)");
-  EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = -30; }),
+  EXPECT_EQ(forward_refusal([&](KernelForwardArgs& a) { a.attention.softcap = -30; }),
             "softcap is -30; give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.keys_per_split = -5; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.keys_per_split = -5; }),
             "keys_per_split is -5; give the keys of a split, kUnlimited for none, or 0 for the default");
-  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = nan; }), "");
-  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = inf; }), "");
+  EXPECT_NE(forward_refusal([&](KernelForwardArgs& a) { a.attention.softcap = nan; }), "");
+  EXPECT_NE(forward_refusal([&](KernelForwardArgs& a) { a.attention.softcap = inf; }), "");
   // In f32 these would be infinite or 0, and every logit NaN.
-  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = 1e-300; }), "");
-  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.softcap = 1e300; }), "");
-  EXPECT_NE(forward_refusal([&](ForwardArgs& a) { a.attention.scale = -1e300; }), "");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.logits.data = nullptr; }),
+  EXPECT_NE(forward_refusal([&](KernelForwardArgs& a) { a.attention.softcap = 1e-300; }), "");
+  EXPECT_NE(forward_refusal([&](KernelForwardArgs& a) { a.attention.softcap = 1e300; }), "");
+  EXPECT_NE(forward_refusal([&](KernelForwardArgs& a) { a.attention.scale = -1e300; }), "");
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.attention.sink.logits.data = nullptr; }),
             "sink.logits has 1 rows and a null pointer; point it at its elements");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.logits.heads = 2; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.attention.sink.logits.heads = 2; }),
             "sink.logits has shape [1, 2, 1]; give it shape [1, 4, 1] (rows, heads, dim)");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.logits.dtype = DType::bf16; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.attention.sink.logits.dtype = DType::bf16; }),
             "sink.logits is bf16; give it as f32 or f64");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.attention.sink.kind = Sink::Kind::none; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.attention.sink.kind = Sink::Kind::none; }),
             "sink.logits is given and the sink is not learnable; use Sink::learnable(logits), or leave it out");
   const std::vector<Index> three(3), far = {0, 1, 2, 0};
-  EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.head_map = three; }),
+  EXPECT_EQ(forward_refusal([&](KernelForwardArgs& a) { a.attention.head_map = three; }),
             "head_map has 3 entries and q has 4 heads; give one entry a query head");
-  EXPECT_EQ(forward_refusal([&](ForwardArgs& a) { a.attention.head_map = far; }),
+  EXPECT_EQ(forward_refusal([&](KernelForwardArgs& a) { a.attention.head_map = far; }),
             "head_map sends query head 2 to K/V head 2 of 2; name one of 0 .. 1");
 }
 
 TEST(ReferenceErrors, Slices) {
   const auto refusal = [](const Slice& slice) {
     const std::vector<Slice> slices = {{0, 6, 0, 2}, slice};
-    return forward_refusal([&](ForwardArgs& a) { a.slices = slices; });
+    return forward_refusal([&](KernelForwardArgs& a) { a.slices = slices; });
   };
   EXPECT_EQ(refusal({0, 7, 2, 5, -1, 1}),
             "slice 1 (query rows 0 .. 7, key rows 2 .. 5, band -1 .. 1) does not lie in the 6 rows of q; let 0 <= "
@@ -134,52 +134,52 @@ TEST(ReferenceErrors, Slices) {
 }
 
 TEST(ReferenceErrors, Outputs) {
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.out = {}; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.out = {}; }),
             "out has shape [0, 0, 0]; give at least 0 rows, 1 head and a dim of 1");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.out.dim = 1; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.out.dim = 1; }),
             "out has shape [6, 4, 1]; give it shape [6, 4, 2] (rows, heads, dim)");
-  EXPECT_NE(forward_refusal([](ForwardArgs& a) { a.out.head_stride = 0; }).find("share memory"), std::string::npos);
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.lse.rows = 5; }),
+  EXPECT_NE(forward_refusal([](KernelForwardArgs& a) { a.out.head_stride = 0; }).find("share memory"), std::string::npos);
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.lse.rows = 5; }),
             "lse has shape [5, 4, 1]; give it shape [6, 4, 1] (rows, heads, dim)");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.lse.dtype = DType::f16; }), "lse is f16; give it as f32 or f64");
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.max_logit.heads = 2; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.lse.dtype = DType::f16; }), "lse is f16; give it as f32 or f64");
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.max_logit.heads = 2; }),
             "max_logit has shape [1, 2, 1]; give it shape [1, 4, 1] (rows, heads, dim)");
-  EXPECT_NE(forward_refusal([](ForwardArgs& a) { a.max_logit.head_stride = 0; }).find("max_logit is written to"),
+  EXPECT_NE(forward_refusal([](KernelForwardArgs& a) { a.max_logit.head_stride = 0; }).find("max_logit is written to"),
             std::string::npos);
-  EXPECT_EQ(forward_refusal([](ForwardArgs& a) { a.max_logit.data = nullptr; }),
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.max_logit.data = nullptr; }),
             "max_logit has 1 rows and a null pointer; point it at its elements");
 }
 
 TEST(ReferenceErrors, Backward) {
   const AttentionProblem p = good();
   const Forward forward(p);
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dout.dim = 3; }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.dout.dim = 3; }),
             "dout has shape [6, 4, 3]; give it shape [6, 4, 2] (rows, heads, dim)");
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dq.dim = 2; }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.dq.dim = 2; }),
             "dq has shape [6, 4, 2]; give it shape [6, 4, 3] (rows, heads, dim)");
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dk.heads = 1; }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.dk.heads = 1; }),
             "dk has shape [5, 1, 3]; give it shape [5, 2, 3] (rows, heads, dim)");
-  EXPECT_NE(backward_refusal([](BackwardArgs& a) { a.dv.row_stride = 1; }).find("dv is written to"), std::string::npos);
-  EXPECT_EQ(backward_refusal([&](BackwardArgs& a) { a.out = forward.out.view(); }),
+  EXPECT_NE(backward_refusal([](KernelBackwardArgs& a) { a.dv.row_stride = 1; }).find("dv is written to"), std::string::npos);
+  EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) { a.out = forward.out.view(); }),
             "out is given without lse; give both, as the forward wrote them, or neither");
-  EXPECT_EQ(backward_refusal([&](BackwardArgs& a) { a.lse = forward.lse.view(); }),
+  EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) { a.lse = forward.lse.view(); }),
             "lse is given without out; give both, as the forward wrote them, or neither");
-  EXPECT_EQ(backward_refusal([&](BackwardArgs& a) {
+  EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) {
               a.out = forward.out.view();
               a.lse = token_heads(forward.lse.view().data, DType::f64, 6, 3);
             }),
             "lse has shape [6, 3, 1]; give it shape [6, 4, 1] (rows, heads, dim)");
-  EXPECT_EQ(backward_refusal([&](BackwardArgs& a) {
+  EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) {
               a.out = forward.out.view();
               a.out.dim = 1;
               a.lse = forward.lse.view();
             }),
             "out has shape [6, 4, 1]; give it shape [6, 4, 2] (rows, heads, dim)");
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.attention.sink = Sink::off_by_one(); }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.attention.sink = Sink::off_by_one(); }),
             "dsink is asked for and the sink is not learnable; leave dsink out, or use Sink::learnable(logits)");
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.dsink.dtype = DType::f16; }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.dsink.dtype = DType::f16; }),
             "dsink is f16; give it as f32 or f64");
-  EXPECT_EQ(backward_refusal([](BackwardArgs& a) { a.attention.softcap = -1; }),
+  EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.attention.softcap = -1; }),
             "softcap is -1; give a finite softcap above 0, from 1e-30 to 1e30, or 0 for none");
 }
 

@@ -167,7 +167,7 @@ TEST(Reference, OptionalOutputsMayBeLeftOut) {
   p.fill(random);
   const Forward all(p), only(p);
   reference_forward(all.args(p));
-  ForwardArgs args = only.args(p);
+  KernelForwardArgs args = only.args(p);
   args.lse = args.max_logit = {};
   reference_forward(args);
   EXPECT_EQ(only.out.values(), all.out.values());
@@ -192,7 +192,7 @@ TEST(Reference, PartialStepsGiveTheWhole) {
       parts[1].push_back(high);
     }
     const std::size_t first = random.chance(0.5) ? 1 : 0;
-    ForwardArgs args = steps.args(p);
+    KernelForwardArgs args = steps.args(p);
     args.slices = parts[first];
     reference_partial(args, state);
     args.slices = parts[1 - first];
@@ -211,14 +211,14 @@ TEST(Reference, HeadMapNamesTheKeyHead) {
   p.fill(random);
   const std::vector<Index> map = {1, 0, 1};
   const Forward got(p);
-  ForwardArgs args = got.args(p);
+  KernelForwardArgs args = got.args(p);
   args.attention.head_map = map;
   reference_forward(args);
   check::DenseProblem dense = p.dense();
   dense.head_map = map;
   expect_close(got.out, check::dense_forward(dense).out, "out");
   const Backward grad(p);
-  BackwardArgs back = grad.args(p);
+  KernelBackwardArgs back = grad.args(p);
   back.attention.head_map = map;
   reference_backward(back);
   expect_close(grad.dk, check::dense_backward(dense, p.dout.values()).dk, "dk");
@@ -236,7 +236,7 @@ TEST(Reference, InterleavedViewsGiveTheSameBits) {
     from_f64(p.k.values(), fused.k);
     from_f64(p.v.values(), fused.v);
     const Forward got(p);
-    ForwardArgs args = got.args(p);
+    KernelForwardArgs args = got.args(p);
     args.q = fused.q;
     args.k = fused.k;
     args.v = fused.v;

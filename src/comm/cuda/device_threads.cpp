@@ -1,8 +1,8 @@
-// A call puts what it sends and receives on the board. When all whom a rank receives from have come, the copies to it
-// are made at once, in its own stream: after the points that these ranks' streams had come to when they made the call.
-// wait() meets the peers on the CPU, so that all copies are known, and lets the caller's stream wait for those of the
-// call: for what comes, and for what others still read. What is added at once is added there and then, straight from
-// the others' memory.
+// Ranks that are threads. A call posts its sends and receives on a board. Once all ranks that a rank receives from have
+// posted, the copies to it are launched in its own stream, after the points that the senders' streams had reached when
+// they posted. wait() meets the peers on the CPU, so that all copies are known, and makes the caller's stream wait for
+// them: for data received, and for memory that others still read. Messages with at_once are added directly from the
+// senders' memory.
 #include "comm/cuda/device_threads.h"
 
 #include <algorithm>
@@ -15,38 +15,39 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
+#include "cuda/on_failure.h"
+#include "cuda/stream_array.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
 
-// A message that is received at once: none is touched before all have come, because sums have one order.
-struct AtOnce {
+// A message that is received at once: not applied before all have come, because sums have a fixed order.
+struct ImmediateReceive {
   const Message* to = nullptr;
-  std::vector<Block> from = {};  // none: it has not come
-  StreamArray<char> aside = {};  // whose sender could not wait for the others
+  std::vector<Block> from = {};    // empty: the sender has not posted
+  StreamArray<char> staging = {};  // copy of a message whose sender could not wait for the others
 };
 
 // What one rank does in one call. Guarded by the board's mutex.
 struct Post {
   Index rank = 0;
-  std::vector<Message> sends, receives;      // what wait() adds is received aside first
-  int device = 0;                            // this rank's
-  std::shared_ptr<Stream> stream;            // of copies to this rank
-  Event ready;                               // where the caller's stream had come to
-  std::set<Index> awaited;                   // ranks whose messages it still needs
-  std::vector<std::shared_ptr<Post>> from;   // ranks that have come and are to be copied from
-  std::vector<Segment> segments;             // .. and what
-  std::vector<AtOnce> at_once;               // .. in the order of the list
-  std::vector<std::weak_ptr<Post>> to;       // ranks that have come and copy from this one
-  std::vector<std::shared_ptr<Event>> done;  // copies to this rank, and those that others made of its memory
-  std::optional<std::string> fault;          // the two sides do not fit
+  std::vector<Message> sends, receives;            // receives that add are redirected to staging memory
+  int device = 0;                                  // this rank's GPU
+  std::shared_ptr<PooledStream> stream;            // for copies to this rank
+  PooledEvent ready;                               // the point that the caller's stream had reached
+  std::set<Index> awaited;                         // ranks whose messages are still missing
+  std::vector<std::shared_ptr<Post>> from;         // ranks that have posted and are to be copied from
+  std::vector<Segment> segments;                   // copies from those ranks
+  std::vector<ImmediateReceive> at_once;           // in the order of `receives`
+  std::vector<std::weak_ptr<Post>> to;             // ranks that have posted and copy from this one
+  std::vector<std::shared_ptr<PooledEvent>> done;  // copies to this rank, and copies that others made of its memory
+  std::optional<std::string> fault;                // sends and receives do not match
   bool withdrawn = false;
 };
 
@@ -55,7 +56,7 @@ struct Post {
 struct Board {
   std::mutex mutex;
   Index ranks = 0;
-  std::map<Index, std::vector<std::shared_ptr<Post>>> calls;  // that not all ranks have made
+  std::map<Index, std::vector<std::shared_ptr<Post>>> calls;  // calls that not all ranks have posted
 };
 
 std::shared_ptr<Board> make_board(Index ranks) {
@@ -73,8 +74,8 @@ std::vector<const Message*> between(const std::vector<Message>& list, Index peer
   return some;
 }
 
-// Lets the current GPU read memory of another one, once.
-void reach(int from, int to) {
+// Enables peer access from the current GPU to another one, once.
+void enable_peer_access(int from, int to) {
   if (from == to) return;
   int can = 0;
   WEFT_CUDA(cudaDeviceCanAccessPeer(&can, to, from));
@@ -82,22 +83,22 @@ void reach(int from, int to) {
     throw Error(text("GPU ", to, " cannot read memory of GPU ", from),
                 "give each rank a process of its own, with NCCL");
   const cudaError_t result = cudaDeviceEnablePeerAccess(from, 0);
-  if (result == cudaErrorPeerAccessAlreadyEnabled) return forget(result);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) return clear_last_error(result);
   check(result, "cudaDeviceEnablePeerAccess");
 }
 
-// Messages to one place in one launch.
-void combine(const std::vector<AtOnce>& all, cudaStream_t stream) {
+// Messages to the same destination go in one launch.
+void combine(const std::vector<ImmediateReceive>& all, cudaStream_t stream) {
   std::vector<std::vector<Segment>> lists;
   bool replace = false;
   const auto flush = [&] {
     if (lists.size() == 1 && replace)
-      copy(lists.front(), stream);  // of any dtype
+      copy(lists.front(), stream);  // any dtype
     else
       sum_f32(lists, replace, stream);
     lists.clear();
   };
-  for (const AtOnce& part : all) {
+  for (const ImmediateReceive& part : all) {
     std::vector<Segment> next = segments(part.from, part.to->blocks);
     const bool replaces = part.to->combine == Message::Combine::replace;
     if (lists.empty() || replaces || !alike(lists.front(), next)) {
@@ -109,19 +110,19 @@ void combine(const std::vector<AtOnce>& all, cudaStream_t stream) {
   flush();
 }
 
-// The senders need not wait for those who have not come.
-void put_aside(std::vector<AtOnce>& all, cudaStream_t stream) {
-  for (AtOnce& part : all) {
-    if (part.from.empty() || part.aside.size() > 0) continue;
+// Copies messages aside, so that their senders need not wait for ranks that have not posted.
+void copy_to_staging(std::vector<ImmediateReceive>& all, cudaStream_t stream) {
+  for (ImmediateReceive& part : all) {
+    if (part.from.empty() || part.staging.size() > 0) continue;
     const Index size = part.to->size();
-    part.aside = StreamArray<char>(static_cast<std::size_t>(size), stream);
-    const Block whole{part.aside.get(), 1, 1, size, size, size};
+    part.staging = StreamArray<char>(at(size), stream);
+    const Block whole{part.staging.get(), 1, 1, size, size, size};
     copy(segments(part.from, {&whole, 1}), stream);
     part.from = {whole};
   }
 }
 
-// What is known of the copies to a rank, in one go.
+// Launches the copies to a rank that are known so far.
 void copy_to(Post& to) {
   if (to.from.empty() || to.withdrawn) return;
   const std::vector<std::shared_ptr<Post>> sources = std::exchange(to.from, {});
@@ -130,29 +131,29 @@ void copy_to(Post& to) {
     if (from->withdrawn) to.fault = text("rank ", from->rank, " gave up a call that rank ", to.rank, " waits in");
   if (to.fault) return;
   try {
-    const OnDevice on(to.device);
-    for (const auto& from : sources) reach(from->device, to.device);
+    const DeviceGuard on(to.device);
+    for (const auto& from : sources) enable_peer_access(from->device, to.device);
     const cudaStream_t stream = to.stream->get();
     WEFT_CUDA(cudaStreamWaitEvent(stream, to.ready.get()));
     for (const auto& from : sources)
       if (from.get() != &to) WEFT_CUDA(cudaStreamWaitEvent(stream, from->ready.get()));
-    const auto done = std::make_shared<Event>();
-    settled(stream, [&] {  // without the event nobody could wait for the copies
+    const auto done = std::make_shared<PooledEvent>();
+    synchronize_on_failure(stream, [&] {  // without the event nobody could wait for the copies
       copy(all, stream);
-      to.awaited.empty() ? combine(to.at_once, stream) : put_aside(to.at_once, stream);
+      to.awaited.empty() ? combine(to.at_once, stream) : copy_to_staging(to.at_once, stream);
       WEFT_CUDA(cudaEventRecord(done->get(), stream));
     });
     if (to.awaited.empty()) to.at_once.clear();
     to.done.push_back(done);
     for (const auto& from : sources)
       if (from.get() != &to) from->done.push_back(done);
-  } catch (const std::exception& e) {  // whose thread this is, is chance: the receiver must know
+  } catch (const std::exception& e) {  // any rank's thread may run this, but the receiver must know
     to.fault = text("copies to rank ", to.rank, " could not be started (", e.what(), ")");
     throw;
   }
 }
 
-// Everything that `from` sends to `to`; both have come.
+// Matches everything that `from` sends to `to`; both have posted.
 void match(const std::shared_ptr<Post>& from, const std::shared_ptr<Post>& to) {
   const std::vector<const Message*> sends = between(from->sends, to->rank);
   const std::vector<const Message*> receives = between(to->receives, from->rank);
@@ -164,7 +165,7 @@ void match(const std::shared_ptr<Post>& from, const std::shared_ptr<Post>& to) {
       return;
     }
     if (receives[i]->at_once) {
-      const auto is = [&](const AtOnce& part) { return part.to == receives[i]; };
+      const auto is = [&](const ImmediateReceive& part) { return part.to == receives[i]; };
       std::find_if(to->at_once.begin(), to->at_once.end(), is)->from = sends[i]->blocks;
       continue;
     }
@@ -178,47 +179,47 @@ void match(const std::shared_ptr<Post>& from, const std::shared_ptr<Post>& to) {
   if (to->awaited.empty()) copy_to(*to);
 }
 
-// Receives that add, put aside until wait().
-class Asides {
+// Staging memory for receives that add, until wait().
+class AddStaging {
  public:
-  // They will go there, one after another.
-  void set_apart(std::vector<Message>& receives, cudaStream_t stream) {
+  // Redirects those receives, one behind the other.
+  void redirect(std::vector<Message>& receives, cudaStream_t stream) {
     Index bytes = 0;
     for (const Message& m : receives)
       if (adds(m)) bytes += padded(m);
-    memory_ = StreamArray<char>(static_cast<std::size_t>(bytes), stream);
-    char* at = memory_.get();
+    memory_ = StreamArray<char>(at(bytes), stream);
+    char* next = memory_.get();
     for (Message& m : receives) {
       if (!adds(m)) continue;
-      all_.push_back({m, {at, 1, 1, m.size(), m.size(), m.size()}});
-      at += padded(m);
+      all_.push_back({m, {next, 1, 1, m.size(), m.size(), m.size()}});
+      next += padded(m);
       m.blocks = {all_.back().block};
     }
   }
   void add(cudaStream_t stream) {
-    for (const Aside& aside : all_) add_f32(segments({&aside.block, 1}, aside.to.blocks), stream);
+    for (const Entry& staging : all_) add_f32(segments({&staging.block, 1}, staging.to.blocks), stream);
     all_.clear();
     memory_ = {};
   }
 
  private:
-  struct Aside {
+  struct Entry {
     Message to;
     Block block;
   };
   static bool adds(const Message& m) { return m.combine == Message::Combine::add && !m.at_once && m.size() > 0; }
   static Index padded(const Message& m) {
-    constexpr Index kAligned = 256;  // so that copies can be wide
+    constexpr Index kAligned = 256;  // allows wide copies
     return ceil_div(m.size(), kAligned) * kAligned;
   }
 
   StreamArray<char> memory_;
-  std::vector<Aside> all_;
+  std::vector<Entry> all_;
 };
 
 class DeviceExchange final : public Request::Pending {
  public:
-  DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<Stream> stream,
+  DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<PooledStream> stream,
                  const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
                  const HostCall& host_call)
       : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
@@ -226,7 +227,7 @@ class DeviceExchange final : public Request::Pending {
     for (const std::vector<Message>* list : {&sends, &receives})
       for (const Message& m : *list)
         if (m.peer != rank && m.size() > 0) peers.insert(m.peer);
-    asides_.set_apart(receives, caller_);
+    add_staging_.redirect(receives, caller_);
     for (const Message& m : receives)
       if (m.size() > 0) mine_->awaited.insert(m.peer);
     mine_->rank = rank;
@@ -252,22 +253,22 @@ class DeviceExchange final : public Request::Pending {
 
   void wait() override {
     meeting_->wait();
-    const OnDevice on(mine_->device);
+    const DeviceGuard on(mine_->device);
     const std::lock_guard lock(board_->mutex);
     if (mine_->fault)
       throw Error(*mine_->fault,
                   "let both sides name as many bytes, and all ranks make the same calls in the same order");
-    // Who receives from this rank may still miss others: its copies so far must be known here.
+    // Ranks that receive from this one may still miss others: their copies so far must be launched now.
     for (const std::weak_ptr<Post>& receiver : mine_->to)
       if (const auto to = receiver.lock())
         if (std::find(to->from.begin(), to->from.end(), mine_) != to->from.end()) copy_to(*to);
     for (const auto& done : mine_->done) WEFT_CUDA(cudaStreamWaitEvent(caller_, done->get()));
     waited_ = true;
-    asides_.add(caller_);
+    add_staging_.add(caller_);
   }
 
  private:
-  // What each has put on the board is there when it has come.
+  // A peer's post is on the board before its message arrives.
   void meet(const std::set<Index>& peers, const HostCall& host_call) {
     std::vector<Message> to, from;
     tokens_.resize(peers.size() + 1);
@@ -278,12 +279,12 @@ class DeviceExchange final : public Request::Pending {
     meeting_ = host_call(std::move(to), std::move(from));
   }
 
-  // Nobody touches the memory afterwards.
+  // After this nobody touches the caller's memory.
   void withdraw() noexcept {
     const std::lock_guard lock(board_->mutex);
     mine_->withdrawn = true;
-    mine_->from.clear();  // two that wait for each other, or one for itself, would never end
-    for (const auto& done : mine_->done) forget(cudaEventSynchronize(done->get()));
+    mine_->from.clear();  // breaks reference cycles
+    for (const auto& done : mine_->done) clear_last_error(cudaEventSynchronize(done->get()));
   }
 
   static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
@@ -307,8 +308,8 @@ class DeviceExchange final : public Request::Pending {
   std::shared_ptr<Board> board_;
   cudaStream_t caller_;
   std::shared_ptr<Post> mine_;
-  Asides asides_;
-  std::vector<char> tokens_;  // the one that is sent, those that come
+  AddStaging add_staging_;
+  std::vector<char> tokens_;  // the token that is sent, and those that arrive
   std::unique_ptr<Request::Pending> meeting_;
   bool waited_ = false;
 };
@@ -320,8 +321,8 @@ class DeviceThreads final : public DeviceCommunicator {
         board_(std::move(board)),
         place_(place),
         host_call_(std::move(host_call)) {
-    const OnDevice on(place.device);
-    stream_ = std::make_shared<Stream>(true);  // the next step waits for what it brings
+    const DeviceGuard on(place.device);
+    stream_ = std::make_shared<PooledStream>(true);  // high priority, because the next step waits for these copies
   }
 
   std::string_view name() const override { return "threads"; }
@@ -329,7 +330,7 @@ class DeviceThreads final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const OnDevice on(place_.device);
+    const DeviceGuard on(place_.device);
     return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place_, std::move(sends),
                                             std::move(receives), host_call_);
   }
@@ -338,7 +339,7 @@ class DeviceThreads final : public DeviceCommunicator {
   }
 
   std::shared_ptr<Board> board_;
-  std::shared_ptr<Stream> stream_;
+  std::shared_ptr<PooledStream> stream_;
   Place place_;  // with the caller's stream
   HostCall host_call_;
   Index calls_ = 0;

@@ -1,5 +1,5 @@
-// Ranks that are threads and share a GPU, or have one each: bytes are copied from one rank's memory to another's by the
-// GPU, in a stream of the receiver's that nothing else is done in.
+// Ranks that are threads and share a GPU, or have one each: the GPU copies directly between the ranks' memory, in a
+// stream of the receiver that has no other work.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace weft::cuda {
 
-// Where all ranks put what they send and receive.
+// Where all ranks post their sends and receives.
 struct Board;
 std::shared_ptr<Board> make_board(Index ranks);
 

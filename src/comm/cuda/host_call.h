@@ -1,4 +1,4 @@
-// What communicators of a GPU need of the one that they are made of.
+// What GPU communicators need of the host communicator that they are made from.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace weft::cuda {
 
-// A call between the CPUs of the same ranks, not counted as traffic.
+// An exchange between the CPUs of the same ranks, not counted as traffic.
 using HostCall = std::function<std::unique_ptr<Request::Pending>(std::vector<Message>, std::vector<Message>)>;
 
 }  // namespace weft::cuda

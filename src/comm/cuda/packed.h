@@ -1,5 +1,5 @@
-// Memory of a GPU over something that moves it in the order of streams, but in one piece a message: a process group of
-// PyTorch. What does not lie side by side is packed and unpacked in the caller's stream; the CPU waits for nothing.
+// GPU memory over a transport that is stream-ordered but moves one contiguous buffer per message: a process group of
+// PyTorch. Other messages are packed and unpacked in the caller's stream; the CPU waits for nothing.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@ struct Parcel {
   Index bytes = 0;
 };
 
-// Starts to move them: what is sent is what is there when the place's stream comes to it, and wait() lets that stream
-// wait for what is received. Without wait() the end does the same: the memory is given back in the stream.
+// Starts the transfers in the order of the place's stream; wait() makes that stream wait for what is received. Without
+// wait() the destructor does the same, because the memory is freed in stream order.
 using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place, std::span<const Parcel> sends,
                                                               std::span<const Parcel> receives)>;
 

@@ -8,7 +8,7 @@
 namespace weft::cuda {
 namespace {
 
-// As many as fit the 4 KB that a kernel's parameters may have.
+// As many as fit into the 4 KB of kernel parameters.
 constexpr int kBatch = 64;
 struct Batch {
   Segment segments[kBatch];
@@ -32,7 +32,7 @@ __global__ void move_segments(Batch batch) {
   }
 }
 
-// Of several lists that are alike.
+// Several lists with the same destinations.
 constexpr int kStack = 30, kLists = 8;
 struct Stacks {
   Segment segments[kStack];
@@ -71,14 +71,14 @@ __global__ void sum_stacks(Stacks stacks, int lists, bool replace) {
   }
 }
 
-// The widest word that every address and size is a multiple of.
+// Bits below the widest word that divides every address and size are 0.
 std::uintptr_t bits_of(const Segment& s) {
   const auto strides = static_cast<std::uintptr_t>(s.rows > 1 ? s.from_stride | s.to_stride : 0);
   return reinterpret_cast<std::uintptr_t>(s.from) | reinterpret_cast<std::uintptr_t>(s.to) |
          static_cast<std::uintptr_t>(s.bytes) | strides;
 }
 
-// Blocks for the largest, and as many for each of the others.
+// A grid for the largest segment, with as many blocks for each of the others.
 template <class Word>
 Shape shape_of(std::span<const Segment> some) {
   Index largest = 0;
@@ -115,7 +115,7 @@ void launch_stacks(std::span<const std::vector<Segment>> lists, std::size_t firs
     launch(sum_stacks<float>, shape_of<float>(some), stream, stacks, count, replace);
 }
 
-// The next rows of the same.
+// Extends `last` by the next rows if the strides continue.
 bool continues(Segment& last, const Segment& s) {
   if (last.bytes != s.bytes) return false;
   const Index from_stride = last.rows > 1 ? last.from_stride : s.from - last.from;
@@ -136,7 +136,7 @@ std::vector<Segment> segments(std::span<const Block> from, std::span<const Block
   while (!source.done() && !target.done()) {
     const Index bytes = min_of(source.left(), target.left());
     Segment s{source.data(), target.data(), 1, bytes, bytes, bytes};
-    // As many rows as both sides have alike; a piece that is longer than the other side's is rows side by side.
+    // As many rows as both sides have alike. A piece longer than the other side's becomes several adjacent rows.
     const bool a = source.left() == bytes, b = target.left() == bytes;
     s.rows = min_of(a ? source.alike() : source.left() / bytes, b ? target.alike() : target.left() / bytes);
     if (s.rows > 1 && a) s.from_stride = source.stride();

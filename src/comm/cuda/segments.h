@@ -1,4 +1,4 @@
-// Bytes between lists of blocks on a GPU, in few launches and without anything to upload.
+// Copies between lists of blocks on a GPU, in few launches and without uploads.
 #pragma once
 
 #include <span>
@@ -18,15 +18,15 @@ struct Segment {
   Index from_stride = 0, to_stride = 0;
 };
 
-// Both lists hold as many bytes.
+// Both lists hold the same number of bytes.
 std::vector<Segment> segments(std::span<const Block> from, std::span<const Block> to);
 
 void copy(std::span<const Segment> all, cudaStream_t stream);
 void add_f32(std::span<const Segment> all, cudaStream_t stream);  // to += from
 
-// The same but for `from`.
+// Equal except for `from`.
 bool alike(std::span<const Segment> a, std::span<const Segment> b);
-// Lists that are alike, at least one: to = from of the first + that of the second + .., or to += all of it. Each
+// Sums of at least one list, all alike: to = from of the first + from of the second + ..., or to += all of them. Each
 // element is read and written once.
 void sum_f32(std::span<const std::vector<Segment>> lists, bool replace, cudaStream_t stream);
 

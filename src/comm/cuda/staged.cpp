@@ -6,13 +6,14 @@
 #include <deque>
 #include <optional>
 
-#include "comm/cuda/segments.h"
+#include "comm/cuda/packed_message.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
+#include "cuda/on_failure.h"
+#include "cuda/stream_array.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -21,41 +22,41 @@ namespace {
 
 constexpr Index kAligned = 256;  // messages begin where copies can be wide
 
-// Bytes on one side or the other.
+// Staging memory on the host or on the device.
 class Stage {
  public:
   Stage(Index bytes, Staging where, cudaStream_t stream) {
     if (where == Staging::host)
-      host_ = std::make_unique<PinnedMemory>(static_cast<std::size_t>(max_of(bytes, 1)));
+      host_ = std::make_unique<PooledPinned>(at(max_of(bytes, 1)));
     else
-      device_ = StreamArray<char>(static_cast<std::size_t>(bytes), stream);
+      device_ = StreamArray<char>(at(bytes), stream);
   }
   char* get() const { return host_ != nullptr ? host_->get() : device_.get(); }
 
  private:
-  std::unique_ptr<PinnedMemory> host_;
+  std::unique_ptr<PooledPinned> host_;
   StreamArray<char> device_;
 };
 
-// Memory of the host that the GPU may still read.
-class Busy {
+// Host memory that the GPU may still read.
+class InFlight {
  public:
-  ~Busy() {
-    for (const Entry& e : all_) forget(cudaEventSynchronize(e.done->get()));
+  ~InFlight() {
+    for (const Entry& e : all_) clear_last_error(cudaEventSynchronize(e.done->get()));
   }
-  void keep(Stage stage, std::unique_ptr<Event> done) {
-    while (!all_.empty() && is_over(*all_.front().done)) all_.pop_front();
+  void add(Stage stage, std::unique_ptr<PooledEvent> done) {
+    while (!all_.empty() && is_done(*all_.front().done)) all_.pop_front();
     all_.push_back({std::move(stage), std::move(done)});
   }
 
  private:
   struct Entry {
     Stage stage;
-    std::unique_ptr<Event> done;
+    std::unique_ptr<PooledEvent> done;
   };
-  static bool is_over(const Event& done) {
+  static bool is_done(const PooledEvent& done) {
     const cudaError_t result = cudaEventQuery(done.get());
-    forget(result);  // not yet is no error
+    clear_last_error(result);  // not ready is not an error
     return result == cudaSuccess;
   }
   std::deque<Entry> all_;
@@ -66,57 +67,57 @@ Block whole(char* data, Index bytes) { return {data, 1, 1, bytes, bytes, bytes};
 class StagedExchange final : public Request::Pending {
  public:
   StagedExchange(Index rank, const Place& place, Staging staging, std::vector<Message> sends,
-                 std::vector<Message> receives, std::shared_ptr<Busy> busy, const HostCall& host_call)
+                 std::vector<Message> receives, std::shared_ptr<InFlight> in_flight, const HostCall& host_call)
       : rank_(rank),
         device_(place.device),
         caller_(static_cast<cudaStream_t>(place.stream)),
-        busy_(std::move(busy)),
+        in_flight_(std::move(in_flight)),
         sends_(std::move(sends)),
         receives_(std::move(receives)),
         out_(room(sends_), staging, caller_),
         in_(std::in_place, room(receives_), staging, caller_) {
     std::vector<Message> to, from;
-    settled(caller_, [&] { pack(to); });
-    char* at = in_->get();
+    synchronize_on_failure(caller_, [&] { pack(to); });
+    char* next = in_->get();
     for (const Message& m : receives_) {
       if (!moves(m)) continue;
-      from.push_back({m.peer, {whole(at, m.size())}});
-      at += padded(m);
+      from.push_back({m.peer, {whole(next, m.size())}});
+      next += padded(m);
     }
     moving_ = host_call(std::move(to), std::move(from));
   }
 
   void wait() override {
     moving_->wait();
-    const OnDevice on(device_);
-    auto done = std::make_unique<Event>();
-    settled(caller_, [&] { unpack(*done); });
-    busy_->keep(std::move(*in_), std::move(done));
+    const DeviceGuard on(device_);
+    auto done = std::make_unique<PooledEvent>();
+    synchronize_on_failure(caller_, [&] { unpack(*done); });
+    in_flight_->add(std::move(*in_), std::move(done));
   }
 
  private:
-  // What is sent, in one piece a message; returns when it is there.
+  // Packs each message into one piece; synchronizes.
   void pack(std::vector<Message>& to) const {
-    char* at = out_.get();
+    char* next = out_.get();
     for (const Message& m : sends_) {
       if (!moves(m)) continue;
-      const Block block = whole(at, m.size());
+      const Block block = whole(next, m.size());
       copy(segments(m.blocks, {&block, 1}), caller_);
       to.push_back({m.peer, {block}});
-      at += padded(m);
+      next += padded(m);
     }
-    const Event packed;
+    const PooledEvent packed;
     WEFT_CUDA(cudaEventRecord(packed.get(), caller_));
     WEFT_CUDA(cudaEventSynchronize(packed.get()));
   }
-  void unpack(const Event& done) const {
-    char* at = in_->get();
+  void unpack(const PooledEvent& done) const {
+    char* next = in_->get();
     std::size_t next_own = 0;
     for (const Message& m : receives_) {
       if (m.size() == 0) continue;
-      const Block came = whole(at, m.size());
-      if (m.peer != rank_) at += padded(m);
-      put(m, m.peer == rank_ ? own(m, next_own) : std::span<const Block>(&came, 1));
+      const Block came = whole(next, m.size());
+      if (m.peer != rank_) next += padded(m);
+      cuda::unpack(m, m.peer == rank_ ? own(m, next_own) : std::span<const Block>(&came, 1), caller_);
     }
     WEFT_CUDA(cudaEventRecord(done.get(), caller_));
   }
@@ -127,11 +128,6 @@ class StagedExchange final : public Request::Pending {
     for (const Message& m : list)
       if (moves(m)) bytes += padded(m);
     return bytes;
-  }
-
-  void put(const Message& to, std::span<const Block> from) const {
-    const std::vector<Segment> all = segments(from, to.blocks);
-    to.combine == Message::Combine::add ? add_f32(all, caller_) : copy(all, caller_);
   }
 
   // The next message that this rank sends to itself.
@@ -146,11 +142,11 @@ class StagedExchange final : public Request::Pending {
   Index rank_;
   int device_;
   cudaStream_t caller_;
-  std::shared_ptr<Busy> busy_;
+  std::shared_ptr<InFlight> in_flight_;
   std::vector<Message> sends_, receives_;
   Stage out_;
   std::optional<Stage> in_;
-  std::unique_ptr<Request::Pending> moving_;  // last: it goes first, and nobody touches the rest afterwards
+  std::unique_ptr<Request::Pending> moving_;  // destroyed first, after which nobody touches the rest
 };
 
 class Staged final : public DeviceCommunicator {
@@ -167,8 +163,8 @@ class Staged final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const OnDevice on(place_.device);
-    return std::make_unique<StagedExchange>(rank(), place_, staging_, std::move(sends), std::move(receives), busy_,
+    const DeviceGuard on(place_.device);
+    return std::make_unique<StagedExchange>(rank(), place_, staging_, std::move(sends), std::move(receives), in_flight_,
                                             host_call_);
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {
@@ -179,7 +175,7 @@ class Staged final : public DeviceCommunicator {
   Place place_;  // with the caller's stream
   Staging staging_;
   HostCall host_call_;
-  std::shared_ptr<Busy> busy_ = std::make_shared<Busy>();
+  std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
 
 }  // namespace
@@ -195,11 +191,11 @@ bool share_a_gpu(const Communicator& ranks, const Place& place, const HostCall& 
   WEFT_CUDA(cudaGetDeviceProperties(&properties, place.device));
   Name mine{};
   std::memcpy(mine.data(), &properties.uuid, mine.size());
-  std::vector<Name> all(static_cast<std::size_t>(ranks.ranks()));
+  std::vector<Name> all(at(ranks.ranks()));
   std::vector<Message> to, from;
   for (Index peer = 0; peer < ranks.ranks(); ++peer) {
     to.push_back({peer, {whole(mine.data(), sizeof(Name))}});
-    from.push_back({peer, {whole(all[static_cast<std::size_t>(peer)].data(), sizeof(Name))}});
+    from.push_back({peer, {whole(all[at(peer)].data(), sizeof(Name))}});
   }
   host_call(std::move(to), std::move(from))->wait();
   std::sort(all.begin(), all.end());

@@ -1,24 +1,24 @@
-// A call packs what does not lie side by side, sends and receives all of it as one group of NCCL's in a stream of its
-// own, and unpacks. All of it is ordered by events; the CPU waits for nothing.
+// A call packs what is not contiguous, sends and receives everything as one NCCL group in a stream of its own, and
+// unpacks. Events order all of it; the CPU waits for nothing.
 #include "comm/nccl/nccl.h"
 
 #include <vector>
 
 #include <nccl.h>
 
-#include "comm/blocks.h"
-#include "comm/cuda/segments.h"
+#include "comm/cuda/packed_message.h"
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
 #include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft {
 namespace {
+
+using cuda::PackedMessage;
 
 void check(ncclResult_t result, const char* call) {
   if (result == ncclSuccess || result == ncclInProgress) return;
@@ -36,31 +36,9 @@ struct Link {
   Link(const Link&) = delete;
 
   ncclComm_t comm = nullptr;
-  cuda::Stream stream{true};  // the next step waits for what it brings
-  cuda::Event ready;          // where the caller's stream has come to
+  cuda::PooledStream stream{true};  // high priority, because the next step waits for these messages
+  cuda::PooledEvent ready;          // the point that the caller's stream has reached
 };
-
-// A message in one piece.
-struct Packed {
-  Message message;
-  cuda::StreamArray<char> own;  // none: it lies so already
-  void* data = nullptr;
-
-  Block block() const { return {data, 1, 1, message.size(), message.size(), message.size()}; }
-};
-
-Packed packed(Message message, bool in_place, cudaStream_t stream) {
-  Packed out{std::move(message), {}, nullptr};
-  if (in_place && out.message.blocks.size() == 1) {
-    const Block one = merged(out.message.blocks.front());
-    if (one.rows == 1 && one.parts == 1) out.data = one.data;
-  }
-  if (out.data == nullptr) {
-    out.own = cuda::StreamArray<char>(at(out.message.size()), stream);
-    out.data = out.own.get();
-  }
-  return out;
-}
 
 class NcclExchange final : public Request::Pending {
  public:
@@ -70,22 +48,16 @@ class NcclExchange final : public Request::Pending {
     const cudaStream_t stream = link_->stream.get();
     WEFT_CUDA(cudaEventRecord(link_->ready.get(), caller_));
     WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready.get()));
-    for (Message& m : sends) {
-      if (m.size() == 0) continue;
-      sends_.push_back(packed(std::move(m), true, stream));
-      const Packed& p = sends_.back();
-      const Block whole = p.block();
-      if (p.own.get() != nullptr) cuda::copy(cuda::segments(p.message.blocks, {&whole, 1}), stream);
-    }
+    sends_ = cuda::pack_sends(std::move(sends), stream);
     for (Message& m : receives) {
-      const bool add = m.combine == Message::Combine::add;
-      if (m.size() > 0) receives_.push_back(packed(std::move(m), !add, stream));
+      const bool in_place = m.combine != Message::Combine::add;
+      if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream);
     }
     WEFT_NCCL(ncclGroupStart());
-    for (const Packed& p : sends_)
+    for (const PackedMessage& p : sends_)
       if (p.message.peer != rank)
         WEFT_NCCL(ncclSend(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
-    for (const Packed& p : receives_)
+    for (const PackedMessage& p : receives_)
       if (p.message.peer != rank)
         WEFT_NCCL(ncclRecv(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
     WEFT_NCCL(ncclGroupEnd());
@@ -94,36 +66,30 @@ class NcclExchange final : public Request::Pending {
   }
 
   ~NcclExchange() override {
-    if (!waited_) cuda::forget(cudaEventSynchronize(done_.get()));
+    if (!waited_) cuda::clear_last_error(cudaEventSynchronize(done_.get()));
   }
 
   void wait() override {
-    const cuda::OnDevice on(device_);
+    const cuda::DeviceGuard on(device_);
     WEFT_CUDA(cudaStreamWaitEvent(caller_, done_.get()));
     waited_ = true;
-    for (const Packed& p : receives_) {
-      if (p.own.get() == nullptr) continue;
+    for (const PackedMessage& p : receives_) {
       const Block whole = p.block();
-      const std::vector<cuda::Segment> all = cuda::segments({&whole, 1}, p.message.blocks);
-      p.message.combine == Message::Combine::add ? cuda::add_f32(all, caller_) : cuda::copy(all, caller_);
+      if (!p.is_in_place()) cuda::unpack(p.message, {&whole, 1}, caller_);
     }
-    // The stream of the exchange gives the memory back, after what the caller's does with it.
+    // The exchange's stream frees the memory, after the caller's stream is done with it.
     WEFT_CUDA(cudaEventRecord(done_.get(), caller_));
     WEFT_CUDA(cudaStreamWaitEvent(link_->stream.get(), done_.get()));
   }
 
  private:
-  static std::size_t size(const Packed& p) { return at(p.message.size()); }
+  static std::size_t size(const PackedMessage& p) { return at(p.message.size()); }
 
   void copy_to_self(Index rank, cudaStream_t stream) {
     std::size_t next = 0;
-    for (const Packed& to : receives_) {
+    for (const PackedMessage& to : receives_) {
       if (to.message.peer != rank) continue;
-      while (next < sends_.size() && sends_[next].message.peer != rank) ++next;
-      if (next == sends_.size() || sends_[next].message.size() != to.message.size())
-        throw Error(text("rank ", rank, " receives ", to.message.size(), " bytes from itself that it does not send"),
-                    "let both sides name the same messages");
-      const Block from = sends_[next++].block(), whole = to.block();
+      const Block from = cuda::sent_to_self(sends_, rank, to.message, next), whole = to.block();
       cuda::copy(cuda::segments({&from, 1}, {&whole, 1}), stream);
     }
   }
@@ -131,8 +97,8 @@ class NcclExchange final : public Request::Pending {
   std::shared_ptr<Link> link_;
   int device_;
   cudaStream_t caller_;
-  std::vector<Packed> sends_, receives_;
-  cuda::Event done_;
+  std::vector<PackedMessage> sends_, receives_;
+  cuda::PooledEvent done_;
   bool waited_ = false;
 };
 
@@ -140,11 +106,11 @@ class NcclCommunicator final : public DeviceCommunicator {
  public:
   NcclCommunicator(Communicator& ranks, const Place& place)
       : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), place_(place) {
-    const cuda::OnDevice on(place.device);
+    const cuda::DeviceGuard on(place.device);
     link_ = std::make_shared<Link>();
     ncclUniqueId id{};
     if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
-    // Everybody gets rank 0's.
+    // Everybody gets rank 0's id.
     std::vector<Message> to, from;
     const auto block = [](void* data) { return Block{.data = data, .rows = 1, .bytes = sizeof(ncclUniqueId)}; };
     ncclUniqueId got{};
@@ -159,7 +125,7 @@ class NcclCommunicator final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const cuda::OnDevice on(place_.device);
+    const cuda::DeviceGuard on(place_.device);
     return std::make_unique<NcclExchange>(link_, rank(), place_, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override {

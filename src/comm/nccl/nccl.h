@@ -1,5 +1,4 @@
-// Ranks that have a GPU each, over NCCL. The communicator it is made of brings them together and says how many there
-// are.
+// Ranks that have a GPU each, over NCCL. The host communicator exchanges the NCCL id and gives rank and size.
 #pragma once
 
 #include <memory>

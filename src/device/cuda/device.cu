@@ -6,12 +6,13 @@
 
 #include "comm/cuda/segments.h"
 #include "cuda/capture.h"
-#include "cuda/forget.h"
-#include "cuda/kept.h"
+#include "cuda/device_guard.h"
+#include "cuda/handle_pool.h"
+#include "cuda/last_error.h"
 #include "cuda/launch.h"
-#include "cuda/on_device.h"
-#include "cuda/settle.h"
+#include "cuda/on_failure.h"
 #include "device/device.h"
+#include "index.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -29,12 +30,12 @@ class CudaMemory final : public Memory {
 
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
-    const cuda::OnDevice here(device_);
-    return cuda::take_memory(bytes > 0 ? bytes : 1, stream_);
+    const cuda::DeviceGuard here(device_);
+    return cuda::allocate_async(bytes > 0 ? bytes : 1, stream_);
   }
   void do_deallocate(void* data, std::size_t, std::size_t) override {
-    const cuda::OnDevice here(device_, std::nothrow);
-    cuda::give_memory(data, stream_);
+    const cuda::DeviceGuard here(device_, std::nothrow);
+    cuda::free_async(data, stream_);
   }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
@@ -87,7 +88,7 @@ __device__ double load(const ConstTensorView& view, Index row, Index head, Index
   return 0;
 }
 
-// do(row, head, i) for every element, neighbours by neighbouring threads.
+// Calls what(row, head, i) for every element; neighbouring threads have neighbouring elements.
 template <class Do>
 __device__ void each_element(Index rows, Index heads, Index dim, Do what) {
   const Index count = rows * heads * dim, step = static_cast<Index>(gridDim.x) * kThreads;
@@ -103,7 +104,7 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
     element<float>(to, row, head)[i] += element<float>(from, row, head)[i];
   });
 }
-// The first or the second two, by the block's number.
+// blockIdx.y selects the first or the second pair.
 __global__ void round_elements(TensorView to_a, ConstTensorView from_a, TensorView to_b, ConstTensorView from_b) {
   const TensorView& to = blockIdx.y == 0 ? to_a : to_b;
   const ConstTensorView& from = blockIdx.y == 0 ? from_a : from_b;
@@ -117,7 +118,7 @@ __global__ void fill_numbers(T* to, Index count, T value) {
 }
 
 cuda::Shape shape_of(Index elements) {
-  constexpr Index kMost = 132 * 16;  // some blocks for every processor; the rest is the loop's
+  constexpr Index kMost = 132 * 16;  // some blocks per SM; the loop does the rest
   const Index blocks = min_of((elements + kThreads - 1) / kThreads, kMost);
   return {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)};
 }
@@ -126,11 +127,11 @@ cuda::Shape shape_of(const TensorView& view) { return shape_of(elements_of(view)
 
 template <class... Parameters, class... Arguments>
 void launch(const Place& place, void (*kernel)(Parameters...), const cuda::Shape& shape, Arguments&&... arguments) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   cuda::launch(kernel, shape, stream_of(place), std::forward<Arguments>(arguments)...);
 }
 
-// A block a head: each thread its rows in order, then a tree, so that a sum has one order.
+// One block per head: each thread sums its rows in order, then a tree, so that the order is fixed.
 __global__ void sum_sink_gradient(ConstTensorView sink, bool learnable, ConstTensorView lse, ConstTensorView out,
                                   ConstTensorView dout, double* gradient) {
   __shared__ double sums[kThreads];
@@ -206,49 +207,48 @@ void reduce(const Place& place, const double* numbers, Index ranks, Reduce how, 
 }
 
 void copy(const Place& place, std::span<const Block> from, std::span<const Block> to) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   cuda::copy(cuda::segments(from, to), stream_of(place));
 }
 
 void follow(const Place& place, void* stream) {
-  const cuda::OnDevice on(place.device);
-  const cuda::Event here;
+  const cuda::DeviceGuard on(place.device);
+  const cuda::PooledEvent here;
   WEFT_CUDA(cudaEventRecord(here.get(), static_cast<cudaStream_t>(stream)));
   WEFT_CUDA(cudaStreamWaitEvent(stream_of(place), here.get()));
 }
 
 void* take(const Place& place, Index bytes) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   void* data = nullptr;
-  WEFT_CUDA(cudaMalloc(&data, static_cast<std::size_t>(max_of(bytes, 1))));
+  WEFT_CUDA(cudaMalloc(&data, at(max_of(bytes, 1))));
   return data;
 }
-void give_back(void* data) noexcept { cuda::forget(cudaFree(data)); }
+void give_back(void* data) noexcept { cuda::clear_last_error(cudaFree(data)); }
 
 void to_device(const Place& place, void* to, const void* from, Index bytes) {
-  const cuda::OnDevice on(place.device);
-  WEFT_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_of(place)));
+  const cuda::DeviceGuard on(place.device);
+  WEFT_CUDA(cudaMemcpyAsync(to, from, at(bytes), cudaMemcpyHostToDevice, stream_of(place)));
 }
 
-// By way of pinned memory, because only copies to that go on beside each other.
+// Through pinned memory, because only copies to pinned memory are asynchronous.
 void to_host(const Place& place, std::span<const HostCopy> copies) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   std::size_t bytes = 1;
-  for (const HostCopy& c : copies) bytes += static_cast<std::size_t>(c.bytes);
-  const cuda::PinnedMemory pinned(bytes);
-  cuda::settled(stream_of(place), [&] {
+  for (const HostCopy& c : copies) bytes += at(c.bytes);
+  const cuda::PooledPinned pinned(bytes);
+  cuda::synchronize_on_failure(stream_of(place), [&] {
     char* to = pinned.get();
     for (const HostCopy& c : copies) {
-      WEFT_CUDA(
-          cudaMemcpyAsync(to, c.from, static_cast<std::size_t>(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
+      WEFT_CUDA(cudaMemcpyAsync(to, c.from, at(c.bytes), cudaMemcpyDeviceToHost, stream_of(place)));
       to += c.bytes;
     }
     WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
   });
-  const char* at = pinned.get();
+  const char* from = pinned.get();
   for (const HostCopy& c : copies) {
-    std::memcpy(c.to, at, static_cast<std::size_t>(c.bytes));
-    at += c.bytes;
+    std::memcpy(c.to, from, at(c.bytes));
+    from += c.bytes;
   }
 }
 void refuse_capture(const Place& place, std::string_view what) {
@@ -258,7 +258,7 @@ void refuse_capture(const Place& place, std::string_view what) {
 }
 
 void synchronize(const Place& place) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
 }
 
@@ -270,7 +270,7 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
     Timed& operator=(const Timed&) = delete;
     cudaEvent_t event = nullptr;
   };
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   const Timed begin, end;
   WEFT_CUDA(cudaEventRecord(begin.event, stream_of(place)));
   work();
@@ -282,14 +282,14 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
 }
 
 void* thread_stream() {
-  thread_local const cuda::Stream mine;
+  thread_local const cuda::PooledStream mine;
   return mine.get();
 }
 
 int count() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess) {
-    cudaGetLastError();  // none is no error
+    cudaGetLastError();  // no GPU is not an error
     return 0;
   }
   return devices;

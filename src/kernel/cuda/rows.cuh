@@ -1,13 +1,13 @@
-// Rows of views in device memory: into tiles, and out of registers.
+// Rows of tensor views in global memory: loads into tiles, and stores from registers.
 #pragma once
 
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/portable/tile.cuh"
 #include "weft/tensor.h"
 
 namespace weft::cuda {
 
-// Rows fit 32 bits: their division is cheap, elements' offsets are 64 bits.
+// Row indices are 32-bit, which makes the division cheap; element offsets are 64-bit.
 template <class Void>
 __device__ inline Index offset_of(const BasicTensorView<Void>& view, int row, int head) {
   const Index from_head = head * view.head_stride;
@@ -25,7 +25,8 @@ __device__ inline float load_element(const void* data, DType dtype, Index at) {
       return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
     case DType::f16:
       return __half2float(static_cast<const __half*>(data)[at]);
-    default:  // f64: floats of 8 bits were refused. Naming all changes the registers of kernels that inline this.
+    default:  // f64; 8-bit floats were refused. Listing all cases changes the register allocation of kernels that
+              // inline this.
       return static_cast<float>(static_cast<const double*>(data)[at]);
   }
 }
@@ -45,8 +46,8 @@ __device__ inline void store_element(void* data, DType dtype, Index at, float x)
   }
 }
 
-// Eight elements from `at` on, zeros past `count`; 16 bytes at a time where they are aligned.
-__device__ inline void load_eight(const Source& from, Index at, int count, float (&x)[8]) {
+// Eight elements from `at` on, zeros past `count`; loads of 16 bytes where they are aligned.
+__device__ inline void load_eight(const InputView& from, Index at, int count, float (&x)[8]) {
   if (from.direct && count >= 8) {
     const void* data = from.view.data;
     if (from.view.dtype == DType::f32) {
@@ -71,7 +72,7 @@ __device__ inline void load_eight(const Source& from, Index at, int count, float
 }
 
 template <class N>
-__device__ inline void load_piece(const Source& from, Index at, int count, unsigned (&to)[N::kParts][4]) {
+__device__ inline void load_piece(const InputView& from, Index at, int count, unsigned (&to)[N::kParts][4]) {
   float x[8];
   load_eight(from, at, count, x);
 #pragma unroll
@@ -83,16 +84,16 @@ __device__ inline void load_piece(const Source& from, Index at, int count, unsig
   }
 }
 
-// Rows first .. first + kRows of a head; those that are not valid(r), and columns past the view's, become zeros and are
-// not read. Asynchronous where it can be: copies_done() and a barrier before the tile is used.
+// Rows first .. first + kRows of a head. Rows that are not valid(r), and columns past the view's, become zeros and are
+// not read. Asynchronous where possible: call cp_async_wait_all() and a barrier before the tile is used.
 template <class N, int kRows, int kColumns, int kThreads, class Valid>
-__device__ inline void load_tile(unsigned to, const Source& from, int first, int head, const Valid& valid) {
+__device__ inline void load_tile(unsigned to, const InputView& from, int first, int head, const Valid& valid) {
   constexpr int kPieces = kColumns / 8, kAll = kRows * kPieces;
   static_assert(kAll % kThreads == 0 || kAll < kThreads);
   const int dim = static_cast<int>(from.view.dim);
   if (!N::kF32 && from.direct && from.same) {
     if constexpr (kThreads % kPieces == 0 && kAll % kThreads == 0) {
-      if (from.view.inner == 0) {  // a thread's rows lie the same distance apart
+      if (from.view.inner == 0) {  // a thread's rows are equally spaced
         constexpr int kStep = kThreads / kPieces;
         const int r = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
         const bool inside = piece * 8 < dim;
@@ -101,7 +102,7 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
         const Index apart = 2 * kStep * from.view.row_stride;
 #pragma unroll
         for (int i = 0; i < kRows / kStep; ++i, at += apart)
-          copy_16(to + piece_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
+          cp_async_16(to + swizzled_offset<kColumns>(r + i * kStep, piece), at, !(inside && valid(r + i * kStep)));
         return;
       }
     }
@@ -110,7 +111,8 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
       const int r = i / kPieces, piece = i % kPieces;
       const bool zero = !valid(r) || piece * 8 >= dim;
       const Index at = zero ? 0 : offset_of(from.view, first + r, head) + piece * 8;
-      copy_16(to + piece_offset<kColumns>(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at, zero);
+      cp_async_16(to + swizzled_offset<kColumns>(r, piece), static_cast<const std::uint16_t*>(from.view.data) + at,
+                  zero);
     }
     return;
   }
@@ -123,7 +125,7 @@ __device__ inline void load_tile(unsigned to, const Source& from, int first, int
 #pragma unroll
     for (int part = 0; part < N::kParts; ++part)
       asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(
-                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + piece_offset<kColumns>(r, piece)),
+                       to + static_cast<unsigned>(part * kRows * kColumns * 2) + swizzled_offset<kColumns>(r, piece)),
                    "r"(parts[part][0]), "r"(parts[part][1]), "r"(parts[part][2]), "r"(parts[part][3])
                    : "memory");
   }
@@ -135,7 +137,7 @@ struct RowOut {
   DType dtype;
   Index at;
   int dim;
-  bool pairs;  // two elements are aligned as one
+  bool pairs;  // two elements can be stored as one
   __device__ RowOut(const TensorView& view, int row, int head)
       : data(view.data), dtype(view.dtype), at(offset_of(view, row, head)), dim(static_cast<int>(view.dim)) {
     pairs = (reinterpret_cast<std::uintptr_t>(data) / static_cast<unsigned>(size_of(dtype)) +
@@ -162,7 +164,7 @@ struct RowOut {
     if (column < dim) store_element(data, dtype, at + column, x);
     if (column + 1 < dim) store_element(data, dtype, at + column + 1, y);
   }
-  __device__ void add(int column, float x, float y) const {  // to f32
+  __device__ void add(int column, float x, float y) const {  // into f32
     float* to = static_cast<float*>(data) + at;
     if (column < dim) to[column] += x;
     if (column + 1 < dim) to[column + 1] += y;
@@ -172,7 +174,7 @@ struct RowOut {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-// Floats as integers of the same order; NaN above all.
+// Maps floats to integers of the same order, with NaN above all.
 __device__ inline unsigned ordered(float x) {
   if (isnan(x)) return 0xffffffffu;
   const unsigned bits = __float_as_uint(x);

@@ -21,10 +21,10 @@ const Place& on_gpu(const Place& place) {
   return place;
 }
 
-// Not for running: it knows for which architecture all kernels were compiled, which may be older than the GPU's own.
+// Never run: its attributes tell for which architecture all kernels were compiled, which may be older than the GPU.
 __global__ void compiled() {}
 
-bool compiled_for_copy_engine() {
+bool compiled_for_bulk_copy() {
   cudaFuncAttributes attributes = {};
   WEFT_CUDA(cudaFuncGetAttributes(&attributes, compiled));
   return attributes.ptxVersion >= 90;
@@ -32,21 +32,21 @@ bool compiled_for_copy_engine() {
 
 }  // namespace
 
-ContextParts::ContextParts(const Place& where)
-    : place(on_gpu(where)), state(1, stream()), has_copy_engine(compiled_for_copy_engine()) {
+ContextData::ContextData(const Place& where)
+    : place(on_gpu(where)), state(1, stream()), has_bulk_copy(compiled_for_bulk_copy()) {
   WEFT_CUDA(cudaMemsetAsync(state.get(), 0, sizeof(ScanState), stream()));
   page.reset(new (page_memory()) FaultPage{});
   WEFT_CUDA(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_page), page.get(), 0));
 }
 
-void ContextParts::enter() {
+void ContextData::enter() {
   WEFT_CUDA(cudaSetDevice(place.device));
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == OffsetFault::none) return;
   const OffsetFault fault = page->fault;
-  // In a capture nothing is done that could be taken back: the fault stays, and the next call outside throws it too.
+  // In a capture nothing is cleared: the fault stays, and the next call outside throws it too.
   if (!cuda::is_captured(stream())) {
-    // In this order: if it fails, the fault stays too, since no other would be written.
+    // In this order: if the memset fails, the fault stays, since no other would be written.
     WEFT_CUDA(cudaMemsetAsync(&state.get()->claimed, 0, sizeof(unsigned), stream()));
     page->fault = OffsetFault{};
   }
@@ -55,12 +55,12 @@ void ContextParts::enter() {
 
 }  // namespace detail
 
-DeviceContext::DeviceContext(const Place& place) : parts_(std::make_unique<detail::ContextParts>(place)) {}
+DeviceContext::DeviceContext(const Place& place) : data_(std::make_unique<detail::ContextData>(place)) {}
 DeviceContext::~DeviceContext() = default;
 DeviceContext::DeviceContext(DeviceContext&&) noexcept = default;
 DeviceContext& DeviceContext::operator=(DeviceContext&&) noexcept = default;
 
-const Place& DeviceContext::place() const { return parts_->place; }
-void DeviceContext::check() { parts_->enter(); }
+const Place& DeviceContext::place() const { return data_->place; }
+void DeviceContext::check() { data_->enter(); }
 
 }  // namespace weft

@@ -1,19 +1,19 @@
-// What launches on one stream share: the state of scans, and the page for faults.
+// What launches on one stream share: scan state, and the page where the device reports faults.
 #pragma once
 
 #include <memory>
 
 #include <cuda_runtime.h>
 
-#include "cuda/forget.h"
-#include "cuda/memory.h"
+#include "cuda/last_error.h"
+#include "cuda/stream_array.h"
 #include "plan/offset_faults.h"
 #include "weft/device_plan.h"
 
 namespace weft {
 
 // Sums over blocks within one launch. Words of `sums` carry the launch's number, so nothing has to be cleared before
-// the next one; the rest is put back by the last block.
+// the next one; the last block resets the rest.
 struct ScanState {
   static constexpr int kBlocks = 512, kSums = 3;
 
@@ -25,15 +25,15 @@ struct ScanState {
 };
 
 struct FaultPage {
-  OffsetFault fault;  // in host memory that the device can write; code last
+  OffsetFault fault;  // in mapped host memory; the device writes `code` last
 };
 
-// Where a kernel says what is wrong.
+// Lets a kernel report a fault.
 struct Reporter {
   ScanState* state;
-  FaultPage* page;  // the device's address of it
+  FaultPage* page;  // device address
 
-  // The first one stays until the host has seen it.
+  // The first fault stays until the host has seen it.
   __device__ void report(const OffsetFault& fault) const {
     if (atomicCAS(&state->claimed, 0u, 1u) != 0u) return;
     volatile OffsetFault* to = &page->fault;
@@ -50,24 +50,26 @@ struct Reporter {
 namespace detail {
 
 struct FreePinned {
-  void operator()(void* data) const { cuda::forget(cudaFreeHost(data)); }  // waits for the work that may use it
+  void operator()(void* data) const {
+    cuda::clear_last_error(cudaFreeHost(data));
+  }  // waits for the work that may use it
 };
 template <class T>
 using Pinned = std::unique_ptr<T, FreePinned>;
 
-struct ContextParts {
+struct ContextData {
   Place place;
   cuda::StreamArray<ScanState> state;
-  Pinned<FaultPage> page;            // the host's address
-  FaultPage* device_page = nullptr;  // the device's
-  bool has_copy_engine = false;      // bulk copies, in the GPU and in the code that was compiled for it
+  Pinned<FaultPage> page;            // host address
+  FaultPage* device_page = nullptr;  // device address
+  bool has_bulk_copy = false;        // cp.async.bulk is available, in the GPU and in the compiled code
 
-  explicit ContextParts(const Place& where);
-  ContextParts(const ContextParts&) = delete;
+  explicit ContextData(const Place& where);
+  ContextData(const ContextData&) = delete;
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(place.stream); }
   Reporter reporter() const { return {state.get(), device_page}; }
-  // At the beginning of every call: the right GPU, and nothing reported.
+  // At the start of every call: selects the GPU, and throws a reported fault.
   void enter();
 };
 

@@ -1,4 +1,4 @@
-// Division by a number that the host knows.
+// Division by a divisor that is known on the host.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Slices of one rank from offsets in device memory: the host's planner, several threads a sequence.
+// Slices of one rank from offsets in device memory: the host's planner, with several threads per sequence.
 #pragma once
 
 #include "plan/cuda/side.h"
@@ -13,8 +13,8 @@ struct PlanArgs {
   RunsSpec q_runs, k_runs;
   Index stride;
   bool keep_k_begin;
-  int q_parts, k_parts;  // threads a sequence: q_parts·k_parts
-  Index runs_a_q_part, runs_a_k_part;
+  int q_parts, k_parts;  // threads per sequence: q_parts·k_parts
+  Index runs_per_q_part, runs_per_k_part;
   DeviceSlice* slices;
   std::int32_t* written;
   Index capacity;
@@ -24,8 +24,9 @@ struct PlanArgs {
 template <class Queries, class Keys>
 struct PlanJob : PlanArgs {
   static constexpr int kSums = 1;
-  // Slices are dear to find: the first few are kept, so that most threads look once.
-  struct Kept {
+  // Slices are expensive to find: the first few are cached between counting and emitting, so that most threads search
+  // once.
+  struct Cache {
     static constexpr int kSlices = 8;
 
     int count;
@@ -52,34 +53,34 @@ struct PlanJob : PlanArgs {
     if (i >= count || !shared.ok[i]) return;
     const int part = static_cast<int>(threadIdx.x) % parts, q_part = part / k_parts, k_part = part % k_parts;
     const auto last = [](Index at, Index size, bool end) { return end ? kUnlimited : at + size; };
-    const Index q_first = q_part * runs_a_q_part, k_first = k_part * runs_a_k_part;
+    const Index q_first = q_part * runs_per_q_part, k_first = k_part * runs_per_k_part;
     const Planner planner{{shared.q.offsets, shared.q.used},
                           {shared.k.offsets, shared.k.used},
                           mask,
                           {Queries{q_runs.at(shared.q.extent(), shared.q.offsets)},
-                           {q_first, last(q_first, runs_a_q_part, q_part == q_parts - 1)}},
+                           {q_first, last(q_first, runs_per_q_part, q_part == q_parts - 1)}},
                           {Keys{k_runs.at(shared.k.extent(), shared.k.offsets)},
-                           {k_first, last(k_first, runs_a_k_part, k_part == k_parts - 1)}},
+                           {k_first, last(k_first, runs_per_k_part, k_part == k_parts - 1)}},
                           stride,
                           keep_k_begin};
     planner.for_each(i, f);
   }
 
-  __device__ Sums<1> visit(const Shared& shared, Kept& kept, int, int n, bool emitting, Sums<1> before) const {
-    // Unsigned: where offsets are wrong, sums may be anything.
+  __device__ Sums<1> visit(const Shared& shared, Cache& cache, int, int n, bool emitting, Sums<1> before) const {
+    // Unsigned, because wrong offsets can make the sums anything.
     const unsigned first = static_cast<unsigned>(before.v[0]);
-    if (emitting && kept.count <= Kept::kSlices) {
-      for (int i = 0; i < kept.count; ++i)
-        if (first + i < capacity) slices[first + i] = kept.slices[i];
+    if (emitting && cache.count <= Cache::kSlices) {
+      for (int i = 0; i < cache.count; ++i)
+        if (first + i < capacity) slices[first + i] = cache.slices[i];
       return {};
     }
     int count = 0;
     for_each(shared, n, [&](const Slice& s) {
-      if (!emitting && count < Kept::kSlices) kept.slices[count] = device_slice(s);
+      if (!emitting && count < Cache::kSlices) cache.slices[count] = device_slice(s);
       if (emitting && first + count < capacity) slices[first + count] = device_slice(s);
       ++count;
     });
-    kept.count = count;
+    cache.count = count;
     return {{count}};
   }
 
@@ -104,9 +105,9 @@ struct PlanJob : PlanArgs {
   }
 };
 
-// One file for each pair of lookups that has code of its own: they compile side by side.
+// Each specialization is in a file of its own, to compile in parallel.
 template <class Queries, class Keys>
-void launch_plan(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan(const PlanArgs& args, const detail::ContextData& context);
 
 using PieceRuns = FixedRuns<RegularRuns::pieces>;
 using FoldedRuns = FixedRuns<RegularRuns::folded>;
@@ -114,24 +115,24 @@ using DualRuns = FixedRuns<RegularRuns::folded_per_sequence>;
 using StridedRuns = FixedRuns<RegularRuns::strided>;
 
 template <>
-void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextData& context);
 template <>
-void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextParts& context);
+void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextData& context);
 
-#define WEFT_PLAN_JOB(Queries, Keys)                                                           \
-  template <>                                                                                  \
-  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextParts& context) { \
-    launch_scan(PlanJob<Queries, Keys>{args}, context);                                        \
+#define WEFT_PLAN_JOB(Queries, Keys)                                                          \
+  template <>                                                                                 \
+  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextData& context) { \
+    launch_scan(PlanJob<Queries, Keys>{args}, context);                                       \
   }
 
 }  // namespace weft

@@ -1,8 +1,8 @@
-// Count, add up, emit: for each sequence, in one launch, in the order of the sequences.
+// Count, scan, emit: for each sequence, in one launch, in the order of the sequences.
 //
-// Blocks take tickets, so that a block waits only for blocks that have begun. Each publishes what its own sequences
-// come to, then adds up what all before it published. There are few blocks, so every block reads all of them at once,
-// which costs one trip to the L2 cache instead of a chain of them.
+// Blocks take tickets, so that a block waits only for blocks that have started. Each publishes the sum of its own
+// sequences, then adds up what all blocks before it published. There are few blocks, so every block reads all of them
+// at once, which costs one round trip to the L2 cache instead of a chain of them.
 #pragma once
 
 #include "cuda/launch.h"
@@ -21,7 +21,7 @@ struct Sums {
   }
 };
 
-// Sums of all threads before this one, and of all threads. Everybody must come here.
+// Sums of all threads before this one, and of all threads. All threads of the block must call it.
 template <int N>
 __device__ Sums<N> block_scan(const Sums<N>& own, Sums<N>& all) {
   __shared__ int warps[N][kScanThreads / 32];
@@ -59,7 +59,7 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
       const volatile unsigned long long* from = &state->sums[n][b];
       unsigned long long word = *from;
       while (static_cast<unsigned>(word >> 32) != launch) {
-        __nanosleep(32);  // do not take the memory's time from those that are waited for
+        __nanosleep(32);  // leaves the memory bandwidth to the blocks that are waited for
         word = *from;
       }
       read.v[n] += static_cast<int>(word);
@@ -69,13 +69,13 @@ __device__ Sums<N> exchange(ScanState* state, unsigned block, unsigned launch, c
   return all;
 }
 
-// Job: kSums; Shared; Kept: a thread's own, from counting to emitting; sequences(), per_tile();
-//      load(shared, first, count): offsets of some sequences, by all threads;
-//      visit(shared, kept, first, count, emitting, before) -> Sums: what this thread has there; writes if emitting;
-//      finish(state): in one block, after all have written.
+// A Job has kSums, the types Shared and Cache (of a thread, from counting to emitting), sequences(), per_tile() and
+//   load(shared, first, count): loads the offsets of some sequences, by all threads;
+//   visit(shared, cache, first, count, emitting, before) -> Sums: counts this thread's entries, and writes if emitting;
+//   finish(state): runs in one block, after all have written.
 template <class Job>
 __global__ void __launch_bounds__(kScanThreads)
-    scan_sequences(const __grid_constant__ Job job, ScanState* state, int tiles_a_block) {
+    scan_sequences(const __grid_constant__ Job job, ScanState* state, int tiles_per_block) {
   __shared__ typename Job::Shared shared;
   __shared__ unsigned ticket, launch, arrived;
   if (threadIdx.x == 0) {
@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(kScanThreads)
   __syncthreads();
   using Total = Sums<Job::kSums>;
   const int all_tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
-  const int first = static_cast<int>(ticket) * tiles_a_block;
-  const int tiles = max(0, min(all_tiles, first + tiles_a_block) - first);
-  // Count every tile; then, knowing what lies before, count and emit one after the other. A single tile is still loaded
-  // and counted when it is emitted. One place for all of it, because a planner is much code.
+  const int first = static_cast<int>(ticket) * tiles_per_block;
+  const int tiles = max(0, min(all_tiles, first + tiles_per_block) - first);
+  // Count every tile; then, knowing the sums before, count and emit tile by tile. A single tile is still loaded and
+  // counted when it is emitted. One loop for all of it, because a planner is a lot of code.
   const int steps = tiles == 1 ? 2 : 3 * tiles;
   Total own, before, in_tile, tile_total;
-  typename Job::Kept kept;
+  typename Job::Cache cache;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const bool counted = step >= tiles;
@@ -105,19 +105,19 @@ __global__ void __launch_bounds__(kScanThreads)
     }
     Total at = before;
     at += in_tile;
-    const Total mine = job.visit(shared, kept, from, n, emitting, at);
+    const Total mine = job.visit(shared, cache, from, n, emitting, at);
     if (emitting) {
       before += tile_total;
     } else {
       in_tile = block_scan(mine, tile_total);
       if (!counted) own += tile_total;
     }
-    __syncthreads();  // `shared` may be loaded anew
+    __syncthreads();  // before `shared` is loaded again
   }
   if (tiles == 0) before = exchange(state, ticket, launch, own);
   if (ticket == gridDim.x - 1 && threadIdx.x < Job::kSums)
-    state->total[threadIdx.x] = static_cast<unsigned>(before.v[threadIdx.x]);  // by now with the block's own
-  // What this block wrote is seen by the last one, which finishes and puts the counters back.
+    state->total[threadIdx.x] = static_cast<unsigned>(before.v[threadIdx.x]);  // by now including the block's own
+  // Makes this block's writes visible to the last block, which finishes and resets the counters.
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) arrived = atomicAdd(&state->done, 1u);
@@ -135,19 +135,19 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 template <class Job>
-void launch_scan(const Job& job, const detail::ContextParts& context) {
+void launch_scan(const Job& job, const detail::ContextData& context) {
   const int tiles = (job.sequences() + job.per_tile() - 1) / job.per_tile();
-  const int tiles_a_block = (tiles + ScanState::kBlocks - 1) / ScanState::kBlocks;
-  // No sequences: one block, which writes that there is nothing.
-  const int blocks = tiles == 0 ? 1 : (tiles + tiles_a_block - 1) / tiles_a_block;
+  const int tiles_per_block = (tiles + ScanState::kBlocks - 1) / ScanState::kBlocks;
+  // Without sequences: one block, which writes an empty result.
+  const int blocks = tiles == 0 ? 1 : (tiles + tiles_per_block - 1) / tiles_per_block;
   cuda::launch(scan_sequences<Job>, {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kScanThreads)},
-               context.stream(), job, context.state.get(), tiles_a_block);
+               context.stream(), job, context.state.get(), tiles_per_block);
 }
 
-// --- The worst fault: of the first sequence, so that the same offsets give the same message ---
+// --- The reported fault: that of the first sequence, so that the same offsets give the same message ---
 
 __device__ inline void note_fault(ScanState* state, const OffsetFault& fault) {
-  // Inverted, so that the largest is the first and zero is none.
+  // Inverted, so that atomicMax keeps the first sequence and zero means none.
   const unsigned long long key = static_cast<unsigned long long>(fault.sequence) << 8 | fault.code << 1 | fault.keys;
   atomicMax(&state->worst, ~key);
 }

@@ -1,4 +1,4 @@
-// One side's offsets in shared memory, as the planner takes them, for a tile of sequences.
+// One side's offsets in shared memory, in the planner's form, for a tile of sequences.
 #pragma once
 
 #include "plan/cuda/scan.h"
@@ -16,7 +16,7 @@ struct SharedSide {
   __device__ Range extent() const { return {begin, end}; }
 };
 
-// Threads load a sequence each and look at it; `ok` becomes false for those that cannot be planned.
+// Each thread loads and checks one sequence; `ok` becomes false for those that cannot be planned.
 template <int kSequences>
 __device__ void load_side(SharedSide<kSequences>& to, bool* ok, const OffsetsView& from, Index multiple, int keys,
                           ScanState* state, int first, int count) {

@@ -1,4 +1,4 @@
-// f32 to a narrower type, rounded once.
+// Rounds f32 to a narrower type, once.
 #include <array>
 
 #include <cuda_bf16.h>
@@ -31,12 +31,12 @@ struct alignas(sizeof(T) * kWidth) Vector {
 struct Round {
   ConstTensorView from;
   TensorView to;
-  FastDivisor per_row, per_head;  // vectors
+  FastDivisor per_row, per_head;  // vectors per row and per head
   Index vectors;                  // in all
   bool accumulate;
 };
 
-// Four vectors a thread, a block's width apart. Rows are counted in 64 bits: a tensor may have more vectors than 2^31.
+// Four vectors per thread, a block's width apart. Rows are 64-bit, because a tensor may have more than 2^31 vectors.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Round r) {
   constexpr int kBatch = 4, kQuad = kWidth < 4 ? kWidth : 4;
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Rou
   }
 }
 
-// Heads that lie side by side in both tensors are one long head.
+// Heads that are contiguous in both tensors become one long head.
 void join_heads(ConstTensorView& from, TensorView& to) {
   if (from.head_stride != from.dim || to.head_stride != to.dim) return;
   from.dim = to.dim = from.dim * from.heads;
   from.heads = to.heads = 1;
 }
 
-// The most elements that a vector may have so that all of them are aligned.
+// The most elements of a vector for which all accesses are aligned.
 int width_of(const ConstTensorView& from, const TensorView& to) {
   unsigned long long bits = 8;
   bits |= static_cast<unsigned long long>(from.dim);
@@ -121,7 +121,7 @@ void launch_type(const ConstTensorView& from, const TensorView& to, bool accumul
 }  // namespace
 
 void round_rows(DeviceContext& context, const ConstTensorView& from, const TensorView& to, bool accumulate) {
-  context.parts().enter();
+  context.data().enter();
   constexpr std::array<DType, 1> kFrom{DType::f32};
   constexpr std::array<DType, 3> kTo{DType::f32, DType::bf16, DType::f16};
   check_tensor(from, {.name = "from", .dtypes = kFrom});
@@ -133,7 +133,7 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
   ConstTensorView a = from;
   TensorView b = to;
   join_heads(a, b);
-  const cudaStream_t stream = context.parts().stream();
+  const cudaStream_t stream = context.data().stream();
   switch (to.dtype) {
     case DType::f32:
       return launch_type<float>(a, b, accumulate, stream);
@@ -144,7 +144,7 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
     case DType::f64:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
-      break;  // kTo has none of them
+      break;  // not in kTo
   }
 }
 

@@ -1,9 +1,8 @@
-// Rows from one tensor to another by a map, through registers: any row size, any alignment, any GPU.
+// Copies rows between tensors by a map, through registers: any row size, any alignment, any GPU.
 //
 // A warp takes K neighbouring rows of the launch, or a part of a long one. Its lanes find K pairs of rows, leave their
-// byte offsets in shared memory, and then all lanes move units of up to 16 bytes, several of them on their way at a
-// time. There is no barrier between warps. Few bytes a warp and many warps: the copy ends everywhere at about the same
-// time.
+// byte offsets in shared memory, and then all lanes copy units of up to 16 bytes, several of them in flight at a time.
+// There is no barrier between warps. Few bytes per warp and many warps make all SMs finish at about the same time.
 #pragma once
 
 #include "rows/cuda/row_map.h"
@@ -11,7 +10,7 @@
 
 namespace weft {
 
-// A RowTensor with its zeros filled in.
+// A RowTensor with its defaults filled in.
 struct RowsView {
   char* data;
   Index rows, row_stride, inner, outer_stride;
@@ -31,20 +30,20 @@ struct RowsView {
 
 struct RowCopy {
   static constexpr int kThreads = 256;
-  static constexpr int kBatch = 4, kBlocks = 5;  // units on their way a lane; blocks on a processor at least
-  static constexpr Index kBytesAWarp = 2048;     // 32 lanes x kBatch x 16
+  static constexpr int kBatch = 4, kBlocks = 5;  // units in flight per lane; blocks per SM
+  static constexpr Index kBytesPerWarp = 2048;   // 32 lanes x kBatch x 16
 
   RowsView from, to;
-  int rows;           // of the launch
-  int rows_a_warp;    // K, at most 32
-  int units;          // of a row
-  int parts;          // into which rows are cut, if they are long
-  unsigned tasks;     // groups of rows, or parts of them
-  FastDivisor width;  // units in a part
+  int rows;           // rows of the launch
+  int rows_per_warp;  // K, at most 32
+  int units;          // units of a row
+  int parts;          // into which long rows are cut
+  unsigned tasks;     // groups of rows, or parts of a row
+  FastDivisor width;  // units of a part
   Reporter reporter;
 };
 
-// What becomes of a unit.
+// What is done with a unit.
 struct Replace {
   template <class Unit>
   __device__ static Unit load(const Unit* from) {
@@ -75,9 +74,9 @@ struct AddF32 {
   }
 };
 
-// Where a row's bytes are.
+// Byte offsets of a row.
 struct RowOffsets {
-  static constexpr long long kNothing = -1, kZeros = -2;  // as `from`
+  static constexpr long long kNothing = -1, kZeros = -2;  // values of `from`
 
   long long from, to;
 };
@@ -86,9 +85,9 @@ template <class Map>
 __device__ RowOffsets find_row(const RowCopy& copy, const Map& map, const typename Map::Known& known, unsigned task,
                                unsigned lane) {
   const unsigned group = copy.parts == 1 ? task : task / static_cast<unsigned>(copy.parts);
-  const Index first = static_cast<Index>(group) * copy.rows_a_warp;
-  const Index last = min_of(first + copy.rows_a_warp, copy.rows) - 1;
-  // All must come along: lanes without a row ask for the last one.
+  const Index first = static_cast<Index>(group) * copy.rows_per_warp;
+  const Index last = min_of(first + copy.rows_per_warp, copy.rows) - 1;
+  // The whole warp must take part: lanes without a row use the last one.
   const RowPair pair = map.at(known, static_cast<int>(min_of(first + lane, last)));
   if (first + lane > last || pair.to < 0 || pair.to >= copy.to.rows || pair.from >= copy.from.rows)
     return {RowOffsets::kNothing, 0};
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(RowCopy::kThreads, RowCopy::kBlocks)
     __syncwarp();
     const RowOffsets* const offsets = shared[warp];
     const unsigned width = copy.width.divisor, units = static_cast<unsigned>(copy.units);
-    const unsigned total = static_cast<unsigned>(copy.rows_a_warp) * width;
+    const unsigned total = static_cast<unsigned>(copy.rows_per_warp) * width;
     const unsigned shift = copy.parts == 1 ? 0 : task % static_cast<unsigned>(copy.parts) * width;
     for (unsigned base = lane; base < total; base += 32 * kBatch) {
       Unit values[kBatch];

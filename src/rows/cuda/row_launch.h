@@ -1,4 +1,4 @@
-// Which kernel copies rows, and how they are shared out.
+// Which kernel copies rows, and how they are distributed over warps.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// The widest unit that all addresses are multiples of.
+// The widest unit that divides all addresses and sizes.
 inline int unit_of(const RowTensor& a, const RowTensor& b) {
   unsigned long long bits = 16;
   for (const RowTensor* t : {&a, &b})
@@ -19,40 +19,40 @@ inline int unit_of(const RowTensor& a, const RowTensor& b) {
   return static_cast<int>(bits & ~(bits - 1));
 }
 
-// `rows` of the launch, up to `task_bytes` to a task.
-inline RowCopy row_copy(const detail::ContextParts& context, Index rows, const RowTensor& from, const RowTensor& to,
+// `rows` of the launch, up to `task_bytes` per task.
+inline RowCopy row_copy(const detail::ContextData& context, Index rows, const RowTensor& from, const RowTensor& to,
                         Index task_bytes) {
   const int unit = unit_of(from, to);
   const Index units = to.row_bytes / unit, width = min_of(units, max_of(1, task_bytes / unit));
   RowCopy copy{.from = RowsView(from),
                .to = RowsView(to),
                .rows = static_cast<int>(rows),
-               .rows_a_warp = static_cast<int>(std::clamp<Index>(task_bytes / to.row_bytes, 1, 32)),
+               .rows_per_warp = static_cast<int>(std::clamp<Index>(task_bytes / to.row_bytes, 1, 32)),
                .units = static_cast<int>(units),
                .parts = static_cast<int>(ceil_div(units, width)),
                .tasks = 0,
                .width = FastDivisor(static_cast<unsigned>(width)),
                .reporter = context.reporter()};
-  const Index tasks = ceil_div(rows, copy.rows_a_warp) * copy.parts;
+  const Index tasks = ceil_div(rows, copy.rows_per_warp) * copy.parts;
   if (tasks >= kMaxTokens)
     throw Error(text(rows, " rows of ", to.row_bytes, " bytes are too many for one launch"), "copy them in parts");
   copy.tasks = static_cast<unsigned>(tasks);
   return copy;
 }
 
-// Tensors are checked.
+// The tensors have been checked.
 template <class Op, class Map>
-void launch_copy(const detail::ContextParts& context, const Map& map, Index rows, const RowTensor& from,
+void launch_copy(const detail::ContextData& context, const Map& map, Index rows, const RowTensor& from,
                  const RowTensor& to) {
   if (rows == 0) return;
   const int unit = unit_of(from, to);
-  if (std::is_same_v<Op, Replace> && context.has_copy_engine && unit == 16 && to.row_bytes >= BulkCopy::kLeastBytes) {
+  if (std::is_same_v<Op, Replace> && context.has_bulk_copy && unit == 16 && to.row_bytes >= BulkCopy::kMinBytes) {
     const RowCopy copy = row_copy(context, rows, from, to, BulkCopy::kTileBytes);
     return cuda::launch(copy_rows_in_bulk<Map>,
                         {.blocks = dim3(copy.tasks), .threads = dim3(32), .shared_bytes = BulkCopy::kSharedBytes},
                         context.stream(), copy, map);
   }
-  const RowCopy copy = row_copy(context, rows, from, to, RowCopy::kBytesAWarp);
+  const RowCopy copy = row_copy(context, rows, from, to, RowCopy::kBytesPerWarp);
   const cuda::Shape shape{.blocks = dim3(static_cast<unsigned>(ceil_div(copy.tasks, RowCopy::kThreads / 32))),
                           .threads = dim3(RowCopy::kThreads)};
   const auto go = [&]<class Unit>(Unit) {

@@ -1,4 +1,4 @@
-// Which row goes where: for each row of a launch its row in the source and in the destination.
+// Row maps: for each row of a launch its row in the source and in the destination.
 #pragma once
 
 #include "plan/cuda/context.h"
@@ -10,14 +10,14 @@
 namespace weft {
 
 struct RowPair {
-  static constexpr int kNothing = -1, kZeros = -2;  // as `from`
+  static constexpr int kNothing = -1, kZeros = -2;  // values of `from`
 
   int from, to;
 };
 
-// A map is asked by all lanes of a warp together. `Known` is what it reads once, for all rows.
+// A map is evaluated by all lanes of a warp together. `Known` is what it reads once, for all rows.
 
-// Rows of one or more ranks' buffers, or of the whole stream, as tokens.
+// Maps rows of one or more ranks' buffers, or of the whole stream, to tokens.
 struct TokenMap {
   OffsetsView stream;
   RegularRuns::Cut cut;
@@ -25,7 +25,7 @@ struct TokenMap {
   FastDivisor ranks, rows;  // rows of each rank
   int first_rank;           // the buffers are those of ranks first_rank, first_rank + 1, ...
   Index multiple;
-  bool real_only;  // padding counts as no token
+  bool real_only;  // padding does not count as a token
 
   struct Known {
     int begin, dealt, probe;
@@ -39,7 +39,7 @@ struct TokenMap {
   __device__ Found sequence_at(const Known& known, int token) const {
     return last_at_or_before(offsets(), static_cast<int>(stream.sequences), known.probe, token);
   }
-  // A rank's share of n tokens. Of a number that wrong offsets made negative: anything.
+  // n tokens / ranks. Anything will do for a number that wrong offsets made negative.
   __device__ int share(int n) const { return static_cast<int>(ranks.divide(static_cast<unsigned>(n))); }
   // Tokens in a piece of the stream.
   __device__ int piece(int dealt) const {
@@ -47,13 +47,13 @@ struct TokenMap {
     return cut == RegularRuns::pieces ? share(dealt - 1) + 1 : share(dealt - 1) / 2 + 1;
   }
 
-  // -1 where the row holds none.
+  // -1 where the row holds no token.
   __device__ int token(const Known& known, int row) const {
     const int begin = known.begin, dealt = known.dealt;
     if (stream.sequences == 0) return -1;
     const int member = sequence_order ? 0 : static_cast<int>(rows.divide(static_cast<unsigned>(row)));
     const int r = row - member * static_cast<int>(rows.divisor);
-    // 64 bits: pieces of the last ranks may begin past the tokens, and past 31 bits.
+    // 64 bits, because pieces of the last ranks may begin past the tokens and past 31 bits.
     const Index rank = first_rank + member, opposite = 2 * Index{ranks.divisor} - 1 - rank;
     Index token = -1;
     Found found{-1, 0, 0};
@@ -67,7 +67,7 @@ struct TokenMap {
     } else if (cut == RegularRuns::strided) {
       token = begin + rank + Index{r} * ranks.divisor;
     } else {
-      // Sequences keep their order within a rank, and each has a rank's share of its rows.
+      // Sequences keep their order within a rank, which has 1 / ranks of each sequence's rows.
       const int held = share(dealt);
       found = sequence_at(known, begin + min(r, max(0, held - 1)) * static_cast<int>(ranks.divisor));
       const int piece = share(found.end - found.begin) / 2, at = r - share(found.begin - begin);
@@ -83,7 +83,7 @@ struct TokenMap {
     return token - found.begin < used ? static_cast<int>(token) : -1;
   }
 
-  // The other way round, in the rows of all ranks: -1 for tokens that no rank holds.
+  // The inverse, in the rows of all ranks: -1 for tokens that no rank holds.
   __device__ int row(const Known& known, int token) const {
     if (stream.sequences == 0) return -1;
     const int at = token - known.begin, n = static_cast<int>(ranks.divisor);
@@ -112,7 +112,7 @@ struct TokenMap {
     return rank * static_cast<int>(rows.divisor) + r;
   }
 
-  // Each thread of the launch looks at some of the sequences.
+  // Each thread of the launch checks some of the sequences.
   __device__ void check(const Reporter& reporter) const {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
     const Index thread = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -132,7 +132,7 @@ struct OrderMap {
   enum Kind {
     to_rows,    // for each row of the ranks its token
     to_tokens,  // the same rows, the other way
-    to_stream,  // for each token its row: all ranks' rows are at hand
+    to_stream,  // for each token its row, with all ranks' rows at hand
     same_rows
   };
 

@@ -28,7 +28,7 @@ TokenMap whole_stream(const DeviceStream& stream) {
           .real_only = false};
 }
 
-// `rows` of each rank's buffer, as the tensor at hand has them.
+// `rows`: rows of each rank's buffer, as the tensor has them.
 TokenMap ranks_rows(const DeviceStream& stream, const DeviceLayout& layout, RunList::Members members, Index rows) {
   const RunsSpec spec = runs_spec("device", {layout.kind, layout.ranks, rows, members}, stream.tokens);
   return {.stream = offsets_view(stream),
@@ -41,7 +41,7 @@ TokenMap ranks_rows(const DeviceStream& stream, const DeviceLayout& layout, RunL
           .real_only = false};
 }
 
-// The layout's own number, which the tensor's has to be; without one, the tensor's.
+// The tensor must have as many rows as the layout says, if it says.
 void check_rank_rows(const DeviceLayout& layout, Index rows) {
   if (layout.rows != 0 && layout.rows != rows)
     throw Error(text("a rank's buffer has ", rows, " rows and the layout says ", layout.rows),
@@ -61,6 +61,28 @@ OrderMap order_map(const DeviceStream& stream, const DeviceLayout& layout, RunLi
   return {ranks_rows(stream, layout, members, rows), kind, zero};
 }
 
+// At the start of a call: the context is entered, and a tensor of the whole stream and one of ranks' rows are checked.
+detail::ContextData& enter(DeviceContext& context, const DeviceStream& stream, std::string_view whole_name,
+                           const RowTensor& whole, std::string_view rows_name, const RowTensor& rows) {
+  context.data().enter();
+  check_offsets(stream);
+  check_row_tensor(whole_name, whole, stream.tokens, whole.row_bytes);
+  check_row_tensor(rows_name, rows, rows.rows, whole.row_bytes);
+  check_two(whole, rows, text(whole_name, " and ", rows_name));
+  return context.data();
+}
+
+// All ranks' rows, or one rank's.
+OrderMap all_ranks_map(const DeviceStream& stream, const DeviceLayout& layout, const RowTensor& ranks,
+                       OrderMap::Kind kind) {
+  return order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), kind, false);
+}
+OrderMap rank_map(const DeviceStream& stream, const DeviceLayout& layout, Index rank, const RowTensor& local,
+                  OrderMap::Kind kind, bool zero) {
+  check_rank_rows(layout, local.rows);
+  return order_map(stream, layout, {rank, 1, 1}, local.rows, kind, zero);
+}
+
 struct ValidMask {
   TokenMap tokens;
   std::uint8_t* valid;
@@ -70,13 +92,13 @@ struct ValidMask {
 
 __global__ void mark_valid(const __grid_constant__ ValidMask mask) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  // A warp asks together, also where the rows end inside it.
+  // The whole warp takes part, also where the rows end inside it.
   const int token = mask.tokens.token(mask.tokens.known(), min(row, mask.rows - 1));
   if (row < mask.rows) mask.valid[row] = token >= 0 ? 1 : 0;
   mask.tokens.check(mask.reporter);
 }
 
-void launch_mask(const detail::ContextParts& context, TokenMap tokens, Index rows, std::uint8_t* valid) {
+void launch_mask(const detail::ContextData& context, TokenMap tokens, Index rows, std::uint8_t* valid) {
   if (rows == 0) return;
   if (valid == nullptr) throw Error("the mask has no data", text("give a device pointer to ", rows, " bytes"));
   tokens.real_only = true;
@@ -94,13 +116,13 @@ void check_ranges(const DeviceRanges& ranges) {
 
 template <class Op>
 void move_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTensor& from, const RowTensor& to) {
-  context.parts().enter();
+  context.data().enter();
   check_ranges(ranges);
   check_row_tensor("from", from, from.rows, from.row_bytes);
   check_row_tensor("to", to, to.rows, from.row_bytes);
   check_two(from, to, "from and to");
   if (ranges.ranges == 0) return;
-  launch_copy<Op>(context.parts(), RangeMap{ranges.cu, ranges.from, ranges.to, static_cast<int>(ranges.ranges)},
+  launch_copy<Op>(context.data(), RangeMap{ranges.cu, ranges.from, ranges.to, static_cast<int>(ranges.ranges)},
                   ranges.rows, from, to);
 }
 
@@ -108,89 +130,63 @@ void move_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTe
 
 void sequence_to_rank_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
                             const RowTensor& sequence, const RowTensor& ranks) {
-  context.parts().enter();
-  check_offsets(stream);
-  check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
-  check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
-  check_two(sequence, ranks, "sequence and ranks");
-  launch_copy<Replace>(
-      context.parts(),
-      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_rows, false),
-      ranks.rows, sequence, ranks);
+  const detail::ContextData& data = enter(context, stream, "sequence", sequence, "ranks", ranks);
+  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_rows), ranks.rows, sequence, ranks);
 }
 
 void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
                             const RowTensor& ranks, const RowTensor& sequence) {
-  context.parts().enter();
-  check_offsets(stream);
-  check_row_tensor("sequence", sequence, stream.tokens, sequence.row_bytes);
-  check_row_tensor("ranks", ranks, ranks.rows, sequence.row_bytes);
-  check_two(sequence, ranks, "sequence and ranks");
-  launch_copy<Replace>(
-      context.parts(),
-      order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), OrderMap::to_stream, false),
-      sequence.rows, ranks, sequence);
+  const detail::ContextData& data = enter(context, stream, "sequence", sequence, "ranks", ranks);
+  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_stream), sequence.rows, ranks, sequence);
 }
 
 void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
            const RowTensor& whole, const RowTensor& local) {
-  context.parts().enter();
-  check_offsets(stream);
-  check_row_tensor("whole", whole, stream.tokens, whole.row_bytes);
-  check_row_tensor("local", local, local.rows, whole.row_bytes);
-  check_two(whole, local, "whole and local");
-  check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_rows, true),
-                       local.rows, whole, local);
+  const detail::ContextData& data = enter(context, stream, "whole", whole, "local", local);
+  launch_copy<Replace>(data, rank_map(stream, layout, rank, local, OrderMap::to_rows, true), local.rows, whole, local);
 }
 
 void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
              const RowTensor& local, const RowTensor& whole) {
-  context.parts().enter();
-  check_offsets(stream);
-  check_row_tensor("whole", whole, stream.tokens, whole.row_bytes);
-  check_row_tensor("local", local, local.rows, whole.row_bytes);
-  check_two(whole, local, "whole and local");
-  check_rank_rows(layout, local.rows);
-  launch_copy<Replace>(context.parts(), order_map(stream, layout, {rank, 1, 1}, local.rows, OrderMap::to_tokens, false),
-                       local.rows, local, whole);
+  const detail::ContextData& data = enter(context, stream, "whole", whole, "local", local);
+  launch_copy<Replace>(data, rank_map(stream, layout, rank, local, OrderMap::to_tokens, false), local.rows, local,
+                       whole);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const RowTensor& from, const RowTensor& to,
                      OtherRows others) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("from", from, stream.tokens, from.row_bytes);
   check_row_tensor("to", to, stream.tokens, from.row_bytes);
   OrderMap map{whole_stream(stream), OrderMap::same_rows, others == OtherRows::zero};
   map.tokens.real_only = true;
-  launch_copy<Replace>(context.parts(), map, to.rows, from, to);
+  launch_copy<Replace>(context.data(), map, to.rows, from, to);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
                      const RowTensor& from, const RowTensor& to, OtherRows others) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_row_tensor("from", from, from.rows, from.row_bytes);
   check_row_tensor("to", to, from.rows, from.row_bytes);
-  check_rank_rows(layout, to.rows);
-  OrderMap map = order_map(stream, layout, {rank, 1, 1}, to.rows, OrderMap::same_rows, others == OtherRows::zero);
+  OrderMap map = rank_map(stream, layout, rank, to, OrderMap::same_rows, others == OtherRows::zero);
   map.tokens.real_only = true;
-  launch_copy<Replace>(context.parts(), map, to.rows, from, to);
+  launch_copy<Replace>(context.data(), map, to.rows, from, to);
 }
 
 void valid_rows(DeviceContext& context, const DeviceStream& stream, std::uint8_t* valid) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
-  launch_mask(context.parts(), whole_stream(stream), stream.tokens, valid);
+  launch_mask(context.data(), whole_stream(stream), stream.tokens, valid);
 }
 
 void valid_rows(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank, Index rows,
                 std::uint8_t* valid) {
-  context.parts().enter();
+  context.data().enter();
   check_offsets(stream);
   check_rank_rows(layout, rows);
-  launch_mask(context.parts(), ranks_rows(stream, layout, {rank, 1, 1}, rows), rows, valid);
+  launch_mask(context.data(), ranks_rows(stream, layout, {rank, 1, 1}, rows), rows, valid);
 }
 
 void copy_row_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTensor& from, const RowTensor& to) {

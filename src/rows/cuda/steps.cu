@@ -1,4 +1,4 @@
-// Steps and chunks from offsets in device memory: the host's arithmetic, a thread a sequence.
+// Steps and chunks from offsets in device memory: the host's arithmetic, with one thread per sequence.
 #include "plan/cuda/side.h"
 #include "rows/device_steps.h"
 #include "rows/steps.h"
@@ -28,7 +28,7 @@ enum class StepKind { gather, ring };
 template <StepKind kKind>
 struct StepJob {
   static constexpr int kSums = 3;  // entries, queries, keys
-  struct Kept {};
+  struct Cache {};
   struct Shared {
     SharedSide<kScanThreads> q, k;
     bool ok[kScanThreads];
@@ -62,14 +62,14 @@ struct StepJob {
       RingSteps{folded, mask.chunk, rank, tile}.for_each(i, f);
   }
 
-  __device__ Sums<3> visit(const Shared& shared, Kept&, int first, int n, bool emitting, Sums<3> before) const {
+  __device__ Sums<3> visit(const Shared& shared, Cache&, int first, int n, bool emitting, Sums<3> before) const {
     Sums<3> own;
     int longest_q = 0, longest_k = 0;
     for_each(shared, n, [&](const StepEntry& e) {
       const int queries = static_cast<int>(e.q.size()), keys = static_cast<int>(e.keys());
       longest_q = max(longest_q, queries);
       longest_k = max(longest_k, keys);
-      // Unsigned: where offsets are wrong, sums may be anything.
+      // Unsigned, because wrong offsets can make the sums anything.
       const unsigned at = static_cast<unsigned>(before.v[0]) + static_cast<unsigned>(own.v[0]);
       if (emitting && at < out.capacity) {
         out.cu_seqlens_q[at] = before.v[1] + own.v[1];
@@ -91,7 +91,7 @@ struct StepJob {
     return own;
   }
 
-  // Past the last entry: nothing, at the end.
+  // Entries past the last one are empty, at the end.
   __device__ void finish(ScanState& state) const {
     OffsetFault fault = final_fault(state, q, 2 * ranks, k, 1, out.capacity);
     const Index held = valid_extent(q.extent(), q.tokens).size() / ranks;
@@ -149,15 +149,15 @@ void launch_step(DeviceContext& context, const DeviceStepArgs& args, const Devic
                            .tile = tile,
                            .rows = args.layout.rows,
                            .out = out,
-                           .reporter = context.parts().reporter()};
-  launch_scan(job, context.parts());
+                           .reporter = context.data().reporter()};
+  launch_scan(job, context.data());
 }
 
 // --- Chunks ---
 
 struct ChunkJob {
   static constexpr int kSums = 1;
-  struct Kept {};
+  struct Cache {};
   struct Shared {
     SharedSide<kScanThreads> side;
     bool ok[kScanThreads];
@@ -175,7 +175,7 @@ struct ChunkJob {
     if (static_cast<int>(threadIdx.x) < count) shared.ok[threadIdx.x] = true;
     load_side(shared.side, shared.ok, stream, 1, 0, reporter.state, first, count);
   }
-  __device__ Sums<1> visit(const Shared& shared, Kept&, int first, int n, bool emitting, Sums<1> before) const {
+  __device__ Sums<1> visit(const Shared& shared, Cache&, int first, int n, bool emitting, Sums<1> before) const {
     Sums<1> own;
     const int own_sequence = static_cast<int>(threadIdx.x);
     const bool sound = own_sequence < n && shared.ok[own_sequence];
@@ -183,7 +183,7 @@ struct ChunkJob {
     if (emitting) emit(shared, first, n, before);
     return own;
   }
-  // Chunks of all the block's sequences in turn, so that a long one does not keep one thread busy.
+  // The block's threads share the chunks of each sequence, so that a long one does not keep one thread busy.
   __device__ void emit(const Shared& shared, int first, int n, Sums<1> before) const {
     __shared__ unsigned begins[kScanThreads];
     if (static_cast<int>(threadIdx.x) < n) begins[threadIdx.x] = static_cast<unsigned>(before.v[0]);
@@ -223,27 +223,27 @@ struct ChunkJob {
 }  // namespace
 
 void all_gather_step(DeviceContext& context, const DeviceStepArgs& args, const DeviceStep& out) {
-  context.parts().enter();
+  context.data().enter();
   check_gather_args(args);
   launch_step<StepKind::gather>(context, args, out, {});
 }
 
 void ring_step(DeviceContext& context, const DeviceStepArgs& args, const DeviceStep& out) {
-  context.parts().enter();
+  context.data().enter();
   check_ring_args(args);
   launch_step<StepKind::ring>(context, args, out, ring_tile(args.layout.ranks, args.rank, args.step));
 }
 
 void sequences_to_chunks(DeviceContext& context, const DeviceStream& stream, Index chunk, const DeviceChunks& out) {
-  context.parts().enter();
-  device_chunks_capacity(stream, chunk);  // refuses what is wrong with its arguments
+  context.data().enter();
+  device_chunks_capacity(stream, chunk);  // throws for invalid arguments
   check_offsets(stream);
   if (out.cu_seqlens == nullptr || out.cu_seqlens_padded == nullptr || out.sequence == nullptr || out.count == nullptr)
     throw Error("chunks have an array without data", "give all four, in device memory");
   if (out.capacity < 0 || out.capacity >= kMaxTokens)
     throw Error(text("chunks with room for ", out.capacity), "give what device_chunks_capacity says");
-  launch_scan(ChunkJob{offsets_view(stream), min_of(chunk, kMaxTokens), out, context.parts().reporter()},
-              context.parts());
+  launch_scan(ChunkJob{offsets_view(stream), min_of(chunk, kMaxTokens), out, context.data().reporter()},
+              context.data());
 }
 
 }  // namespace weft

@@ -79,21 +79,21 @@ TEST_P(GpuAgain, Forward) {
     const KernelProblem problem = many_tiles(width);
     const Outputs host(problem.p);
     OnDevice gpu(gpu_kernel);
-    const ForwardArgs all = gpu.bind(host.forward_args(problem));
-    ForwardArgs plain = all;
+    const KernelForwardArgs all = gpu.bind(host.forward_args(problem));
+    KernelForwardArgs plain = all;
     plain.max_logit = {};
     expect_same_each_time("any", gpu, {all.out, all.lse, all.max_logit}, [&] { attend(all, gpu_kernel); });
     expect_same_each_time("plain", gpu, {plain.out, plain.lse}, [&] { attend(plain, gpu_kernel); });
     const KernelProblem more = many_tiles(width, 200);  // than are computed in parts at once, with wide tiles too
     const Outputs more_host(more.p);
-    ForwardArgs cut = gpu.bind(more_host.forward_args(more));
+    KernelForwardArgs cut = gpu.bind(more_host.forward_args(more));
     cut.max_logit = {};
     cut.keys_per_split = 128;
     expect_same_each_time("parts, one after another", gpu, {cut.out, cut.lse}, [&] { attend(cut, gpu_kernel); });
     const KernelProblem few = many_tiles(width, 3);
     const Outputs few_host(few.p);
-    ForwardArgs at_once = gpu.bind(few_host.forward_args(few));
-    at_once.part_keys = 128;
+    KernelForwardArgs at_once = gpu.bind(few_host.forward_args(few));
+    at_once.keys_per_split = 128;
     expect_same_each_time("any, parts at once", gpu, {at_once.out, at_once.lse, at_once.max_logit},
                           [&] { attend(at_once, gpu_kernel); });
     at_once.max_logit = {};
@@ -123,7 +123,7 @@ TEST_P(GpuAgain, Backward) {
     const Outputs host(problem.p);
     gpu_attend(host.forward_args(problem));
     OnDevice gpu(gpu_kernel);
-    BackwardArgs args = gpu.bind(host.backward_args(problem));
+    KernelBackwardArgs args = gpu.bind(host.backward_args(problem));
     expect_same_each_time("any order of dq", gpu, {args.dk, args.dv}, [&] { attend_backward(args, gpu_kernel); });
     args.deterministic = true;
     expect_same_each_time("deterministic", gpu, {args.dq, args.dk, args.dv},

@@ -29,7 +29,7 @@ TEST(Turns, EachVisitComesAfterAllBeforeIt) {
       items.insert(items.end(),
                    {begin, begin + static_cast<int>(random.index(1, 128)), first, static_cast<int>(slices.size())});
     }
-    const std::vector<int> turns = number_turns(items, slices, kLog, kTiles);
+    const std::vector<int> turns = number_additions(items, slices, kLog, kTiles);
     std::vector<int> additions(kTiles, 0);
     std::size_t visits = 0;
     for (std::size_t i = 0; i < items.size(); i += 4)
@@ -42,8 +42,8 @@ TEST(Turns, EachVisitComesAfterAllBeforeIt) {
           const int from = std::max({s.k_begin, items[i], row + s.lo}),
                     to = std::min({s.k_end - 1, items[i + 1] - 1, row + s.hi});
           if (from > to) continue;
-          first = std::min(first, (row + s.unused) >> kLog);
-          last = std::max(last, (row + s.unused) >> kLog);
+          first = std::min(first, (row + s.tile_shift) >> kLog);
+          last = std::max(last, (row + s.tile_shift) >> kLog);
         }
         if (last < 0) {
           EXPECT_GT(seen.first, seen.last);
@@ -63,31 +63,31 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
   test::Random random(72);
   for (int round = 0; round < 100; ++round) {
     const Index heads = random.index(1, 6);
-    std::vector<PartItems> parts;
+    std::vector<ComponentItems> parts;
     std::vector<int> part_of;  // of a tile; tiles are numbered in the order of parts
     for (Index n = random.index(1, 9); n > 0; --n) {
       const int begin = static_cast<int>(part_of.size()), count = static_cast<int>(random.index(1, 20));
       parts.push_back({begin, begin + count, random.index(1, random.chance(0.5) ? 3 : 40)});
       part_of.insert(part_of.end(), at(count), static_cast<int>(parts.size()) - 1);
     }
-    const std::vector<PartItems> given = parts;
+    const std::vector<ComponentItems> given = parts;
     std::vector<int> tiles(part_of.size());
     std::iota(tiles.begin(), tiles.end(), 0);
-    tiles = spread_parts(tiles, parts, heads);
+    tiles = spread_components(tiles, parts, heads);
     std::vector<int> next(given.size());
     for (std::size_t p = 0; p < given.size(); ++p) next[p] = given[p].begin;
     for (const int t : tiles) ASSERT_EQ(t, next.at(at(part_of.at(at(t))))++);
     ASSERT_EQ(tiles.size(), part_of.size());
-    const std::vector<int> order = order_in_turn(parts, heads);
+    const std::vector<int> order = order_for_ordered_dq(parts, heads);
     ASSERT_EQ(order.size(), tiles.size() * at(heads));
     const int count = static_cast<int>(tiles.size());
     std::vector<int> of_head(at(heads), 0);
     for (const int item : order) ASSERT_EQ(item % count, of_head.at(at(item / count))++);
   }
-  std::vector<PartItems> two = {{0, 3, 4}, {3, 5, 4}};
-  EXPECT_EQ(spread_parts({10, 11, 12, 20, 21}, two, 2), (std::vector<int>{10, 20, 11, 21, 12}));
+  std::vector<ComponentItems> two = {{0, 3, 4}, {3, 5, 4}};
+  EXPECT_EQ(spread_components({10, 11, 12, 20, 21}, two, 2), (std::vector<int>{10, 20, 11, 21, 12}));
   ASSERT_EQ(two.size(), 1u);
-  EXPECT_EQ(order_in_turn({{0, 2, 1}, {2, 3, 2}}, 2), (std::vector<int>{0, 1, 3, 4, 2, 5}));
+  EXPECT_EQ(order_for_ordered_dq({{0, 2, 1}, {2, 3, 2}}, 2), (std::vector<int>{0, 1, 3, 4, 2, 5}));
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ class GpuDqOrder : public GpuTest {
   }
   static void expect_same_twenty_times(const KernelProblem& problem, const Outputs& first) {
     OnDevice gpu(gpu_kernel);
-    BackwardArgs args = gpu.bind(first.backward_args(problem));
+    KernelBackwardArgs args = gpu.bind(first.backward_args(problem));
     args.deterministic = true;
     const auto run = [&] {
       attend_backward(args, gpu_kernel);

@@ -43,7 +43,7 @@ TEST_P(GpuEarly, CallsAgain) {
         const Outputs got(j.problem.p);
         gpu_attend(got.forward_args(j.problem));
         OnDevice gpu(gpu_kernel);
-        BackwardArgs args = gpu.bind(got.backward_args(j.problem));
+        KernelBackwardArgs args = gpu.bind(got.backward_args(j.problem));
         args.deterministic = deterministic;
         for (int i = 0; i < 4; ++i) {
           for (const TensorView& view : {args.dq, args.dk, args.dv, args.dsink}) poison(view, args.place);
@@ -79,7 +79,7 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
   if (!kernel.takes_steps_backward(host)) GTEST_SKIP() << "not of these arguments";
 
   OnDevice gpu(gpu_kernel);
-  BackwardArgs args = gpu.bind(host);
+  KernelBackwardArgs args = gpu.bind(host);
   const auto stream = static_cast<cudaStream_t>(args.place.stream);
   constexpr Index kSteps = 3;
   const Index keys = p.tk / kSteps;

@@ -61,7 +61,7 @@ inline void expect_same_by_plan(const Outputs& got, const Outputs& want) {
 inline void gpu_run(const Outputs& outputs, const KernelProblem& problem, Pass last, bool deterministic = false) {
   outputs.run(problem, gpu_kernel, last, deterministic);
 }
-inline void gpu_attend(const ForwardArgs& args) { attend_on(gpu_kernel, args); }
-inline void gpu_attend_backward(const BackwardArgs& args) { attend_backward_on(gpu_kernel, args); }
+inline void gpu_attend(const KernelForwardArgs& args) { attend_on(gpu_kernel, args); }
+inline void gpu_attend_backward(const KernelBackwardArgs& args) { attend_backward_on(gpu_kernel, args); }
 
 }  // namespace weft::test

@@ -41,10 +41,10 @@ TEST_P(GpuKeySplits, GiveTheWhole) {
       KernelProblem problem = problem_of_parts(dtype(), width, heads_k, random);
       const AttentionProblem& p = problem.p;
       const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
-      for (const Index part_keys : {1, 256, 640}) {  // in whole tiles of keys
+      for (const Index keys_per_split : {1, 256, 640}) {  // in whole tiles of keys
         SCOPED_TRACE("width " + std::to_string(width) + ", " + std::to_string(heads_k) + " heads, parts of " +
-                     std::to_string(part_keys));
-        problem.part_keys = part_keys;
+                     std::to_string(keys_per_split));
+        problem.keys_per_split = keys_per_split;
         const Outputs all(p), plain(p);
         gpu_run(all, problem, Pass::forward);
         judge.forward(all.forward, want, p);
@@ -90,9 +90,9 @@ TEST_P(GpuKeySplits, OneAfterAnotherAreAsAtOnce) {
     KernelProblem few = problem_of_parts(dtype(), width, 1, random);
     few.p.sink = Sink::Kind::learnable;
     KernelProblem many = with_heads_repeated(few, kTimes);
-    for (const Index part_keys : {128, 384}) {
-      SCOPED_TRACE("width " + std::to_string(width) + ", parts of " + std::to_string(part_keys));
-      few.part_keys = many.part_keys = part_keys;
+    for (const Index keys_per_split : {128, 384}) {
+      SCOPED_TRACE("width " + std::to_string(width) + ", parts of " + std::to_string(keys_per_split));
+      few.keys_per_split = many.keys_per_split = keys_per_split;
       for (const bool logits : {true, false}) {
         const Outputs want(few.p), got(many.p);
         KernelForwardArgs once = want.forward_args(few), more = got.forward_args(many);
@@ -126,7 +126,7 @@ TEST_P(GpuKeySplits, RowsOfOnePartKeepTheirBits) {
   problem.p.fill(random);
   const Outputs whole(problem.p), cut(problem.p);
   gpu_run(whole, problem, Pass::forward);
-  problem.part_keys = 256;
+  problem.keys_per_split = 256;
   gpu_run(cut, problem, Pass::forward);
   const std::vector<double> a = whole.forward.out.values(), b = cut.forward.out.values();
   const std::vector<double> a_lse = whole.forward.lse.values(), b_lse = cut.forward.lse.values();
@@ -138,7 +138,7 @@ TEST_P(GpuKeySplits, RowsOfOnePartKeepTheirBits) {
 
 // Whole Q has more tiles than are computed in parts at once, a rank's fewer: the bits are the same either way.
 TEST_P(GpuKeySplits, BitsDoNotDependOnHowQueriesAreCut) {
-  QueryCuts cuts{.dtype = dtype(), .heads = 200, .part_keys = 128};
+  QueryCuts cuts{.dtype = dtype(), .heads = 200, .keys_per_split = 128};
   for (const Index dim : {40, 128, 192, 256}) {
     cuts.dqk = dim;
     cuts.dv = dim == 192 ? 128 : dim - 8;
@@ -173,7 +173,7 @@ TEST_P(GpuKeySplits, GrowingLogitsAndNanBesideThem) {
     for (Index key = 0; key < p.tk; ++key) k[at(key * p.dqk)] = static_cast<double>((falling ? p.tk - key : key) / 64);
     p.q.set_used(q, p.q_used);
     p.k.set_used(k, p.k_used);
-    problem.part_keys = 384;
+    problem.keys_per_split = 384;
     const Outputs got(p);
     gpu_run(got, problem, Pass::forward);
     judge.forward(got.forward, check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype())), p);
@@ -186,13 +186,13 @@ TEST_P(GpuKeySplits, TheSameSlicesAgain) {
   KernelProblem problem = problem_of_parts(dtype(), 128, 1, random);
   std::vector<std::vector<std::uint64_t>> first;
   for (int round = 0; round < 3; ++round)
-    for (const Index part_keys : {Index{128}, kUnlimited, Index{256}}) {
-      problem.part_keys = part_keys;
+    for (const Index keys_per_split : {Index{128}, kUnlimited, Index{256}}) {
+      problem.keys_per_split = keys_per_split;
       const Outputs got(problem.p);
       gpu_attend(got.forward_args(problem));
       const std::vector<std::uint64_t> out = bits(got.forward.out);
       if (round == 0) first.push_back(out);
-      EXPECT_EQ(out, first[part_keys == 128 ? 0 : part_keys == 256 ? 2 : 1]) << round;
+      EXPECT_EQ(out, first[keys_per_split == 128 ? 0 : keys_per_split == 256 ? 2 : 1]) << round;
     }
   EXPECT_NE(first[0], first[1]);
   EXPECT_NE(first[1], first[2]);
@@ -216,7 +216,7 @@ TEST_P(GpuKeySplits, FromAPlanOnTheDevice) {
     for (const Lengths& lengths : all_lengths()) {
       SCOPED_TRACE(lengths.name);
       KernelProblem problem = rank.problem(lengths, 3);
-      problem.part_keys = 256;
+      problem.keys_per_split = 256;
       const Outputs got(problem.p), want(problem.p);
       rank.replay(*graph, lengths, problem, got);
       ASSERT_NO_THROW(rank.context().check());

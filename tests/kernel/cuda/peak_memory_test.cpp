@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "cuda/device_array.h"
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 #include "kernel/cuda/gpu_problem.h"
 #include "run/cuda/rank_step.h"
 
@@ -101,13 +101,13 @@ TEST_P(GpuPeakMemory, OfABackwardIsKeysAndOneCopyOfGradients) {
 }
 
 // Of a forward in parts of so many keys.
-double peak_of_forward(KernelProblem problem, Index part_keys) {
+double peak_of_forward(KernelProblem problem, Index keys_per_split) {
   Random random(61);
   problem.p.fill(random);
-  problem.part_keys = part_keys;
+  problem.keys_per_split = keys_per_split;
   const Outputs got(problem.p);
   OnDevice gpu(gpu_kernel);
-  const ForwardArgs args = gpu.bind(got.forward_args(problem));
+  const KernelForwardArgs args = gpu.bind(got.forward_args(problem));
   double peak = 0;
   for (int round = 0; round < 2; ++round) {  // the first makes lists, which are kept
     const double before = in_use(cudaMemPoolAttrUsedMemCurrent);

@@ -68,7 +68,7 @@ TEST_P(GpuQuerySteps, AfterTheEndAreRefused) {
   problem.p.fill(random);
   const Outputs got(problem.p);
   OnDevice gpu(gpu_kernel);
-  ForwardArgs args = gpu.bind(got.forward_args(problem));
+  KernelForwardArgs args = gpu.bind(got.forward_args(problem));
   args.max_logit = {};
   ASSERT_TRUE(find_kernel(gpu_kernel).takes_steps(args));
   const std::vector<Range> rows = {{0, 20}};
@@ -104,7 +104,7 @@ TEST_P(GpuQuerySteps, BackwardGivesTheWhole) {
     Backward sums(p, DType::f32);
     sums.dk.set(std::vector<double>(at(p.tk * p.hk * p.dqk), 0.0));
     sums.dv.set(std::vector<double>(at(p.tk * p.hk * p.dv), 0.0));
-    BackwardArgs host = got.backward_args(j.problem);
+    KernelBackwardArgs host = got.backward_args(j.problem);
     host.dsink = {};
     if (!kernel.takes_steps_backward(host)) continue;
     ++done;
@@ -115,7 +115,7 @@ TEST_P(GpuQuerySteps, BackwardGivesTheWhole) {
     for (const Slice& s : p.slices) rows.push_back({s.q_begin, s.q_end});
     QuerySteps steps{.rows = rows};
     OnDevice gpu(gpu_kernel);
-    BackwardArgs args = gpu.bind(host);
+    KernelBackwardArgs args = gpu.bind(host);
     args.steps = &steps;
     const Index cut = random.index(0, p.tk), other = random.index(cut, p.tk);
     const Range parts[] = {{other, p.tk}, {0, cut}, {cut, other}};
@@ -125,7 +125,7 @@ TEST_P(GpuQuerySteps, BackwardGivesTheWhole) {
       steps.last = &keys == &parts[2];
       attend_backward(args, gpu_kernel);
     }
-    EXPECT_EQ(steps.kept, nullptr);
+    EXPECT_EQ(steps.state, nullptr);
     gpu.finish();
     judge.close("dq", got.backward.dq.values(), j.want.dq, p.hq, p.dqk);
     judge.close("dk", sums.dk.values(), j.want.dk, p.hk, p.dqk);
@@ -141,7 +141,7 @@ TEST_P(GpuQuerySteps, BackwardHasOneDq) {
   const Outputs got(problem.p), other(problem.p);
   gpu_attend(got.forward_args(problem));
   OnDevice gpu(gpu_kernel);
-  BackwardArgs args = gpu.bind(got.backward_args(problem));
+  KernelBackwardArgs args = gpu.bind(got.backward_args(problem));
   args.dsink = {};
   const std::vector<Range> rows = {{0, 40}};
   QuerySteps steps{.rows = rows};

@@ -33,7 +33,7 @@ TEST_P(GpuTiles, ManyTilesForEachBlock) {
     const check::Expected want = expected_of(problem, Pass::forward);
     for (const bool largest : {true, false}) {
       const Outputs got(p);
-      ForwardArgs args = got.forward_args(problem);
+      KernelForwardArgs args = got.forward_args(problem);
       if (!largest) args.max_logit = {};
       gpu_attend(args);
       judge.out_and_lse(got.forward, want, p);
@@ -113,7 +113,7 @@ TEST_P(GpuTiles, OffsetsPass32Bits) {
   gpu_run(near, problem, Pass::backward, true);
   {
     const FarRows q(p.q.view()), k(p.k.view()), v(p.v.view()), out(far.forward.out.view());
-    ForwardArgs args = far.forward_args(problem);
+    KernelForwardArgs args = far.forward_args(problem);
     const Buffer lse(DType::f32, rows, 2, 1);
     OnDevice gpu(gpu_kernel);
     args.q = q.view();
@@ -131,7 +131,7 @@ TEST_P(GpuTiles, OffsetsPass32Bits) {
   const FarRows q(p.q.view()), k(p.k.view()), v(p.v.view()), dout(p.dout.view());
   const FarRows dq(far.backward.dq.view()), dk(far.backward.dk.view()), dv(far.backward.dv.view());
   OnDevice gpu(gpu_kernel);
-  BackwardArgs args = gpu.bind(near.backward_args(problem));
+  KernelBackwardArgs args = gpu.bind(near.backward_args(problem));
   args.q = q.view();
   args.k = k.view();
   args.v = v.view();
@@ -157,7 +157,7 @@ TEST_P(GpuTiles, RefusedUnderCapture) {
   problem.p.fill(random);
   const Outputs outputs(problem.p);
   OnDevice gpu(gpu_kernel);
-  const ForwardArgs args = gpu.bind(outputs.forward_args(problem));
+  const KernelForwardArgs args = gpu.bind(outputs.forward_args(problem));
   const cudaStream_t stream = static_cast<cudaStream_t>(args.place.stream);
   attend(args, gpu_kernel);  // kept lists do not change that: a graph might read them when they are gone
   WEFT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));

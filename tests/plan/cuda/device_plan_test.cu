@@ -228,10 +228,10 @@ TEST(DevicePlan, Refusals) {
 
 // --- The work of each tile ---
 
-using cuda::CallLists;
 using cuda::Side;
 using cuda::Tiling;
 using cuda::WorkList;
+using cuda::WorkLists;
 using cuda::WorkSlice;
 
 template <class T>
@@ -244,13 +244,13 @@ std::vector<T> read(const T* from, std::size_t n) {
 struct HostWork {
   explicit HostWork(const WorkList& list, const Tiling& tiling) {
     expect_ok(cudaDeviceSynchronize());
-    const auto tiles = at(tiling.tiles());
+    const auto tiles = static_cast<std::size_t>(tiling.tiles());
     if (tiles == 0) return;
     order = read(list.order, tiles);
     ranges = read(list.ranges, tiles);
     int entries = 0;
     for (const int2& r : ranges) entries = std::max(entries, r.y);
-    slices = read(list.slices, at(entries));
+    slices = read(list.slices, static_cast<std::size_t>(entries));
     EXPECT_EQ(read(list.tiles, 1)[0], tiling.tiles());
   }
   std::vector<WorkSlice> of(std::size_t tile) const {
@@ -290,7 +290,8 @@ void expect_work(const WorkList& list, const std::vector<Slice>& slices, const T
   std::sort(sorted.begin(), sorted.end());
   for (std::size_t t = 0; t < sorted.size(); ++t) ASSERT_EQ(sorted[t], static_cast<int>(t)) << what;
   for (std::size_t t = 1; t < work.order.size(); ++t)
-    EXPECT_LE(static_cast<double>(cost[at(work.order[t])]), 1.25 * static_cast<double>(cost[at(work.order[t - 1])]))
+    EXPECT_LE(static_cast<double>(cost[static_cast<std::size_t>(work.order[t])]),
+              1.25 * static_cast<double>(cost[static_cast<std::size_t>(work.order[t - 1])]))
         << what;
 }
 
@@ -317,10 +318,10 @@ TEST(DeviceWork, ListsAreTheHosts) {
     const Indices map = choices.one_in(2) ? Indices{2, 0, 2, 1, 2} : Indices{};
     const cuda::HeadGroups heads{map.empty() ? 6 : 5, 3, map};
     for (const std::size_t sides_asked : {1u, 2u}) {
-      const CallLists made = build_lists(plan, {tilings, sides_asked}, heads, nullptr);
+      const WorkLists made = build_lists(plan, {tilings, sides_asked}, heads, nullptr);
       ASSERT_EQ(made.lists.size(), sides_asked);
       for (std::size_t n = 0; n < sides_asked; ++n) expect_work(made.lists[n], slices, tilings[n], flags(c));
-      const CallLists host = make_lists(slices, nullptr, {tilings, sides_asked}, heads, nullptr);
+      const WorkLists host = make_work_lists(slices, nullptr, {tilings, sides_asked}, heads, nullptr);
       const auto n = at(heads.heads_q);
       EXPECT_EQ(read(made.heads.kv_head, n), read(host.heads.kv_head, n));
       EXPECT_EQ(read(made.heads.begin, 4), read(host.heads.begin, 4));
@@ -342,7 +343,7 @@ TEST(DeviceWork, LongAndShortSlices) {
   DevicePlan plan(context, 3000);
   plan.upload(host);
   const Tiling tilings[] = {{Side::query, 70000, 64}, {Side::key, 70000, 128}};
-  const CallLists made = build_lists(plan, tilings, {2, 1, {}}, nullptr);
+  const WorkLists made = build_lists(plan, tilings, {2, 1, {}}, nullptr);
   for (std::size_t n = 0; n < 2; ++n) expect_work(made.lists[n], host.slices, tilings[n], "long");
   EXPECT_NO_THROW(context.check());
 }
@@ -359,7 +360,7 @@ TEST(DeviceWork, TooSmallIsReported) {
   const DeviceArray<int2> ranges(4);
   stream.wait();
   const cudaGraphExec_t graph = capture(stream.stream, [&] {
-    const CallLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
+    const WorkLists made = build_lists(plan, rows, {1, 1, {}}, stream.stream);
     expect_ok(
         cudaMemcpyAsync(ranges.get(), made.lists[0].ranges, 4 * sizeof(int2), cudaMemcpyDeviceToDevice, stream.stream));
   });
@@ -393,7 +394,7 @@ TEST(DevicePlan, ReplaysOnOtherOffsets) {
   const TestStream stream;
   DeviceContext context(gpu(stream.stream));
   const Index sequences = 64, tokens = 64 * 48, ranks = 4;
-  DeviceArray<std::int32_t> cu(at(sequences + 1));
+  DeviceArray<std::int32_t> cu(static_cast<std::size_t>(sequences + 1));
   const DeviceStream s{cu.get(), nullptr, OffsetType::i32, sequences, tokens};
   const DeviceLayout layout{LayoutKind::dual_chunk, ranks};
   const DevicePlanArgs args{s, {}, {.causal = true}, layout.runs(2), layout.rank_order()};

@@ -2,9 +2,8 @@
 
 namespace weft::cuda {
 
-void backward_f32(Width width, const BackwardCall& call, cudaStream_t stream) {
-  if (width == Width::w128) return launch_backward<F32, Width::w128>(call, stream);
-  launch_backward<F32, Width::w256>(call, stream);
+void backward_f32(Width width, const BackwardParams& params, cudaStream_t stream) {
+  launch_any<F32>(width, params, stream);
 }
 
 }  // namespace weft::cuda

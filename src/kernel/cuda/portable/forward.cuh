@@ -1,41 +1,42 @@
-// The forward: a block owns a tile of query rows of one head and walks over the keys of all its slices. Scores, the
+// The forward: a block owns a tile of query rows of one head and iterates over the keys of all its slices. Scores, the
 // online softmax and P stay in registers.
 //
-// A row's bits do not depend on its tile: key tiles count from the slice's k_first, and a tile of which a row sees
-// nothing leaves its state as it is (2^0 is 1, the products are zeros).
+// A row's bits do not depend on its tile: key tiles are counted from the slice's k_first, and a tile of which a row
+// sees nothing leaves its state unchanged (2^0 is 1, the products are zeros).
 #pragma once
 
 #include "cuda/launch.h"
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/portable/tile.cuh"
 #include "kernel/cuda/rows.cuh"
-#include "kernel/cuda/work/walk.cuh"
+#include "kernel/cuda/work/tile_iterators.cuh"
 
 namespace weft::cuda {
 
 template <class N, Width kWidth>
 struct ForwardTile {
   static constexpr TileShape kShape = forward_shape(N::kF32, kWidth);
-  static constexpr int kK = columns_k(kWidth), kV = columns_v(kWidth), kKeys = kShape.keys, kM = kShape.row_blocks;
+  static constexpr int kDimQk = columns_k(kWidth), kDimV = columns_v(kWidth), kKeys = kShape.keys,
+                       kM = kShape.row_blocks;
   static constexpr int kRows = forward_rows(N::kF32, kWidth), kThreads = kShape.threads();
-  static constexpr unsigned kQBytes = 2 * N::kParts * kRows * kK, kKBytes = 2 * N::kParts * kKeys * kK;
+  static constexpr unsigned kQBytes = 2 * N::kParts * kRows * kDimQk, kKBytes = 2 * N::kParts * kKeys * kDimQk;
 
-  using QBlocks = Blocks<kRows, kK>;
-  using KBlocks = Blocks<kKeys, kK>;
-  using VBlocks = Blocks<kKeys, kV>;
+  using QBlocks = Blocks<kRows, kDimQk>;
+  using KBlocks = Blocks<kKeys, kDimQk>;
+  using VBlocks = Blocks<kKeys, kDimV>;
 
-  const ForwardCall& call;
+  const ForwardParams& params;
   unsigned q;  // address of the shared memory: Q, then a tile of K and one of V
   int tile, head;
-  float sums[kM][kV / 8][4];
-  float top[kM][2], total[kM][2];  // largest logit·log2(e); this lane's share of the sum
+  float sums[kM][kDimV / 8][4];
+  float row_max[kM][2], row_sum[kM][2];  // maximum logit·log2(e); this lane's part of the sum of P
 
-  __device__ ForwardTile(const ForwardCall& c, unsigned shared, int tile_, int head_)
-      : call(c), q(shared), tile(tile_), head(head_) {}
+  __device__ ForwardTile(const ForwardParams& c, unsigned shared, int tile_, int head_)
+      : params(c), q(shared), tile(tile_), head(head_) {}
 
   __device__ unsigned k() const { return q + kQBytes; }
   __device__ unsigned v() const { return q + kQBytes + kKBytes; }
-  __device__ int kv_head() const { return call.heads.kv_head[head]; }
+  __device__ int kv_head() const { return params.heads.kv_head[head]; }
   // First row of the tile, of the warp in it, and of the lane.
   __device__ int row() const { return tile * kRows; }
   __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32) * 16 * kM; }
@@ -44,59 +45,61 @@ struct ForwardTile {
   }
 
   __device__ void run() {
-    KeyTiles<kKeys, kRows> keys(call.list, tile);
+    KeyTileIterator<kKeys, kRows> keys(params.list, tile);
     begin();
     bool more = keys.start();
     if (more) {
-      const int rows = static_cast<int>(call.q.view.rows) - row();
-      load_tile<N, kRows, kK, kThreads>(q, call.q, row(), head, [=](int r) { return r < rows; });
-      load_tile<N, kKeys, kK, kThreads>(k(), call.k, keys.base(), kv_head(), keys.valid());
-      if (call.sign != 1.0f) turn_queries();
+      const int rows = static_cast<int>(params.q.view.rows) - row();
+      load_tile<N, kRows, kDimQk, kThreads>(q, params.q, row(), head, [=](int r) { return r < rows; });
+      load_tile<N, kKeys, kDimQk, kThreads>(k(), params.k, keys.base(), kv_head(), keys.valid());
+      if (params.sign != 1.0f) apply_sign();
     }
     while (more) {
-      copies_done();
+      cp_async_wait_all();
       __syncthreads();
-      load_tile<N, kKeys, kV, kThreads>(v(), call.v, keys.base(), kv_head(), keys.valid());
+      load_tile<N, kKeys, kDimV, kThreads>(v(), params.v, keys.base(), kv_head(), keys.valid());
       const int first = row() + warp_row();
-      const Sight sight = sight_of(keys.slice(), first, first + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1);
+      const Visibility visibility =
+          visibility_of(keys.slice(), first, first + 16 * kM - 1, keys.base(), keys.base() + kKeys - 1);
       float scores[kM][kKeys / 8][4];
-      if (sight != Sight::none) {
+      if (visibility != Visibility::none) {
         clear(scores);
-        multiply<N, kK / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row())}, RightRows<KBlocks>{KBlocks(k(), 0)});
-        if (call.scores.bend != 0) bend(scores);
-        if (sight == Sight::some) hide(scores, keys.slice(), keys.base());
+        mma_tiles<N, kDimQk / 16>(scores, LeftRows<QBlocks>{QBlocks(q, warp_row())},
+                                  RightRows<KBlocks>{KBlocks(k(), 0)});
+        if (params.scores.softcap_scale != 0) apply_softcap(scores);
+        if (visibility == Visibility::partial) apply_mask(scores, keys.slice(), keys.base());
       }
-      copies_done();
+      cp_async_wait_all();
       __syncthreads();
       more = keys.next();
-      if (more) load_tile<N, kKeys, kK, kThreads>(k(), call.k, keys.base(), kv_head(), keys.valid());
-      if (sight != Sight::none) {
+      if (more) load_tile<N, kKeys, kDimQk, kThreads>(k(), params.k, keys.base(), kv_head(), keys.valid());
+      if (visibility != Visibility::none) {
         softmax(scores);
-        multiply_sums<N>(sums, scores, RightColumns<VBlocks>{VBlocks(v(), 0)});
+        mma_fragments<N>(sums, scores, RightColumns<VBlocks>{VBlocks(v(), 0)});
       }
     }
     end();
   }
 
   __device__ bool resumes(int r) const {
-    return call.partial.states != nullptr && r < call.q.view.rows && row_is_live(call.list, tile, r);
+    return params.partial.states != nullptr && r < params.q.view.rows && row_is_live(params.list, tile, r);
   }
   __device__ RowState<float>& state_of(int r) const {
-    return call.partial.states[static_cast<Index>(r) * call.heads_q + head];
+    return params.partial.states[static_cast<Index>(r) * params.heads_q + head];
   }
 
-  // Empty, or where an earlier call left the row.
+  // Starts rows as empty, or where an earlier call left them.
   __device__ void begin() {
     clear(sums);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        top[m][i] = kMinusInfinity<float>;
-        total[m][i] = 0;
+        row_max[m][i] = kMinusInfinity<float>;
+        row_sum[m][i] = 0;
       }
-    if (call.partial.states == nullptr) return;
-    const TensorView& old = call.partial.sums;
+    if (params.partial.states == nullptr) return;
+    const TensorView& old = params.partial.sums;
     const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -104,44 +107,44 @@ struct ForwardTile {
       for (int i = 0; i < 2; ++i) {
         const int r = row_of(m, i);
         if (!resumes(r) || is_empty(state_of(r))) continue;
-        top[m][i] = state_of(r).max * kLog2E;
-        total[m][i] = threadIdx.x % 4 == 0 ? state_of(r).sum : 0.0f;
+        row_max[m][i] = state_of(r).max * kLog2E;
+        row_sum[m][i] = threadIdx.x % 4 == 0 ? state_of(r).sum : 0.0f;
         const float* from = static_cast<const float*>(old.data) + offset_of(old, r, head);
 #pragma unroll
-        for (int n = 0; n < kV / 8; ++n)
+        for (int n = 0; n < kDimV / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j)
             if (n * 8 + column + j < old.dim) sums[m][n][2 * i + j] = from[n * 8 + column + j];
       }
   }
 
-  // A scale that is not positive: the queries' sign is turned, or they become zeros (NaN stays NaN).
-  __device__ void turn_queries() {
-    copies_done();
+  // For a scale that is not positive the queries change sign, or become zeros (NaN stays NaN).
+  __device__ void apply_sign() {
+    cp_async_wait_all();
     __syncthreads();
     for (unsigned i = threadIdx.x; i < kQBytes / 2; i += kThreads) {
       std::uint16_t bits;
       asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(q + 2 * i));
-      bits = N::times(bits, call.sign);
+      bits = N::times(bits, params.sign);
       asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(q + 2 * i), "h"(bits) : "memory");
     }
   }
 
-  __device__ void bend(float (&scores)[kM][kKeys / 8][4]) const {
+  __device__ void apply_softcap(float (&scores)[kM][kKeys / 8][4]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scores[m][n][i] = tanhf(scores[m][n][i] * call.scores.bend);
+        for (int i = 0; i < 4; ++i) scores[m][n][i] = tanhf(scores[m][n][i] * params.scores.softcap_scale);
   }
 
-  __device__ void hide(float (&scores)[kM][kKeys / 8][4], const WorkSlice& slice, int base) const {
+  __device__ void apply_mask(float (&scores)[kM][kKeys / 8][4], const WorkSlice& slice, int base) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Seen seen = keys_seen(slice, row_of(m, i), base);
+        const VisibleRange seen = visible_keys(slice, row_of(m, i), base);
         const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
@@ -153,10 +156,10 @@ struct ForwardTile {
       }
   }
 
-  // Scores become shares against the new maximum; what was summed before shrinks to it.
+  // Scores become P against the new maximum; earlier sums are rescaled to it.
   __device__ void softmax(float (&scores)[kM][kKeys / 8][4]) {
-    const float factor = call.scores.factor;
-    float shrink[kM][2];
+    const float scale_log2 = params.scores.scale_log2;
+    float rescale[kM][2];
     bool same = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -167,31 +170,31 @@ struct ForwardTile {
         for (int n = 1; n < kKeys / 8; ++n) most = max_nan(most, max_nan(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        most = max_nan(top[m][i], most * factor);
-        // A row without keys so far: anything finite will do, and -inf - -inf would not.
-        const float against = most == kMinusInfinity<float> ? 0.0f : most;
-        shrink[m][i] = exp2_fast(top[m][i] - against);
-        same = same && top[m][i] == most;
-        top[m][i] = most;
+        most = max_nan(row_max[m][i], most * scale_log2);
+        // A row without keys so far: any finite reference will do, while -inf - -inf is NaN.
+        const float reference = most == kMinusInfinity<float> ? 0.0f : most;
+        rescale[m][i] = exp2_fast(row_max[m][i] - reference);
+        same = same && row_max[m][i] == most;
+        row_max[m][i] = most;
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            // Not fused: exactly 0 at the maximum, so that its share is exactly 1.
-            const float share = exp2_fast(__fsub_rn(__fmul_rn(scores[m][n][2 * i + j], factor), against));
-            scores[m][n][2 * i + j] = share;
-            sum += share;
+            // Not fused: the exponent is exactly 0 at the maximum, so that P is exactly 1 there.
+            const float probability = exp2_fast(__fsub_rn(__fmul_rn(scores[m][n][2 * i + j], scale_log2), reference));
+            scores[m][n][2 * i + j] = probability;
+            sum += probability;
           }
-        total[m][i] = total[m][i] * shrink[m][i] + sum;
+        row_sum[m][i] = row_sum[m][i] * rescale[m][i] + sum;
       }
-    if (__all_sync(0xffffffffu, same)) return;  // times 1
+    if (__all_sync(0xffffffffu, same)) return;  // all factors are 1
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int n = 0; n < kV / 8; ++n)
+      for (int n = 0; n < kDimV / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[m][n][i] *= shrink[m][i / 2];
+        for (int i = 0; i < 4; ++i) sums[m][n][i] *= rescale[m][i / 2];
   }
 
   __device__ void end() {
@@ -201,58 +204,68 @@ struct ForwardTile {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float sum = total[m][i];
+        float sum = row_sum[m][i];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         const int r = row_of(m, i);
-        if (r >= call.q.view.rows) continue;
+        if (r >= params.q.view.rows) continue;
         RowState<float> state;
-        if (top[m][i] != kMinusInfinity<float>) state = {top[m][i] * kLn2, sum};
+        if (row_max[m][i] != kMinusInfinity<float>) state = {row_max[m][i] * kLn2, sum};
         most = max_nan(most, state.max);
-        const bool partial = call.partial.states != nullptr;
-        if (partial && !row_is_live(call.list, tile, r)) continue;
+        const bool partial = params.partial.states != nullptr;
+        if (partial && !row_is_live(params.list, tile, r)) continue;
         float weight = 1;
         if (partial) {
           if (threadIdx.x % 4 == 0) state_of(r) = state;
         } else {
-          const FinishedRow<float> done = finish(state, sink_logit(call.sink, head));
+          const FinishedRow<float> done = finish(state, sink_logit(params.sink, head));
           weight = done.weight;
-          if (threadIdx.x % 4 == 0 && call.lse.given())
-            store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, r, head), done.lse);
+          if (threadIdx.x % 4 == 0 && params.lse.given())
+            store_element(params.lse.data, params.lse.dtype, offset_of(params.lse, r, head), done.lse);
         }
         const bool empty = is_empty(state);
-        const RowOut out(partial ? call.partial.sums : call.out, r, head);
+        const RowOut out(partial ? params.partial.sums : params.out, r, head);
 #pragma unroll
-        for (int n = 0; n < kV / 8; ++n) {
-          // A zero that shrank to -0 is 0 again.
+        for (int n = 0; n < kDimV / 8; ++n) {
+          // Adding 0 turns -0 into 0.
           const float x = empty ? 0.0f : sums[m][n][2 * i] * weight + 0.0f;
           const float y = empty ? 0.0f : sums[m][n][2 * i + 1] * weight + 0.0f;
           out.store(n * 8 + column, x, y);
         }
       }
-    if (call.max_logit == nullptr) return;
+    if (params.max_logit == nullptr) return;
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, lane));
-    if (threadIdx.x % 32 == 0 && most != kMinusInfinity<float>) atomicMax(call.max_logit + head, ordered(most));
+    if (threadIdx.x % 32 == 0 && most != kMinusInfinity<float>) atomicMax(params.max_logit + head, ordered(most));
   }
 };
 
 template <class N, Width kWidth>
 __global__ void __launch_bounds__(forward_shape(N::kF32, kWidth).threads(), forward_blocks(N::kF32, kWidth))
-    forward_kernel(const __grid_constant__ ForwardCall call) {
+    forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int item = static_cast<int>(blockIdx.x) / call.heads_q, head = static_cast<int>(blockIdx.x) % call.heads_q;
-  if (item >= *call.list.tiles) return;
-  ForwardTile<N, kWidth>(call, shared_address(shared), call.list.order[item], head).run();
+  const int item = static_cast<int>(blockIdx.x) / params.heads_q, head = static_cast<int>(blockIdx.x) % params.heads_q;
+  if (item >= *params.list.tiles) return;
+  ForwardTile<N, kWidth>(params, shared_address(shared), params.list.order[item], head).run();
 }
 
 template <class N, Width kWidth>
-void launch_forward(const ForwardCall& call, cudaStream_t stream) {
-  const dim3 blocks(static_cast<unsigned>(call.tiles) * static_cast<unsigned>(call.heads_q));
+void launch_forward(const ForwardParams& params, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(params.tiles) * static_cast<unsigned>(params.heads_q));
   launch(&forward_kernel<N, kWidth>,
          {blocks, dim3(static_cast<unsigned>(forward_shape(N::kF32, kWidth).threads())),
           static_cast<std::size_t>(forward_shared(N::kF32, kWidth))},
-         stream, call);
+         stream, params);
+}
+
+template <class N>
+void launch_any(Width width, const ForwardParams& params, cudaStream_t stream) {
+  if constexpr (N::kF32) {
+    if (width == Width::w128) return launch_forward<N, Width::w128>(params, stream);
+    launch_forward<N, Width::w256>(params, stream);
+  } else {
+    dispatch_width(width, [&]<Width kWidth>() { launch_forward<N, kWidth>(params, stream); });
+  }
 }
 
 }  // namespace weft::cuda

@@ -2,17 +2,8 @@
 
 namespace weft::cuda {
 
-void forward_bf16(Width width, const ForwardCall& call, cudaStream_t stream) {
-  switch (width) {
-    case Width::w64:
-      return launch_forward<Bf16, Width::w64>(call, stream);
-    case Width::w128:
-      return launch_forward<Bf16, Width::w128>(call, stream);
-    case Width::w192_128:
-      return launch_forward<Bf16, Width::w192_128>(call, stream);
-    default:
-      return launch_forward<Bf16, Width::w256>(call, stream);
-  }
+void forward_bf16(Width width, const ForwardParams& params, cudaStream_t stream) {
+  launch_any<Bf16>(width, params, stream);
 }
 
 }  // namespace weft::cuda

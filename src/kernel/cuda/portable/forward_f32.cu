@@ -2,9 +2,8 @@
 
 namespace weft::cuda {
 
-void forward_f32(Width width, const ForwardCall& call, cudaStream_t stream) {
-  if (width == Width::w128) return launch_forward<F32, Width::w128>(call, stream);
-  launch_forward<F32, Width::w256>(call, stream);
+void forward_f32(Width width, const ForwardParams& params, cudaStream_t stream) {
+  launch_any<F32>(width, params, stream);
 }
 
 }  // namespace weft::cuda

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "cuda/check.h"
-#include "cuda/forget.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
+#include "cuda/device_guard.h"
+#include "cuda/last_error.h"
+#include "cuda/stream_array.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/work/list.h"
 #include "text.h"
 #include "weft/error.h"
@@ -18,7 +18,7 @@
 namespace weft::cuda {
 namespace {
 
-constexpr Index kRowMultiple = 64;  // every tile of query rows in the backward divides it
+constexpr Index kRowMultiple = 64;  // a multiple of every query tile of the backward
 
 }  // namespace
 
@@ -30,11 +30,12 @@ GpuProperties gpu_properties(int device) {
   if (result == cudaSuccess) result = ask(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   if (result == cudaSuccess) result = ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (result != cudaSuccess) {
-    forget(result);  // it was asked, not met
+    clear_last_error(result);  // the attribute was only a question
     int devices = 0;
     const cudaError_t counted = cudaGetDeviceCount(&devices);
-    forget(counted);
-    // No answer of a GPU that is there is an error: not the wrong GPU, which would mean another kernel.
+    clear_last_error(counted);
+    // A GPU that exists but does not answer is an error, not a GPU without the feature, which would mean another
+    // kernel.
     if (counted == cudaSuccess && device < devices) check(result, "cudaDeviceGetAttribute");
     gpu.missing = cudaGetErrorString(result);
   }
@@ -43,57 +44,58 @@ GpuProperties gpu_properties(int device) {
 }
 
 void portable_forward(const KernelForwardArgs& args) {
-  const OnDevice on(args.place.device);
+  const DeviceGuard on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
   check_rows(max_of(args.q.rows, args.k.rows));
   const DType dtype = args.q.dtype;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   const Tiling rows[] = {{Side::query, args.q.rows, forward_rows(dtype == DType::f32, width)}};
   check_grid(rows[0].tiles(), args.q.heads);
-  const CallLists work =
-      make_lists(args.slices, args.device_plan, rows, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  const WorkLists work = make_work_lists(args.slices, args.device_plan, rows,
+                                         {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
-  // Scores whose largest is the largest logit: a scale below 0 turns the queries' sign, and one of 0 makes them zeros.
+  // The largest score must be the largest logit: a negative scale changes the queries' sign, and a scale of 0 zeroes
+  // them.
   const double scale = scale_of(args.attention, args.q.dim);
   const double size = scale == 0 ? 1 : std::abs(scale);
-  StreamArray<unsigned> orders;
-  ForwardCall call{.q = source(args.q, dtype),
-                   .k = source(args.k, dtype),
-                   .v = source(args.v, dtype),
-                   .list = work.lists[0],
-                   .heads = work.heads,
-                   .scores = scores_of(size, args.attention.softcap),
-                   .sign = scale > 0   ? 1.0f
-                           : scale < 0 ? -1.0f
-                                       : 0.0f,
-                   .sink = sink_of(args.attention.sink),
-                   .out = args.out,
-                   .lse = args.lse,
-                   .partial = args.partial,
-                   .max_logit = zeroed_orders(orders, args.max_logit, stream),
-                   .tiles = rows[0].tiles(),
-                   .heads_q = static_cast<int>(args.q.heads)};
-  of_dtype(dtype, &forward_bf16, &forward_f16, &forward_f32)(width, call, stream);
-  if (call.max_logit != nullptr) store_max_logit(call.max_logit, args.max_logit, stream);
+  StreamArray<unsigned> ordered_max;
+  ForwardParams params{.q = input_view(args.q, dtype),
+                       .k = input_view(args.k, dtype),
+                       .v = input_view(args.v, dtype),
+                       .list = work.lists[0],
+                       .heads = work.heads,
+                       .scores = score_scale_of(size, args.attention.softcap),
+                       .sign = scale > 0   ? 1.0f
+                               : scale < 0 ? -1.0f
+                                           : 0.0f,
+                       .sink = sink_of(args.attention.sink),
+                       .out = args.out,
+                       .lse = args.lse,
+                       .partial = args.partial,
+                       .max_logit = zeroed_max_logit(ordered_max, args.max_logit, stream),
+                       .tiles = rows[0].tiles(),
+                       .heads_q = static_cast<int>(args.q.heads)};
+  select_dtype(dtype, &forward_bf16, &forward_f16, &forward_f32)(width, params, stream);
+  if (params.max_logit != nullptr) store_max_logit(params.max_logit, args.max_logit, stream);
 }
 
 void portable_backward(const KernelBackwardArgs& given) {
-  const OnDevice on(given.place.device);
+  const DeviceGuard on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
   KernelBackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
-  const Kept kept(args, &portable_forward, stream);
+  const RecomputedForward recomputed(args, &portable_forward, stream);
   const DType dtype = args.q.dtype;
   const bool f32 = dtype == DType::f32;
   const Width width = width_of(dtype, args.q.dim, args.v.dim);
   const int rows = dq_rows(f32, dq_width(width));
-  const bool roomy = gpu_properties(given.place.device).shared_bytes >= backward_shared(f32, width, true);
+  const bool large_shared = gpu_properties(given.place.device).shared_bytes >= backward_shared(f32, width, true);
   const Tiling tilings[] = {{Side::query, args.q.rows, rows},
-                            {Side::key, args.k.rows, backward_shape(f32, width, roomy).keys}};
+                            {Side::key, args.k.rows, backward_shape(f32, width, large_shared).keys}};
   const int row_tiles = tilings[0].tiles(), key_tiles = tilings[1].tiles();
   check_grid(max_of(row_tiles, key_tiles), max_of(args.q.heads, args.k.heads));
-  const CallLists work =
-      make_lists(args.slices, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  const WorkLists work = make_work_lists(args.slices, args.device_plan, tilings,
+                                         {args.q.heads, args.k.heads, args.attention.head_map}, stream);
 
   const Index padded = ceil_div(args.q.rows, kRowMultiple) * kRowMultiple;
   const std::size_t heads_q = at(args.q.heads);
@@ -101,8 +103,8 @@ void portable_backward(const KernelBackwardArgs& given) {
   const StreamArray<double> dsink(args.dsink.given() ? at(row_tiles) * heads_q : 0, stream);
   // Tiles of fewer rows than kRowMultiple may end before the padding does.
   if (padded > 0) WEFT_CUDA(cudaMemsetAsync(statistics.get(), 0, statistics.size() * sizeof(float2), stream));
-  row_statistics({.out = source(args.out, dtype),
-                  .dout = source(args.dout, dtype),
+  row_statistics({.out = input_view(args.out, dtype),
+                  .dout = input_view(args.dout, dtype),
                   .lse = args.lse,
                   .list = work.lists[0],
                   .sink = sink_of(args.attention.sink),
@@ -121,40 +123,40 @@ void portable_backward(const KernelBackwardArgs& given) {
     if (dq_sums.size() > 0) WEFT_CUDA(cudaMemsetAsync(dq_sums.get(), 0, dq_sums.size() * sizeof(float), stream));
   }
   const double scale = scale_of(args.attention, args.q.dim);
-  const BackwardCall call{.q = source(args.q, dtype),
-                          .k = source(args.k, dtype),
-                          .v = source(args.v, dtype),
-                          .dout = source(args.dout, dtype),
-                          .rows = work.lists[0],
-                          .keys = work.lists[1],
-                          .heads = work.heads,
-                          .scores = scores_of(scale, args.attention.softcap),
-                          .scale = static_cast<float>(scale),
-                          .statistics = statistics.get(),
-                          .padded_rows = static_cast<int>(padded),
-                          .dq_sums = dq_sums.get(),
-                          .dq = args.dq,
-                          .dk = args.dk,
-                          .dv = args.dv,
-                          .add_keys = args.add_keys,
-                          .roomy = roomy,
-                          .row_tiles = row_tiles,
-                          .key_tiles = key_tiles,
-                          .heads_q = static_cast<int>(args.q.heads),
-                          .heads_k = static_cast<int>(args.k.heads)};
-  const auto run = [&](auto bf16, auto f16, auto f32_) { of_dtype(dtype, bf16, f16, f32_)(width, call, stream); };
+  const BackwardParams params{.q = input_view(args.q, dtype),
+                              .k = input_view(args.k, dtype),
+                              .v = input_view(args.v, dtype),
+                              .dout = input_view(args.dout, dtype),
+                              .rows = work.lists[0],
+                              .keys = work.lists[1],
+                              .heads = work.heads,
+                              .scores = score_scale_of(scale, args.attention.softcap),
+                              .scale = static_cast<float>(scale),
+                              .statistics = statistics.get(),
+                              .padded_rows = static_cast<int>(padded),
+                              .dq_sums = dq_sums.get(),
+                              .dq = args.dq,
+                              .dk = args.dk,
+                              .dv = args.dv,
+                              .add_keys = args.add_keys,
+                              .large_shared = large_shared,
+                              .row_tiles = row_tiles,
+                              .key_tiles = key_tiles,
+                              .heads_q = static_cast<int>(args.q.heads),
+                              .heads_k = static_cast<int>(args.k.heads)};
+  const auto run = [&](auto bf16, auto f16, auto f32_) { select_dtype(dtype, bf16, f16, f32_)(width, params, stream); };
   run(&backward_bf16, &backward_f16, &backward_f32);
   if (args.deterministic)
     run(&dq_bf16, &dq_f16, &dq_f32);
   else
-    store_dq(call, f32, width, stream);
+    store_dq(params, f32, width, stream);
 }
 
 void finish_partial(const FinishArgs& args) {
-  const OnDevice on(args.place.device);
+  const DeviceGuard on(args.place.device);
   const cudaStream_t stream = stream_of(args.place);
-  StreamArray<unsigned> orders;
-  unsigned* const max_logit = zeroed_orders(orders, args.max_logit, stream);
+  StreamArray<unsigned> ordered_max;
+  unsigned* const max_logit = zeroed_max_logit(ordered_max, args.max_logit, stream);
   finish_rows({args.partial, sink_of(args.sink), args.out, args.lse, max_logit}, stream);
   if (max_logit != nullptr) store_max_logit(max_logit, args.max_logit, stream);
 }

@@ -1,4 +1,4 @@
-// Kernel cuda.portable: tensor cores by mma.sync, for every GPU since compute capability 8.0.
+// Kernel cuda.portable: tensor cores through mma.sync, for every GPU since compute capability 8.0.
 #pragma once
 
 #include "kernel/cuda_refusal.h"

@@ -1,11 +1,11 @@
-// Tiles in shared memory and products of them by the tensor cores.
+// Tiles in shared memory, and mma.sync on them.
 //
-// A tile is [rows][kColumns] of 16-bit numbers, kColumns a multiple of 64, one such plane for each part of a number.
-// Eight rows of the same 16 bytes are what an ldmatrix reads: the 16-byte pieces of each 128 are permuted by row % 8,
-// so that they lie in different banks. Bases are aligned to 128 bytes.
+// A tile is [rows][kColumns] of 16-bit elements, kColumns a multiple of 64, with one such plane for each part of an
+// f32. An ldmatrix reads the same 16 bytes of eight rows, so the 16-byte pieces of each 128 bytes are swizzled by row %
+// 8 to lie in different banks. Bases are aligned to 128 bytes.
 #pragma once
 
-#include "kernel/cuda/portable/numbers.cuh"
+#include "kernel/cuda/portable/operand_types.cuh"
 #include "weft/tensor.h"
 
 namespace weft::cuda {
@@ -14,16 +14,16 @@ __device__ inline unsigned shared_address(const void* p) { return static_cast<un
 
 // Byte offset of (row, 16-byte piece).
 template <int kColumns>
-__device__ inline unsigned piece_offset(int row, int piece) {
+__device__ inline unsigned swizzled_offset(int row, int piece) {
   return static_cast<unsigned>(row * kColumns * 2 + ((piece ^ (row & 7)) << 4));
 }
 
-__device__ inline void load_matrices(unsigned (&to)[4], unsigned address) {
+__device__ inline void ldmatrix_x4(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address));
 }
-__device__ inline void load_matrices_transposed(unsigned (&to)[4], unsigned address) {
+__device__ inline void ldmatrix_x4_trans(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address));
@@ -38,34 +38,34 @@ __device__ inline bool load_byte(unsigned from) {
   return x != 0;
 }
 
-__device__ inline void copy_16(unsigned to, const void* from, bool zero) {
+__device__ inline void cp_async_16(unsigned to, const void* from, bool zero) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(zero ? 0 : 16) : "memory");
 }
-__device__ inline void copy_8(unsigned to, const void* from) {
+__device__ inline void cp_async_8(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void copies_done() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+__device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
-// Any 16 x 16 block of a tile by its lane's address: rows lane % 16, pieces lane / 16. block(row, piece) are in steps
-// of 16 rows and of two pieces; the permutation is an exclusive or, so that moving by two pieces is one too.
+// Addresses of 16 x 16 blocks of a tile for ldmatrix: a lane's row is lane % 16, its piece lane / 16. Blocks are 16
+// rows and two pieces apart; the swizzle is an exclusive or, so moving by two pieces is one too.
 template <int kRows, int kColumns>
 struct Blocks {
   static constexpr unsigned kPlane = kRows * kColumns * 2;
   unsigned lane;
 
   __device__ Blocks(unsigned base, int first_row)
-      : lane(base + piece_offset<kColumns>(first_row + (threadIdx.x & 15), (threadIdx.x & 31) >> 4)) {}
+      : lane(base + swizzled_offset<kColumns>(first_row + (threadIdx.x & 15), (threadIdx.x & 31) >> 4)) {}
   __device__ unsigned address(int part, int row, int pair) const {
     return (lane ^ static_cast<unsigned>((pair & 3) << 5)) +
            (static_cast<unsigned>(part) * kPlane + static_cast<unsigned>(row * 16 * kColumns * 2 + (pair >> 2) * 128));
   }
 };
 
-// Left operands, [m][k]: load(to, part, m, k) of 16 x 16.
+// A operands [m][k]: load(to, part, m, k) of 16 x 16.
 template <class B>
 struct LeftRows {  // stored as [m][k]
   B at;
-  __device__ void load(unsigned (&to)[4], int part, int m, int k) const { load_matrices(to, at.address(part, m, k)); }
+  __device__ void load(unsigned (&to)[4], int part, int m, int k) const { ldmatrix_x4(to, at.address(part, m, k)); }
 };
 template <class B>
 struct LeftColumns {  // stored as [k][m]
@@ -73,20 +73,20 @@ struct LeftColumns {  // stored as [k][m]
   int first = 0;  // block of columns
   __device__ void load(unsigned (&to)[4], int part, int m, int k) const {
     unsigned r[4];
-    load_matrices_transposed(r, at.address(part, k, first + m));
+    ldmatrix_x4_trans(r, at.address(part, k, first + m));
     to[0] = r[0];
     to[1] = r[2];
     to[2] = r[1];
     to[3] = r[3];
   }
 };
-// Right operands, [k][n]: load(to, part, n, k) of 16 x 16, the first 8 columns in to[0], to[1].
+// B operands [k][n]: load(to, part, n, k) of 16 x 16, the first 8 columns in to[0], to[1].
 template <class B>
 struct RightRows {  // stored as [n][k]
   B at;
   __device__ void load(unsigned (&to)[4], int part, int n, int k) const {
     unsigned r[4];
-    load_matrices(r, at.address(part, n, k));
+    ldmatrix_x4(r, at.address(part, n, k));
     to[0] = r[0];
     to[1] = r[2];
     to[2] = r[1];
@@ -98,14 +98,14 @@ struct RightColumns {  // stored as [k][n]
   B at;
   int first = 0;  // block of columns
   __device__ void load(unsigned (&to)[4], int part, int n, int k) const {
-    load_matrices_transposed(to, at.address(part, k, first + n));
+    ldmatrix_x4_trans(to, at.address(part, k, first + n));
   }
 };
 
-// sums[m][n8] += left·right over kSteps of 16. Of a sum, lane l has rows l / 4 and l / 4 + 8, columns 2·(l % 4) and the
-// next: {row, col}, {row, col + 1}, {row + 8, col}, {row + 8, col + 1}.
+// sums[m][n8] += left·right over kSteps of k = 16. Lane l has rows l / 4 and l / 4 + 8 and columns 2·(l % 4) and the
+// next of an accumulator: {row, col}, {row, col + 1}, {row + 8, col}, {row + 8, col + 1}.
 template <class N, int kSteps, int kM, int kN8, class Left, class Right>
-__device__ inline void multiply(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
+__device__ inline void mma_tiles(float (&sums)[kM][kN8][4], const Left& left, const Right& right) {
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     unsigned a[kM][N::kParts][4];
@@ -134,10 +134,10 @@ __device__ inline void multiply(float (&sums)[kM][kN8][4], const Left& left, con
   }
 }
 
-// The same with a left operand that is a sum itself, [m][16·k columns]: what a thread has of a sum is what it needs of
-// an operand, once rounded.
+// The same with accumulators [m][16·k columns] as the A operand: a thread's accumulators, rounded, are its part of the
+// operand.
 template <class N, int kM, int kK8, int kN8, class Right>
-__device__ inline void multiply_sums(float (&sums)[kM][kN8][4], const float (&left)[kM][kK8][4], const Right& right) {
+__device__ inline void mma_fragments(float (&sums)[kM][kN8][4], const float (&left)[kM][kK8][4], const Right& right) {
 #pragma unroll
   for (int k = 0; k < kK8 / 2; ++k) {
     unsigned a[kM][N::kParts][4];
@@ -182,13 +182,13 @@ __device__ inline void clear(float (&sums)[kM][kN8][4]) {
       for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
 }
 
-// 2^x, exactly 1 at 0 and 0 at -inf; off by 2^-22 at most.
+// 2^x, exactly 1 at 0 and 0 at -inf; the error is at most 2^-22.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-// NaN if either is: a NaN among logits must show.
+// NaN if either is NaN, because a NaN among logits must not be hidden.
 __device__ inline float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));

@@ -1,11 +1,12 @@
 #include "cuda/launch.h"
+#include "index.h"
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/aligned_copy.h"
 
 namespace weft::cuda::sm90 {
 namespace {
 
-bool lies_evenly(const ConstTensorView& view) {
+bool is_tma_aligned(const ConstTensorView& view) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
   const bool even = view.inner == 0 || view.rows <= view.inner || view.outer_stride == view.inner * view.row_stride;
   return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && even &&
@@ -37,26 +38,26 @@ Shape shape_for(Index count) {
 
 }  // namespace
 
-Even::Even(const ConstTensorView& view, cudaStream_t stream) : view_(view) {
-  if (view.rows == 0 || lies_evenly(view)) return;
+AlignedInput::AlignedInput(const ConstTensorView& view, cudaStream_t stream) : view_(view) {
+  if (view.rows == 0 || is_tma_aligned(view)) return;
   const Index width = ceil_div(view.dim, 8) * 8, count = view.rows * view.heads * width;
-  copy_ = StreamArray<std::uint16_t>(static_cast<std::size_t>(count), stream);
+  copy_ = StreamArray<std::uint16_t>(at(count), stream);
   launch(copy_rows, shape_for(count), stream, view, copy_.get(), width);
   view_ = thd(copy_.get(), view.dtype, view.rows, view.heads, width);
   view_.dim = view.dim;
 }
 
-EvenOut::EvenOut(const TensorView& view, DType inputs, cudaStream_t stream)
+AlignedOutput::AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream)
     : asked_(view), view_(view), stream_(stream) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
-  wide_ = view.dtype == inputs && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
+  vec8_ = view.dtype == inputs && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
           multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
-  if (!view.given() || view.rows == 0 || wide_ || view.dtype == DType::f32) return;
-  aside_ = StreamArray<float>(static_cast<std::size_t>(view.rows * view.heads * view.dim), stream);
+  if (!view.given() || view.rows == 0 || vec8_ || view.dtype == DType::f32) return;
+  aside_ = StreamArray<float>(at(view.rows * view.heads * view.dim), stream);
   view_ = thd(aside_.get(), DType::f32, view.rows, view.heads, view.dim);
 }
 
-void EvenOut::finish() const {
+void AlignedOutput::finish() const {
   if (aside_.size() > 0)
     launch(round_rows, shape_for(static_cast<Index>(aside_.size())), stream_, aside_.get(), asked_);
 }

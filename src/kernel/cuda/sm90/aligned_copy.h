@@ -1,17 +1,17 @@
-// Bulk tensor copies want rows that lie evenly, and rows and heads at multiples of 16 bytes. Tensors that do not are
-// copied to where they do. Outputs are written in two ways alone.
+// TMA needs one stride between rows, and rows and heads at multiples of 16 bytes: other inputs are copied. Kernels
+// write outputs either eight elements at a time or as f32: other outputs are written to an f32 buffer first.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/memory.h"
+#include "cuda/stream_array.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda::sm90 {
 
-class Even {
+class AlignedInput {
  public:
-  Even(const ConstTensorView& view, cudaStream_t stream);
+  AlignedInput(const ConstTensorView& view, cudaStream_t stream);
   const ConstTensorView& view() const { return view_; }
 
  private:
@@ -19,18 +19,17 @@ class Even {
   ConstTensorView view_;
 };
 
-// An output of which a kernel writes eight elements at once, or floats: if it is neither, floats aside, which `finish`
-// brings there.
-class EvenOut {
+// An output in a form that kernels can write; `finish` rounds the f32 buffer into it, if there is one.
+class AlignedOutput {
  public:
-  EvenOut(const TensorView& view, DType inputs, cudaStream_t stream);
+  AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream);
   const TensorView& view() const { return view_; }
   const TensorView& asked() const { return asked_; }
-  bool wide() const { return wide_; }  // of the inputs' dtype
+  bool vec8() const { return vec8_; }  // it has the inputs' dtype
   void finish() const;
 
  private:
-  bool wide_ = false;
+  bool vec8_ = false;
   StreamArray<float> aside_;
   TensorView asked_, view_;
   cudaStream_t stream_;

@@ -1,4 +1,4 @@
-// Kernel cuda.sm90: Hopper's bulk copies and warpgroup products.
+// Kernel cuda.sm90: TMA and WGMMA, for Hopper.
 #pragma once
 
 #include "weft/kernel.h"

@@ -3,14 +3,14 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
-#include "kernel/cuda/portable/calls.h"
+#include "kernel/cuda/portable/params.h"
 #include "text.h"
 #include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
 
-// A driver's function, asked for by name: nothing has to be linked with the driver.
+// Looked up by name at run time, so that nothing links with the driver.
 auto encode_function() {
   static const auto function = [] {
     void* found = nullptr;
@@ -27,7 +27,7 @@ auto encode_function() {
 
 CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows) {
   const Index size = size_of(view.dtype);
-  // A stride that is never taken has to be a valid one all the same.
+  // A stride that is never used must be valid all the same.
   const auto bytes = [&](Index count, Index stride) {
     return static_cast<cuuint64_t>(count <= 1 ? 16 : stride * size);
   };
@@ -38,7 +38,7 @@ CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows)
   const cuuint32_t steps[3] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result = encode_function()(
-      &map, of_16_bits(view.dtype, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16), 3,
+      &map, select_16bit(view.dtype, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16), 3,
       const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)

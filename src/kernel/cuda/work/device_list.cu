@@ -12,24 +12,24 @@ constexpr int kTop = 0x7fffffff;
 constexpr unsigned kAll = ~0u;
 
 struct ListState {
-  unsigned long long entries;  // taken so far
-  unsigned done;               // tiles
+  unsigned long long entries;  // entries claimed so far
+  unsigned done;               // tiles done
 };
 
-// One list on its way. State and `touched` begin as zeros.
+// One list in the making. `state` and `touched` start as zeros.
 struct ListJob {
   bool keys;
   int size, tiles;
   Index capacity;
   ListState* state;
-  int2* touched;  // of each tile: kTop - first slice, last slice + 1; zeros: none
+  int2* touched;  // of each tile: kTop - first slice, last slice + 1; zeros: no slice
   WorkSlice* slices;
   int2* ranges;
   int *order, *count;
   std::uint8_t* cost;
 
   __device__ int2 rows(const WorkSlice& s) const { return keys ? int2{s.k_begin, s.k_end} : int2{s.q_begin, s.q_end}; }
-  // First tile of a slice, and the one past its last; both 0 for what shows nothing.
+  // First tile of a slice, and the one past its last; both 0 for slices that show nothing.
   __device__ int2 tiles_of(const WorkSlice& s) const {
     if (s.q_begin >= s.q_end) return {0, 0};
     const int2 r = rows(s);
@@ -44,14 +44,14 @@ struct Job {
   ListJob list[kMostLists];
   Reporter reporter;
 
-  // Bounds without limit need no care: no sum of one and a row comes within the rectangle.
+  // Unlimited bounds need no special case: no sum of one and a row falls within the rectangle.
   __device__ WorkSlice slice(int i) const {
     const DeviceSlice s = slices[i];
     return work_slice({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
   }
 };
 
-// A map goes with the launch, because a graph's copy would read memory of the host that is gone.
+// The map is a kernel parameter, because a captured copy would read host memory that is gone at replay.
 struct HeadJob {
   static constexpr int kMostMapped = 1024, kMostKeyHeads = 1 << 16;
 
@@ -79,8 +79,8 @@ __device__ void write_heads(const HeadJob& job) {
   }
 }
 
-// The first and the last slice of each tile, so that a tile need not look at all of them. A thread a slice; the warp
-// together where a slice has many tiles. The last block writes the heads.
+// The first and the last slice of each tile, so that a tile need not look at all slices. One thread per slice; the
+// whole warp where a slice has many tiles. The last block writes the heads.
 __global__ void __launch_bounds__(kThreads)
     touch_tiles(const __grid_constant__ Job job, const __grid_constant__ HeadJob heads) {
   if (blockIdx.x == gridDim.x - 1) return write_heads(heads);
@@ -122,7 +122,7 @@ __device__ Index pairs_in_tile(const WorkSlice& s, bool keys, int begin, int end
   return visible_pairs(wide, Run{0, wide.q_begin, wide.q_end - wide.q_begin, 1});
 }
 
-// Quarters of powers of two: 0 for nothing, otherwise 1 + 4·log2, so that 63 bits fit into 253 steps.
+// Cost in quarters of powers of two: 0 for no pairs, otherwise 1 + 4·log2, so that 63 bits fit into 253 levels.
 __device__ std::uint8_t cost_of(unsigned long long pairs) {
   if (pairs == 0) return 0;
   const int top = 63 - __clzll(static_cast<long long>(pairs));
@@ -130,7 +130,7 @@ __device__ std::uint8_t cost_of(unsigned long long pairs) {
   return static_cast<std::uint8_t>(1 + 4 * top + quarter);
 }
 
-// A counting sort of the tiles, dearest first.
+// A counting sort of the tiles, most expensive first.
 __device__ void sort_tiles(const ListJob& list) {
   __shared__ int at[kCosts];
   const auto cost = [&](int t) { return *static_cast<volatile std::uint8_t*>(&list.cost[t]); };
@@ -138,7 +138,7 @@ __device__ void sort_tiles(const ListJob& list) {
   __syncthreads();
   for (int t = threadIdx.x; t < list.tiles; t += kThreads) atomicAdd(&at[cost(t)], 1);
   __syncthreads();
-  if (threadIdx.x < 32) {  // a warp adds up, from the dearest on, 8 costs a lane
+  if (threadIdx.x < 32) {  // a prefix sum by one warp, from the most expensive on, 8 costs per lane
     constexpr int kEach = kCosts / 32;
     const int top = kCosts - 1 - static_cast<int>(threadIdx.x) * kEach;
     int own = 0;
@@ -171,7 +171,7 @@ __device__ void finish(const ListJob& list, const Reporter& reporter) {
   sort_tiles(list);
 }
 
-// A block a tile: its slices in rising order, and what they cost.
+// One block per tile: its slices in ascending order, and their cost.
 __global__ void __launch_bounds__(kThreads) fill_tiles(const __grid_constant__ Job job) {
   __shared__ int warp_count[kWarps];
   __shared__ unsigned arrived;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) fill_tiles(const __grid_constant__ J
     if (i < last) s = job.slice(i);
     const bool mine = i < last && touches(s);
     const unsigned ballot = __ballot_sync(kAll, mine);
-    __syncthreads();  // nobody reads the last chunk's counts any more
+    __syncthreads();  // all threads have read the previous chunk's counts
     if (lane == 0) warp_count[warp] = __popc(ballot);
     __syncthreads();
     int before = 0, all = 0;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) fill_tiles(const __grid_constant__ J
   finish(list, job.reporter);
 }
 
-// Places in one array of numbers, each aligned as the largest type asks; nothing is there before it is known how much.
+// Allocates arrays within one buffer, each aligned to 16 bytes. With a null base it only counts.
 class Room {
  public:
   explicit Room(int* base) : base_(base) {}
@@ -258,10 +258,10 @@ class Room {
 struct Jobs {
   Job lists;
   HeadJob heads;
-  std::size_t zeros, numbers;  // the first of them, and all
+  std::size_t zeros, numbers;  // ints to be zeroed, and ints in all
 };
 
-Jobs place_jobs(detail::DevicePlanParts& plan, std::span<const Tiling> tilings, const HeadGroups& heads, int* memory) {
+Jobs place_jobs(detail::DevicePlanData& plan, std::span<const Tiling> tilings, const HeadGroups& heads, int* memory) {
   Jobs jobs{};
   Room room(memory);
   jobs.lists.slices = plan.slices.get();
@@ -299,7 +299,7 @@ Jobs place_jobs(detail::DevicePlanParts& plan, std::span<const Tiling> tilings, 
   return jobs;
 }
 
-void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> tilings, const HeadGroups& heads) {
+void check_sizes(const detail::DevicePlanData& plan, std::span<const Tiling> tilings, const HeadGroups& heads) {
   if (!heads.map.empty() && (heads.heads_q > HeadJob::kMostMapped || heads.heads_k > HeadJob::kMostKeyHeads))
     throw Error(text("a head_map of ", heads.heads_q, " query heads onto ", heads.heads_k, " with a device_plan"),
                 text("give at most ", HeadJob::kMostMapped, " and ", HeadJob::kMostKeyHeads,
@@ -315,17 +315,17 @@ void check_sizes(const detail::DevicePlanParts& plan, std::span<const Tiling> ti
 
 }  // namespace
 
-CallLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
-  detail::DevicePlanParts& parts = plan.parts();
-  parts.context->enter();
-  check_sizes(parts, tilings, heads);
-  const std::size_t numbers = place_jobs(parts, tilings, heads, nullptr).numbers;
-  CallLists made{StreamArray<int>(numbers, stream), {}, {}};
-  const Jobs jobs = place_jobs(parts, tilings, heads, made.memory.get());
+WorkLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream) {
+  detail::DevicePlanData& data = plan.data();
+  data.context->enter();
+  check_sizes(data, tilings, heads);
+  const std::size_t numbers = place_jobs(data, tilings, heads, nullptr).numbers;
+  WorkLists made{StreamArray<int>(numbers, stream), {}, {}};
+  const Jobs jobs = place_jobs(data, tilings, heads, made.memory.get());
   if (jobs.zeros > 0) WEFT_CUDA(cudaMemsetAsync(made.memory.get(), 0, jobs.zeros * sizeof(int), stream));
-  // The count is the device's: enough threads for most plans, more slices go around.
+  // Only the device knows the number of slices: threads for most plans, which loop over more.
   constexpr Index kBlocks = 264;
-  const Index blocks = min_of(kBlocks, ceil_div(parts.capacity, kThreads));
+  const Index blocks = min_of(kBlocks, ceil_div(data.capacity, kThreads));
   launch(&touch_tiles, {dim3(static_cast<unsigned>(blocks) + 1), dim3(kThreads), 0}, stream, jobs.lists, jobs.heads);
   unsigned tiles = 0;
   for (int n = 0; n < jobs.lists.lists; ++n) tiles += static_cast<unsigned>(jobs.lists.list[n].tiles);

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "cuda/capture.h"
+#include "index.h"
 #include "kernel/cuda/work/device_list.h"
 #include "weft/error.h"
 
@@ -24,10 +25,11 @@ Slice cut(Slice s, Side side, Index first, Index end) {
   return s;
 }
 
-// The pairs that a and b show, in one slice, if there is one.
+// Joins b to a if one slice shows exactly the pairs of both.
 bool join(Slice& a, const Slice& b) {
   if (a.q_begin != b.q_begin || a.q_end != b.q_end || a.k_end != b.k_begin) return false;
-  // The lower bound is a's, the upper one b's. Of the other's keys it hides as many as their own, or they hide none.
+  // The joined slice has a's lower bound and b's upper bound: each must mask the other's keys as their own bound does,
+  // or mask none of them.
   const Index first_of_b = b.k_begin - (b.q_end - 1), last_of_a = a.k_end - 1 - a.q_begin;
   if (a.lo != b.lo && max_of(a.lo, b.lo) > first_of_b) return false;
   if (a.hi != b.hi && min_of(a.hi, b.hi) < last_of_a) return false;
@@ -55,10 +57,10 @@ HostLists::HostLists(std::span<const Slice> slices) {
 }
 
 std::size_t HostLists::append(std::span<const int> more) {
-  numbers_.resize((numbers_.size() + 3) / 4 * 4);  // aligned as WorkSlice asks
-  const std::size_t at = numbers_.size();
+  numbers_.resize((numbers_.size() + 3) / 4 * 4);  // aligned for WorkSlice
+  const std::size_t begin = numbers_.size();
   numbers_.insert(numbers_.end(), more.begin(), more.end());
-  return at;
+  return begin;
 }
 
 int HostLists::add_tiles(Side side, Index rows, int size) {
@@ -80,19 +82,19 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
         visit(n, static_cast<std::size_t>(t - ranges_of_rows.begin()));
     }
   };
-  // A tile with few rows walks as far as a full one: it costs what it meets on the other side.
+  // A tile with few rows iterates as far as a full one, so its cost is what it meets on the other side.
   each([&](std::size_t n, std::size_t t) {
     ++begin[t + 1];
     const Slice met = trimmed(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end), true);
     if (met.q_begin < met.q_end) cost[t] += rows_of(met, side == Side::query ? Side::key : Side::query).size();
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  std::vector<int> members(static_cast<std::size_t>(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
+  std::vector<int> members(at(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
   each([&](std::size_t n, std::size_t t) {
-    std::memcpy(members.data() + static_cast<std::size_t>(next[t]++) * kSliceInts, &slices_[n], sizeof(WorkSlice));
+    std::memcpy(members.data() + at(next[t]++) * kSliceInts, &slices_[n], sizeof(WorkSlice));
   });
-  // Tiles that begin at the same row of the other side, a document's, follow each other: what they read is in the L2
-  // cache then. Documents as their most expensive tile would stand, so that what is left for the end is short.
+  // Tiles that start at the same row of the other side, those of a document, follow each other, so that what they read
+  // is in the L2 cache. Documents are ordered by their most expensive tile, so that the work left for the end is short.
   std::vector<Index> from(tiles, -1);
   std::unordered_map<Index, Index> most;
   each([&](std::size_t n, std::size_t t) {
@@ -102,7 +104,7 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
   std::vector<int> order(tiles);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    const std::size_t x = static_cast<std::size_t>(a), y = static_cast<std::size_t>(b);
+    const std::size_t x = at(a), y = at(b);
     if (from[x] == from[y]) return cost[x] > cost[y];
     const Index of_x = most.at(from[x]), of_y = most.at(from[y]);
     return of_x != of_y ? of_x > of_y : from[x] < from[y];
@@ -119,7 +121,7 @@ std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<co
   for (const Slice& s : useful_) spans.push_back({s.q_begin, s.q_end});
   std::sort(spans.begin(), spans.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   std::vector<Range> tiles;
-  bool whole = false;  // the last tile ends where slices end, and may take another part that fits
+  bool whole = false;  // the last tile ends where slices end, and may be extended if the next rows fit
   const auto add = [&](Index begin, Index end) {
     if (begin == end) return;
     if (whole && end - tiles.back().begin <= size) {
@@ -127,11 +129,11 @@ std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<co
       return;
     }
     whole = end - begin <= size;
-    // The one that is not full comes first: where masks are causal it is the one that sees the least.
+    // The tile that is not full comes first: with causal masks it sees the least.
     for (Index last = end - (end - begin - 1) / size * size; begin < end; begin = last, last += size)
       tiles.push_back({begin, last});
   };
-  Index begin = 0, end = 0;  // rows that slices hold together
+  Index begin = 0, end = 0;  // rows that slices connect
   for (const Range& s : spans) {
     if (s.begin >= end) {
       add(begin, end);
@@ -146,24 +148,23 @@ std::vector<Range> HostLists::cut_query_tiles(Index rows, int size, std::span<co
 }
 
 void HostLists::add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map) {
-  std::vector<int> kv(static_cast<std::size_t>(heads_q)), begin(static_cast<std::size_t>(heads_k) + 1, 0);
+  std::vector<int> kv(at(heads_q)), begin(at(heads_k) + 1, 0);
   for (std::size_t h = 0; h < kv.size(); ++h) {
     kv[h] = static_cast<int>(head_map.empty() ? static_cast<Index>(h) / (heads_q / heads_k) : head_map[h]);
-    ++begin[static_cast<std::size_t>(kv[h]) + 1];
+    ++begin[at(kv[h]) + 1];
   }
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int> heads(kv.size()), next(begin.begin(), begin.end() - 1);
-  for (std::size_t h = 0; h < kv.size(); ++h)
-    heads[static_cast<std::size_t>(next[static_cast<std::size_t>(kv[h])]++)] = static_cast<int>(h);
+  for (std::size_t h = 0; h < kv.size(); ++h) heads[at(next[at(kv[h])]++)] = static_cast<int>(h);
   kv_head_ = append(kv);
   head_begin_ = append(begin);
   heads_ = append(heads);
 }
 
 WorkList HostLists::list(const int* base, std::size_t n) const {
-  const Places& at = lists_[n];
-  return {reinterpret_cast<const WorkSlice*>(base + at.slices), reinterpret_cast<const int2*>(base + at.ranges),
-          base + at.order, base + at.tiles};
+  const Places& place = lists_[n];
+  return {reinterpret_cast<const WorkSlice*>(base + place.slices), reinterpret_cast<const int2*>(base + place.ranges),
+          base + place.order, base + place.tiles};
 }
 
 WorkHeads HostLists::heads(const int* base) const { return {base + kv_head_, base + head_begin_, base + heads_}; }
@@ -173,18 +174,18 @@ StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream) {
     throw Error("slices on the host while a CUDA graph is captured",
                 "call outside the capture, or give a device_plan, whose slices the graph reads anew");
   StreamArray<int> to(numbers.size(), stream);
-  // From pageable memory: it is read before the call returns.
+  // Pageable memory is read before the call returns.
   WEFT_CUDA(cudaMemcpyAsync(to.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream));
   return to;
 }
 
-CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
-                     const HeadGroups& heads, cudaStream_t stream) {
+WorkLists make_work_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                          const HeadGroups& heads, cudaStream_t stream) {
   if (plan != nullptr) return build_lists(*plan, tilings, heads, stream);
   HostLists lists(slices);
   for (const Tiling& t : tilings) lists.add_tiles(t.side, t.rows, t.size);
   lists.add_heads(heads.heads_q, heads.heads_k, heads.map);
-  CallLists made{upload(lists.numbers(), stream), {}, {}};
+  WorkLists made{upload(lists.numbers(), stream), {}, {}};
   for (std::size_t n = 0; n < tilings.size(); ++n) made.lists.push_back(lists.list(made.memory.get(), n));
   made.heads = lists.heads(made.memory.get());
   return made;

@@ -1,11 +1,12 @@
-// The work lists of a call: made on the host and sent, or made on the device.
+// The work lists of a call: made on the host and uploaded, or made on the device.
 #pragma once
 
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "cuda/memory.h"
+#include "cuda/stream_array.h"
+#include "index.h"
 #include "kernel/cuda/work/work.h"
 #include "weft/device_plan.h"
 #include "weft/slice.h"
@@ -28,51 +29,51 @@ struct HeadGroups {
 };
 
 // What the device reads of a call, and the memory that holds it.
-struct CallLists {
+struct WorkLists {
   StreamArray<int> memory;
   std::vector<WorkList> lists;  // one for each tiling
   WorkHeads heads;
 };
-// From slices on the host, which Error refuses while a graph is captured, or, if there is a plan, from its slices.
-CallLists make_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
-                     const HeadGroups& heads, cudaStream_t stream);
+// From slices on the host (Error while a graph is captured) or, if there is a plan, from its slices.
+WorkLists make_work_lists(std::span<const Slice> slices, DevicePlan* plan, std::span<const Tiling> tilings,
+                          const HeadGroups& heads, cudaStream_t stream);
 
 // --- On the host ---
 
-// Slices of a call of QuerySteps: those of the same rows whose keys follow each other become one. A rank holds two
-// parts of a document side by side, and tiles of keys need not end between them. In other calls they stay as they are:
-// where tiles of keys begin decides a row's bits, which are the same for any number of ranks.
+// Slices of a call of QuerySteps: those of the same rows whose keys are adjacent become one, because a rank holds two
+// chunks of a document next to each other and tiles of keys need not end between them. Other calls keep them apart:
+// where tiles of keys begin decides a row's bits, which must be the same for any number of ranks.
 std::vector<Slice> joined(std::span<const Slice> slices, bool in_steps);
 
 inline constexpr std::size_t kSliceInts = sizeof(WorkSlice) / sizeof(int);
 
-// All lists of a call, in one array of 32-bit numbers that is copied at once.
+// All lists of a call, in one array of 32-bit integers that is uploaded at once.
 class HostLists {
  public:
   explicit HostLists(std::span<const Slice> slices);
 
-  // Which slices touch which tile: of `size` rows from row 0 on, or ranges of rows that follow each other. Returns the
+  // Lists which slices touch which tile: tiles of `size` rows from row 0 on, or consecutive ranges of rows. Returns the
   // number of tiles.
   int add_tiles(Side side, Index rows, int size);
   int add_tiles(Side side, std::span<const Range> tiles);
-  // Tiles of at most `size` query rows that begin anew where no slice goes on: two documents would not share a key, and
-  // rows of both in one tile would be computed against the keys of both. Short ones share a tile nevertheless: it costs
-  // what the two would. `held`: rows that slices of other calls hold.
+  // Tiles of at most `size` query rows that restart where no slice continues: two documents share no key, and rows of
+  // both in one tile would be computed against the keys of both. Short documents share a tile nevertheless, which costs
+  // as much as two tiles. `held`: rows of slices in other calls.
   std::vector<Range> cut_query_tiles(Index rows, int size, std::span<const Range> held = {}) const;
-  // Of a list: its n-th tile in the order of work, where the slices of a tile begin and end, and a slice.
-  int tile_at(std::size_t list, int n) const { return numbers_[lists_[list].order + static_cast<std::size_t>(n)]; }
+  // Of a list: its n-th tile in the order of work, the range of a tile's slices, and a slice.
+  int tile_at(std::size_t list, int n) const { return numbers_[lists_[list].order + at(n)]; }
   std::pair<int, int> range(std::size_t list, int tile) const {
-    const int* at = numbers_.data() + lists_[list].ranges + 2 * tile;
-    return {at[0], at[1]};
+    const int* range = numbers_.data() + lists_[list].ranges + 2 * tile;
+    return {range[0], range[1]};
   }
   std::span<const int> slice(std::size_t list, int member) const {
-    return numbers().subspan(lists_[list].slices + kSliceInts * static_cast<std::size_t>(member), kSliceInts);
+    return numbers().subspan(lists_[list].slices + kSliceInts * at(member), kSliceInts);
   }
   void add_heads(Index heads_q, Index heads_k, std::span<const Index> head_map);
-  std::size_t add_numbers(std::span<const int> more) { return append(more); }  // where they lie
+  std::size_t add_numbers(std::span<const int> more) { return append(more); }  // returns their index
   std::span<const int> numbers() const { return numbers_; }
 
-  // Where all that lies once the numbers begin at `base`: lists in the order they were added.
+  // The lists, in the order they were added, once the integers begin at `base` in device memory.
   WorkList list(const int* base, std::size_t n) const;
   WorkHeads heads(const int* base) const;
 
@@ -82,15 +83,15 @@ class HostLists {
   };
   std::size_t append(std::span<const int> more);
 
-  std::vector<Slice> useful_;      // as given, without rows that see nothing and keys that nobody sees
+  std::vector<Slice> useful_;      // trimmed to rows that see a key and keys that a row sees
   std::vector<WorkSlice> slices_;  // the same for the device
   std::vector<int> numbers_;
   std::vector<Places> lists_;
   std::size_t kv_head_ = 0, head_begin_ = 0, heads_ = 0;
 };
 
-// The numbers in device memory, in the order of the stream. Error while a graph is captured: the copy would be replayed
-// from memory that is gone.
+// Uploads the integers in stream order. Error while a graph is captured, because the copy would be replayed from memory
+// that is gone.
 StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream);
 
 }  // namespace weft::cuda

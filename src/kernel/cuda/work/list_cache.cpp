@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kMostLists = 64, kMostBytes = std::size_t{16} << 20, kMostStreams = 64;
 
-// As bytes: there are none between members.
+// Compares bytes, since the members leave no padding.
 template <class T>
 bool same(std::span<const T> a, const std::vector<T>& b) {
   static_assert(std::has_unique_object_representations_v<T>);
@@ -32,7 +32,7 @@ struct Entry {
         sizes(key.sizes.begin(), key.sizes.end()),
         lists(std::move(lists_of)),
         bytes(bytes_of) {}
-  bool is_of(const ListKey& key) const {
+  bool matches(const ListKey& key) const {
     return same(key.sizes, sizes) && same(key.head_map, head_map) && same(key.slices, slices);
   }
 
@@ -41,20 +41,20 @@ struct Entry {
   std::shared_ptr<void> lists;
   std::size_t bytes;
 };
-// Of one stream, the last used first.
-struct Shelf {
+// The cached lists of one stream, most recently used first.
+struct StreamLists {
   std::list<Entry> entries;
   std::size_t bytes = 0;
 };
-// By device and the stream's number, which no later stream has. Never ended: CUDA may be gone before. Memory of a
-// stream that is gone could not be given back in its order, so its shelf stays, and there are not endlessly many.
-struct Shelves {
+// By device and stream id, which CUDA never reuses. Never destroyed, because CUDA may be gone before. Memory of a
+// destroyed stream cannot be freed in its order, so its lists stay; kMostStreams bounds how many.
+struct ListCache {
   std::mutex mutex;
-  std::map<std::pair<int, unsigned long long>, Shelf> all;
+  std::map<std::pair<int, unsigned long long>, StreamLists> all;
 };
-Shelves& shelves() {
-  static auto& kept = *new Shelves;
-  return kept;
+ListCache& cache() {
+  static auto& lists = *new ListCache;
+  return lists;
 }
 std::pair<int, unsigned long long> number_of(cudaStream_t stream) {
   std::pair<int, unsigned long long> number{};
@@ -65,30 +65,30 @@ std::pair<int, unsigned long long> number_of(cudaStream_t stream) {
 
 }  // namespace
 
-std::shared_ptr<void> find_lists(const ListKey& key, cudaStream_t stream) {
+std::shared_ptr<void> find_cached_lists(const ListKey& key, cudaStream_t stream) {
   if (is_captured(stream)) return nullptr;
   const auto number = number_of(stream);
-  const std::lock_guard lock(shelves().mutex);
-  const auto shelf = shelves().all.find(number);
-  if (shelf == shelves().all.end()) return nullptr;
-  std::list<Entry>& entries = shelf->second.entries;
-  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.is_of(key); });
+  const std::lock_guard lock(cache().mutex);
+  const auto lists_of_stream = cache().all.find(number);
+  if (lists_of_stream == cache().all.end()) return nullptr;
+  std::list<Entry>& entries = lists_of_stream->second.entries;
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.matches(key); });
   if (entry == entries.end()) return nullptr;
   entries.splice(entries.begin(), entries, entry);
   return entry->lists;
 }
 
-void keep_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
+void cache_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream) {
   const auto number = number_of(stream);
-  std::list<Entry> dropped;  // ended when nobody is locked out
-  const std::lock_guard lock(shelves().mutex);
-  if (bytes > kMostBytes || (!shelves().all.contains(number) && shelves().all.size() >= kMostStreams)) return;
-  Shelf& shelf = shelves().all[number];
-  shelf.entries.emplace_front(key, std::move(lists), bytes);
-  shelf.bytes += bytes;
-  while (shelf.entries.size() > kMostLists || shelf.bytes > kMostBytes) {
-    shelf.bytes -= shelf.entries.back().bytes;
-    dropped.splice(dropped.begin(), shelf.entries, std::prev(shelf.entries.end()));
+  std::list<Entry> dropped;  // destroyed after the mutex is released
+  const std::lock_guard lock(cache().mutex);
+  if (bytes > kMostBytes || (!cache().all.contains(number) && cache().all.size() >= kMostStreams)) return;
+  StreamLists& lists_of_stream = cache().all[number];
+  lists_of_stream.entries.emplace_front(key, std::move(lists), bytes);
+  lists_of_stream.bytes += bytes;
+  while (lists_of_stream.entries.size() > kMostLists || lists_of_stream.bytes > kMostBytes) {
+    lists_of_stream.bytes -= lists_of_stream.entries.back().bytes;
+    dropped.splice(dropped.begin(), lists_of_stream.entries, std::prev(lists_of_stream.entries.end()));
   }
 }
 

@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "cuda/check.h"
-#include "cuda/memory.h"
-#include "cuda/on_device.h"
+#include "cuda/device_guard.h"
+#include "cuda/stream_array.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
-#include "kernel/cuda/sm90/backward/list.h"
+#include "kernel/cuda/sm90/backward/work.h"
 #include "kernel/cuda/sm90/sm90.h"
 #include "kernel/cuda/sm90/tensor_map.h"
 #include "kernel/cuda/work/list_cache.h"
@@ -18,7 +18,7 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// A tensor of the inputs' dtype: itself, or rounded.
+// A tensor in the inputs' dtype: itself, or a rounded copy.
 struct Rounded {
   Rounded(const ConstTensorView& from, DType dtype, cudaStream_t stream) : view(from) {
     if (from.dtype == dtype || from.rows == 0) return;
@@ -32,9 +32,9 @@ struct Rounded {
   ConstTensorView view;
 };
 
-// Query rows of a slice, about.
+// Mean number of query rows of a slice.
 Index mean_rows(const KernelBackwardArgs& args) {
-  if (args.device_plan != nullptr) return 0;  // not known here
+  if (args.device_plan != nullptr) return 0;  // not known on the host
   Index rows = 0;
   if (args.steps != nullptr) {
     for (const Range& r : args.steps->rows) rows += r.size();
@@ -44,37 +44,37 @@ Index mean_rows(const KernelBackwardArgs& args) {
   return args.slices.empty() ? 0 : rows / static_cast<Index>(args.slices.size());
 }
 
-// The work of a call: kept from one like it, or made. `known` if it needs no more.
-struct Work {
-  Work(const KernelBackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
-       cudaStream_t stream) {
+// The work of a call, from the cache if `known`, otherwise new and still to be completed.
+struct CachedWork {
+  CachedWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
+             cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      sizes = {kBackward,  args.q.rows,    args.k.rows, args.q.heads, args.k.heads,
-               shape.keys, shape.log_rows, log_heads,   tiles_of_dq};
+      sizes = {kBackward,  args.q.rows,     args.k.rows, args.q.heads,     args.k.heads,
+               shape.keys, shape.log2_rows, log2_heads,  dq_tiles_per_item};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
       key = {args.slices, args.attention.head_map, sizes};
-      of = std::static_pointer_cast<BackwardWork>(find_lists(key, stream));
+      of = std::static_pointer_cast<BackwardWork>(find_cached_lists(key, stream));
     }
     known = of != nullptr;
-    if (!known) of = std::make_shared<BackwardWork>(args, shape, log_heads, tiles_of_dq, stream);
+    if (!known) of = std::make_shared<BackwardWork>(args, shape, log2_heads, dq_tiles_per_item, stream);
   }
-  void complete(int processors, cudaStream_t stream) {
+  void complete(int sm_count, cudaStream_t stream) {
     if (known) return;
-    of->add_keys(processors, stream);
-    if (!sizes.empty()) keep_lists(key, of, of->bytes(), stream);
+    of->add_keys(sm_count, stream);
+    if (!sizes.empty()) cache_lists(key, of, of->bytes(), stream);
   }
-  std::vector<Index> sizes;  // none with a device_plan
+  std::vector<Index> sizes;  // empty with a device_plan
   ListKey key;
   std::shared_ptr<BackwardWork> of;
   bool known = false;
 };
 
-// What is known of the query rows, and their dQ: of one call, or of all of QuerySteps.
-struct KeptRows {
-  // `room`: for the statistics, or null.
-  KeptRows(std::size_t of, std::size_t columns, const void* of_dq, float* room, cudaStream_t stream)
+// Statistics of the query rows and the sums of dQ, for one call or for all calls of QuerySteps.
+struct StepMemory {
+  // `room`: memory for the statistics, or null.
+  StepMemory(std::size_t of, std::size_t columns, const void* of_dq, float* room, cudaStream_t stream)
       : rows(of),
         dq(of_dq),
         memory((columns + (room == nullptr ? 2 : 0)) * of, stream),
@@ -83,11 +83,12 @@ struct KeptRows {
   std::size_t rows;
   const void* dq;
   StreamArray<float> memory;
-  float *statistics, *dq_sums;  // 2 floats a row; `columns`
+  float *statistics, *dq_sums;  // 2 floats per row; `columns` floats per row
 };
 
-// Memory of dQ, of which nothing is written before the statistics have been read; null if it is not one large piece.
-float* room_in_dq(const TensorView& dq, std::size_t rows) {
+// The memory of dQ as scratch for the statistics, which are read before dQ is written; null if dQ is not dense and
+// large enough.
+float* scratch_in_dq(const TensorView& dq, std::size_t rows) {
   const bool dense = dq.inner == 0 && dq.head_stride == dq.dim && dq.row_stride == dq.heads * dq.dim;
   const auto bytes = at(dq.rows * dq.heads * dq.dim * size_of(dq.dtype));
   const bool fits = dense && reinterpret_cast<std::uintptr_t>(dq.data) % 16 == 0 && bytes >= 2 * rows * sizeof(float);
@@ -95,26 +96,26 @@ float* room_in_dq(const TensorView& dq, std::size_t rows) {
 }
 
 // Can 8 elements be stored at once?
-bool is_wide(const TensorView& view, DType dtype) {
+bool stores_vec8(const TensorView& view, DType dtype) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
   return view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
          multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
 }
 
 // What the kernels of a call share.
-struct Pass {
+struct BackwardInputs {
   const KernelBackwardArgs& args;
   const BackwardWork& work;
   DType dtype;
-  int group;  // query heads of a K/V head, or 0
+  int group;  // query heads of a K/V head, or 0 with a head_map
   double scale;
   float *statistics, *dq_sums;
   int* additions;
-  const EvenOut &dk, &dv;
+  const AlignedOutput &dk, &dv;
 };
-PrepareCall prepare_call(const Pass& p, const QueryTiles& rows, double* dsink, int* counter) {
-  return {.out = source(p.args.out, p.dtype),
-          .dout = source(p.args.dout, p.dtype),
+PrepareParams prepare_params(const BackwardInputs& p, const QueryTiles& rows, double* dsink, int* counter) {
+  return {.out = input_view(p.args.out, p.dtype),
+          .dout = input_view(p.args.dout, p.dtype),
           .lse = p.args.lse,
           .rows = rows,
           .sink = sink_of(p.args.attention.sink),
@@ -127,7 +128,7 @@ PrepareCall prepare_call(const Pass& p, const QueryTiles& rows, double* dsink, i
           .q_rows = static_cast<int>(p.args.q.rows),
           .heads_q = static_cast<int>(p.args.q.heads)};
 }
-BackwardCall products_call(const Pass& p, int* counter) {
+BackwardParams backward_params(const BackwardInputs& p, int* counter) {
   return {.q = {},
           .dout = {},
           .k = {},
@@ -138,24 +139,24 @@ BackwardCall products_call(const Pass& p, int* counter) {
           .q_rows = static_cast<int>(p.args.q.rows),
           .k_rows = static_cast<int>(p.args.k.rows),
           .heads_k = static_cast<int>(p.args.k.heads),
-          .processors = processors_of(p.args.place.device),
+          .sm_count = sm_count_of(p.args.place.device),
           .counter = counter,
-          .scores = scores_of(p.scale, p.args.attention.softcap),
+          .scores = score_scale_of(p.scale, p.args.attention.softcap),
           .scale = static_cast<float>(p.scale),
           .statistics = p.statistics,
           .dq_sums = p.dq_sums,
           .additions = p.additions,
           .dk = p.dk.view(),
           .dv = p.dv.view(),
-          .wide_dk = p.dk.wide(),
-          .wide_dv = p.dv.wide(),
+          .vec8_dk = p.dk.vec8(),
+          .vec8_dv = p.dv.vec8(),
           .add_keys = p.args.add_keys,
           .unseen = p.work.unseen,
           .unseen_tiles = p.args.add_keys ? 0 : p.work.unseen_tiles,
-          .early = false,
+          .programmatic = false,
           .keys_ready = false};
 }
-DqCall dq_call(const Pass& p, const BackwardCall& products) {
+DqParams dq_params(const BackwardInputs& p, const BackwardParams& products) {
   return {.q = products.q,
           .dout = products.dout,
           .k = {},
@@ -172,16 +173,16 @@ DqCall dq_call(const Pass& p, const BackwardCall& products) {
           .scale = products.scale,
           .statistics = p.statistics,
           .dq = p.args.dq,
-          .wide = is_wide(p.args.dq, p.dtype)};
+          .vec8 = stores_vec8(p.args.dq, p.dtype)};
 }
-StoreCall store_call(const Pass& p, bool early) {
+StoreParams store_params(const BackwardInputs& p, bool programmatic) {
   return {.rows = p.work.rows,
           .lse = p.args.lse,
           .dq_sums = p.dq_sums,
           .dq = p.args.dq,
-          .wide = is_wide(p.args.dq, p.dtype),
+          .vec8 = stores_vec8(p.args.dq, p.dtype),
           .q_rows = static_cast<int>(p.args.q.rows),
-          .early = early};
+          .programmatic = programmatic};
 }
 
 }  // namespace
@@ -191,81 +192,81 @@ bool takes_steps_backward(const BackwardArgs& args) { return !args.deterministic
 void backward(const KernelBackwardArgs& given) {
   const DType dtype = given.q.dtype;
   Width width = width_of(dtype, given.q.dim, given.v.dim);
-  // With softcap the registers of the narrow one do not suffice.
+  // With softcap the registers of the kernel for 64 columns do not suffice.
   if (width == Width::w64 && given.attention.softcap > 0) width = Width::w128;
-  const OnDevice on(given.place.device);
+  const DeviceGuard on(given.place.device);
   const cudaStream_t stream = stream_of(given.place);
   KernelBackwardArgs args = given;
   check_rows(max_of(args.q.rows, args.k.rows));
-  const Kept kept(args, &forward, stream);
+  const RecomputedForward recomputed(args, &forward, stream);
   const BackwardShape shape = backward_shape(width);
   const int group = args.attention.head_map.empty() ? static_cast<int>(args.q.heads / args.k.heads) : 0;
-  const int log_heads = log_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
-  const int log_size = shape.log_rows - log_heads;
-  const Index units = args.q.heads >> log_heads;
-  Work lists(args, shape, log_heads, args.deterministic ? tiles_of_dq(width) : 0, stream);
+  const int log2_heads = log2_heads_of_tile(group > 0 ? group : 1, shape.rows(), mean_rows(args));
+  const int log2_size = shape.log2_rows - log2_heads;
+  const Index units = args.q.heads >> log2_heads;
+  CachedWork lists(args, shape, log2_heads, args.deterministic ? dq_tiles_per_item(width) : 0, stream);
   const BackwardWork& work = *lists.of;
-  const bool alone = args.deterministic && !work.in_turn;  // dQ in a kernel of its own
+  const bool alone = args.deterministic && !work.ordered_dq;  // dQ in a kernel of its own
   check_grid(max_of(work.rows.tiles, ceil_div(args.k.rows, shape.keys) + static_cast<Index>(args.slices.size())),
              max_of(units, args.k.heads));
 
   const std::size_t tiles = at(work.rows.tiles) * at(units);
   const std::size_t rows = tiles * at(shape.rows());
-  auto kept_rows = args.steps != nullptr ? std::static_pointer_cast<KeptRows>(args.steps->state) : nullptr;
-  const bool prepared = kept_rows != nullptr;
+  auto step_memory = args.steps != nullptr ? std::static_pointer_cast<StepMemory>(args.steps->state) : nullptr;
+  const bool prepared = step_memory != nullptr;
   if (!prepared)
-    kept_rows = std::make_shared<KeptRows>(rows, alone ? 0 : at(shape.k), args.dq.data,
-                                           alone ? nullptr : room_in_dq(args.dq, rows), stream);
-  if (kept_rows->rows != rows)
-    throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", kept_rows->rows),
+    step_memory = std::make_shared<StepMemory>(rows, alone ? 0 : at(shape.dim_qk), args.dq.data,
+                                               alone ? nullptr : scratch_in_dq(args.dq, rows), stream);
+  if (step_memory->rows != rows)
+    throw Error(text("a call of QuerySteps has ", rows, " rows of tiles after one with ", step_memory->rows),
                 "give all calls the same queries and the same QuerySteps::rows");
-  if (kept_rows->dq != args.dq.data)
+  if (step_memory->dq != args.dq.data)
     throw Error("a call of QuerySteps has another dq than the first one", "give all calls the same dq");
-  float *const statistics = kept_rows->statistics, *const dq_sums = kept_rows->dq_sums;
-  const StreamArray<int> additions(work.in_turn ? at(shape.parts_of_tile()) * tiles : 0, stream);
-  const StreamArray<double> dsink(args.dsink.given() ? tiles << log_heads : 0, stream);
+  float *const statistics = step_memory->statistics, *const dq_sums = step_memory->dq_sums;
+  const StreamArray<int> additions(work.ordered_dq ? at(shape.parts_of_tile()) * tiles : 0, stream);
+  const StreamArray<double> dsink(args.dsink.given() ? tiles << log2_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
   int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
   QueryTiles unprepared = work.rows;
   if (prepared) unprepared.tiles = 0;
-  const EvenOut dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
+  const AlignedOutput dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
   const Rounded dout_rounded(args.dout, dtype, stream);
-  const Even q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
-  const Pass pass{args,       work,    dtype,           group, scale_of(args.attention, args.q.dim),
-                  statistics, dq_sums, additions.get(), dk,    dv};
-  prepare_rows(width, prepare_call(pass, unprepared, dsink.get(), own_counter.get()), stream);
+  const AlignedInput q(args.q, stream), k(args.k, stream), v(args.v, stream), dout(dout_rounded.view, stream);
+  const BackwardInputs pass{args,       work,    dtype,           group, scale_of(args.attention, args.q.dim),
+                            statistics, dq_sums, additions.get(), dk,    dv};
+  prepare_rows(width, prepare_params(pass, unprepared, dsink.get(), own_counter.get()), stream);
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
-  lists.complete(processors_of(args.place.device), stream);
-  BackwardCall call = products_call(pass, counter);
-  call.early = lists.known;
-  call.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
-  // Without rows there is nothing to describe, and nothing is read.
+  lists.complete(sm_count_of(args.place.device), stream);
+  BackwardParams params = backward_params(pass, counter);
+  params.programmatic = lists.known;
+  params.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
+  // Without rows there is no tensor to describe, and nothing is read.
   if (args.q.rows > 0 && args.k.rows > 0) {
-    call.q = tensor_map(q.view(), 1 << log_heads, 1 << log_size);
-    call.dout = tensor_map(dout.view(), 1 << log_heads, 1 << log_size);
-    call.k = tensor_map(k.view(), 1, shape.keys);
-    call.v = tensor_map(v.view(), 1, shape.keys);
+    params.q = tensor_map(q.view(), 1 << log2_heads, 1 << log2_size);
+    params.dout = tensor_map(dout.view(), 1 << log2_heads, 1 << log2_size);
+    params.k = tensor_map(k.view(), 1, shape.keys);
+    params.v = tensor_map(v.view(), 1, shape.keys);
   }
-  const auto products = shares_keys(width) ? of_16_bits(dtype, &backward_wide_bf16, &backward_wide_f16)
-                                           : of_16_bits(dtype, &backward_bf16, &backward_f16);
-  products(width, call, stream);
+  const auto products = shares_keys(width) ? select_16bit(dtype, &backward_wide_bf16, &backward_wide_f16)
+                                           : select_16bit(dtype, &backward_bf16, &backward_f16);
+  products(width, params, stream);
   dk.finish();
   dv.finish();
   if (alone) {
-    DqCall dq = dq_call(pass, call);
-    if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have other keys
+    DqParams dq = dq_params(pass, params);
+    if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have another number of keys
       dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
       dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
     }
-    of_16_bits(dtype, &dq_bf16, &dq_f16)(width, dq, stream);
+    select_16bit(dtype, &dq_bf16, &dq_f16)(width, dq, stream);
     return;
   }
   if (args.steps != nullptr) {
-    args.steps->state = args.steps->last ? nullptr : kept_rows;
+    args.steps->state = args.steps->last ? nullptr : step_memory;
     if (!args.steps->last) return;
   }
-  store_rows(width, store_call(pass, lists.known), dtype, stream);
+  store_rows(width, store_params(pass, lists.known), dtype, stream);
 }
 
 }  // namespace weft::cuda::sm90

@@ -2,6 +2,6 @@
 
 namespace weft::cuda::sm90 {
 
-void dq_bf16(Width width, const DqCall& call, cudaStream_t stream) { launch_any<Bf16>(width, call, stream); }
+void dq_bf16(Width width, const DqParams& params, cudaStream_t stream) { launch_any<Bf16>(width, params, stream); }
 
 }  // namespace weft::cuda::sm90

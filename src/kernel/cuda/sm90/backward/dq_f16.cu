@@ -2,6 +2,6 @@
 
 namespace weft::cuda::sm90 {
 
-void dq_f16(Width width, const DqCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
+void dq_f16(Width width, const DqParams& params, cudaStream_t stream) { launch_any<F16>(width, params, stream); }
 
 }  // namespace weft::cuda::sm90

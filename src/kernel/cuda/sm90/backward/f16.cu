@@ -1,7 +1,9 @@
-#include "kernel/cuda/sm90/backward/backward.cuh"
+#include "kernel/cuda/sm90/backward/launch.cuh"
 
 namespace weft::cuda::sm90 {
 
-void backward_f16(Width width, const BackwardCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
+void backward_f16(Width width, const BackwardParams& params, cudaStream_t stream) {
+  launch_any<F16>(width, params, stream);
+}
 
 }  // namespace weft::cuda::sm90

@@ -1,28 +1,28 @@
-// A step of the backward with one turn at issuing products: dQ of the last step, dV and dK of this one, S of the next
-// one. When dV and dK are there the other warpgroup may begin, and dP of the next step is issued beside it. P and dS of
-// that step are made while the other one multiplies; the turns also say that the other's dS is there.
+// A step of the backward with one ping-pong slot: dQ of the previous step, dV and dK of this step, S of the next step.
+// When dV and dK are done the other consumer gets the slot, and dP of the next step is issued concurrently. P and dS of
+// that step are computed while the other consumer has the slot. Passing the slot also signals that dS is stored.
 //
-// dK is multiplied by dS in shared memory, where it lies for dQ anyway: in registers there is no room for it beside S.
+// dK reads dS from shared memory, where it is needed for dQ anyway: beside S there are no registers for it.
 #pragma once
 
-#include "kernel/cuda/sm90/backward/products.cuh"
+#include "kernel/cuda/sm90/backward/consumer.cuh"
 
 namespace weft::cuda::sm90 {
 
-template <class N, Width kWidth, bool kBent, Dq kDq>
-struct OneTurn : BackwardProducts<N, kWidth, kDq> {
-  using Base = BackwardProducts<N, kWidth, kDq>;
-  using Base::add_dq, Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::multiply_last_dq, Base::next_buffer,
-      Base::pass_turn;
-  using Base::call, Base::shared, Base::group, Base::dk, Base::dv, Base::at, Base::parity;
-  using Base::kBf16, Base::kK, Base::kV, Base::kRows, Base::kKeys, Base::kOwn;
-  using Statistics = StatisticsInTurn<4, kRows / 16>;
+template <class N, Width kWidth, bool kSoftcap, Dq kDq>
+struct OneSlot : BackwardConsumer<N, kWidth, kDq> {
+  using Base = BackwardConsumer<N, kWidth, kDq>;
+  using Base::add_dq, Base::wait_for_slot, Base::store_ds, Base::mma_dq, Base::mma_last_dq, Base::next_buffer,
+      Base::pass_slot;
+  using Base::kBf16, Base::kDimQk, Base::kDimV, Base::kRows, Base::kKeys, Base::kOwn;
+  using Base::params, Base::shared, Base::warpgroup, Base::dk, Base::dv, Base::ds_buffer, Base::ds_phase;
+  using Statistics = PipelinedStatistics<4, kRows / 16>;
   static constexpr int kStages = Base::kShape.stages;
-  static_assert(kStages == 3 && kDq == Dq::any_order);
+  static_assert(kStages == 3 && kDq == Dq::atomic);
 
-  Ring<kStages> rows;  // of the step whose P and dS are made next
+  PipelineState<kStages> rows;  // stage of the step whose P and dS are computed next
 
-  __device__ __forceinline__ OneTurn(const BackwardCall& c, const BackwardShared<kWidth, kDq>& sh, int g)
+  __device__ __forceinline__ OneSlot(const BackwardParams& c, const BackwardSharedMemory<kWidth, kDq>& sh, int g)
       : Base(c, sh, g) {}
   __device__ __forceinline__ void run() {
     this->each_item([&] { attend(); }, [] {});
@@ -30,139 +30,139 @@ struct OneTurn : BackwardProducts<N, kWidth, kDq> {
 
   __device__ __forceinline__ void attend() {
     const SharedItem item = SharedItem::read(shared.item());
-    if (item.end - item.begin <= 64 * group) return attend_idly();
+    if (item.end - item.begin <= 64 * warpgroup) return attend_without_keys();
     unsigned p[kRows / 4];
-    int before = -1, sums;  // tiles of dQ: of the last step, of this one
+    int before = -1, sums;  // tiles of dQ of the previous step and of this one
     int flags = begin(p, sums);
-    while ((flags & RowStep::kLast) == 0) flags = step(p, before, sums);
+    while ((flags & QueryStep::kLast) == 0) flags = step(p, before, sums);
     end(p, before, sums);
   }
   // P and dS of the first step.
   __device__ __forceinline__ int begin(unsigned (&p)[kRows / 4], int& sums) {
     float s[kRows / 2], dp[kRows / 2];
     int flags;
-    Statistics known = this->template multiply_first<Statistics>(s, dp, rows, flags, sums);
-    make_shares(s, p, dp, known, flags);
+    Statistics known = this->template mma_first_step<Statistics>(s, dp, rows, flags, sums);
+    compute_p_ds(s, p, dp, known, flags);
     return flags;
   }
-  // Products of a step, P and dS of the next.
+  // WGMMAs of a step, P and dS of the next.
   __device__ __forceinline__ int step(unsigned (&p)[kRows / 4], int& before, int& sums) {
-    const Ring<kStages> last = rows;
-    rows.next();
+    const PipelineState<kStages> last = rows;
+    rows.advance();
     float s[kRows / 2], dp[kRows / 2], dq[kOwn / 2];
-    await_turn();
-    settle(p);
-    products_begin();
-    const int flags = read_word(shared.step(rows.at));
-    Statistics known(shared.lse(rows.at), shared.delta(rows.at));
-    multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
-    add_both(p, last.at);
-    this->template multiply_rows<kK>(s, shared.k(), shared.q(rows.at));
-    products_wait<2>();
-    settle(dq);
+    wait_for_slot();
+    warpgroup_fence_operand(p);
+    wgmma_fence();
+    const int flags = ld_shared_s32(shared.step(rows.index));
+    Statistics known(shared.lse(rows.index), shared.delta(rows.index));
+    mma_dq(dq, ds_buffer ^ 1);  // in the first step on stale dS, and discarded
+    mma_dv_dk(p, last.index);
+    this->template mma_keys_rows<kDimQk>(s, shared.k(), shared.q(rows.index));
+    wgmma_wait_group<2>();
+    warpgroup_fence_operand(dq);
     if (before >= 0) add_dq(dq, before);
-    products_wait<1>();
-    pass_turn();
-    products_begin();
-    this->template multiply_rows<kV>(dp, shared.v(), shared.dout(rows.at));
-    release(last.at, before >= 0);
+    wgmma_wait_group<1>();
+    pass_slot();
+    wgmma_fence();
+    this->template mma_keys_rows<kDimV>(dp, shared.v(), shared.dout(rows.index));
+    release(last.index, before >= 0);
     before = sums;
-    sums = read_sums(shared.step(rows.at));
+    sums = read_sums(shared.step(rows.index));
     next_buffer();
-    make_shares(s, p, dp, known, flags);
+    compute_p_ds(s, p, dp, known, flags);
     return flags;
   }
-  // Products of the last step.
+  // WGMMAs of the last step.
   __device__ __forceinline__ void end(unsigned (&p)[kRows / 4], int before, int sums) {
     float dq[kOwn / 2];
-    await_turn();
-    settle(p);
-    products_begin();
-    multiply_dq(dq, at ^ 1);
-    add_both(p, rows.at);
-    pass_turn();
-    products_wait<0>();
-    settle(dq);
-    settle(dk);
-    settle(dv);
+    wait_for_slot();
+    warpgroup_fence_operand(p);
+    wgmma_fence();
+    mma_dq(dq, ds_buffer ^ 1);
+    mma_dv_dk(p, rows.index);
+    pass_slot();
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dq);
+    warpgroup_fence_operand(dk);
+    warpgroup_fence_operand(dv);
     end_dq(dq, before, sums);
   }
-  // dQ of the last step but one is there; that of the last one.
+  // Adds dQ of the last step but one, then computes and adds that of the last step.
   __device__ __forceinline__ void end_dq(float (&dq)[kOwn / 2], int before, int sums) {
-    release(rows.at, before >= 0);
+    release(rows.index, before >= 0);
     if (before >= 0) add_dq(dq, before);
     next_buffer();
-    rows.next();
-    multiply_last_dq(dq);
-    if (arrives()) arrive(shared.ds_free(at ^ 1));
+    rows.advance();
+    mma_last_dq(dq);
+    if (lane_arrives()) mbarrier_arrive(shared.ds_free(ds_buffer ^ 1));
     add_dq(dq, sums);
   }
 
-  // Of an item that has no keys for this warpgroup: zeros for dQ, and its part of it. The other one has all turns but
-  // for that.
-  __device__ __forceinline__ void attend_idly() {
-    this->await_rows(rows);
-    int before = -1, sums = read_sums(shared.step(rows.at)), flags = read_word(shared.step(rows.at));
-    keep_zeros(flags);
+  // An item without keys for this consumer: it stores zeros as dS and computes its part of dQ, and leaves all other
+  // slots to the other consumer.
+  __device__ __forceinline__ void attend_without_keys() {
+    this->wait_for_rows(rows);
+    int before = -1, sums = read_sums(shared.step(rows.index)), flags = ld_shared_s32(shared.step(rows.index));
+    store_zero_ds(flags);
     float dq[kOwn / 2];
-    while ((flags & RowStep::kLast) == 0) {
-      const int last = rows.at;
-      rows.next();
-      multiply_last_dq(dq);
+    while ((flags & QueryStep::kLast) == 0) {
+      const int last = rows.index;
+      rows.advance();
+      mma_last_dq(dq);
       release(last, before >= 0);
       if (before >= 0) add_dq(dq, before);
       before = sums;
-      sums = read_sums(shared.step(rows.at));
-      flags = read_word(shared.step(rows.at));
+      sums = read_sums(shared.step(rows.index));
+      flags = ld_shared_s32(shared.step(rows.index));
       next_buffer();
-      keep_zeros(flags);
+      store_zero_ds(flags);
     }
-    multiply_last_dq(dq);
+    mma_last_dq(dq);
     end_dq(dq, before, sums);
   }
-  __device__ __forceinline__ void keep_zeros(int flags) const {
-    this->await_after(rows, flags);
-    wait(shared.ds_free(at), parity ^ 1);
+  __device__ __forceinline__ void store_zero_ds(int flags) const {
+    this->wait_for_next_rows(rows, flags);
+    mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
     const unsigned none[kRows / 4] = {};
-    keep_ds(none, at);
-    stores_visible();
+    store_ds(none, ds_buffer);
+    fence_proxy_async_shared();
   }
 
-  __device__ __forceinline__ void add_both(const unsigned (&p)[kRows / 4], int stage) {
-    this->template add_rows<kV>(dv, p, shared.dout(stage));
-    const unsigned a = tile_at(shared.ds(at) + static_cast<unsigned>(group) * 8192),
-                   b = tile_at<kRows * 128>(shared.q(stage));
+  __device__ __forceinline__ void mma_dv_dk(const unsigned (&p)[kRows / 4], int stage) {
+    this->template mma_accumulate<kDimV>(dv, p, shared.dout(stage));
+    const unsigned a = smem_descriptor(shared.ds(ds_buffer) + static_cast<unsigned>(warpgroup) * 8192),
+                   b = smem_descriptor<kRows * 128>(shared.q(stage));
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i)
-      product_right_columns<kBf16>(dk, moved(a, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)),
-                                   moved(b, static_cast<unsigned>(i * 2048)), true);
-    products_commit();
+      wgmma_b_mn_major<kBf16>(dk, advance_descriptor(a, static_cast<unsigned>(i / 4 * kKeys * 128 + i % 4 * 32)),
+                              advance_descriptor(b, static_cast<unsigned>(i * 2048)), true);
+    wgmma_commit_group();
   }
-  // P, rounded, and dS, to shared memory, of the step whose S and dP are the last products under way.
-  __device__ __forceinline__ void make_shares(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], float (&dp)[kRows / 2],
-                                              Statistics& known, int flags) const {
-    products_wait<1>();
-    settle(s);
-    if constexpr (kBent)
-      bent_shares<N>(call, s, p, known, this->place(flags, rows.at));
+  // Rounded P, and dS to shared memory, of the step whose S and dP were issued last.
+  __device__ __forceinline__ void compute_p_ds(float (&s)[kRows / 2], unsigned (&p)[kRows / 4], float (&dp)[kRows / 2],
+                                               Statistics& known, int flags) const {
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(s);
+    if constexpr (kSoftcap)
+      softcap_probabilities<N>(params, s, p, known, this->place(flags, rows.index));
     else
-      plain_shares<N>(call, s, p, known, this->place(flags, rows.at));
-    // Here, where other products are awaited anyway: in its turn a warpgroup would wait for the barrier's answer.
-    this->await_after(rows, flags);
-    products_wait<0>();
-    settle(dp);
+      probabilities<N>(params, s, p, known, this->place(flags, rows.index));
+    // Waited for here, overlapping other waits; inside the slot the consumer would stall on the mbarrier.
+    this->wait_for_next_rows(rows, flags);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dp);
     unsigned ds[kRows / 4];
-    score_gradients<N>(call, ds, s, dp, known);
-    wait(shared.ds_free(at), parity ^ 1);
-    keep_ds(ds, at);
-    stores_visible();
+    score_gradients<N>(params, ds, s, dp, known);
+    mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
+    store_ds(ds, ds_buffer);
+    fence_proxy_async_shared();
   }
-  // A step's rows, and dS of the one before it if there was one.
+  // Releases a step's rows, and dS of the step before it if there was one.
   __device__ __forceinline__ void release(int stage, bool had_before) const {
-    if (!arrives()) return;
-    if (had_before) arrive(shared.ds_free(at ^ 1));
-    arrive(shared.q_free(stage));
-    arrive(shared.dout_free(stage));
+    if (!lane_arrives()) return;
+    if (had_before) mbarrier_arrive(shared.ds_free(ds_buffer ^ 1));
+    mbarrier_arrive(shared.q_free(stage));
+    mbarrier_arrive(shared.dout_free(stage));
   }
 };
 

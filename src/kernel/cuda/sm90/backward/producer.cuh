@@ -1,10 +1,9 @@
-// The Hopper backward's shared memory, and the warpgroup that fills it: one warp walks, fetches and mends; where dQ is
-// added in turn, one for each warpgroup adds it.
+// The backward's shared memory, and the producer warpgroup that fills it: one warp iterates over steps, loads by TMA
+// and zero-fills; with Dq::ordered one thread per consumer adds dQ.
 #pragma once
 
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/backward/query_steps.cuh"
-#include "kernel/cuda/sm90/backward/unseen_keys.cuh"
 #include "kernel/cuda/sm90/fragments.cuh"
 #include "kernel/cuda/sm90/ptx/pipeline.cuh"
 #include "kernel/cuda/sm90/ptx/ptx.cuh"
@@ -12,9 +11,9 @@
 namespace weft::cuda::sm90 {
 
 template <Width kWidth, Dq kDq>
-struct BackwardShared {
+struct BackwardSharedMemory {
   static constexpr BackwardShape kShape = backward_shape(kWidth, kDq);
-  static constexpr int kStages = kShape.stages, kDsBuffers = kShape.ds_buffers(), kGroups = kShape.groups;
+  static constexpr int kStages = kShape.stages, kDsBuffers = kShape.ds_buffers(), kConsumers = kShape.consumers;
   static constexpr int kKeyBuffers = kShape.key_buffers;
   static constexpr unsigned kVAt = kKeyBuffers * kShape.k_bytes(), kQAt = kVAt + kKeyBuffers * kShape.v_bytes(),
                             kDoutAt = kQAt + kStages * kShape.q_bytes(),
@@ -26,9 +25,9 @@ struct BackwardShared {
                             kItemAt = kStepAt + kStages * BackwardShape::kStepBytes,
                             kBarrierAt = kItemAt + kKeyBuffers * BackwardShape::kItemBytes;
   static constexpr int kParts = kShape.parts();
-  static constexpr int kSteps = kGroups == 3 ? 3 : 1;  // from one whose dQ a warpgroup makes to the next
+  static constexpr int kSteps = kConsumers == 3 ? 3 : 1;  // steps from one whose dQ a consumer computes to the next
   static constexpr unsigned kPartsAt = kShape.parts_at(),
-                            kVisitAt = kPartsAt + kGroups * kParts * BackwardShape::kPartBytes,
+                            kVisitAt = kPartsAt + kConsumers * kParts * BackwardShape::kPartBytes,
                             kPartBarrierAt = kVisitAt + 8 * BackwardShape::kVisits;
   unsigned base;
 
@@ -43,7 +42,8 @@ struct BackwardShared {
   __device__ unsigned delta(int s) const { return base + kDeltaAt + times(s, kShape.statistics_bytes()); }
   __device__ unsigned step(int s) const { return base + kStepAt + times(s, BackwardShape::kStepBytes); }
   __device__ unsigned item(int b = 0) const { return base + kItemAt + times(b, BackwardShape::kItemBytes); }
-  // full: it is there; free: everybody has read it; raw: it is there, but must be mended before it is full.
+  // mbarriers. full: the tile has landed. free: all readers are done. raw: it has landed, but must be zero-filled
+  // before it is full.
   __device__ unsigned barrier(int n) const { return base + kBarrierAt + times(n, 8); }
   __device__ unsigned keys_full(int b = 0) const { return barrier(b); }
   __device__ unsigned keys_raw(int b = 0) const { return barrier(kKeyBuffers + b); }
@@ -55,48 +55,51 @@ struct BackwardShared {
   __device__ unsigned dout_raw(int s) const { return q_full(4 * kStages + s); }
   __device__ unsigned dout_free(int s) const { return q_full(5 * kStages + s); }
   __device__ unsigned ds_free(int b) const { return q_full(6 * kStages + b); }
-  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // of three warpgroups
+  __device__ unsigned ds_full(int b) const { return ds_free(kDsBuffers + b); }  // three consumers only
 
-  // Dq::in_turn: dQ of a warpgroup; the tile of dQ and the turn of a step.
-  __device__ unsigned part(int group, int b) const {
-    return base + kPartsAt + times(group * kParts + b, BackwardShape::kPartBytes);
+  // Dq::ordered: a part of dQ of a consumer, and the tile of dQ and order number of a step.
+  __device__ unsigned part(int warpgroup, int b) const {
+    return base + kPartsAt + times(warpgroup * kParts + b, BackwardShape::kPartBytes);
   }
   __device__ unsigned visit(int n) const { return base + kVisitAt + times(n % BackwardShape::kVisits, 8); }
-  __device__ unsigned part_full(int group, int b) const { return base + kPartBarrierAt + times(group * kParts + b, 8); }
-  __device__ unsigned part_free(int group, int b) const { return part_full(group + kGroups, b); }
+  __device__ unsigned part_full(int warpgroup, int b) const {
+    return base + kPartBarrierAt + times(warpgroup * kParts + b, 8);
+  }
+  __device__ unsigned part_free(int warpgroup, int b) const { return part_full(warpgroup + kConsumers, b); }
 
   __device__ void init() const {
-    constexpr int kOfGroup = 4 * kArrivalsOfWarp, kArrivals = kGroups * kOfGroup;  // of warps that multiply
+    constexpr int kArrivalsPerWarpgroup = 4 * kArrivalsPerWarp,
+                  kArrivals = kConsumers * kArrivalsPerWarpgroup;  // consumer warps
     for (int b = 0; b < kKeyBuffers; ++b) {
-      barrier_init(keys_full(b), 1);
-      barrier_init(keys_raw(b), 1);
-      barrier_init(keys_free(b), kArrivals);
+      mbarrier_init(keys_full(b), 1);
+      mbarrier_init(keys_raw(b), 1);
+      mbarrier_init(keys_free(b), kArrivals);
     }
     for (int s = 0; s < kStages; ++s) {
-      for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) barrier_init(b, 1);
-      barrier_init(q_free(s), kArrivals);
-      barrier_init(dout_free(s), kArrivals);
+      for (const unsigned b : {q_full(s), q_raw(s), dout_full(s), dout_raw(s)}) mbarrier_init(b, 1);
+      mbarrier_init(q_free(s), kArrivals);
+      mbarrier_init(dout_free(s), kArrivals);
     }
     for (int b = 0; b < kDsBuffers; ++b) {
-      barrier_init(ds_free(b), kGroups == 3 ? kOfGroup : kArrivals);
-      barrier_init(ds_full(b), kArrivals);
+      mbarrier_init(ds_free(b), kConsumers == 3 ? kArrivalsPerWarpgroup : kArrivals);
+      mbarrier_init(ds_full(b), kArrivals);
     }
-    if constexpr (kDq == Dq::in_turn)
-      for (int p = 0; p < kGroups * kParts; ++p) {
-        barrier_init(part_full(0, p), kOfGroup);
-        barrier_init(part_free(0, p), 1);
+    if constexpr (kDq == Dq::ordered)
+      for (int p = 0; p < kConsumers * kParts; ++p) {
+        mbarrier_init(part_full(0, p), kArrivalsPerWarpgroup);
+        mbarrier_init(part_free(0, p), 1);
       }
-    barriers_ready();
+    fence_mbarrier_init();
   }
 };
 
-__device__ inline void write_step(unsigned at, const RowStep& s) {
-  write_four(at, s.flags, s.rows, s.keys, s.band);
+__device__ inline void write_step(unsigned at, const QueryStep& s) {
+  st_shared_v4_s32(at, s.flags, s.rows, s.keys, s.band);
   asm volatile("st.shared.s32 [%0], %1;\n" ::"r"(at + 16), "r"(s.sums) : "memory");
 }
-__device__ inline int read_sums(unsigned at) { return read_word(at + 16); }
-__device__ inline RowStep read_row_step(unsigned at) {
-  RowStep s;
+__device__ inline int read_sums(unsigned at) { return ld_shared_s32(at + 16); }
+__device__ inline QueryStep read_query_step(unsigned at) {
+  QueryStep s;
   asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(s.flags), "=r"(s.rows), "=r"(s.keys), "=r"(s.band)
                : "r"(at));
@@ -104,27 +107,27 @@ __device__ inline RowStep read_row_step(unsigned at) {
   return s;
 }
 
-// A warp makes zeros of rows of a tile; 16 bytes a lane, four rows at a time.
+// One warp zero-fills rows of a tile: 16 bytes per lane, four rows at a time.
 template <int kRows, int kColumns, class Dead>
-__device__ void clear_rows(unsigned tile, const Dead& dead) {
+__device__ void zero_fill_rows(unsigned tile, const Dead& outside) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   for (int r = lane / 8; r < kRows; r += 4)
-    if (dead(r))
+    if (outside(r))
       for (int box = 0; box < kColumns / 64; ++box)
-        write_four(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
+        st_shared_v4_s32(tile + static_cast<unsigned>((box * kRows + r) * 128 + lane % 8 * 16), 0, 0, 0, 0);
 }
 
 template <int kColumns>
-__device__ void load_boxes(unsigned to, const CUtensorMap& map, unsigned barrier, int rows, int head, int row) {
+__device__ void tma_load_tile(unsigned to, const CUtensorMap& map, unsigned barrier, int rows, int head, int row) {
   for (int box = 0; box < kColumns / 64; ++box)
-    load_box(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
+    tma_load_3d(to + static_cast<unsigned>(box * rows * 128), map, barrier, 64 * box, head, row);
 }
 
-// What the warpgroups that multiply have to know of an item: first key, end, K/V head, flags; slices.
+// What consumers need to know of an item.
 struct SharedItem {
   enum Flag : int {
-    kUsed = 1,   // by a query head
-    kMended = 2  // not all keys are shown
+    kUsed = 1,     // a query head uses the keys
+    kZeroFill = 2  // some keys are in no slice
   };
   int begin, end, kv_head, flags;  // begin < 0: there is no more work
   int first, last;
@@ -139,216 +142,261 @@ struct SharedItem {
   }
 };
 
-// K and V of an item. Keys that no slice shows become zeros: what lies there would be multiplied by zeros.
+// K and V of an item. Keys in no slice are zero-filled, because P = 0 times NaN is NaN.
 template <Width kWidth, Dq kDq>
-__device__ void fetch_keys(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
-                           const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer,
-                           unsigned& raw_parity) {
+__device__ void load_k_v(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared,
+                         const KeyItem<backward_shape(kWidth).keys>& item, int kv_head, int buffer,
+                         unsigned& raw_phases) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   constexpr int kKeys = kShape.keys;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  bool covers = false;  // one slice shows them all; behind the buffer's last there are zeros already
+  bool covers = false;  // one slice covers all keys; past the buffer's last key TMA has filled in zeros
   for (int m = item.first + lane; m < item.last; m += 32) {
-    const WorkSlice& s = call.keys.list.slices[m];
+    const WorkSlice& s = params.keys.list.slices[m];
     covers = covers || (s.k_begin <= item.begin && s.k_end >= item.end);
   }
   const bool used = item.has_work();
   const bool shown = __any_sync(0xffffffffu, covers);
-  const bool mended = used && (!shown || (item.end - item.begin < kKeys && item.end < call.k_rows));
-  const unsigned barrier = mended ? shared.keys_raw(buffer) : shared.keys_full(buffer);
+  const bool zero_fill = used && (!shown || (item.end - item.begin < kKeys && item.end < params.k_rows));
+  const unsigned barrier = zero_fill ? shared.keys_raw(buffer) : shared.keys_full(buffer);
   if (lane == 0) {
-    write_four(shared.item(buffer), item.begin, item.end, kv_head,
-               (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kMended));
-    write_four(shared.item(buffer) + 16, item.first, item.last, 0, 0);
+    st_shared_v4_s32(shared.item(buffer), item.begin, item.end, kv_head,
+                     (used ? SharedItem::kUsed : 0) | (shown ? 0 : SharedItem::kZeroFill));
+    st_shared_v4_s32(shared.item(buffer) + 16, item.first, item.last, 0, 0);
     if (used) {
-      arrive_expecting(barrier, kShape.k_bytes() + kShape.v_bytes());
-      load_boxes<kShape.k>(shared.k(buffer), call.k, barrier, kKeys, kv_head, item.begin);
-      load_boxes<kShape.v>(shared.v(buffer), call.v, barrier, kKeys, kv_head, item.begin);
+      mbarrier_arrive_expect_tx(barrier, kShape.k_bytes() + kShape.v_bytes());
+      tma_load_tile<kShape.dim_qk>(shared.k(buffer), params.k, barrier, kKeys, kv_head, item.begin);
+      tma_load_tile<kShape.dim_v>(shared.v(buffer), params.v, barrier, kKeys, kv_head, item.begin);
     } else {
-      arrive(barrier);
+      mbarrier_arrive(barrier);
     }
   }
   __syncwarp();
-  if (!mended) return;
-  wait(barrier, raw_parity >> buffer & 1);
-  raw_parity ^= 1u << buffer;
-  const auto dead = [&](int r) { return item.begin + r >= item.end || !item.is_live(call, item.begin + r); };
-  clear_rows<kKeys, kShape.k>(shared.k(buffer), dead);
-  clear_rows<kKeys, kShape.v>(shared.v(buffer), dead);
-  stores_visible();
+  if (!zero_fill) return;
+  mbarrier_wait(barrier, raw_phases >> buffer & 1);
+  raw_phases ^= 1u << buffer;
+  const auto outside = [&](int r) { return item.begin + r >= item.end || !item.is_live(params, item.begin + r); };
+  zero_fill_rows<kKeys, kShape.dim_qk>(shared.k(buffer), outside);
+  zero_fill_rows<kKeys, kShape.dim_v>(shared.v(buffer), outside);
+  fence_proxy_async_shared();
   __syncwarp();
-  if (lane == 0) arrive(shared.keys_full(buffer));
+  if (lane == 0) mbarrier_arrive(shared.keys_full(buffer));
 }
 
-// What goes on from item to item: the next step's stage and the parity of its barriers.
+// What persists from item to item: the pipeline of Q and dO.
 template <int kStages>
-struct FetchState {
-  Ring<kStages> ring;
+struct ProducerState {
+  PipelineState<kStages> pipeline;
   int steps = 0;
-  unsigned raw_parity = 0;  // a bit a stage
-  __device__ int stage() const { return ring.at; }
-  __device__ unsigned parity() const { return ring.parity; }
+  unsigned raw_phases = 0;  // one bit per stage
+  __device__ int stage() const { return pipeline.index; }
+  __device__ unsigned phase() const { return pipeline.phase; }
   __device__ void next() {
-    ring.next();
+    pipeline.advance();
     ++steps;
   }
 };
-// In one register: there are few.
+// Two stages fit into one register, of which a producer has few.
 template <>
-struct FetchState<2> {
+struct ProducerState<2> {
   int steps = 0;
-  unsigned raw_parity = 0;
+  unsigned raw_phases = 0;
   __device__ int stage() const { return steps & 1; }
-  __device__ unsigned parity() const { return static_cast<unsigned>(steps) >> 1 & 1; }
+  __device__ unsigned phase() const { return static_cast<unsigned>(steps) >> 1 & 1; }
   __device__ void next() { ++steps; }
 };
 
-// The rows of an item.
+// Q and dO of an item.
 template <Width kWidth, Dq kDq>
-__device__ void fetch_rows(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared,
-                           const KeyItem<backward_shape(kWidth).keys>& item,
-                           FetchState<backward_shape(kWidth, kDq).stages>& state) {
+__device__ void load_q_dout(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared,
+                            const KeyItem<backward_shape(kWidth).keys>& item,
+                            ProducerState<backward_shape(kWidth, kDq).stages>& state) {
   constexpr BackwardShape kShape = backward_shape(kWidth);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  constexpr bool kIdles = kShape.groups == 2 && !has_one_turn(kWidth, kDq);
-  RowWalk<kShape.keys, kDq == Dq::in_turn> walk(call, item);
-  for (bool more = walk.start(); more;) {
-    RowStep step = walk.step();
-    const int row = walk.row(), head = walk.head();
-    // What was there, of eight steps before, has been taken: a stage is freed two or three steps late; by then dQ of
-    // the step before its own, or of the one before that, is handed over, and of each warpgroup all but the last part
-    // taken.
-    if constexpr (kDq == Dq::in_turn)
-      if (lane == 0) write_two(shared.visit(state.steps), step.sums, walk.turn());
-    more = walk.next();
-    step.flags |= !more ? RowStep::kLast : kIdles ? walk.idle() * RowStep::kNextIdle : 0;
+  constexpr bool kIdles = kShape.consumers == 2 && !has_one_slot(kWidth, kDq);
+  QueryStepIterator<kShape.keys, kDq == Dq::ordered> iterator(params, item);
+  for (bool more = iterator.start(); more;) {
+    QueryStep step = iterator.step();
+    const int row = iterator.row(), head = iterator.head();
+    // The entry of eight steps before has been read: a stage is freed two or three steps late; by then dQ of the step
+    // before, or of the one before that, is in shared memory, and of each consumer all parts but the last have been
+    // added.
+    if constexpr (kDq == Dq::ordered)
+      if (lane == 0) st_shared_v2_s32(shared.visit(state.steps), step.sums, iterator.dq_order());
+    more = iterator.next();
+    step.flags |= !more ? QueryStep::kLast : kIdles ? iterator.idle() * QueryStep::kNextIdle : 0;
     const int stage = state.stage();
-    const bool mended = (step.flags & RowStep::kMended) != 0;
-    const float* statistics = call.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
-    const unsigned q_ready = mended ? shared.q_raw(stage) : shared.q_full(stage);
-    const unsigned dout_ready = mended ? shared.dout_raw(stage) : shared.dout_full(stage);
-    wait(shared.q_free(stage), state.parity() ^ 1);
+    const bool zero_fill = (step.flags & QueryStep::kZeroFill) != 0;
+    const float* statistics = params.statistics + static_cast<Index>(step.sums) * (2 * kShape.rows());
+    const unsigned q_ready = zero_fill ? shared.q_raw(stage) : shared.q_full(stage);
+    const unsigned dout_ready = zero_fill ? shared.dout_raw(stage) : shared.dout_full(stage);
+    mbarrier_wait(shared.q_free(stage), state.phase() ^ 1);
     if (lane == 0) {
       write_step(shared.step(stage), step);
-      arrive_expecting(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.k>(shared.q(stage), call.q, q_ready, kShape.rows(), head, row);
-      load_bytes(shared.lse(stage), statistics, kShape.statistics_bytes(), q_ready);
+      mbarrier_arrive_expect_tx(q_ready, kShape.q_bytes() + kShape.statistics_bytes());
+      tma_load_tile<kShape.dim_qk>(shared.q(stage), params.q, q_ready, kShape.rows(), head, row);
+      cp_async_bulk(shared.lse(stage), statistics, kShape.statistics_bytes(), q_ready);
     }
     __syncwarp();
-    wait(shared.dout_free(stage), state.parity() ^ 1);
+    mbarrier_wait(shared.dout_free(stage), state.phase() ^ 1);
     if (lane == 0) {
-      arrive_expecting(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
-      load_boxes<kShape.v>(shared.dout(stage), call.dout, dout_ready, kShape.rows(), head, row);
-      load_bytes(shared.delta(stage), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
+      mbarrier_arrive_expect_tx(dout_ready, kShape.dout_bytes() + kShape.statistics_bytes());
+      tma_load_tile<kShape.dim_v>(shared.dout(stage), params.dout, dout_ready, kShape.rows(), head, row);
+      cp_async_bulk(shared.delta(stage), statistics + kShape.rows(), kShape.statistics_bytes(), dout_ready);
     }
     __syncwarp();
-    if (mended) {
-      const unsigned parity = state.raw_parity >> stage & 1;
-      state.raw_parity ^= 1u << stage;
-      const int begin = RowStep::low(step.rows) << call.rows.log_heads, end = RowStep::high(step.rows)
-                                                                              << call.rows.log_heads;
-      const auto dead = [&](int r) { return r < begin || r >= end; };
-      wait(q_ready, parity);
-      clear_rows<kShape.rows(), kShape.k>(shared.q(stage), dead);
-      wait(dout_ready, parity);
-      clear_rows<kShape.rows(), kShape.v>(shared.dout(stage), dead);
-      stores_visible();
+    if (zero_fill) {
+      const unsigned parity = state.raw_phases >> stage & 1;
+      state.raw_phases ^= 1u << stage;
+      const int begin = QueryStep::low(step.rows) << params.rows.log2_heads, end = QueryStep::high(step.rows)
+                                                                                   << params.rows.log2_heads;
+      const auto outside = [&](int r) { return r < begin || r >= end; };
+      mbarrier_wait(q_ready, parity);
+      zero_fill_rows<kShape.rows(), kShape.dim_qk>(shared.q(stage), outside);
+      mbarrier_wait(dout_ready, parity);
+      zero_fill_rows<kShape.rows(), kShape.dim_v>(shared.dout(stage), outside);
+      fence_proxy_async_shared();
       __syncwarp();
       if (lane == 0) {
-        arrive(shared.q_full(stage));
-        arrive(shared.dout_full(stage));
+        mbarrier_arrive(shared.q_full(stage));
+        mbarrier_arrive(shared.dout_full(stage));
       }
     }
     state.next();
   }
 }
 
-// A warp: hands out items, walks, fetches. In turn a block waits for items before its own, so the first one too is
-// taken from the counter: blocks before this one may not have begun.
+// The warp that claims items, iterates over steps and loads. With Dq::ordered a block waits for items before its own,
+// so its first item too is claimed from the counter: a block with a lower index may not have started.
 template <Width kWidth, Dq kDq>
-__device__ void fetch(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared) {
-  const int lane = static_cast<int>(threadIdx.x % 32), items = call.keys.active * call.heads_k;
-  FetchState<backward_shape(kWidth, kDq).stages> state;
-  Ring<shared.kKeyBuffers> keys;
-  unsigned raw_parity = 0;  // a bit a buffer of keys
-  const auto take = [&] {
-    const int given = kDq == Dq::in_turn ? 0 : static_cast<int>(gridDim.x);  // without asking
-    int taken = 0;
+__device__ void produce(const BackwardParams& params, const BackwardSharedMemory<kWidth, kDq>& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32), items = params.keys.active * params.heads_k;
+  ProducerState<backward_shape(kWidth, kDq).stages> state;
+  PipelineState<shared.kKeyBuffers> keys;
+  unsigned raw_phases = 0;  // one bit per buffer of keys
+  const auto claim = [&] {
+    const int given =
+        kDq == Dq::ordered ? 0 : static_cast<int>(gridDim.x);  // items that blocks have without claiming them
+    int claimed = 0;
     if (lane == 0) {
-      taken = atomicAdd(call.counter, 1);
-      if (taken - items == static_cast<int>(gridDim.x) - given - 1) *call.counter = 0;  // the last: for the next call
-      taken += given;
+      claimed = atomicAdd(params.counter, 1);
+      if (claimed - items == static_cast<int>(gridDim.x) - given - 1)
+        *params.counter = 0;  // the last claim resets the counter for the next launch
+      claimed += given;
     }
-    return __shfl_sync(0xffffffffu, taken, 0);
+    return __shfl_sync(0xffffffffu, claimed, 0);
   };
-  // Another call's counter until then.
-  if (kDq == Dq::in_turn && !call.keys_ready) await_before();
-  for (int next = kDq == Dq::in_turn ? take() : static_cast<int>(blockIdx.x); next < items;) {
-    const int at = call.keys.order != nullptr ? call.keys.order[next] : next;
-    const int kv_head = at / call.keys.active, tile = at % call.keys.active;
-    const KeyItem<backward_shape(kWidth).keys> item(call, tile, kv_head);
-    if (item.is_shown()) {                   // otherwise it has its zeros
-      if (!call.keys_ready) await_before();  // lists were sent, which no kernel is early for
-      wait(shared.keys_free(keys.at), keys.parity ^ 1);
-      fetch_keys<kWidth, kDq>(call, shared, item, kv_head, keys.at, raw_parity);
-      keys.next();
-      if (call.keys_ready) await_before();  // statistics, and what is added to
-      fetch_rows<kWidth, kDq>(call, shared, item, state);
+  // Until the previous kernel is done the counter belongs to another call.
+  if (kDq == Dq::ordered && !params.keys_ready) griddepcontrol_wait();
+  for (int next = kDq == Dq::ordered ? claim() : static_cast<int>(blockIdx.x); next < items;) {
+    const int at = params.keys.order != nullptr ? params.keys.order[next] : next;
+    const int kv_head = at / params.keys.active, tile = at % params.keys.active;
+    const KeyItem<backward_shape(kWidth).keys> item(params, tile, kv_head);
+    if (item.is_shown()) {                            // otherwise zero_fill_unseen writes its zeros
+      if (!params.keys_ready) griddepcontrol_wait();  // work lists are uploaded before any programmatic launch
+      mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
+      load_k_v<kWidth, kDq>(params, shared, item, kv_head, keys.index, raw_phases);
+      keys.advance();
+      if (params.keys_ready) griddepcontrol_wait();  // statistics and dQ's sums come from the previous kernel
+      load_q_dout<kWidth, kDq>(params, shared, item, state);
     }
-    // Not before: it would wait here while others have nothing to do. The last steps are still being multiplied.
-    next = take();
+    // Claimed only now, so that the work is not held back from blocks that are idle. The last steps are still being
+    // computed.
+    next = claim();
   }
-  wait(shared.keys_free(keys.at), keys.parity ^ 1);
+  mbarrier_wait(shared.keys_free(keys.index), keys.phase ^ 1);
   if (lane == 0) {
-    write_four(shared.item(keys.at), -1, 0, 0, 0);
-    if constexpr (kDq == Dq::in_turn)
-      for (int n = 0; n < shared.kSteps; ++n) write_two(shared.visit(state.steps + n), -1, 0);
-    arrive(shared.keys_full(keys.at));
+    st_shared_v4_s32(shared.item(keys.index), -1, 0, 0, 0);
+    if constexpr (kDq == Dq::ordered)
+      for (int n = 0; n < shared.kSteps; ++n) st_shared_v2_s32(shared.visit(state.steps + n), -1, 0);
+    mbarrier_arrive(shared.keys_full(keys.index));
   }
 }
 
-// A thread: adds what a warpgroup has made of dQ, when it is its turn.
+// --- Zeros in dK and dV of keys in no slice, written by the idle producer warps while the consumers compute ---
+
+// Threads 32 .. 127 of a block, 16 per row. Nothing is unrolled, because they have few registers.
+__device__ inline void zero_fill_keys(const TensorView& to, int element_bytes, int2 keys, int head) {
+  constexpr int kFirst = 32, kLanes = 16, kRows = (128 - kFirst) / kLanes;
+  const int thread = static_cast<int>(threadIdx.x) - kFirst, lane = thread % kLanes;
+  const int bytes = static_cast<int>(to.dim) * element_bytes;
+#pragma unroll 1
+  for (int key = keys.x + thread / kLanes; key < keys.y; key += kRows) {
+    char* row = static_cast<char*>(to.data) + offset_of(to, key, head) * element_bytes;
+    if ((reinterpret_cast<std::uintptr_t>(row) | static_cast<unsigned>(bytes)) % 16 == 0) {
+#pragma unroll 1
+      for (int i = 16 * lane; i < bytes; i += 16 * kLanes) *reinterpret_cast<uint4*>(row + i) = {0, 0, 0, 0};
+    } else {  // floats: others are 16 bytes
+#pragma unroll 1
+      for (int i = 4 * lane; i < bytes; i += 4 * kLanes) *reinterpret_cast<float*>(row + i) = 0;
+    }
+  }
+}
+
+// kKeys: keys of a tile.
+template <int kKeys>
+__device__ void zero_fill_unseen(const BackwardParams& params) {
+#pragma unroll 1
+  for (int n = static_cast<int>(blockIdx.x); n < params.unseen_tiles * params.heads_k;
+       n += static_cast<int>(gridDim.x)) {
+    const int tile = n % params.unseen_tiles, head = n / params.unseen_tiles;
+    int2 keys = {tile * kKeys, min((tile + 1) * kKeys, params.k_rows)};
+    if (params.unseen != nullptr) {
+      keys = params.unseen[tile];
+    } else {
+      const int2 slices = params.keys.list.ranges[tile];
+      if (slices.x < slices.y) continue;
+    }
+    zero_fill_keys(params.dk, params.vec8_dk ? 2 : 4, keys, head);
+    zero_fill_keys(params.dv, params.vec8_dv ? 2 : 4, keys, head);
+  }
+}
+
+// The thread that adds a consumer's parts of dQ, each when its order number comes.
 template <Width kWidth>
-__device__ void add_in_turn(const BackwardCall& call, const BackwardShared<kWidth, Dq::in_turn>& shared, int group) {
-  constexpr BackwardShape kShape = backward_shape(kWidth, Dq::in_turn);
+__device__ void add_dq_in_order(const BackwardParams& params, const BackwardSharedMemory<kWidth, Dq::ordered>& shared,
+                                int warpgroup) {
+  constexpr BackwardShape kShape = backward_shape(kWidth, Dq::ordered);
   constexpr int kPart = BackwardShape::kPartBytes / 4, kOfTile = kShape.parts_of_tile();
-  Ring<kShape.parts()> part;
-  for (int n = kOfTile == 1 ? group : 0;; n += shared.kSteps) {
-    wait(shared.part_full(group, part.at), part.parity);
-    const int2 visit = read_two(shared.visit(n));
+  PipelineState<kShape.parts()> part;
+  for (int n = kOfTile == 1 ? warpgroup : 0;; n += shared.kSteps) {
+    mbarrier_wait(shared.part_full(warpgroup, part.index), part.phase);
+    const int2 visit = ld_shared_v2_s32(shared.visit(n));
     if (visit.x < 0) return;  // there is no more work
-    const Index to = kOfTile * static_cast<Index>(visit.x) + (kOfTile == 1 ? 0 : group);
-    stores_visible();  // of those that left it here
-    await_number(call.additions + to, visit.y);
-    add_bytes(call.dq_sums + to * kPart, shared.part(group, part.at), BackwardShape::kPartBytes);
-    await_read();
-    arrive(shared.part_free(group, part.at));
-    await_added();
-    publish(call.additions + to, visit.y + 1);
-    part.next();
+    const Index to = kOfTile * static_cast<Index>(visit.x) + (kOfTile == 1 ? 0 : warpgroup);
+    fence_proxy_async_shared();  // for the consumers' stores to the part
+    wait_until_equal_acquire(params.additions + to, visit.y);
+    cp_reduce_async_bulk_add_f32(params.dq_sums + to * kPart, shared.part(warpgroup, part.index),
+                                 BackwardShape::kPartBytes);
+    cp_async_bulk_wait_group_read();
+    mbarrier_arrive(shared.part_free(warpgroup, part.index));
+    cp_async_bulk_wait_group();
+    store_release(params.additions + to, visit.y + 1);
+    part.advance();
   }
 }
 
-// How a block begins: all threads.
+// Called by all threads at the start of a block.
 template <Width kWidth, Dq kDq>
-__device__ __forceinline__ BackwardShared<kWidth, kDq> begin_block(const unsigned char* memory) {
-  const BackwardShared<kWidth, kDq> shared{same_in_all_lanes(shared_address(memory))};
+__device__ __forceinline__ BackwardSharedMemory<kWidth, kDq> begin_block(const unsigned char* memory) {
+  const BackwardSharedMemory<kWidth, kDq> shared{warp_uniform(shared_address(memory))};
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  let_next_begin();
+  griddepcontrol_launch_dependents();
   return shared;
 }
-// The warpgroup that does not multiply.
+// The producer warpgroup.
 template <Width kWidth, Dq kDq>
-__device__ __forceinline__ void serve(const BackwardCall& call, const BackwardShared<kWidth, kDq>& shared, int warp) {
-  give_registers<backward_shape(kWidth).fetch_registers()>();
+__device__ __forceinline__ void run_producer(const BackwardParams& params,
+                                             const BackwardSharedMemory<kWidth, kDq>& shared, int warp) {
+  setmaxnreg_dec<backward_shape(kWidth).producer_registers()>();
   if (warp == 0) {
-    fetch<kWidth, kDq>(call, shared);
+    produce<kWidth, kDq>(params, shared);
   } else {
-    await_before();  // in every block: the kernel after must not pass the one before
-    clear_unseen<backward_shape(kWidth).keys>(call);
-    if constexpr (kDq == Dq::in_turn)
-      if (warp <= shared.kGroups && threadIdx.x % 32 == 0) add_in_turn<kWidth>(call, shared, warp - 1);
+    griddepcontrol_wait();  // in every block, so that the next kernel cannot overtake the previous one
+    zero_fill_unseen<backward_shape(kWidth).keys>(params);
+    if constexpr (kDq == Dq::ordered)
+      if (warp <= shared.kConsumers && threadIdx.x % 32 == 0) add_dq_in_order<kWidth>(params, shared, warp - 1);
   }
 }
 

@@ -1,26 +1,25 @@
-// What the fetching warp of the backward tells the others of a tile of queries, and its way through a key tile's
-// slices.
+// Steps: what the producer tells the consumers about a tile of queries, and how it iterates over a key tile's slices.
 #pragma once
 
-#include "kernel/cuda/sm90/backward/call.h"
-#include "kernel/cuda/work/walk.cuh"
+#include "kernel/cuda/sm90/backward/params.h"
+#include "kernel/cuda/work/tile_iterators.cuh"
 
 namespace weft::cuda::sm90 {
 
-// One tile of queries for one tile of keys. Rows and keys are counted from the tiles' first ones.
-struct RowStep {
+// One tile of queries for one tile of keys. Rows and keys are relative to the tiles' first ones.
+struct QueryStep {
   enum Flag : int {
-    kLast = 1,    // of its tile of keys
-    kMasked = 2,  // not every row sees every key
-    kMended = 4,  // rows outside the slice are made zeros
-    // Of a warpgroup's keys, a bit for each of two:
-    kNextIdle = 8  // no row of the next step sees any
+    kLast = 1,      // last step of its key tile
+    kMasked = 2,    // not every row sees every key
+    kZeroFill = 4,  // rows outside the slice are set to zero
+    // One bit per consumer warpgroup, for two:
+    kNextIdle = 8  // no row of the next step sees any of its keys
   };
   int flags;
-  int rows;  // begin | end << 16 of the slice
-  int keys;  // begin | end << 16
+  int rows;  // rows of the slice: begin | end << 16
+  int keys;  // keys of the slice: begin | end << 16
   int band;  // lo | hi << 16: key k is seen by rows k - hi .. k - lo
-  int sums;  // tile of dQ
+  int sums;  // index of the tile of dQ
 
   __device__ static int pair(int low, int high) { return (low & 0xffff) | (high << 16); }
   __device__ static int low(int pair) { return static_cast<short>(pair); }
@@ -28,59 +27,60 @@ struct RowStep {
 };
 
 // Rows that see a key, both ends included.
-__device__ inline Seen rows_of_key(const RowStep& step, int key) {
-  if (key < RowStep::low(step.keys) || key >= RowStep::high(step.keys)) return {1, 0};
-  return {max(RowStep::low(step.rows), key - RowStep::high(step.band)),
-          min(RowStep::high(step.rows) - 1, key - RowStep::low(step.band))};
+__device__ inline VisibleRange visible_rows(const QueryStep& step, int key) {
+  if (key < QueryStep::low(step.keys) || key >= QueryStep::high(step.keys)) return {1, 0};
+  return {max(QueryStep::low(step.rows), key - QueryStep::high(step.band)),
+          min(QueryStep::high(step.rows) - 1, key - QueryStep::low(step.band))};
 }
 
-// A tile of keys (kKeys at most), its slices, and the query heads that use it.
+// A tile of at most kKeys keys, its slices, and the query heads that use it.
 template <int kKeys>
 struct KeyItem {
-  int begin, end;   // keys
-  int first, last;  // slices: [first, last)
-  int head, heads;  // in the order of WorkHeads::heads: [head, heads)
+  int begin, end;   // range of keys
+  int first, last;  // range of slices: [first, last)
+  int head, heads;  // range in WorkHeads::heads: [head, heads)
 
-  __device__ KeyItem(const BackwardCall& call, int tile, int kv_head) {
-    if (call.keys.items != nullptr) {
-      const int4 item = call.keys.items[tile];
+  __device__ KeyItem(const BackwardParams& params, int tile, int kv_head) {
+    if (params.keys.items != nullptr) {
+      const int4 item = params.keys.items[tile];
       begin = item.x, end = item.y, first = item.z, last = item.w;
     } else {
-      tile = call.keys.list.order[tile];
-      const int2 range = call.keys.list.ranges[tile];
-      begin = tile * kKeys, end = min((tile + 1) * kKeys, call.k_rows);
+      tile = params.keys.list.order[tile];
+      const int2 range = params.keys.list.ranges[tile];
+      begin = tile * kKeys, end = min((tile + 1) * kKeys, params.k_rows);
       first = range.x, last = range.y;
     }
-    if (call.heads.group > 0) {
-      head = kv_head * call.heads.group, heads = head + call.heads.group;
+    if (params.heads.group > 0) {
+      head = kv_head * params.heads.group, heads = head + params.heads.group;
     } else {
-      head = call.heads.list.begin[kv_head], heads = call.heads.list.begin[kv_head + 1];
+      head = params.heads.list.begin[kv_head], heads = params.heads.list.begin[kv_head + 1];
     }
   }
   __device__ bool is_shown() const { return first < last; }
   __device__ bool has_work() const { return first < last && head < heads; }
-  __device__ bool is_live(const BackwardCall& call, int key) const {
+  __device__ bool is_live(const BackwardParams& params, int key) const {
     for (int m = first; m < last; ++m) {
-      const WorkSlice& s = call.keys.list.slices[m];
+      const WorkSlice& s = params.keys.list.slices[m];
       if (key >= s.k_begin && key < s.k_end) return true;
     }
     return false;
   }
 };
 
-// The tiles of queries that see the keys: unit by unit, slice by slice, the last rows first. Blocks that begin together
-// then add to the same tiles of dQ, which are in the L2 cache. In turn all units of a tile come one after another: a
-// block with few rows would wait at the second unit for one that has many of the first.
-template <int kKeys, bool kInTurn>
-class RowWalk {
+// Iterates over the tiles of queries that see the keys: unit by unit, slice by slice, the last rows first, so that
+// blocks that start together add to the same tiles of dQ while those are in the L2 cache. With Dq::ordered all units of
+// a tile follow each other: otherwise a block with few rows would wait at the second unit for a block that has many
+// rows of the first.
+template <int kKeys, bool kOrderedDq>
+class QueryStepIterator {
  public:
-  __device__ RowWalk(const BackwardCall& call, const KeyItem<kKeys>& item)
-      : call_(call), item_(item), member_(item.first), head_(item.head) {}
-  __device__ int turn() const { return call_.keys.turns[slice_.k_first + tile_]; }
+  __device__ QueryStepIterator(const BackwardParams& params, const KeyItem<kKeys>& item)
+      : params_(params), item_(item), member_(item.first), head_(item.head) {}
+  __device__ int dq_order() const { return params_.keys.dq_order[slice_.k_first + tile_]; }
   __device__ bool start() { return item_.has_work() && enter(); }
   __device__ bool next() {
-    if constexpr (kInTurn) {
-      head_ += call_.rows.heads();
+    if constexpr (kOrderedDq) {
+      head_ += params_.rows.heads();
       if (head_ < item_.heads) return true;
       head_ = item_.head;
     }
@@ -88,30 +88,30 @@ class RowWalk {
     ++member_;
     return enter();
   }
-  __device__ int row() const { return (tile_ << call_.rows.log_size) - slice_.unused; }
-  __device__ int head() const { return call_.heads.group > 0 ? head_ : call_.heads.list.heads[head_]; }
-  __device__ RowStep step() const {
+  __device__ int row() const { return (tile_ << params_.rows.log2_size) - slice_.tile_shift; }
+  __device__ int head() const { return params_.heads.group > 0 ? head_ : params_.heads.list.heads[head_]; }
+  __device__ QueryStep step() const {
     constexpr int kFar = 0x3fff;
     const WorkSlice& s = slice_;
-    const int size = call_.rows.size(), row = this->row(), key = item_.begin, keys = item_.end - key;
-    // Rows behind the tile's own have no share in anything, but what lies there must not be multiplied.
-    int rows = min(size, call_.q_rows - row);
-    const bool mended = row < s.q_begin || row + rows > s.q_end;
-    if (mended && call_.rows.ranges != nullptr) rows = min(rows, call_.rows.ranges[tile_].y - row);
+    const int size = params_.rows.size(), row = this->row(), key = item_.begin, keys = item_.end - key;
+    // Rows past the tile's end are masked, but must not hold NaN or infinity either.
+    int rows = min(size, params_.q_rows - row);
+    const bool zero_fill = row < s.q_begin || row + rows > s.q_end;
+    if (zero_fill && params_.rows.ranges != nullptr) rows = min(rows, params_.rows.ranges[tile_].y - row);
     const bool all = row >= s.q_begin && row + rows <= s.q_end && key >= s.k_begin && key + kKeys <= s.k_end &&
                      keys == kKeys && key - (row + rows - 1) >= s.lo && key + kKeys - 1 - row <= s.hi;
     const long long shift = static_cast<long long>(row) - key;
     const auto near = [](long long x) { return static_cast<int>(x < -kFar ? -kFar : x > kFar ? kFar : x); };
-    return {(all ? 0 : RowStep::kMasked) | (mended ? RowStep::kMended : 0),
-            RowStep::pair(max(0, s.q_begin - row), min(size, s.q_end - row)),
-            RowStep::pair(max(0, s.k_begin - key), min(keys, s.k_end - key)),
-            RowStep::pair(near(s.lo + shift), near(s.hi + shift)),
-            (head() >> call_.rows.log_heads) * call_.rows.tiles + tile_};
+    return {(all ? 0 : QueryStep::kMasked) | (zero_fill ? QueryStep::kZeroFill : 0),
+            QueryStep::pair(max(0, s.q_begin - row), min(size, s.q_end - row)),
+            QueryStep::pair(max(0, s.k_begin - key), min(keys, s.k_end - key)),
+            QueryStep::pair(near(s.lo + shift), near(s.hi + shift)),
+            (head() >> params_.rows.log2_heads) * params_.rows.tiles + tile_};
   }
-  // Warpgroups of whose 64 keys no row sees any, a bit each.
+  // Consumers of whose 64 keys no row sees any, one bit each.
   __device__ int idle() const {
     const WorkSlice& s = slice_;
-    const int first = max(row(), s.q_begin), last = min(row() + call_.rows.size(), s.q_end) - 1;
+    const int first = max(row(), s.q_begin), last = min(row() + params_.rows.size(), s.q_end) - 1;
     int bits = 0;
     for (int g = 0; g < 2; ++g) {
       const int first_key = max(item_.begin + 64 * g, s.k_begin),
@@ -125,21 +125,21 @@ class RowWalk {
   __device__ bool enter() {
     while (true) {
       for (; member_ < item_.last; ++member_) {
-        slice_ = read(call_.keys.list.slices, member_);
-        const TileRange tiles = tiles_seeing(slice_, item_.begin, item_.end, call_.rows.log_size);
+        slice_ = read(params_.keys.list.slices, member_);
+        const TileRange tiles = tiles_seeing(slice_, item_.begin, item_.end, params_.rows.log2_size);
         if (tiles.first > tiles.last) continue;
         tile_ = tiles.last;
         stop_ = tiles.first;
         return true;
       }
-      if constexpr (kInTurn) return false;
-      head_ += call_.rows.heads();
+      if constexpr (kOrderedDq) return false;
+      head_ += params_.rows.heads();
       if (head_ >= item_.heads) return false;
       member_ = item_.first;
     }
   }
 
-  const BackwardCall& call_;
+  const BackwardParams& params_;
   const KeyItem<kKeys>& item_;
   WorkSlice slice_;
   int member_, head_, tile_, stop_;

@@ -1,157 +1,159 @@
-// A step of the backward with two turns at issuing products: S and dP; then dV, dK and dQ of the last step. While one
-// warpgroup multiplies, the other one makes P and dS. The turns also say that the other's dS is there.
+// A step of the backward with two ping-pong slots: S and dP; then dV, dK and dQ of the previous step. While one
+// consumer has the slot, the other computes P and dS. Passing the slot also signals that dS is stored.
 #pragma once
 
-#include "kernel/cuda/sm90/backward/products.cuh"
+#include "kernel/cuda/sm90/backward/consumer.cuh"
 
 namespace weft::cuda::sm90 {
 
-template <class N, Width kWidth, bool kBent, Dq kDq>
-struct TwoTurns : BackwardProducts<N, kWidth, kDq> {
-  using Base = BackwardProducts<N, kWidth, kDq>;
-  using Base::await_turn, Base::keep_ds, Base::multiply_dq, Base::multiply_last_dq, Base::next_buffer, Base::pass_turn;
-  using Base::Base, Base::kK, Base::kV, Base::kRows, Base::kOwn;
-  using Base::call, Base::shared, Base::group, Base::dk, Base::dv, Base::at, Base::parity;
-  static constexpr bool kMakesDq = kDq != Dq::elsewhere;
-  static_assert(kDq != Dq::any_order);  // that has one turn, or three warpgroups
-  // Rows of the next step are awaited before dQ leaves: 2 % faster.
-  static constexpr bool kAsksAhead = kDq == Dq::in_turn;
-  // A stage of rows, a buffer of dS and a part of dQ have one number.
+template <class N, Width kWidth, bool kSoftcap, Dq kDq>
+struct TwoSlots : BackwardConsumer<N, kWidth, kDq> {
+  using Base = BackwardConsumer<N, kWidth, kDq>;
+  using Base::Base, Base::kDimQk, Base::kDimV, Base::kRows, Base::kOwn;
+  using Base::params, Base::shared, Base::warpgroup, Base::dk, Base::dv, Base::ds_buffer, Base::ds_phase;
+  using Base::wait_for_slot, Base::store_ds, Base::mma_dq, Base::mma_last_dq, Base::next_buffer, Base::pass_slot;
+  static constexpr bool kComputesDq = kDq != Dq::separate_kernel;
+  static_assert(kDq != Dq::atomic);  // Dq::atomic has one slot, or three consumers
+  // Waits for the next step's rows before dQ is handed over, which is 2 % faster.
+  static constexpr bool kWaitsAhead = kDq == Dq::ordered;
+  // A stage of rows, a buffer of dS and a part of dQ share one index.
   static_assert(Base::kShape.stages == 2 && Base::kShape.ds_buffers() == 2 && Base::kShape.parts() == 2);
-  using Ahead = StatisticsAhead<kBent ? 0 : 4>;
+  using Statistics = PrefetchedStatistics<kSoftcap ? 0 : 4>;
 
   __device__ __forceinline__ void run() {
     this->each_item([&] { attend(); },
                     [&] {
-                      // Who adds is done too, but not before it has seen the part before.
-                      if constexpr (kDq == Dq::in_turn) {
-                        wait(shared.part_free(group, at), parity ^ 1);
-                        if (arrives()) arrive(shared.part_full(group, at));
+                      // Ends the adding thread too, after it has added the previous part.
+                      if constexpr (kDq == Dq::ordered) {
+                        mbarrier_wait(shared.part_free(warpgroup, ds_buffer), ds_phase ^ 1);
+                        if (lane_arrives()) mbarrier_arrive(shared.part_full(warpgroup, ds_buffer));
                       }
                     });
   }
 
   // dQ of the step before `at`.
-  __device__ __forceinline__ void give_dq(const float (&x)[kOwn / 2]) {
-    wait(shared.part_free(group, at ^ 1), parity ^ static_cast<unsigned>(at));
-    this->hand_dq(x, at ^ 1);
+  __device__ __forceinline__ void hand_over_dq(const float (&x)[kOwn / 2]) {
+    mbarrier_wait(shared.part_free(warpgroup, ds_buffer ^ 1), ds_phase ^ static_cast<unsigned>(ds_buffer));
+    this->stage_dq(x, ds_buffer ^ 1);
   }
 
   // What a step leaves to the next.
   struct Late {
-    bool begun = false;  // there is dQ that the next step multiplies
+    bool begun = false;  // the next step has a dQ to compute
     bool read = false;   // dS of the step before has been read
   };
-  __device__ __forceinline__ void await_rows(int stage, unsigned of) const {
-    wait(shared.q_full(stage), of);
-    wait(shared.dout_full(stage), of);
+  __device__ __forceinline__ void wait_for_rows(int stage, unsigned of) const {
+    mbarrier_wait(shared.q_full(stage), of);
+    mbarrier_wait(shared.dout_full(stage), of);
   }
-  __device__ __forceinline__ void await_next(int flags) const {
-    if (kAsksAhead && (flags & RowStep::kLast) == 0) await_rows(at ^ 1, parity ^ static_cast<unsigned>(at));
+  __device__ __forceinline__ void wait_for_next(int flags) const {
+    if (kWaitsAhead && (flags & QueryStep::kLast) == 0)
+      wait_for_rows(ds_buffer ^ 1, ds_phase ^ static_cast<unsigned>(ds_buffer));
   }
   // All rows of an item.
   __device__ __forceinline__ void attend() {
     Late late;
     int flags = 0;
-    if constexpr (kAsksAhead) await_rows(at, parity);
+    if constexpr (kWaitsAhead) wait_for_rows(ds_buffer, ds_phase);
     do {
-      if ((flags & RowStep::kNextIdle << group) != 0)
+      if ((flags & QueryStep::kNextIdle << warpgroup) != 0)
         flags = idle_step(late);
       else
         flags = step(late);
       next_buffer();
-    } while ((flags & RowStep::kLast) == 0);
-    settle(dk);
-    settle(dv);
-    if constexpr (kMakesDq) {
+    } while ((flags & QueryStep::kLast) == 0);
+    warpgroup_fence_operand(dk);
+    warpgroup_fence_operand(dv);
+    if constexpr (kComputesDq) {
       float dq[kOwn / 2];
-      multiply_last_dq(dq);
-      if (arrives()) {
-        if (late.read) arrive(shared.ds_free(at));
-        arrive(shared.ds_free(at ^ 1));
+      mma_last_dq(dq);
+      if (lane_arrives()) {
+        if (late.read) mbarrier_arrive(shared.ds_free(ds_buffer));
+        mbarrier_arrive(shared.ds_free(ds_buffer ^ 1));
       }
-      give_dq(dq);
+      hand_over_dq(dq);
     }
   }
   __device__ __forceinline__ int step(Late& late) {
     float s[kRows / 2], dp[kRows / 2];
     unsigned p[kRows / 4], g[kRows / 4];
-    if constexpr (!kAsksAhead) await_rows(at, parity);
-    await_turn();
-    products_begin();
-    this->template multiply_rows<kK>(s, shared.k(), shared.q(at));
-    this->template multiply_rows<kV>(dp, shared.v(), shared.dout(at));
-    pass_turn();
-    const int flags = read_word(shared.step(at));
-    Ahead lse(shared.lse(at));
-    products_wait<1>();
-    settle(s);
-    // Said here, not where it is known: there the register of its place would wait for the additions that go out.
-    if (kMakesDq && late.read && arrives()) arrive(shared.ds_free(at));
-    if constexpr (kBent)
-      bent_shares<N>(call, s, p, lse, this->place(flags, at));
+    if constexpr (!kWaitsAhead) wait_for_rows(ds_buffer, ds_phase);
+    wait_for_slot();
+    wgmma_fence();
+    this->template mma_keys_rows<kDimQk>(s, shared.k(), shared.q(ds_buffer));
+    this->template mma_keys_rows<kDimV>(dp, shared.v(), shared.dout(ds_buffer));
+    pass_slot();
+    const int flags = ld_shared_s32(shared.step(ds_buffer));
+    Statistics lse(shared.lse(ds_buffer));
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(s);
+    // Signalled here rather than when it is known, because there the address register would stall until the additions
+    // are issued.
+    if (kComputesDq && late.read && lane_arrives()) mbarrier_arrive(shared.ds_free(ds_buffer));
+    if constexpr (kSoftcap)
+      softcap_probabilities<N>(params, s, p, lse, this->place(flags, ds_buffer));
     else
-      plain_shares<N>(call, s, p, lse, this->place(flags, at));
-    Ahead delta(shared.delta(at));
-    products_wait<0>();
-    settle(dp);
-    score_gradients<N>(call, g, s, dp, delta);
-    if constexpr (kMakesDq) {
-      wait(shared.ds_free(at), parity ^ 1);
-      keep_ds(g, at);
-      stores_visible();
+      probabilities<N>(params, s, p, lse, this->place(flags, ds_buffer));
+    Statistics delta(shared.delta(ds_buffer));
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dp);
+    score_gradients<N>(params, g, s, dp, delta);
+    if constexpr (kComputesDq) {
+      mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
+      store_ds(g, ds_buffer);
+      fence_proxy_async_shared();
     }
     float dq[kOwn / 2];
-    await_turn();
-    settle(p);
-    settle(g);
-    products_begin();
-    this->template add_rows<kV>(dv, p, shared.dout(at));
-    this->template add_rows<kK>(dk, g, shared.q(at));
-    products_commit();
-    if constexpr (kMakesDq) multiply_dq(dq, at ^ 1);  // of the first step: of nothing, for nothing
-    pass_turn();
-    await_next(flags);
-    products_wait<kMakesDq ? 1 : 0>();
+    wait_for_slot();
+    warpgroup_fence_operand(p);
+    warpgroup_fence_operand(g);
+    wgmma_fence();
+    this->template mma_accumulate<kDimV>(dv, p, shared.dout(ds_buffer));
+    this->template mma_accumulate<kDimQk>(dk, g, shared.q(ds_buffer));
+    wgmma_commit_group();
+    if constexpr (kComputesDq) mma_dq(dq, ds_buffer ^ 1);  // in the first step on stale dS, and discarded
+    pass_slot();
+    wait_for_next(flags);
+    wgmma_wait_group<kComputesDq ? 1 : 0>();
     release_rows();
-    if constexpr (kMakesDq) finish_dq(dq, late);
+    if constexpr (kComputesDq) finish_dq(dq, late);
     return flags;
   }
-  // Of rows that see none of the warpgroup's keys: zeros for dQ, and its part of dQ of the last step.
+  // No row sees any of this consumer's keys: it stores zeros as dS, and computes its part of dQ of the previous step.
   __device__ __forceinline__ int idle_step(Late& late) {
-    if constexpr (!kAsksAhead) await_rows(at, parity);
-    await_turn();
-    pass_turn();
-    const int flags = read_word(shared.step(at));
+    if constexpr (!kWaitsAhead) wait_for_rows(ds_buffer, ds_phase);
+    wait_for_slot();
+    pass_slot();
+    const int flags = ld_shared_s32(shared.step(ds_buffer));
     float dq[kOwn / 2];
-    if constexpr (kMakesDq) {
-      if (late.read && arrives()) arrive(shared.ds_free(at));
-      wait(shared.ds_free(at), parity ^ 1);
+    if constexpr (kComputesDq) {
+      if (late.read && lane_arrives()) mbarrier_arrive(shared.ds_free(ds_buffer));
+      mbarrier_wait(shared.ds_free(ds_buffer), ds_phase ^ 1);
       const unsigned none[kRows / 4] = {};
-      keep_ds(none, at);
-      stores_visible();
+      store_ds(none, ds_buffer);
+      fence_proxy_async_shared();
     }
-    await_turn();
-    if constexpr (kMakesDq) {
-      products_begin();
-      multiply_dq(dq, at ^ 1);
+    wait_for_slot();
+    if constexpr (kComputesDq) {
+      wgmma_fence();
+      mma_dq(dq, ds_buffer ^ 1);
     }
-    pass_turn();
-    await_next(flags);
+    pass_slot();
+    wait_for_next(flags);
     release_rows();
-    if constexpr (kMakesDq) finish_dq(dq, late);
+    if constexpr (kComputesDq) finish_dq(dq, late);
     return flags;
   }
   __device__ __forceinline__ void release_rows() const {
-    if (!arrives()) return;
-    arrive(shared.q_free(at));
-    arrive(shared.dout_free(at));
+    if (!lane_arrives()) return;
+    mbarrier_arrive(shared.q_free(ds_buffer));
+    mbarrier_arrive(shared.dout_free(ds_buffer));
   }
   __device__ __forceinline__ void finish_dq(float (&dq)[kOwn / 2], Late& late) {
-    products_wait<0>();
-    settle(dq);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dq);
     late.read = late.begun;
-    if (late.read) give_dq(dq);
+    if (late.read) hand_over_dq(dq);
     late.begun = true;
   }
 };

@@ -2,6 +2,8 @@
 
 namespace weft::cuda::sm90 {
 
-void forward_f16(Width width, const ForwardCall& call, cudaStream_t stream) { launch_any<F16>(width, call, stream); }
+void forward_f16(Width width, const ForwardParams& params, cudaStream_t stream) {
+  launch_any<F16>(width, params, stream);
+}
 
 }  // namespace weft::cuda::sm90

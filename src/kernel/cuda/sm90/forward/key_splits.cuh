@@ -1,87 +1,88 @@
-// Keys in parts (KeyParts). Computed at once, what is known of a tile's rows after a part goes to memory, and when all
-// parts are there, they are added in their order and written out. One after another, each is added to those before it.
+// Split keys (KeySplits). Concurrent splits write their state to memory, and the last to arrive merges all of them in
+// order and writes the output. Otherwise one block merges each split into those before it.
 #pragma once
 
 #include "kernel/cuda/sm90/forward/row_state.cuh"
 
 namespace weft::cuda::sm90 {
 
-template <class N, Width kWidth, Form kForm>
-struct ForwardParts : ForwardRows<N, kWidth, kForm> {
-  using Base = ForwardRows<N, kWidth, kForm>;
-  using Base::call, Base::group, Base::head_of, Base::kShape, Base::kUnseen, Base::kV, Base::lane_in_sums, Base::o,
-      Base::row_of, Base::tile;
-  using typename Base::Kept;
+template <class N, Width kWidth, Variant kVariant>
+struct ForwardKeySplits : ForwardRowState<N, kWidth, kVariant> {
+  using Base = ForwardRowState<N, kWidth, kVariant>;
+  using Base::params, Base::warpgroup, Base::head_of, Base::kShape, Base::kUnseen, Base::kDimV,
+      Base::lane_offset_in_sums, Base::o, Base::row_of, Base::tile;
   using typename Base::Rows;
+  using typename Base::SavedState;
 
-  __device__ __forceinline__ ForwardParts(const ForwardCall& c, const Shared<kWidth>& sh, int g) : Base(c, sh, g) {}
+  __device__ __forceinline__ ForwardKeySplits(const ForwardParams& c, const SharedMemory<kWidth>& sh, int g)
+      : Base(c, sh, g) {}
 
-  // A finished tile, or a part of one.
-  __device__ __forceinline__ void store(const Rows& rows, const Kept& kept) {
-    if constexpr (takes_parts(kForm)) {
+  // Stores a finished tile, or a split of one.
+  __device__ __forceinline__ void store(const Rows& rows, const SavedState& saved) {
+    if constexpr (has_splits(kVariant)) {
       Rows all = rows;
-      if (tile.parts() > 1) {
+      if (tile.splits() > 1) {
         if (!__any_sync(0xffffffffu, valid(0))) return;  // a warp without rows
-        if (call.parts.together) return store_part(rows);
-        if (!add_to_kept(all)) return;
+        if (params.splits.concurrent) return store_split(rows);
+        if (!merge_into_saved(all)) return;
       }
-      Base::store(all, kept);
+      Base::store(all, saved);
     } else {
-      Base::store(rows, kept);
+      Base::store(rows, saved);
     }
   }
 
  private:
-  // Of the lane's two rows: the score that shares were taken against, times the factor, and their sum; empty: no keys.
-  struct Two {
+  // State of the lane's two rows: ref_max and the sum of P; empty if there are no keys.
+  struct RowPairState {
     RowState<float> of[2];
   };
-  struct Place {
+  struct SplitSlot {
     float* sums;
     float4* state;
   };
   __device__ __forceinline__ bool valid(int i) const { return row_of(i) < tile.rows(); }
   __device__ __forceinline__ Index tile_and_unit() const {
-    return static_cast<Index>(tile.unit()) * call.tiles + tile.tile;
+    return static_cast<Index>(tile.unit()) * params.tiles + tile.tile;
   }
-  __device__ __forceinline__ Place place_of_part(int part) const {
-    return place_at(tile_and_unit() * call.parts.most + part);
+  __device__ __forceinline__ SplitSlot slot_of_split(int split) const {
+    return slot_at(tile_and_unit() * params.splits.max_splits + split);
   }
-  __device__ __forceinline__ Place place_at(Index block) const {
-    return {call.parts.sums + block * (kShape.rows() * kV) + lane_in_sums(),
-            call.parts.states + block * (2 * kShape.rows()) + group * 128 + static_cast<int>(threadIdx.x % 128)};
+  __device__ __forceinline__ SplitSlot slot_at(Index block) const {
+    return {params.splits.sums + block * (kShape.rows() * kDimV) + lane_offset_in_sums(),
+            params.splits.states + block * (2 * kShape.rows()) + warpgroup * 128 + static_cast<int>(threadIdx.x % 128)};
   }
 
-  // Of rows that see none of the part's keys nothing, and zeros times anything are in o: they become zeros.
-  __device__ __forceinline__ Two part_of(const Rows& rows) {
-    Two now;
+  // The state of this split. Rows that see none of its keys are empty, and their O, zeros times anything, is set to 0.
+  __device__ __forceinline__ RowPairState split_state(const Rows& rows) {
+    RowPairState now;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = rows.total[i];
+      float sum = rows.row_sum[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (!valid(i) || (rows.unseen & kUnseen << i) != 0) continue;
-      now.of[i] = {rows.against[i], sum};
-      if constexpr (takes_any(kForm))
-        if (call.max_logit != nullptr && threadIdx.x % 4 == 0)
-          atomicMax(call.max_logit + tile.unit() * call.heads + head_of(i),
-                    ordered(rows.peak[i] * (call.scores.factor * kLn2)));
+      now.of[i] = {rows.ref_max[i], sum};
+      if constexpr (is_general(kVariant))
+        if (params.max_logit != nullptr && threadIdx.x % 4 == 0)
+          atomicMax(params.max_logit + tile.unit() * params.heads + head_of(i),
+                    ordered(rows.max_score[i] * (params.scores.scale_log2 * kLn2)));
     }
     const bool none[2] = {is_empty(now.of[0]), is_empty(now.of[1])};
 #pragma unroll
-    for (int n = 0; n < kV / 2; ++n)
+    for (int n = 0; n < kDimV / 2; ++n)
       if (none[n / 2 % 2]) o[n] = 0;
     return now;
   }
-  // All parts before one are multiplied by one weight, the part by another. An empty one changes nothing.
+  // Weights of all splits before one, and of the split itself. An empty side changes nothing.
   struct Weights {
     float before[2], after[2];
   };
-  __device__ __forceinline__ static Weights add(Two& all, const Two& part) {
+  __device__ __forceinline__ static Weights merge(RowPairState& all, const RowPairState& split) {
     Weights w;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const RowState<float> a = all.of[i], b = part.of[i];
+      const RowState<float> a = all.of[i], b = split.of[i];
       const float most = is_empty(a) ? b.max : is_empty(b) ? a.max : max_nan(a.max, b.max);
       w.before[i] = is_empty(a) ? 0.0f : exp2_fast(__fsub_rn(a.max, most));
       w.after[i] = is_empty(b) ? 0.0f : exp2_fast(__fsub_rn(b.max, most));
@@ -89,32 +90,32 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
     }
     return w;
   }
-  // Past the L1 cache: other blocks may have written that.
-  __device__ __forceinline__ static Two read(const float4* state) {
+  // Bypasses the L1 cache, because other blocks may have written the state.
+  __device__ __forceinline__ static RowPairState load_state(const float4* state) {
     const float4 x = __ldcg(state);
     return {{{x.x, x.y}, {x.z, x.w}}};
   }
-  __device__ __forceinline__ void write(const Place& to, const Two& now) const {
+  __device__ __forceinline__ void store_slot(const SplitSlot& to, const RowPairState& now) const {
     *to.state = {now.of[0].max, now.of[0].sum, now.of[1].max, now.of[1].sum};
 #pragma unroll
-    for (int n = 0; n < kV / 8; ++n)
+    for (int n = 0; n < kDimV / 8; ++n)
       *reinterpret_cast<float4*>(to.sums + 128 * n) = {o[4 * n], o[4 * n + 1], o[4 * n + 2], o[4 * n + 3]};
   }
 
-  // One after another. After the last part all of them are in `rows` and o, as of a tile without parts, but for the
-  // largest logits, which part_of has sent.
-  __device__ __forceinline__ bool add_to_kept(Rows& rows) {
-    const Place kept = place_at(static_cast<Index>(blockIdx.x));
-    Two all = part_of(rows);
-    if (tile.part() > 0) {
-      const Two part = all;
-      all = read(kept.state);
-      const Weights w = add(all, part);
+  // One block, splits in order. After the last split `rows` and O hold the whole tile, as without splits, but for
+  // max_logit, which split_state has already updated.
+  __device__ __forceinline__ bool merge_into_saved(Rows& rows) {
+    const SplitSlot saved = slot_at(static_cast<Index>(blockIdx.x));
+    RowPairState all = split_state(rows);
+    if (tile.split() > 0) {
+      const RowPairState split = all;
+      all = load_state(saved.state);
+      const Weights w = merge(all, split);
 #pragma unroll
-      for (int eights = 0; eights < kV / 8; eights += 4) {
+      for (int eights = 0; eights < kDimV / 8; eights += 4) {
         float4 x[4];
 #pragma unroll
-        for (int n = 0; n < 4; ++n) x[n] = __ldcg(reinterpret_cast<const float4*>(kept.sums + 128 * (eights + n)));
+        for (int n = 0; n < 4; ++n) x[n] = __ldcg(reinterpret_cast<const float4*>(saved.sums + 128 * (eights + n)));
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           float* to = o + 4 * (eights + n);
@@ -125,73 +126,73 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
         }
       }
     }
-    if (tile.part() + 1 < tile.parts()) {
-      write(kept, all);
+    if (tile.split() + 1 < tile.splits()) {
+      store_slot(saved, all);
       return false;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows.against[i] = all.of[i].max;
-      rows.total[i] = threadIdx.x % 4 == 0 ? all.of[i].sum : 0.0f;
+      rows.ref_max[i] = all.of[i].max;
+      rows.row_sum[i] = threadIdx.x % 4 == 0 ? all.of[i].sum : 0.0f;
       rows.unseen = is_empty(all.of[i]) ? rows.unseen | kUnseen << i : rows.unseen & ~(kUnseen << i);
     }
     return true;
   }
 
-  // At once.
-  __device__ __forceinline__ void store_part(const Rows& rows) {
-    const Two part = part_of(rows);
-    write(place_of_part(tile.part()), part);
-    if (!is_last()) return;
-    const Two all = weigh_parts();
+  // Concurrent splits.
+  __device__ __forceinline__ void store_split(const Rows& rows) {
+    const RowPairState split = split_state(rows);
+    store_slot(slot_of_split(tile.split()), split);
+    if (!all_splits_arrived()) return;
+    const RowPairState all = compute_merge_weights();
     FinishedRow<float> done[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (!valid(i)) continue;
-      const int row = tile.row + row_of(i), head = tile.unit() * call.heads + head_of(i);
+      const int row = tile.row + row_of(i), head = tile.unit() * params.heads + head_of(i);
       RowState<float> state = all.of[i];
       if (!is_empty(state)) state.max *= kLn2;
-      done[i] = finish(state, sink_logit(call.sink, head));
-      if (threadIdx.x % 4 == 0 && call.lse.given())
-        store_element(call.lse.data, call.lse.dtype, offset_of(call.lse, row, head), done[i].lse);
+      done[i] = finish(state, sink_logit(params.sink, head));
+      if (threadIdx.x % 4 == 0 && params.lse.given())
+        store_element(params.lse.data, params.lse.dtype, offset_of(params.lse, row, head), done[i].lse);
     }
-    write_out(done);
+    write_output(done);
   }
 
-  // Are the warp's rows there of all parts?
-  __device__ __forceinline__ bool is_last() const {
+  // Have all splits of the warp's rows arrived?
+  __device__ __forceinline__ bool all_splits_arrived() const {
     __threadfence();
     __syncwarp();
-    int* arrived = call.parts.arrived + tile_and_unit() * (4 * kShape.groups) + group * 4 +
+    int* arrived = params.splits.arrived + tile_and_unit() * (4 * kShape.consumers) + warpgroup * 4 +
                    static_cast<int>(threadIdx.x % 128) / 32;
     int before = 0;
     if (threadIdx.x % 32 == 0) before = atomicAdd(arrived, 1);
-    if (__shfl_sync(0xffffffffu, before, 0) + 1 < tile.parts()) return false;
+    if (__shfl_sync(0xffffffffu, before, 0) + 1 < tile.splits()) return false;
     __threadfence();
-    if (threadIdx.x % 32 == 0) *arrived = 0;  // for the next call
+    if (threadIdx.x % 32 == 0) *arrived = 0;  // for the next launch
     return true;
   }
 
-  // The weights of a part, and of all before it, take the place of its state.
-  __device__ __forceinline__ Two weigh_parts() const {
-    Two all = read(place_of_part(0).state), next = read(place_of_part(1).state);
+  // Replaces each split's state by its weight and that of the splits before it.
+  __device__ __forceinline__ RowPairState compute_merge_weights() const {
+    RowPairState all = load_state(slot_of_split(0).state), next = load_state(slot_of_split(1).state);
 #pragma unroll 1
-    for (int n = 1; n < tile.parts(); ++n) {
-      const Two part = next;
-      if (n + 1 < tile.parts()) next = read(place_of_part(n + 1).state);
-      const Weights w = add(all, part);
-      __stcg(place_of_part(n).state, float4{w.before[0], w.after[0], w.before[1], w.after[1]});
+    for (int n = 1; n < tile.splits(); ++n) {
+      const RowPairState split = next;
+      if (n + 1 < tile.splits()) next = load_state(slot_of_split(n + 1).state);
+      const Weights w = merge(all, split);
+      __stcg(slot_of_split(n).state, float4{w.before[0], w.after[0], w.before[1], w.after[1]});
     }
     return all;
   }
 
-  // 32 columns at a time: registers are full of the next tile's scores.
-  __device__ __forceinline__ void write_out(const FinishedRow<float> (&done)[2]) const {
+  // 32 columns at a time, because the registers are full of the next tile's scores.
+  __device__ __forceinline__ void write_output(const FinishedRow<float> (&done)[2]) const {
 #pragma unroll 1
-    for (int eights = 0; eights < kV / 8; eights += 4) {
+    for (int eights = 0; eights < kDimV / 8; eights += 4) {
       float sum[16];
-      const auto each = [&](int part, auto&& use) {
-        const float* from = place_of_part(part).sums + 128 * eights;
+      const auto each = [&](int split, auto&& use) {
+        const float* from = slot_of_split(split).sums + 128 * eights;
         float4 x[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) x[n] = __ldcg(reinterpret_cast<const float4*>(from + 128 * n));
@@ -202,20 +203,20 @@ struct ForwardParts : ForwardRows<N, kWidth, kForm> {
       };
       each(0, [](float& to, float x, int) { to = x; });
 #pragma unroll 2
-      for (int part = 1; part < tile.parts(); ++part) {
-        const float4 w = __ldcg(place_of_part(part).state);
-        each(part, [&](float& to, float x, int i) { to = fmaf(x, i == 0 ? w.y : w.w, to * (i == 0 ? w.x : w.z)); });
+      for (int split = 1; split < tile.splits(); ++split) {
+        const float4 w = __ldcg(slot_of_split(split).state);
+        each(split, [&](float& to, float x, int i) { to = fmaf(x, i == 0 ? w.y : w.w, to * (i == 0 ? w.x : w.z)); });
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool here = valid(i);
-        const int row = here ? tile.row + row_of(i) : 0, head = here ? tile.unit() * call.heads + head_of(i) : 0;
+        const int row = here ? tile.row + row_of(i) : 0, head = here ? tile.unit() * params.heads + head_of(i) : 0;
         const auto value = [&](int n, int j) { return fmaf(sum[4 * n + 2 * i + j], done[i].weight, 0.0f); };
-        if (call.wide_out) {
-          std::uint16_t* to = static_cast<std::uint16_t*>(call.out.data) + offset_of(call.out, row, head);
-          store_eights<N, 32>(to, here, 8 * eights, call.out.dim, value);
+        if (params.vec8_out) {
+          std::uint16_t* to = static_cast<std::uint16_t*>(params.out.data) + offset_of(params.out, row, head);
+          store_row_vec8<N, 32>(to, here, 8 * eights, params.out.dim, value);
         } else if (here) {
-          const FloatRow to(call.out, row, head);
+          const FragmentRowF32 to(params.out, row, head);
 #pragma unroll
           for (int n = 0; n < 4; ++n) to.store(eights + n, value(n, 0), value(n, 1));
         }

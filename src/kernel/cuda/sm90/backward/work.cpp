@@ -1,4 +1,4 @@
-#include "kernel/cuda/sm90/backward/list.h"
+#include "kernel/cuda/sm90/backward/work.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,10 +9,10 @@
 namespace weft::cuda::sm90 {
 namespace {
 
-// Tiles of at most `size` rows over all `rows`; those of rows that no slice holds end with ~end if `mark`.
+// Cuts all `rows` into tiles of at most `size` rows. Tiles of rows in no slice end with ~end if `mark`.
 Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
   Cut cut;
-  cut.part_of.resize(spans.size());
+  cut.component_of.resize(spans.size());
   std::vector<std::size_t> order(spans.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return spans[a].begin < spans[b].begin; });
@@ -27,12 +27,12 @@ Cut cut_rows(const std::vector<Range>& spans, int rows, int size, bool mark) {
     const int begin = static_cast<int>(spans[order[i]].begin);
     add(end, begin, false);
     end = begin;
-    const int part = static_cast<int>(cut.parts.size());
+    const int component = static_cast<int>(cut.components.size());
     for (; i < order.size() && (spans[order[i]].begin < end || end == begin); ++i) {
       end = std::max(end, static_cast<int>(spans[order[i]].end));
-      cut.part_of[order[i]] = part;
+      cut.component_of[order[i]] = component;
     }
-    cut.parts.push_back({begin, end, cut.tiles()});
+    cut.components.push_back({begin, end, cut.tiles()});
     add(begin, end, true);
   }
   add(end, rows, false);
@@ -43,41 +43,41 @@ std::span<const int> numbers_of(const std::vector<WorkSlice>& slices) {
   return {reinterpret_cast<const int*>(slices.data()), slices.size() * sizeof(WorkSlice) / sizeof(int)};
 }
 
-// Items of dQ: `tiles` tiles of rows each, the most expensive first, and their slices.
+// Items of the separate dQ kernel, `tiles` query tiles each, the most expensive first, and their slices.
 struct DqItems {
   std::vector<int> items;
   std::vector<WorkSlice> slices;
 };
 DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles) {
-  std::vector<std::vector<std::size_t>> of_part(rows.parts.size());
-  for (std::size_t n = 0; n < slices.size(); ++n) of_part[at(rows.part_of[n])].push_back(n);
-  DqItems made;
+  std::vector<std::vector<std::size_t>> of_component(rows.components.size());
+  for (std::size_t n = 0; n < slices.size(); ++n) of_component[at(rows.component_of[n])].push_back(n);
+  DqItems work;
   std::vector<DqItem> items;
   std::vector<Index> cost;
   const auto end_of = [&](int tile) {
     const int end = rows.ranges[2 * at(tile) + 1];
     return end < 0 ? ~end : end;
   };
-  std::size_t part = 0;
+  std::size_t component = 0;
   for (int tile = 0; tile < rows.tiles();) {
     const int begin = rows.ranges[2 * at(tile)];
-    while (part < rows.parts.size() && rows.parts[part].end <= begin) ++part;
-    const bool held = part < rows.parts.size() && rows.parts[part].begin <= begin;
-    const int limit = held                       ? rows.parts[part].end
-                      : part < rows.parts.size() ? rows.parts[part].begin
-                                                 : end_of(rows.tiles() - 1);
+    while (component < rows.components.size() && rows.components[component].end <= begin) ++component;
+    const bool held = component < rows.components.size() && rows.components[component].begin <= begin;
+    const int limit = held                                 ? rows.components[component].end
+                      : component < rows.components.size() ? rows.components[component].begin
+                                                           : end_of(rows.tiles() - 1);
     int last = tile;
     while (last + 1 < rows.tiles() && last + 1 < tile + tiles && end_of(last + 1) <= limit) ++last;
-    DqItem item{begin, end_of(last), static_cast<int>(made.slices.size()), 0, tile};
+    DqItem item{begin, end_of(last), static_cast<int>(work.slices.size()), 0, tile};
     cost.push_back(0);
-    for (const std::size_t n : held ? of_part[part] : std::vector<std::size_t>{}) {
+    for (const std::size_t n : held ? of_component[component] : std::vector<std::size_t>{}) {
       const WorkSlice& s = slices[n];
       const Index first_row = max_of(s.q_begin, item.begin), last_row = min_of(s.q_end, item.end) - 1;
       if (first_row > last_row) continue;
-      made.slices.push_back(s);
+      work.slices.push_back(s);
       cost.back() += min_of(s.k_end, last_row + s.hi + 1) - max_of(s.k_begin, first_row + s.lo);
     }
-    item.last = static_cast<int>(made.slices.size());
+    item.last = static_cast<int>(work.slices.size());
     items.push_back(item);
     tile = last + 1;
   }
@@ -86,9 +86,9 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
   for (const std::size_t n : order) {
     const DqItem& i = items[n];
-    made.items.insert(made.items.end(), {i.begin, i.end, i.first, i.last, i.tile, 0, 0, 0});
+    work.items.insert(work.items.end(), {i.begin, i.end, i.first, i.last, i.tile, 0, 0, 0});
   }
-  return made;
+  return work;
 }
 
 // Calls visit(slice, tile) for each tile of keys that a slice touches.
@@ -96,39 +96,40 @@ template <class Visit>
 void each_key_tile(const std::vector<WorkSlice>& slices, const Cut& keys, int size, const Visit& visit) {
   for (std::size_t n = 0; n < slices.size(); ++n) {
     const WorkSlice& s = slices[n];
-    const Part& part = keys.parts[at(keys.part_of[n])];
-    const int first = part.first_tile + (s.k_begin - part.begin) / size;
-    const int last = part.first_tile + (s.k_end - 1 - part.begin) / size;
+    const Component& component = keys.components[at(keys.component_of[n])];
+    const int first = component.first_tile + (s.k_begin - component.begin) / size;
+    const int last = component.first_tile + (s.k_end - 1 - component.begin) / size;
     for (int t = first; t <= last; ++t) visit(n, at(t));
   }
 }
 
-// What brings a slice's rows to where tiles lie every `size` rows from 0 on.
+// WorkSlice::tile_shift of a slice.
 int shift_of(const Cut& rows, std::size_t slice, int size) {
-  const Part& part = rows.parts[at(rows.part_of[slice])];
-  return part.first_tile * size - part.begin;
+  const Component& component = rows.components[at(rows.component_of[slice])];
+  return component.first_tile * size - component.begin;
 }
 
 }  // namespace
 
-BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log_heads, int tiles_of_dq,
+BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
                            cudaStream_t stream)
     : shape_(shape),
-      tiles_of_dq_(tiles_of_dq),
+      dq_tiles_per_item_(dq_tiles_per_item),
       heads_k_(args.k.heads),
-      units_of_head_(max_of(1, (args.q.heads >> log_heads) / args.k.heads)) {
-  const int log_size = shape.log_rows - log_heads;
-  rows.log_size = log_size;
-  rows.log_heads = log_heads;
-  rows.listed = tiles_of_dq > 0 ? tiles_of_dq : 1;
+      units_of_head_(max_of(1, (args.q.heads >> log2_heads) / args.k.heads)) {
+  const int log2_size = shape.log2_rows - log2_heads;
+  rows.log2_size = log2_size;
+  rows.log2_heads = log2_heads;
+  rows.listed = dq_tiles_per_item > 0 ? dq_tiles_per_item : 1;
   if (args.device_plan == nullptr) {
     cut_slices(args, stream);
     return;
   }
-  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log_size}, {Side::key, args.k.rows, shape.keys}};
-  lists_ = make_lists({}, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
+  const Tiling tilings[] = {{Side::query, args.q.rows, rows.listed << log2_size}, {Side::key, args.k.rows, shape.keys}};
+  lists_ =
+      make_work_lists({}, args.device_plan, tilings, {args.q.heads, args.k.heads, args.attention.head_map}, stream);
   rows.list = lists_.lists[0];
-  rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log_size));
+  rows.tiles = static_cast<int>(ceil_div(args.q.rows, Index{1} << log2_size));
   dq_active = tilings[0].tiles();
   keys.list = lists_.lists[1];
   keys.active = unseen_tiles = tilings[1].tiles();
@@ -147,7 +148,7 @@ void BackwardWork::cut_slices(const KernelBackwardArgs& args, cudaStream_t strea
   if (args.steps != nullptr) q_spans.insert(q_spans.end(), args.steps->rows.begin(), args.steps->rows.end());
   rows_ = cut_rows(q_spans, static_cast<int>(args.q.rows), rows.size(), true);
   keys_ = cut_rows(k_spans, static_cast<int>(args.k.rows), shape_.keys, true);
-  in_turn = tiles_of_dq_ > 0 && shape_.in_turn() && suits_turns();
+  ordered_dq = dq_tiles_per_item_ > 0 && shape_.fits_ordered_dq() && suits_ordered_dq();
   std::vector<int> gaps;
   for (std::size_t t = 0; t < keys_.ranges.size(); t += 2)
     if (keys_.ranges[t + 1] < 0) gaps.insert(gaps.end(), {keys_.ranges[t], ~keys_.ranges[t + 1]});
@@ -165,50 +166,51 @@ void BackwardWork::cut_slices(const KernelBackwardArgs& args, cudaStream_t strea
   heads = lists.heads(first_.get());
 }
 
-bool BackwardWork::suits_turns() const {
+bool BackwardWork::suits_ordered_dq() const {
   constexpr Index kMost = Index{1} << 24;
-  Index visits = 0, all = 0;  // of tiles that slices show, and of all that their rows have
+  Index visits = 0, all = 0;  // of tiles that the slices' bands reach, and of all tiles of their rows
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     WorkSlice s = slices_[n];
-    s.unused = shift_of(rows_, n, rows.size());
-    const TileRange seen = tiles_seeing(s, keys_.ranges[2 * t], keys_.ranges[2 * t + 1], rows.log_size);
+    s.tile_shift = shift_of(rows_, n, rows.size());
+    const TileRange seen = tiles_seeing(s, keys_.ranges[2 * t], keys_.ranges[2 * t + 1], rows.log2_size);
     visits += seen.last - seen.first + 1;
-    all += ((s.q_end - 1 + s.unused) >> rows.log_size) - ((s.q_begin + s.unused) >> rows.log_size) + 1;
+    all += ((s.q_end - 1 + s.tile_shift) >> rows.log2_size) - ((s.q_begin + s.tile_shift) >> rows.log2_size) + 1;
   });
-  // A narrow window's items go through other rows each, and what they add to does not stay in the L2 cache.
+  // Items of a narrow window visit different rows each, so the sums they add to do not stay in the L2 cache.
   return visits <= kMost && 4 * visits >= all;
 }
 
-// From one block's addition to the next one's a block makes about two steps.
-std::vector<PartItems> BackwardWork::parts_of(const std::vector<int>& tiles, const std::vector<int>& part_of_tile,
-                                              const std::vector<Index>& cost, int processors) const {
+// A block computes about two steps between its addition and that of the next block.
+std::vector<ComponentItems> BackwardWork::components_of(const std::vector<int>& tiles,
+                                                        const std::vector<int>& component_of_tile,
+                                                        const std::vector<Index>& cost, int sm_count) const {
   constexpr Index kStepsApart = 2;
-  std::vector<PartItems> parts;
+  std::vector<ComponentItems> components;
   for (std::size_t i = 0; i < tiles.size();) {
-    const auto part = [&](std::size_t n) { return part_of_tile[at(tiles[n])]; };
+    const auto component = [&](std::size_t n) { return component_of_tile[at(tiles[n])]; };
     const std::size_t begin = i;
-    Index of_part = 0;
-    for (; i < tiles.size() && part(i) == part(begin); ++i)
-      of_part += ceil_div(cost[at(tiles[i])], rows.size()) * units_of_head_;
-    const Index together = kStepsApart * processors * static_cast<Index>(i - begin);
-    parts.push_back({static_cast<int>(begin), static_cast<int>(i), together / max_of(of_part, 1) + 1});
+    Index of_component = 0;
+    for (; i < tiles.size() && component(i) == component(begin); ++i)
+      of_component += ceil_div(cost[at(tiles[i])], rows.size()) * units_of_head_;
+    const Index together = kStepsApart * sm_count * static_cast<Index>(i - begin);
+    components.push_back({static_cast<int>(begin), static_cast<int>(i), together / max_of(of_component, 1) + 1});
   }
-  return parts;
+  return components;
 }
 
-void BackwardWork::add_keys(int processors, cudaStream_t stream) {
-  if (rows.ranges == nullptr) return;  // a device_plan's are there
+void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
+  if (rows.ranges == nullptr) return;  // a device_plan has its tiles already
   const std::size_t tiles = at(keys_.tiles());
-  std::vector<int> begin(tiles + 1, 0), part_of_tile(tiles, 0);
-  std::vector<Index> cost(tiles, 0), part_cost(keys_.parts.size(), 0);
+  std::vector<int> begin(tiles + 1, 0), component_of_tile(tiles, 0);
+  std::vector<Index> cost(tiles, 0), component_cost(keys_.components.size(), 0);
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     const WorkSlice& s = slices_[n];
     const Index first = max_of(s.k_begin, keys_.ranges[2 * t]), last = min_of(s.k_end, keys_.ranges[2 * t + 1]) - 1;
     const Index seeing = min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
     ++begin[t + 1];
     cost[t] += seeing;
-    part_cost[at(keys_.part_of[n])] += seeing;
-    part_of_tile[t] = keys_.part_of[n];
+    component_cost[at(keys_.component_of[n])] += seeing;
+    component_of_tile[t] = keys_.component_of[n];
   });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<WorkSlice> members(at(begin.back()));
@@ -216,47 +218,47 @@ void BackwardWork::add_keys(int processors, cudaStream_t stream) {
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     WorkSlice& s = members[at(next[t]++)];
     s = slices_[n];
-    s.unused = shift_of(rows_, n, rows.size());
+    s.tile_shift = shift_of(rows_, n, rows.size());
   });
   std::vector<int> order;
   for (std::size_t t = 0; t < tiles; ++t)
     if (begin[t] < begin[t + 1]) order.push_back(static_cast<int>(t));
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const std::size_t x = at(a), y = at(b);
-    const std::size_t px = at(part_of_tile[x]), py = at(part_of_tile[y]);
-    if (px != py) return part_cost[px] != part_cost[py] ? part_cost[px] > part_cost[py] : px < py;
+    const std::size_t px = at(component_of_tile[x]), py = at(component_of_tile[y]);
+    if (px != py) return component_cost[px] != component_cost[py] ? component_cost[px] > component_cost[py] : px < py;
     return cost[x] > cost[y];
   });
-  std::vector<Index> costs;  // to begin and to end takes about a step of a tile
+  std::vector<Index> costs;  // starting and ending a tile costs about one step
   for (const int t : order) costs.push_back(cost[at(t)] + rows.size());
-  std::vector<int> item_order = in_turn ? std::vector<int>{} : order_items(costs, heads_k_, processors);
-  // Three warpgroups are faster (2 %) in the order that turns want.
-  if (in_turn || (shape_.groups == 3 && item_order.empty())) {
-    std::vector<PartItems> parts = parts_of(order, part_of_tile, cost, processors);
-    order = spread_parts(order, parts, heads_k_);
-    item_order = order_in_turn(parts, heads_k_);
+  std::vector<int> item_order = ordered_dq ? std::vector<int>{} : order_items(costs, heads_k_, sm_count);
+  // Three consumers are 2 % faster in the order for ordered dQ.
+  if (ordered_dq || (shape_.consumers == 3 && item_order.empty())) {
+    std::vector<ComponentItems> components = components_of(order, component_of_tile, cost, sm_count);
+    order = spread_components(order, components, heads_k_);
+    item_order = order_for_ordered_dq(components, heads_k_);
   }
   std::vector<int> items;
   for (const int t : order) {
     const std::size_t x = at(t);
     items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
   }
-  std::vector<int> turns;
-  if (in_turn) turns = number_turns(items, members, rows.log_size, rows.tiles);
+  std::vector<int> dq_order;
+  if (ordered_dq) dq_order = number_additions(items, members, rows.log2_size, rows.tiles);
   DqItems dq;
-  if (tiles_of_dq_ > 0 && !in_turn) dq = cut_dq(slices_, rows_, tiles_of_dq_);
+  if (dq_tiles_per_item_ > 0 && !ordered_dq) dq = cut_dq(slices_, rows_, dq_tiles_per_item_);
 
   HostLists lists({});
   const std::size_t members_at = lists.add_numbers(numbers_of(members)), items_at = lists.add_numbers(items),
                     dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices)),
-                    order_at = lists.add_numbers(item_order), turns_at = lists.add_numbers(turns);
+                    order_at = lists.add_numbers(item_order), dq_order_at = lists.add_numbers(dq_order);
   second_ = upload(lists.numbers(), stream);
   const int* base = second_.get();
   keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
   keys.items = reinterpret_cast<const int4*>(base + items_at);
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;
-  keys.turns = base + turns_at;
+  keys.dq_order = base + dq_order_at;
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));

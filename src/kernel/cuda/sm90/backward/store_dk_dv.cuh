@@ -1,4 +1,4 @@
-// dK and dV of an item from the registers of a warpgroup to their keys.
+// Stores an item's dK and dV from the registers of a consumer.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/producer.cuh"
@@ -6,17 +6,17 @@
 
 namespace weft::cuda::sm90 {
 
-// A bit for each of a lane's two keys, `first` of the tile and 8 behind: whether a slice shows it to a query head.
-__device__ __forceinline__ int live_keys(const BackwardCall& call, const SharedItem& item, int first) {
+// One bit for each of a lane's two keys, `first` in the tile and 8 further: set if a slice shows it to a query head.
+__device__ __forceinline__ int live_keys(const BackwardParams& params, const SharedItem& item, int first) {
   int live = 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = item.begin + first + 8 * i;
     bool seen = key < item.end && (item.flags & SharedItem::kUsed) != 0;
-    if (seen && (item.flags & SharedItem::kMended) != 0) {
+    if (seen && (item.flags & SharedItem::kZeroFill) != 0) {
       seen = false;
       for (int m = item.first; m < item.last && !seen; ++m) {
-        const WorkSlice& s = call.keys.list.slices[m];
+        const WorkSlice& s = params.keys.list.slices[m];
         seen = key >= s.k_begin && key < s.k_end;
       }
     }
@@ -25,9 +25,9 @@ __device__ __forceinline__ int live_keys(const BackwardCall& call, const SharedI
   return live;
 }
 
-// Columns from first_column on.
+// Stores columns from first_column on.
 template <class N, int kSize>
-__device__ __forceinline__ void store_keys(const BackwardCall& call, const TensorView& to, bool wide,
+__device__ __forceinline__ void store_keys(const BackwardParams& params, const TensorView& to, bool vec8,
                                            const float (&sums)[kSize], const SharedItem& item, int first, int live,
                                            int first_column = 0) {
   constexpr int kColumns = 2 * kSize;
@@ -37,8 +37,8 @@ __device__ __forceinline__ void store_keys(const BackwardCall& call, const Tenso
     const int key = item.begin + first + 8 * i;
     const bool inside = key < item.end, seen = (live >> i & 1) != 0;
     const auto value = [&](int n, int j) { return seen ? sums[4 * n + 2 * i + j] : 0.0f; };
-    if (!wide) {
-      if (!inside || (call.add_keys && !seen)) continue;
+    if (!vec8) {
+      if (!inside || (params.add_keys && !seen)) continue;
       const int column = first_column + 2 * (lane % 4), columns = static_cast<int>(to.dim) - column;
       float* at = static_cast<float*>(to.data) + offset_of(to, key, item.kv_head) + column;
       const bool pairs = reinterpret_cast<std::uintptr_t>(at) % 8 == 0 && to.dim % 2 == 0;
@@ -46,19 +46,19 @@ __device__ __forceinline__ void store_keys(const BackwardCall& call, const Tenso
       for (int n = 0; n < kColumns / 8; ++n) {
         const float2 x = {value(n, 0), value(n, 1)};
         if (pairs && 8 * n < columns) {
-          if (call.add_keys)
-            add_two(at + 8 * n, x.x, x.y);
+          if (params.add_keys)
+            red_add_v2_f32(at + 8 * n, x.x, x.y);
           else
             *reinterpret_cast<float2*>(at + 8 * n) = x;
         } else {
-          if (8 * n < columns) at[8 * n] = call.add_keys ? at[8 * n] + x.x : x.x;
-          if (8 * n + 1 < columns) at[8 * n + 1] = call.add_keys ? at[8 * n + 1] + x.y : x.y;
+          if (8 * n < columns) at[8 * n] = params.add_keys ? at[8 * n] + x.x : x.x;
+          if (8 * n + 1 < columns) at[8 * n + 1] = params.add_keys ? at[8 * n + 1] + x.y : x.y;
         }
       }
       continue;
     }
     std::uint16_t* at = static_cast<std::uint16_t*>(to.data) + (inside ? offset_of(to, key, item.kv_head) : 0);
-    store_eights<N, kColumns>(at, inside, first_column, to.dim, value);
+    store_row_vec8<N, kColumns>(at, inside, first_column, to.dim, value);
   }
 }
 

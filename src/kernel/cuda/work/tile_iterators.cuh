@@ -1,60 +1,62 @@
-// A block's way through its work: while (more) { ... more = next(); }. All threads of a block walk alike.
+// Iterators over the tiles of a block's work: while (more) { ... more = next(); }. All threads of a block iterate
+// alike.
 #pragma once
 
 #include "kernel/cuda/work/work.h"
 
 namespace weft::cuda {
 
-enum class Sight { none, some, all };
+enum class Visibility { none, partial, full };
 
 // What query rows a .. b see of keys c .. d (both ends included) in a slice.
-__device__ inline Sight sight_of(const WorkSlice& s, int a, int b, int c, int d) {
+__device__ inline Visibility visibility_of(const WorkSlice& s, int a, int b, int c, int d) {
   if (a >= s.q_begin && b < s.q_end && c >= s.k_begin && d < s.k_end && c - b >= s.lo && d - a <= s.hi)
-    return Sight::all;
+    return Visibility::full;
   a = max(a, s.q_begin), b = min(b, s.q_end - 1), c = max(c, s.k_begin), d = min(d, s.k_end - 1);
-  return a <= b && c <= d && d - a >= s.lo && c - b <= s.hi ? Sight::some : Sight::none;
+  return a <= b && c <= d && d - a >= s.lo && c - b <= s.hi ? Visibility::partial : Visibility::none;
 }
 
-// Keys that row q sees, both ends included, counted from `base`; rows outside see none.
-struct Seen {
+// Keys that row q sees, both ends included, relative to `base`; rows outside the slice see none.
+struct VisibleRange {
   int first, last;
 };
 __device__ inline int within_int(long long x) {
   return static_cast<int>(x < -0x7fffffffLL ? -0x7fffffffLL : x > 0x7fffffffLL ? 0x7fffffffLL : x);
 }
-__device__ inline Seen keys_seen(const WorkSlice& s, int q, int base) {
+__device__ inline VisibleRange visible_keys(const WorkSlice& s, int q, int base) {
   if (q < s.q_begin || q >= s.q_end) return {1, 0};
   const long long wide = q;
   return {within_int(max(static_cast<long long>(s.k_begin), wide + s.lo) - base),
           within_int(min(static_cast<long long>(s.k_end) - 1, wide + s.hi) - base)};
 }
-// Query rows that see key k, the other way round.
-__device__ inline Seen rows_seeing(const WorkSlice& s, int k, int base) {
+// Query rows that see key k.
+__device__ inline VisibleRange visible_rows(const WorkSlice& s, int k, int base) {
   if (k < s.k_begin || k >= s.k_end) return {1, 0};
   const long long wide = k;
   return {within_int(max(static_cast<long long>(s.q_begin), wide - s.hi) - base),
           within_int(min(static_cast<long long>(s.q_end) - 1, wide - s.lo) - base)};
 }
 
-// Walks keep little and read slices again where they need them: registers are dearer than loads that hit L1.
+// Iterators hold little and read slices again where they need them: registers are more expensive than loads that hit
+// L1.
 
-// Volatile, so that the compiler keeps neither what it read nor the address.
+// volatile, so that the compiler keeps neither the slice nor its address in registers.
 __device__ inline WorkSlice read(const WorkSlice* slices, int n) {
   WorkSlice s;
   asm volatile(
       "{\n.reg .u64 at;\nmad.wide.s32 at, %8, 32, %9;\n"
       "ld.global.v4.s32 {%0,%1,%2,%3}, [at];\nld.global.v4.s32 {%4,%5,%6,%7}, [at + 16];\n}\n"
       : "=r"(s.q_begin), "=r"(s.q_end), "=r"(s.k_begin), "=r"(s.k_end), "=r"(s.k_first), "=r"(s.lo), "=r"(s.hi),
-        "=r"(s.unused)
+        "=r"(s.tile_shift)
       : "r"(n), "l"(slices));
   return s;
 }
 
-// The tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
+// Iterates over the tiles of kKeys keys that query rows [row, row + kRows) see, slice by slice.
 template <int kKeys, int kRows>
-class KeyTiles {
+class KeyTileIterator {
  public:
-  __device__ KeyTiles(const WorkList& list, int tile) : list_(list), tile_(tile), member_(list.ranges[tile].x) {}
+  __device__ KeyTileIterator(const WorkList& list, int tile) : list_(list), tile_(tile), member_(list.ranges[tile].x) {}
 
   __device__ bool start() { return enter(); }
   __device__ bool next() {
@@ -90,11 +92,11 @@ class KeyTiles {
   int tile_, member_, base_, stop_;
 };
 
-// The tiles of kRows query rows that see keys [key, key + kKeys), for each query head of the K/V head.
+// Iterates over the tiles of kRows query rows that see keys [key, key + kKeys), for each query head of the K/V head.
 template <int kRows, int kKeys>
-class RowTiles {
+class QueryTileIterator {
  public:
-  __device__ RowTiles(const WorkList& list, const WorkHeads& heads, int tile, int kv_head)
+  __device__ QueryTileIterator(const WorkList& list, const WorkHeads& heads, int tile, int kv_head)
       : list_(list), heads_(heads), tile_(tile), head_(heads.begin[kv_head]), kv_head_(kv_head) {}
 
   __device__ bool start() {
@@ -138,7 +140,7 @@ class RowTiles {
   int tile_, head_, kv_head_, member_, base_, stop_;
 };
 
-// Does a row lie in a slice of the tile (there it sees a key, or is seen)?
+// Does a slice of the tile contain the row, so that it sees a key?
 __device__ inline bool row_is_live(const WorkList& list, int tile, int row) {
   const int2 range = list.ranges[tile];
   for (int m = range.x; m < range.y; ++m) {

@@ -1,5 +1,4 @@
-// Memory of the current device that is taken and given back in the order of a stream: no sync, and allowed while a
-// graph is captured.
+// An array in stream-ordered device memory: no synchronization, and allowed while a graph is captured.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/check.h"
-#include "cuda/kept.h"
+#include "cuda/handle_pool.h"
 
 namespace weft::cuda {
 
@@ -17,10 +16,10 @@ class StreamArray {
  public:
   StreamArray() = default;
   StreamArray(std::size_t size, cudaStream_t stream) : size_(size), stream_(stream) {
-    if (size > 0) data_ = static_cast<T*>(take_memory(size * sizeof(T), stream));
+    if (size > 0) data_ = static_cast<T*>(allocate_async(size * sizeof(T), stream));
   }
   ~StreamArray() {
-    if (data_ != nullptr) give_memory(data_, stream_);
+    if (data_ != nullptr) free_async(data_, stream_);
   }
   StreamArray(StreamArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), stream_(other.stream_) {}

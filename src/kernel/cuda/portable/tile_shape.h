@@ -1,4 +1,4 @@
-// Sizes of tiles, for host and device. Head widths are padded to one of four.
+// Tile sizes, for host and device. Head dimensions are padded to one of four widths.
 #pragma once
 
 #include "weft/dtype.h"
@@ -19,20 +19,20 @@ constexpr Width width_of(DType dtype, Index dim_qk, Index dim_v) {
   return dim_qk <= 192 && dim_v <= 128 && dtype != DType::f32 ? Width::w192_128 : Width::w256;
 }
 
-// A number of f32 is three of bf16 (numbers.cuh): three times the memory of a 16-bit one.
+// An f32 is three bf16 (operand_types.cuh), so it takes three times the memory of a 16-bit element.
 struct TileShape {
   int warps;
-  int row_blocks;  // of 16 rows a warp (forward) or in the tile (backward)
+  int row_blocks;  // blocks of 16 rows of a warp (forward) or of the tile (backward)
   int keys;
   constexpr int threads() const { return 32 * warps; }
 };
 
-// Forward: a warp owns 16·row_blocks query rows; the sums of 32 rows x 128 columns take 128 registers a thread.
+// Forward: a warp owns 16·row_blocks query rows; accumulators of 32 rows x 128 columns take 128 registers of a thread.
 constexpr TileShape forward_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 32};
   return w == Width::w256 ? TileShape{4, 1, 64} : TileShape{4, 2, 64};
 }
-// Blocks that an SM should hold at once: what their registers are cut to.
+// Blocks that an SM should hold at once, which limits their registers.
 constexpr int forward_blocks(bool f32, Width w) {
   if (f32 || w == Width::w256) return 1;
   return w == Width::w64 ? 3 : 2;
@@ -41,29 +41,30 @@ constexpr int forward_rows(bool f32, Width w) {
   return 16 * forward_shape(f32, w).row_blocks * forward_shape(f32, w).warps;
 }
 
-// Backward: a warp owns 16 keys, and tiles of 16·row_blocks query rows pass by. With `roomy` shared memory a block has
-// twice the keys: rows are read, and dQ is added to, half as often.
-constexpr TileShape backward_shape(bool f32, Width w, bool roomy) {
+// Backward: a warp owns 16 keys and iterates over tiles of 16·row_blocks query rows. With large shared memory a block
+// has twice the keys: rows are read, and dQ is added to, half as often.
+constexpr TileShape backward_shape(bool f32, Width w, bool large_shared) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 32} : TileShape{4, 1, 64};
-  if (w == Width::w128 && roomy) return TileShape{8, 4, 128};
+  if (w == Width::w128 && large_shared) return TileShape{8, 4, 128};
   return w == Width::w256 ? TileShape{4, 2, 64} : TileShape{4, 4, 64};
 }
 constexpr int backward_blocks(bool f32, Width w) { return !f32 && w == Width::w64 ? 3 : 1; }
 constexpr int backward_rows(bool f32, Width w) { return 16 * backward_shape(f32, w, false).row_blocks; }
-// dQ of a tile is made by all its warps: four side by side, or as many as there are, each with all rows or with half.
+// dQ of a tile is computed by all warps: four across its columns, or as many as there are, each with all rows or half
+// of them.
 constexpr int dq_columns(int warps, Width w) { return columns_k(w) / (warps < 4 ? warps : 4); }
 constexpr int dq_rows_of_warp(int warps, int rows) { return warps > 4 ? rows / 2 : rows; }
-// Sums of dK and dV together fit the registers up to 128 columns; wider ones take a pass each.
+// Accumulators of dK and dV together fit in the registers up to 128 columns; wider ones take a pass each.
 constexpr bool two_passes(Width w) { return columns_k(w) > 128; }
 
-// dQ alone, by the owner of its rows: as the forward with two products more.
+// dQ alone, by the owner of its rows: as the forward with two more matrix products.
 constexpr TileShape dq_shape(bool f32, Width w) {
   if (f32) return w == Width::w256 ? TileShape{2, 1, 16} : TileShape{4, 1, 16};
   return w == Width::w256 ? TileShape{4, 1, 32} : TileShape{4, 1, 64};
 }
-// Loads are not overlapped in a block, so that others have to fill the time.
+// Loads are not pipelined within a block, so several blocks of an SM must overlap.
 constexpr int dq_blocks(bool f32, Width w) { return !f32 && w == Width::w128 ? 3 : 1; }
-// Fewer widths: this path is for those who ask for the same bits, not for speed.
+// Fewer widths, because this path is for reproducibility rather than speed.
 constexpr Width dq_width(Width w) { return columns_k(w) <= 128 ? Width::w128 : Width::w256; }
 constexpr int dq_rows(bool f32, Width w) { return 16 * dq_shape(f32, w).warps; }
 
@@ -77,10 +78,10 @@ constexpr int dq_shared(bool f32, Width w) {
   const int rows = dq_rows(f32, w), keys = dq_shape(f32, w).keys;
   return 2 * parts_of(f32) * (rows + keys) * (columns_k(w) + columns_v(w));
 }
-constexpr int kLeastPitch = 64;  // columns of a tile in shared memory: a swizzle is over 128 bytes
-constexpr int backward_shared(bool f32, Width w, bool roomy) {
-  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, roomy).keys;
-  const int pitch = rows < kLeastPitch ? kLeastPitch : rows;
+constexpr int kMinPitch = 64;  // columns of a tile in shared memory: the swizzle is over 128 bytes
+constexpr int backward_shared(bool f32, Width w, bool large_shared) {
+  const int rows = backward_rows(f32, w), keys = backward_shape(f32, w, large_shared).keys;
+  const int pitch = rows < kMinPitch ? kMinPitch : rows;
   return 2 * parts_of(f32) * ((rows + keys) * (columns_k(w) + columns_v(w)) + keys * pitch) + 8 * rows + keys;
 }
 

@@ -1,5 +1,5 @@
-// The three input types as operands of the tensor cores. An f32 is the sum of three bf16 (8 bits each of its 24): six
-// products of parts make one of f32, what is left out lies below 2^-24 of it.
+// The three input types as tensor core operands. An f32 is split into three bf16 (8 of its 24 bits each): six products
+// of these make one of f32, and what is left out is below 2^-24 of it.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ __device__ inline void mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// pack(parts, x, y): x in the low half.
+// pack(parts, x, y) puts x in the low half.
 struct Bf16 {
   static constexpr int kParts = 1;
   static constexpr bool kF32 = false;
@@ -54,14 +54,14 @@ struct F16 {
 struct F32 {
   static constexpr int kParts = 3;
   static constexpr bool kF32 = true;
-  // Rounded to the nearest: the rest is then at most 2^-8. Near the largest float that would be infinity.
+  // Rounded to nearest, so that the remainder is at most 2^-8; truncated where rounding would give infinity.
   __device__ static float first_part(float x) {
     const float nearest = __bfloat162float(__float2bfloat16_rn(x));
     return isinf(nearest) ? __uint_as_float(__float_as_uint(x) & 0xffff0000u) : nearest;
   }
   __device__ static void pack(unsigned (&to)[3], float x, float y) {
     const float x0 = first_part(x), y0 = first_part(y);
-    // What is not finite is in the first part alone.
+    // A value that is not finite is in the first part alone.
     const float x1 = isfinite(x) ? x - x0 : 0.0f, y1 = isfinite(y) ? y - y0 : 0.0f;
     unsigned one[1];
     Bf16::pack(one, x0, y0);
@@ -71,8 +71,8 @@ struct F32 {
     Bf16::pack(one, x1 - __uint_as_float(one[0] << 16), y1 - __uint_as_float(one[0] & 0xffff0000u));
     to[2] = one[0];
   }
-  // The small products first, and the sum of 16 on its own: the tensor cores cut off what does not fit, and a long
-  // chain of that would lean to one side; the addition here rounds.
+  // The small products come first, and each sum of 16 is separate: tensor cores truncate, and a long chain would be
+  // biased, while the addition here rounds.
   __device__ static void mma(float (&c)[4], const unsigned (&a)[3][4], const unsigned (&b)[3][2]) {
     float sum[4] = {0, 0, 0, 0};
     mma_bf16(sum, a[2], b[0][0], b[0][1]);
