@@ -11,6 +11,7 @@
 #include "weft/attention.h"
 #include "weft/communicator.h"
 #include "weft/device.h"
+#include "weft/state.h"
 #include "weft/tensor.h"
 
 namespace weft::device {
