@@ -8,7 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "convert.h"
-#include "draw/scene.h"
+#include "draw/figure.h"
 #include "gil.h"
 #include "module.h"
 #include "problem.h"
@@ -21,10 +21,10 @@ namespace weft::python {
 using namespace nb::literals;
 
 void bind_draw(nb::module_& m) {
-  nb::class_<draw::Scene>(m, "Scene", "A problem under layouts and schedules, ready to be drawn.")
+  nb::class_<draw::Figure>(m, "Scene", "A problem under layouts and schedules, ready to be drawn.")
       .def(
           "__init__",
-          [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
+          [](draw::Figure* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
              const std::vector<std::string>& schedules, Index heads_q, Index heads_k, DType dtype, Index dim_qk,
              Index dim_v, const Machine& machine, std::string title, std::string_view colour,
              std::string_view key_order_name, Index head_groups, Index inside, std::string_view across, Index stages,
@@ -38,23 +38,23 @@ void bind_draw(nb::module_& m) {
                                   .machine = machine,
                                   .title = std::move(title),
                                   .by_step = colour == "step"};
-            std::vector<draw::Setting> settings;
+            std::vector<draw::PanelSpec> specs;
             for (const PlacedLayouts* placed : layouts)
               for (const std::string& kind : schedules)
-                settings.push_back(kind == "auto"
+                specs.push_back(kind == "auto"
                                        ? chosen(subject, placed->layouts)
-                                       : draw::Setting{placed->layouts, options_of(kind, key_order_name, head_groups,
+                                       : draw::PanelSpec{placed->layouts, options_of(kind, key_order_name, head_groups,
                                                                                    inside, across, stages, abreast)});
             const ReleaseGil others_run;
-            new (self) draw::Scene(make_scene(subject, settings));
+            new (self) draw::Figure(make_figure(subject, specs));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
           "machine"_a, "title"_a = "", "colour"_a = "rank", "key_order"_a = "auto", "head_groups"_a = 1, "inside"_a = 2,
           "across"_a = "ring", "stages"_a = 4, "abreast"_a = 2)
       .def(
-          "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
+          "html", [](const draw::Figure& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
           "One file, no network: the whole page.")
-      .def("svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
+      .def("svg", [](const draw::Figure& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
 }
 
 }  // namespace weft::python

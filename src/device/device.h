@@ -59,6 +59,8 @@ void refuse_capture(const Place& place, std::string_view what);
 void synchronize(const Place& place);
 // Seconds of the GPU between events around what `work` puts into the place's stream; waits for it.
 double seconds_of(const Place& place, const std::function<void()>& work);
+// Captures as a graph what `work` puts into the place's stream; each call of the result launches the graph once.
+std::function<void()> captured(const Place& place, const std::function<void()>& work);
 void* thread_stream();  // a stream that each thread has for itself while it lives
 // GPUs of this machine that the library can use.
 int count();

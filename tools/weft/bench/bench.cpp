@@ -1,4 +1,4 @@
-// weft bench: how fast, beside whom, and with how much memory.
+// weft bench: times kernels on the CPU, next to a peer, and their memory; other modes are in files of their own.
 #include <algorithm>
 #include <memory>
 #include <thread>
@@ -25,21 +25,12 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kMostRounds = 10'000, kMostThreads = 1024;
-
 struct Bench {
   std::string kernel;
   int threads = 1;
   Index rounds = 5;
   std::unique_ptr<Peer> peer;
 };
-
-Index within(const Flags& flags, std::string_view name, Index otherwise, Index most) {
-  const Index value = flags.whole(name, otherwise, "5");
-  if (value < 1 || value > most)
-    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from 1 to {}", most));
-  return value;
-}
 
 // Why none of the kernels that `kernel` stands for can do the task; none if one can.
 std::optional<std::string> refusal_of(const std::string& kernel, const BenchTask& task) {
@@ -51,7 +42,7 @@ std::optional<std::string> refusal_of(const std::string& kernel, const BenchTask
   return find_kernel(kernel).refusal(request);
 }
 
-// Before minutes of work, not in the middle of them.
+// Refuses before minutes of work, not in the middle of them.
 void check_supported(const std::string& kernel, const std::vector<BenchTask>& tasks) {
   const std::string_view found = find_kernel(kernel).name;
   for (const BenchTask& t : tasks) {
@@ -131,7 +122,7 @@ class Rounds {
   std::optional<Contender> gemm_;
 };
 
-// Weft with all threads against Weft with one, and what is left of that beside a gemm's own gain.
+// Weft with all threads over Weft with one, and that gain over the gain of a gemm.
 std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecord record) {
   Operands operands(task);
   Contender all = weft_contender(task, operands, bench.kernel, bench.threads);
@@ -159,7 +150,7 @@ std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecor
   return records;
 }
 
-// One run, the one that showed its memory.
+// The one run of the memory probe.
 std::vector<BenchRecord> once(const BenchTask& task, Bench& bench, BenchRecord record) {
   record.gflops = useful_flops(task) / record.memory->seconds * 1e-9;
   if (bench.peer) {
@@ -208,13 +199,17 @@ void print_heading(const Bench& bench) {
 const std::vector<FlagSpec>& bench_flags() {
   static const std::vector<FlagSpec> flags = {
       {"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
-      {"list", "", "say which named cases there are"},
+      {"list", "", "say which named cases there are; with --kernel cuda.sm90, those of a GPU"},
       {"pass", "NAME", "both (default), forward or backward"},
       {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
       {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
       {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
       {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
-      {"schedule", "LIST", "instead: schedules side by side on ranks as threads: all, or all_gather,ring,..,auto"},
+      {"deterministic", "", "with a kernel of a GPU: backward with the same bits on every run"},
+      {"graph", "", "with a kernel of a GPU: plan on the device, and replay plan and pass as a CUDA graph"},
+      {"host", "", "with a kernel of a GPU: host time of a call while the GPU is busy, instead of GPU time"},
+      {"part-keys", "N", "with a kernel of a GPU: split the keys of long rows into parts of N; -1: never"},
+      {"schedule", "LIST", "instead: compare schedules on ranks as threads: all, or all_gather,ring,..,auto"},
       {"key-order", "LIST", "with --schedule: of gathered keys: auto (default), sequence, rank"},
       {"head-groups", "N", "with --schedule: gathered K/V heads come in N groups"},
       {"inside", "N", "with --schedule: hybrid: ranks that swap heads for sequence; 2 if not given"},
@@ -239,20 +234,18 @@ int bench(const Flags& flags) {
   for (const char* flag : {"key-order", "head-groups", "inside", "mesh", "across", "stages", "abreast", "links"}) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }
-  if (on_gpu(flags.text("kernel", "cpu"))) {
-    for (const char* flag : {"list", "threads", "pass"})
-      if (flags.given(flag))
-        throw Error(fmt::format("--{} with a kernel of a GPU", flag),
-                    "use --cases, --dtype, --repeat, --peer and --json");
-    return bench_gpu(flags);
+  if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
+  for (const char* flag : {"deterministic", "graph", "host", "part-keys"}) {
+    if (flags.given(flag))
+      throw Error(fmt::format("--{} without a kernel of a GPU", flag), "add e.g. --kernel cuda.sm90");
   }
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
-  Bench bench{.kernel = flags.text("kernel", "cpu"),
-              .threads = static_cast<int>(
-                  within(flags, "threads", std::max(1U, std::thread::hardware_concurrency()), kMostThreads)),
-              .rounds = within(flags, "repeat", 5, kMostRounds),
-              .peer = {}};
+  Bench bench{
+      .kernel = flags.text("kernel", "cpu"),
+      .threads = static_cast<int>(flags.within("threads", std::max(1U, std::thread::hardware_concurrency()), 1, 1024)),
+      .rounds = flags.within("repeat", 5, 1, 10'000),
+      .peer = {}};
   if (bench.threads == 1) drop_scaling(tasks, flags.given("cases"));
   check_supported(bench.kernel, tasks);
   JsonOutput output(flags.find("json"));

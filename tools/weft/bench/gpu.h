@@ -1,4 +1,4 @@
-// weft bench --kernel cuda.*: packed documents of the size of a GPU's work, whole and as one rank of eight sees them.
+// weft bench --kernel cuda.*: problems that fill a GPU, whole and as one rank of several sees them.
 #pragma once
 
 #include "flags/flags.h"

@@ -33,8 +33,7 @@ struct Question {
   double ratio = 0;  // of the time that gathered keys take to that of computing
 };
 
-// Some milliseconds of work: documents, heads, masks and layouts of all kinds.
-// Documents are drawn too, unless they are given.
+// A random problem of some milliseconds. Documents are drawn too, unless they are given.
 Question drawn(std::mt19937_64& engine, const std::vector<Index>& documents) {
   const auto pick = [&](std::initializer_list<Index> from) { return *(from.begin() + engine() % from.size()); };
   const auto uniform = [&] { return static_cast<double>(engine() >> 11) * 0x1p-53; };
@@ -248,9 +247,7 @@ void Findings::print(Index rounds) const {
 }  // namespace
 
 int bench_predict(const Flags& flags) {
-  const Index count = flags.whole("predict", 200, "200"), rounds = flags.whole("repeat", 7, "7");
-  if (count < 1 || count > 100000) throw Error(fmt::format("--predict {}", count), "use from 1 to 100000");
-  if (rounds < 1 || rounds > 1000) throw Error(fmt::format("--repeat {}", rounds), "use from 1 to 1000");
+  const Index count = flags.within("predict", 200, 1, 100000), rounds = flags.within("repeat", 7, 1, 1000);
   JsonOutput output(flags.find("json"));
   const Calibration calibration =
       calibrate({.dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true});

@@ -14,7 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes that the rank receives for the first step that moves any. A swap counts both ways: neither can be hidden.
+// Bytes that the rank receives for the first step that moves any. A swap of heads counts both ways: compute overlaps
+// neither.
 Index first_bytes(const Schedule& s, const TensorShape& shape) {
   const auto moves = [](const Step& step) { return step.move.has_value(); };
   const auto first = std::find_if(s.steps.begin(), s.steps.end(), moves);

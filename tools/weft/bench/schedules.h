@@ -1,4 +1,4 @@
-// weft bench --schedule: schedules side by side on one problem, on ranks that are threads, over links of any speed.
+// weft bench --schedule: compares schedules on one problem, with threads as ranks and links of any speed.
 #pragma once
 
 #include "flags/flags.h"

@@ -14,7 +14,7 @@ namespace {
 
 using check::Case;
 
-// Each takes the multiple that rooms are padded to: 1, or what dual_chunk asks for.
+// `multiple`: what padded lengths are rounded up to, 1 or what dual_chunk asks for.
 struct PackingKind {
   const char* name;
   void (*put)(Case& to, Index multiple);
@@ -28,8 +28,8 @@ void padding_between(Case& to, Index multiple) {
   to.q = side_of_rooms({{19, 23}, {0, 4}, {30, 30}, {7, 16}}, multiple, 3, 5);
 }
 
-// All that is real lies in the first piece of any cut, so that some ranks hold padding alone. Where each document is
-// cut by itself, a piece has 8 rows.
+// All real tokens lie in the first piece of any cut, so that some ranks hold only padding. With dual_chunk, which cuts
+// each document, a piece has 8 rows.
 void padding_rank(Case& to, Index multiple) {
   to.q = multiple == 1 ? side_of_rooms({{12, 0}, {9, 10}, {0, 0}, {5, 150}}, 1)
                        : side_of_rooms({{8, 8 * multiple}, {7, 8 * multiple}}, multiple);
@@ -125,7 +125,7 @@ class Maker {
     for (Index again = 0; again < (axes_.full ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
   }
 
-  // Features of attention are drawn anew for each problem.
+  // Heads, widths, sink, softcap and scale are drawn anew for each problem.
   void add_drawn(const MaskKind& mask, const PackingKind& packing, Index turn, Grid& grid) {
     for (const DType dtype : axes_.full ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
       if (!others_.empty()) {
@@ -142,7 +142,7 @@ class Maker {
   static T taken(const std::vector<T>& list, Index turn) {
     return list[at(turn) % list.size()];
   }
-  // In quick turns the packing, inner of the two loops, would always meet the same ranks: hence the quotient.
+  // The packing is the inner of two loops: without the quotient it would always meet the same ranks.
   std::vector<Index> ranks_of(Index turn) const {
     return axes_.full ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
   }
@@ -176,7 +176,7 @@ class Maker {
     if (choices.one_in(3)) c.scale = 0.4;
     labels_.insert(labels_.end(), {{"heads", heads.name},
                                    {"widths", fmt::format("{}:{}", widths.qk, widths.v)},
-                                   {"sink", kSinks[static_cast<std::size_t>(c.sink)]},
+                                   {"sink", kSinks[at(static_cast<Index>(c.sink))]},
                                    {"softcap", c.softcap > 0 ? "5" : "none"},
                                    {"scale", c.scale ? "0.4" : "1/sqrt(width)"}});
   }

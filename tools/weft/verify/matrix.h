@@ -1,4 +1,4 @@
-// The support matrix: schedules x layouts x masks x packings x dtypes x ranks, features of attention spread over it.
+// The support matrix: schedules x layouts x masks x packings x dtypes x ranks; other features of attention are drawn.
 #pragma once
 
 #include <vector>

@@ -14,7 +14,8 @@ namespace {
 using check::Case;
 
 constexpr Index kBatch = 2, kTokens = 4096;
-// Beyond so many pairs of rows a dense softmax takes seconds, and there are hundreds of problems: rows are sampled.
+// With more pairs of rows a dense softmax takes seconds, and there are hundreds of problems: only some rows are
+// compared.
 constexpr Index kMaxPairs = Index{1} << 19, kSampledRows = 64;
 
 struct Heads2 {
@@ -47,7 +48,7 @@ const std::vector<Mask>& chunked_masks() {
 
 Index smaller(Index value, Index times) { return value <= 0 ? value : max_of(1, ceil_div(value, times)); }
 
-// The same of query and K/V heads, so that their ratio stays.
+// Query and K/V heads by the same factor, so that their ratio stays.
 Heads2 smaller(const Heads2& heads, Index times) {
   Index by = min_of(times, 4);
   while (std::gcd(heads.q, heads.k) % by != 0) --by;

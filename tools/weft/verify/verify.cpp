@@ -62,7 +62,7 @@ void print_outcome(const Outcome& outcome, const Method& method) {
 
 constexpr int kFailed = 1, kNothingRan = 2;
 
-// The law holds of plans: a schedule or a kernel that was asked for has to compute something to be right.
+// The law is about plans: a schedule or kernel that was asked for is right only if it computed something.
 int verdict(const Flags& flags, const Tally& tally) {
   if (tally.failed() > 0) return kFailed;
   if (tally.cases() == 0) {

@@ -1,4 +1,4 @@
-#include "draw/times.h"
+#include "draw/timelines.h"
 
 #include "text.h"
 #include "weft/error.h"
@@ -16,10 +16,11 @@ std::vector<Index> drawn_ranks(Index ranks, Index steps, Index events) {
 
 }  // namespace
 
-Times make_times(const std::vector<Schedule>& all, const TensorShape& shape, const Machine& machine, Index events) {
+Timelines make_timelines(const std::vector<Schedule>& all, const TensorShape& shape, const Machine& machine,
+                         Index events) {
   const SimulateOptions options{
       .detail = drawn_ranks(static_cast<Index>(all.size()), static_cast<Index>(all.front().steps.size()), events)};
-  Times times{.about = text("simulated on ", machine.name)};
+  Timelines times{.about = text("simulated on ", machine.name)};
   try {
     times.forward = simulate(all, shape, machine, Pass::forward, options);
     times.backward = simulate(all, shape, machine, Pass::backward, options);
