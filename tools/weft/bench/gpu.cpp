@@ -140,7 +140,8 @@ CallOptions call_of(CallOptions o, const GpuCase& c, Pass pass) {
 
 void list_cases() {
   for (const GpuCase& c : gpu_cases())
-    fmt::print("{:<18}{}{}{}, heads {}:{}, dim {}:{}\n", c.name, documents_words(Stream::from_lengths(c.spec.lengths)),
+    fmt::print("{:<18}{}, {}{}{}, heads {}:{}, dim {}:{}\n", c.name,
+               documents_words(Stream::from_lengths(c.spec.lengths)), mask_words(mask_of(c.spec)),
                c.spec.ranks > 1 ? fmt::format(", rank {} of {}", c.spec.rank, c.spec.ranks) : "",
                c.spec.schedule ? ", by the calls of " + weft::words(*c.spec.schedule) : "", c.spec.heads_q,
                c.spec.heads_k, c.dim, c.width_v());
