@@ -222,9 +222,9 @@ def refused(result, says):
     assert "; " in result.err  # problem; remedy
 
 
-@pytest.mark.parametrize("args, says", CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize("args, says", CASES, ids=[str(c[0]) for c in CASES])
 def test_flags(weft, args, says):
-    refused(weft(*shlex.split(args)), says)
+    refused(weft(*(shlex.split(args) if isinstance(args, str) else args)), says)
 
 
 def test_an_empty_value_is_no_length(weft):

@@ -321,7 +321,7 @@ def test_light_and_dark(show, scheme):
         return int(red), pixel(page, 2, 9)[0]  # the page, and an empty cell
 
     first = lightness()
-    page.get_by_role("button", name="Light" if scheme == "dark" else "Dark").click()
+    page.get_by_role("button", name="Light" if scheme == "dark" else "Dark", exact=True).click()
     second = lightness()
     dark, light = (first, second) if scheme == "dark" else (second, first)
     assert max(dark) < 60 and min(light) > 200
