@@ -42,9 +42,9 @@ void bind_draw(nb::module_& m) {
             for (const PlacedLayouts* placed : layouts)
               for (const std::string& kind : schedules)
                 specs.push_back(kind == "auto"
-                                       ? chosen(subject, placed->layouts)
-                                       : draw::PanelSpec{placed->layouts, options_of(kind, key_order_name, head_groups,
-                                                                                   inside, across, stages, abreast)});
+                                    ? chosen(subject, placed->layouts)
+                                    : draw::PanelSpec{placed->layouts, options_of(kind, key_order_name, head_groups,
+                                                                                  inside, across, stages, abreast)});
             const ReleaseGil others_run;
             new (self) draw::Figure(make_figure(subject, specs));
           },

@@ -1,19 +1,16 @@
 // weft bench: times kernels on the CPU, next to a peer, and their memory; other modes are in files of their own.
 #include <algorithm>
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "bench/gpu.h"
 #include "bench/memory.h"
+#include "bench/modes.h"
 #include "bench/peer.h"
-#include "bench/predict.h"
 #include "bench/record.h"
 #include "bench/rounds.h"
-#include "bench/schedules.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/kernel_call.h"
 #include "terminal/json_file.h"
@@ -241,11 +238,10 @@ int bench(const Flags& flags) {
   }
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
-  Bench bench{
-      .kernel = flags.text("kernel", "cpu"),
-      .threads = static_cast<int>(flags.within("threads", std::max(1U, std::thread::hardware_concurrency()), 1, 1024)),
-      .rounds = flags.within("repeat", 5, 1, 10'000),
-      .peer = {}};
+  Bench bench{.kernel = flags.text("kernel", "cpu"),
+              .threads = static_cast<int>(threads_of(flags)),
+              .rounds = flags.within("repeat", 5, 1, 10'000),
+              .peer = {}};
   if (bench.threads == 1) drop_scaling(tasks, flags.given("cases"));
   check_supported(bench.kernel, tasks);
   JsonOutput output(flags.find("json"));

@@ -1,5 +1,3 @@
-#include "bench/gpu.h"
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "bench/modes.h"
 #include "bench/peer.h"
 #include "bench/rounds.h"
 #include "calibrate/kernel_call.h"

@@ -1,5 +1,3 @@
-#include "bench/predict.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/clock.h"
+#include "bench/modes.h"
 #include "bench/rounds.h"
 #include "bench/schedule_runs.h"
 #include "calibrate/calibrate.h"
@@ -92,7 +91,6 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
       c.ranks,
       [&](Communicator& comm) {
         stay_on_core(comm.rank(), comm.ranks());
-        RankTensors::Rank& t = *tensors.ranks[at(comm.rank())];
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, options),
                           {.kernel = "cpu"});
         const auto meet = [&] {
@@ -106,18 +104,7 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
           for (const Pass pass : {Pass::forward, Pass::backward}) {
             meet();
             const double start = seconds_now();
-            if (pass == Pass::forward)
-              executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});
-            else
-              executor.backward({.q = t.q.view,
-                                 .k = t.k.view,
-                                 .v = t.v.view,
-                                 .dout = t.dout.view,
-                                 .out = t.out.view,
-                                 .lse = t.lse.view,
-                                 .dq = t.dq.view,
-                                 .dk = t.dk.view,
-                                 .dv = t.dv.view});
+            tensors.run(executor, comm.rank(), pass);
             const double stop = seconds_now();
             if (round < 0) continue;
             const std::lock_guard lock(mutex);

@@ -1,5 +1,3 @@
-#include "bench/schedules.h"
-
 #include <algorithm>
 #include <cstdio>
 
@@ -7,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "bench/modes.h"
 #include "bench/schedule_runs.h"
 #include "check/by_schedule.h"
 #include "flags/auto_choice.h"

@@ -82,6 +82,7 @@ class PlanOnDevice {
     plan_->plan(args_);
     return &*plan_;
   }
+  void check() { context_.check(); }
 
  private:
   DeviceContext context_;
@@ -171,6 +172,7 @@ struct KernelCall::Data {
   void call() { replay ? replay() : run(options.pass); }
   void wait() {
     if (place.kind != DeviceKind::cpu) device::synchronize(place);
+    if (plan) plan->check();
   }
   // Seconds of each of so many calls, which are waited for one by one or all together.
   double timed(int calls, bool each) {

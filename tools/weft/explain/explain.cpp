@@ -2,11 +2,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "explain/figure_files.h"
 #include "explain/loads.h"
-#include "explain/micro.h"
+#include "explain/modes.h"
 #include "explain/picture.h"
-#include "explain/support.h"
 #include "explain/table.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"

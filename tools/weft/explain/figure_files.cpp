@@ -1,8 +1,7 @@
-#include "explain/figure_files.h"
-
 #include <fmt/format.h>
 
 #include "draw/figure.h"
+#include "explain/modes.h"
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
 #include "terminal/file_output.h"

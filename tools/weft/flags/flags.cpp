@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -154,6 +155,10 @@ TimeLimit time_limit_of(const Flags& flags) {
   const double seconds = real_number("--time-limit", text, "120");
   if (!(seconds > 0)) throw Error(fmt::format("--time-limit {}", *given), "give more than 0 seconds, e.g. 120");
   return TimeLimit(seconds);
+}
+
+Index threads_of(const Flags& flags) {
+  return flags.within("threads", std::max(1U, std::thread::hardware_concurrency()), 1, 1024);
 }
 
 std::vector<Pass> passes_of(const Flags& flags) {

@@ -66,6 +66,7 @@ check::Case case_of(const Flags& flags, const Defaults& defaults);
 LayoutKind layout_of(const Flags& flags);
 unsigned long long seed_of(const Flags& flags);
 TimeLimit time_limit_of(const Flags& flags);      // --time-limit 120, or 120s
+Index threads_of(const Flags& flags);             // --threads; as many as the machine has if not given
 std::vector<Pass> passes_of(const Flags& flags);  // --pass both, forward or backward
 
 // Flags that say which problem it is: what `verify --random` draws by itself.

@@ -1,5 +1,3 @@
-#include "verify/accuracy.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -11,6 +9,7 @@
 #include "device/device.h"
 #include "terminal/json_file.h"
 #include "verify/hard_cases.h"
+#include "verify/modes.h"
 #include "weft/kernel.h"
 
 namespace weft::tool {

@@ -1,5 +1,3 @@
-#include "verify/matrix.h"
-
 #include <algorithm>
 #include <array>
 
@@ -8,6 +6,7 @@
 #include "check/cases/random_case.h"
 #include "index.h"
 #include "verify/documents.h"
+#include "verify/grids.h"
 
 namespace weft::tool {
 namespace {
@@ -105,12 +104,12 @@ constexpr Index kDraws = 3;  // of features, for each combination of the full ma
 
 class Maker {
  public:
-  explicit Maker(const MatrixAxes& axes) : axes_(axes) {
-    for (const LayoutKind kind : axes.layouts) (kind == LayoutKind::dual_chunk ? dual_ : others_).push_back(kind);
+  Maker(const GridAxes& axes, const std::vector<LayoutKind>& layouts, bool full) : axes_(axes), full_(full) {
+    for (const LayoutKind kind : layouts) (kind == LayoutKind::dual_chunk ? dual_ : others_).push_back(kind);
   }
 
   Grid make() {
-    Grid grid{.title = axes_.full ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
+    Grid grid{.title = full_ ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
               .row_axes = {"layout", "mask"},
               .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale",
                              "head groups", "inside", "stages", "abreast"}};
@@ -122,12 +121,12 @@ class Maker {
  private:
   void add_problems(const MaskKind& mask, const PackingKind& packing, Grid& grid) {
     const Index turn = turn_++;
-    for (Index again = 0; again < (axes_.full ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
+    for (Index again = 0; again < (full_ ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
   }
 
   // Heads, widths, sink, softcap and scale are drawn anew for each problem.
   void add_drawn(const MaskKind& mask, const PackingKind& packing, Index turn, Grid& grid) {
-    for (const DType dtype : axes_.full ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
+    for (const DType dtype : full_ ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
       if (!others_.empty()) {
         GridProblem& problem = add_problem(mask, packing, dtype, 1, grid);
         for (std::size_t i = 0; i < others_.size(); ++i)
@@ -144,7 +143,7 @@ class Maker {
   }
   // The packing is the inner of two loops: without the quotient it would always meet the same ranks.
   std::vector<Index> ranks_of(Index turn) const {
-    return axes_.full ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
+    return full_ ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
   }
 
   GridProblem& add_problem(const MaskKind& mask, const PackingKind& packing, DType dtype, Index multiple, Grid& grid) {
@@ -212,7 +211,8 @@ class Maker {
     if (c.k) c.k_runs = random_runs(choices, *c.k, c.ranks, stride);
   }
 
-  const MatrixAxes& axes_;
+  const GridAxes& axes_;
+  bool full_;
   std::vector<LayoutKind> dual_, others_;
   Labels labels_;  // of the problem at hand
   Index turn_ = 0, number_ = 0, placement_ = 0;
@@ -220,6 +220,8 @@ class Maker {
 
 }  // namespace
 
-Grid matrix_grid(const MatrixAxes& axes) { return Maker(axes).make(); }
+Grid matrix_grid(const GridAxes& axes, const std::vector<LayoutKind>& layouts, bool full) {
+  return Maker(axes, layouts, full).make();
+}
 
 }  // namespace weft::tool
