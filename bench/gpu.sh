@@ -6,15 +6,17 @@
 #   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
 #   all of these if none is named
-# WEFT_BUILT=1: BUILD_DIR holds the programs already, and BUILD_DIR/race those for racecheck. WEFT_KERNEL: of the executor's soak (cuda.sm90). WEFT_PYTHON: a Python
-# with torch, a peer of the timings (python3). WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: 10000.
+# WEFT_BUILT=1: BUILD_DIR holds the programs already, and BUILD_DIR/race those for racecheck.
+# WEFT_KERNEL: kernel of the executor's soak and of the timings (cuda.sm90).
+# WEFT_PYTHON: a Python with torch, the peer of the timings (python3).
+# WEFT_SEED: first seed of the soak (the time). WEFT_PROBLEMS: problems of the soak (10000).
 set -u
 build=${1:?usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]} out=${2:?}
 shift 2
 parts=${*:-test trace matrix soak sanitize bench}
 source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out"
-test=$build/tests/cuda_test faults=$build/tests/cuda_faults_test weft=$build/weft trace=$build/bench/cupti/trace bench=$build/bench/cuda/attention
+test=$build/tests/cuda_test faults=$build/tests/cuda_faults_test weft=$build/weft trace=$build/bench/cupti/trace
 
 # step NAME SECONDS COMMAND...: its output goes to OUT_DIR/NAME.log, its line of the table to OUT_DIR/NAME.row.
 step() {
@@ -87,11 +89,11 @@ if has soak; then
     done
   fi
   pids=
-  shares=3  # processes each; most of the time goes into the answers, on the CPU
+  processes=3  # for each kernel; most of the time goes into the answers, on the CPU
   for kernel in cuda_portable_f32 cuda_portable_bf16 cuda_portable_f16 cuda_sm90_bf16 cuda_sm90_f16; do
-    for share in $(seq $shares); do
-      many=$(((problems + 5 * shares - 1) / (5 * shares)))
-      step "soak.$kernel.$share" 600 env WEFT_KERNEL_PROBLEMS=$many WEFT_KERNEL_SEED=$((seed % 1000000000 + many * share)) \
+    for process in $(seq $processes); do
+      many=$(((problems + 5 * processes - 1) / (5 * processes)))
+      step "soak.$kernel.$process" 600 env WEFT_KERNEL_PROBLEMS=$many WEFT_KERNEL_SEED=$((seed % 1000000000 + many * process)) \
         "$test" --gtest_filter="*KernelBackward.RandomProblems/$kernel" &
       pids="$pids $!"
     done
@@ -115,18 +117,27 @@ if has sanitize; then
       compute-sanitizer --tool $tool --error-exitcode 1 "$tested" --gtest_filter="$some"
   done
 fi
-if has bench && need "$bench" bench; then
-  echo 'milliseconds, TFLOP/s single and one after another: forward, backward, backward with the same bits' >"$out/bench.txt"
-  for case in $("$bench" --list); do
-    if step "bench.$case" 120 "$bench" "$case"; then cat "$out/bench.$case.log" >>"$out/bench.txt"; fi
-  done
-  for case in packed rank-of-8 short-rank-of-8; do
-    if step "graph.$case" 120 "$bench" --graph "$case"; then sed 's/^/graph: /' "$out/graph.$case.log" >>"$out/bench.txt"; fi
-  done
-  python=${WEFT_PYTHON:-python3}  # of a torch with CUDA
+if has bench && need "$weft" bench; then
+  kernel=${WEFT_KERNEL:-cuda.sm90} python=${WEFT_PYTHON:-python3} peer=()
   if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>"$out/torch.log"; then
-    if step bench.torch 120 "$python" "$source/bench/torch_gpu.py"; then cat "$out/bench.torch.log" >>"$out/bench.txt"; fi
+    peer=(--peer "$python $source/bench/torch_peer.py")
   fi
+  : >"$out/bench.txt"
+  # timed NAME FLAG...: a process of its own, whose table goes to bench.txt.
+  timed() {
+    local name=$1
+    shift
+    if step "bench.$name" 120 "$weft" bench "$@"; then
+      printf '%s\n' "$name" >>"$out/bench.txt"
+      cat "$out/bench.$name.log" >>"$out/bench.txt"
+    fi
+  }
+  for case in $("$weft" bench --kernel "$kernel" --list | cut -d ' ' -f 1); do
+    timed "$case" --kernel "$kernel" --cases "$case" "${peer[@]}"
+    timed "$case.deterministic" --kernel "$kernel" --cases "$case" --pass backward --deterministic
+  done
+  for case in packed rank-of-8 short-rank-of-8; do timed "graph.$case" --kernel "$kernel" --cases "$case" --graph; done
+  timed f32 --kernel cuda.portable --cases width-128 --dtype f32
   cat "$out/bench.txt"
 fi
 printf '\n'

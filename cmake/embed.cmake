@@ -1,6 +1,6 @@
 # Writes the files of a page as C++: cmake -Dfolder=src/draw/page -Dout=draw_assets.cpp -P embed.cmake
 # Scripts are put together in the order of their names' list here, inside one function, so that none of it is global.
-set(scripts numbers colours data view matrix axes input bars timeline tip legend main)
+set(scripts numbers colours shell data view matrix axes input bars timeline tip legend explain simulate main)
 file(GLOB found RELATIVE ${folder} ${folder}/*.js)
 list(LENGTH scripts named)
 list(LENGTH found there)

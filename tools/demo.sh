@@ -1,6 +1,6 @@
 #!/bin/sh
-# What `make demo` shows: packed documents on four ranks, who holds what, how even the work is, and that the answer is
-# right. Usage: tools/demo.sh path/to/weft
+# What `make demo` shows: packed documents on four ranks, who holds which tokens, the load imbalance, and that the answer
+# is right. Usage: tools/demo.sh path/to/weft
 set -eu
 weft=${1:?usage: tools/demo.sh path/to/weft}
 pack=lognormal:count=64,median=2400,sigma=1,min=16,max=16384
@@ -16,12 +16,12 @@ show() {
 say '1. Three documents packed into one stream, on four ranks: the stream is folded, each rank holds two pieces of it.'
 show explain --docs 8,5,11 --mask causal --layout zigzag --ranks 4
 
-say '2. A pack as training sees it: 64 documents of very different lengths. How even is the work, layout by layout?'
+say '2. A pack as training sees it: 64 documents of very different lengths. The load imbalance of each layout:'
 for layout in contiguous zigzag dual_chunk striped balanced; do
   padding=1
   if [ "$layout" = dual_chunk ]; then padding=8; fi # it cuts each document into 2 * ranks equal pieces
   table=$("$weft" explain --docs "$pack" --padded-to $padding --mask causal --ranks 4 --layout "$layout")
-  printf '  %-11s balance%s\n' "$layout" "${table##*balance}"
+  printf '  %-11s imbalance%s\n' "$layout" "${table##*imbalance}"
 done
 printf '\n'
 show explain --docs "$pack" --mask causal --ranks 4 --layout balanced

@@ -9,7 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "convert.h"
-#include "draw/scene.h"
+#include "draw/figure.h"
 #include "gil.h"
 #include "module.h"
 #include "problem.h"
@@ -23,10 +23,10 @@ namespace weft::python {
 using namespace nb::literals;
 
 void bind_draw(nb::module_& m) {
-  nb::class_<draw::Scene>(m, "Scene", "A problem under layouts and schedules, ready to be drawn.")
+  nb::class_<draw::Figure>(m, "Scene", "A problem under layouts and schedules, ready to be drawn.")
       .def(
           "__init__",
-          [](draw::Scene* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
+          [](draw::Figure* self, const Problem& problem, const std::vector<const PlacedLayouts*>& layouts,
              const std::vector<std::pair<std::string, nb::dict>>& schedules, Index heads_q, Index heads_k, DType dtype,
              Index dim_qk, Index dim_v, const Machine& machine, std::string title, std::string_view colour) {
             if (colour != "rank" && colour != "step")
@@ -38,21 +38,21 @@ void bind_draw(nb::module_& m) {
                                   .machine = machine,
                                   .title = std::move(title),
                                   .by_step = colour == "step"};
-            std::vector<draw::Setting> settings;
+            std::vector<draw::PanelSpec> specs;
             for (const PlacedLayouts* placed : layouts)
               for (const auto& [schedule, options] : schedules)
-                settings.push_back(schedule == "auto"
+                specs.push_back(schedule == "auto"
                                        ? chosen(subject, placed->layouts)
-                                       : draw::Setting{placed->layouts, schedule_options(schedule, options)});
+                                       : draw::PanelSpec{placed->layouts, schedule_options(schedule, options)});
             const ReleaseGil others_run;
-            new (self) draw::Scene(make_scene(subject, settings));
+            new (self) draw::Figure(make_figure(subject, specs));
           },
           "problem"_a, "layouts"_a, "schedules"_a, "heads_q"_a, "heads_k"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a,
           "machine"_a, "title"_a = "", "colour"_a = "rank")
       .def(
-          "html", [](const draw::Scene& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
+          "html", [](const draw::Figure& s) { return html(s); }, nb::call_guard<ReleaseGil>(),
           "One file, no network: the whole page.")
-      .def("svg", [](const draw::Scene& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
+      .def("svg", [](const draw::Figure& s) { return svg(s); }, nb::call_guard<ReleaseGil>(), "A static picture.");
 }
 
 }  // namespace weft::python

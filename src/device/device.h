@@ -60,6 +60,8 @@ void refuse_capture(const Place& place, std::string_view what);
 void synchronize(const Place& place);
 // GPU seconds between events around the work that `work` puts into the place's stream; synchronizes.
 double seconds_of(const Place& place, const std::function<void()>& work);
+// Captures as a graph what `work` puts into the place's stream; each call of the result launches the graph once.
+std::function<void()> captured(const Place& place, const std::function<void()>& work);
 void* thread_stream();  // each thread's own stream
 // The number of GPUs that the library can use.
 int count();

@@ -34,6 +34,7 @@ void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
 void refuse_capture(const Place&, std::string_view) {}
 void synchronize(const Place&) { refuse(); }
 double seconds_of(const Place&, const std::function<void()>&) { refuse(); }
+std::function<void()> captured(const Place&, const std::function<void()>&) { refuse(); }
 void* thread_stream() { refuse(); }
 int count() { return 0; }
 

@@ -1,4 +1,4 @@
-// The files of draw/page, compiled in by cmake/embed.cmake.
+// The files of draw/page, which cmake/embed.cmake compiles into the library.
 #pragma once
 
 #include <string_view>

@@ -22,11 +22,11 @@ std::vector<Colour> of(const std::vector<unsigned>& codes) {
 std::vector<Colour> ramp(const std::vector<Colour>& stops, Index count) {
   std::vector<Colour> colours;
   for (Index i = 0; i < count; ++i) {
-    const double at =
+    const double place =
         count == 1 ? 0
                    : static_cast<double>(i) / static_cast<double>(count - 1) * static_cast<double>(stops.size() - 1);
-    const std::size_t low = std::min(static_cast<std::size_t>(at), stops.size() - 2);
-    colours.push_back(mixed(stops[low], stops[low + 1], at - static_cast<double>(low)));
+    const std::size_t low = std::min(static_cast<std::size_t>(place), stops.size() - 2);
+    colours.push_back(mixed(stops[low], stops[low + 1], place - static_cast<double>(low)));
   }
   return colours;
 }
@@ -51,13 +51,13 @@ std::string hex(const Colour& c) {
   return text.data();
 }
 
-Colour mixed(const Colour& a, const Colour& b, double share) {
-  const auto between = [&](double x, double y) { return x + (y - x) * share; };
+Colour mixed(const Colour& a, const Colour& b, double weight) {
+  const auto between = [&](double x, double y) { return x + (y - x) * weight; };
   return {between(a.red, b.red), between(a.green, b.green), between(a.blue, b.blue)};
 }
 
 const Palette& palette(bool dark) {
-  static const Palette light{
+  static const Palette light_palette{
       .paper = of(0xffffff),
       .empty = of(0xfafbfc),
       .ink = of(0x1b1f24),
@@ -69,7 +69,7 @@ const Palette& palette(bool dark) {
       .ranks = of({0x0072b2, 0xe69f00, 0x009e73, 0xcc79a7, 0xd55e00, 0x56b4e9, 0x3b2a8c, 0x8f8f1f}),
       .rank_ramp = of({0x2a1a6e, 0x23558f, 0x1f8489, 0x4ba46a, 0xa5b93c, 0xe8c22e}),
       .step_ramp = of({0x1d2a6b, 0x5a2a86, 0xa32f74, 0xd8504c, 0xef8f32, 0xf3c552})};
-  static const Palette night{
+  static const Palette dark_palette{
       .paper = of(0x14171a),
       .empty = of(0x191d21),
       .ink = of(0xe8ebee),
@@ -81,7 +81,7 @@ const Palette& palette(bool dark) {
       .ranks = of({0x4ba3e3, 0xf2b134, 0x2ec4a0, 0xe7a3c8, 0xf0743a, 0xa5daf8, 0x9d8bf0, 0xc5c65a}),
       .rank_ramp = of({0x6a5bd0, 0x4a86cf, 0x3fb0b0, 0x74cc86, 0xc9d860, 0xfbe38a}),
       .step_ramp = of({0xfbe6a8, 0xf7b860, 0xee7f55, 0xd4578c, 0xa24fb0, 0x6f55b8})};
-  return dark ? night : light;
+  return dark ? dark_palette : light_palette;
 }
 
 std::vector<Colour> rank_colours(const Palette& p, Index ranks) {

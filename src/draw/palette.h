@@ -1,5 +1,5 @@
-// Colours, said once for pages and pictures. People who see red and green as one can tell them apart: eight by hand,
-// more along ramps whose lightness never turns back.
+// The colours of pages and pictures. They can be told apart without telling red from green: eight chosen by hand, more
+// along ramps of monotonic lightness.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@ struct Colour {
   double red = 0, green = 0, blue = 0;  // 0 to 255
 };
 std::string hex(const Colour& colour);
-Colour mixed(const Colour& a, const Colour& b, double share_of_b);
+Colour mixed(const Colour& a, const Colour& b, double weight_of_b);
 
 struct Palette {
-  Colour paper, empty, ink, quiet, line, edge, soft, wait;
-  std::vector<Colour> ranks;                 // if these are enough
-  std::vector<Colour> rank_ramp, step_ramp;  // stops
+  Colour paper, empty, ink, quiet, line, edge, soft, wait;  // backgrounds, text, lines; wait: padding and idle time
+  std::vector<Colour> ranks;                                // used if there are no more ranks than these
+  std::vector<Colour> rank_ramp, step_ramp;                 // stops of a ramp
 };
 const Palette& palette(bool dark);
 
 std::vector<Colour> rank_colours(const Palette& palette, Index ranks);
 std::vector<Colour> step_colours(const Palette& palette, Index steps);
-// What is seen of a rank's pairs whose keys come from another rank.
+// The colour of pairs whose key is on another rank.
 Colour pale(const Palette& palette, const Colour& colour);
 
 // {"light": {"ranks": [..], "rankRamp": [..], "stepRamp": [..]}, "dark": ..}

@@ -1,20 +1,21 @@
 #include <algorithm>
 #include <map>
 
-#include "draw/coarse.h"
-#include "draw/svg_frame.h"
-#include "draw/svg_parts.h"
+#include "draw/downsample.h"
+#include "draw/svg_axes.h"
+#include "draw/svg_panel.h"
+#include "index.h"
 #include "text.h"
 
 namespace weft::draw {
 namespace {
 
-constexpr Index kCells = 128;  // up to so many tokens cells are drawn one by one
+constexpr Index kCells = 128;  // up to so many tokens every cell is a rectangle of its own
 constexpr Index kPolygons = 20'000;
 
 using Polygon = std::vector<Point>;
 
-// Keeps the part where side(point) >= 0.
+// The part of a polygon where side(point) >= 0.
 template <class Side>
 Polygon cut(const Polygon& in, const Side& side) {
   Polygon out;
@@ -23,22 +24,22 @@ Polygon cut(const Polygon& in, const Side& side) {
     const double da = side(a), db = side(b);
     if (da >= 0) out.push_back(a);
     if ((da < 0) != (db < 0)) {
-      const double share = da / (da - db);
-      out.push_back({a.x + (b.x - a.x) * share, a.y + (b.y - a.y) * share});
+      const double t = da / (da - db);
+      out.push_back({a.x + (b.x - a.x) * t, a.y + (b.y - a.y) * t});
     }
   }
   return out;
 }
 
-// x: keys, y: queries. The middle of a row's cells decides where its band ends.
+// x: keys, y: queries. The band ends half a cell beyond the middles of its last cells, so that edges are straight.
 Polygon polygon(const Slice& s) {
-  const auto at = [](Index v) { return static_cast<double>(v); };
-  Polygon p = {{at(s.k_begin), at(s.q_begin)},
-               {at(s.k_end), at(s.q_begin)},
-               {at(s.k_end), at(s.q_end)},
-               {at(s.k_begin), at(s.q_end)}};
-  if (!is_unlimited(s.hi)) p = cut(p, [&](const Point& c) { return c.y + at(s.hi) + 0.5 - c.x; });
-  if (!is_unlimited(s.lo)) p = cut(p, [&](const Point& c) { return c.x - (c.y + at(s.lo) - 0.5); });
+  const auto real = [](Index v) { return static_cast<double>(v); };
+  Polygon p = {{real(s.k_begin), real(s.q_begin)},
+               {real(s.k_end), real(s.q_begin)},
+               {real(s.k_end), real(s.q_end)},
+               {real(s.k_begin), real(s.q_end)}};
+  if (!is_unlimited(s.hi)) p = cut(p, [&](const Point& c) { return c.y + real(s.hi) + 0.5 - c.x; });
+  if (!is_unlimited(s.lo)) p = cut(p, [&](const Point& c) { return c.x - (c.y + real(s.lo) - 0.5); });
   return p;
 }
 
@@ -48,7 +49,7 @@ void add(const Frame& frame, const Polygon& polygon, std::string& path) {
   if (!polygon.empty()) path += 'Z';
 }
 
-// A slice of one rank's queries and one rank's keys, with the runs that its rows lie in.
+// A slice between one rank's queries and one rank's keys, and the runs that hold its rows.
 struct Piece {
   Index rank_q = 0, rank_k = 0;
   Slice slice;
@@ -61,7 +62,7 @@ const Run* run_of(const std::vector<Run>& runs, Index row) {
   return nullptr;
 }
 
-// All of them, or none if they are too many for a picture.
+// All pieces, or none if there are too many for a picture.
 std::vector<Piece> pieces_of(const Problem& problem, const Layouts& layouts) {
   std::vector<Piece> pieces;
   std::vector<std::vector<Run>> k_runs;
@@ -71,7 +72,7 @@ std::vector<Piece> pieces_of(const Problem& problem, const Layouts& layouts) {
     for (Index k = 0; k < layouts.k.ranks(); ++k) {
       for (const Slice& given : make_plan(problem, layouts.q.runs(q), layouts.k.runs(k)).slices) {
         const Slice s = trimmed(given, true);
-        const Run *rows = run_of(q_runs, s.q_begin), *keys = run_of(k_runs[static_cast<std::size_t>(k)], s.k_begin);
+        const Run *rows = run_of(q_runs, s.q_begin), *keys = run_of(k_runs[at(k)], s.k_begin);
         if (rows != nullptr && keys != nullptr) pieces.push_back({q, k, s, *rows, *keys});
         if (static_cast<Index>(pieces.size()) > kPolygons) return {};
       }
@@ -90,7 +91,7 @@ Slice in_tokens(const Piece& p) {
           shift_bound(p.slice.hi, k - q)};
 }
 
-// Each cell by itself.
+// A rectangle for each visible pair.
 void add_cells(const Frame& frame, const Piece& p, std::string& path) {
   const auto token = [](const Run& run, Index row) { return run.token + (row - run.row) * run.stride; };
   const auto rectangle = [&](Index q, Index k0, Index k1) {
@@ -109,37 +110,37 @@ void add_cells(const Frame& frame, const Piece& p, std::string& path) {
 
 }  // namespace
 
-void draw_matrix(const Scene& scene, const Panel& panel, const Box& box, Ink& ink) {
-  const Packing& packing = scene.subject.problem.packing();
+void draw_matrix(const Figure& figure, const Panel& panel, const Box& box, SvgWriter& svg) {
+  const Packing& packing = figure.subject.problem.packing();
   const Frame frame{box, max_of(packing.q().tokens(), 1), max_of(packing.k().tokens(), 1)};
-  ink.box(box, "empty");
+  svg.box(box, "empty");
   const bool strided = panel.layouts.q.rank_order().stride() != 1;
   const bool cells = max_of(frame.queries, frame.keys) <= kCells;
-  const Index inside = panel.inside, groups = panel.layouts.q.ranks() / inside;
+  const Index ulysses = panel.ulysses, groups = panel.layouts.q.ranks() / ulysses;
   const auto step = [&](const Piece& p) {
-    const Index q = p.rank_q / inside, k = p.rank_k / inside;
+    const Index q = p.rank_q / ulysses, k = p.rank_k / ulysses;
     const bool near = static_cast<Index>(panel.step_of.size()) == groups;
-    return panel.step_of[static_cast<std::size_t>(near ? (q - k + groups) % groups : q * groups + k)];
+    return panel.step_of[at(near ? (q - k + groups) % groups : q * groups + k)];
   };
   std::vector<Piece> pieces;
-  if (!strided || cells) pieces = pieces_of(scene.subject.problem, panel.layouts);
+  if (!strided || cells) pieces = pieces_of(figure.subject.problem, panel.layouts);
   std::map<std::string, std::string> paths;  // by class
   for (const Piece& p : pieces) {
-    const std::string colour = scene.subject.by_step ? weft::text("s", max_of(step(p), 0))
-                                                     : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
+    const std::string colour = figure.subject.by_step ? weft::text("s", max_of(step(p), 0))
+                                                      : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
     if (cells)
       add_cells(frame, p, paths[colour]);
     else
       add(frame, polygon(in_tokens(p)), paths[colour]);
   }
   if (pieces.empty())
-    for (const Slice& s : bundled(scene.mask, kPolygons).slices) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
-  for (const auto& [colour, path] : paths) ink.path(path, colour + (cells ? " cell" : " area"));
-  draw_side(panel.layouts.q, frame, false, ink);
-  draw_side(panel.layouts.k, frame, true, ink);
-  ink.box(box, "frame");
+    for (const Slice& s : bundled(figure.mask, kPolygons).slices) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
+  for (const auto& [colour, path] : paths) svg.path(path, colour + (cells ? " cell" : " area"));
+  draw_axis(panel.layouts.q, frame, false, svg);
+  draw_axis(panel.layouts.k, frame, true, svg);
+  svg.box(box, "frame");
   if (pieces.empty() && strided)
-    ink.label({box.x + box.width - 8, box.y + 18}, "ranks alternate token by token", "small quiet end");
+    svg.label({box.x + box.width - 8, box.y + 18}, "ranks alternate token by token", "small quiet end");
 }
 
 }  // namespace weft::draw

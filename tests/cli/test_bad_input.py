@@ -1,5 +1,7 @@
 """Bad input: exit 2, nothing on stdout, one line on stderr that names the value and the way out."""
 
+import shlex
+
 import pytest
 
 SLICE = '{"q":[0,4],"k":[0,4]}'
@@ -150,6 +152,36 @@ CASES = [
     ("explain --docs 4 --view film", ["'film'", "picture"]),
     ("explain --docs 2000000000 --chunk 1", ["2000000000", "larger chunk"]),
     ("explain --docs lognormal:count=4000000,median=5 --ranks 100000", ["4000000", "100000", "use fewer"]),
+    ("bench --cases dense128,tiny", ["'tiny'", "dense64"]),
+    ("bench --cases packed --docs 4", ["--docs 4", "--cases packed", "--dtype"]),
+    ("bench --cases long --dtype bf16", ["--dtype bf16", "--list"]),
+    ("bench --dtype fp8", ["fp8", "bf16"]),
+    ("bench --pass sideways", ["'sideways'", "forward"]),
+    ("bench --cases scaling --threads 1", ["scaling", "2 threads"]),
+    ("bench --heads 4", ["no documents", "--docs"]),
+    ("bench --docs 4 --ranks 2", ["--ranks 2", "one rank"]),
+    ("bench --docs 4 --layout striped", ["--layout striped", "one rank"]),
+    ("bench --docs 4 --kernel abacus", ["abacus", "reference"]),
+    ("bench --docs 4 --dtype f64", ["cannot do custom f64 forward", "digits", "--kernel"]),
+    ("bench --docs 4 --repeat 0", ["--repeat 0", "from 1"]),
+    ("bench --docs 4 --repeat often", ["'often'", "--repeat 5"]),
+    ("bench --docs 4 --threads 0", ["--threads 0", "from 1"]),
+    ("bench --docs 4 --json no/such/folder/x.json", ["no/such/folder/x.json", "folder that exists"]),
+    ("bench --docs 4 --peer true", ["--peer 'true'", "ended", "leave it out"]),
+    ("bench --docs 4 --peer cat", ["--peer 'cat'", "name"]),
+    ("bench --docs 4 --peer 'echo hello'", ["hello", "JSON"]),
+    ("explain --docs 23 --micro 2 --ranks 2 --remainder refuse", ["23 tokens", "pad to 24"]),
+    ("explain --docs 5,9,6,4 --micro 2 --ranks 2 --mask full", ["keys 5 .. 14", "0 .. 12", "causal"]),
+    ("explain --docs 24 --micro 0", ["--micro 0", "from 1"]),
+    ("explain --docs 24 --micro x", ["'x'", "--micro 4"]),
+    ("explain --docs 24 --micro 2 --layout zigzag", ["--layout zigzag", "leave it out"]),
+    ("explain --docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
+    ("explain --docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
+    ("bench --docs 4 --graph", ["--graph", "--kernel cuda.sm90"]),
+    ("bench --docs 4 --part-keys 8", ["--part-keys", "--kernel cuda.sm90"]),
+    ("bench --kernel cuda.sm90 --host --graph", ["--host", "--graph"]),
+    ("bench --kernel cuda.sm90 --threads 2", ["--threads", "leave it out"]),
+    ("bench --kernel cuda.sm90 --part-keys -2", ["--part-keys -2", "from -1"]),
 ]
 
 SLICES = [
@@ -192,7 +224,7 @@ def refused(result, says):
 
 @pytest.mark.parametrize("args, says", CASES, ids=[str(c[0]) for c in CASES])
 def test_flags(weft, args, says):
-    refused(weft(*(args.split() if isinstance(args, str) else args)), says)
+    refused(weft(*(shlex.split(args) if isinstance(args, str) else args)), says)
 
 
 def test_an_empty_value_is_no_length(weft):
@@ -242,7 +274,3 @@ def test_a_file_without_end(weft):
 def test_refused_input_writes_no_json(weft):
     result = weft("verify", "--docs", "5,7", "--layout", "dual_chunk", "--ranks", "2", json_file=True)
     assert result.code == 2 and result.json is None
-
-
-def test_there_are_enough():
-    assert len(CASES) + len(SLICES) + len(RUNS) >= 25

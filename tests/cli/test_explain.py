@@ -197,7 +197,7 @@ def test_numbers(weft, layout, multiple, keys):
     assert [r["keys_remote"] for r in got["ranks"]] == [r["remote"] for r in expected]
     total = sum(r["pairs"] for r in expected)
     assert got["pairs"] == total
-    assert got["balance"] == pytest.approx(4 * max(r["pairs"] for r in expected) / total)
+    assert got["imbalance"] == pytest.approx(4 * max(r["pairs"] for r in expected) / total)
     per_key = 2 * (24 + 16) * 2
     rows = 2 * -(-s.tokens // 8) if layout in ("zigzag", "dual_chunk") else -(-s.tokens // 4)
     assert [r["rows"] for r in got["ranks"]] == [rows] * 4
@@ -213,13 +213,13 @@ def test_table_says_what_the_json_says(weft):
         rank = result.json["ranks"][r]
         plain = [w.replace(",", "") for w in words]
         assert [int(x) for x in plain[:4]] == [r, rank["rows"], rank["tokens"], rank["pairs"]]
-        assert plain[4] == f"{rank['share']:.3f}"
+        assert plain[4] == f"{rank['load']:.3f}"
         assert [int(x) for x in plain[6:8]] == [rank["slices"], rank["keys_remote"]]
         assert float(plain[10]) == pytest.approx(rank["bytes_touched"] / 2**20, rel=0.006) and plain[11] == "MiB"
     # Documents in closed form: n (n + 1) / 2 pairs each.
     pairs = sum(n * (n + 1) // 2 for n in (400, 70, 1610, 230))
     assert result.json["pairs"] == pairs and f"{pairs:,} visible pairs" in result.out
-    assert f"balance {result.json['balance']:.3f}" in result.out
+    assert f"imbalance {result.json['imbalance']:.3f}" in result.out
 
 
 def test_many_ranks_are_summed_up(weft):
@@ -256,7 +256,7 @@ def test_explicit_runs(weft):
 def test_no_tokens(weft):
     for args in (["--docs", "0,0"], ["--cu-seqlens", "0"]):
         result = weft("explain", *args)
-        assert result.code == 0 and "0 visible pairs, balance 1.000" in result.out
+        assert result.code == 0 and "0 visible pairs, imbalance 1.000" in result.out
 
 
 def run_on_terminal(command, **env):

@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 FIELDS = {"rank", "micro", "begin", "end", "lengths", "first_document_begin", "cu_seqlens_q", "cu_seqlens_k",
           "document_index_q", "document_index_k", "position_index"}
 
@@ -61,21 +59,6 @@ def test_padding_and_rows_of_the_buffer(weft):
     assert result.json["padding"] == 1 and result.json["windows"][3]["lengths"] == [2, 3, 1]
     assert result.json["key_rows"] == 24 and result.json["key_rows_dropped"] == 15
     assert "│B B B│·" in result.out
-
-
-@pytest.mark.parametrize("flags, words", [
-    ("--docs 23 --micro 2 --ranks 2 --remainder refuse", ["23 tokens", "pad to 24"]),
-    ("--docs 5,9,6,4 --micro 2 --ranks 2 --mask full", ["keys 5 .. 14", "0 .. 12", "causal"]),
-    ("--docs 24 --micro 0", ["--micro 0", "from 1"]),
-    ("--docs 24 --micro x", ["'x'", "--micro 4"]),
-    ("--docs 24 --micro 2 --layout zigzag", ["--layout zigzag", "leave it out"]),
-    ("--docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
-    ("--docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
-])
-def test_bad_input(weft, flags, words):
-    result = weft("explain", *flags.split())
-    assert result.code == 2 and result.out == ""
-    assert all(word in result.err for word in words), result.err
 
 
 def test_a_full_mask_where_the_keys_are_there(weft):

@@ -49,10 +49,10 @@ def test_the_default_layout_is_even_on_published_lengths(weft, seed):
     """One rank of eight had 2.33, 1.22, 1.37, 2.60, 2.18 times the mean work."""
     batch = ["--docs", "published:tokens=131072", "--seed", seed, "--ranks", 8]
     given = weft("explain", *batch, "--mask", "causal", json_file=True).json
-    assert given["layout"] == "balanced" and given["balance"] <= 1.02
+    assert given["layout"] == "balanced" and given["imbalance"] <= 1.02
     line = weft("simulate", *batch, "--schedule", "ring", json_file=True).json["lines"][0]
     assert line["layout"] == "balanced"
-    assert weft("explain", *batch, "--mask", "causal", "--layout", "zigzag", json_file=True).json["balance"] > 1.2
+    assert weft("explain", *batch, "--mask", "causal", "--layout", "zigzag", json_file=True).json["imbalance"] > 1.2
 
 
 def test_every_verb_has_the_same_default_layout(weft, tmp_path):

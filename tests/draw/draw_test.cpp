@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "check/cases/random_case.h"
-#include "draw/coarse.h"
-#include "draw/contents.h"
-#include "draw/scene.h"
-#include "draw/written.h"
+#include "draw/downsample.h"
+#include "draw/figure.h"
+#include "draw/formatting.h"
+#include "draw/step_keys.h"
 #include "index.h"
 #include "refusal.h"
 #include "weft/cost.h"
@@ -41,13 +41,13 @@ std::vector<Index> owners(const Layout& layout) {
 
 // The pairs of the panel's slices, each rank's rows and keys as tokens; one that comes twice is a fault. Ranks of a
 // group attend the same pairs, each for its heads: the query's own rank stands for them.
-void check_panel(const Scene& scene, const Panel& panel) {
+void check_panel(const Figure& figure, const Panel& panel) {
   const Layouts& layouts = panel.layouts;
   const std::vector<Index> q_owner = owners(layouts.q), k_owner = owners(layouts.k);
-  const Index groups = layouts.q.ranks() / panel.inside;
+  const Index groups = layouts.q.ranks() / panel.ulysses;
   std::set<Pair> seen;
   for (const PlacedSlice& p : panel.slices) {
-    const Index first = p.rank / panel.inside * panel.inside;
+    const Index first = p.rank / panel.ulysses * panel.ulysses;
     for (Index row = p.slice.q_begin; row < p.slice.q_end; ++row) {
       const Index q = layouts.q.tokens(first + row / layouts.q.rows())[at(row % layouts.q.rows())];
       for (Index k_row = p.slice.k_begin; k_row < p.slice.k_end; ++k_row) {
@@ -56,7 +56,7 @@ void check_panel(const Scene& scene, const Panel& panel) {
         ASSERT_GE(q, 0);
         ASSERT_TRUE(k >= 0 && k < layouts.k.stream().tokens());
         const Index rank_q = q_owner[at(q)], rank_k = k_owner[at(k)];
-        const Index gq = rank_q / panel.inside, gk = rank_k / panel.inside;
+        const Index gq = rank_q / panel.ulysses, gk = rank_k / panel.ulysses;
         const bool near = static_cast<Index>(panel.step_of.size()) == groups;
         ASSERT_EQ(panel.step_of[at(near ? (gq - gk + groups) % groups : gq * groups + gk)], p.step);
         if (rank_q == p.rank) {
@@ -65,7 +65,7 @@ void check_panel(const Scene& scene, const Panel& panel) {
       }
     }
   }
-  EXPECT_EQ(seen, pairs_of(scene.subject.problem));
+  EXPECT_EQ(seen, pairs_of(figure.subject.problem));
 }
 
 TEST(Draw, EveryPairIsDrawnOnceInItsStep) {
@@ -84,42 +84,42 @@ TEST(Draw, EveryPairIsDrawnOnceInItsStep) {
                             .shape = {.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64},
                             .machine = machine_preset("h100-400g")};
       const ScheduleOptions options{.kind = kind, .ulysses = c.ranks % 2 == 0 ? 2 : 1};
-      std::optional<Scene> scene;
+      std::optional<Figure> figure;
       try {
-        scene = make_scene(subject, {{layouts, options, {}}});
+        figure = make_figure(subject, {{layouts, options, {}}});
       } catch (const Error&) {  // strides that differ
         continue;
       }
-      check_panel(*scene, scene->panels.front());
+      check_panel(*figure, figure->panels.front());
       if (::testing::Test::HasFatalFailure()) FAIL() << name(kind) << " " << check::flags(c);
       ++drawn;
       if (i % 8 == 0) {
-        EXPECT_NE(html(*scene).find("</html>"), std::string::npos);
-        EXPECT_NE(svg(*scene).find("</svg>"), std::string::npos);
+        EXPECT_NE(html(*figure).find("</html>"), std::string::npos);
+        EXPECT_NE(svg(*figure).find("</svg>"), std::string::npos);
       }
     }
   }
   EXPECT_GT(drawn, 500);
 }
 
-Scene scene_of(const Problem& problem, LayoutKind kind, Index ranks, std::string title = "") {
+Figure figure_of(const Problem& problem, LayoutKind kind, Index ranks, std::string title = "") {
   const Subject subject{.problem = problem,
                         .heads_q = 4,
                         .heads_k = 2,
                         .shape = {.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64},
                         .machine = machine_preset("h100-400g"),
                         .title = std::move(title)};
-  return make_scene(subject, {{make_layouts(kind, problem, ranks), {.kind = ScheduleKind::exact}, {}}});
+  return make_figure(subject, {{make_layouts(kind, problem, ranks), {.kind = ScheduleKind::exact}, {}}});
 }
 
 TEST(Draw, PagesStayBelowFiveMegabytes) {
   constexpr std::size_t kMost = 5'000'000;
   const auto check = [&](const std::vector<Index>& lengths, LayoutKind kind, Index ranks, const char* says) {
-    const Scene scene = scene_of(Problem(Stream::from_lengths(lengths), {.causal = true}), kind, ranks);
-    const std::string page = html(scene);
+    const Figure figure = figure_of(Problem(Stream::from_lengths(lengths), {.causal = true}), kind, ranks);
+    const std::string page = html(figure);
     EXPECT_LE(page.size(), kMost) << name(kind);
     EXPECT_EQ(page.find(says) != std::string::npos, *says != '\0') << says;
-    EXPECT_LE(svg(scene).size(), kMost) << name(kind);
+    EXPECT_LE(svg(figure).size(), kMost) << name(kind);
   };
   const std::vector<Index> ones(1'000'000, 1);
   std::vector<Index> mixed, eights(100'000, 8);
@@ -128,23 +128,23 @@ TEST(Draw, PagesStayBelowFiveMegabytes) {
   check(mixed, LayoutKind::contiguous, 4, "slices of the mask are drawn as one");
   check(mixed, LayoutKind::balanced, 4, "documents are drawn as one");
   check(eights, LayoutKind::dual_chunk, 4, "who holds a token is drawn for");
-  EXPECT_NE(html(scene_of(Problem(Stream::from_lengths(std::vector<Index>{9, 30}), {}), LayoutKind::zigzag, 2))
+  EXPECT_NE(html(figure_of(Problem(Stream::from_lengths(std::vector<Index>{9, 30}), {}), LayoutKind::zigzag, 2))
                 .find("\"notes\":[]"),
             std::string::npos);
   const Problem small(Stream::from_lengths(std::vector<Index>{9}), {});
-  EXPECT_THROW(html(scene_of(small, LayoutKind::zigzag, 2, std::string(6'000'000, 'x'))), Error);
+  EXPECT_THROW(html(figure_of(small, LayoutKind::zigzag, 2, std::string(6'000'000, 'x'))), Error);
 }
 
 TEST(Draw, PicturesSayHowManyRanksTheyTime) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{4096}), {.causal = true});
-  EXPECT_NE(svg(scene_of(problem, LayoutKind::zigzag, 64)).find("simulated on h100-400g, 16 of 64 ranks"),
+  EXPECT_NE(svg(figure_of(problem, LayoutKind::zigzag, 64)).find("simulated on h100-400g, 16 of 64 ranks"),
             std::string::npos);
-  EXPECT_EQ(svg(scene_of(problem, LayoutKind::zigzag, 8)).find(" of 8 ranks"), std::string::npos);
+  EXPECT_EQ(svg(figure_of(problem, LayoutKind::zigzag, 8)).find(" of 8 ranks"), std::string::npos);
 }
 
 TEST(Draw, RanksThatWouldFillTheMemoryAreRefused) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{8192}), {.causal = true});
-  expect_refusal([&] { (void)scene_of(problem, LayoutKind::contiguous, 2048); },
+  expect_refusal([&] { (void)figure_of(problem, LayoutKind::contiguous, 2048); },
                  {"2048 ranks with 1 documents are too many to draw", "at most 1024 ranks"});
 }
 
@@ -156,13 +156,13 @@ TEST(Draw, TheNoteOfAChoiceHasTheTimeOfItsPanel) {
                         .shape = {.dtype = DType::bf16, .dim_qk = 128, .dim_v = 128},
                         .machine = machine_preset("h100-400g")};
   for (const LayoutKind kind : {LayoutKind::zigzag, LayoutKind::contiguous, LayoutKind::balanced}) {
-    const Setting setting = chosen(subject, make_layouts(kind, problem, 8));
-    const Scene scene = make_scene(subject, {setting});
-    const Times& times = scene.panels[0].times;
+    const PanelSpec spec = chosen(subject, make_layouts(kind, problem, 8));
+    const Figure figure = make_figure(subject, {spec});
+    const Timelines& times = figure.panels[0].times;
     std::ostringstream said;
     said << std::setprecision(3) << ": " << 1e3 * (times.forward.seconds + times.backward.seconds) << " ms (forward "
          << 1e3 * times.forward.seconds << " ms, backward " << 1e3 * times.backward.seconds << " ms)";
-    EXPECT_NE(setting.note.find(said.str()), std::string::npos) << setting.note << said.str();
+    EXPECT_NE(spec.note.find(said.str()), std::string::npos) << spec.note << said.str();
   }
 }
 

@@ -148,7 +148,7 @@ def test_hover_and_colours(show):
     assert pixel(page, 6, 6) == pixel(page, 0, 0) != pixel(page, 6, 2)  # both in step 0
     page.get_by_label("key's rank").check()
     assert pixel(page, 0, 0) == (0, 114, 178)
-    page.get_by_role("button", name="Bring out rank 1").click()
+    page.get_by_role("button", name="Highlight rank 1").click()
     assert pixel(page, 0, 0) != (0, 114, 178) and pixel(page, 2, 2) == (230, 159, 0)
 
 
@@ -227,7 +227,7 @@ def test_many_ranks(weft, show):
     s = model.stream([30000, 10000, 5000])
     owner = model.owner("zigzag", s, 256, 20000)
     assert describe(page, 20000, 17)["step"] == step("ring", 256, owner, 0)  # the key is on rank 0
-    page.get_by_label("Bring out one rank").fill("7")
+    page.get_by_label("Highlight one rank").fill("7")
     page.keyboard.press("Enter")
     assert page.evaluate("weft.state.chosen") == 7
 
@@ -321,7 +321,7 @@ def test_light_and_dark(show, scheme):
         return int(red), pixel(page, 2, 9)[0]  # the page, and an empty cell
 
     first = lightness()
-    page.get_by_role("button", name="Light" if scheme == "dark" else "Dark").click()
+    page.get_by_role("button", name="Light" if scheme == "dark" else "Dark", exact=True).click()
     second = lightness()
     dark, light = (first, second) if scheme == "dark" else (second, first)
     assert max(dark) < 60 and min(light) > 200

@@ -281,6 +281,23 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
   return 1e-3 * static_cast<double>(milliseconds);
 }
 
+std::function<void()> captured(const Place& place, const std::function<void()>& work) {
+  const cuda::OnDevice on(place.device);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
+  WEFT_CUDA(cudaStreamBeginCapture(stream_of(place), cudaStreamCaptureModeThreadLocal));
+  work();
+  WEFT_CUDA(cudaStreamEndCapture(stream_of(place), &graph));
+  WEFT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  WEFT_CUDA(cudaGraphDestroy(graph));
+  const std::shared_ptr<CUgraphExec_st> owned(exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); });
+  return [place, owned] {
+    const cuda::OnDevice there(place.device);
+    WEFT_CUDA(cudaGraphLaunch(owned.get(), stream_of(place)));
+  };
+}
+
 void* thread_stream() {
   thread_local const cuda::PooledStream mine;
   return mine.get();

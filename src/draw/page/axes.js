@@ -1,4 +1,4 @@
-// Around the cells: owners of the tokens along both sides, token numbers, documents and their edges, the cross.
+// What surrounds the cells of a matrix: the rank of each token along both sides, token numbers, documents, the cross.
 const STRIP = 9;
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
@@ -123,7 +123,7 @@ function drawDocuments(matrix, context, theme, number) {
   }
 }
 
-// From some size on cells are cells: lines between them, then what they are written into them.
+// Lines between the cells where these are large enough, and the rank or step in each where these are larger still.
 function drawGrid(matrix, context, theme, mode) {
   const { panel, view, margin } = matrix, q = sideOf(matrix, 0), k = sideOf(matrix, 1);
   if (Math.min(q.cell, k.cell) < 7) return;

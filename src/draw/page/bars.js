@@ -1,5 +1,5 @@
-// Work and bytes of each rank, on one scale in all panels.
-const LISTED = 24;  // ranks that get a line each; more become columns
+// Work and bytes of each rank, on one scale in all panels; and tables.
+const LISTED = 24;  // more ranks than this are drawn as columns
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -27,7 +27,7 @@ function track(parts, scale) {
 }
 
 function listBars(panel, theme, scale) {
-  const box = element("div", { class: "shares", role: "img" });
+  const box = element("div", { class: "loads", role: "img" });
   const head = (text, wide = "") => element("span", { class: `head${wide}`, text });
   box.append(head("rank"), head("work: visible pairs", " wide"), head("bytes in: forward, backward", " wide"));
   for (let r = 0; r < panel.ranks; ++r) {
@@ -65,9 +65,9 @@ function drawBars(panel, theme, scale) {
   const work = `${span(panel.work, grouped)} visible pairs a rank, mean ${grouped(mean(panel.work))}`;
   const moved = `${span(panel.bytesIn, bytes)} into a rank forward, ${span(panel.backwardIn, bytes)} backward`;
   const box = element("div");
-  const more = `the busiest rank has ${(100 * (panel.balance - 1)).toFixed(1)} % more than the mean`;
+  const more = `the busiest rank has ${(100 * (panel.imbalance - 1)).toFixed(1)} % more than the mean`;
   box.append(element("h3", { text: "Work and bytes " },
-                     element("small", { text: `balance ${panel.balance.toFixed(3)}: ${more}` })));
+                     element("small", { text: `imbalance ${panel.imbalance.toFixed(3)}: ${more}` })));
   if (panel.ranks <= LISTED) {
     const list = listBars(panel, theme, scale);
     list.setAttribute("aria-label", `${work}; ${moved}`);
@@ -80,19 +80,22 @@ function drawBars(panel, theme, scale) {
   return box;
 }
 
+// A table with a row heading first in each row.
+function table(heads, rows) {
+  const head = heads.map((text) => element("th", { text, scope: "col" }));
+  const body = rows.map(([name, ...cells]) => element("tr", {}, element("th", { text: name, scope: "row" }),
+                                                      ...cells.map((text) => element("td", { text }))));
+  return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+}
+
 function numbersTable(panel) {
   const heads = ["rank", "visible pairs", "of mean", "forward in", "forward out", "backward in", "backward out"];
   const moved = [panel.bytesIn, panel.bytesOut, panel.backwardIn, panel.backwardOut];
-  const average = mean(panel.work), shown = Math.min(panel.ranks, 512), body = element("tbody");
-  for (let r = 0; r < shown; ++r) {
-    const share = average > 0 ? panel.work[r] / average : 1;
-    const cells = [grouped(panel.work[r]), share.toFixed(3), ...moved.map((list) => bytes(list[r]))];
-    body.append(element("tr", {}, element("th", { text: String(r), scope: "row" }),
-                        ...cells.map((text) => element("td", { text }))));
-  }
-  const head = element("tr", {}, ...heads.map((text) => element("th", { text, scope: "col" })));
-  const table = element("table", {}, element("thead", {}, head), body);
+  const average = mean(panel.work), shown = Math.min(panel.ranks, 512);
+  const rows = Array.from({ length: shown }, (_, r) => [
+    String(r), grouped(panel.work[r]), (average > 0 ? panel.work[r] / average : 1).toFixed(3),
+    ...moved.map((list) => bytes(list[r]))]);
   const more = shown < panel.ranks ? ` (the first ${shown} of ${panel.ranks} ranks)` : "";
   const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers of each rank" };
-  return element("details", {}, element("summary", { text: `Numbers${more}` }), element("div", region, table));
+  return element("details", {}, element("summary", { text: `Numbers${more}` }), element("div", region, table(heads, rows)));
 }

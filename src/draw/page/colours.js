@@ -1,7 +1,7 @@
-// Colours by the palettes that come with the data.
+// Colours, from the palettes in the data.
 const hex = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
 const css = ([r, g, b]) => `rgb(${Math.round(r)},${Math.round(g)},${Math.round(b)})`;
-const mix = (a, b, share) => a.map((v, i) => v + (b[i] - v) * share);
+const mix = (a, b, weight) => a.map((v, i) => v + (b[i] - v) * weight);
 const onTop = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#14171a" : "#ffffff");
 
 function ramp(stops, count) {

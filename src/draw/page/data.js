@@ -1,4 +1,4 @@
-// What the page knows: streams, who holds which token, the mask, and every rank's slices.
+// The data of an explain page: streams, the rank of each token, the mask, and the slices of every rank.
 function sums(list) {
   const out = new Float64Array(list.length);
   let sum = 0;
@@ -6,7 +6,7 @@ function sums(list) {
   return out;
 }
 
-// The last i with list[order(i)] <= value in [begin, end), or begin - 1.
+// The last i in [begin, end) with list[i] <= value, or begin - 1.
 function lastAtMost(list, value, begin = 0, end = list.length) {
   while (begin < end) {
     const middle = (begin + end) >> 1;
@@ -45,9 +45,9 @@ class Stream {
   }
 }
 
-// Who holds which token. Runs are found by their stride, their place in it, then their first token.
+// Which rank holds a token. Runs are looked up by stride, then by token mod stride, then by first token.
 class Holders {
-  // coarse: a run stands for what lies around its tokens.
+  // coarse: runs are stretches of tokens that mostly belong to the rank.
   constructor({ rows, coarse, runs: columns }) {
     this.coarse = coarse;
     const [ranks, row, token, count, stride] = columns.map(sums);
@@ -88,7 +88,7 @@ class Holders {
   }
 }
 
-// The mask's slices by query: a tree of the furthest ends over slices in the order of their first query.
+// The mask's slices by query: slices sorted by first query, under a tree of the largest last query.
 class MaskSlices {
   constructor(columns) {
     const [q, qSize, k, kSize, lo, hi] = columns.map(sums);
@@ -133,18 +133,18 @@ class MaskSlices {
   }
 }
 
-// One panel's schedule: in which step a query's rank meets a key's, and by which slice.
+// One panel's schedule: in which step, and by which slice, a query's rank attends a key's.
 class Panel {
   constructor(data, page) {
-    Object.assign(this, { name: data.name, note: data.note, ranks: data.ranks, inside: data.inside, steps: data.steps,
-                          headSteps: data.headSteps, stepOf: data.stepOf, balance: data.balance,
+    Object.assign(this, { name: data.name, note: data.note, ranks: data.ranks, ulysses: data.ulysses, steps: data.steps,
+                          headSteps: data.headSteps, stepOf: data.stepOf, imbalance: data.imbalance,
                           slicesTotal: data.slicesTotal, page });
     const { about, forward, backward } = data.times;
     this.times = { about, forward: readTimeline(forward), backward: readTimeline(backward) };
     this.q = page.layouts[data.q];
     this.k = page.layouts[data.k];
-    this.groups = this.ranks / this.inside;
-    [this.work, this.bytesIn, this.bytesOut, this.backwardIn, this.backwardOut] = data.shares.map(sums);
+    this.groups = this.ranks / this.ulysses;
+    [this.work, this.bytesIn, this.bytesOut, this.backwardIn, this.backwardOut] = data.loads.map(sums);
     this.work = this.work.map((pairHeads) => pairHeads / page.heads[0]);
     this.slices = data.slices && data.slices.map(sums);
     this.slicesOf = new Map();  // rank * steps + step: [begin, end)
@@ -159,7 +159,7 @@ class Panel {
   }
 
   step(rankQ, rankK) {
-    const q = Math.floor(rankQ / this.inside), k = Math.floor(rankK / this.inside), n = this.groups;
+    const q = Math.floor(rankQ / this.ulysses), k = Math.floor(rankK / this.ulysses), n = this.groups;
     return this.stepOf.length === n ? this.stepOf[(q - k + n) % n] : this.stepOf[q * n + k];
   }
 
@@ -168,7 +168,7 @@ class Panel {
     if (!this.slices || !this.slicesOf.has(query.rank * this.steps + step)) return null;
     const [, , q0, qSize, k0, kSize, lo, hi, shift, stride] = this.slices;
     const [begin, end] = this.slicesOf.get(query.rank * this.steps + step);
-    const q = (query.rank % this.inside) * this.q.rows + query.row;
+    const q = (query.rank % this.ulysses) * this.q.rows + query.row;
     for (let i = begin; i < end; ++i) {
       const k = (key.token - shift[i]) / stride[i];
       if (!Number.isInteger(k) || q < q0[i] || q >= q0[i] + qSize[i] || k < k0[i] || k >= k0[i] + kSize[i]) continue;
@@ -195,10 +195,10 @@ class Panel {
 
 // Events as [kind, name, step, begin, end, amount], in seconds.
 function readTimeline({ end, ideal, overlap, names, ranks }) {
-  const lines = ranks.map(({ rank, events }) => {
+  const lines = ranks.map(({ rank, total, events }) => {
     const [what, step, begin, length, amount] = events.map(sums);
     const event = (n, i) => [...names[n], step[i], begin[i] / 1e9, (begin[i] + length[i]) / 1e9, amount[i]];
-    return { rank, events: Array.from(what, event) };
+    return { rank, total, events: Array.from(what, event) };
   });
   return { end, ideal, overlap, ranks: lines };
 }

@@ -1,4 +1,4 @@
-// Mouse, touch and keyboard on a matrix. `show(matrix, spoken)` tells what lies under the cross.
+// Mouse, touch and keyboard on a matrix. show(matrix, spoken) describes the pair under the cross.
 function listenTo(matrix, show, hide) {
   const { canvas, view } = matrix, pointers = new Map();
   let moved = false, apart = 0;
@@ -6,7 +6,7 @@ function listenTo(matrix, show, hide) {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
-  const share = ([x, y]) => [(y - matrix.margin.top) / matrix.height, (x - matrix.margin.left) / matrix.width];
+  const fraction = ([x, y]) => [(y - matrix.margin.top) / matrix.height, (x - matrix.margin.left) / matrix.width];
   const look = ([x, y], spoken) => {
     if (!matrix.inside(x, y)) return hide();
     view.look(...matrix.at(x, y), false);
@@ -17,7 +17,7 @@ function listenTo(matrix, show, hide) {
     if (!matrix.inside(...point(event))) return;
     event.preventDefault();
     const lines = event.deltaMode === 1 ? 16 : 1;
-    view.zoom(Math.exp(Math.min(Math.max(event.deltaY * lines, -240), 240) * 0.0025), share(point(event)));
+    view.zoom(Math.exp(Math.min(Math.max(event.deltaY * lines, -240), 240) * 0.0025), fraction(point(event)));
     look(point(event), false);
   }, { passive: false });
 
@@ -38,7 +38,7 @@ function listenTo(matrix, show, hide) {
     const fingers = [...pointers.values()];
     if (fingers.length === 2) {
       const [a, b] = fingers, distance = Math.hypot(a[0] - b[0], a[1] - b[1]);
-      if (apart > 0) view.zoom(apart / Math.max(distance, 1), share([(a[0] + b[0]) / 2, (a[1] + b[1]) / 2]));
+      if (apart > 0) view.zoom(apart / Math.max(distance, 1), fraction([(a[0] + b[0]) / 2, (a[1] + b[1]) / 2]));
       apart = distance;
     }
     const part = 1 / fingers.length;
@@ -54,7 +54,7 @@ function listenTo(matrix, show, hide) {
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
   canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && pointers.size === 0 && hide());
-  canvas.addEventListener("dblclick", (event) => view.zoom(0.4, share(point(event))));
+  canvas.addEventListener("dblclick", (event) => view.zoom(0.4, fraction(point(event))));
 
   // From the cross by one cell (a pixel's worth of tokens if they are smaller), or to the next document.
   const next = (side, way, byDocument) => {

@@ -1,4 +1,4 @@
-// The legend: a button for each rank or step, or a ramp where there are many. `choose(n)` brings one out, -1 none.
+// The legend: a button for each rank or step, or a ramp where there are many. choose(n) highlights one, -1 none.
 function drawLegend(box, { word, colours, chosen, note }, choose) {
   box.replaceChildren();
   if (colours.length <= 16) legendButtons(box, word, colours, chosen, choose);
@@ -13,7 +13,7 @@ function legendButtons(box, word, colours, chosen, choose) {
   const buttons = colours.map((colour, i) => {
     const swatch = element("i");
     swatch.style.background = css(colour);
-    const button = element("button", { type: "button", "aria-label": `Bring out ${word} ${i}` }, swatch,
+    const button = element("button", { type: "button", "aria-label": `Highlight ${word} ${i}` }, swatch,
                            document.createTextNode(i === 0 ? `${word} 0` : String(i)));
     button.addEventListener("click", () => {
       chosen = chosen === i ? -1 : i;
@@ -31,7 +31,7 @@ function legendRamp(box, word, colours, chosen, choose) {
   const ramp = element("i", { class: "ramp" });
   ramp.style.background = `linear-gradient(90deg, ${stops.map(css).join(",")})`;
   const input = element("input", { type: "number", min: "0", max: String(last), placeholder: `one ${word}`,
-                                   "aria-label": `Bring out one ${word}` });
+                                   "aria-label": `Highlight one ${word}` });
   if (chosen >= 0) input.value = String(chosen);
   input.addEventListener("change", () => {
     const value = Math.floor(Number(input.value));

@@ -1,5 +1,5 @@
-// The mask as a matrix on a canvas. Every frame looks only at the tokens under its pixels: a row of pixels asks the
-// mask which keys its queries see. So a million tokens cost what a thousand do, and a single token is exact.
+// The mask as a matrix on a canvas. A frame looks only at the tokens under its pixels: for a row of pixels the mask gives
+// the keys that its queries see. So a million tokens cost what a thousand do, and a single token is exact.
 const SAMPLES = 4;  // tokens that a pixel looks at when it stands for many
 
 // The tokens under each of `count` pixels along one side, and who holds them.
@@ -119,7 +119,7 @@ class Matrix {
           out[at] = er, out[at + 1] = eg, out[at + 2] = eb, out[at + 3] = 255;
           continue;
         }
-        // What is smaller than a pixel is still to be seen.
+        // Keeps what is smaller than a pixel visible.
         covered = many ? Math.min(1, 0.3 + 0.7 * covered) : Math.min(1, covered);
         if (rows.mixed[y] || columns.mixed[x]) {
           colour = [0, 0, 0];

@@ -1,4 +1,6 @@
-// When ranks compute and exchange: a lane a rank, computes above, exchanges below, coloured by step.
+// When ranks compute and exchange: a lane for each rank, computes above, exchanges below, coloured by step.
+const LANES = "a lane for each rank, coloured by step: computes above, exchanges below; grey: passes over rows, swaps of " +
+    "heads";
 const KINDS = ["compute", "exchange", "rows", "wait"];
 
 class TimelineChart {
@@ -135,4 +137,32 @@ class TimelineChart {
     if (events) this.chosen = [line, Math.min(Math.max(event, 0), events - 1)];
     return this.chosen;
   }
+}
+
+const timelineCanvas = (words) => element("canvas", { class: "timeline", tabindex: "0", role: "application",
+                                                      "aria-label": `Timeline, ${words}. Arrows go from event to event.` });
+
+function listenToTimeline(chart) {
+  const { canvas } = chart;
+  const show = (found, spoken) => {
+    chart.chosen = found;
+    chart.draw(state.theme, devicePixelRatio);
+    if (!found) return hideTip();
+    const [line, event] = found, [x, y, wide] = chart.box(line, chart.lines[line].events[event]);
+    const box = canvas.getBoundingClientRect();
+    showTip(chart.words(found), box.left + x + Math.min(wide / 2, 60), box.top + y + 10, spoken);
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    show(chart.find(event.clientX - box.left, event.clientY - box.top), false);
+  });
+  canvas.addEventListener("pointerleave", () => show(null, false));
+  canvas.addEventListener("blur", () => show(null, false));
+  canvas.addEventListener("keydown", (event) => {
+    const found = chart.step(event.key);
+    if (event.key === "Escape") show(null, false);
+    if (!found) return;
+    event.preventDefault();
+    show(found, true);
+  });
 }

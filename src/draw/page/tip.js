@@ -1,4 +1,4 @@
-// What is known of the thing that is looked at: seen beside it, and spoken if the keyboard led there.
+// The tip beside the cell or event under the pointer; spoken too if the keyboard moved there.
 function endWords({ token, document, name, position, padding, bundled, rank, row, coarse }) {
   const place = padding ? "padding" : `position ${grouped(position)}`;
   const inside = bundled ? `one of ${name}` : `${name}, ${place}`;
@@ -14,12 +14,12 @@ function whyNot({ query, key }) {
 }
 
 function attendedWords(panel, { query, key, step }) {
-  const first = Math.floor(query.rank / panel.inside) * panel.inside, last = first + panel.inside - 1;
-  const who = panel.inside > 1 ? `ranks ${first} to ${last}, each for its heads` : `rank ${query.rank}`;
+  const first = Math.floor(query.rank / panel.ulysses) * panel.ulysses, last = first + panel.ulysses - 1;
+  const who = panel.ulysses > 1 ? `ranks ${first} to ${last}, each for its heads` : `rank ${query.rank}`;
   const end = step + panel.headSteps - 1;
   const when = end > step ? `steps ${step} to ${end}, a group of heads each` : `step ${step} of ${panel.steps}`;
   const from = query.rank === key.rank ? "the key is its own" : `the key comes from rank ${key.rank}`;
-  return `by ${who} in ${when}${panel.inside > 1 ? "" : `; ${from}`}`;
+  return `by ${who} in ${when}${panel.ulysses > 1 ? "" : `; ${from}`}`;
 }
 
 function sliceWords({ number, of, q, k, lo, hi }, far) {

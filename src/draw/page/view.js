@@ -1,4 +1,4 @@
-// The part of the matrix that is seen, in tokens; the same in all panels, so that they can be compared.
+// The visible part of the matrix, in tokens; the same in all panels, so that they can be compared.
 class View {
   constructor(queries, keys) {
     this.total = [Math.max(queries, 1), Math.max(keys, 1)];
@@ -26,7 +26,7 @@ class View {
     }
   }
 
-  // By a factor, around a point given as shares of the picture.
+  // By a factor, around a point given as fractions of the picture.
   zoom(factor, at = [0.5, 0.5]) {
     const size = [...this.size];
     for (const side of [0, 1]) {
@@ -64,7 +64,7 @@ class View {
     this.changed();
   }
 
-  forget() {
+  clearCross() {
     this.cross = null;
     this.changed();
   }

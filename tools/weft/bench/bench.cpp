@@ -1,19 +1,16 @@
-// weft bench: how fast, beside whom, and with how much memory.
+// weft bench: times kernels on the CPU, next to a peer, and their memory; other modes are in files of their own.
 #include <algorithm>
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "bench/gpu.h"
 #include "bench/memory.h"
+#include "bench/modes.h"
 #include "bench/peer.h"
-#include "bench/predict.h"
 #include "bench/record.h"
 #include "bench/rounds.h"
-#include "bench/schedules.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/kernel_call.h"
 #include "flags/schedule_flags.h"
@@ -26,21 +23,12 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kMostRounds = 10'000, kMostThreads = 1024;
-
 struct Bench {
   std::string kernel;
   int threads = 1;
   Index rounds = 5;
   std::unique_ptr<Peer> peer;
 };
-
-Index within(const Flags& flags, std::string_view name, Index otherwise, Index most) {
-  const Index value = flags.whole(name, otherwise, "5");
-  if (value < 1 || value > most)
-    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from 1 to {}", most));
-  return value;
-}
 
 // Why none of the kernels that `kernel` stands for can do the task; none if one can.
 std::optional<std::string> refusal_of(const std::string& kernel, const BenchTask& task) {
@@ -52,7 +40,7 @@ std::optional<std::string> refusal_of(const std::string& kernel, const BenchTask
   return find_kernel(kernel).refusal(request);
 }
 
-// Before minutes of work, not in the middle of them.
+// Refuses before minutes of work, not in the middle of them.
 void check_supported(const std::string& kernel, const std::vector<BenchTask>& tasks) {
   const std::string_view found = find_kernel(kernel).name;
   for (const BenchTask& t : tasks) {
@@ -132,7 +120,7 @@ class Rounds {
   std::optional<Contender> gemm_;
 };
 
-// Weft with all threads against Weft with one, and what is left of that beside a gemm's own gain.
+// Weft with all threads over Weft with one, and that gain over the gain of a gemm.
 std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecord record) {
   Operands operands(task);
   Contender all = weft_contender(task, operands, bench.kernel, bench.threads);
@@ -160,7 +148,7 @@ std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecor
   return records;
 }
 
-// One run, the one that showed its memory.
+// The one run of the memory probe.
 std::vector<BenchRecord> once(const BenchTask& task, Bench& bench, BenchRecord record) {
   record.gflops = useful_flops(task) / record.memory->seconds * 1e-9;
   if (bench.peer) {
@@ -209,12 +197,16 @@ void print_heading(const Bench& bench) {
 const std::vector<FlagSpec>& bench_flags() {
   static const std::vector<FlagSpec> flags = with_schedule_options(
       {{"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
-       {"list", "", "say which named cases there are"},
+       {"list", "", "say which named cases there are; with --kernel cuda.sm90, those of a GPU"},
        {"pass", "NAME", "both (default), forward or backward"},
        {"kernel", "NAME", "cpu (default: the best of this machine), or any other by name"},
        {"repeat", "N", "interleaved rounds, 5 if not given; the median counts"},
        {"threads", "N", "of Weft and of the peer; as many as the machine has if not given"},
        {"peer", "COMMAND", "a program that times somebody else in the same rounds, e.g. 'python bench/torch_peer.py'"},
+       {"deterministic", "", "with a kernel of a GPU: backward with the same bits on every run"},
+       {"graph", "", "with a kernel of a GPU: plan on the device, and replay plan and pass as a CUDA graph"},
+       {"host", "", "with a kernel of a GPU: host time of a call while the GPU is busy, instead of GPU time"},
+       {"keys-per-split", "N", "with a kernel of a GPU: split the keys of long rows into parts of N; -1: never"},
        {"schedule", "LIST",
         "instead: schedules on ranks as threads, with their options below: all, or all_gather,ring,..,auto"},
        {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
@@ -236,19 +228,16 @@ int bench(const Flags& flags) {
   for (const std::string_view flag : others) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }
-  if (on_gpu(flags.text("kernel", "cpu"))) {
-    for (const char* flag : {"list", "threads", "pass"})
-      if (flags.given(flag))
-        throw Error(fmt::format("--{} with a kernel of a GPU", flag),
-                    "use --cases, --dtype, --repeat, --peer and --json");
-    return bench_gpu(flags);
+  if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
+  for (const char* flag : {"deterministic", "graph", "host", "keys-per-split"}) {
+    if (flags.given(flag))
+      throw Error(fmt::format("--{} without a kernel of a GPU", flag), "add e.g. --kernel cuda.sm90");
   }
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
   Bench bench{.kernel = flags.text("kernel", "cpu"),
-              .threads = static_cast<int>(
-                  within(flags, "threads", std::max(1U, std::thread::hardware_concurrency()), kMostThreads)),
-              .rounds = within(flags, "repeat", 5, kMostRounds),
+              .threads = static_cast<int>(threads_of(flags)),
+              .rounds = flags.within("repeat", 5, 1, 10'000),
               .peer = {}};
   if (bench.threads == 1) drop_scaling(tasks, flags.given("cases"));
   check_supported(bench.kernel, tasks);

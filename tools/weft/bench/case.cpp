@@ -63,13 +63,6 @@ check::Case problem_of(const NamedCase& from, DType dtype) {
   return c;
 }
 
-std::vector<Pass> passes_of(const Flags& flags) {
-  const std::string pass = flags.one_of("pass", {"both", "forward", "backward"});
-  if (pass == "forward") return {Pass::forward};
-  if (pass == "backward") return {Pass::backward};
-  return {Pass::forward, Pass::backward};
-}
-
 std::string all_names() {
   std::vector<std::string_view> names;
   for (const NamedCase& c : named_cases()) names.push_back(c.name);
@@ -172,10 +165,14 @@ void list_bench_cases() {
   }
 }
 
+Index flops_per_pair(Pass pass, Index dim_qk, Index dim_v) {
+  return pass == Pass::forward ? 2 * (dim_qk + dim_v) : 2 * (3 * dim_qk + 2 * dim_v);
+}
+
 double useful_flops(const BenchTask& task) {
   const check::Case& c = task.problem;
-  const Index per_pair = task.pass == Pass::forward ? 2 * (c.dim_qk + c.dim_v) : 2 * (3 * c.dim_qk + 2 * c.dim_v);
-  return static_cast<double>(check::problem_of(c).visible_pairs()) * static_cast<double>(c.heads_q * per_pair);
+  return static_cast<double>(check::problem_of(c).visible_pairs()) *
+         static_cast<double>(c.heads_q * flops_per_pair(task.pass, c.dim_qk, c.dim_v));
 }
 
 }  // namespace weft::tool

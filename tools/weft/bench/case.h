@@ -1,4 +1,4 @@
-// What `weft bench` times: named problems, each with its dtypes, passes and peers.
+// The problems that `weft bench` times on the CPU, each with its dtypes, passes and peers.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace weft::tool {
 
-// Somebody else's way to do the same work, timed in the same rounds.
+// Another way to do the same work, timed in the same rounds.
 struct Rival {
   enum class Kind {
     sdpa,    // the peer's attention, one dense call
@@ -44,9 +44,10 @@ std::string_view name(Pass pass);
 std::vector<BenchTask> bench_tasks(const Flags& flags);
 void list_bench_cases();
 
-// Multiplications and additions of the visible pairs alone. A pair and query head costs, forward, 2·dim_qk for its
-// logit and 2·dim_v for its share of out; backward, three products of width dim_qk (the logit anew, dq, dk) and two of
-// width dim_v (dp, dv).
-double useful_flops(const BenchTask& task);
+// Useful operations (multiplications and additions) of one visible pair and query head. Forward: 2·dim_qk for the logit
+// and 2·dim_v for P·V; backward: three products of width dim_qk (the logit recomputed, dQ, dK) and two of width dim_v
+// (dP, dV).
+Index flops_per_pair(Pass pass, Index dim_qk, Index dim_v);
+double useful_flops(const BenchTask& task);  // of all visible pairs
 
 }  // namespace weft::tool

@@ -1,18 +1,21 @@
-#include "bench/gpu.h"
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/case.h"
+#include "bench/modes.h"
 #include "bench/peer.h"
+#include "bench/rounds.h"
 #include "calibrate/kernel_call.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
 #include "terminal/words.h"
+#include "weft/choose.h"
 #include "weft/error.h"
 #include "weft/plan.h"
 #include "weft/version.h"
@@ -20,163 +23,176 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kProduct = 8192;  // of the square matrices that a peer multiplies
+constexpr Index kProduct = 8192;  // rows and columns of the square matrices that the peer multiplies
 
-struct GpuCase {
-  std::string name;
-  KernelCase of;
-  Index dim = 128;
-  // What torch's attention would be asked for; no tokens: it has no call for it.
-  Index batch = 0, tokens = 0;
-  bool causal = true;
-};
-
-std::vector<GpuCase> gpu_cases() {
-  const std::vector<KernelCase> anchors = anchor_cases(), rings = ring_cases();
-  return {{"dense", anchors[0], 128, 1, 16384},
-          {"packed", anchors[1]},
-          {"window", anchors[2]},
-          {"mha-causal", anchors[3], 128, 1, 16384},
-          {"mha-full", anchors[4], 128, 1, 16384, false},
-          {"rank-of-2", anchors[7]},
-          {"rank-of-4", anchors[8]},
-          {"rank-of-8", anchors[5]},
-          {"short-rank-of-8", anchors[6]},
-          {"long-rank-of-8", anchors[9]},
-          {"ring-rank-of-8", rings[0]},
-          {"short-ring-of-8", rings[1]},
-          {"long-ring-of-8", rings[2]},
-          {"width-64", anchors.back(), 64, 16, 4096},
-          {"width-256", documents_case("1 x 8192, heads 16:4", {8192}, 16, 4, true, 0), 256, 1, 8192}};
-}
-
-std::vector<GpuCase> asked_cases(const Flags& flags, const Kernel& kernel) {
-  std::vector<GpuCase> all = gpu_cases();
-  if (kernel.takes_steps == nullptr) std::erase_if(all, [](const GpuCase& c) { return c.of.steps.has_value(); });
+std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel) {
+  std::vector<const GpuCase*> all;
+  for (const GpuCase& c : gpu_cases())
+    if (!c.spec.schedule || (kernel.takes_steps != nullptr && !flags.given("graph"))) all.push_back(&c);
   const std::string* asked = flags.find("cases");
   if (asked == nullptr) return all;
-  std::vector<GpuCase> some;
+  std::vector<const GpuCase*> some;
   for (const std::string_view name : split(*asked, ',')) {
-    const auto found = std::find_if(all.begin(), all.end(), [&](const GpuCase& c) { return c.name == name; });
+    const auto found = std::find_if(all.begin(), all.end(), [&](const GpuCase* c) { return c->name == name; });
     if (found == all.end()) {
-      std::string names;
-      for (const GpuCase& c : all) names += (names.empty() ? "" : ", ") + c.name;
+      std::vector<std::string_view> names;
+      for (const GpuCase* c : all) names.push_back(c->name);
       throw Error(fmt::format("--cases {}: kernel {} has no case {}", *asked, kernel.name, name),
-                  "use some of " + names);
+                  fmt::format("use some of {}", fmt::join(names, ", ")));
     }
     some.push_back(*found);
   }
   return some;
 }
 
-double middle(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
+// What the peer's attention is asked for; none if it has no call for the case: it knows batches of one length.
+std::optional<nlohmann::json> peer_question(const GpuCase& c, const CallOptions& call) {
+  const CaseSpec& s = c.spec;
+  const bool batch = std::all_of(s.lengths.begin(), s.lengths.end(), [&](Index n) { return n == s.lengths[0]; });
+  if (!batch || s.ranks > 1 || s.window != -1 || call.dim != call.dim_v || c.softcap != 0) return {};
+  return nlohmann::json{{"what", "sdpa"},
+                        {"pass", name(call.pass)},
+                        {"dtype", weft::name(call.dtype)},
+                        {"causal", s.causal},
+                        {"batch", s.lengths.size()},
+                        {"lengths", {s.lengths[0]}},
+                        {"heads", {s.heads_q, s.heads_k}},
+                        {"dim", {call.dim, call.dim}}};
 }
 
-// What a case is timed with, and beside.
-struct Contestants {
-  DType type;
-  std::string kernel;
-  Index rounds;
-  Peer* peer;  // or none
-};
-
-// Weft and its peers in turns; those that were asked.
-struct Contest {
+// Seconds of each round.
+struct Rounds {
   std::vector<double> weft, peer, product;
 };
 
-Contest contest(const Contestants& who, const GpuCase& c, Pass pass, Noise& noise) {
-  KernelCall call(c.of, who.type, c.dim, pass, who.kernel, noise);
+Rounds run_rounds(KernelCall& call, const GpuCase& c, const CallOptions& options, Index rounds, Peer* peer) {
+  constexpr std::chrono::milliseconds kRest{20};  // the peer rests as long, so that everybody finds the chip as cool
   std::optional<int> sdpa, product;
-  if (who.peer != nullptr) {
-    if (c.tokens > 0)
-      sdpa = who.peer->prepare_gpu({{"what", "sdpa"},
-                                    {"pass", pass == Pass::forward ? "forward" : "backward"},
-                                    {"dtype", weft::name(who.type)},
-                                    {"causal", c.causal},
-                                    {"batch", c.batch},
-                                    {"lengths", {c.tokens}},
-                                    {"heads", {c.of.heads_q, c.of.heads_k}},
-                                    {"dim", {c.dim, c.dim}}});
-    product = who.peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(who.type)}, {"size", kProduct}});
+  if (peer != nullptr) {
+    if (const auto question = peer_question(c, options)) sdpa = peer->prepare_gpu(*question);
+    product = peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(options.dtype)}, {"size", kProduct}});
   }
-  Contest times;
-  for (Index round = 0; round < who.rounds; ++round) {
-    // The peer rests as long after each of its samples: whoever comes next finds the same chip.
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  Rounds times;
+  for (Index round = 0; round < rounds; ++round) {
+    std::this_thread::sleep_for(kRest);
     times.weft.push_back(call.gpu_seconds());
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (sdpa) times.peer.push_back(who.peer->time(*sdpa, 1));
-    if (product) times.product.push_back(who.peer->time(*product, 1));
+    std::this_thread::sleep_for(kRest);
+    if (sdpa) times.peer.push_back(peer->time(*sdpa, 1));
+    if (product) times.product.push_back(peer->time(*product, 1));
   }
-  if (who.peer != nullptr) who.peer->forget();
+  if (peer != nullptr) peer->forget();
   return times;
 }
 
-// Prints a line of the table.
-nlohmann::json print_contest(const Contestants& who, const GpuCase& c, Pass pass, const Contest& times) {
+double flop_of(const KernelCase& c, const CallOptions& o) {
   double pairs = 0;
-  for (const Slice& s : c.of.slices) pairs += static_cast<double>(visible_pairs(s));
-  const double flop = (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(c.of.heads_q * c.dim) * pairs;
-  const double seconds = middle(times.weft);
+  for (const Slice& s : c.slices) pairs += static_cast<double>(visible_pairs(s));
+  return pairs * static_cast<double>(c.heads_q * flops_per_pair(o.pass, o.dim, o.dim_v));
+}
+
+// A line of the table, printed, and its record for --json.
+nlohmann::json print_line(const GpuCase& c, const CallOptions& o, double flop, const Rounds& times, double sustained) {
+  const double seconds = median(times.weft);
+  const auto tflops = [](double operations, double s) { return operations / s * 1e-12; };
   nlohmann::json record = {{"case", c.name},
-                           {"pass", pass == Pass::forward ? "forward" : "backward"},
-                           {"dtype", weft::name(who.type)},
-                           {"kernel", who.kernel},
+                           {"pass", name(o.pass)},
+                           {"dtype", weft::name(o.dtype)},
+                           {"kernel", o.kernel},
+                           {"deterministic", o.deterministic},
+                           {"graph", o.graph},
                            {"ms", seconds * 1e3},
-                           {"tflops", flop / seconds * 1e-12}};
-  std::string beside = "-", ratio = "-", square = "-";
+                           {"tflops", tflops(flop, seconds)},
+                           {"sustained_tflops", tflops(flop, sustained)}};
   if (!times.peer.empty()) {
-    const double other = middle(times.peer);
-    beside = fmt::format("{:.0f}", flop / other * 1e-12);
-    ratio = fmt::format("{:.2f}", other / seconds);
-    record["peer_tflops"] = flop / other * 1e-12;
-    record["ratio"] = other / seconds;
+    record["peer_tflops"] = tflops(flop, median(times.peer));
+    record["ratio"] = median(times.peer) / seconds;
   }
-  if (!times.product.empty()) {
-    const double rate = 2.0 * kProduct * kProduct * kProduct / middle(times.product) * 1e-12;
-    square = fmt::format("{:.0f}", rate);
-    record["product_tflops"] = rate;
-  }
-  fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>9}{:>8}{:>9}\n", c.name, record["pass"].get<std::string>(), seconds * 1e3,
-             flop / seconds * 1e-12, beside, ratio, square);
+  if (!times.product.empty())
+    record["product_tflops"] = tflops(2.0 * kProduct * kProduct * kProduct, median(times.product));
+  const auto shown = [&](const char* key, int decimals) {
+    return record.contains(key) ? fmt::format("{:.{}f}", record[key].get<double>(), decimals) : "-";
+  };
+  fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>11.0f}{:>9}{:>8}{:>9}\n", c.name, name(o.pass), seconds * 1e3,
+             tflops(flop, seconds), tflops(flop, sustained), shown("peer_tflops", 0), shown("ratio", 2),
+             shown("product_tflops", 0));
   std::fflush(stdout);
   return record;
+}
+
+CallOptions options_of(const Flags& flags) {
+  CallOptions o{.kernel = *flags.find("kernel"),
+                .dtype = dtype(flags.text("dtype", "bf16")),
+                .deterministic = flags.given("deterministic"),
+                .graph = flags.given("graph")};
+  o.keys_per_split = flags.within("keys-per-split", 0, -1, kMaxTokens);
+  if (o.keys_per_split < 0) o.keys_per_split = kUnlimited;
+  return o;
+}
+
+CallOptions call_of(CallOptions o, const GpuCase& c, Pass pass) {
+  o.pass = pass;
+  o.dim = c.dim;
+  o.dim_v = c.width_v();
+  o.softcap = c.softcap;
+  return o;
+}
+
+void list_cases() {
+  for (const GpuCase& c : gpu_cases())
+    fmt::print("{:<18}{}, {}{}{}, heads {}:{}, dim {}:{}\n", c.name,
+               documents_words(Stream::from_lengths(c.spec.lengths)), mask_words(mask_of(c.spec)),
+               c.spec.ranks > 1 ? fmt::format(", rank {} of {}", c.spec.rank, c.spec.ranks) : "",
+               c.spec.schedule ? ", by the calls of " + weft::words(*c.spec.schedule) : "", c.spec.heads_q,
+               c.spec.heads_k, c.dim, c.width_v());
 }
 
 }  // namespace
 
 int bench_gpu(const Flags& flags) {
-  constexpr Index kMostRounds = 1000;
-  const std::string kernel = flags.text("kernel", "cuda.sm90");
-  const Index rounds = flags.whole("repeat", 20, "20");
-  if (rounds < 1 || rounds > kMostRounds)
-    throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
-  const DType type = dtype(flags.text("dtype", "bf16"));
-  const std::vector<GpuCase> cases = asked_cases(flags, find_kernel(kernel));
-  for (const GpuCase& c : cases)
-    if (const std::optional<std::string> why =
-            find_kernel(kernel).refusal({.dtype = type, .dim_qk = c.dim, .dim_v = c.dim, .device = DeviceKind::cuda}))
-      throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel, c.name, weft::name(type), *why),
+  if (flags.given("list")) return list_cases(), 0;
+  if (flags.given("threads"))
+    throw Error("--threads with a kernel of a GPU", "leave it out: one thread calls the kernel");
+  flags.exclude("host", {"graph", "peer"}, "the host's time is that of Weft's own calls");
+  const CallOptions options = options_of(flags);
+  const Kernel& kernel = find_kernel(options.kernel);
+  const Index rounds = flags.within("repeat", 20, 1, 1000);
+  const std::vector<const GpuCase*> cases = asked_cases(flags, kernel);
+  for (const GpuCase* c : cases)
+    if (const std::optional<std::string> why = kernel.refusal(
+            {.dtype = options.dtype, .dim_qk = c->dim, .dim_v = c->width_v(), .device = DeviceKind::cuda}))
+      throw Error(fmt::format("kernel {} cannot do {} {}: {}", kernel.name, c->name, weft::name(options.dtype), *why),
                   "choose others by --cases and --dtype, or another --kernel");
   JsonOutput output(flags.find("json"));
   std::unique_ptr<Peer> peer;
   if (const std::string* command = flags.find("peer")) peer = std::make_unique<Peer>(*command);
 
-  fmt::print("weft {}, kernel {}, {}, {} rounds; peer: {}\n", version(), kernel, weft::name(type), rounds,
+  const bool host = flags.given("host");
+  fmt::print("weft {}, kernel {}, {}, {} rounds; peer: {}\n", version(), kernel.name, weft::name(options.dtype), rounds,
              peer ? peer->name() + " " + peer->version() : "none");
-  fmt::print(
-      "Useful TFLOP/s on visible pairs, by events around calls that are waited for. product: {0} x {0} x {0}.\n\n",
-      kProduct);
-  fmt::print("{:<17}{:<9}{:>10}{:>9}{:>9}{:>8}{:>9}\n", "case", "pass", "ms", "TFLOP/s", "peer", "ratio", "product");
+  if (host)
+    fmt::print("Host time of a call while the GPU is busy.\n\n{:<17}{:<9}{:>10}\n", "case", "pass", "host us");
+  else
+    fmt::print(
+        "Useful TFLOP/s on visible pairs: by events around calls that are each waited for; sustained: calls back to\n"
+        "back. product: {0} x {0} x {0}.\n\n{1:<17}{2:<9}{3:>10}{4:>9}{5:>11}{6:>9}{7:>8}{8:>9}\n",
+        kProduct, "case", "pass", "ms", "TFLOP/s", "sustained", "peer", "ratio", "product");
   nlohmann::json all = nlohmann::json::array();
   Noise noise;
-  const Contestants who{type, kernel, rounds, peer.get()};
-  for (const GpuCase& c : cases)
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      all.push_back(print_contest(who, c, pass, contest(who, c, pass, noise)));
+  for (const GpuCase* c : cases) {
+    const KernelCase planned = make_case(c->name, c->spec);
+    for (const Pass pass : passes_of(flags)) {
+      const CallOptions o = call_of(options, *c, pass);
+      KernelCall call(planned, o, noise);
+      if (host) {
+        const double us = call.host_seconds() * 1e6;
+        fmt::print("{:<17}{:<9}{:>10.1f}\n", c->name, name(pass), us);
+        all.push_back({{"case", c->name}, {"pass", name(pass)}, {"kernel", o.kernel}, {"host_us", us}});
+        continue;
+      }
+      const Rounds times = run_rounds(call, *c, o, rounds, peer.get());
+      all.push_back(print_line(*c, o, flop_of(planned, o), times, call.sustained_seconds()));
+    }
+  }
   output.write(all);
   return 0;
 }

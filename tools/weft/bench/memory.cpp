@@ -43,8 +43,8 @@ Resident resident_now() {
   return now;
 }
 
-// Code that is paged in during the call counts in the highest mark but is nobody's workspace; it only ever grows, so
-// what is there at the end is taken off.
+// Code that is paged in during the call counts in the peak but is no workspace. It only grows, so its size at the end
+// is subtracted.
 json measure(const BenchTask& task, const std::string& kernel, int threads) {
   set_cpu_threads(threads);
   const Resident before = resident_now();

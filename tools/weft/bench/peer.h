@@ -1,9 +1,9 @@
-// A child process that times somebody else's attention: questions and answers are JSON, a line each.
+// A child process that times another library. Questions and answers are JSON, one line each.
 //   {"do": "hello"}                                       -> {"name": "torch", "version": "2.8.0"}
 //   {"do": "prepare", "what": "sdpa", "threads": 2, ..}   -> {"id": 0} or {"refused": "why"}
 //   {"do": "time", "id": 0, "threads": 2}                 -> {"seconds": 0.0123}, one call
 //   {"do": "forget"}                                      -> {}; frees what was prepared
-// It works only between a question and its answer, so that it never runs beside Weft.
+// It works only between a question and its answer, never at the same time as Weft.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,3 @@
-#include "bench/predict.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/clock.h"
+#include "bench/modes.h"
 #include "bench/rounds.h"
 #include "bench/schedule_runs.h"
 #include "calibrate/calibrate.h"
@@ -33,8 +32,7 @@ struct Question {
   double ratio = 0;  // of the time that gathered keys take to that of computing
 };
 
-// Some milliseconds of work: documents, heads, masks and layouts of all kinds.
-// Documents are drawn too, unless they are given.
+// A random problem of some milliseconds. Documents are drawn too, unless they are given.
 Question drawn(std::mt19937_64& engine, const std::vector<Index>& documents) {
   const auto pick = [&](std::initializer_list<Index> from) { return *(from.begin() + engine() % from.size()); };
   const auto uniform = [&] { return static_cast<double>(engine() >> 11) * 0x1p-53; };
@@ -93,7 +91,6 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
       c.ranks,
       [&](Communicator& comm) {
         stay_on_core(comm.rank(), comm.ranks());
-        RankTensors::Rank& t = *tensors.ranks[at(comm.rank())];
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, options),
                           {.kernel = "cpu"});
         const auto meet = [&] {
@@ -107,18 +104,7 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
           for (const Pass pass : {Pass::forward, Pass::backward}) {
             meet();
             const double start = seconds_now();
-            if (pass == Pass::forward)
-              executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});
-            else
-              executor.backward({.q = t.q.view,
-                                 .k = t.k.view,
-                                 .v = t.v.view,
-                                 .dout = t.dout.view,
-                                 .out = t.out.view,
-                                 .lse = t.lse.view,
-                                 .dq = t.dq.view,
-                                 .dk = t.dk.view,
-                                 .dv = t.dv.view});
+            tensors.run(executor, comm.rank(), pass);
             const double stop = seconds_now();
             if (round < 0) continue;
             const std::lock_guard lock(mutex);
@@ -248,9 +234,7 @@ void Findings::print(Index rounds) const {
 }  // namespace
 
 int bench_predict(const Flags& flags) {
-  const Index count = flags.whole("predict", 200, "200"), rounds = flags.whole("repeat", 7, "7");
-  if (count < 1 || count > 100000) throw Error(fmt::format("--predict {}", count), "use from 1 to 100000");
-  if (rounds < 1 || rounds > 1000) throw Error(fmt::format("--repeat {}", rounds), "use from 1 to 1000");
+  const Index count = flags.within("predict", 200, 1, 100000), rounds = flags.within("repeat", 7, 1, 1000);
   JsonOutput output(flags.find("json"));
   const Calibration calibration =
       calibrate({.dtypes = {DType::f32, DType::bf16}, .dims = {64, 128}, .kernel = "cpu", .rounds = 5, .show = true});

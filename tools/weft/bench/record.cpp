@@ -41,19 +41,19 @@ nlohmann::json to_json(const BenchRecord& r) {
 }
 
 void print_bench_head() {
-  fmt::print(fmt::runtime(kLine), "", "", "", "useful", "", "peer's", "times", "share", "peak", "times in");
-  fmt::print(fmt::runtime(kLine), "case", "dtype", "pass", "GFLOP/s", "peer", "GFLOP/s", "peer", "of gemm", "memory",
-             "and out");
+  fmt::print(fmt::runtime(kLine), "", "", "", "useful", "", "peer's", "times", "over", "peak", "memory");
+  fmt::print(fmt::runtime(kLine), "case", "dtype", "pass", "GFLOP/s", "peer", "GFLOP/s", "peer", "gemm", "memory",
+             "over I/O");
 }
 
 void print_bench_line(const BenchRecord& r) {
-  std::optional<double> share, of_tensors;
-  if (r.gemm_gflops) share = r.gflops / *r.gemm_gflops;
+  std::optional<double> over_gemm, over_io;
+  if (r.gemm_gflops) over_gemm = r.gflops / *r.gemm_gflops;
   if (r.memory)
-    of_tensors = static_cast<double>(r.memory->peak_bytes) / static_cast<double>(max_of(r.memory->tensor_bytes, 1));
+    over_io = static_cast<double>(r.memory->peak_bytes) / static_cast<double>(max_of(r.memory->tensor_bytes, 1));
   fmt::print(fmt::runtime(kLine), r.name, weft::name(r.dtype), name(r.pass), rate(r.gflops), r.peer.value_or("-"),
-             rate(r.peer_gflops), shown(r.ratio, 2), shown(share, 2), r.memory ? bytes_text(r.memory->peak_bytes) : "-",
-             shown(of_tensors, 2));
+             rate(r.peer_gflops), shown(r.ratio, 2), shown(over_gemm, 2),
+             r.memory ? bytes_text(r.memory->peak_bytes) : "-", shown(over_io, 2));
   std::fflush(stdout);  // the next line may take a minute
 }
 

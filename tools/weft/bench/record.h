@@ -1,4 +1,4 @@
-// Lines of the table, and of --json.
+// A line of the table of `weft bench`, and its record in --json.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace weft::tool {
 
-// What is not known is left out of the table and null in JSON.
+// Unknown values are "-" in the table and null in JSON.
 struct BenchRecord {
   std::string name;
   DType dtype = DType::f32;

@@ -15,8 +15,8 @@ namespace {
 // A sample is as many calls as fill this, so that clock and wake-up do not count; the peer keeps to it too.
 constexpr double kSampleSeconds = 0.01;
 constexpr double kMostCalls = 1000;
-// Threads of a pool spin for some milliseconds after their last work, which would slow whoever comes next.
-constexpr std::chrono::milliseconds kSettle(20);
+// Threads of a pool spin for some milliseconds after their last work, which would slow the next contender.
+constexpr std::chrono::milliseconds kRest(20);
 // Large enough that a gemm reaches its rate, small enough to be part of every round.
 constexpr Index kGemmSize = 1536;
 // Torch's bf16 attention takes seconds a call: five rounds of it where the machine is not slower than usual.
@@ -26,7 +26,7 @@ double timed(Operands& operands, const std::string& kernel, int calls) {
   const double start = seconds_now();
   for (int i = 0; i < calls; ++i) operands.run(kernel);
   const double seconds = (seconds_now() - start) / calls;
-  std::this_thread::sleep_for(kSettle);
+  std::this_thread::sleep_for(kRest);
   return seconds;
 }
 

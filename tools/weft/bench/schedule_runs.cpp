@@ -14,7 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes that the rank receives for the first step that moves any. A swap counts both ways: neither can be hidden.
+// Bytes that the rank receives for the first step that moves any. A swap of heads counts both ways: compute overlaps
+// neither.
 Index first_bytes(const Schedule& s, const TensorShape& shape) {
   const auto moves = [](const Step& step) { return step.move.has_value(); };
   const auto first = std::find_if(s.steps.begin(), s.steps.end(), moves);
@@ -50,6 +51,24 @@ RankTensors::RankTensors(const check::Case& c, const Layouts& layouts) : sink(at
   }
 }
 
+void RankTensors::run(Executor& executor, Index rank, Pass pass) {
+  Rank& t = *ranks[at(rank)];
+  if (pass == Pass::forward)
+    executor.forward(
+        {.q = t.q.view, .k = t.k.view, .v = t.v.view, .attention = attention, .out = t.out.view, .lse = t.lse.view});
+  else
+    executor.backward({.q = t.q.view,
+                       .k = t.k.view,
+                       .v = t.v.view,
+                       .attention = attention,
+                       .dout = t.dout.view,
+                       .out = t.out.view,
+                       .lse = t.lse.view,
+                       .dq = t.dq.view,
+                       .dk = t.dk.view,
+                       .dv = t.dv.view});
+}
+
 ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
                          const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world) {
   ScheduleRun run;
@@ -58,7 +77,6 @@ ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Lay
   run_ranks(
       layouts.q.ranks(),
       [&](Communicator& comm) {
-        RankTensors::Rank& t = *tensors.ranks[at(comm.rank())];
         double waiting = 0;
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, task.options),
                           {.kernel = kernel, .observer = [&](const StepEvent& e) {
@@ -68,24 +86,7 @@ ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Lay
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
         comm.reset_traffic();
         const Clock::time_point begin = Clock::now();
-        if (pass == Pass::forward)
-          executor.forward({.q = t.q.view,
-                            .k = t.k.view,
-                            .v = t.v.view,
-                            .attention = tensors.attention,
-                            .out = t.out.view,
-                            .lse = t.lse.view});
-        else
-          executor.backward({.q = t.q.view,
-                             .k = t.k.view,
-                             .v = t.v.view,
-                             .attention = tensors.attention,
-                             .dout = t.dout.view,
-                             .out = t.out.view,
-                             .lse = t.lse.view,
-                             .dq = t.dq.view,
-                             .dk = t.dk.view,
-                             .dv = t.dv.view});
+        tensors.run(executor, comm.rank(), pass);
         const Clock::time_point end = Clock::now();
         const TensorShape shape{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
         const Index bytes = first_bytes(executor.schedule(), shape);

@@ -28,6 +28,8 @@ class RankTensors {
   struct Rank {
     check::Tensor q, k, v, dout, out, lse, dq, dk, dv;
   };
+  void run(Executor& executor, Index rank, Pass pass);
+
   std::vector<std::unique_ptr<Rank>> ranks;
   Attention attention;
   std::vector<float> sink;

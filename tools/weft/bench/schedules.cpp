@@ -1,5 +1,3 @@
-#include "bench/schedules.h"
-
 #include <algorithm>
 #include <cstdio>
 
@@ -7,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "bench/modes.h"
 #include "bench/schedule_runs.h"
 #include "check/by_schedule.h"
 #include "flags/auto_choice.h"
@@ -23,13 +22,12 @@ namespace weft::tool {
 namespace {
 
 constexpr Defaults kBenchDefaults = {"8:2", "128", "f32"};
-constexpr Index kMostRounds = 1000;
 
-// One line: a schedule, a pass and a link, and what each round gave.
+// A line of the table: a schedule, a pass and a link, with the runs of all rounds.
 struct Line {
   ScheduleTask task;
   Pass pass = Pass::forward;
-  double link = 0;  // exchange over compute; 0: as fast as memory
+  double link = 0;  // time of the exchange over that of the compute; 0: as fast as memory
   std::vector<ScheduleRun> runs = {};
 
   double seconds() const {
@@ -51,13 +49,6 @@ std::vector<double> links_of(const Flags& flags) {
   return links;
 }
 
-std::vector<Pass> passes_of(const Flags& flags) {
-  const std::string pass = flags.one_of("pass", {"both", "forward", "backward"});
-  if (pass == "forward") return {Pass::forward};
-  if (pass == "backward") return {Pass::backward};
-  return {Pass::forward, Pass::backward};
-}
-
 struct Bench {
   check::Case given;
   Problem problem;
@@ -70,12 +61,13 @@ struct Bench {
   }
 };
 
-// Compute and exchange of a line, as the link of that schedule and pass would have them if nothing overlapped.
+// Seconds of compute and of exchange if nothing overlapped; `first`: of the exchange before the first step, which
+// nothing can overlap.
 struct Ideal {
   double compute = 0, exchange = 0, first = 0;
 
   double best() const { return std::max(compute, exchange) + first; }
-  double hidden(double seconds) const {
+  double overlapped(double seconds) const {
     const double most = std::min(compute, exchange);
     return most > 0 ? std::clamp((compute + exchange - seconds) / most, 0.0, 1.0) : 0;
   }
@@ -111,10 +103,10 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
   const ScheduleRun& run = line.runs.back();
   const Ideal ideal = ideal_of(line, base);
   const bool slowed = ideal.exchange > 0;
-  fmt::print("{:<22}{:<10}{:>7}{:>10.2f}{:>10.1f}{:>10}{:>9}{:>9.0f}%{:>12.2f}{:>12.2f}\n", line.task.name,
+  fmt::print("{:<22}{:<10}{:>7}{:>10.2f}{:>10.1f}{:>12}{:>12}{:>9.0f}%{:>12.2f}{:>12.2f}\n", line.task.name,
              name(line.pass), line.link == 0 ? "memory" : fmt::format("{:g}", line.link), seconds * 1e3,
-             flops / seconds * 1e-9, slowed ? fmt::format("{:.2f}", seconds / ideal.best()) : "-",
-             slowed ? fmt::format("{:.0f}%", 100 * ideal.hidden(seconds)) : "-", 100 * waiting / run.seconds,
+             flops / seconds * 1e-9, slowed ? fmt::format("{:.0f}%", 100 * ideal.best() / seconds) : "-",
+             slowed ? fmt::format("{:.0f}%", 100 * ideal.overlapped(seconds)) : "-", 100 * waiting / run.seconds,
              static_cast<double>(run.traffic.bytes_received) / 0x1p20,
              static_cast<double>(run.workspace_bytes) / 0x1p20);
   return {{"schedule", line.task.name},
@@ -122,7 +114,7 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
           {"link", line.link},
           {"seconds", seconds},
           {"gflops", flops / seconds * 1e-9},
-          {"over_ideal", slowed ? nlohmann::json(seconds / ideal.best()) : nlohmann::json()},
+          {"efficiency", slowed ? nlohmann::json(ideal.best() / seconds) : nlohmann::json()},
           {"bytes_received", run.traffic.bytes_received},
           {"bytes_sent", run.traffic.bytes_sent},
           {"workspace_bytes", run.workspace_bytes}};
@@ -142,9 +134,7 @@ int bench_schedules(const Flags& flags) {
                 fmt::format("ranks are threads here; use up to {}", kMaxThreadRanks));
   const std::vector<std::string> left_out = leave_out_impossible(flags, c, problem, layouts, set.schedules);
   for (const ScheduleOptions& options : set.schedules) require_support(check::use_of(c, layouts, options));
-  const Index rounds = flags.whole("repeat", 5, "5");
-  if (rounds < 1 || rounds > kMostRounds)
-    throw Error(fmt::format("--repeat {}", rounds), fmt::format("use from 1 to {}", kMostRounds));
+  const Index rounds = flags.within("repeat", 5, 1, 1000);
   std::vector<double> links = links_of(flags);
   if (std::find(links.begin(), links.end(), 0.0) == links.end()) links.insert(links.begin(), 0.0);
   std::sort(links.begin(), links.end());
@@ -155,8 +145,8 @@ int bench_schedules(const Flags& flags) {
   fmt::print("{}\n{}, kernel {}, ranks are threads, {} rounds\n\n", problem_words(c, problem), attention_words(c),
              find_kernel(bench.kernel).name, rounds);
   if (!set.why.empty()) fmt::print("{}\n\n", set.why);
-  fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>10}{:>9}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms",
-             "GFLOP/s", "of ideal", "hidden", "waiting", "MiB in", "work MiB");
+  fmt::print("{:<22}{:<10}{:>7}{:>10}{:>10}{:>12}{:>12}{:>10}{:>12}{:>12}\n", "schedule", "pass", "link", "ms",
+             "GFLOP/s", "efficiency", "overlapped", "waiting", "MiB in", "work MiB");
   nlohmann::json all = nlohmann::json::array();
   for (const ScheduleOptions& options : set.schedules) {
     const ScheduleTask task{weft::words(options), options};

@@ -45,7 +45,11 @@ double one_gemm() {
   return thread_seconds_now() - start;
 }
 
-// Seconds of a call in each case: measured in turns, each beside a gemm, and recorded; or as recorded before.
+CallOptions call_options(const CalibrateOptions& options, Pass pass, DType dtype, Index dim) {
+  return {.kernel = options.kernel, .pass = pass, .dtype = dtype, .dim = dim, .dim_v = dim};
+}
+
+// Seconds of a call in each case: measured in interleaved rounds with a gemm, or read from a file.
 std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DType dtype, Index dim,
                              const CalibrateOptions& options, Calibration& into, std::vector<double>& gemms) {
   std::vector<double> seconds;
@@ -56,7 +60,7 @@ std::vector<double> times_of(const std::vector<KernelCase>& cases, Pass pass, DT
   const bool gpu = on_gpu(options.kernel);
   std::vector<std::unique_ptr<KernelCall>> calls;
   for (const KernelCase& c : cases)
-    calls.push_back(std::make_unique<KernelCall>(c, dtype, dim, pass, options.kernel, *into.noise));
+    calls.push_back(std::make_unique<KernelCall>(c, call_options(options, pass, dtype, dim), *into.noise));
   std::vector<std::vector<double>> ratios(cases.size());  // over the gemm of the same round
   for (Index round = 0; round < options.rounds; ++round)
     for (std::size_t n = 0; n < calls.size(); ++n) {
@@ -175,13 +179,11 @@ CalibrateOptions options_of(const Flags& flags) {
   CalibrateOptions options{.dtypes = dtypes_of(flags),
                            .dims = {64, 128},
                            .kernel = flags.text("kernel", "cpu"),
-                           .rounds = flags.whole("repeat", 5, "5"),
+                           .rounds = flags.within("repeat", 5, 1, 1000),
                            .show = true};
   if (flags.given("dim")) options.dims = whole_numbers("--dim", *flags.find("dim"), "64,128");
   for (const Index dim : options.dims)
     if (dim < 1 || dim > 1024) throw Error(fmt::format("--dim {}", dim), "use from 1 to 1024");
-  if (options.rounds < 1 || options.rounds > 1000)
-    throw Error(fmt::format("--repeat {}", options.rounds), "use from 1 to 1000");
   if (on_gpu(options.kernel) && !flags.given("dtype")) options.dtypes = {DType::bf16};
   if (const std::string* path = flags.find("measured")) options.measured = KernelTimes::read(*path);
   return options;
@@ -260,7 +262,7 @@ int bench_check_kernels(const Flags& flags) {
   const auto check = [&](const KernelCase& c, DType type, Index dim, Pass pass) {
     double seconds = 0;
     if (!options.measured.read_from_file()) {
-      KernelCall call(c, type, dim, pass, options.kernel, noise);
+      KernelCall call(c, call_options(options, pass, type, dim), noise);
       std::vector<double> rounds;
       for (Index n = 0; n < options.rounds; ++n) rounds.push_back(call.sustained_seconds());
       seconds = median(rounds);

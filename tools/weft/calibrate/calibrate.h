@@ -12,8 +12,8 @@
 
 namespace weft::tool {
 
-// A clock that other work on the machine slows down as it slows everything: products of small matrices on so many
-// threads at once. Seconds of the slowest, of the threads' own time.
+// Seconds that a fixed product of small matrices takes on so many threads at once (CPU time of the slowest thread).
+// Times are measured relative to it, so that other load on the machine cancels.
 double gemm_seconds(int threads);
 
 // The calling thread stays on one core: ranks [n·ranks/cores, (n + 1)·ranks/cores) on core n. Machines that are
@@ -23,7 +23,7 @@ Index ranks_a_core(Index ranks);
 
 struct Calibration {
   Machine machine;
-  double gemm_seconds = 0;  // one thread, in the same rounds: what the machine's numbers are to be scaled by elsewhere
+  double gemm_seconds = 0;  // of one thread, in the same rounds: the unit of the machine's times
   KernelTimes times;        // as measured
   std::shared_ptr<Noise> noise;
 };
@@ -32,7 +32,7 @@ struct CalibrateOptions {
   std::vector<Index> dims = {64, 128};
   std::string kernel = "cpu";  // or one of a GPU
   Index rounds = 5;
-  bool show = false;          // the cases and how well they are met
+  bool show = false;          // print the cases and the errors of the fit
   KernelTimes measured = {};  // read from a file: these instead of measuring
 };
 Calibration calibrate(const CalibrateOptions& options);

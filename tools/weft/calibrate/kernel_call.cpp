@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "bench/clock.h"
+#include "bench/rounds.h"
 #include "check/tensors.h"
 #include "device/device.h"
-#include "index.h"
+#include "weft/device_plan.h"
+#include "weft/error.h"
 
 namespace weft::tool {
 namespace {
 
-constexpr Index kApart = (Index{3} << 20) + 4112;  // bytes between inputs: never whole rows, so that none is another
+// Bytes between the inputs of one call: never a whole number of rows, so that no input equals another.
+constexpr Index kApart = (Index{3} << 20) + 4112;
 
 void fill(const TensorView& to, std::uint32_t seed) {
   with_type(to.dtype, [&]<class T>(std::type_identity<T>) {
@@ -28,18 +32,18 @@ void fill(const TensorView& to, std::uint32_t seed) {
 bool on_gpu(const std::string& kernel) { return kernel.starts_with("cuda"); }
 
 Noise::~Noise() {
-  for (void* data : made_) device::give_back(data);
+  for (void* data : buffers_) device::give_back(data);
 }
 
 void* Noise::at(const Place& place, DType dtype, Index bytes, Index n) {
   const Index needed = bytes + 4 * kApart;
-  if (needed > bytes_ || dtype != dtype_ || made_.empty()) {
+  if (needed > bytes_ || dtype != dtype_ || buffers_.empty()) {
     constexpr Index kPiece = (Index{1} << 24) - 3;  // elements; odd, so that repeats do not fall on the same columns
     const Index all = max_of(needed, bytes_), piece = min_of(kPiece * size_of(dtype), all);
     check::Tensor host(dtype, piece / size_of(dtype), 1, 1);
     fill(host.view, 1);
-    made_.push_back(device::take(place, all));
-    char* const to = static_cast<char*>(made_.back());
+    buffers_.push_back(device::take(place, all));
+    char* const to = static_cast<char*>(buffers_.back());
     for (Index begin = 0; begin < all; begin += piece)
       device::to_device(place, to + begin, host.bytes.data(),
                         min_of(min_of(piece, all - begin), static_cast<Index>(host.bytes.size())));
@@ -47,14 +51,53 @@ void* Noise::at(const Place& place, DType dtype, Index bytes, Index n) {
     dtype_ = dtype;
     bytes_ = all;
   }
-  return static_cast<char*>(made_.back()) + n * kApart;
+  return static_cast<char*>(buffers_.back()) + n * kApart;
 }
 
-struct KernelCall::Parts {
-  Parts(const KernelCase& c, DType dtype, Index dim, Pass p, const std::string& k, Noise& noise)
-      : given(c), pass(p), kernel(k) {
-    if (on_gpu(kernel)) place.kind = DeviceKind::cuda;
-    // Inputs have numbers; outputs are written before they are read.
+namespace {
+
+// A case's plan on the device, from cu_seqlens that lie there.
+class PlanOnDevice {
+ public:
+  PlanOnDevice(const CaseSpec& spec, const Place& place) : context_(place) {
+    if (spec.schedule || spec.rank_order)
+      throw Error("a CUDA graph of a case of several calls", "leave out --graph, or choose others by --cases");
+    std::vector<std::int32_t> offsets{0};
+    for (const Index length : spec.lengths) offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
+    const Index bytes = static_cast<Index>(offsets.size() * sizeof(offsets[0]));
+    offsets_ = device::take(place, bytes);
+    device::to_device(place, offsets_, offsets.data(), bytes);
+    args_ = {{offsets_, nullptr, OffsetType::i32, static_cast<Index>(spec.lengths.size()), offsets.back()},
+             {},
+             mask_of(spec),
+             DeviceLayout{spec.layout, spec.ranks}.runs(spec.rank),
+             DeviceLayout::sequence_order()};
+    plan_.emplace(context_, device_plan_capacity(args_));
+  }
+  ~PlanOnDevice() { device::give_back(offsets_); }
+  PlanOnDevice(const PlanOnDevice&) = delete;
+  PlanOnDevice& operator=(const PlanOnDevice&) = delete;
+
+  DevicePlan* planned() {
+    plan_->plan(args_);
+    return &*plan_;
+  }
+  void check() { context_.check(); }
+
+ private:
+  DeviceContext context_;
+  void* offsets_ = nullptr;
+  DevicePlanArgs args_;
+  std::optional<DevicePlan> plan_;
+};
+
+}  // namespace
+
+struct KernelCall::Data {
+  Data(const KernelCase& c, const CallOptions& o, Noise& noise) : given(c), options(o) {
+    if (on_gpu(o.kernel)) place.kind = DeviceKind::cuda;
+    if (o.graph) place.stream = device::thread_stream();  // the default stream cannot be captured
+    // Inputs hold numbers; outputs are written before they are read.
     Index inputs = 0;
     const auto tensor = [&](DType type, Index rows, Index heads, Index width, bool input) {
       if (place.kind == DeviceKind::cpu) {
@@ -70,51 +113,73 @@ struct KernelCall::Parts {
         memory.push_back(data = device::take(place, bytes));
       return thd(data, type, rows, heads, width);
     };
-    q = tensor(dtype, c.q_rows, c.heads_q, dim, true);
-    k_ = tensor(dtype, c.k_rows, c.heads_k, dim, true);
-    v = tensor(dtype, c.k_rows, c.heads_k, dim, true);
-    out = tensor(dtype, c.q_rows, c.heads_q, dim, false);
+    q = tensor(o.dtype, c.q_rows, c.heads_q, o.dim, true);
+    k = tensor(o.dtype, c.k_rows, c.heads_k, o.dim, true);
+    v = tensor(o.dtype, c.k_rows, c.heads_k, o.dim_v, true);
+    out = tensor(o.dtype, c.q_rows, c.heads_q, o.dim_v, false);
     lse = tensor(DType::f32, c.q_rows, c.heads_q, 1, false);
     run(Pass::forward);
     wait();
-    if (pass == Pass::forward) return;
-    dout = tensor(dtype, c.q_rows, c.heads_q, dim, true);
-    dq = tensor(dtype, c.q_rows, c.heads_q, dim, false);
-    const DType gradients = c.steps ? DType::f32 : dtype;
-    dk = tensor(gradients, c.k_rows, c.heads_k, dim, false);
-    dv = tensor(gradients, c.k_rows, c.heads_k, dim, false);
+    if (o.pass == Pass::backward) {
+      dout = tensor(o.dtype, c.q_rows, c.heads_q, o.dim_v, true);
+      dq = tensor(o.dtype, c.q_rows, c.heads_q, o.dim, false);
+      const DType gradients = c.steps ? DType::f32 : o.dtype;  // gradients of several steps are summed in f32
+      dk = tensor(gradients, c.k_rows, c.heads_k, o.dim, false);
+      dv = tensor(gradients, c.k_rows, c.heads_k, o.dim_v, false);
+    }
+    if (!o.graph) return;
+    plan.emplace(c.spec, place);
+    replay = device::captured(place, [&] { run(o.pass, plan->planned()); });
   }
-  ~Parts() {
+  ~Data() {
+    replay = {};
     for (void* data : memory) device::give_back(data);
   }
 
-  void run(Pass which) {
-    const ForwardArgs forward{.q = q, .k = k_, .v = v, .slices = given.slices, .out = out, .lse = lse, .place = place};
-    const BackwardArgs backward{.q = q,
-                                .k = k_,
-                                .v = v,
-                                .slices = given.slices,
-                                .dout = dout,
-                                .out = out,
-                                .lse = lse,
-                                .dq = dq,
-                                .dk = dk,
-                                .dv = dv,
-                                .place = place};
-    if (which == Pass::forward)
-      given.steps ? given.steps->forward(forward, kernel) : attend(forward, kernel);
-    else
-      given.steps ? given.steps->backward(backward, kernel) : attend_backward(backward, kernel);
+  void run(Pass pass, DevicePlan* on_device = nullptr) {
+    const std::vector<Slice> none;
+    const std::vector<Slice>& slices = on_device != nullptr ? none : given.slices;
+    const Attention attention{.softcap = options.softcap};
+    if (pass == Pass::forward) {
+      const ForwardArgs args{.q = q,
+                             .k = k,
+                             .v = v,
+                             .slices = slices,
+                             .device_plan = on_device,
+                             .attention = attention,
+                             .out = out,
+                             .lse = lse,
+                             .keys_per_split = options.keys_per_split,
+                             .place = place};
+      return given.steps ? given.steps->forward(args, options.kernel) : attend(args, options.kernel);
+    }
+    const BackwardArgs args{.q = q,
+                            .k = k,
+                            .v = v,
+                            .slices = slices,
+                            .device_plan = on_device,
+                            .attention = attention,
+                            .dout = dout,
+                            .out = out,
+                            .lse = lse,
+                            .dq = dq,
+                            .dk = dk,
+                            .dv = dv,
+                            .place = place,
+                            .deterministic = options.deterministic};
+    given.steps ? given.steps->backward(args, options.kernel) : attend_backward(args, options.kernel);
   }
+  void call() { replay ? replay() : run(options.pass); }
   void wait() {
     if (place.kind != DeviceKind::cpu) device::synchronize(place);
+    if (plan) plan->check();
   }
-  // Seconds of each of so many calls, waited for one by one or all together.
+  // Seconds of each of so many calls, which are waited for one by one or all together.
   double timed(int calls, bool each) {
     const auto now = [&] { return place.kind == DeviceKind::cpu ? thread_seconds_now() : seconds_now(); };
     const double start = now();
     for (int n = 0; n < calls; ++n) {
-      run(pass);
+      call();
       if (each || n + 1 == calls) wait();
     }
     return (now() - start) / calls;
@@ -130,34 +195,46 @@ struct KernelCall::Parts {
   }
 
   const KernelCase& given;
-  Pass pass;
-  std::string kernel;
+  CallOptions options;
   Place place;
   std::vector<std::unique_ptr<check::Tensor>> host;
   std::vector<void*> memory;
-  TensorView q, k_, v, out, lse, dout, dq, dk, dv;
+  TensorView q, k, v, out, lse, dout, dq, dk, dv;
+  std::optional<PlanOnDevice> plan;  // with CallOptions::graph
+  std::function<void()> replay;
   double once = 0;
 };
 
-KernelCall::KernelCall(const KernelCase& c, DType dtype, Index dim, Pass pass, const std::string& kernel, Noise& noise)
-    : parts_(std::make_unique<Parts>(c, dtype, dim, pass, kernel, noise)) {}
+KernelCall::KernelCall(const KernelCase& c, const CallOptions& options, Noise& noise)
+    : data_(std::make_unique<Data>(c, options, noise)) {}
 KernelCall::~KernelCall() = default;
 
-double KernelCall::seconds() { return parts_->timed(parts_->calls_of(4e-3), true); }
+double KernelCall::seconds() { return data_->timed(data_->calls_of(4e-3), true); }
 
 double KernelCall::gpu_seconds() {
-  std::vector<double> times(at(parts_->calls_of(10e-3)));  // as long as the peer's
-  for (double& t : times) t = device::seconds_of(parts_->place, [&] { parts_->run(parts_->pass); });
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  std::vector<double> times;
+  for (int n = data_->calls_of(10e-3); n > 0; --n)  // the peer's samples last as long
+    times.push_back(device::seconds_of(data_->place, [&] { data_->call(); }));
+  return median(std::move(times));
 }
 
 double KernelCall::sustained_seconds() {
-  if (parts_->place.kind == DeviceKind::cpu) return seconds();
-  const int calls = parts_->calls_of(20e-3);
-  parts_->timed((calls + 1) / 2, false);
-  return parts_->timed(calls, false);
+  if (data_->place.kind == DeviceKind::cpu) return seconds();
+  const int calls = data_->calls_of(20e-3);
+  data_->timed((calls + 1) / 2, false);
+  return data_->timed(calls, false);
+}
+
+double KernelCall::host_seconds() {
+  constexpr int kWarmUps = 2, kCalls = 40;
+  std::vector<double> times;
+  for (int n = -kWarmUps; n < kCalls; ++n) {
+    const double start = seconds_now();
+    data_->call();
+    if (n >= 0) times.push_back(seconds_now() - start);
+  }
+  data_->wait();
+  return median(std::move(times));
 }
 
 }  // namespace weft::tool

@@ -1,4 +1,4 @@
-// One call of a kernel on a case, timed.
+// One kernel call, timed on the CPU or on a GPU.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace weft::tool {
 
 bool on_gpu(const std::string& kernel);
 
-// Random numbers in a GPU's memory, made once: the inputs of all calls are parts of them.
+// Random numbers in a GPU's memory, made once: all calls take their inputs from it.
 class Noise {
  public:
   Noise() = default;
@@ -21,35 +21,48 @@ class Noise {
   Noise(const Noise&) = delete;
   Noise& operator=(const Noise&) = delete;
 
-  // `bytes` of them from a place of its own for each n from 0 to 3.
+  // `bytes` random bytes of elements of `dtype`; another part of the memory for each n from 0 to 3.
   void* at(const Place& place, DType dtype, Index bytes, Index n);
 
  private:
   DType dtype_ = DType::f32;
   Index bytes_ = 0;
-  std::vector<void*> made_;  // the last one is the largest; calls hold parts of the others
+  std::vector<void*> buffers_;  // the last is the largest; earlier ones live on because calls point into them
 };
 
-// Tensors of a case where the kernel wants them.
+struct CallOptions {
+  std::string kernel;
+  Pass pass = Pass::forward;
+  DType dtype = DType::f32;
+  Index dim = 128, dim_v = 128;
+  double softcap = 0;
+  Index keys_per_split = 0;  // as ForwardArgs::keys_per_split
+  bool deterministic = false;
+  bool graph = false;  // on a GPU: planned from cu_seqlens in device memory, the whole replayed as a CUDA graph
+};
+
+// The tensors of a case, where the kernel wants them.
 class KernelCall {
  public:
-  // The noise outlives the call.
-  KernelCall(const KernelCase& c, DType dtype, Index dim, Pass pass, const std::string& kernel, Noise& noise);
+  // The noise must outlive the call.
+  KernelCall(const KernelCase& c, const CallOptions& options, Noise& noise);
   ~KernelCall();
   KernelCall(const KernelCall&) = delete;
   KernelCall& operator=(const KernelCall&) = delete;
 
-  // Seconds of one call, from start to end; on the CPU, of this thread's own time: kernels are to use one thread.
+  // Seconds of one call from start to end. On the CPU it is this thread's CPU time, so kernels must use one thread.
   double seconds();
-  // Of the GPU, by events around each of a few calls that are waited for: the median.
+  // Median over a few calls that are each waited for, by CUDA events around each.
   double gpu_seconds();
-  // The same on the CPU. On a GPU, calls one after another without a wait between them, after others that are not
-  // timed: the host makes the next one's lists meanwhile, and the clock is the one that the GPU keeps up.
+  // On a GPU: mean over calls in flight back to back, after a warm-up. The host prepares the next call meanwhile, and
+  // the GPU runs at the clock it can sustain. On the CPU the same as seconds().
   double sustained_seconds();
+  // Median wall time that a call takes its host thread while the GPU is busy.
+  double host_seconds();
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Data;
+  std::unique_ptr<Data> data_;
 };
 
 }  // namespace weft::tool

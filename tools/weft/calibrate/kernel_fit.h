@@ -1,4 +1,4 @@
-// What a kernel costs, from times of its calls.
+// Fits the costs of a kernel (KernelRate) to measured times of its calls.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace weft::tool {
 
-// The kernel's tiles; costs are not known yet.
+// The kernel's tile sizes; its costs are still unknown.
 KernelRate tiles_of(Pass pass, DType dtype, Index dim, bool gpu);
 // Costs by least squares of relative errors, none below 0.
 KernelRate fitted_rate(KernelRate tiles, const std::vector<KernelCase>& cases, const std::vector<double>& seconds);

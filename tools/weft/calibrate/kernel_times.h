@@ -1,4 +1,4 @@
-// Times of kernel calls by case, as measured: kept in a file, they are fitted and checked again without the machine.
+// Measured times of kernel calls by case. From a file they can be fitted and checked again without the machine.
 #pragma once
 
 #include <map>

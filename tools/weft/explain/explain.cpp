@@ -2,11 +2,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "explain/drawn.h"
-#include "explain/micro.h"
+#include "explain/loads.h"
+#include "explain/modes.h"
 #include "explain/picture.h"
-#include "explain/shares.h"
-#include "explain/support.h"
 #include "explain/table.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
@@ -43,7 +41,7 @@ void check_size(const check::Case& c, const Problem& problem) {
                 fmt::format("use fewer: documents x ranks up to {}", kMaxWork));
 }
 
-json to_json(const check::Case& c, const Problem& problem, const Shares& all, KeyOrder order) {
+json to_json(const check::Case& c, const Problem& problem, const Loads& all, KeyOrder order) {
   const Packing& packing = problem.packing();
   json out = {{"layout", name(c.layout)},
               {"mask", mask_words(c.mask)},
@@ -51,7 +49,7 @@ json to_json(const check::Case& c, const Problem& problem, const Shares& all, Ke
               {"docs", packing.q().used_lengths()},
               {"tokens", packing.q().tokens()},
               {"pairs", problem.visible_pairs()},
-              {"balance", all.balance},
+              {"imbalance", all.imbalance},
               {"bytes_per_key", all.bytes_per_key},
               {"bytes_all_gather", all.gathered_keys * all.bytes_per_key},
               {"ranks", json::array()}};
@@ -59,8 +57,8 @@ json to_json(const check::Case& c, const Problem& problem, const Shares& all, Ke
     out["docs_k"] = packing.k().used_lengths();
     out["tokens_k"] = packing.k().tokens();
   }
-  for (const Share& s : all.ranks) {
-    json rank = {{"rows", all.q_rows}, {"tokens", s.tokens}, {"pairs", s.pairs}, {"share", s.of_mean}};
+  for (const RankLoad& s : all.ranks) {
+    json rank = {{"rows", all.q_rows}, {"tokens", s.tokens}, {"pairs", s.pairs}, {"load", s.of_mean}};
     if (s.touched) {
       rank["slices"] = s.touched->slices;
       rank["keys_touched"] = s.touched->keys;
@@ -83,15 +81,15 @@ const std::vector<FlagSpec>& explain_flags() {
       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = own;
-    all.insert(all.end(), drawn_flags().begin(), drawn_flags().end());
+    all.insert(all.end(), figure_flags().begin(), figure_flags().end());
     return all;
   }();
   return flags;
 }
 
 int explain(const Flags& flags) {
-  if (asks_for_drawing(flags)) return explain_drawn(flags);
-  refuse_drawn_flags(flags);
+  if (asks_for_figure(flags)) return explain_figure(flags);
+  refuse_figure_flags(flags);
   if (flags.given("support")) return explain_support(flags);
   if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
@@ -100,21 +98,21 @@ int explain(const Flags& flags) {
   const Layouts layouts = check::layouts_of(c, problem);
   const bool picture = as_picture(flags, c, problem, layouts);
   const KeyOrder order = key_order(flags, layouts);
-  const Shares shares = shares_of(c, problem, layouts, order);
+  const Loads loads = loads_of(c, problem, layouts, order);
   JsonOutput output(flags.find("json"));
 
   fmt::print("{}\n", problem_words(c, problem));
   if (picture) {
-    fmt::print("{} visible pairs, {}\n\n", grouped(problem.visible_pairs()), balance_words(shares.balance));
-    draw_picture(c, problem, layouts, order, shares);
+    fmt::print("{} visible pairs, {}\n\n", grouped(problem.visible_pairs()), imbalance_words(loads.imbalance));
+    draw_picture(c, problem, layouts, order, loads);
   } else {
     fmt::print("{}, {}; keys in {} order\n\n", attention_words(c),
-               fmt::format("{} of K and V a token", bytes_text(shares.bytes_per_key)),
+               fmt::format("{} of K and V a token", bytes_text(loads.bytes_per_key)),
                order == KeyOrder::sequence ? "sequence" : "rank");
-    print_table(c, shares);
-    fmt::print("\n{} visible pairs, {}\n", grouped(problem.visible_pairs()), balance_words(shares.balance));
+    print_table(c, loads);
+    fmt::print("\n{} visible pairs, {}\n", grouped(problem.visible_pairs()), imbalance_words(loads.imbalance));
   }
-  output.write(to_json(c, problem, shares, order));
+  output.write(to_json(c, problem, loads, order));
   return 0;
 }
 

@@ -1,5 +1,3 @@
-#include "explain/micro.h"
-
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -7,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "explain/axis.h"
+#include "explain/modes.h"
 #include "index.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"

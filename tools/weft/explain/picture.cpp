@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "explain/axis.h"
+#include "index.h"
 #include "terminal/numbers.h"
 #include "terminal/terminal.h"
 #include "terminal/words.h"
@@ -25,75 +26,75 @@ std::string cell(Index rank, bool solid, bool upper, const std::string& fill) {
   return coloured(letter(rank, upper) + fill, rank, solid);
 }
 
-// A line a rank, a column a token: the layout at a glance, and how much each rank has to do.
-void draw_owners(const Axis& axis, const char* title, const Shares& shares, bool bars) {
+// A line for each rank, a column for each token: the layout, and the load of each rank.
+void draw_owners(const Axis& axis, const char* title, const Loads& loads, bool bars) {
   print_line(fmt::format("{:<{}}{}", title, kMargin, axis.ruler()));
   const auto mark = [&](Index rank, Index token, const std::string& fill) {
-    const std::size_t t = static_cast<std::size_t>(token);
-    if (axis.owner[t] != rank) return " " + fill;
-    return axis.real[t] ? cell(rank, true, true, fill) : "·" + fill;
+    if (axis.owner[at(token)] != rank) return " " + fill;
+    return axis.real[at(token)] ? cell(rank, true, true, fill) : "·" + fill;
   };
   Index most = 1;
-  for (const Share& share : shares.ranks) most = max_of(most, share.pairs);
-  for (Index rank = 0; rank < static_cast<Index>(shares.ranks.size()); ++rank) {
+  for (const RankLoad& load : loads.ranks) most = max_of(most, load.pairs);
+  for (Index rank = 0; rank < static_cast<Index>(loads.ranks.size()); ++rank) {
     const auto paint = [&](Index t, const std::string& fill) { return mark(rank, t, fill); };
     std::string line =
         fmt::format("{:<{}}{}", fmt::format("{} rank {}", letter(rank), rank), kMargin, axis.line(paint, " ", "│"));
     if (bars) {
-      const Share& share = shares.ranks[static_cast<std::size_t>(rank)];
+      const RankLoad& load = loads.ranks[at(rank)];
       line += fmt::format("   {} {} pairs",
-                          coloured(bar(static_cast<double>(share.pairs) / static_cast<double>(most), 12), rank, false),
-                          grouped(share.pairs));
+                          coloured(bar(static_cast<double>(load.pairs) / static_cast<double>(most), 12), rank, false),
+                          grouped(load.pairs));
     }
     print_line(line);
   }
   fmt::print("\n");
 }
 
-// Which pairs the ranks' slices cover: drawn from the plans, so that picture and slices cannot disagree.
+// The pairs that the slices of all ranks cover. Made from the plans, so that picture and slices cannot disagree.
 class Grid {
  public:
-  Grid(const Axis& q, const Axis& k) : keys_(k.tokens), cells_(static_cast<std::size_t>(q.tokens * k.tokens), false) {}
+  Grid(const Axis& q, const Axis& k) : keys_(k.tokens), cells_(at(q.tokens * k.tokens), false) {}
 
   void cover(const Plan& plan, const std::vector<Index>& q_tokens, const std::vector<Index>& k_tokens) {
     for (const Slice& s : plan.slices)
       for (Index q = s.q_begin; q < s.q_end; ++q)
         for (Index k = s.k_begin; k < s.k_end; ++k)
-          if (sees(s, q, k))
-            cells_[at(q_tokens[static_cast<std::size_t>(q)], k_tokens[static_cast<std::size_t>(k)])] = true;
+          if (sees(s, q, k)) cells_[cell(q_tokens[at(q)], k_tokens[at(k)])] = true;
   }
-  bool operator()(Index q, Index k) const { return cells_[at(q, k)]; }
+  bool operator()(Index q, Index k) const { return cells_[cell(q, k)]; }
 
  private:
-  std::size_t at(Index q, Index k) const { return static_cast<std::size_t>(q * keys_ + k); }
+  std::size_t cell(Index q, Index k) const { return at(q * keys_ + k); }
 
   Index keys_;
   std::vector<bool> cells_;
 };
 
 char holder(const Axis& axis, Index token) {
-  const Index rank = axis.owner[static_cast<std::size_t>(token)];
-  return rank == kNobody || !axis.real[static_cast<std::size_t>(token)] ? '\0' : letter(rank);
+  const Index rank = axis.owner[at(token)];
+  return rank == kNobody || !axis.real[at(token)] ? '\0' : letter(rank);
 }
 
 void draw_grid(const Axis& q, const Axis& k, const Grid& grid) {
-  fmt::print("Who sees whom: a line a query, a column a key.   {} key on the query's rank   {} key on another rank\n\n",
-             coloured("A", 0, true), coloured("a", 0, false));
+  fmt::print(
+      "Who sees whom: a line for each query, a column for each key.   {} key on the query's rank   {} key on another "
+      "rank\n\n",
+      coloured("A", 0, true), coloured("a", 0, false));
   print_line(fmt::format("{:>{}}{}", "key  ", kMargin, k.ruler()));
   const auto owner = [&](Index t, const std::string& fill) {
-    return holder(k, t) == '\0' ? "·" + fill : cell(k.owner[static_cast<std::size_t>(t)], true, true, fill);
+    return holder(k, t) == '\0' ? "·" + fill : cell(k.owner[at(t)], true, true, fill);
   };
   print_line(fmt::format("{:<{}}{}", " query", kMargin, k.line(owner, " ", "│")));
   fmt::print("{:{}}{}\n", "", kMargin, k.rule());
   for (Index i = 0; i < q.tokens; ++i) {
-    const std::size_t at = static_cast<std::size_t>(i);
-    if (i > 0 && q.begins[at]) fmt::print("{:{}}{}\n", "", kMargin, k.rule());
+    const Index owner_of_query = q.owner[at(i)];
+    if (i > 0 && q.begins[at(i)]) fmt::print("{:{}}{}\n", "", kMargin, k.rule());
     const auto paint = [&](Index j, const std::string& fill) {
       if (!grid(i, j)) return " " + fill;
-      const bool local = q.owner[at] == k.owner[static_cast<std::size_t>(j)];
-      return cell(q.owner[at], local, local, fill);
+      const bool local = owner_of_query == k.owner[at(j)];
+      return cell(owner_of_query, local, local, fill);
     };
-    const std::string symbol = holder(q, i) == '\0' ? "·" : cell(q.owner[at], true, true, "");
+    const std::string symbol = holder(q, i) == '\0' ? "·" : cell(owner_of_query, true, true, "");
     print_line(fmt::format("{:>6}  {}   {}", i, symbol, k.line(paint, " ", "│")));
   }
   fmt::print("\n");
@@ -157,11 +158,11 @@ std::string picture_limits() {
 }
 
 void draw_picture(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order,
-                  const Shares& shares) {
+                  const Loads& loads) {
   const Axis q(layouts.q), k(layouts.k);
   const bool self = problem.packing().self();
-  draw_owners(q, self ? "token" : "query", shares, true);
-  if (!self) draw_owners(k, "key", shares, false);
+  draw_owners(q, self ? "token" : "query", loads, true);
+  if (!self) draw_owners(k, "key", loads, false);
 
   const RunList keys = key_buffer(layouts, order);
   const std::vector<Index> tokens = key_tokens(layouts.k, order);
@@ -175,7 +176,7 @@ void draw_picture(const check::Case& c, const Problem& problem, const Layouts& l
   fmt::print("Slices: q in the rank's own rows, k in {}.\n\n",
              order == KeyOrder::sequence ? "tokens of the whole stream (sequence order)"
                                          : "rows of all ranks' buffers, one after another (rank order)");
-  for (Index r = 0; r < c.ranks; ++r) list_slices(r, layouts.q.runs(r).runs(), plans[static_cast<std::size_t>(r)]);
+  for (Index r = 0; r < c.ranks; ++r) list_slices(r, layouts.q.runs(r).runs(), plans[at(r)]);
 }
 
 }  // namespace weft::tool

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "check/cases/case.h"
-#include "explain/shares.h"
+#include "explain/loads.h"
 
 namespace weft::tool {
 
@@ -11,6 +11,6 @@ bool fits_picture(const check::Case& c, const Problem& problem, const Layouts& l
 std::string picture_limits();
 
 void draw_picture(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order,
-                  const Shares& shares);
+                  const Loads& loads);
 
 }  // namespace weft::tool

@@ -1,4 +1,4 @@
-#include "explain/support.h"
+#include "weft/support.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "explain/modes.h"
 #include "terminal/json_file.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
-#include "weft/support.h"
 
 namespace weft::tool {
 namespace {

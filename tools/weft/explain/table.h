@@ -2,12 +2,12 @@
 #pragma once
 
 #include "check/cases/case.h"
-#include "explain/shares.h"
+#include "explain/loads.h"
 
 namespace weft::tool {
 
-void print_table(const check::Case& c, const Shares& shares);
-// "balance 1.043: the busiest rank has 4.3 % more pairs than the mean"
-std::string balance_words(double balance);
+void print_table(const check::Case& c, const Loads& loads);
+// "imbalance 1.043: the busiest rank has 4.3 % more pairs than the mean"
+std::string imbalance_words(double imbalance);
 
 }  // namespace weft::tool

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -99,6 +100,13 @@ Index Flags::whole(std::string_view name, Index otherwise, std::string_view exam
   return value ? whole_number(fmt::format("--{}", name), *value, example) : otherwise;
 }
 
+Index Flags::within(std::string_view name, Index otherwise, Index least, Index most) const {
+  const Index value = whole(name, otherwise, std::to_string(otherwise));
+  if (value < least || value > most)
+    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from {} to {}", least, most));
+  return value;
+}
+
 Index Flags::size(std::string_view name, Index otherwise, std::string_view example) const {
   const std::string* value = find(name);
   return value ? size_number(fmt::format("--{}", name), *value, example) : otherwise;
@@ -147,6 +155,17 @@ TimeLimit time_limit_of(const Flags& flags) {
   const double seconds = real_number("--time-limit", text, "120");
   if (!(seconds > 0)) throw Error(fmt::format("--time-limit {}", *given), "give more than 0 seconds, e.g. 120");
   return TimeLimit(seconds);
+}
+
+Index threads_of(const Flags& flags) {
+  return flags.within("threads", std::max(1U, std::thread::hardware_concurrency()), 1, 1024);
+}
+
+std::vector<Pass> passes_of(const Flags& flags) {
+  const std::string pass = flags.one_of("pass", {"both", "forward", "backward"});
+  if (pass == "forward") return {Pass::forward};
+  if (pass == "backward") return {Pass::backward};
+  return {Pass::forward, Pass::backward};
 }
 
 LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", kDefaultLayout)); }

@@ -1,4 +1,4 @@
-// The flags of the command as the user wrote them, and the problem they give.
+// The flags of the command as the user wrote them, and the problem that they describe.
 #pragma once
 
 #include <map>
@@ -8,6 +8,7 @@
 
 #include "check/cases/case.h"
 #include "terminal/progress.h"
+#include "weft/kernel.h"
 
 namespace CLI {
 class App;
@@ -27,7 +28,7 @@ class Flags {
   void add_to(CLI::App& verb, const std::vector<FlagSpec>& own);
 
   bool given(std::string_view name) const { return find(name) != nullptr; }
-  // The same with one value said anew, for sweeps over lists.
+  // A copy with another value of one flag, for sweeps over lists.
   Flags with(std::string_view name, std::string value) const {
     Flags other = *this;
     other.values_[std::string(name)] = std::move(value);
@@ -38,7 +39,8 @@ class Flags {
   // Error unless the value is one of `names`, which it lists.
   std::string one_of(std::string_view name, const std::vector<std::string_view>& names) const;  // default: the first
   Index whole(std::string_view name, Index otherwise, std::string_view example) const;
-  Index size(std::string_view name, Index otherwise, std::string_view example) const;  // 4096, 64k, 1M
+  Index within(std::string_view name, Index otherwise, Index least, Index most) const;  // a whole number in a range
+  Index size(std::string_view name, Index otherwise, std::string_view example) const;   // 4096, 64k, 1M
   // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
   void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
   // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
@@ -50,20 +52,22 @@ class Flags {
   std::map<std::string, std::string, std::less<>> values_;
 };
 
-// What is taken where no flag says otherwise. Planning is drawn for a model of today, checked on one that is quick.
+// Defaults where no flag is given: explain takes a model of today's size, verify one that is quick.
 struct Defaults {
   std::string_view heads, dim, dtype;
 };
 inline constexpr Defaults kExplainDefaults = {"32:8", "128", "bf16"};
 inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
 
-// Dealt out by the mask at hand, as even as can be on packs of any documents.
+// Balances the load of the mask at hand over any documents.
 inline constexpr std::string_view kDefaultLayout = "balanced";
 
 check::Case case_of(const Flags& flags, const Defaults& defaults);
 LayoutKind layout_of(const Flags& flags);
 unsigned long long seed_of(const Flags& flags);
-TimeLimit time_limit_of(const Flags& flags);  // --time-limit 120, or 120s
+TimeLimit time_limit_of(const Flags& flags);      // --time-limit 120, or 120s
+Index threads_of(const Flags& flags);             // --threads; as many as the machine has if not given
+std::vector<Pass> passes_of(const Flags& flags);  // --pass both, forward or backward
 
 // Flags that say which problem it is: what `verify --random` draws by itself.
 std::vector<std::string_view> problem_flags();

@@ -92,22 +92,23 @@ std::vector<Index> draw(const Lognormal& d, unsigned long long seed) {
 constexpr std::string_view kPublished = "published:";
 constexpr std::string_view kPublishedExample = "published:tokens=1048576,max=196608";
 
-// Share of documents up to a length, in published long-context training data: up to 200 tokens 18.6 %, 500 46.8 %, ..
+// Fraction of documents up to a length in published long-context training data: 18.6 % have up to 200 tokens, and so
+// on.
 struct Quantile {
-  double share;
+  double fraction;
   Index length;
 };
 constexpr Quantile kQuantiles[] = {{0, 16},       {0.186, 200},  {0.468, 500},   {0.714, 1024},  {0.870, 2048},
                                    {0.944, 4096}, {0.974, 8192}, {0.987, 16384}, {0.996, 32768}, {1, 196608}};
 
-// Between two of them as straight as can be in the logarithm of the length.
-Index published_length(double share) {
+// Linear in the logarithm of the length between two of them.
+Index published_length(double fraction) {
   const Quantile* to = kQuantiles + 1;
-  while (to->share < share) ++to;
+  while (to->fraction < fraction) ++to;
   const Quantile& from = to[-1];
-  const double at = (share - from.share) / (to->share - from.share);
+  const double t = (fraction - from.fraction) / (to->fraction - from.fraction);
   const double low = std::log(static_cast<double>(from.length)), high = std::log(static_cast<double>(to->length));
-  return std::llround(std::exp(low + at * (high - low)));
+  return std::llround(std::exp(low + t * (high - low)));
 }
 
 std::vector<Index> published(std::string_view flag, std::string_view text, unsigned long long seed) {
@@ -126,8 +127,8 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
   std::mt19937_64 engine(seed);
   std::vector<Index> lengths;
   while (tokens > 0) {
-    const double share = (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53;
-    lengths.push_back(std::min({published_length(share), max, tokens}));
+    const double fraction = (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53;
+    lengths.push_back(std::min({published_length(fraction), max, tokens}));
     tokens -= lengths.back();
     check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("more than {} documents", kMaxCount),
           "use fewer tokens");

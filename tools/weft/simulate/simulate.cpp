@@ -1,6 +1,4 @@
 // weft simulate: schedules and layouts on a machine that need not be there.
-#include "simulate/simulate.h"
-
 #include <algorithm>
 #include <set>
 
@@ -8,6 +6,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/case.h"
+#include "draw/simulation.h"
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
 #include "index.h"
@@ -17,24 +17,19 @@
 #include "terminal/progress.h"
 #include "terminal/words.h"
 #include "verbs.h"
+#include "weft/choose.h"
 #include "weft/error.h"
 
 namespace weft::tool {
 namespace {
 
+using draw::Simulation;
 using nlohmann::json;
 
 constexpr Index kMostRanks = 16384, kMostLines = 4096;
 constexpr Defaults kSimulateDefaults = {"64:8", "128", "bf16"};
 
-std::vector<Pass> passes_of(const Flags& flags) {
-  const std::string pass = flags.one_of("pass", {"both", "forward", "backward"});
-  if (pass == "forward") return {Pass::forward};
-  if (pass == "backward") return {Pass::backward};
-  return {Pass::forward, Pass::backward};
-}
-
-// Values of a flag that a sweep goes through; one without the flag.
+// The values of a flag that a sweep goes through; one value if the flag is not given.
 std::vector<std::string> values_of(const Flags& flags, std::string_view flag, std::string_view otherwise,
                                    char separator) {
   std::vector<std::string> values;
@@ -53,13 +48,13 @@ std::vector<std::string> layout_names(const Flags& flags) {
   return given == "all" ? all : list_of("--layout", given, all);
 }
 
-// Groups of heads and meshes are what they can be: a sweep goes over heads and ranks.
+// A sweep goes over heads: groups of heads are limited to the K/V heads there are.
 ScheduleOptions fitted_to(ScheduleOptions options, const check::Case& c) {
   options.head_groups = min_of(options.head_groups, c.heads_k);
   return options;
 }
 
-// What all lines have in common.
+// What all lines of the table have in common.
 std::string heading_of(const check::Case& c, bool windows, bool heads) {
   Mask mask = c.mask;
   if (windows) mask.left = mask.right = -1;
@@ -67,78 +62,127 @@ std::string heading_of(const check::Case& c, bool windows, bool heads) {
                      heads ? fmt::format("dim {}:{}, {}", c.dim_qk, c.dim_v, weft::name(c.dtype)) : attention_words(c));
 }
 
-struct Sweep {
-  const Flags& flags;
-  Machine machine;
-  std::vector<Pass> passes;
-  ChooseOptions options;
-  bool automatic = false;
-  std::vector<SimulatedLine> lines = {};
+// One problem of a sweep, as the flags give its parts.
+struct Asked {
+  std::string ranks, docs, window, heads, layout;
+};
 
-  TensorShape shape(const check::Case& c) const { return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v}; }
+class Sweep {
+ public:
+  Sweep(const Flags& flags, Machine machine) : flags_(flags), machine_(std::move(machine)), passes_(passes_of(flags)) {
+    options_.simulated_slices = 3'000'000;  // of the simulations behind one choice: some seconds
+    if (flags.given("memory")) options_.memory_bytes = real_size("--memory", *flags.find("memory"), "8e9");
+    if (options_.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
+    const AskedSchedules asked = asked_schedules(flags, flags.text("schedule", "all"));
+    fixed_ = asked.given;
+    automatic_ = asked.automatic;
+  }
 
-  void run(SimulatedLine& line, const check::Case& c, const Problem& problem, const Layouts& layouts) {
+  std::size_t lines_of_problem() const { return fixed_.size() + (automatic_ ? 1 : 0); }
+  const Machine& machine() const { return machine_; }
+  const std::vector<Simulation>& lines() const { return lines_; }
+
+  // All schedules of one problem; `progress` is called before each. Returns the problem.
+  template <class Progress>
+  check::Case add(const Asked& asked, Progress&& progress) {
+    const bool any_layout = asked.layout == "auto";
+    Flags one = flags_.with("ranks", asked.ranks)
+                    .with("heads", asked.heads)
+                    .with("layout", any_layout ? "zigzag" : asked.layout);
+    if (!flags_.given("cu-seqlens")) one = one.with("docs", asked.docs);
+    if (!asked.window.empty()) one = one.with("window", asked.window);
+    if (!flags_.given("mask") && !flags_.given("slices")) one = one.with("mask", "causal");
+    const check::Case c = case_of(one, kSimulateDefaults);
+    const Problem problem = check::problem_of(c);
+    const Simulation base{.ranks = c.ranks,
+                          .docs = asked.docs,
+                          .window = asked.window,
+                          .heads = fmt::format("{}:{}", c.heads_q, c.heads_k),
+                          .layout = c.layout,
+                          .tokens = problem.packing().q().tokens(),
+                          .documents = problem.packing().sequences(),
+                          .heads_q = c.heads_q};
+    for (const ScheduleOptions& options : fixed_) {
+      progress();
+      const ScheduleOptions schedule = fitted_to(options, c);
+      if (any_layout)
+        add_chosen(c, problem, asked.layout, base, {schedule});
+      else
+        add_fixed(c, problem, base, schedule);
+    }
+    progress();
+    if (automatic_) add_chosen(c, problem, asked.layout, base, {});
+    return c;
+  }
+
+ private:
+  static TensorShape shape(const check::Case& c) { return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v}; }
+
+  void run(Simulation& line, const check::Case& c, const Problem& problem, const Layouts& layouts) {
     const Job job{problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
     const double pairs = static_cast<double>(problem.visible_pairs()) * static_cast<double>(c.heads_q);
-    for (const Pass pass : passes) {
-      Timeline t = weft::simulate(job, machine, pass, {.detail = {0}, .busiest = true});
-      const Index width = pass == Pass::forward ? 2 * (c.dim_qk + c.dim_v) : 2 * (3 * c.dim_qk + 2 * c.dim_v);
-      line.flops += pairs * static_cast<double>(width);
+    for (const Pass pass : passes_) {
+      Timeline t = weft::simulate(job, machine_, pass, {.detail = {0}, .busiest = true});
+      line.flops += pairs * static_cast<double>(flops_per_pair(pass, c.dim_qk, c.dim_v));
       (pass == Pass::forward ? line.forward : line.backward) = std::move(t);
     }
   }
+
+  void add_fixed(const check::Case& c, const Problem& problem, Simulation line, const ScheduleOptions& schedule) {
+    line.schedule = schedule;
+    line.asked = line.name();
+    try {
+      run(line, c, problem, check::layouts_of(c, problem));
+    } catch (const Error& e) {
+      line.refused = e.what();
+    }
+    lines_.push_back(std::move(line));
+  }
+
+  // A layout, a schedule or both chosen for the problem; `schedules`: among these, or all if there are none.
+  void add_chosen(const check::Case& c, const Problem& problem, const std::string& layout, Simulation line,
+                  std::vector<ScheduleOptions> schedules) {
+    line.chosen = true;
+    line.asked = fmt::format("{}, {}", schedules.empty() ? "auto" : weft::words(schedules.front()),
+                             layout == "auto" ? "auto layout" : layout);
+    const Layer layer{.problem = problem,
+                      .heads_q = c.heads_q,
+                      .heads_k = c.heads_k,
+                      .shape = shape(c),
+                      .count = 1,
+                      .backward = passes_.back() == Pass::backward};
+    ChooseOptions options = options_;
+    options.schedules = std::move(schedules);
+    try {
+      if (layout != "auto") options.layouts = {layout_kind(layout)};
+      const BatchChoice choice = choose({&layer, 1}, c.ranks, machine_, options);
+      line.layout = choice.layout;
+      line.schedule = choice.layers[0].schedule();
+      line.why = layout == "auto" ? choice.why() : choice.layers[0].why();
+      run(line, c, problem, make_layouts(line.layout, problem, c.ranks));
+    } catch (const Error& e) {
+      line.refused = e.what();
+    }
+    lines_.push_back(std::move(line));
+  }
+
+  const Flags& flags_;
+  Machine machine_;
+  std::vector<Pass> passes_;
+  ChooseOptions options_ = {};
+  std::vector<ScheduleOptions> fixed_;
+  bool automatic_ = false;
+  std::vector<Simulation> lines_;
 };
 
-SimulatedLine line_of(const check::Case& c, const Problem& problem, const std::string& docs,
-                      const std::string& window) {
-  SimulatedLine line;
-  line.ranks = c.ranks;
-  line.docs = docs;
-  line.window = window;
-  line.heads = fmt::format("{}:{}", c.heads_q, c.heads_k);
-  line.layout = c.layout;
-  line.tokens = problem.packing().q().tokens();
-  line.documents = problem.packing().sequences();
-  return line;
-}
-
-void add_chosen(Sweep& sweep, check::Case c, const Problem& problem, const std::string& layout,
-                const SimulatedLine& base) {
-  SimulatedLine line = base;
-  line.chosen = true;
-  line.asked =
-      fmt::format("{}, {}", sweep.options.schedules.empty() ? "auto" : weft::words(sweep.options.schedules.front()),
-                  layout == "auto" ? "auto layout" : layout);
-  const Layer layer{.problem = problem,
-                    .heads_q = c.heads_q,
-                    .heads_k = c.heads_k,
-                    .shape = sweep.shape(c),
-                    .count = 1,
-                    .backward = sweep.passes.size() > 1 || sweep.passes[0] == Pass::backward};
-  ChooseOptions options = sweep.options;
-  try {
-    if (layout != "auto") options.layouts = {layout_kind(layout)};
-    const BatchChoice choice = choose({&layer, 1}, c.ranks, sweep.machine, options);
-    line.layout = choice.layout;
-    line.schedule = choice.layers[0].schedule();
-    line.why = layout == "auto" ? choice.why() : choice.layers[0].why();
-    sweep.run(line, c, problem, make_layouts(line.layout, problem, c.ranks));
-  } catch (const Error& e) {
-    line.refused = e.what();
-  }
-  sweep.lines.push_back(std::move(line));
-}
-
-void print_lines(const std::vector<SimulatedLine>& lines, bool windows, bool documents, bool heads) {
-  fmt::print("{:>6} ", "ranks");
-  if (documents) fmt::print("{:>10} {:>9} ", "tokens", "documents");
+void print_lines(const std::vector<Simulation>& lines, bool windows, bool heads) {
+  fmt::print("{:>6} {:>10} {:>9} ", "ranks", "tokens", "documents");
   if (windows) fmt::print("{:<12} ", "window");
   if (heads) fmt::print("{:<7} ", "heads");
-  fmt::print("{:<11}{:<40}{:>10}{:>10}{:>9}{:>6}{:>7}{:>7}{:>10}{:>10}\n", "layout", "schedule", "fwd ms", "bwd ms",
-             "TFLOP/s", "eff", "hidden", "even", "MiB in", "memory");
-  for (const SimulatedLine& l : lines) {
-    fmt::print("{:>6} ", l.ranks);
-    if (documents) fmt::print("{:>10} {:>9} ", l.tokens, l.documents);
+  fmt::print("{:<11}{:<40}{:>10}{:>10}{:>9}{:>11}{:>11}{:>10}{:>10}{:>10}\n", "layout", "schedule", "fwd ms", "bwd ms",
+             "TFLOP/s", "efficiency", "overlapped", "imbalance", "MiB in", "memory");
+  for (const Simulation& l : lines) {
+    fmt::print("{:>6} {:>10} {:>9} ", l.ranks, l.tokens, l.documents);
     if (windows) fmt::print("{:<12} ", l.window.empty() ? "-" : l.window);
     if (heads) fmt::print("{:<7} ", l.heads);
     fmt::print("{:<11}{:<40}", weft::name(l.layout), (l.chosen ? "auto: " : "") + weft::words(l.schedule));
@@ -149,14 +193,14 @@ void print_lines(const std::vector<SimulatedLine>& lines, bool windows, bool doc
     const auto ms = [](const std::optional<Timeline>& t) {
       return t ? fmt::format("{:.3f}", t->seconds * 1e3) : std::string("-");
     };
-    const SimulatedLine::Totals both = l.totals();
-    fmt::print("{:>10}{:>10}{:>9.1f}{:>5.0f}%{:>6}{:>7.2f}{:>10.1f}{:>10}\n", ms(l.forward), ms(l.backward),
-               l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12, 100 * l.ideal() / l.seconds(),
-               both.exchange > 0 ? fmt::format("{:.0f}%", 100 * both.hidden / both.exchange) : "-", both.straggling,
+    const Simulation::Totals both = l.totals();
+    fmt::print("{:>10}{:>10}{:>9.1f}{:>10.0f}%{:>11}{:>10.2f}{:>10.1f}{:>10}\n", ms(l.forward), ms(l.backward),
+               l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12, 100 * l.efficiency(),
+               both.exchange > 0 ? fmt::format("{:.0f}%", 100 * both.overlapped / both.exchange) : "-", both.imbalance,
                static_cast<double>(both.bytes_in) / 0x1p20, bytes_text(l.memory()));
   }
   std::set<std::string> told;
-  for (const SimulatedLine& l : lines)
+  for (const Simulation& l : lines)
     if (!l.why.empty() && told.insert(l.why).second) fmt::print("\nauto, {} ranks: {}\n", l.ranks, l.why);
 }
 
@@ -170,7 +214,7 @@ json to_json(const Timeline& t) {
               {"ideal", t.ideal},
               {"efficiency", t.efficiency()},
               {"overlap", t.overlap()},
-              {"straggling", t.straggling()},
+              {"imbalance", t.straggling()},
               {"slowest", t.slowest()},
               {"longest_compute", compute},
               {"longest_waiting", waiting},
@@ -199,7 +243,7 @@ json to_json(const Timeline& t) {
   return out;
 }
 
-json to_json(const SimulatedLine& l) {
+json to_json(const Simulation& l) {
   json out = {{"ranks", l.ranks},
               {"tokens", l.tokens},
               {"documents", l.documents},
@@ -234,31 +278,6 @@ int list_machines() {
 
 }  // namespace
 
-Index SimulatedLine::memory() const {
-  return max_of(forward ? forward->memory.total() : 0, backward ? backward->memory.total() : 0);
-}
-
-SimulatedLine::Totals SimulatedLine::totals() const {
-  Totals all;
-  std::vector<Index> bytes(at(ranks), 0);
-  for (const auto* t : {&forward, &backward}) {
-    if (!*t) continue;
-    for (std::size_t r = 0; r < bytes.size(); ++r) {
-      const RankTimes& times = (*t)->ranks[r];
-      all.exchange += times.exchange;
-      all.hidden += times.overlapped;
-      bytes[r] += times.bytes_in;
-    }
-    all.straggling = std::max(all.straggling, (*t)->straggling());
-  }
-  all.bytes_in = *std::max_element(bytes.begin(), bytes.end());
-  return all;
-}
-
-std::string SimulatedLine::name() const {
-  return fmt::format("{}{}, {}", chosen ? "auto: " : "", weft::words(schedule), weft::name(layout));
-}
-
 const std::vector<FlagSpec>& simulate_flags() {
   static const std::vector<FlagSpec> flags = with_schedule_options(
       {{"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
@@ -272,80 +291,40 @@ const std::vector<FlagSpec>& simulate_flags() {
 
 int simulate(const Flags& flags) {
   if (flags.given("machines")) return list_machines();
-  Sweep sweep{flags, machine_of(flags, "h100-400g"), passes_of(flags), {}};
-  constexpr Index kMostSlices = 3'000'000;  // of a simulation for a choice: some seconds in all
-  sweep.options.simulated_slices = kMostSlices;
-  if (flags.given("memory")) sweep.options.memory_bytes = real_size("--memory", *flags.find("memory"), "8e9");
-  if (sweep.options.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
-  std::vector<ScheduleOptions> fixed;
-  std::string schedules = flags.text("schedule", "all");
-  {
-    std::vector<std::string> names = list_of("--schedule", schedules, {"all"});
-    const auto automatic = std::remove(names.begin(), names.end(), "auto");
-    sweep.automatic = automatic != names.end();
-    names.erase(automatic, names.end());
-    schedules = names.size() == 1 && names[0] == "all" ? "all" : fmt::format("{}", fmt::join(names, ","));
-  }
-  if (!schedules.empty()) fixed = schedules_of(flags, schedules);
+  Sweep sweep(flags, machine_of(flags, "h100-400g"));
   const std::vector<std::string> layouts = layout_names(flags), windows = values_of(flags, "window", "", '/'),
                                  documents = values_of(flags, "docs", "published:tokens=1048576", '/'),
                                  heads = values_of(flags, "heads", kSimulateDefaults.heads, ','),
                                  ranks = values_of(flags, "ranks", "8", ',');
-  const std::size_t all = layouts.size() * windows.size() * documents.size() * heads.size() * ranks.size() *
-                          (fixed.size() + (sweep.automatic ? 1 : 0));
+  const std::size_t all =
+      layouts.size() * windows.size() * documents.size() * heads.size() * ranks.size() * sweep.lines_of_problem();
   if (static_cast<Index>(all) > kMostLines)
     throw Error(fmt::format("{} lines", all), fmt::format("sweep over fewer values: up to {}", kMostLines));
+  for (const std::string& rank : ranks)
+    if (const Index n = whole_number("--ranks", rank, "8,64,512"); n < 1 || n > kMostRanks)
+      throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
   JsonOutput output(flags.find("json"));
   FileOutput page("--html", flags.find("html"));
   std::string heading;
   {
     Progress progress(static_cast<Index>(all), "simulations");
-    for (const std::string& rank : ranks) {
-      const Index number = whole_number("--ranks", rank, "8,64,512");
-      if (number < 1 || number > kMostRanks)
-        throw Error(fmt::format("--ranks {}", number), fmt::format("use from 1 to {}", kMostRanks));
+    const auto show = [&] { progress.show(static_cast<Index>(sweep.lines().size()), 0); };
+    for (const std::string& rank : ranks)
       for (const std::string& docs : documents)
         for (const std::string& window : windows)
           for (const std::string& head : heads)
             for (const std::string& layout : layouts) {
-              const bool any = layout == "auto";
-              Flags one = flags.with("ranks", rank).with("heads", head).with("layout", any ? "zigzag" : layout);
-              if (!flags.given("cu-seqlens")) one = one.with("docs", docs);
-              if (!window.empty()) one = one.with("window", window);
-              if (!flags.given("mask") && !flags.given("slices")) one = one.with("mask", "causal");
-              const check::Case c = case_of(one, kSimulateDefaults);
-              const Problem problem = check::problem_of(c);
-              SimulatedLine base = line_of(c, problem, docs, window);
+              const check::Case c = sweep.add({rank, docs, window, head, layout}, show);
               if (heading.empty()) heading = heading_of(c, windows.size() > 1, heads.size() > 1);
-              for (const ScheduleOptions& options : fixed) {
-                progress.show(static_cast<Index>(sweep.lines.size()), 0);
-                if (any) {  // the layout chosen for this schedule
-                  sweep.options.schedules = {fitted_to(options, c)};
-                  add_chosen(sweep, c, problem, layout, base);
-                  sweep.options.schedules.clear();
-                  continue;
-                }
-                SimulatedLine line = base;
-                line.schedule = fitted_to(options, c);
-                line.asked = line.name();
-                try {
-                  sweep.run(line, c, problem, check::layouts_of(c, problem));
-                } catch (const Error& e) {
-                  line.refused = e.what();
-                }
-                sweep.lines.push_back(std::move(line));
-              }
-              progress.show(static_cast<Index>(sweep.lines.size()), 0);
-              if (sweep.automatic) add_chosen(sweep, c, problem, layout, base);
             }
-    }
   }
-  fmt::print("{}: {}\n{}\n\n", sweep.machine.name, sweep.machine.about, heading);
-  print_lines(sweep.lines, windows.size() > 1, true, heads.size() > 1);
-  json all_lines = json::array();
-  for (const SimulatedLine& line : sweep.lines) all_lines.push_back(to_json(line));
-  output.write({{"machine", sweep.machine.name}, {"lines", std::move(all_lines)}});
-  if (page) page.write(simulated_page(sweep.machine, heading, sweep.lines));
+  const Machine& machine = sweep.machine();
+  fmt::print("{}: {}\n{}\n\n", machine.name, machine.about, heading);
+  print_lines(sweep.lines(), windows.size() > 1, heads.size() > 1);
+  json lines = json::array();
+  for (const Simulation& line : sweep.lines()) lines.push_back(to_json(line));
+  output.write({{"machine", machine.name}, {"lines", std::move(lines)}});
+  if (page) page.write(draw::html(machine, heading, "weft simulate" + flags.words(), sweep.lines()));
   return 0;
 }
 

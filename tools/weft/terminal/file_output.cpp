@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -34,7 +35,7 @@ std::optional<struct stat> status_of(const std::string& path) {
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// Of this process: 1 or 2 if the file is where stdout or stderr go.
+// The descriptor of stdout or stderr if one of them goes to this file.
 std::optional<int> own_stream(const struct stat& file) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat status;
@@ -59,12 +60,12 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// /dev/fd/3 may lead to a plain file, which whoever opened it still holds.
+// Files that are written to directly. /dev/fd/3 may lead to a plain file that another process holds open.
 bool is_special(const std::string& path, const struct stat& status) {
   return !S_ISREG(status.st_mode) || own_stream(status) || path.starts_with("/dev/") || path.starts_with("/proc/");
 }
 
-// A file without a name of its own yet; gone unless it was renamed.
+// A temporary file, removed unless it was renamed.
 class Temporary {
  public:
   explicit Temporary(const std::string& folder) {
@@ -140,11 +141,25 @@ void FileOutput::write(std::string_view text) const {
 void FileOutput::replace(std::string_view text) const {
   Temporary file(folder_of(target_));
   if (file.file() < 0) refuse(flag_, path_, errno, kGiveAnother);
-  if (const std::optional<struct stat> old = status_of(target_)) {  // who may read it stays as it was
+  if (const std::optional<struct stat> old = status_of(target_)) {  // keep the permissions of the old file
     if (::fchmod(file.file(), old->st_mode & 07777) != 0) refuse(flag_, path_, errno, kGiveAnother);
   }
   if (!write_all(file.file(), text) || ::fsync(file.file()) != 0 || !file.close() || !file.rename_to(target_))
     refuse(flag_, path_, errno, kMakeRoom);
+}
+
+std::string read_file(const std::string& path, std::size_t most, const std::string& remedy) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  std::string text;
+  char buffer[1 << 16];
+  for (std::size_t n; file && (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
+    text.append(buffer, n);
+    if (text.size() > most)
+      throw Error(fmt::format("'{}' is longer than {} MiB", path, most >> 20), "give a smaller file");
+  }
+  if (!file || std::ferror(file.get()) != 0)
+    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), remedy);
+  return text;
 }
 
 void check_outputs(const Flags& flags) {

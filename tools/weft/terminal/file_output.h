@@ -1,4 +1,4 @@
-// A file that a flag names.
+// Files that flags name.
 #pragma once
 
 #include <string>
@@ -8,9 +8,10 @@
 
 namespace weft::tool {
 
-// A name that cannot be written is refused before the work starts, and nothing is touched until the text is there: it
-// goes into a temporary file beside the named one, which it then replaces as a whole. Whatever fails, the old file
-// stays. What is no plain file (/dev/null, /dev/stdout, a pipe) is written to directly.
+// A file that cannot be written is refused before the work starts. The text goes into a temporary file in the same
+// folder, which then replaces the named one as a whole: if anything fails, the old file stays. Anything but a plain
+// file
+// (/dev/null, /dev/stdout, a pipe) is written to directly.
 class FileOutput {
  public:
   FileOutput(std::string_view flag, const std::string* path);  // null: nothing is written
@@ -24,6 +25,9 @@ class FileOutput {
   std::string flag_, path_;
   std::string target_;  // the plain file behind links; empty: written to directly
 };
+
+// The whole file. Error if it cannot be read (with the remedy) or has more than `most` bytes.
+std::string read_file(const std::string& path, std::size_t most, const std::string& remedy);
 
 // Error if two flags name one file, however they spell it.
 void check_outputs(const Flags& flags);

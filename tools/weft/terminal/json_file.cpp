@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <optional>
 
@@ -23,27 +21,6 @@ constexpr std::size_t kMaxDepth = 4;        // runs need 3, slices too
 constexpr std::size_t kMaxKeys = 16;        // of an object: more than any has
 constexpr std::size_t kLongestError = 300;  // of the parser, which would quote a number of a million digits
 
-struct FileClose {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, FileClose>;
-
-std::string read_all(const std::string& path) {
-  const File file(std::fopen(path.c_str(), "rb"));
-  if (!file)
-    throw Error(fmt::format("cannot open '{}': {}", path, std::strerror(errno)), "give a file that can be read");
-  std::string text;
-  char buffer[1 << 16];
-  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
-    text.append(buffer, n);
-    if (text.size() > kMaxBytes)
-      throw Error(fmt::format("'{}' is longer than {} MiB", path, kMaxBytes >> 20), "give a smaller file");
-  }
-  if (std::ferror(file.get()))
-    throw Error(fmt::format("cannot read '{}': {}", path, std::strerror(errno)), "give a file that can be read");
-  return text;
-}
-
 // A value in an error: short, and readable even if its bytes are no UTF-8.
 std::string shown(const json& value) {
   constexpr std::size_t kLongest = 60;
@@ -58,11 +35,11 @@ struct Source {
   json value;
 };
 
-// Looks at a document before anything is built of it: depth, and keys that come twice. (The parser's own callback would
-// do, but it walks through a whole list after each of its objects.)
-class Sober : public nlohmann::json_sax<json> {
+// Checks depth and duplicate keys before a document is built. (The parser's own callback would do too, but it walks
+// through a whole list after each of its objects.)
+class StructureCheck : public nlohmann::json_sax<json> {
  public:
-  Sober(std::string_view name, std::string_view remedy) : name_(name), remedy_(remedy) {}
+  StructureCheck(std::string_view name, std::string_view remedy) : name_(name), remedy_(remedy) {}
 
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -105,17 +82,17 @@ class Sober : public nlohmann::json_sax<json> {
 
   std::string name_, remedy_;
   std::size_t depth_ = 0;
-  std::array<std::vector<std::string>, kMaxDepth> keys_;  // so far, of what is open
+  std::array<std::vector<std::string>, kMaxDepth> keys_;  // seen so far, of each open object
 };
 
 Source parse(std::string_view flag, const std::string& value, std::string_view example) {
   const bool is_inline = value.starts_with('[') || value.starts_with('{');
   Source source{is_inline ? std::string(flag) : value, {}};
   const std::string remedy = fmt::format("write e.g. {}", example);
-  const std::string file = is_inline ? "" : read_all(value);
+  const std::string file = is_inline ? "" : read_file(value, kMaxBytes, "give a file that can be read");
   const std::string& text = is_inline ? value : file;
-  Sober sober(source.name, remedy);
-  json::sax_parse(text, &sober);
+  StructureCheck check(source.name, remedy);
+  json::sax_parse(text, &check);
   source.value = json::parse(text);
   if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
   return source;
@@ -134,7 +111,7 @@ void check_object(const std::string& at, const json& value, std::initializer_lis
   }
 }
 
-// Limits keep the arithmetic of whoever gets the value far from overflow.
+// The limits keep later arithmetic far from overflow.
 Index number(const std::string& at, const json& value) {
   const bool whole = value.is_number_integer();
   const bool too_large = value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{kMaxTokens};

@@ -20,7 +20,7 @@ std::vector<Slice> read_slices(std::string_view flag, const std::string& value);
 // One list a rank: [[{"row": 0, "token": 0, "count": 4, "stride": 1}, ..], ..]; stride left out: 1.
 std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string& value);
 
-// A list in a file; Error with the example if it is none.
+// A JSON list in a file. Error with the example if it is something else.
 nlohmann::json read_json(std::string_view flag, const std::string& value, std::string_view example);
 
 class JsonOutput {

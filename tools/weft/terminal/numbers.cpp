@@ -32,8 +32,8 @@ namespace {
 // What the last letter stands for; 1 if it is none of these.
 double suffix_of(std::string_view text) {
   constexpr std::string_view kLetters = "kKmMgG";
-  const std::size_t at = text.empty() ? std::string_view::npos : kLetters.find(text.back());
-  return at == std::string_view::npos ? 1 : std::exp2(10 * static_cast<double>(at / 2 + 1));
+  const std::size_t letter = text.empty() ? std::string_view::npos : kLetters.find(text.back());
+  return letter == std::string_view::npos ? 1 : std::exp2(10 * static_cast<double>(letter / 2 + 1));
 }
 
 }  // namespace
@@ -83,13 +83,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     if (at == std::string_view::npos) return parts;
     text.remove_prefix(at + 1);
   }
-}
-
-std::string grouped(Index value) {
-  std::string digits = std::to_string(value);
-  const std::size_t first = value < 0 ? 1 : 0;
-  for (std::size_t at = digits.size(); at > first + 3; at -= 3) digits.insert(at - 3, 1, ',');
-  return digits;
 }
 
 std::string bytes_text(Index bytes) {

@@ -1,10 +1,11 @@
-// Numbers between people and programs: flags to values, values to text.
+// Reads numbers of flags, and writes numbers for people.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "draw/formatting.h"
 #include "weft/config.h"
 
 namespace weft::tool {
@@ -20,7 +21,7 @@ double real_number(std::string_view flag, std::string_view text, std::string_vie
 
 std::vector<std::string_view> split(std::string_view text, char separator);
 
-std::string grouped(Index value);     // 12,345,678
+using draw::grouped;                  // 12,345,678
 std::string bytes_text(Index bytes);  // 310 MiB
 
 }  // namespace weft::tool

@@ -24,29 +24,14 @@ std::string lengths_words(const Stream& stream) {
   return padding > 0 ? fmt::format("{}, padding {}", words, grouped(padding)) : words;
 }
 
-std::string side_words(Index bound) { return bound == -1 ? "unlimited" : grouped(bound); }
-
 }  // namespace
 
 std::string documents_words(const Packing& packing) {
   const Index n = packing.sequences();
-  const std::string count = fmt::format("{} document{}", grouped(n), n == 1 ? "" : "s");
+  const std::string count = draw::counted(n, "document");
   if (n == 0) return count;
   if (packing.self()) return fmt::format("{} ({})", count, lengths_words(packing.q()));
   return fmt::format("{} (queries {}; keys {})", count, lengths_words(packing.q()), lengths_words(packing.k()));
-}
-
-std::string mask_words(const Mask& mask) {
-  if (mask.slices) {
-    const Index n = static_cast<Index>(mask.slices->size());
-    return fmt::format("{} slice{} of your own", grouped(n), n == 1 ? "" : "s");
-  }
-  std::string words = mask.causal ? "causal" : "full";
-  if (mask.align == Align::bottom_right) words += ", bottom_right";
-  if (mask.left != -1 || mask.right != -1)
-    words += fmt::format(", window ({}, {})", side_words(mask.left), side_words(mask.right));
-  if (mask.chunk) words += fmt::format(", chunks of {}", grouped(*mask.chunk));
-  return words;
 }
 
 std::string problem_words(const check::Case& c, const Problem& problem) {

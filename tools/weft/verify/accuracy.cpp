@@ -1,5 +1,3 @@
-#include "verify/accuracy.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -11,6 +9,7 @@
 #include "device/device.h"
 #include "terminal/json_file.h"
 #include "verify/hard_cases.h"
+#include "verify/modes.h"
 #include "weft/kernel.h"
 
 namespace weft::tool {
@@ -19,17 +18,17 @@ namespace {
 constexpr Index kHeads = HardCase::kHeads, kHeadsK = HardCase::kHeadsK, kDim = HardCase::kDim;
 
 // A tensor on the host and, for a kernel of a GPU, its copy there.
-class Both {
+class MirroredTensor {
  public:
-  Both(const Place& place, DType type, Index rows, Index heads, Index dim)
+  MirroredTensor(const Place& place, DType type, Index rows, Index heads, Index dim)
       : host_(type, rows, heads, dim), view_(host_.view), place_(place) {
     if (place_.kind != DeviceKind::cpu) view_.data = device::take(place_, bytes());
   }
-  ~Both() {
+  ~MirroredTensor() {
     if (place_.kind != DeviceKind::cpu) device::give_back(view_.data);
   }
-  Both(const Both&) = delete;
-  Both& operator=(const Both&) = delete;
+  MirroredTensor(const MirroredTensor&) = delete;
+  MirroredTensor& operator=(const MirroredTensor&) = delete;
 
   void set(const std::vector<double>& values) {
     from_f64(values, host_.view);
@@ -54,7 +53,7 @@ class Both {
   Place place_;
 };
 
-// What a kernel makes of a case, and the inputs as it read them.
+// A kernel's results on a case, and the inputs as rounded for it.
 struct Run {
   Run(const HardCase& c, DType type, const std::string& kernel)
       : place{.kind = on_gpu(kernel) ? DeviceKind::cuda : DeviceKind::cpu},
@@ -102,7 +101,7 @@ struct Run {
 
   Place place;
   bool exact;
-  Both q, k, v, dout, out, lse, dq, dk, dv;
+  MirroredTensor q, k, v, dout, out, lse, dq, dk, dv;
 };
 
 check::DenseProblem dense_of(const HardCase& c, Run& run) {
@@ -119,13 +118,12 @@ check::DenseProblem dense_of(const HardCase& c, Run& run) {
 struct Row {
   std::string input, kernel, tensor;
   DType dtype;
-  double of_bound = 0;   // the worst element's error, in what its bound allows
-  double roundings = 0;  // the largest error, in roundings of the tensor's largest element
+  double of_bound = 0;   // error over bound, of the worst element
+  double roundings = 0;  // the largest error over one rounding of the tensor's largest element
   double norm = 0;       // relative
-  bool cancels =
-      false;  // no element is larger than what is allowed: the answer is 0 but for roundings, the two say nothing
-  bool plain = false;  // its norm has a limit
-  Index terms = 1;     // of the longest sum
+  bool cancels = false;  // no element exceeds its bound: the answer is 0 up to rounding, the two above mean nothing
+  bool plain = false;    // the norm has a limit too
+  Index terms = 1;       // of the longest sum
 
   bool ok() const { return of_bound <= 1 && (!plain || norm <= check::norm_limit(dtype, tensor, terms)); }
 };
@@ -163,7 +161,7 @@ void run_case(const HardCase& c, DType type, const std::string& kernel, std::vec
                 .dtype = type,
                 .plain = c.plain,
                 .terms = std::max(c.keys, c.queries * kHeads)};
-  const auto add = [&](const char* tensor, Both& got, const check::Bounded& expected) {
+  const auto add = [&](const char* tensor, MirroredTensor& got, const check::Bounded& expected) {
     Row one = row;
     one.tensor = tensor;
     measure(one, run.exact, got.values(), expected, got.view().heads, got.view().dim, to);
@@ -187,7 +185,7 @@ bool can(const Kernel& kernel, DType type) {
   return true;
 }
 
-// The reference, the best kernel of the processor and every one of a GPU that is here; or the one that was named.
+// The kernel that was named; or the reference, the best CPU kernel and all kernels of the GPU.
 std::vector<std::string> kernels_of(const Flags& flags) {
   if (flags.given("kernel")) return {std::string(find_kernel(*flags.find("kernel")).name)};
   std::vector<std::string> names = {"reference", std::string(find_kernel("cpu").name)};

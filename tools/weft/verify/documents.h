@@ -1,4 +1,4 @@
-// Sides of documents for grids: lengths in rooms.
+// The documents of a grid's problems, from used and padded lengths.
 #pragma once
 
 #include <vector>
@@ -8,10 +8,10 @@
 namespace weft::tool {
 
 struct Room {
-  Index used = 0, rows = 0;  // rows: at least, before they are made a multiple
+  Index used = 0, rows = 0;  // real tokens, and rows before rounding up
 };
 
-// Documents one after another, each room a multiple of `multiple`.
+// Each document gets its rows, rounded up to a multiple; `first`: offset of the first, `behind`: rows after the last.
 inline check::Side side_of_rooms(const std::vector<Room>& rooms, Index multiple, Index first = 0, Index behind = 0) {
   check::Side side{.cu_seqlens = {0}, .cu_seqlens_padded = {first}};
   for (const Room& room : rooms) {

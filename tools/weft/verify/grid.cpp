@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <mutex>
 #include <numeric>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "check/cases/random_case.h"
+#include "index.h"
+#include "verify/on_threads.h"
 #include "verify/tally.h"
 
 namespace weft::tool {
@@ -25,37 +25,17 @@ void run_problem(const GridProblem& problem, const GridRun& how, Put&& put) {
   }
 }
 
-// A group's query heads must lie side by side.
+// The query heads of a group must be neighbours.
 bool can_group(const check::Case& c) { return c.heads_k > 1 && std::is_sorted(c.head_map.begin(), c.head_map.end()); }
 
-// Neighbours have much in common: where time may run out, problems come from all over the grid.
+// Neighbours of the grid are much alike, so with a time limit (`spread`) problems are taken in a random order.
 std::vector<std::size_t> order_of(std::size_t problems, bool spread) {
   std::vector<std::size_t> order(problems);
   std::iota(order.begin(), order.end(), std::size_t{0});
   check::RandomChoices choices(1);
   for (std::size_t i = problems; spread && i > 1; --i)
-    std::swap(order[i - 1], order[static_cast<std::size_t>(choices.pick(0, static_cast<Index>(i) - 1))]);
+    std::swap(order[i - 1], order[at(choices.pick(0, static_cast<Index>(i) - 1))]);
   return order;
-}
-
-// Calls work(thread) on so many threads; what one throws is thrown here.
-template <class Work>
-void on_threads(Index threads, Work&& work) {
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(threads));
-  const auto guarded = [&](std::size_t thread) {
-    try {
-      work();
-    } catch (...) {
-      errors[thread] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::size_t t = 1; t < errors.size(); ++t) others.emplace_back(guarded, t);
-  guarded(0);
-  for (std::thread& t : others) t.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
 }
 
 }  // namespace
@@ -67,7 +47,8 @@ const std::string& label(const Labels& labels, std::string_view axis) {
 }
 
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn) {
-  check::RandomChoices choices(static_cast<unsigned long long>(turn));  // turns alone would go with ranks and layouts
+  check::RandomChoices choices(
+      static_cast<unsigned long long>(turn));  // taking turns would correlate with ranks and layouts
   const bool two_groups = choices.one_in(2);
   const Index stages = choices.pick(1, 3), mesh = choices.pick(0, 99), ranks_per_step = choices.pick(1, 3);
   if (uses(options, "head_groups") && can_group(placed) && two_groups) options.head_groups = 2;
@@ -103,11 +84,11 @@ Index Grid::cells() const {
 
 std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how) {
   std::vector<std::size_t> first;
-  for (std::size_t at = 0; const GridProblem& problem : grid.problems) {
-    first.push_back(at);
-    at += problem.cells.size();
+  for (std::size_t cells = 0; const GridProblem& problem : grid.problems) {
+    first.push_back(cells);
+    cells += problem.cells.size();
   }
-  std::vector<check::Tried> outcomes(static_cast<std::size_t>(grid.cells()));
+  std::vector<check::Tried> outcomes(at(grid.cells()));
   const std::vector<std::size_t> order = order_of(grid.problems.size(), how.limit.given());
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;

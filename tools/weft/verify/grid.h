@@ -1,4 +1,5 @@
-// Many cases by many schedules, each question answered once: what `verify --matrix` and `verify --set` run.
+// Problems x placements x schedules, run and compared: `verify --matrix` and `verify --set`. The dense answer of a
+// problem is computed once for all its cells.
 #pragma once
 
 #include <functional>
@@ -15,14 +16,14 @@
 
 namespace weft::tool {
 
-// "layout": "zigzag". What a cell is, said by name; tables count by these.
+// Axis and value of a cell, such as {"layout", "zigzag"}; tables count by these.
 using Labels = std::vector<std::pair<std::string, std::string>>;
 const std::string& label(const Labels& labels, std::string_view axis);
 
-// The value of an axis that a cell does not have.
+// Stands for the value of an axis that a cell does not have.
 inline constexpr std::string_view kHasNone = "-";
 
-// One run: the problem's question, spread over ranks, by a schedule.
+// One run: the problem placed on ranks, under one schedule.
 struct GridCell {
   check::Case placed;
   ScheduleOptions schedule = {};
@@ -35,10 +36,10 @@ Labels variant_labels(const ScheduleOptions& options);
 // The schedule in words without its numbers, which are axes of their own.
 std::string without_variants(ScheduleOptions options);
 
-// One question. Its answer is computed once, for all cells.
+// One problem and its runs.
 struct GridProblem {
-  check::Case question;            // layout, ranks and format play no part
-  std::optional<Index> rows = {};  // compare so many query rows; none: all
+  check::Case question;            // its layout, ranks and format are not used
+  std::optional<Index> rows = {};  // compare only so many query rows; none: all
   std::vector<GridCell> cells = {};
 };
 
@@ -54,14 +55,13 @@ struct Grid {
 struct GridRun {
   Index threads = 1;
   std::string kernel = {};
-  bool checked = false;           // executors are
-  Communicator* world = nullptr;  // of processes, of which this is one; none: ranks are threads
+  bool checked = false;           // ExecutorOptions::checked
+  Communicator* world = nullptr;  // MPI: the processes are the ranks; null: threads are
   TimeLimit limit = {};
   std::function<void(Index done, Index failed)> progress = {};
 };
 
-// What became of each cell, in the order of the grid whatever thread took it; nothing of those that the time limit left
-// out.
+// The outcome of each cell, in the order of the grid; empty where the time limit left the cell out.
 std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how);
 
 bool left_out(const check::Tried& tried);

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "index.h"
 #include "terminal/numbers.h"
 
 namespace weft::tool {
@@ -35,7 +36,7 @@ std::size_t header_lines(const std::vector<std::string>& columns) {
   return most;
 }
 
-// Words end on the last of `lines` lines.
+// The header of a column has a word in each line, aligned to the last of `lines` lines.
 std::string word_of(const std::string& column, std::size_t line, std::size_t lines) {
   const std::vector<std::string_view> words = words_in(column);
   const std::size_t above = lines - words.size();
@@ -52,10 +53,10 @@ void keep(List& list, const Value& value) {
 GridTable::GridTable(const Grid& grid, const std::vector<check::Tried>& outcomes, const GridRun& how) : how_(how) {
   groups_.push_back({grid.row_axes, {}});
   for (const std::string& axis : grid.other_axes) groups_.push_back({{axis}, {}});
-  std::size_t at = 0;
+  std::size_t next = 0;
   for (const GridProblem& problem : grid.problems) {
     for (const GridCell& cell : problem.cells) {
-      const check::Tried& tried = outcomes[at++];
+      const check::Tried& tried = outcomes[next++];
       if (tool::left_out(tried))
         ++left_out_;
       else
@@ -77,10 +78,10 @@ void GridTable::sort_rows(Group& group) {
                 [](const std::string& a, const std::string& b) { return std::stoll(a) < std::stoll(b); });
   }
   const auto place = [&](const Line& values) {
-    std::vector<std::ptrdiff_t> at;
+    std::vector<std::ptrdiff_t> ranking;
     for (std::size_t i = 0; i < seen.size(); ++i)
-      at.push_back(std::find(seen[i].begin(), seen[i].end(), values[i]) - seen[i].begin());
-    return at;
+      ranking.push_back(std::find(seen[i].begin(), seen[i].end(), values[i]) - seen[i].begin());
+    return ranking;
   };
   std::sort(group.rows.begin(), group.rows.end(),
             [&](const auto& a, const auto& b) { return place(a.first) < place(b.first); });
@@ -90,7 +91,7 @@ std::size_t GridTable::note_of(const check::Tried& tried) {
   const std::string key = without_numbers(tried.refused->problem);
   const auto found =
       std::find_if(notes_.begin(), notes_.end(), [&](const Refusal& r) { return without_numbers(r.problem) == key; });
-  if (found != notes_.end()) return static_cast<std::size_t>(found - notes_.begin());
+  if (found != notes_.end()) return at(found - notes_.begin());
   notes_.push_back(*tried.refused);
   return notes_.size() - 1;
 }
@@ -132,7 +133,7 @@ std::string GridTable::cell_words(const Count& count) {
   return parts.empty() ? "-" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
-// A line of the table: what it is about, then a cell a schedule.
+// A line of the table: the values in `about`, then a cell for each schedule.
 std::vector<std::string> GridTable::line_of(std::vector<std::string> about, const Row& row) const {
   for (const std::string& column : columns_) {
     const auto count = row.find(column);
@@ -141,7 +142,7 @@ std::vector<std::string> GridTable::line_of(std::vector<std::string> about, cons
   return about;
 }
 
-// A word of a schedule's name a line; columns as wide as what is in them.
+// Columns as wide as their contents; the words of a schedule's name stand below each other.
 void GridTable::print_lines(const std::vector<std::string>& about, std::vector<Line> body) const {
   std::vector<Line> lines(header_lines(columns_));
   for (std::size_t i = 0; i < lines.size(); ++i) {

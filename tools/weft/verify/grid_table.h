@@ -1,4 +1,4 @@
-// What became of a grid: a table with a line a combination and a column a schedule.
+// The results of a grid: a line for each combination, a column for each schedule.
 #pragma once
 
 #include <map>
@@ -25,7 +25,7 @@ class GridTable {
  private:
   struct Count {
     Index ok = 0, failed = 0, refused = 0;
-    std::vector<std::size_t> notes = {};  // of what was refused
+    std::vector<std::size_t> notes = {};  // numbers of the refusals
   };
   using Line = std::vector<std::string>;
   using Row = std::map<std::string, Count>;  // by schedule

@@ -34,7 +34,7 @@ HardCase large_logits(std::string name, double size) {
   return c;
 }
 
-// Two keys each are the same, and their values, up to 6,000, the same but for the sign and a little.
+// Keys come in equal pairs whose values, up to 6,000, nearly cancel.
 HardCase cancelling_values() {
   HardCase c = normal_case("cancelling values", 48, 80);
   for (Index j = 0; j < c.keys; j += 2) {
@@ -47,7 +47,7 @@ HardCase cancelling_values() {
   return c;
 }
 
-// Key 7 lies where all queries point: its logit is 50 or so above the others.
+// All queries point at key 7: its logit is about 50 above the others.
 HardCase dominant_key() {
   HardCase c = normal_case("one dominant key", 48, 80);
   for (Index i = 0; i < kDim; ++i) {
@@ -61,7 +61,7 @@ HardCase dominant_key() {
   return c;
 }
 
-// All rows of a tensor are its first: out is v, and dq and dk are 0 but for roundings.
+// All rows of a tensor equal its first: out is v, and dq and dk are 0 up to rounding.
 HardCase constant_rows(std::string name, Index queries, Index keys) {
   HardCase c = normal_case(std::move(name), queries, keys);
   for (std::vector<double>* tensor : {&c.q, &c.k, &c.v, &c.dout})

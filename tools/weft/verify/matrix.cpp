@@ -1,5 +1,3 @@
-#include "verify/matrix.h"
-
 #include <algorithm>
 #include <array>
 
@@ -8,13 +6,14 @@
 #include "check/cases/random_case.h"
 #include "index.h"
 #include "verify/documents.h"
+#include "verify/grids.h"
 
 namespace weft::tool {
 namespace {
 
 using check::Case;
 
-// Each takes the multiple that rooms are padded to: 1, or what dual_chunk asks for.
+// `multiple`: what padded lengths are rounded up to, 1 or what dual_chunk asks for.
 struct PackingKind {
   const char* name;
   void (*put)(Case& to, Index multiple);
@@ -28,8 +27,8 @@ void padding_between(Case& to, Index multiple) {
   to.q = side_of_rooms({{19, 23}, {0, 4}, {30, 30}, {7, 16}}, multiple, 3, 5);
 }
 
-// All that is real lies in the first piece of any cut, so that some ranks hold padding alone. Where each document is
-// cut by itself, a piece has 8 rows.
+// All real tokens lie in the first piece of any cut, so that some ranks hold only padding. With dual_chunk, which cuts
+// each document, a piece has 8 rows.
 void padding_rank(Case& to, Index multiple) {
   to.q = multiple == 1 ? side_of_rooms({{12, 0}, {9, 10}, {0, 0}, {5, 150}}, 1)
                        : side_of_rooms({{8, 8 * multiple}, {7, 8 * multiple}}, multiple);
@@ -105,12 +104,12 @@ constexpr Index kDraws = 3;  // of features, for each combination of the full ma
 
 class Maker {
  public:
-  explicit Maker(const MatrixAxes& axes) : axes_(axes) {
-    for (const LayoutKind kind : axes.layouts) (kind == LayoutKind::dual_chunk ? dual_ : others_).push_back(kind);
+  Maker(const GridAxes& axes, const std::vector<LayoutKind>& layouts, bool full) : axes_(axes), full_(full) {
+    for (const LayoutKind kind : layouts) (kind == LayoutKind::dual_chunk ? dual_ : others_).push_back(kind);
   }
 
   Grid make() {
-    Grid grid{.title = axes_.full ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
+    Grid grid{.title = full_ ? "The support matrix" : "The support matrix, dtypes and ranks taking turns",
               .row_axes = {"layout", "mask"},
               .other_axes = {"packing", "dtype", "ranks", "format", "heads", "widths", "sink", "softcap", "scale"}};
     for (const ScheduleOption& option : schedule_options())
@@ -123,12 +122,12 @@ class Maker {
  private:
   void add_problems(const MaskKind& mask, const PackingKind& packing, Grid& grid) {
     const Index turn = turn_++;
-    for (Index again = 0; again < (axes_.full ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
+    for (Index again = 0; again < (full_ ? kDraws : 1); ++again) add_drawn(mask, packing, turn, grid);
   }
 
-  // Features of attention are drawn anew for each problem.
+  // Heads, widths, sink, softcap and scale are drawn anew for each problem.
   void add_drawn(const MaskKind& mask, const PackingKind& packing, Index turn, Grid& grid) {
-    for (const DType dtype : axes_.full ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
+    for (const DType dtype : full_ ? axes_.dtypes : std::vector{taken(axes_.dtypes, turn)}) {
       if (!others_.empty()) {
         GridProblem& problem = add_problem(mask, packing, dtype, 1, grid);
         for (std::size_t i = 0; i < others_.size(); ++i)
@@ -143,9 +142,9 @@ class Maker {
   static T taken(const std::vector<T>& list, Index turn) {
     return list[at(turn) % list.size()];
   }
-  // In quick turns the packing, inner of the two loops, would always meet the same ranks: hence the quotient.
+  // The packing is the inner of two loops: without the quotient it would always meet the same ranks.
   std::vector<Index> ranks_of(Index turn) const {
-    return axes_.full ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
+    return full_ ? axes_.ranks : std::vector{taken(axes_.ranks, turn + turn / 5)};
   }
 
   GridProblem& add_problem(const MaskKind& mask, const PackingKind& packing, DType dtype, Index multiple, Grid& grid) {
@@ -177,7 +176,7 @@ class Maker {
     if (choices.one_in(3)) c.scale = 0.4;
     labels_.insert(labels_.end(), {{"heads", heads.name},
                                    {"widths", fmt::format("{}:{}", widths.qk, widths.v)},
-                                   {"sink", kSinks[static_cast<std::size_t>(c.sink)]},
+                                   {"sink", kSinks[at(static_cast<Index>(c.sink))]},
                                    {"softcap", c.softcap > 0 ? "5" : "none"},
                                    {"scale", c.scale ? "0.4" : "1/sqrt(width)"}});
   }
@@ -213,7 +212,8 @@ class Maker {
     if (c.k) c.k_runs = random_runs(choices, *c.k, c.ranks, stride);
   }
 
-  const MatrixAxes& axes_;
+  const GridAxes& axes_;
+  bool full_;
   std::vector<LayoutKind> dual_, others_;
   Labels labels_;  // of the problem at hand
   Index turn_ = 0, number_ = 0, placement_ = 0;
@@ -221,6 +221,8 @@ class Maker {
 
 }  // namespace
 
-Grid matrix_grid(const MatrixAxes& axes) { return Maker(axes).make(); }
+Grid matrix_grid(const GridAxes& axes, const std::vector<LayoutKind>& layouts, bool full) {
+  return Maker(axes, layouts, full).make();
+}
 
 }  // namespace weft::tool

@@ -12,7 +12,7 @@
 namespace weft::tool {
 namespace {
 
-// What a cell has, as numbers: the same for the same value of the same axis.
+// Numbers the values of all axes.
 class Values {
  public:
   std::vector<std::uint64_t> of(const GridCell& cell) {
@@ -30,7 +30,7 @@ class Values {
 
 using Pairs = std::vector<std::uint64_t>;
 
-// What is refused does not stand for what is computed.
+// Pairs of refused cells are distinct from pairs of cells that run.
 Pairs pairs_of(const std::vector<std::uint64_t>& values, bool refused) {
   constexpr std::uint64_t kMany = 1U << 20;
   Pairs pairs;
@@ -60,11 +60,11 @@ Grid pairwise(Grid grid) {
       all.push_back({p, c, pairs_of(values.of(cell), is_refused(cell, problem))});
     }
   }
-  check::RandomChoices choices(1);  // neighbours are much the same: one after another they would keep many
+  check::RandomChoices choices(1);  // in order, neighbours that are much alike would be kept
   for (std::size_t i = all.size(); i > 1; --i)
     std::swap(all[i - 1], all[at(choices.pick(0, static_cast<Index>(i) - 1))]);
 
-  // First those that bring many new pairs, at last those that bring one.
+  // Greedy: first cells that bring many new pairs, at last cells that bring one.
   std::vector<std::vector<bool>> kept;
   for (const GridProblem& problem : grid.problems) kept.emplace_back(problem.cells.size(), false);
   std::unordered_set<std::uint64_t> met;

@@ -5,8 +5,8 @@
 
 namespace weft::tool {
 
-// Every pair of values that a cell of the grid has, schedules included, some kept cell has too; and if the capability
-// table does not refuse the one, it does not refuse the other. Problems without a cell are gone.
+// Every pair of values of any cell, its schedule included, is kept in some cell; pairs that the capability table does
+// not refuse are kept in a cell that it does not refuse. Problems without a cell are dropped.
 Grid pairwise(Grid grid);
 
 }  // namespace weft::tool

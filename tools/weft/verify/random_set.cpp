@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "flags/schedule_flags.h"
 #include "index.h"
+#include "verify/on_threads.h"
 
 namespace weft::tool {
 namespace {
@@ -22,14 +21,15 @@ struct Checked {
   bool left_out = true;
 };
 
-// Drawn cases have few heads and any number of ranks, which not every option goes with.
+// Fits the options to a drawn case, which may have too few heads or ranks for them.
 Method fitting(Method method, const check::Case& c) {
   for (ScheduleOptions& options : method.schedules) options = fitted(options, c);
   return method;
 }
 
 check::Case draw(const RandomSet& set, unsigned long long seed) {
-  check::RandomChoices choices(seed), size(seed + 0x9e3779b97f4a7c15);  // apart: small cases stay what they are
+  check::RandomChoices choices(seed),
+      size(seed + 0x9e3779b97f4a7c15);  // two streams: small cases do not depend on --large
   const bool large = set.large.one_in > 0 && size.one_in(set.large.one_in);
   return large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
 }
@@ -44,25 +44,13 @@ Checked check_one(const RandomSet& set, Index i) {
   return checked;
 }
 
-// Cases [first, last) in order, whichever thread took which.
+// Cases [first, last), in order.
 std::vector<Checked> check_batch(const RandomSet& set, Index first, Index last) {
   std::vector<Checked> batch(at(last - first));
   std::atomic<Index> next = first;
-  std::vector<std::exception_ptr> errors(at(set.threads));
-  const auto work = [&](std::size_t thread) {
-    try {
-      for (Index i; (i = next++) < last && !set.limit.over();) batch[at(i - first)] = check_one(set, i);
-    } catch (...) {
-      errors[thread] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  for (std::size_t t = 1; t < errors.size(); ++t) threads.emplace_back(work, t);
-  work(0);
-  for (std::thread& t : threads) t.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  on_threads(set.threads, [&] {
+    for (Index i; (i = next++) < last && !set.limit.over();) batch[at(i - first)] = check_one(set, i);
+  });
   return batch;
 }
 

@@ -1,4 +1,4 @@
-// Many random cases, checked by several threads; the result does not depend on how many.
+// Checks many random cases on several threads; the result does not depend on their number.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace weft::tool {
 
-// Which cases are large, by their seeds.
+// How many of the cases are large; the seed of a case decides.
 struct LargeShare {
   Index one_in = 0;  // 0: none
   check::Sizes sizes = {};

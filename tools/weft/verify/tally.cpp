@@ -17,23 +17,23 @@ namespace {
 
 using nlohmann::json;
 
-// Brute force over all (query, key) pairs of tokens, visible or not: some seconds, and a few bytes a pair.
+// Brute force looks at all (query, key) pairs of tokens, visible or not: some seconds, and a few bytes for each pair.
 constexpr double kMaxLawPairs = 0x1p26;
 // A plan for every two ranks looks at every sequence, and so do the groups of ranks: some seconds.
 constexpr double kMaxLawPlans = 0x1p21;
-// More pairs than these are compared in some rows and keys.
+// With more pairs only some rows and keys are compared.
 constexpr double kMaxDensePairs = 0x1p24;
-// The dense softmax goes through all pairs for each head (as long as 40 multiplications), through the visible ones for
-// each element: half a minute.
+// The dense softmax visits all pairs for each head (as costly as 40 multiplications each) and the visible ones for each
+// element: half a minute.
 constexpr double kMaxDenseWork = 4e9, kPairWork = 40;
-// Of some rows and keys it goes once through the visible pairs of all rows: a minute. Above that only some rows have
-// gradients, which are all that it looks at.
+// With some rows and keys it visits the visible pairs of all rows once: a minute. Above that only some rows get a
+// gradient, and only these are compared.
 constexpr double kMaxSampledWork = 1e11;
 
 constexpr std::array kMasks = {"full",         "causal",  "bottom_right",   "window",
                                "window_right", "chunked", "chunked_window", "slices"};
 
-// Rows and keys of what is too large to be compared whole: enough to meet every document and rank.
+// Rows and keys that are compared of a large case: enough to meet every document and rank.
 constexpr Index kSampled = 64;
 
 // What of a case is compared.
@@ -49,7 +49,7 @@ std::string failure_of(const check::AttendReport& report) {
   return {};
 }
 
-// Rows that a check goes through: tokens, or the ranks' buffers if these are longer (explicit runs leave any gaps).
+// Rows that a check visits: the tokens, or the ranks' buffers where these are longer (explicit runs may leave gaps).
 double rows_of(const Layout& layout) {
   return static_cast<double>(max_of(layout.stream().tokens(), layout.ranks() * layout.rows()));
 }
@@ -109,7 +109,7 @@ void note_failure(Outcome& to, const std::string& failure, const std::string& wa
   to.failed_way = way;
 }
 
-// By schedules, each against the one answer; too large a problem is compared in some of its rows.
+// Runs every schedule and compares each with one dense answer.
 void check_schedules_of(const check::Case& c, const Method& method, Look look, Outcome& to) {
   check::Oracle oracle(c, check::executor_arithmetic(c), look == Look::whole ? std::nullopt : std::optional(kSampled),
                        look == Look::rows_and_keys ? std::optional(kSampled) : std::nullopt);

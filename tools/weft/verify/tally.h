@@ -1,4 +1,4 @@
-// Checked cases, one and many.
+// Checks one case, and counts the results of many.
 #pragma once
 
 #include <map>
@@ -19,19 +19,19 @@ namespace weft::tool {
 // How attention is computed.
 struct Method {
   std::string kernel = {};                      // "": the best of this machine, call by call
-  std::vector<ScheduleOptions> schedules = {};  // by ranks as threads; none: keys are brought to ranks by hand
-  bool checked = false;                         // executors are
+  std::vector<ScheduleOptions> schedules = {};  // on ranks as threads; none: a plan for each rank, without moves
+  bool checked = false;                         // ExecutorOptions::checked
 
   std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
 };
 
-// What the checks said of one case. A check that was not made has its reason in `skipped`.
+// The results of one case. The reasons of checks that were not made are in `skipped`.
 struct Outcome {
   std::optional<check::LawReport> law = {};
   std::vector<check::AttendReport> attention = {};
   std::vector<std::string> skipped = {};
-  Index refused = 0;                         // schedules, as they should be; reasons are in `skipped`
-  std::string looked = {};                   // what was compared of a case that is too large to be compared whole
+  Index refused = 0;        // schedules that the capability table refuses, as they should; reasons are in `skipped`
+  std::string looked = {};  // how much was compared, if the case is too large to be compared whole
   std::optional<std::string> failure = {};   // in one line
   std::string failed_way = {};               // flags of the schedule that failed
   std::vector<ScheduleKind> never_ran = {};  // schedules of which every variant was refused
@@ -41,10 +41,10 @@ struct Outcome {
 
 // Errors of the case itself are thrown as weft::Error.
 Outcome check_case(const check::Case& c, const Method& method);
-// "weft verify ..": gives the same case again, `way` as in AttendReport::flags.
+// The "weft verify .." that repeats the case; `way` as in AttendReport::flags.
 std::string command_of(const check::Case& c, const Method& method, const std::string& way);
 
-// The element that came nearest to its bound, of all cases.
+// Of all cases the element that is nearest to its bound.
 struct Worst {
   double ratio = 0, norm = 0;
   std::string tensor, keys, where, command;

@@ -1,5 +1,3 @@
-#include "verify/te_grid.h"
-
 #include <array>
 #include <numeric>
 
@@ -7,6 +5,7 @@
 
 #include "check/cases/random_case.h"
 #include "verify/documents.h"
+#include "verify/grids.h"
 
 namespace weft::tool {
 namespace {
@@ -14,7 +13,8 @@ namespace {
 using check::Case;
 
 constexpr Index kBatch = 2, kTokens = 4096;
-// Beyond so many pairs of rows a dense softmax takes seconds, and there are hundreds of problems: rows are sampled.
+// With more pairs of rows a dense softmax takes seconds, and there are hundreds of problems: only some rows are
+// compared.
 constexpr Index kMaxPairs = Index{1} << 19, kSampledRows = 64;
 
 struct Heads2 {
@@ -47,7 +47,7 @@ const std::vector<Mask>& chunked_masks() {
 
 Index smaller(Index value, Index times) { return value <= 0 ? value : max_of(1, ceil_div(value, times)); }
 
-// The same of query and K/V heads, so that their ratio stays.
+// Query and K/V heads by the same factor, so that their ratio stays.
 Heads2 smaller(const Heads2& heads, Index times) {
   Index by = min_of(times, 4);
   while (std::gcd(heads.q, heads.k) % by != 0) --by;
@@ -77,10 +77,10 @@ enum class Padding { between, none, batch };  // batch: bshd and sbhd, documents
 
 class Maker {
  public:
-  explicit Maker(const TeGridAxes& axes) : axes_(axes) {}
+  Maker(const GridAxes& axes, Index scale) : axes_(axes), scale_(scale) {}
 
   Grid make() {
-    grid_ = {.title = fmt::format("Transformer Engine's grid, {} times smaller", axes_.scale),
+    grid_ = {.title = fmt::format("Transformer Engine's grid, {} times smaller", scale_),
              .row_axes = {"mask", "heads"},
              .other_axes = {"widths", "sink", "dtype", "format", "padding", "ranks"}};
     for (const DType dtype : axes_.dtypes) {
@@ -104,9 +104,9 @@ class Maker {
         Case& c = problem.question;
         c.seed = axes_.seed + static_cast<unsigned long long>(number_++);
         c.q = documents(c.seed, ranks, padding);
-        c.mask = smaller(mask, axes_.scale);
-        const Heads2 h = smaller(heads, axes_.scale);
-        const Widths w = smaller(widths, axes_.scale);
+        c.mask = smaller(mask, scale_);
+        const Heads2 h = smaller(heads, scale_);
+        const Widths w = smaller(widths, scale_);
         c.heads_q = h.q;
         c.heads_k = h.k;
         c.dim_qk = w.qk;
@@ -115,7 +115,7 @@ class Maker {
         c.dtype = dtype;
         c.layout = LayoutKind::dual_chunk;
         c.ranks = ranks;
-        const Index tokens = kBatch * smaller(kTokens, axes_.scale);
+        const Index tokens = kBatch * smaller(kTokens, scale_);
         if (tokens * tokens > kMaxPairs) problem.rows = kSampledRows;
         add_cells(problem, padding,
                   {{"mask", words(mask)},
@@ -134,7 +134,7 @@ class Maker {
 
   check::Side documents(unsigned long long seed, Index ranks, Padding padding) const {
     check::RandomChoices choices(seed);
-    const Index multiple = 2 * ranks, most = ceil_div(smaller(kTokens, axes_.scale), multiple) * multiple;
+    const Index multiple = 2 * ranks, most = ceil_div(smaller(kTokens, scale_), multiple) * multiple;
     std::vector<Room> rooms;
     for (Index i = 0; i < kBatch; ++i) {
       const Index length = choices.pick(1, most), room = ceil_div(length, multiple) * multiple;
@@ -160,13 +160,14 @@ class Maker {
     }
   }
 
-  const TeGridAxes& axes_;
+  const GridAxes& axes_;
+  Index scale_;
   Grid grid_;
   Index number_ = 0, placement_ = 0;
 };
 
 }  // namespace
 
-Grid te_grid(const TeGridAxes& axes) { return Maker(axes).make(); }
+Grid te_grid(const GridAxes& axes, Index scale) { return Maker(axes, scale).make(); }
 
 }  // namespace weft::tool

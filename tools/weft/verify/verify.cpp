@@ -1,6 +1,5 @@
 // weft verify: the law and attention against the dense formula, on one problem or on many random ones.
 #include <algorithm>
-#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,17 +13,16 @@
 #include "terminal/numbers.h"
 #include "terminal/words.h"
 #include "verbs.h"
-#include "verify/accuracy.h"
+#include "verify/modes.h"
 #include "verify/random_set.h"
 #include "verify/tally.h"
-#include "verify/verify_grid.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 namespace weft::tool {
 namespace {
 
-constexpr Index kMaxRandom = 1'000'000'000, kMaxThreads = 1024;
+constexpr Index kMaxRandom = 1'000'000'000;
 
 void print_law(const check::LawReport& law) {
   const std::string holds = law.planned ? "ok" : "no plan, strides of queries and keys differ; layouts alone ok";
@@ -62,7 +60,7 @@ void print_outcome(const Outcome& outcome, const Method& method) {
 
 constexpr int kFailed = 1, kNothingRan = 2;
 
-// The law holds of plans: a schedule or a kernel that was asked for has to compute something to be right.
+// The law is about plans: a schedule or kernel that was asked for is right only if it computed something.
 int verdict(const Flags& flags, const Tally& tally) {
   if (tally.failed() > 0) return kFailed;
   if (tally.cases() == 0) {
@@ -133,14 +131,12 @@ int verify_random(const Flags& flags) {
   flags.exclude("random", drawn, "random problems are drawn whole; only --layout can be chosen");
   RandomSet set{.count = flags.whole("random", 0, "2000"),
                 .seed = seed_of(flags),
-                .threads = flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2"),
+                .threads = threads_of(flags),
                 .method = method_of(flags),
                 .large = {},
                 .limit = time_limit_of(flags)};
   if (set.count < 1 || set.count > kMaxRandom)
     throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
-  if (set.threads < 1 || set.threads > kMaxThreads)
-    throw Error(fmt::format("--threads {}", set.threads), fmt::format("use from 1 to {}", kMaxThreads));
   if (flags.given("layout")) set.layout = layout_of(flags);
   set.large = large_of(flags, !set.method.schedules.empty());
   JsonOutput output(flags.find("json"));

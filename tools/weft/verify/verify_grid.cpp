@@ -1,5 +1,3 @@
-#include "verify/verify_grid.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -14,16 +12,14 @@
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
 #include "verify/grid_table.h"
-#include "verify/matrix.h"
+#include "verify/grids.h"
+#include "verify/modes.h"
 #include "verify/pairwise.h"
-#include "verify/te_grid.h"
 #include "weft/error.h"
 #include "weft/kernel.h"
 
 namespace weft::tool {
 namespace {
-
-constexpr Index kMaxThreads = 1024;
 
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
@@ -68,12 +64,16 @@ std::vector<LayoutKind> layouts_of(const Flags& flags) {
   return layouts;
 }
 
+GridAxes axes_of(const Flags& flags, std::string_view ranks) {
+  return {.schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
+          .ranks = ranks_of(flags, ranks),
+          .dtypes = dtypes_of(flags),
+          .seed = seed_of(flags)};
+}
+
 int verify_grid(const Flags& flags, Grid grid) {
   Communicator* world = mpi_world();
-  const Index threads =
-      world != nullptr ? 1 : flags.whole("threads", std::max(1U, std::thread::hardware_concurrency()), "2");
-  if (threads < 1 || threads > kMaxThreads)
-    throw Error(fmt::format("--threads {}", threads), fmt::format("use from 1 to {}", kMaxThreads));
+  const Index threads = world != nullptr ? 1 : threads_of(flags);
   const std::string kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "";
   const std::string communicator = communicator_of(flags);
   const TimeLimit limit = time_limit_of(flags);
@@ -122,12 +122,7 @@ int verify_grid(const Flags& flags, Grid grid) {
 int verify_matrix(const Flags& flags) {
   const bool full = flags.one_of("matrix", {"quick", "full"}) == "full";
   exclude_problems(flags, "matrix", {"layout", "ranks", "dtype", "schedule", "key-order", "outer", "seed"});
-  return verify_grid(flags, matrix_grid({.full = full,
-                                         .schedules = schedules_of(flags, flags.text("schedule", "all"), true),
-                                         .layouts = layouts_of(flags),
-                                         .ranks = ranks_of(flags, "2,3,4,8"),
-                                         .dtypes = dtypes_of(flags),
-                                         .seed = seed_of(flags)}));
+  return verify_grid(flags, matrix_grid(axes_of(flags, "2,3,4,8"), layouts_of(flags), full));
 }
 
 int verify_set(const Flags& flags) {
@@ -137,11 +132,7 @@ int verify_set(const Flags& flags) {
   const Index scale = flags.whole("scale", kSmall, "32");
   if (scale < 1 || scale > kSmall)
     throw Error(fmt::format("--scale {}", scale), fmt::format("use from 1 (whole) to {} (the smallest)", kSmall));
-  return verify_grid(flags, te_grid({.scale = scale,
-                                     .schedules = schedules_of(flags, flags.text("schedule", "all"), true),
-                                     .ranks = ranks_of(flags, "2,4"),
-                                     .dtypes = dtypes_of(flags),
-                                     .seed = seed_of(flags)}));
+  return verify_grid(flags, te_grid(axes_of(flags, "2,4"), scale));
 }
 
 }  // namespace weft::tool

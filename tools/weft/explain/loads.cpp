@@ -1,4 +1,4 @@
-#include "explain/shares.h"
+#include "explain/loads.h"
 
 #include <algorithm>
 
@@ -7,11 +7,11 @@
 namespace weft::tool {
 namespace {
 
-// What may be spent on slices, over all ranks, in sequences looked at (some 10 ns); a slice costs as much as ten. A few
-// seconds in all.
+// The work spent on counting slices over all ranks, in sequences looked at (some 10 ns each); a slice costs as much as
+// ten. A few seconds in all.
 constexpr Index kWork = 300'000'000, kSliceWork = 10;
 
-// Real tokens of a stream that lie before any token.
+// Counts the real tokens of a stream, without padding.
 class RealTokens {
  public:
   explicit RealTokens(const Stream& stream) : stream_(stream), before_{0} {
@@ -72,7 +72,7 @@ Touched touched_by(const Plan& plan, const std::vector<Range>& own) {
   return t;
 }
 
-// 0, then the half, the quarters, ...: wherever it is cut off, the ranks seen are spread evenly.
+// 0, then ranks / 2, then the quarters, and so on: any prefix is spread evenly over the ranks.
 std::vector<Index> spread_order(Index ranks) {
   std::vector<Index> order;
   Index step = 1;
@@ -89,22 +89,22 @@ RunList key_buffer(const Layouts& layouts, KeyOrder order) {
   return order == KeyOrder::rank ? layouts.k.rank_order() : layouts.k.sequence_order();
 }
 
-Shares shares_of(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order) {
-  Shares all;
+Loads loads_of(const check::Case& c, const Problem& problem, const Layouts& layouts, KeyOrder order) {
+  Loads all;
   all.q_rows = layouts.q.rows();
   all.bytes_per_key = c.heads_k * (c.dim_qk + c.dim_v) * size_of(c.dtype);
   all.gathered_keys = (c.ranks - 1) * layouts.k.rows();
   all.ranks.resize(at(c.ranks));
 
   const std::vector<Index> pairs = pairs_by_rank(problem, layouts.q);
-  all.balance = imbalance(pairs);
+  all.imbalance = imbalance(pairs);
   const double mean = static_cast<double>(problem.visible_pairs()) / static_cast<double>(c.ranks);
   const RealTokens real(problem.packing().q());
   for (Index r = 0; r < c.ranks; ++r) {
-    Share& share = all.ranks[at(r)];
-    share.pairs = pairs[at(r)];
-    if (mean > 0) share.of_mean = static_cast<double>(share.pairs) / mean;
-    for (const Run& run : layouts.q.runs(r).runs()) share.tokens += real.in(run);
+    RankLoad& load = all.ranks[at(r)];
+    load.pairs = pairs[at(r)];
+    if (mean > 0) load.of_mean = static_cast<double>(load.pairs) / mean;
+    for (const Run& run : layouts.q.runs(r).runs()) load.tokens += real.in(run);
   }
 
   const RunList keys = key_buffer(layouts, order);

@@ -1,4 +1,4 @@
-// Fewer things that stand for many, where all of them would not fit a page.
+// Fewer items that stand for many, where all of them do not fit a page.
 #pragma once
 
 #include <vector>
@@ -8,29 +8,29 @@
 
 namespace weft::draw {
 
-// In the order of their first query, `each` neighbours as one that holds them all: no more than `most`.
+// At most `most` slices: sorted by their first query, every `each` neighbours are merged into one that covers them all.
 struct BundledSlices {
   std::vector<Slice> slices;
   Index each = 1;
 };
 BundledSlices bundled(std::vector<Slice> slices, Index most);
 
-// Documents as the page has them: `each` neighbours as one.
+// At most `most` documents: every `each` neighbours are merged into one.
 struct BundledStream {
   std::vector<Index> offsets, used;  // [n + 1], [n]
   Index each = 1;
 };
 BundledStream bundled(const Stream& stream, Index most);
 
-// Who holds what: every run of every rank; or, if they are more than `most`, stretches of tokens, each by the rank that
-// holds its middle. Rows are then not known.
+// Every run of every rank; or, if there are more than `most`, stretches of equally many tokens, each assigned to the
+// rank that holds its middle token. Rows are then unknown.
 struct Holding {
   struct Part {
     Index rank;
     Run run;
   };
   std::vector<Part> parts;
-  Index stretch = 0;  // tokens of one; 0: all runs, as they are
+  Index stretch = 0;  // tokens of a stretch; 0: the runs are exact
 };
 Holding holding(const Layout& layout, Index most);
 

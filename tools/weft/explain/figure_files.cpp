@@ -1,8 +1,7 @@
-#include "explain/drawn.h"
-
 #include <fmt/format.h>
 
-#include "draw/scene.h"
+#include "draw/figure.h"
+#include "explain/modes.h"
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
 #include "terminal/file_output.h"
@@ -41,7 +40,7 @@ void write(FileOutput& to, const std::string& text, std::size_t panels) {
 
 }  // namespace
 
-const std::vector<FlagSpec>& drawn_flags() {
+const std::vector<FlagSpec>& figure_flags() {
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = {
         {"html", "FILE",
@@ -60,36 +59,36 @@ const std::vector<FlagSpec>& drawn_flags() {
   return flags;
 }
 
-bool asks_for_drawing(const Flags& flags) { return flags.given("html") || flags.given("svg"); }
+bool asks_for_figure(const Flags& flags) { return flags.given("html") || flags.given("svg"); }
 
-void refuse_drawn_flags(const Flags& flags) {
-  for (const FlagSpec& flag : drawn_flags()) {
+void refuse_figure_flags(const Flags& flags) {
+  for (const FlagSpec& flag : figure_flags()) {
     if (flags.given(flag.name))
-      throw Error(fmt::format("--{} {} without a drawing", flag.name, *flags.find(flag.name)),
+      throw Error(fmt::format("--{} {} without --html or --svg", flag.name, *flags.find(flag.name)),
                   "add --html FILE or --svg FILE");
   }
 }
 
-int explain_drawn(const Flags& flags) {
+int explain_figure(const Flags& flags) {
   for (const char* drawing : {"html", "svg"})
     flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder"},
                   "write pages and pictures by themselves");
   FileOutput page("--html", flags.find("html")), picture("--svg", flags.find("svg"));
   const AskedSchedules schedules = asked_schedules(flags, flags.text("schedule", "all_gather"));
-  std::vector<draw::Setting> settings;
+  std::vector<draw::PanelSpec> specs;
   std::optional<draw::Subject> subject;
   for (const std::string& layout : list_of("--layout", flags.text("layout", kDefaultLayout), kLayouts)) {
     const bool automatic = layout == "auto";
     const check::Case c = case_of(flags.with("layout", automatic ? "zigzag" : layout), kExplainDefaults);
     if (!subject) subject = subject_of(flags, c);
     const Layouts layouts = automatic ? chosen_layouts(*subject, c.ranks) : check::layouts_of(c, subject->problem);
-    for (const ScheduleOptions& options : schedules.given) settings.push_back({layouts, fitted(options, c)});
-    if (schedules.automatic) settings.push_back(chosen(*subject, layouts));
+    for (const ScheduleOptions& options : schedules.given) specs.push_back({layouts, fitted(options, c)});
+    if (schedules.automatic) specs.push_back(chosen(*subject, layouts));
   }
-  const draw::Scene scene = make_scene(*subject, settings);
-  const std::string page_text = page ? html(scene) : "", picture_text = picture ? svg(scene) : "";
-  write(page, page_text, settings.size());
-  write(picture, picture_text, settings.size());
+  const draw::Figure figure = make_figure(*subject, specs);
+  const std::string page_text = page ? html(figure) : "", picture_text = picture ? svg(figure) : "";
+  write(page, page_text, specs.size());
+  write(picture, picture_text, specs.size());
   return 0;
 }
 

@@ -1,9 +1,10 @@
-#include "draw/ink.h"
+#include "draw/svg_writer.h"
 
 #include <array>
 #include <cstdio>
 
-#include "draw/written.h"
+#include "draw/formatting.h"
+#include "index.h"
 #include "text.h"
 
 namespace weft::draw {
@@ -11,32 +12,32 @@ namespace weft::draw {
 std::string decimal(double value) {
   std::array<char, 64> buffer{};
   const int size = std::snprintf(buffer.data(), buffer.size(), "%.2f", value);
-  std::string out(buffer.data(), static_cast<std::size_t>(size));
+  std::string out(buffer.data(), at(size));
   out.erase(out.find_last_not_of('0') + 1);
   if (out.back() == '.') out.pop_back();
   return out == "-0" ? "0" : out;
 }
 
-void Ink::box(const Box& b, std::string_view classes, std::string_view title) {
+void SvgWriter::box(const Box& b, std::string_view classes, std::string_view title) {
   out_ += weft::text("<rect class=\"", classes, "\" x=\"", decimal(b.x), "\" y=\"", decimal(b.y), "\" width=\"",
                      decimal(b.width), "\" height=\"", decimal(b.height), "\"");
   out_ += title.empty() ? "/>\n" : weft::text("><title>", escaped(title), "</title></rect>\n");
 }
 
-void Ink::line(Point from, Point to, std::string_view classes) {
+void SvgWriter::line(Point from, Point to, std::string_view classes) {
   out_ += weft::text("<line class=\"", classes, "\" x1=\"", decimal(from.x), "\" y1=\"", decimal(from.y), "\" x2=\"",
                      decimal(to.x), "\" y2=\"", decimal(to.y), "\"/>\n");
 }
 
-void Ink::path(std::string_view d, std::string_view classes) {
+void SvgWriter::path(std::string_view d, std::string_view classes) {
   out_ += weft::text("<path class=\"", classes, "\" d=\"", d, "\"/>\n");
 }
 
-void Ink::label(Point at, std::string_view said, std::string_view classes, double turned) {
-  const std::string turn =
-      turned == 0 ? ""
-                  : weft::text(" transform=\"rotate(", decimal(turned), " ", decimal(at.x), " ", decimal(at.y), ")\"");
-  out_ += weft::text("<text class=\"", classes, "\" x=\"", decimal(at.x), "\" y=\"", decimal(at.y), "\"", turn, ">",
+void SvgWriter::label(Point from, std::string_view said, std::string_view classes, double degrees) {
+  const std::string turn = degrees == 0 ? ""
+                                        : weft::text(" transform=\"rotate(", decimal(degrees), " ", decimal(from.x),
+                                                     " ", decimal(from.y), ")\"");
+  out_ += weft::text("<text class=\"", classes, "\" x=\"", decimal(from.x), "\" y=\"", decimal(from.y), "\"", turn, ">",
                      escaped(said), "</text>\n");
 }
 

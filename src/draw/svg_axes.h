@@ -1,7 +1,7 @@
-// Where tokens lie in a picture's matrix, and what stands along its sides.
+// The axes of a picture's matrix.
 #pragma once
 
-#include "draw/ink.h"
+#include "draw/svg_writer.h"
 #include "weft/layout.h"
 
 namespace weft::draw {
@@ -14,7 +14,7 @@ struct Frame {
   double y(double query) const { return box.y + box.height * query / static_cast<double>(queries); }
 };
 
-// One side: owners of the tokens, edges and names of documents, numbers of tokens.
-void draw_side(const Layout& layout, const Frame& frame, bool keys, Ink& ink);
+// One side of the matrix: a strip in the colours of the tokens' ranks, edges and names of documents, token numbers.
+void draw_axis(const Layout& layout, const Frame& frame, bool keys, SvgWriter& svg);
 
 }  // namespace weft::draw

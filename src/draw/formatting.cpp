@@ -1,33 +1,35 @@
-#include "draw/written.h"
+#include "draw/formatting.h"
 
 #include <array>
 #include <cmath>
 #include <cstdio>
+
+#include "index.h"
 
 namespace weft::draw {
 namespace {
 
 constexpr std::uint32_t kReplacement = 0xFFFD;
 
-bool continues(std::string_view text, std::size_t at) {
-  return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+bool continues(std::string_view text, std::size_t place) {
+  return place < text.size() && (static_cast<unsigned char>(text[place]) & 0xC0) == 0x80;
 }
 
-// The next character of UTF-8; a byte that begins none is replaced.
-std::uint32_t take(std::string_view text, std::size_t& at) {
+// Reads one UTF-8 character at `place` and advances; an invalid byte gives U+FFFD.
+std::uint32_t take(std::string_view text, std::size_t& place) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
-  const std::uint32_t first = byte(at++);
+  const std::uint32_t first = byte(place++);
   if (first < 0x80) return first;
   const std::size_t more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
   if (first < 0xC2 || first > 0xF4) return kReplacement;
   std::uint32_t code = first & (0x3FU >> more);
   for (std::size_t i = 0; i < more; ++i) {
-    if (!continues(text, at + i)) return kReplacement;
-    code = (code << 6) | (byte(at + i) & 0x3F);
+    if (!continues(text, place + i)) return kReplacement;
+    code = (code << 6) | (byte(place + i) & 0x3F);
   }
   constexpr std::array<std::uint32_t, 4> kLeast = {0, 0x80, 0x800, 0x10000};
   if (code < kLeast[more] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return kReplacement;
-  at += more;
+  place += more;
   return code;
 }
 
@@ -53,11 +55,12 @@ void put(std::uint32_t code, std::string& out) {
 std::string printed(const char* format, double value) {
   std::array<char, 64> buffer{};
   const int size = std::snprintf(buffer.data(), buffer.size(), format, value);
-  return {buffer.data(), static_cast<std::size_t>(size)};
+  return {buffer.data(), at(size)};
 }
 
-// Three digits.
-std::string three(double value) { return printed(value >= 99.95 ? "%.0f" : value >= 9.995 ? "%.1f" : "%.2f", value); }
+std::string three_digits(double value) {
+  return printed(value >= 99.95 ? "%.0f" : value >= 9.995 ? "%.1f" : "%.2f", value);
+}
 
 }  // namespace
 
@@ -77,7 +80,7 @@ std::string short_number(double value, std::string_view unit) {
   constexpr std::array kSteps = {"", " k", " M", " G", " T", " P"};
   std::size_t step = 0;
   for (; std::abs(value) >= 999.5 && step + 1 < kSteps.size(); ++step) value /= 1000;
-  std::string out = step == 0 && value == std::floor(value) ? printed("%.0f", value) : three(value);
+  std::string out = step == 0 && value == std::floor(value) ? printed("%.0f", value) : three_digits(value);
   return out.append(kSteps[step]).append(unit);
 }
 
@@ -85,14 +88,14 @@ std::string bytes_text(double bytes) {
   constexpr std::array kSteps = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
   std::size_t step = 0;
   for (; bytes >= 1023.5 && step + 1 < kSteps.size(); ++step) bytes /= 1024;
-  std::string out = step == 0 ? printed("%.0f", bytes) : three(bytes);
+  std::string out = step == 0 ? printed("%.0f", bytes) : three_digits(bytes);
   return out.append(kSteps[step]);
 }
 
 std::string escaped(std::string_view text) {
   std::string out;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::uint32_t code = take(text, at);
+  for (std::size_t place = 0; place < text.size();) {
+    const std::uint32_t code = take(text, place);
     if (code == '<')
       out += "&lt;";
     else if (code == '>')
@@ -113,8 +116,8 @@ std::string escaped(std::string_view text) {
 
 std::string json_string(std::string_view text) {
   std::string out = "\"";
-  for (std::size_t at = 0; at < text.size();) {
-    const std::uint32_t code = take(text, at);
+  for (std::size_t place = 0; place < text.size();) {
+    const std::uint32_t code = take(text, place);
     const bool risky = code < 0x20 || code == '"' || code == '\\' || code == '<' || code == '>' || code == '&' ||
                        code == 0x7F || code == 0x2028 || code == 0x2029;
     if (!risky) {

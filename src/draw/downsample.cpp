@@ -1,4 +1,4 @@
-#include "draw/coarse.h"
+#include "draw/downsample.h"
 
 #include <algorithm>
 

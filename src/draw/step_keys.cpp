@@ -1,4 +1,4 @@
-#include "draw/contents.h"
+#include "draw/step_keys.h"
 
 #include <algorithm>
 
@@ -16,13 +16,13 @@ std::vector<Run> by_row(std::vector<Run> runs) {
   return runs;
 }
 
-// What the rank begins with: its own keys, or its group's once heads are swapped.
+// The keys of step 0: the rank's own, or those of its Ulysses group.
 std::vector<Run> own(const Schedule& s) {
-  const Index inside = s.ulysses();
-  return by_row(s.layouts.k.rank_order({s.rank / inside * inside, inside, 1}).runs());
+  const Index group_size = s.ulysses();
+  return by_row(s.layouts.k.rank_order({s.rank / group_size * group_size, group_size, 1}).runs());
 }
 
-// The part of `from` (sorted by row) that lies in `rows`, moved by `by` rows.
+// Appends to `to` the part of `from` (sorted by row) that lies in `rows`, shifted by `by` rows.
 void copy_rows(const std::vector<Run>& from, Range rows, Index by, std::vector<Run>& to) {
   auto run = std::upper_bound(from.begin(), from.end(), rows.begin,
                               [](Index row, const Run& r) { return row < r.row + r.count; });
@@ -32,7 +32,7 @@ void copy_rows(const std::vector<Run>& from, Range rows, Index by, std::vector<R
   }
 }
 
-// Rows that the peer sends to `rank`, in the order in which they fill the ranges of `into`.
+// Appends to `to` the rows that a peer, who holds `theirs`, sends to `rank`; they fill the ranges of `into` in order.
 void receive(const std::vector<Run>& theirs, const std::vector<PeerRows>& sends, Index rank,
              const std::vector<Range>& into, std::vector<Run>& to) {
   const auto sent = std::find_if(sends.begin(), sends.end(), [&](const PeerRows& p) { return p.peer == rank; });
@@ -53,24 +53,24 @@ void receive(const std::vector<Run>& theirs, const std::vector<PeerRows>& sends,
   }
 }
 
-// Groups whose keys each group has at a step, given the step before.
+// For each group the groups whose keys it holds at a step, given those of the step before.
 using Held = std::vector<std::vector<Index>>;
 Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
-  const Index inside = all.front().ulysses();
+  const Index group_size = all.front().ulysses();
   Held held(before.size());
   for (std::size_t group = 0; group < held.size(); ++group) {
-    const Schedule& s = of(all, static_cast<Index>(group) * inside);
+    const Schedule& s = of(all, static_cast<Index>(group) * group_size);
     if (step >= static_cast<Index>(s.steps.size())) continue;
     const std::optional<Move>& move = step_of(s, step).move;
     if (!move) {
       held[group] = {static_cast<Index>(group)};
     } else if (move->kind == Move::Kind::shift) {
       for (const PeerRows& p : move->receives) {
-        const std::vector<Index>& theirs = before[at(p.peer / inside)];
+        const std::vector<Index>& theirs = before[at(p.peer / group_size)];
         held[group].insert(held[group].end(), theirs.begin(), theirs.end());
       }
     } else {
-      for (const PeerRows& p : move->receives) held[group].push_back(p.peer / inside);
+      for (const PeerRows& p : move->receives) held[group].push_back(p.peer / group_size);
     }
   }
   return held;
@@ -78,7 +78,7 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
 
 }  // namespace
 
-std::vector<Run> contents(const std::vector<Schedule>& all, Index rank, Index step) {
+std::vector<Run> keys_of_step(const std::vector<Schedule>& all, Index rank, Index step) {
   const Schedule& s = of(all, rank);
   const std::optional<Move>& move = step_of(s, step).move;
   if (!move) return own(s);
@@ -86,13 +86,14 @@ std::vector<Run> contents(const std::vector<Schedule>& all, Index rank, Index st
   for (const PeerRows& p : move->receives) {
     const Schedule& peer = of(all, p.peer);
     const bool shift = move->kind == Move::Kind::shift;
-    receive(shift ? contents(all, p.peer, step - 1) : own(peer), step_of(peer, step).move->sends, rank, p.rows, runs);
+    receive(shift ? keys_of_step(all, p.peer, step - 1) : own(peer), step_of(peer, step).move->sends, rank, p.rows,
+            runs);
   }
   return by_row(std::move(runs));
 }
 
 std::vector<Index> meeting_steps(const std::vector<Schedule>& all) {
-  const Index inside = all.front().ulysses(), groups = static_cast<Index>(all.size()) / inside;
+  const Index group_size = all.front().ulysses(), groups = static_cast<Index>(all.size()) / group_size;
   std::vector<Index> near(at(groups), -1), table(at(groups * groups), -1);
   Held held(at(groups));
   for (Index step = 0; step < static_cast<Index>(all.front().steps.size()); ++step) {

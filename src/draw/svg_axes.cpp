@@ -1,31 +1,34 @@
+#include "draw/svg_axes.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "draw/coarse.h"
-#include "draw/svg_frame.h"
-#include "draw/svg_parts.h"
-#include "draw/written.h"
+#include "draw/downsample.h"
+#include "draw/formatting.h"
+#include "draw/svg_panel.h"
+#include "index.h"
 #include "text.h"
 
 namespace weft::draw {
 namespace {
 
 constexpr double kStrip = 7, kGap = 3;
-constexpr Index kRuns = 10'000;  // more are far below a pixel each
-constexpr double kLeast = 0.02;  // of a pixel: padding that is drawn
+constexpr Index kRuns = 10'000;  // with more, each would be far below a pixel
+constexpr double kLeast = 0.02;  // pixels: narrower padding is not drawn
 
-void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
+// The strip along a side that shows which rank holds each token; grey: padding.
+void draw_strip(const Layout& layout, const Frame& frame, bool keys, SvgWriter& svg) {
   const Stream& stream = layout.stream();
   const auto place = [&](double begin, double end) {
     return keys ? Box{frame.x(begin), frame.box.y - kGap - kStrip, frame.x(end) - frame.x(begin), kStrip}
                 : Box{frame.box.x - kGap - kStrip, frame.y(begin), kStrip, frame.y(end) - frame.y(begin)};
   };
-  ink.box(place(0, static_cast<double>(keys ? frame.keys : frame.queries)), "wait");
-  std::vector<std::string> paths(static_cast<std::size_t>(layout.ranks()));
+  svg.box(place(0, static_cast<double>(keys ? frame.keys : frame.queries)), "wait");
+  std::vector<std::string> paths(at(layout.ranks()));
   const auto mark = [&](Index rank, Index begin, Index end) {
     const Box b = place(static_cast<double>(begin), static_cast<double>(end));
-    paths[static_cast<std::size_t>(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width),
-                                                        "v", decimal(b.height), "h", decimal(-b.width), "Z");
+    paths[at(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height),
+                                  "h", decimal(-b.width), "Z");
   };
   for (const auto& [rank, run] : holding(layout, kRuns).parts) {
     if (run.stride == 1) {
@@ -38,8 +41,7 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
       mark(rank, run.token + i * run.stride, run.token + i * run.stride + step);
   }
   for (std::size_t r = 0; r < paths.size(); ++r)
-    if (!paths[r].empty()) ink.path(paths[r], weft::text("r", r));
-  // Padding over it.
+    if (!paths[r].empty()) svg.path(paths[r], weft::text("r", r));
   std::string padding;
   for (Index i = 0; i < stream.sequences(); ++i) {
     if (stream.used(i) == stream.padded(i)) continue;
@@ -49,10 +51,10 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
     padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h",
                           decimal(-b.width), "Z");
   }
-  if (!padding.empty()) ink.path(padding, "wait");
+  if (!padding.empty()) svg.path(padding, "wait");
 }
 
-void draw_ticks(const Frame& frame, bool keys, Ink& ink) {
+void draw_ticks(const Frame& frame, bool keys, SvgWriter& svg) {
   const double tokens = static_cast<double>(keys ? frame.keys : frame.queries),
                length = keys ? frame.box.width : frame.box.height;
   const double widest = text_width(grouped(static_cast<Index>(tokens))) + 12;
@@ -63,35 +65,35 @@ void draw_ticks(const Frame& frame, bool keys, Ink& ink) {
     const std::string said = grouped(static_cast<Index>(t));
     if (keys) {
       const double x = frame.x(t + middle);
-      ink.line({x, frame.box.y - side - 4}, {x, frame.box.y - side}, "edge");
+      svg.line({x, frame.box.y - side - 4}, {x, frame.box.y - side}, "edge");
       const double half = text_width(said) / 2, right = frame.box.x + frame.box.width - half;
-      ink.label({std::clamp(x, frame.box.x + half, right), frame.box.y - side - 6}, said, "small mid");
+      svg.label({std::clamp(x, frame.box.x + half, right), frame.box.y - side - 6}, said, "small mid");
     } else {
       const double y = frame.y(t + middle);
-      ink.line({frame.box.x - side - 4, y}, {frame.box.x - side, y}, "edge");
-      ink.label({frame.box.x - side - 6, y + (t == 0 && middle == 0 ? 7 : 3.5)}, said, "small end");
+      svg.line({frame.box.x - side - 4, y}, {frame.box.x - side, y}, "edge");
+      svg.label({frame.box.x - side - 6, y + (t == 0 && middle == 0 ? 7 : 3.5)}, said, "small end");
     }
   }
 }
 
 // Edges through the whole picture where documents are few, else marks at the side.
-void draw_edges(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
+void draw_edges(const Stream& stream, const Frame& frame, bool keys, SvgWriter& svg) {
   const double side = kGap + kStrip;
   const bool few = stream.sequences() <= 16;
   double drawn = keys ? frame.box.x : frame.box.y;
   for (Index i = 1; i < stream.sequences(); ++i) {
-    const double token = static_cast<double>(stream.offset(i)), at = keys ? frame.x(token) : frame.y(token);
-    if (at - drawn < 2.5 || stream.padded(i) == 0) continue;
-    drawn = at;
+    const double token = static_cast<double>(stream.offset(i)), edge = keys ? frame.x(token) : frame.y(token);
+    if (edge - drawn < 2.5 || stream.padded(i) == 0) continue;
+    drawn = edge;
     if (keys)
-      ink.line({at, frame.box.y - side}, {at, few ? frame.box.y + frame.box.height : frame.box.y - kGap}, "edge");
+      svg.line({edge, frame.box.y - side}, {edge, few ? frame.box.y + frame.box.height : frame.box.y - kGap}, "edge");
     else
-      ink.line({frame.box.x - side, at}, {few ? frame.box.x + frame.box.width : frame.box.x - kGap, at}, "edge");
+      svg.line({frame.box.x - side, edge}, {few ? frame.box.x + frame.box.width : frame.box.x - kGap, edge}, "edge");
   }
 }
 
 // Names of documents, the largest first, where no other name is in the way.
-void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& ink) {
+void name_documents(const Stream& stream, const Frame& frame, bool keys, SvgWriter& svg) {
   std::vector<Index> order;
   for (Index i = 0; i < stream.sequences(); ++i) order.push_back(i);
   std::sort(order.begin(), order.end(), [&](Index a, Index b) {
@@ -106,26 +108,26 @@ void name_documents(const Stream& stream, const Frame& frame, bool keys, Ink& in
     const std::string whole = "document " + std::to_string(i);
     const std::string said = text_width(whole) <= size - 6 ? whole : "doc " + std::to_string(i);
     const double half = text_width(said) / 2 + 4, least = first + half - 4, greatest = first + length - half + 4;
-    const double at =
+    const double middle =
         std::min(std::max(first + static_cast<double>(stream.offset(i)) * scale + size / 2, least), greatest);
     if (std::any_of(taken.begin(), taken.end(),
-                    [&](const auto& t) { return at - half < t.second && at + half > t.first; }))
+                    [&](const auto& t) { return middle - half < t.second && middle + half > t.first; }))
       continue;
-    taken.emplace_back(at - half, at + half);
+    taken.emplace_back(middle - half, middle + half);
     if (keys)
-      ink.label({at, frame.box.y - kGap - kStrip - 19}, said, "small quiet mid");
+      svg.label({middle, frame.box.y - kGap - kStrip - 19}, said, "small quiet mid");
     else
-      ink.label({frame.box.x - 73, at}, said, "small quiet mid", -90);
+      svg.label({frame.box.x - 73, middle}, said, "small quiet mid", -90);
   }
 }
 
 }  // namespace
 
-void draw_side(const Layout& layout, const Frame& frame, bool keys, Ink& ink) {
-  draw_strip(layout, frame, keys, ink);
-  draw_edges(layout.stream(), frame, keys, ink);
-  name_documents(layout.stream(), frame, keys, ink);
-  draw_ticks(frame, keys, ink);
+void draw_axis(const Layout& layout, const Frame& frame, bool keys, SvgWriter& svg) {
+  draw_strip(layout, frame, keys, svg);
+  draw_edges(layout.stream(), frame, keys, svg);
+  name_documents(layout.stream(), frame, keys, svg);
+  draw_ticks(frame, keys, svg);
 }
 
 }  // namespace weft::draw
