@@ -18,6 +18,7 @@
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
+#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 #include "weft/rows.h"
@@ -27,4 +28,5 @@
 #include "weft/state.h"
 #include "weft/support.h"
 #include "weft/tensor.h"
+#include "weft/traffic.h"
 #include "weft/version.h"
