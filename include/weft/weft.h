@@ -18,6 +18,7 @@
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
+#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 #include "weft/reference.h"
@@ -28,4 +29,5 @@
 #include "weft/state.h"
 #include "weft/support.h"
 #include "weft/tensor.h"
+#include "weft/traffic.h"
 #include "weft/version.h"
