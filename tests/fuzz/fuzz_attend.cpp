@@ -15,6 +15,7 @@
 
 namespace {
 
+using weft::at;
 using weft::Index;
 using weft::check::Case;
 using weft::fuzz::ByteChoices;
