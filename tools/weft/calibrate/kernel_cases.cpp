@@ -35,29 +35,27 @@ CaseSpec in_window(CaseSpec spec, Index left) {
 }
 
 std::vector<KernelCase> learned_on_gpu() {
-  return {
-      make_case("causal 1 x 8192", {.lengths = {8192}}),
-      make_case("causal 1 x 24576", {.lengths = {24576}}),
-      make_case("causal 8 x 3072", {.lengths = repeated({{8, 3072}})}),
-      make_case("causal 48 x 640", {.lengths = repeated({{48, 640}})}),
-      make_case("causal 200 x 160", {.lengths = repeated({{200, 160}})}),
-      make_case("causal 1 x 2048", {.lengths = {2048}}),
-      make_case(
-          "causal, 9 mixed, heads 16:2",
-          {.lengths = {5000, 800, 9000, 300, 2200, 1100, 450, 7000, 150}, .heads_q = 16, .heads_k = 2}),
-      make_case("causal 2 x 6000, heads 16", {.lengths = {6000, 6000}, .heads_q = 16, .heads_k = 16}),
-      make_case("full 1 x 8192, heads 16", {.lengths = {8192}, .heads_q = 16, .heads_k = 16, .causal = false}),
-      make_case("full 12 x 1000, heads 16",
-                {.lengths = repeated({{12, 1000}}), .heads_q = 16, .heads_k = 16, .causal = false}),
-      make_case("window 1024, 1 x 16384", in_window({.lengths = {16384}}, 1024)),
-      make_case("rank 1 of 4, 12 x 4096", of_rank(1, 4, repeated({{12, 4096}}))),
-      make_case("rank 6 of 8, 40 x 768, 8 x 3072", of_rank(6, 8, repeated({{40, 768}, {8, 3072}}))),
-      make_case("rank 2 of 16, 1 x 65536", of_rank(2, 16, {65536})),
-      make_case("zigzag, rank 5 of 8", {.lengths = {9000, 3000, 20000, 768},
-                                        .layout = LayoutKind::zigzag,
-                                        .rank = 5,
-                                        .ranks = 8,
-                                        .rank_order = true})};
+  return {make_case("causal 1 x 8192", {.lengths = {8192}}),
+          make_case("causal 1 x 24576", {.lengths = {24576}}),
+          make_case("causal 8 x 3072", {.lengths = repeated({{8, 3072}})}),
+          make_case("causal 48 x 640", {.lengths = repeated({{48, 640}})}),
+          make_case("causal 200 x 160", {.lengths = repeated({{200, 160}})}),
+          make_case("causal 1 x 2048", {.lengths = {2048}}),
+          make_case("causal, 9 mixed, heads 16:2",
+                    {.lengths = {5000, 800, 9000, 300, 2200, 1100, 450, 7000, 150}, .heads_q = 16, .heads_k = 2}),
+          make_case("causal 2 x 6000, heads 16", {.lengths = {6000, 6000}, .heads_q = 16, .heads_k = 16}),
+          make_case("full 1 x 8192, heads 16", {.lengths = {8192}, .heads_q = 16, .heads_k = 16, .causal = false}),
+          make_case("full 12 x 1000, heads 16",
+                    {.lengths = repeated({{12, 1000}}), .heads_q = 16, .heads_k = 16, .causal = false}),
+          make_case("window 1024, 1 x 16384", in_window({.lengths = {16384}}, 1024)),
+          make_case("rank 1 of 4, 12 x 4096", of_rank(1, 4, repeated({{12, 4096}}))),
+          make_case("rank 6 of 8, 40 x 768, 8 x 3072", of_rank(6, 8, repeated({{40, 768}, {8, 3072}}))),
+          make_case("rank 2 of 16, 1 x 65536", of_rank(2, 16, {65536})),
+          make_case("zigzag, rank 5 of 8", {.lengths = {9000, 3000, 20000, 768},
+                                            .layout = LayoutKind::zigzag,
+                                            .rank = 5,
+                                            .ranks = 8,
+                                            .rank_order = true})};
 }
 
 std::vector<KernelCase> learned_on_cpu() {
@@ -74,19 +72,19 @@ std::vector<KernelCase> learned_on_cpu() {
     spec.rank_order = true;
     return spec;
   };
-  return {make_case("causal 1 x 768", docs({768})),
-          make_case("causal 24 x 32", docs(repeated({{24, 32}}))),
-          make_case("causal 100 x 9", docs(repeated({{100, 9}}))),
-          make_case("causal 8 x 96, heads 4", docs(repeated({{8, 96}}), 4, 4)),
-          make_case("full 1 x 256, heads 4:1", full(256, 4, 1)),
-          make_case("window 48, 1 x 768", in_window(docs({768}), 48)),
-          make_case("full 1 x 48, heads 2:1", full(48, 2, 1)),
-          make_case("full 1 x 8, 1 head", full(8, 1, 1)),
-          make_case("rank 1 of 4, 4 x 256", of_rank(1, 4, repeated({{4, 256}}), 4, 2)),
-          make_case("striped, rank 3 of 8",
-                    in_rank_order(docs({700, 61, 40, 300, 250, 185}), LayoutKind::striped, 3, 8)),
-          make_case("balanced, rank 2 of 4", in_rank_order(docs({90, 400, 30, 248}, 2, 2), LayoutKind::balanced, 2, 4)),
-          make_case("zigzag, rank 5 of 8", in_rank_order(docs({500, 200, 300, 24}, 4, 4), LayoutKind::zigzag, 5, 8))};
+  return {
+      make_case("causal 1 x 768", docs({768})),
+      make_case("causal 24 x 32", docs(repeated({{24, 32}}))),
+      make_case("causal 100 x 9", docs(repeated({{100, 9}}))),
+      make_case("causal 8 x 96, heads 4", docs(repeated({{8, 96}}), 4, 4)),
+      make_case("full 1 x 256, heads 4:1", full(256, 4, 1)),
+      make_case("window 48, 1 x 768", in_window(docs({768}), 48)),
+      make_case("full 1 x 48, heads 2:1", full(48, 2, 1)),
+      make_case("full 1 x 8, 1 head", full(8, 1, 1)),
+      make_case("rank 1 of 4, 4 x 256", of_rank(1, 4, repeated({{4, 256}}), 4, 2)),
+      make_case("striped, rank 3 of 8", in_rank_order(docs({700, 61, 40, 300, 250, 185}), LayoutKind::striped, 3, 8)),
+      make_case("balanced, rank 2 of 4", in_rank_order(docs({90, 400, 30, 248}, 2, 2), LayoutKind::balanced, 2, 4)),
+      make_case("zigzag, rank 5 of 8", in_rank_order(docs({500, 200, 300, 24}, 4, 4), LayoutKind::zigzag, 5, 8))};
 }
 
 }  // namespace
@@ -97,8 +95,8 @@ KernelCase make_case(std::string name, const CaseSpec& spec) {
   const Problem problem(Stream::from_lengths(spec.lengths), mask_of(spec));
   const Layouts layouts = make_layouts(spec.layout, problem, spec.ranks);
   const bool rank_order = spec.rank_order || spec.schedule.has_value();
-  Plan plan = make_plan(problem, layouts.q.runs(spec.rank),
-                        rank_order ? layouts.k.rank_order() : layouts.k.sequence_order());
+  Plan plan =
+      make_plan(problem, layouts.q.runs(spec.rank), rank_order ? layouts.k.rank_order() : layouts.k.sequence_order());
   KernelCase c{.name = std::move(name),
                .slices = std::move(plan.slices),
                .q_rows = plan.q_rows,
@@ -131,10 +129,7 @@ const std::vector<GpuCase>& gpu_cases() {
       {"rank-of-2", "rank 1 of 2 of packed", of_rank(1, 2, kPacked)},
       {"rank-of-4", "rank 1 of 4 of packed", of_rank(1, 4, kPacked)},
       {"long-rank-of-8", "rank 3 of 8 of 1 x 131072", of_rank(3, 8, {131072})},
-      {"width-64",
-       "causal 16 x 4096, heads 16",
-       {.lengths = repeated({{16, 4096}}), .heads_q = 16, .heads_k = 16},
-       64},
+      {"width-64", "causal 16 x 4096, heads 16", {.lengths = repeated({{16, 4096}}), .heads_q = 16, .heads_k = 16}, 64},
       {"width-128", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}},
       {"width-192", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 16}, 192, 128},
       {"width-256", "", {.lengths = {8192}, .heads_q = 16, .heads_k = 4}, 256},
