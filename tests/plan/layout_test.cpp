@@ -177,7 +177,9 @@ TEST(Layout, BalancedBeatsTheOthersOnAHardPack) {
   Indices docs(40, 64);
   docs.push_back(30000);  // one long document at the end of many short ones
   const Problem problem(Stream::from_lengths(docs), {.causal = true});
-  const auto share = [&](LayoutKind kind) { return imbalance(pairs_by_rank(problem, make_layouts(kind, problem, 8).q)); };
+  const auto share = [&](LayoutKind kind) {
+    return imbalance(pairs_by_rank(problem, make_layouts(kind, problem, 8).q));
+  };
   EXPECT_LE(share(LayoutKind::balanced), 1.02);
   EXPECT_GT(share(LayoutKind::contiguous), 1.5);
 }

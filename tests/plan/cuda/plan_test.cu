@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "check/cases/random_case.h"
+#include "index.h"
 #include "plan/cut.h"
 #include "plan/layout_data.h"
 #include "weft/plan.h"
