@@ -42,8 +42,8 @@ void bind_draw(nb::module_& m) {
             for (const PlacedLayouts* placed : layouts)
               for (const auto& [schedule, options] : schedules)
                 specs.push_back(schedule == "auto"
-                                       ? chosen(subject, placed->layouts)
-                                       : draw::PanelSpec{placed->layouts, schedule_options(schedule, options)});
+                                    ? chosen(subject, placed->layouts)
+                                    : draw::PanelSpec{placed->layouts, schedule_options(schedule, options)});
             const ReleaseGil others_run;
             new (self) draw::Figure(make_figure(subject, specs));
           },

@@ -101,7 +101,8 @@ TEST_P(KernelBits, DoNotDependOnHowQueriesAreCut) {
     if (!on_gpu()) continue;
     for (const Index dim : {40, 128, 256})
       for (const Index keys_per_split : {0, 128})
-        expect_same_however_cut(kernel(), mask, {.dtype = dtype(), .dqk = dim, .dv = dim - 8, .keys_per_split = keys_per_split});
+        expect_same_however_cut(kernel(), mask,
+                                {.dtype = dtype(), .dqk = dim, .dv = dim - 8, .keys_per_split = keys_per_split});
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "index.h"
+#include "kernel/check_args.h"
 #include "weft/kernel.h"
 
 namespace weft::test {
@@ -152,7 +153,7 @@ inline void attend_backward_on(std::string_view kernel, const KernelBackwardArgs
 }
 inline void finish_partial_on(std::string_view kernel, const KernelForwardArgs& host) {
   OnDevice device(kernel);
-  finish_partial(device.bind(host));
+  finish_partial(finish_args(device.bind(host)));
   device.finish();
 }
 

@@ -138,10 +138,12 @@ TEST(ReferenceErrors, Outputs) {
             "out has shape [0, 0, 0]; give at least 0 rows, 1 head and a dim of 1");
   EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.out.dim = 1; }),
             "out has shape [6, 4, 1]; give it shape [6, 4, 2] (rows, heads, dim)");
-  EXPECT_NE(forward_refusal([](KernelForwardArgs& a) { a.out.head_stride = 0; }).find("share memory"), std::string::npos);
+  EXPECT_NE(forward_refusal([](KernelForwardArgs& a) { a.out.head_stride = 0; }).find("share memory"),
+            std::string::npos);
   EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.lse.rows = 5; }),
             "lse has shape [5, 4, 1]; give it shape [6, 4, 1] (rows, heads, dim)");
-  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.lse.dtype = DType::f16; }), "lse is f16; give it as f32 or f64");
+  EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.lse.dtype = DType::f16; }),
+            "lse is f16; give it as f32 or f64");
   EXPECT_EQ(forward_refusal([](KernelForwardArgs& a) { a.max_logit.heads = 2; }),
             "max_logit has shape [1, 2, 1]; give it shape [1, 4, 1] (rows, heads, dim)");
   EXPECT_NE(forward_refusal([](KernelForwardArgs& a) { a.max_logit.head_stride = 0; }).find("max_logit is written to"),
@@ -159,7 +161,8 @@ TEST(ReferenceErrors, Backward) {
             "dq has shape [6, 4, 2]; give it shape [6, 4, 3] (rows, heads, dim)");
   EXPECT_EQ(backward_refusal([](KernelBackwardArgs& a) { a.dk.heads = 1; }),
             "dk has shape [5, 1, 3]; give it shape [5, 2, 3] (rows, heads, dim)");
-  EXPECT_NE(backward_refusal([](KernelBackwardArgs& a) { a.dv.row_stride = 1; }).find("dv is written to"), std::string::npos);
+  EXPECT_NE(backward_refusal([](KernelBackwardArgs& a) { a.dv.row_stride = 1; }).find("dv is written to"),
+            std::string::npos);
   EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) { a.out = forward.out.view(); }),
             "out is given without lse; give both, as the forward wrote them, or neither");
   EXPECT_EQ(backward_refusal([&](KernelBackwardArgs& a) { a.lse = forward.lse.view(); }),

@@ -45,7 +45,7 @@ TEST(KvBuffer, MemoryIsTakenOnceAndNothingIsCopiedTwice) {
     Tensors t(r);
     Index bytes_held = 0;
     // What a caller holds for one micro-sequence.
-    const BackwardArgs window = backward_args(r, t, sequence.rows(0, 0));
+    const KvBufferBackwardArgs window = backward_args(r, t, sequence.rows(0, 0));
     queries.push_back(0);
     for (const ConstTensorView& x : {window.q, window.dout, window.out, window.lse, ConstTensorView(window.dq),
                                      ConstTensorView(window.dk), ConstTensorView(window.dv)})
@@ -102,7 +102,7 @@ TEST(KvBuffer, DroppedRowsKeepMemoryBounded) {
     KvBuffer buffer(comm, options_of(r, sequence));
     buffer.begin(sequence, window);
     for (Index m = 0; m < 4; ++m) {
-      ForwardArgs args = forward_args(r, t, sequence.rows(0, m));
+      KvBufferForwardArgs args = forward_args(r, t, sequence.rows(0, m));
       args.k = rows_of(ConstTensorView(t.k.view), sequence.rows(0, m));
       args.v = rows_of(ConstTensorView(t.v.view), sequence.rows(0, m));
       buffer.forward(m, args);
@@ -161,7 +161,7 @@ TEST(KvBuffer, Refuses) {
     expect_refusal([&] { small.begin(sequence, r.mask); }, {"needs 32 rows", "has 31"});
     options.rows = 40;
     KvBuffer buffer(comm, options);
-    ForwardArgs args = forward_args(r, t, sequence.rows(0, 0));
+    KvBufferForwardArgs args = forward_args(r, t, sequence.rows(0, 0));
     expect_refusal([&] { buffer.forward(0, args); }, {"begin"});
     buffer.begin(sequence, r.mask);
     expect_refusal([&] { buffer.begin(MicroSequences(Stream::from_lengths(List{4}), {.ranks = 2}), r.mask); },
@@ -175,7 +175,7 @@ TEST(KvBuffer, Refuses) {
     args.k = args.v = {};
     buffer.forward(0, args);  // once more, as recomputation does
     expect_refusal([&] { buffer.backward(1, backward_args(r, t, {8, 16})); }, {"0 is next"});
-    BackwardArgs shared = backward_args(r, t, {0, 8});
+    KvBufferBackwardArgs shared = backward_args(r, t, {0, 8});
     shared.dk.row_stride = 0;
     expect_refusal([&] { buffer.backward(0, shared); }, {"dk is written to"});
     shared = backward_args(r, t, {0, 8});
@@ -195,7 +195,7 @@ TEST(KvBuffer, BelongsToOneThreadAtATime) {
   run_ranks(1, [&](Communicator& comm) {
     KvBuffer buffer(comm, options_of(r, sequence));
     buffer.begin(sequence, r.mask);
-    ForwardArgs args = forward_args(r, t, sequence.rows(0, 0));
+    KvBufferForwardArgs args = forward_args(r, t, sequence.rows(0, 0));
     args.k = t.k.view;
     args.v = t.v.view;
     buffer.forward(0, args);
@@ -206,7 +206,7 @@ TEST(KvBuffer, BelongsToOneThreadAtATime) {
     for (int n = 0; n < 4; ++n)
       threads.emplace_back([&] {
         Tensor out(r.dtype, t.out.view.rows, t.out.view.heads, t.out.view.dim), lse(DType::f32, t.lse.view.rows, 2, 1);
-        ForwardArgs mine = args;
+        KvBufferForwardArgs mine = args;
         mine.out = out.view;
         mine.lse = lse.view;
         for (int i = 0; i < 20; ++i) {
@@ -240,16 +240,16 @@ TEST(AddKeys, AddsWhereKeysAreSeenAndLeavesTheRest) {
     Tensor out(DType::f32, 40, 2, 16), lse(DType::f32, 40, 2, 1), dq(DType::f32, 40, 2, 16), dk(DType::f32, 60, 1, 16),
         dv(DType::f32, 60, 1, 16);
     attend({.q = q.view, .k = k.view, .v = v.view, .slices = slices, .out = out.view, .lse = lse.view}, name);
-    BackwardArgs args{.q = q.view,
-                      .k = k.view,
-                      .v = v.view,
-                      .slices = slices,
-                      .dout = dout.view,
-                      .out = out.view,
-                      .lse = lse.view,
-                      .dq = dq.view,
-                      .dk = dk.view,
-                      .dv = dv.view};
+    KernelBackwardArgs args{{.q = q.view,
+                             .k = k.view,
+                             .v = v.view,
+                             .slices = slices,
+                             .dout = dout.view,
+                             .out = out.view,
+                             .lse = lse.view,
+                             .dq = dq.view,
+                             .dk = dk.view,
+                             .dv = dv.view}};
     attend_backward(args, name);
     const std::vector<double> plain = to_f64(dk.view);
     Tensor sum_k = check::random_tensor(engine, DType::f32, 60, 1, 16, [](Index row) { return row >= 5 && row != 35; });
@@ -309,7 +309,7 @@ TEST(KvBuffer, AGatherThatFailedEndsTheSequence) {
     Tensors t(r), want(r);
     KvBuffer buffer(comm, options_of(r, micros_of(r)));
     buffer.begin(micros_of(r), r.mask);
-    ForwardArgs args = forward_args(r, t, {0, 8});
+    KvBufferForwardArgs args = forward_args(r, t, {0, 8});
     buffer.start_gather(0, t.k.view, t.v.view);
     comm.fails = true;
     expect_refusal([&] { buffer.forward(0, args); }, {"the link is down"});

@@ -55,7 +55,8 @@ int sm_count_of(int device) {
   return count;
 }
 
-RecomputedForward::RecomputedForward(KernelBackwardArgs& args, void (*forward)(const KernelForwardArgs&), cudaStream_t stream) {
+RecomputedForward::RecomputedForward(KernelBackwardArgs& args, void (*forward)(const KernelForwardArgs&),
+                                     cudaStream_t stream) {
   if (args.out.given()) return;
   const std::size_t rows = at(args.q.rows * args.q.heads);
   out = StreamArray<float>(rows * at(args.v.dim), stream);
@@ -63,14 +64,14 @@ RecomputedForward::RecomputedForward(KernelBackwardArgs& args, void (*forward)(c
   const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
   const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
   forward({{.q = args.q,
-           .k = args.k,
-           .v = args.v,
-           .slices = args.slices,
-           .device_plan = args.device_plan,
-           .attention = args.attention,
-           .out = out_view,
-           .lse = lse_view,
-           .place = args.place}});
+            .k = args.k,
+            .v = args.v,
+            .slices = args.slices,
+            .device_plan = args.device_plan,
+            .attention = args.attention,
+            .out = out_view,
+            .lse = lse_view,
+            .place = args.place}});
   args.out = out_view;
   args.lse = lse_view;
 }

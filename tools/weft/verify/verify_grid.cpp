@@ -65,7 +65,7 @@ std::vector<LayoutKind> layouts_of(const Flags& flags) {
 }
 
 GridAxes axes_of(const Flags& flags, std::string_view ranks) {
-  return {.schedules = schedules_of(flags, flags.text("schedule", "all"), kAllVariants),
+  return {.schedules = schedules_of(flags, flags.text("schedule", "all"), true),
           .ranks = ranks_of(flags, ranks),
           .dtypes = dtypes_of(flags),
           .seed = seed_of(flags)};

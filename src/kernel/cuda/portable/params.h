@@ -5,8 +5,8 @@
 
 #include "kernel/cuda/portable/tile_shape.h"
 #include "kernel/cuda/work/work.h"
-#include "weft/kernel.h"
 #include "weft/error.h"
+#include "weft/kernel.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda {

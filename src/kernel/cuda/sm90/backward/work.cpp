@@ -111,8 +111,8 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 
 }  // namespace
 
-BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log2_heads, int dq_tiles_per_item,
-                           cudaStream_t stream)
+BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log2_heads,
+                           int dq_tiles_per_item, cudaStream_t stream)
     : shape_(shape),
       dq_tiles_per_item_(dq_tiles_per_item),
       heads_k_(args.k.heads),

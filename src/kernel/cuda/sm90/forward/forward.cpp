@@ -241,8 +241,8 @@ std::shared_ptr<StepMemory> sums_of(const KernelForwardArgs& args, Index rows, i
 }  // namespace
 
 bool takes_steps(const ForwardArgs& args) {
-  return args.device_plan == nullptr && !args.max_logit.given() &&
-         args.attention.softcap == 0 && scale_of(args.attention, args.q.dim) > 0;
+  return args.device_plan == nullptr && !args.max_logit.given() && args.attention.softcap == 0 &&
+         scale_of(args.attention, args.q.dim) > 0;
 }
 
 void forward(const KernelForwardArgs& args) {
