@@ -282,7 +282,7 @@ double seconds_of(const Place& place, const std::function<void()>& work) {
 }
 
 std::function<void()> captured(const Place& place, const std::function<void()>& work) {
-  const cuda::OnDevice on(place.device);
+  const cuda::DeviceGuard on(place.device);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   WEFT_CUDA(cudaStreamSynchronize(stream_of(place)));
@@ -293,7 +293,7 @@ std::function<void()> captured(const Place& place, const std::function<void()>& 
   WEFT_CUDA(cudaGraphDestroy(graph));
   const std::shared_ptr<CUgraphExec_st> owned(exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); });
   return [place, owned] {
-    const cuda::OnDevice there(place.device);
+    const cuda::DeviceGuard there(place.device);
     WEFT_CUDA(cudaGraphLaunch(owned.get(), stream_of(place)));
   };
 }
