@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints docs/support.md, made from the capability table and the table of options:   tools/support.py [COMMAND] > docs/support.md
 
-The tables are in src/schedule/support.cpp and src/schedule/options.cpp, and `weft explain --support --json` writes them. tests/readme_test.py compares the page with
-it, and writes it anew with --update.
+The tables are in src/schedule/support.cpp and src/schedule/options.cpp, and `weft explain --support --json` writes them.
+tests/readme_test.py compares the page with it, and writes it anew with --update.
 """
 import json
 import pathlib
@@ -57,9 +57,11 @@ def page(weft):
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]
-    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from 1 on'} | `{o['default']}` | {o['help']} |"
+    lines += [f"| `{o['name']}` | {quoted(o['schedules'])} | {quoted(o['values']) or 'from 1 on'} | "
+              f"`{o['default']}` | {o['help']} |"
               for o in table["options"]]
-    lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "", *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
+    lines += ["", "Flags of the command are these names with dashes (`--head-groups`).", "", "## Why not", "",
+              *(f"{i + 1}. {words}" for i, words in enumerate(reasons)), "", ""]
     return HEAD + "\n".join(lines) + TAIL
 
 

@@ -1,5 +1,6 @@
 // The schedules by kind and name.
 #include <algorithm>
+#include <utility>
 
 #include "index.h"
 #include "schedule/description.h"
@@ -42,8 +43,10 @@ std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const 
   std::vector<const Definition*> order;
   for (const Definition& d : registry())
     if (d.candidates != nullptr) order.push_back(&d);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Definition* a, const Definition* b) { return a->tie_order < b->tie_order; });
+  // Definitions lie in one array, so that those of equal order stay in the order of the registry.
+  std::sort(order.begin(), order.end(), [](const Definition* a, const Definition* b) {
+    return std::pair(a->tie_order, a) < std::pair(b->tie_order, b);
+  });
   std::vector<ScheduleOptions> all;
   for (const Definition* d : order)
     for (ScheduleOptions each : d->candidates(shape, levels)) {

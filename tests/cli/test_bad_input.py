@@ -178,10 +178,10 @@ CASES = [
     ("explain --docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
     ("explain --docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
     ("bench --docs 4 --graph", ["--graph", "--kernel cuda.sm90"]),
-    ("bench --docs 4 --part-keys 8", ["--part-keys", "--kernel cuda.sm90"]),
+    ("bench --docs 4 --keys-per-split 8", ["--keys-per-split", "--kernel cuda.sm90"]),
     ("bench --kernel cuda.sm90 --host --graph", ["--host", "--graph"]),
     ("bench --kernel cuda.sm90 --threads 2", ["--threads", "leave it out"]),
-    ("bench --kernel cuda.sm90 --part-keys -2", ["--part-keys -2", "from -1"]),
+    ("bench --kernel cuda.sm90 --keys-per-split -2", ["--keys-per-split -2", "from -1"]),
 ]
 
 SLICES = [

@@ -173,7 +173,8 @@ def test_no_error_of_the_core_speaks_cpp(refused):
         weft.prepare.MicroSequences(weft.Packing(CU), ranks=2, micros=3)
 
 
-@pytest.mark.parametrize("name, is_named", [("p2p", "ring"), ("a2a", "all_to_all"), ("ulysses", "all_to_all"), ("a2a+p2p", "hybrid"), ("usp", "hybrid")])
+@pytest.mark.parametrize("name, is_named", [("p2p", "ring"), ("a2a", "all_to_all"), ("ulysses", "all_to_all"),
+                                            ("a2a+p2p", "hybrid"), ("usp", "hybrid")])
 def test_schedules_by_names_of_frameworks(name, is_named):
     def rank(comm, schedule):
         mine = weft.shard(X, comm, cu_seqlens=CU)
