@@ -52,10 +52,13 @@ struct ScheduleOptions {
 // A line of the table of options. Flags of the command, keywords of Python, words(), fingerprints and the table of
 // docs/schedules.md are made from it. One of the three pointers is set.
 struct WEFT_API ScheduleOption {
+  template <class T>
+  using Field = T ScheduleOptions::*;
+
   std::string_view name, help;
-  Index ScheduleOptions::* whole = nullptr;  // from 1 on
-  KeyOrder ScheduleOptions::* order = nullptr;
-  ScheduleKind ScheduleOptions::* schedule = nullptr;
+  Field<Index> whole = nullptr;  // from 1 on
+  Field<KeyOrder> order = nullptr;
+  Field<ScheduleKind> schedule = nullptr;
 
   std::string value(const ScheduleOptions& options) const;  // "4", "sequence", "ring"
   Index number(const ScheduleOptions& options) const;       // the same as a number
