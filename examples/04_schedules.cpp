@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include <weft/weft.h>
@@ -47,7 +48,7 @@ int main() {
     });
     const weft::Timeline timeline =
         simulate(weft::Job{problem, layouts, heads_q, heads_k, {.kind = kind}, shape}, machine, weft::Pass::forward);
-    std::printf("%-12s %12.1f %22.1f us\n", name(kind).data(),
+    std::printf("%-12s %12.1f %22.1f us\n", std::string(name(kind)).c_str(),
                 static_cast<double>(*std::max_element(received.begin(), received.end())) / 1024,
                 1e6 * timeline.seconds);
   }

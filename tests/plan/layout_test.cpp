@@ -213,7 +213,9 @@ TEST(Layout, Refusals) {
 TEST(Layout, ExplicitRefusals) {
   const Indices padded{0, 4, 8}, used{4, 2};
   const Stream s = Stream::from_used(padded, used);
-  const auto runs = [&](std::vector<std::vector<weft::Run>> r) { return [=] { (void)Layout::explicit_runs(s, r); }; };
+  const auto runs = [&](const std::vector<std::vector<weft::Run>>& r) {
+    return [=] { (void)Layout::explicit_runs(s, r); };
+  };
   EXPECT_NO_THROW(runs({{{0, 0, 4}}, {{0, 4, 2}}})());  // padding may be held by nobody
   expect_refusal(runs({}), {"0 ranks"});
   expect_refusal(runs({{{0, 0, 5}}, {{0, 4, 2}}}), {"rank 1: token 4 is held twice"});

@@ -76,7 +76,7 @@ TEST(Problem, OwnSlices) {
 }
 
 TEST(Problem, Refusals) {
-  const auto mask = [](Mask m) { return [m] { (void)Problem(Stream::from_lengths(Indices{4, 5}), m); }; };
+  const auto mask = [](const Mask& m) { return [m] { (void)Problem(Stream::from_lengths(Indices{4, 5}), m); }; };
   expect_refusal(mask({.left = -2}), {"window left = -2", "-1 for unlimited"});
   expect_refusal(mask({.right = -7}), {"window right = -7"});
   expect_refusal(mask({.chunk = 0}), {"chunk size 0", "1 or more"});

@@ -16,7 +16,6 @@ namespace {
 
 using test::dual_chunk_case;
 using test::piece_of;
-using test::ring_case;
 using Indices = std::vector<Index>;
 
 constexpr int kPoison = -7;
