@@ -139,7 +139,7 @@ TEST_P(OutOfMemory, Packer) {
                   const Packs p = pack_documents(lengths, {.budget = 128, .multiple = 8});
                   packs = p.report.packs;
                   const MicroSequences micro(p.stream(0), {.ranks = 2, .micros = 2});
-                  packs += static_cast<Index>(micro.window(1, 1).lengths.size() > 0);
+                  packs += micro.window(1, 1).lengths.empty() ? 0 : 1;
                 },
                 [&] { return packs >= 3; }),
             10);
