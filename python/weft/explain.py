@@ -44,7 +44,7 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
 class Explanation:
     """A problem on ranks: print it for numbers, leave it at the end of a notebook's cell for a page to look into.
 
-    packing, mask, layout (the first one); pairs [ranks] visible pairs of each rank's queries, balance (the largest over
+    packing, mask, layout (the first one); pairs [ranks] visible pairs of each rank's queries, imbalance (the largest over
     the mean); traffic {schedule: bytes that the busiest rank receives in (forward, backward), or the reason why not}.
     html(), svg(): the page and the picture, with a panel for each layout and schedule; save(path) writes either.
     """
@@ -58,7 +58,7 @@ class Explanation:
         self.problem = Problem(packing, mask)
         self.pairs = _core.pairs_by_rank(self.problem, self.layout)
         mean = self.pairs.mean() if len(self.pairs) else 0
-        self.balance = float(self.pairs.max() / mean) if mean else 1.0
+        self.imbalance = float(self.pairs.max() / mean) if mean else 1.0
         self.heads, self.dims, self.dtype = heads, dims, dtype
         self._dtype = _arrays.dtype_of(dtype)
         self.traffic = {kind: self._traffic(kind) for kind in _core.schedules()}
@@ -105,7 +105,7 @@ class Explanation:
     def __str__(self) -> str:
         ranks = self.layout.ranks
         lines = [f"{self.packing!r}, {self.mask!r}, {self.layout!r}",
-                 f"{self.problem.visible_pairs:,} visible pairs, balance {self.balance:.3f}", ""]
+                 f"{self.problem.visible_pairs:,} visible pairs, imbalance {self.imbalance:.3f}", ""]
         most = max(int(self.pairs.max()), 1) if len(self.pairs) else 1
         for rank in range(min(ranks, _LETTERS)):
             bar = "█" * round(24 * int(self.pairs[rank]) / most)
@@ -164,7 +164,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
 
         >>> import weft
         >>> e = weft.explain(weft.Packing([0, 7, 10, 16]), weft.Mask(causal=True), ranks=4)
-        >>> e.pairs.tolist(), round(e.balance, 3)
+        >>> e.pairs.tolist(), round(e.imbalance, 3)
         ([14, 13, 14, 14], 1.018)
 
     A notebook shows it as a page, with a panel for each layout and schedule: both may be lists. Layouts "balanced" and

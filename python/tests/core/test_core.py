@@ -321,12 +321,12 @@ def test_explain():
     see = dense.visible((CU, [7, 3, 6], 16), (CU, [7, 3, 6], 16), causal=True)
     owner = _owner("zigzag", packing, 4)
     assert e.pairs.tolist() == [int(see[owner == r].sum()) for r in range(4)]
-    assert e.balance == pytest.approx(e.pairs.max() / e.pairs.mean())
+    assert e.imbalance == pytest.approx(e.pairs.max() / e.pairs.mean())
     # Every rank receives K and V of the others: 12 rows x 2 heads x (8 + 8) numbers of 4 bytes.
     assert e.traffic["all_gather"][0] == e.traffic["ring"][0] == 12 * 2 * 16 * 4
     assert 0 < e.traffic["exact"][0] < e.traffic["ring"][0]
     text = str(e)
-    assert "balance" in text and all(kind in text for kind in _core.schedules())
+    assert "imbalance" in text and all(kind in text for kind in _core.schedules())
     from weft.explain import visible
     np.testing.assert_array_equal(visible(weft.Problem(packing, mask)), see)
     picture = [line for line in text.splitlines() if line.strip()[:1].isdigit() and line[7:8] in "ABCD"]
