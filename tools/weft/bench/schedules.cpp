@@ -93,7 +93,7 @@ void run_lines(Bench& bench, std::vector<Line>& lines, Index rounds) {
             static_cast<double>(base->runs.front().traffic.bytes_received) / (line.link * base->seconds());
       ScheduleRun run = bench.run(line, world);
       if (round == 0) line.runs.clear();
-      line.runs.push_back(std::move(run));
+      line.runs.push_back(run);
     }
   }
 }
