@@ -43,6 +43,13 @@ class FarRows {
   TensorView view_;
 };
 
+template <class Args>
+void read_from(const FarRows& q, const FarRows& k, const FarRows& v, Args& args) {
+  args.q = q.view();
+  args.k = k.view();
+  args.v = v.view();
+}
+
 // Of the first rectangle, the band shows keys 40 .. 42 to rows 20 .. 22, one each, and nothing else.
 TEST_P(KernelMemory, RowsThatSeeNothingAreNotRead) {
   KernelProblem problem{"",
@@ -69,14 +76,10 @@ TEST_P(KernelMemory, RowsThatSeeNothingAreNotRead) {
   for (const FarRows* t : {&q, &dout, &out, &lse}) t->close_all_but(rows);
   for (const FarRows* t : {&k, &v}) t->close_all_but(keys);
   KernelForwardArgs forward = closed.forward_args(problem);
-  forward.q = q.view();
-  forward.k = k.view();
-  forward.v = v.view();
+  read_from(q, k, v, forward);
   attend(forward, kernel());
   KernelBackwardArgs backward = closed.backward_args(problem);
-  backward.q = q.view();
-  backward.k = k.view();
-  backward.v = v.view();
+  read_from(q, k, v, backward);
   backward.dout = dout.view();
   backward.out = out.view();
   backward.lse = lse.view();
@@ -125,16 +128,12 @@ TEST_P(KernelMemory, OffsetsPass32Bits) {
   const FarRows out(far.forward.out, apart), lse(far.forward.lse, size_of(DType::f32) << 24);
   const FarRows dq(far.backward.dq, apart), dk(far.backward.dk, apart), dv(far.backward.dv, apart);
   KernelForwardArgs forward = far.forward_args(problem);
-  forward.q = q.view();
-  forward.k = k.view();
-  forward.v = v.view();
+  read_from(q, k, v, forward);
   forward.out = out.view();
   forward.lse = lse.view();
   attend(forward, kernel());
   KernelBackwardArgs backward = far.backward_args(problem);
-  backward.q = q.view();
-  backward.k = k.view();
-  backward.v = v.view();
+  read_from(q, k, v, backward);
   backward.dout = dout.view();
   backward.out = out.view();
   backward.lse = lse.view();
