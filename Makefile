@@ -7,12 +7,13 @@
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
+#   make docs    the documentation as a site, in build/docs/html
 #   make format  clang-format, and what ruff can mend
 #   make lint    style and static checks (tools/lint.sh); make lint-all: clang-tidy on every file
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
+.PHONY: build demo pictures docs test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -36,6 +37,11 @@ pictures:
 	$(call built,release) --target weft_command
 	tools/pictures.sh build/release/weft
 	tools/support.py build/release/weft > build/support.md && mv build/support.md docs/support.md
+
+docs:
+	tools/setup.sh build test docs
+	$(call built,release) --target weft_python weft_stub
+	.venv/bin/python tools/docs/site.py
 
 # All builds first, then one ctest over all of them: long tests of one build run beside those of another, and there is
 # one verdict at the end.

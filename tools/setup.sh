@@ -5,7 +5,8 @@
 #   tools/setup.sh build bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
 #   tools/setup.sh build test lint  ... `make lint`
-#   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
+#   tools/setup.sh build test docs  ... `make docs`
+#   groups: build test bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -14,8 +15,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | test | bench | peer | avx2 | lint) ;;
-    *) die "unknown group '$group'; groups: build test bench peer avx2 lint" ;;
+    build | test | bench | peer | avx2 | lint | docs) ;;
+    *) die "unknown group '$group'; groups: build test bench peer avx2 lint docs" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
@@ -83,4 +84,6 @@ if has "$@" || { group=peer; has "$@"; }; then
   pip_install requirements-python.sha256 tools/requirements-python.txt
   group=lint
   if has "$@"; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
+  group=docs
+  if has "$@"; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi
 fi

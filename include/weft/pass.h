@@ -3,6 +3,7 @@
 
 namespace weft {
 
+// Which of the two passes is meant.
 enum class Pass { forward, backward };
 
 }  // namespace weft

@@ -31,7 +31,7 @@ def own_number() -> int:
 
 
 class ContextParallelAttention(torch.nn.Module):
-    """context_parallel_attention with the settings of one layer; each can be overridden in a call.
+    """A layer that calls context_parallel_attention with settings of its own; each can be overridden in a call.
 
     sink: None, "off_by_one", or "learnable" (then heads=, and the parameter `sink` is one logit a query head).
     layer: its number, which checked ranks compare. Unless given it is counted as layers are built, which ranks must then do in
@@ -71,6 +71,7 @@ class ContextParallelAttention(torch.nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None,
                 **overrides: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """Attention of this rank's rows; mask and overrides take the place of the layer's settings in this call."""
         settings = {**self.settings, **overrides}
         if mask is not None:
             for name in ("causal", "bottom_right", "window", "chunk_size"):
@@ -84,5 +85,6 @@ class ContextParallelAttention(torch.nn.Module):
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
     def extra_repr(self) -> str:
+        """The settings, for print(model)."""
         said = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"{said}, sink={self.sink_kind!r}"
