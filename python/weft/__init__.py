@@ -11,7 +11,8 @@ Arrays come from any framework that speaks DLPack, and results are arrays of the
 training with PyTorch, `weft.transformers` for models of that library.
 """
 
-from . import _core, prepare, rows
+from . import prepare, rows
+from ._core import UNLIMITED as _UNLIMITED
 from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
 from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
@@ -23,7 +24,7 @@ from .sharding import position_ids, shard, unshard, use_layout
 from .simulate import simulate
 from .support import Support, support
 
-UNLIMITED: int = _core.UNLIMITED
+UNLIMITED: int = _UNLIMITED
 """A bound of a slice without limit: lo = -UNLIMITED, hi = UNLIMITED."""
 
 __all__ = [

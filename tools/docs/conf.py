@@ -12,3 +12,4 @@ html_static_path = ["weft.css"]
 html_css_files = ["weft.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # it is fetched, which browsers refuse for files
