@@ -122,15 +122,20 @@ def is_public(cursor, scope):
     return in_weft and (cursor.kind not in TYPES or cursor.is_definition())
 
 
-def page(header, text, of_header):
-    """A page: the comment at the top of the header, then a section for each name; overloads share one."""
-    about = []
+def about(text):
+    """The comment at the top of a header."""
+    lines = []
     for line in text.splitlines():
         match = LINE_COMMENT.match(line)
         if not match:
             break
-        about.append(match.group(1))
-    out = [f"# weft/{header}", "", "```cpp", f"#include <weft/{header}>", "```", "", markdown("\n".join(about)), ""]
+        lines.append(match.group(1))
+    return "\n".join(lines)
+
+
+def page(header, text, of_header):
+    """A page: the comment at the top of the header, then a section for each name; overloads share one."""
+    out = [f"# weft/{header}", "", "```cpp", f"#include <weft/{header}>", "```", "", markdown(about(text)), ""]
     sections = {}
     for name in of_header:
         sections.setdefault(name.name, []).append(name)

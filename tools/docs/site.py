@@ -18,6 +18,7 @@ import sys
 
 import cpp_reference
 import python_reference
+from prose import prose
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent
@@ -61,6 +62,8 @@ class Pages:
             if not target or re.match(r"[a-z]+:", target):
                 return match.group(0)
             to = os.path.normpath(os.path.join(os.path.dirname(file), target))
+            if not (SOURCE / to).exists():
+                raise SystemExit(f"{file}: the link {target} leads nowhere")
             if to.endswith(".svg"):
                 new = to.removeprefix("docs/")
                 (self.folder / new).parent.mkdir(parents=True, exist_ok=True)
@@ -104,25 +107,34 @@ def write_pages(pages, cpp, python):
         headers.setdefault(name.header, []).append(name)
     pages.files |= {f"include/weft/{h}": f"reference/cpp/{h.removesuffix('.h')}.md" for h in headers}
 
-    for header, found in sorted(headers.items()):
-        text = pathlib.Path(found[0].path).read_text(encoding="utf-8")
-        pages.write(f"reference/cpp/{header.removesuffix('.h')}.md", cpp_reference.page(header, text, found))
+    tables = {"Python": [], "C++": []}  # (title, page, what it is about)
     for name, (module, found) in python.items():
-        pages.write(f"reference/python/{name}.md", python_reference.page(name, module, found))
-    tables = [("Python", [(name, f"reference/python/{name}.md") for name in python]),
-              ("C++", [(f"weft/{h}", f"reference/cpp/{h.removesuffix('.h')}.md") for h in sorted(headers)])]
-    for title, entries in tables:
+        page = f"reference/python/{name}.md"
+        pages.write(page, python_reference.page(name, module, found))
+        tables["Python"].append((name, page, python_reference.text_of(module)))
+    for header, found in sorted(headers.items()):
+        page, text = pages.files[f"include/weft/{header}"], pathlib.Path(found[0].path).read_text(encoding="utf-8")
+        pages.write(page, cpp_reference.page(header, text, found))
+        tables["C++"].append((f"weft/{header}", page, cpp_reference.about(text)))
+    indexes = []
+    for title, entries in tables.items():
         folder = entries[0][1].rpartition("/")[0]
-        inner = [(text, page.rpartition("/")[2]) for text, page in entries]
-        listed = "\n".join(f"- [{text}]({page})" for text, page in inner)
-        pages.write(f"{folder}/index.md", f"# {title} reference\n\nEvery public name.\n\n{listed}\n{toctree(title, inner)}")
+        indexes.append((title, f"{folder}/index.md"))
+        inner = [(text, page.rpartition("/")[2]) for text, page, _ in entries]
+        sentences = [prose(first_sentence(about)) for _, _, about in entries]
+        listed = "\n".join(f"- [{text}]({page}): {sentence}" for (text, page), sentence in zip(inner, sentences))
+        pages.write(indexes[-1][1], f"# {title} reference\n\nEvery public name.\n\n{listed}\n{toctree(title, inner)}")
 
     trees = [toctree(title, [(text, pages.files[file]) for text, file in entries]) for title, entries in sections]
-    trees.insert(-1, toctree("Reference", [(t, f"{e[0][1].rpartition('/')[0]}/index.md") for t, e in tables]))
+    trees.insert(-1, toctree("Reference", indexes))
     pages.add("README.md", tail="".join(trees))
     for _, entries in sections:
         for _, file in entries:
             pages.add(file)
+
+
+def first_sentence(text):
+    return re.split(r"(?<=\.)\s", text.strip())[0].replace("\n", " ")
 
 
 def is_sentence(doc):
