@@ -176,7 +176,7 @@ void bind_micro_sequences(nb::module_& m) {
             return nb::make_tuple(r.begin, r.end);
           },
           "rank"_a, "micro"_a, "Tokens [begin, end) of a rank's window.")
-      .def("window", &MicroSequences::window, "rank"_a, "micro"_a)
+      .def("window", &MicroSequences::window, "rank"_a, "micro"_a, "What one rank attends in one micro-sequence.")
       .def(
           "slices",
           [](const MicroSequences& s, const Mask& mask, Index rank, Index micro) {
