@@ -16,7 +16,8 @@ from prose import prose
 TYPES = {CursorKind.STRUCT_DECL, CursorKind.CLASS_DECL, CursorKind.CLASS_TEMPLATE}
 FUNCTIONS = {CursorKind.FUNCTION_DECL, CursorKind.FUNCTION_TEMPLATE}
 OTHERS = {CursorKind.ENUM_DECL, CursorKind.TYPE_ALIAS_DECL, CursorKind.TYPE_ALIAS_TEMPLATE_DECL, CursorKind.VAR_DECL,
-          CursorKind.CLASS_TEMPLATE_PARTIAL_SPECIALIZATION}
+          CursorKind.CLASS_TEMPLATE_PARTIAL_SPECIALIZATION,
+          CursorKind.UNEXPOSED_DECL}  # templates of variables
 LINE_COMMENT = re.compile(r"^\s*// ?(.*)$")
 
 
@@ -116,7 +117,7 @@ def names(source, include_dirs):
 
 def is_public(cursor, scope):
     """Is it a name that namespace weft gives to users? Types that are only declared are not."""
-    if scope.spelling != "weft" or cursor.kind not in TYPES | FUNCTIONS | OTHERS:
+    if scope.spelling != "weft" or cursor.kind not in TYPES | FUNCTIONS | OTHERS or not cursor.spelling:
         return False
     in_weft = pathlib.Path(cursor.location.file.name).parent.name == "weft"
     return in_weft and (cursor.kind not in TYPES or cursor.is_definition())
