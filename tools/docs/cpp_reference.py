@@ -58,6 +58,12 @@ def comment_above(lines, line):
     return "\n".join(above)
 
 
+def first_line(cursor, lines):
+    """Where the declaration begins; libclang leaves out `template <...>` before variables."""
+    line = cursor.extent.start.line
+    return line - 1 if cursor.kind == CursorKind.UNEXPOSED_DECL and lines[line - 2].startswith("template") else line
+
+
 def body_of(cursor):
     """Where the body of a function begins, as (line, column); None without one."""
     for child in cursor.get_children():
@@ -68,7 +74,7 @@ def body_of(cursor):
 
 def without_bodies(cursor, lines):
     """The declaration's text without private members and without bodies of functions of more than a line."""
-    first, last = cursor.extent.start.line, cursor.extent.end.line
+    first, last = first_line(cursor, lines), cursor.extent.end.line
     text = list(lines[first - 1:last])
     drop = set()
     members = [cursor] if cursor.kind in FUNCTIONS else list(cursor.get_children())
@@ -103,9 +109,11 @@ def names(source, include_dirs):
             elif is_public(cursor, scope):
                 path = pathlib.Path(cursor.location.file.name)
                 lines = texts.setdefault(path, path.read_text(encoding="utf-8").splitlines())
-                first, last = cursor.extent.start.line, cursor.extent.end.line
+                first, last = first_line(cursor, lines), cursor.extent.end.line
                 comment = comment_above(lines, first)
                 before = found[-1] if found else None
+                if before and (before.header, before.first) == (path.name, first):
+                    continue  # an instance of the template before it
                 if not comment and before and (before.header, before.last + 1) == (path.name, first) and not before.is_type:
                     comment = before.comment
                 found.append(Name(cursor.spelling, str(path), path.name, first, last, cursor.kind in TYPES,
