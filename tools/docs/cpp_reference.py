@@ -112,8 +112,8 @@ def names(source, include_dirs):
                 first, last = first_line(cursor, lines), cursor.extent.end.line
                 comment = comment_above(lines, first)
                 before = found[-1] if found else None
-                if before and (before.header, before.first) == (path.name, first):
-                    continue  # an instance of the template before it
+                if any((n.header, n.first) == (path.name, first) for n in found):
+                    continue  # an instance of a template
                 if not comment and before and (before.header, before.last + 1) == (path.name, first) and not before.is_type:
                     comment = before.comment
                 found.append(Name(cursor.spelling, str(path), path.name, first, last, cursor.kind in TYPES,
