@@ -11,7 +11,7 @@ namespace weft {
 namespace {
 
 // Far past any machine; within them no prediction leaves the range of a double.
-constexpr double kLeast = 1e-12, kMost = 1e30, kMostSeconds = 1e12;
+constexpr double kLeast = 1e-12, kGreatest = 1e30, kMostSeconds = 1e12;
 
 // Where a value stands, put into words only for an error: every choice checks its machine.
 struct At {
@@ -31,10 +31,10 @@ void require(bool right, const At& at, const char* what, double value, const cha
   if (!right || !std::isfinite(value)) throw Error(text(at.words(), ": ", what, " is ", value), remedy);
 }
 void require_rate(const At& at, const char* what, double value) {
-  require(value >= kLeast && value <= kMost, at, what, value, "give more than 0: from 1e-12 to 1e30");
+  require(value >= kLeast && value <= kGreatest, at, what, value, "give more than 0: from 1e-12 to 1e30");
 }
 void require_rate_or_none(const At& at, const char* what, double value) {
-  require(value == 0 || (value >= kLeast && value <= kMost), at, what, value,
+  require(value == 0 || (value >= kLeast && value <= kGreatest), at, what, value,
           "give 0 for no limit, or from 1e-12 to 1e30");
 }
 void require_seconds(const At& at, const char* what, double value) {

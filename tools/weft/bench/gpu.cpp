@@ -61,18 +61,18 @@ std::optional<nlohmann::json> peer_question(const GpuCase& c, const CallOptions&
 }
 
 // Seconds of each round.
-struct Rounds {
+struct GpuRounds {
   std::vector<double> weft, peer, product;
 };
 
-Rounds run_rounds(KernelCall& call, const GpuCase& c, const CallOptions& options, Index rounds, Peer* peer) {
+GpuRounds run_rounds(KernelCall& call, const GpuCase& c, const CallOptions& options, Index rounds, Peer* peer) {
   constexpr std::chrono::milliseconds kRest{20};  // the peer rests as long, so that everybody finds the chip as cool
   std::optional<int> sdpa, product;
   if (peer != nullptr) {
     if (const auto question = peer_question(c, options)) sdpa = peer->prepare_gpu(*question);
     product = peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(options.dtype)}, {"size", kProduct}});
   }
-  Rounds times;
+  GpuRounds times;
   for (Index round = 0; round < rounds; ++round) {
     std::this_thread::sleep_for(kRest);
     times.weft.push_back(call.gpu_seconds());
@@ -91,7 +91,7 @@ double flop_of(const KernelCase& c, const CallOptions& o) {
 }
 
 // A line of the table, printed, and its record for --json.
-nlohmann::json print_line(const GpuCase& c, const CallOptions& o, double flop, const Rounds& times, double sustained) {
+nlohmann::json print_line(const GpuCase& c, const CallOptions& o, double flop, const GpuRounds& times, double sustained) {
   const double seconds = median(times.weft);
   const auto tflops = [](double operations, double s) { return operations / s * 1e-12; };
   nlohmann::json record = {{"case", c.name},
@@ -189,7 +189,7 @@ int bench_gpu(const Flags& flags) {
         all.push_back({{"case", c->name}, {"pass", name(pass)}, {"kernel", o.kernel}, {"host_us", us}});
         continue;
       }
-      const Rounds times = run_rounds(call, *c, o, rounds, peer.get());
+      const GpuRounds times = run_rounds(call, *c, o, rounds, peer.get());
       all.push_back(print_line(*c, o, flop_of(planned, o), times, call.sustained_seconds()));
     }
   }

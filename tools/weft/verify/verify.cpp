@@ -58,8 +58,6 @@ void print_outcome(const Outcome& outcome, const Method& method) {
     fmt::print("{} check{} skipped\n", outcome.skipped.size(), outcome.skipped.size() == 1 ? "" : "s");
 }
 
-constexpr int kFailed = 1, kNothingRan = 2;
-
 // The law is about plans: a schedule or kernel that was asked for is right only if it computed something.
 int verdict(const Flags& flags, const Tally& tally) {
   if (tally.failed() > 0) return kFailed;

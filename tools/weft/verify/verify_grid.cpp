@@ -112,7 +112,6 @@ int verify_grid(const Flags& flags, Grid grid) {
   if (table.failed() == 0 && table.ok() == 0)
     fmt::print(stderr, "weft: {}, so nothing was checked; ask for what can run (weft explain --support)\n",
                table.left_out() > 0 ? "the time was over before the first run" : "all was refused");
-  constexpr int kFailed = 1, kNothingRan = 2;
   if (table.failed() > 0 || (table.ok() == 0 && table.left_out() > 0)) return kFailed;
   return table.ok() == 0 ? kNothingRan : 0;
 }
