@@ -2,7 +2,7 @@
 #   make build   the library, the command build/release/weft, examples
 #   make demo    packed documents on four ranks, drawn and checked
 #   make test    shows that Weft is right on this machine: unit, law, schedules, command, Python, pages
-#   make test-all   make test and all the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
+#   make test-all   make test, make docs and the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
 #                where there is a compiler
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
@@ -53,7 +53,7 @@ test:
 
 # What make test leaves out. All builds first, then one ctest over all of them: long tests of one build run beside those
 # of another, and there is one verdict at the end.
-test-all: test
+test-all: test docs
 	tools/setup.sh build mpi test full
 	$(call built,release)
 	$(call built,asan)
