@@ -7,10 +7,7 @@
 #include "comm/blocks.h"
 #include "comm/calls.h"
 #ifdef WEFT_WITH_CUDA
-#include "comm/cuda/staged.h"
-#endif
-#ifdef WEFT_WITH_NCCL
-#include "comm/nccl/nccl.h"
+#include "comm/cuda/transports.h"
 #endif
 #include "index.h"
 #include "text.h"
@@ -241,6 +238,10 @@ Request Communicator::all_reduce(void* data, DType dtype, Index count, Reduce ho
   throw Error(text("all_reduce of ", weft::name(dtype)), "give f32 or f64");
 }
 
+std::unique_ptr<Communicator> DeviceCommunicator::make_split(Index, Index) {
+  throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+}
+
 std::unique_ptr<Communicator> Communicator::split(Index color, Index key) { return make_split(color, key); }
 
 std::unique_ptr<DeviceCommunicator> Communicator::on(const Place& place) {
@@ -254,7 +255,7 @@ std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place& place) {
     return start(std::move(sends), std::move(receives));
   };
 #ifdef WEFT_WITH_NCCL
-  if (!cuda::share_a_gpu(*this, place, host_call)) return make_nccl(*this, place);
+  if (!cuda::share_a_gpu(*this, place, host_call)) return cuda::make_nccl(*this, place);
 #endif
   return cuda::make_staged(*this, place, reaches_gpus() ? cuda::Staging::device : cuda::Staging::host, host_call);
 }

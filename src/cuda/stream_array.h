@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/check.h"
 #include "cuda/handle_pool.h"
+#include "cuda/runtime.h"
 
 namespace weft::cuda {
 

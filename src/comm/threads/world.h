@@ -15,7 +15,7 @@
 
 #include "comm/blocks.h"
 #ifdef WEFT_WITH_CUDA
-#include "comm/cuda/device_threads.h"
+#include "comm/cuda/transports.h"
 #endif
 #include "text.h"
 #include "weft/communicator.h"
@@ -123,5 +123,7 @@ struct Member {
     return text("rank ", member, " of a split (", world_rank(member), " of all)");
   }
 };
+
+std::unique_ptr<Communicator> make_communicator(Member self);
 
 }  // namespace weft::threads

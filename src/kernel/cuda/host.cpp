@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "text.h"
 #include "weft/error.h"

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/last_error.h"
+#include "cuda/runtime.h"
 #include "cuda/stream_array.h"
 #include "plan/offset_faults.h"
 #include "weft/device_plan.h"

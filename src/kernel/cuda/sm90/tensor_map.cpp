@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "kernel/cuda/portable/params.h"
 #include "text.h"
 #include "weft/error.h"

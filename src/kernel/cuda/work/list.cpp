@@ -5,7 +5,7 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "cuda/capture.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "kernel/cuda/work/device_list.h"
 #include "weft/error.h"

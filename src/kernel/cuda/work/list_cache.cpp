@@ -10,8 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/capture.h"
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 
 namespace weft::cuda {
 namespace {

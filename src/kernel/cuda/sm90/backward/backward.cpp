@@ -2,8 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
+#include "cuda/runtime.h"
 #include "cuda/stream_array.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
@@ -248,8 +247,8 @@ void backward(const KernelBackwardArgs& given) {
     params.k = tensor_map(k.view(), 1, shape.keys);
     params.v = tensor_map(v.view(), 1, shape.keys);
   }
-  const auto products = shares_keys(width) ? select_16bit(dtype, &backward_wide_bf16, &backward_wide_f16)
-                                           : select_16bit(dtype, &backward_bf16, &backward_f16);
+  const auto products = shares_keys(width) ? select_16bit(dtype, &run_backward_wide<Bf16>, &run_backward_wide<F16>)
+                                           : select_16bit(dtype, &run_backward<Bf16>, &run_backward<F16>);
   products(width, params, stream);
   dk.finish();
   dv.finish();
@@ -259,7 +258,7 @@ void backward(const KernelBackwardArgs& given) {
       dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
       dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
     }
-    select_16bit(dtype, &dq_bf16, &dq_f16)(width, dq, stream);
+    select_16bit(dtype, &run_dq<Bf16>, &run_dq<F16>)(width, dq, stream);
     return;
   }
   if (args.steps != nullptr) {

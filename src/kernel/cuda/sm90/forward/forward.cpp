@@ -5,8 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
+#include "cuda/runtime.h"
 #include "cuda/stream_array.h"
 #include "device/device.h"
 #include "index.h"
@@ -313,7 +312,7 @@ void forward(const KernelForwardArgs& args) {
     params.k = tensor_map(k.view(), 1, forward_shape(width).keys);
     params.v = tensor_map(v.view(), 1, forward_shape(width).keys);
   }
-  select_16bit(dtype, &forward_bf16, &forward_f16)(width, params, stream);
+  select_16bit(dtype, &run_forward<Bf16>, &run_forward<F16>)(width, params, stream);
   if (args.steps != nullptr) {
     sums->done.resize(at(work.tiles));
     for (const int tile : work.ending) sums->done[at(tile)] = true;

@@ -1,6 +1,5 @@
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 
-#include "cuda/last_error.h"
 #include "text.h"
 #include "weft/error.h"
 
