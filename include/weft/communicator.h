@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/device.h"
 #include "weft/dtype.h"
 #include "weft/slice.h"

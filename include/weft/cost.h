@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 #include "weft/pass.h"
 #include "weft/schedule.h"

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 #include "weft/layout.h"
 #include "weft/mask.h"

@@ -1,7 +1,6 @@
-#include "check/steps.h"
-
 #include <vector>
 
+#include "check/attend.h"
 #include "check/device_mirror.h"
 #include "check/tensors.h"
 #include "index.h"
@@ -19,20 +18,26 @@ Args with_keys(Args args, const KeyStep& step) {
   return args;
 }
 
-// The call with its host tensors mirrored where the kernel reads them.
+// The arguments with their host inputs mirrored where the kernel reads them. Args: of a forward or a backward.
+template <class Args>
+Args inputs_there(DeviceMirror& mirror, Args args) {
+  args.q = mirror.in(args.q);
+  args.k = mirror.in(args.k);
+  args.v = mirror.in(args.v);
+  args.attention = mirror.in(args.attention);
+  args.place = mirror.place();
+  return args;
+}
+
+// The call with its host tensors mirrored.
 template <class Call>
 void call_mirrored(std::string_view kernel, const KernelForwardArgs& args, const Call& call) {
   DeviceMirror mirror(place_of(kernel));
-  KernelForwardArgs there = args;
-  there.q = mirror.in(args.q);
-  there.k = mirror.in(args.k);
-  there.v = mirror.in(args.v);
-  there.attention = mirror.in(args.attention);
+  KernelForwardArgs there = inputs_there(mirror, args);
   there.out = mirror.out(args.out);
   there.lse = mirror.out(args.lse);
   there.max_logit = mirror.out(args.max_logit);
   there.partial = mirror.out(args.partial);
-  there.place = mirror.place();
   mirror.send();
   call(there);
   mirror.fetch();
@@ -69,11 +74,7 @@ void attend_steps(std::string_view kernel, const ForwardArgs& args, std::span<co
 void attend_backward_by(std::string_view kernel, const BackwardArgs& args) {
   if (kernel == kReference) return reference_backward(args);
   DeviceMirror mirror(place_of(kernel));
-  BackwardArgs there = args;
-  there.q = mirror.in(args.q);
-  there.k = mirror.in(args.k);
-  there.v = mirror.in(args.v);
-  there.attention = mirror.in(args.attention);
+  BackwardArgs there = inputs_there(mirror, args);
   there.dout = mirror.in(args.dout);
   there.out = mirror.in(args.out);
   there.lse = mirror.in(args.lse);
@@ -81,7 +82,6 @@ void attend_backward_by(std::string_view kernel, const BackwardArgs& args) {
   there.dk = mirror.out(args.dk);
   there.dv = mirror.out(args.dv);
   there.dsink = mirror.out(args.dsink);
-  there.place = mirror.place();
   mirror.send();
   attend_backward(there, kernel);
   mirror.fetch();

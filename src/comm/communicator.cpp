@@ -5,13 +5,12 @@
 #include <string>
 
 #include "comm/blocks.h"
-#include "comm/calls.h"
+#include "comm/checked.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 

@@ -1,7 +1,6 @@
 #include "cuda/runtime.h"
 
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 

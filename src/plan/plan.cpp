@@ -9,7 +9,6 @@
 #include "plan/plan_subset.h"
 #include "plan/visible_pairs.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {
@@ -98,6 +97,8 @@ std::vector<Index> sequences_in(const Stream& stream, const RunList& runs) {
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
+
+Index visible_pairs(const Slice& s) { return visible_pairs(s, Run{0, s.q_begin, s.q_end - s.q_begin, 1}); }
 
 Index visible_pairs(const Plan& plan) {
   Index pairs = 0;

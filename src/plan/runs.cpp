@@ -5,7 +5,6 @@
 
 #include "plan/layout_data.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace detail {

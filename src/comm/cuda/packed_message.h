@@ -9,7 +9,6 @@
 #include "cuda/stream_array.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 

@@ -11,7 +11,6 @@
 #include "cuda/stream_array.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {

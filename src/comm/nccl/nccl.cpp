@@ -10,7 +10,6 @@
 #include "cuda/runtime.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {

@@ -19,7 +19,6 @@
 #endif
 #include "text.h"
 #include "weft/communicator.h"
-#include "weft/error.h"
 
 namespace weft::threads {
 

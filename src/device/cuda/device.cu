@@ -11,7 +11,6 @@
 #include "device/device.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::device {
 namespace {

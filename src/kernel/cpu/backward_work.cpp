@@ -1,9 +1,8 @@
-#include "kernel/cpu/backward_work.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "index.h"
+#include "kernel/cpu/work.h"
 
 namespace weft::cpu {
 namespace {

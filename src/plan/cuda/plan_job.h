@@ -1,9 +1,9 @@
 // Slices of one rank from offsets in device memory: the host's planner, with several threads per sequence.
 #pragma once
 
-#include "plan/cuda/side.h"
+#include "plan/cuda/scan.h"
 #include "plan/cut.h"
-#include "plan/run_subset.h"
+#include "plan/runs.h"
 
 namespace weft {
 

@@ -1,5 +1,3 @@
-#include "kernel/cuda/portable/portable.h"
-
 #include <cmath>
 
 #include "cuda/runtime.h"
@@ -8,8 +6,8 @@
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/work/list.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "cuda/runtime.h"
 #include "index.h"
-#include "kernel/cuda/work/device_list.h"
 #include "weft/error.h"
 
 namespace weft::cuda {

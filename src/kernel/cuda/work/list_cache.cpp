@@ -1,5 +1,3 @@
-#include "kernel/cuda/work/list_cache.h"
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "cuda/runtime.h"
+#include "kernel/cuda/work/list.h"
 
 namespace weft::cuda {
 namespace {

@@ -8,11 +8,9 @@
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/backward/work.h"
-#include "kernel/cuda/sm90/sm90.h"
-#include "kernel/cuda/sm90/tensor_map.h"
-#include "kernel/cuda/work/list_cache.h"
+#include "kernel/cuda/work/list.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -92,13 +90,6 @@ float* scratch_in_dq(const TensorView& dq, std::size_t rows) {
   const auto bytes = at(dq.rows * dq.heads * dq.dim * size_of(dq.dtype));
   const bool fits = dense && reinterpret_cast<std::uintptr_t>(dq.data) % 16 == 0 && bytes >= 2 * rows * sizeof(float);
   return fits ? static_cast<float*>(dq.data) : nullptr;
-}
-
-// Can 8 elements be stored at once?
-bool stores_vec8(const TensorView& view, DType dtype) {
-  const auto multiple = [](Index stride) { return stride % 8 == 0; };
-  return view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
-         multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
 }
 
 // What the kernels of a call share.

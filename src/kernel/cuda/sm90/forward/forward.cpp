@@ -12,12 +12,9 @@
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/forward/params.h"
-#include "kernel/cuda/sm90/sm90.h"
-#include "kernel/cuda/sm90/tensor_map.h"
 #include "kernel/cuda/work/list.h"
-#include "kernel/cuda/work/list_cache.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
