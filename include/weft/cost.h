@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "weft/dtype.h"
-#include "weft/pass.h"
 #include "weft/schedule.h"
 #include "weft/slice.h"
 

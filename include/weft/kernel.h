@@ -10,7 +10,6 @@
 
 #include "weft/attention.h"
 #include "weft/device.h"
-#include "weft/pass.h"
 #include "weft/state.h"
 
 namespace weft {

@@ -12,7 +12,6 @@
 #include "weft/dtype.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
-#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/slice.h"
 #include "weft/traffic.h"

@@ -193,12 +193,7 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
 
 Request Communicator::all_gather(const Block& mine, std::span<const Block> all) {
   check_count("all_gather: all", all.size(), ranks_);
-  std::vector<Message> sends, receives;
-  for (Index peer = 0; peer < ranks_; ++peer) {
-    append(sends, peer, mine);
-    append(receives, peer, all[at(peer)]);
-  }
-  return exchange(std::move(sends), std::move(receives));
+  return all_to_all(std::vector<Block>(at(ranks_), mine), all);
 }
 
 Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype) {

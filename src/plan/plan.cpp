@@ -8,6 +8,7 @@
 #include "plan/layout_data.h"
 #include "plan/plan_subset.h"
 #include "plan/visible_pairs.h"
+#include "ranges.h"
 #include "text.h"
 
 namespace weft {
@@ -109,15 +110,7 @@ Index visible_pairs(const Plan& plan) {
 std::vector<Range> touched_keys(const Plan& plan) {
   std::vector<Range> all;
   for (const Slice& s : plan.slices) all.push_back(touched_keys(s));
-  std::sort(all.begin(), all.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  std::vector<Range> merged;
-  for (const Range& r : all) {
-    if (!merged.empty() && r.begin <= merged.back().end)
-      merged.back().end = max_of(merged.back().end, r.end);
-    else
-      merged.push_back(r);
-  }
-  return merged;
+  return joined(std::move(all));
 }
 
 std::vector<Index> pairs_by_rank(std::span<const Slice> slices, const Layout& layout, const RunList& all) {

@@ -35,10 +35,7 @@ Reach reach_of(const MicroSequences& micros, const Problem& problem) {
   const Index size = micros.local() * micros.ranks(), begin = micros.rows().begin;
   for (const Slice& s : problem.global_slices()) {
     for (Index m = (s.q_begin - begin) / size; m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
-      Slice part = s;
-      part.q_begin = max_of(s.q_begin, micros.rows(m).begin);
-      part.q_end = min_of(s.q_end, micros.rows(m).end);
-      const Range seen = touched_keys(part);
+      const Range seen = touched_keys(within_rows(s, micros.rows(m)));
       if (seen.size() == 0) continue;
       reach.first[at(m)] = min_of(reach.first[at(m)], seen.begin);
       reach.end[at(m)] = max_of(reach.end[at(m)], seen.end);

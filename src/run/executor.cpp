@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index.h"
+#include "ranges.h"
 #include "run/executor_data.h"
 #include "text.h"
 
@@ -46,14 +47,7 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
   std::vector<Range> rows;
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
-  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  RowsOfSteps held;
-  for (const Range& r : rows) {
-    if (!held.rows.empty() && r.begin < held.rows.back().end)
-      held.rows.back().end = max_of(held.rows.back().end, r.end);
-    else
-      held.rows.push_back(r);
-  }
+  RowsOfSteps held{joined(std::move(rows), false), {}};
   held.ends.resize(held.rows.size());
   const Computed computed(schedule);
   Index call = 0;

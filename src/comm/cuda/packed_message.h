@@ -6,7 +6,7 @@
 
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
 #include "index.h"
 #include "text.h"
 

@@ -8,7 +8,6 @@
 #include "comm/cuda/transports.h"
 #include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
-#include "cuda/stream_array.h"
 #include "index.h"
 #include "text.h"
 

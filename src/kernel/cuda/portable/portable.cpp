@@ -1,7 +1,7 @@
 #include <cmath>
 
+#include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
-#include "cuda/stream_array.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/portable/params.h"

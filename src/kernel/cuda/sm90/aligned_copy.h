@@ -6,7 +6,7 @@
 
 #include <cuda.h>
 
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda::sm90 {

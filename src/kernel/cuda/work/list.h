@@ -8,7 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
 #include "index.h"
 #include "kernel/cuda/work/work.h"
 #include "weft/device_plan.h"

@@ -2,8 +2,8 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
-#include "cuda/stream_array.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
-#include "cuda/stream_array.h"
 #include "device/device.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
