@@ -7,8 +7,8 @@
 #include <list>
 #include <vector>
 
-#include "cuda/check.h"
 #include "cuda/device_array.h"
+#include "cuda/runtime.h"
 #include "kernel/convert.h"
 #include "kernel/on_device.h"
 
