@@ -157,7 +157,7 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices) {
   std::vector<Index> flat;
   flat.reserve(slices.size() * 6);
   for (const Slice& s : slices) flat.insert(flat.end(), {s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
-  return array_of(std::move(flat), {slices.size(), 6});
+  return array_of(std::move(flat), 6);
 }
 
 std::vector<std::vector<Run>> runs_from(nb::handle object) {
@@ -177,11 +177,6 @@ std::vector<std::vector<Run>> runs_from(nb::handle object) {
     }
   }
   return out;
-}
-
-IndexArray array_of(std::vector<Index> values) {
-  const std::size_t n = values.size();
-  return array_of(std::move(values), {n});
 }
 
 }  // namespace weft::python

@@ -134,19 +134,6 @@ def _statistics(dtype: DType) -> DType:
     return DType.f64 if dtype is DType.f64 else DType.f32
 
 
-class OneRank:
-    """A plan of the whole problem, run where the tensors are."""
-
-    def __init__(self, problem: Problem, kernel: str, deterministic: bool) -> None:
-        self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
-
-    def forward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
-        _core.attend(self.plan, *args, self.kernel, stream)
-
-    def backward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
-        _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
-
-
 def rank_schedule(schedule: Schedule, problem: Problem, placed: _core.Layout, rank: int, heads: Tuple[int, int],
                   head_map: Optional[Numbers], shape: Tuple[DType, int, int], machine: Any = None) -> _core.RankSchedule:
     """What the rank does by this schedule or, with auto, by the best predicted one. shape: dtype, dim of q and k, dim of v."""
@@ -234,7 +221,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     if comm is None:
         # Not used on one rank, but an unknown name is a mistake.
         _options.option("layout", layout if isinstance(layout, str) else None)
-        r._run = OneRank(problem, kernel, deterministic)
+        r._run = _core.OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
         if format != "thd":

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options, _placed, ranks
 from .._arrays import error
-from ..attention import OneRank, rank_schedule
+from ..attention import rank_schedule
 from ..cost import machine_number, machine_numbered
 from ..schedule import Schedule, schedule_of, unexpected
 from ..sharding import batch_shape, layout_of
@@ -106,7 +106,7 @@ class _Run:
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
-            run = OneRank(problem, said["kernel"], said["deterministic"])
+            run = _core.OneRank(problem, said["kernel"], said["deterministic"])
             self.run = lambda: run
             return
         self.comm = comm = communicator(said["group"])
