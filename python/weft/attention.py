@@ -12,7 +12,7 @@ from .sharding import as_packing, batch_shape, layout_of
 
 _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
 _THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
-_MASK = {"causal": False, "bottom_right": False, "window": (-1, -1), "chunk_size": None, "slices": None}
+_MASK = ("causal", "bottom_right", "window", "chunk_size", "slices")
 _PARTS = (*_THREE, *_SIX, *_MASK)  # keywords that a Packing and a Mask are made of
 
 
@@ -27,12 +27,11 @@ class Gradients(NamedTuple):
 
 def _mask_of(mask: Optional[Mask], parts: Dict[str, Any]) -> Mask:
     """The Mask that a caller means: an object, or its parts."""
-    given = {name: _options.option(name, parts.get(name, usual)) for name, usual in _MASK.items()}
+    given = [name for name in _MASK if name in parts]
     if mask is None:
-        return Mask(**given)
-    if given != _MASK:
-        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
-                    "a mask says it all: leave the others out")
+        return Mask(**{name: parts[name] for name in given})
+    if given:
+        raise error(f"mask is given together with {given[0]}", "a mask says it all: leave the others out")
     if not isinstance(mask, Mask):
         raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     return mask
