@@ -13,6 +13,7 @@ import weft.torch
 
 import checked
 from group_cases import CASES, LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, compare, run, tensors, told
+from refusals import refused
 
 
 @case
@@ -98,11 +99,8 @@ def meshes():
     assert torch.equal(copy.deepcopy(layer)(*rows, SELF), layer(*rows, SELF))
     assert weft.torch.communicator(both["cp"]).ranks == 2
     for use in (weft.torch.shard, weft.torch.unshard):
-        try:
+        with refused("2 dimensions", 'mesh["cp"]'):
             use(rows[0], SELF, both)
-            raise AssertionError("a mesh of two dimensions was taken")
-        except weft.Error as e:
-            assert "2 dimensions" in str(e) and 'mesh["cp"]' in str(e), e
 
 
 @case
@@ -111,21 +109,13 @@ def layouts_that_do_not_agree():
     packing, causal = weft.Packing([0, 9, 31, 77]), dict(causal=True, schedule="ring")
     x = tensors(packing)[0]
 
-    def wrong(call, *words):
-        try:
-            call()
-            raise AssertionError(f"{words}: nobody noticed")
-        except weft.Error as e:
-            assert all(word in str(e) for word in words), e
-
     group = dist.new_group([0, 1, 2, 3])
     contiguous = weft.torch.shard(x, packing, group, layout="contiguous")
-    for checked in (False, True):
-        wrong(
-            lambda: run(*[contiguous] * 4, packing, group=group, checked=checked, **causal), "under layout balanced",
-            "under contiguous", "weft.torch.use_layout",
-        )
-    wrong(lambda: weft.torch.unshard(contiguous, packing, group), "unshard under layout balanced")
+    for compared in (False, True):
+        with refused("under layout balanced", "under contiguous", "weft.torch.use_layout"):
+            run(*[contiguous] * 4, packing, group=group, checked=compared, **causal)
+    with refused("unshard under layout balanced"):
+        weft.torch.unshard(contiguous, packing, group)
     run(*[contiguous] * 4, packing, group=group, layout="contiguous", **causal)
     weft.torch.use_layout(packing, group, layout="striped")
     run(*[contiguous] * 4, packing, group=group, layout="striped", **causal)
@@ -133,11 +123,10 @@ def layouts_that_do_not_agree():
     other = dist.new_group([0, 1, 2, 3])
     run(*[contiguous] * 4, packing, group=other, layout="contiguous", **causal)
     mine = weft.shard(x.numpy(), weft.torch.communicator(other), packing=packing)
-    wrong(
-        lambda: run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal),
-        "multiple of 2*ranks",
-    )
-    wrong(lambda: run(*[torch.from_numpy(mine)] * 4, packing, group=other, layout="zigzag", **causal), "under balanced")
+    with refused("multiple of 2*ranks"):
+        run(*[contiguous] * 4, packing, group=dist.new_group([0, 1, 2, 3]), layout="dual_chunk", **causal)
+    with refused("under balanced"):
+        run(*[torch.from_numpy(mine)] * 4, packing, group=other, layout="zigzag", **causal)
     run(*[torch.from_numpy(mine)] * 4, packing, group=other, **causal)
 
 
@@ -189,11 +178,8 @@ def a_world_by_the_name_of_one_that_ended():
     compare(SELF, MASKS["causal"], dict(schedule="ring"))
     names = dist.group.WORLD.group_name, group.group_name
     dist.destroy_process_group()
-    try:
+    with refused(names[1]):  # which has ended
         run(*tensors(SELF), SELF, group=names[1])
-        raise AssertionError("a group that has ended was used")
-    except weft.Error as e:
-        assert names[1] in str(e)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/again", rank=RANKS - 1 - me, world_size=RANKS)
     assert dist.group.WORLD.group_name == names[0]
     weft.torch.communicator(time_limit=20)

@@ -12,6 +12,7 @@ import weft.torch
 
 import dense
 import processes
+from refusals import refused
 
 RANKS, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
 PACKINGS = {
@@ -71,7 +72,8 @@ def check(packing, mask, group, count, *, drop=False, sink=False, softcap=0.0, d
     *inputs, dout = (rows_of(x, micros, rank).to(dtype).requires_grad_() for x in tensors)
     logits = logits.requires_grad_() if sink else None
     real = real_rows(packing, micros, rank)
-    results = [layer(*inputs, micros, sink=logits) for _ in range(calls)]  # all forwards first: each has a buffer until its backward
+    # All forwards first: each has a buffer until its backward.
+    results = [layer(*inputs, micros, sink=logits) for _ in range(calls)]
     for out in results:
         out.backward(dout.detach())
     for name, got in (*(("out", out) for out in results), *zip(("dq", "dk", "dv"), (x.grad / calls for x in inputs))):
@@ -111,18 +113,12 @@ def no_gradient_wanted(group):
         y.grad = None
         layer(*wants, micros).sum().backward()
         assert y.grad is not None
-    try:
+    with refused("windows"):
         layer(x[1:], x[1:], x[1:], micros)
-        raise AssertionError("too few rows were taken")
-    except weft.Error as e:
-        assert "windows" in str(e)
     out = layer(y, x, x, micros)
     out.sum().backward(retain_graph=True)
-    try:
+    with refused("second backward"):
         out.sum().backward()
-        raise AssertionError("a second backward was taken")
-    except (weft.Error, RuntimeError) as e:
-        assert "second backward" in str(e)
 
 
 def run(name, groups):
