@@ -51,7 +51,7 @@ def _wait_for_a_while(run: Any, e: BaseException) -> None:
 
 def _begin(comm: Communicator, scope: Any) -> None:
     _placed.join(comm, scope)
-    autograd = getattr(sys.modules.get("torch"), "autograd", None)  # torch has none yet while another rank imports it
+    autograd: Any = getattr(sys.modules.get("torch"), "autograd", None)  # torch has none yet while another rank imports it
     if hasattr(autograd, "set_multithreading_enabled"):
         autograd.set_multithreading_enabled(False)  # for this thread only
 
