@@ -183,5 +183,6 @@ def test_gradients_that_would_be_lost(refused):
 
 
 def test_rows_that_are_not_the_ranks(refused):
+    weft.use_layout(CU, ranks=2)
     with refused("rank ", "8", "4"):
         weft.spawn(2, lambda comm: attend(comm=comm))
