@@ -194,8 +194,8 @@ void print_heading(const Bench& bench) {
 
 }  // namespace
 
-const std::vector<FlagSpec>& bench_flags() {
-  static const std::vector<FlagSpec> flags = with_schedule_options(
+std::vector<FlagSpec> bench_flags() {
+  return with_schedule_options(
       {{"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
        {"list", "", "say which named cases there are; with --kernel cuda.sm90, those of a GPU"},
        {"pass", "NAME", "both (default), forward or backward"},
@@ -215,7 +215,6 @@ const std::vector<FlagSpec>& bench_flags() {
        {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
        {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
        {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}});
-  return flags;
 }
 
 int bench(const Flags& flags) {
@@ -223,16 +222,10 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  std::vector<std::string_view> others = schedule_option_names();
-  others.emplace_back("links");
-  for (const std::string_view flag : others) {
-    if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
-  }
+  flags.refuse(schedule_option_names({"links"}), " without --schedule", "add --schedule all");
   if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
-  for (const char* flag : {"deterministic", "graph", "host", "keys-per-split"}) {
-    if (flags.given(flag))
-      throw Error(fmt::format("--{} without a kernel of a GPU", flag), "add e.g. --kernel cuda.sm90");
-  }
+  flags.refuse({"deterministic", "graph", "host", "keys-per-split"}, " without a kernel of a GPU",
+               "add e.g. --kernel cuda.sm90");
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
   Bench bench{.kernel = flags.text("kernel", "cpu"),

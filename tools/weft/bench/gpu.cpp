@@ -150,8 +150,7 @@ void list_cases() {
 
 int bench_gpu(const Flags& flags) {
   if (flags.given("list")) return list_cases(), 0;
-  if (flags.given("threads"))
-    throw Error("--threads with a kernel of a GPU", "leave it out: one thread calls the kernel");
+  flags.refuse({"threads"}, " with a kernel of a GPU", "leave it out: one thread calls the kernel");
   flags.exclude("host", {"graph", "peer"}, "the host's time is that of Weft's own calls");
   const CallOptions options = options_of(flags);
   const Kernel& kernel = find_kernel(options.kernel);

@@ -123,15 +123,13 @@ nlohmann::json print_line(const Line& line, const Line& base, double flops) {
 }  // namespace
 
 int bench_schedules(const Flags& flags) {
-  for (const char* other : {"cases", "list", "peer", "threads"})
-    flags.exclude("schedule", {other}, "schedules are compared with each other, on one problem");
+  flags.exclude("schedule", {"cases", "list", "peer", "threads"},
+                "schedules are compared with each other, on one problem");
   AutoProblem set = auto_problem(flags, kBenchDefaults);
   const check::Case& c = set.given;
   const Problem problem = check::problem_of(c);
   const Layouts layouts = check::layouts_of(c, problem);
-  if (c.ranks > kMaxThreadRanks)
-    throw Error(fmt::format("--ranks {}", c.ranks),
-                fmt::format("ranks are threads here; use up to {}", kMaxThreadRanks));
+  check_thread_ranks(c.ranks);
   const std::vector<std::string> left_out = leave_out_impossible(flags, c, problem, layouts, set.schedules);
   for (const ScheduleOptions& options : set.schedules) require_support(check::use_of(c, layouts, options));
   const Index rounds = flags.within("repeat", 5, 1, 1000);

@@ -41,18 +41,16 @@ void check(bool right, std::string_view flag, std::string problem, std::string_v
 void set(Lognormal& to, std::string_view flag, std::string_view key, std::string_view value) {
   const std::string name = fmt::format("{} lognormal:{}", flag, key);
   const auto whole = [&] { return whole_number(name, value, "64"); };
-  const auto size = [&] { return size_number(name, value, "64"); };
-  const auto real = [&] { return real_number(name, value, "1.5"); };
   if (key == "count")
     to.count = whole();
   else if (key == "median")
     to.median = real_size(name, value, "2400");
   else if (key == "sigma")
-    to.sigma = real();
+    to.sigma = real_number(name, value, "1.5");
   else if (key == "min")
-    to.min = size();
+    to.min = whole();
   else if (key == "max")
-    to.max = size();
+    to.max = whole();
   else
     throw Error(fmt::format("{}: lognormal has no '{}'", flag, key), "");
 }
@@ -118,7 +116,7 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
     const std::string_view key = part.substr(0, at);
     check(at != std::string_view::npos && (key == "tokens" || key == "max"), flag,
           fmt::format("published has no '{}'", part), fmt::format("write e.g. {} {}", flag, kPublishedExample));
-    const Index value = size_number(fmt::format("{} published:{}", flag, key), part.substr(at + 1), "65536");
+    const Index value = whole_number(fmt::format("{} published:{}", flag, key), part.substr(at + 1), "65536");
     check(value >= 1 && value <= kMaxTokens, flag, fmt::format("published {}={}", key, value),
           fmt::format("use from 1 to {}", kMaxTokens));
     (key == "tokens" ? tokens : max) = value;
@@ -141,7 +139,7 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
 std::vector<Index> parse_lengths(std::string_view flag, std::string_view text, unsigned long long seed) {
   if (text.starts_with(kPrefix)) return draw(parse_lognormal(flag, text.substr(kPrefix.size())), seed);
   if (text.starts_with(kPublished)) return published(flag, text.substr(kPublished.size()), seed);
-  const std::vector<Index> lengths = size_numbers(flag, text, "256,512,1024");
+  const std::vector<Index> lengths = whole_numbers(flag, text, "256,512,1024");
   check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("{} documents", lengths.size()),
         fmt::format("use at most {}", kMaxCount));
   for (std::size_t i = 0; i < lengths.size(); ++i)
