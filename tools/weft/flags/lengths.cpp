@@ -111,8 +111,8 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
   const Values of(flag, kPublished, text, {"tokens", "max"}, "tokens=1048576,max=196608");
   Index tokens = of.get("tokens", whole_number);
   const Index max = of.get("max", whole_number, std::optional(std::end(kQuantiles)[-1].length));
-  for (const Index value : {tokens, max})
-    check(value >= 1 && value <= kMaxTokens, flag, fmt::format("published: {}", value),
+  for (const auto& [key, value] : {std::pair{"tokens", tokens}, {"max", max}})
+    check(value >= 1 && value <= kMaxTokens, flag, fmt::format("published {}={}", key, value),
           fmt::format("use from 1 to {}", kMaxTokens));
   std::mt19937_64 engine(seed);
   std::vector<Index> lengths;
