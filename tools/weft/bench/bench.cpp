@@ -210,6 +210,8 @@ const std::vector<FlagSpec>& bench_flags() {
        {"schedule", "LIST",
         "instead: schedules on ranks as threads, with their options below: all, or all_gather,ring,..,auto"},
        {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+       {"trace", "FILE",
+        "with --schedule: write the ranks' steps of the last round for ui.perfetto.dev or chrome://tracing"},
        {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
        {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
        {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
@@ -224,7 +226,7 @@ int bench(const Flags& flags) {
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
   std::vector<std::string_view> others = schedule_option_names();
-  others.emplace_back("links");
+  others.insert(others.end(), {"links", "trace"});
   for (const std::string_view flag : others) {
     if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
   }

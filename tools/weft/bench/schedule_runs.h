@@ -9,6 +9,7 @@
 #include "check/tensors.h"
 #include "weft/executor.h"
 #include "weft/schedule.h"
+#include "weft/trace.h"
 
 namespace weft::tool {
 
@@ -41,6 +42,7 @@ struct ScheduleTask {
 };
 
 ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
-                         const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world);
+                         const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world,
+                         Trace* trace = nullptr);  // the steps of all ranks, if given
 
 }  // namespace weft::tool
