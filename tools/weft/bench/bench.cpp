@@ -228,6 +228,8 @@ std::vector<FlagSpec> bench_flags() {
        {"schedule", "LIST",
         "instead: schedules on ranks as threads, with their options below: all, or all_gather,ring,..,auto"},
        {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+       {"trace", "FILE",
+        "with --schedule: write the ranks' steps of the last round for ui.perfetto.dev or chrome://tracing"},
        {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
        {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
        {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
@@ -240,7 +242,7 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  flags.refuse(schedule_option_names({"links"}), " without --schedule", "add --schedule all");
+  flags.refuse(schedule_option_names({"links", "trace"}), " without --schedule", "add --schedule all");
   if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
   flags.refuse({"deterministic", "graph", "host", "keys-per-split"}, " without a kernel of a GPU",
                "add e.g. --kernel cuda.sm90");

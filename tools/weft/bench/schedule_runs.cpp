@@ -35,7 +35,7 @@ RankOperands rank_operands(const check::Case& c, const Layouts& layouts) {
 
 ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts,
                          const RankOperands& tensors, const ScheduleTask& task, Pass pass, const std::string& kernel,
-                         const ThreadRanks& world) {
+                         const ThreadRanks& world, Trace* trace) {
   ScheduleRun run;
   std::mutex mutex;
   Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
@@ -43,9 +43,12 @@ ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Lay
       layouts.q.ranks(),
       [&](Communicator& comm) {
         double waiting = 0;
+        const auto traced =
+            trace != nullptr ? trace->observer(comm.rank(), task.name) : std::function<void(const StepEvent&)>();
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, task.options),
                           {.kernel = kernel, .observer = [&](const StepEvent& e) {
                              if (e.kind != StepEvent::Kind::compute) waiting += e.end - e.begin;
+                             if (traced) traced(e);
                            }});
         float token = 0;  // all start together
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();

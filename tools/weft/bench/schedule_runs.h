@@ -7,6 +7,7 @@
 
 #include "bench/operands.h"
 #include "weft/schedule.h"
+#include "weft/trace.h"
 
 namespace weft::tool {
 
@@ -29,6 +30,7 @@ struct ScheduleTask {
 
 ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts,
                          const RankOperands& tensors, const ScheduleTask& task, Pass pass, const std::string& kernel,
-                         const ThreadRanks& world);
+                         const ThreadRanks& world,
+                         Trace* trace = nullptr);  // the steps of all ranks, if given
 
 }  // namespace weft::tool

@@ -12,6 +12,7 @@
 #include "flags/memory_check.h"
 #include "flags/schedule_flags.h"
 #include "terminal/columns.h"
+#include "terminal/file_output.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
 #include "terminal/words.h"
@@ -57,8 +58,8 @@ struct Bench {
   RankOperands tensors;
   std::string kernel;
 
-  ScheduleRun run(const Line& line, const ThreadRanks& world) {
-    return run_schedule(given, problem, layouts, tensors, line.task, line.pass, kernel, world);
+  ScheduleRun run(const Line& line, const ThreadRanks& world, Trace* trace) {
+    return run_schedule(given, problem, layouts, tensors, line.task, line.pass, kernel, world, trace);
   }
 };
 
@@ -83,7 +84,8 @@ Ideal ideal_of(const Line& line, const Line& base) {
   return ideal;
 }
 
-void run_lines(Bench& bench, std::vector<Line>& lines, Index rounds) {
+// The trace has the last round, on links as fast as memory.
+void run_lines(Bench& bench, std::vector<Line>& lines, Index rounds, Trace* trace) {
   for (Index round = -1; round < rounds; ++round) {  // the first warms up and sizes the links
     const Line* base = nullptr;
     for (Line& line : lines) {
@@ -92,7 +94,7 @@ void run_lines(Bench& bench, std::vector<Line>& lines, Index rounds) {
       if (line.link > 0 && base->runs.front().traffic.bytes_received > 0)
         world.bandwidth =
             static_cast<double>(base->runs.front().traffic.bytes_received) / (line.link * base->seconds());
-      ScheduleRun run = bench.run(line, world);
+      ScheduleRun run = bench.run(line, world, line.link == 0 && round + 1 == rounds ? trace : nullptr);
       if (round == 0) line.runs.clear();
       line.runs.push_back(run);
     }
@@ -150,6 +152,7 @@ int bench_schedules(const Flags& flags) {
   if (std::find(links.begin(), links.end(), 0.0) == links.end()) links.insert(links.begin(), 0.0);
   std::sort(links.begin(), links.end());
   JsonOutput output(flags.find("json"));
+  FileOutput output_trace("--trace", flags.find("trace"));
   check_memory("the ranks' tensors and their gradients take", tensor_bytes(c, problem, true));
   Bench bench{c, problem, layouts, rank_operands(c, layouts), flags.text("kernel", "cpu")};
 
@@ -158,12 +161,13 @@ int bench_schedules(const Flags& flags) {
   if (!set.why.empty()) fmt::print("{}\n\n", set.why);
   fmt::print("{}", head_of(kColumns));
   nlohmann::json all = nlohmann::json::array();
+  Trace trace;
   for (const ScheduleOptions& options : set.schedules) {
     const ScheduleTask task{weft::words(options), options};
     std::vector<Line> lines;
     for (const Pass pass : {Pass::forward, Pass::backward})  // the backward reads what the forward wrote
       for (const double link : links) lines.push_back({task, pass, link});
-    run_lines(bench, lines, rounds);
+    run_lines(bench, lines, rounds, output_trace ? &trace : nullptr);
     for (const Line& line : lines) {
       const std::vector<Pass> asked = passes_of(flags);
       if (std::find(asked.begin(), asked.end(), line.pass) == asked.end()) continue;
@@ -177,6 +181,7 @@ int bench_schedules(const Flags& flags) {
   }
   for (const std::string& reason : left_out) fmt::print("Skipped {}\n", reason);
   output.write(all);
+  if (output_trace) output_trace.write(trace.json());
   return 0;
 }
 

@@ -73,7 +73,9 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
   if (option.whole == &ScheduleOptions::ulysses && flags.given("mesh"))
     return {degree_of_mesh(flags, *flags.find("mesh"))};
   if (!given) return {usual};
-  return {std::to_string(flags.within(flag, 1, 1, kMaxTokens))};
+  const Index value = flags.whole(flag, 1, "2");
+  if (value < 1) throw Error(fmt::format("--{} {}", flag, value), "use 1 or more");
+  return {std::to_string(value)};
 }
 
 struct Values {
