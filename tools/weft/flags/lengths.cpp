@@ -15,7 +15,7 @@
 namespace weft::tool {
 namespace {
 
-constexpr std::string_view kLognormal = "lognormal:", kPublished = "published:";
+constexpr std::string_view kLognormal = "lognormal", kPublished = "published";
 // So that a sum of padded lengths stays far from 2^63: 2^22 documents of less than 2^32 tokens.
 constexpr Index kMaxCount = Index{1} << 22;
 
@@ -36,11 +36,11 @@ class Values {
  public:
   Values(std::string_view flag, std::string_view kind, std::string_view text, std::vector<std::string_view> keys,
          std::string_view example)
-      : flag_(flag), kind_(kind), example_(fmt::format("write e.g. {} {}{}", flag, kind, example)) {
+      : flag_(flag), kind_(kind), example_(fmt::format("write e.g. {} {}:{}", flag, kind, example)) {
     for (const std::string_view part : split(text, ',')) {
       const std::size_t at = part.find('=');
       const std::string_view key = part.substr(0, at);
-      check(at != std::string_view::npos, flag, fmt::format("{} '{}' has no value", kind, part), example_);
+      check(at != std::string_view::npos, flag, fmt::format("{}: '{}' has no value", kind, part), example_);
       check(std::find(keys.begin(), keys.end(), key) != keys.end(), flag, fmt::format("{} has no '{}'", kind, key),
             example_);
       values_[key] = part.substr(at + 1);
@@ -55,7 +55,7 @@ class Values {
     check(found != values_.end() || otherwise, flag_, fmt::format("{} needs {}", kind_, key), example_);
     if (found == values_.end()) return *otherwise;
     try {
-      return read(fmt::format("{} {}{}", flag_, kind_, key), found->second, "64");
+      return read(fmt::format("{} {}:{}", flag_, kind_, key), found->second, "64");
     } catch (const Error& error) {
       throw Error(error.problem(), example_);
     }
@@ -129,8 +129,9 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
 }  // namespace
 
 std::vector<Index> parse_lengths(std::string_view flag, std::string_view text, unsigned long long seed) {
-  if (text.starts_with(kLognormal)) return lognormal(flag, text.substr(kLognormal.size()), seed);
-  if (text.starts_with(kPublished)) return published(flag, text.substr(kPublished.size()), seed);
+  const std::size_t colon = text.find(':');
+  if (text.substr(0, colon) == kLognormal && colon < text.size()) return lognormal(flag, text.substr(colon + 1), seed);
+  if (text.substr(0, colon) == kPublished && colon < text.size()) return published(flag, text.substr(colon + 1), seed);
   const std::vector<Index> lengths = whole_numbers(flag, text, "256,512,1024");
   check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("{} documents", lengths.size()),
         fmt::format("use at most {}", kMaxCount));
