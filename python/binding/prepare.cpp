@@ -89,7 +89,7 @@ void bind_packs(nb::module_& m) {
             check_pack(p, pack);
             return Packing(p.stream(pack));
           },
-          "pack"_a)
+          "pack"_a, "The packing of one pack.")
       .def_prop_ro("report", [](const Packs& p) {
         const PackReport& r = p.report;
         return dict_of("tokens", r.tokens, "padding", r.padding, "empty", r.empty, "packs", r.packs, "least_packs",
