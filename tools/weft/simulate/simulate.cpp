@@ -104,9 +104,10 @@ std::vector<Kind> kinds_of(const check::Case& c, const Model* model) {
 
 // The kind with most work, by whose pairs tokens are dealt out: all layers have one layout.
 const Kind& main_kind(const std::vector<Kind>& kinds) {
-  return *std::max_element(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
-    return a.problem.visible_pairs() * a.count < b.problem.visible_pairs() * b.count;
-  });
+  const auto work = [](const Kind& k) {
+    return static_cast<double>(k.problem.visible_pairs()) * static_cast<double>(k.count);
+  };
+  return *std::max_element(kinds.begin(), kinds.end(), [&](const Kind& a, const Kind& b) { return work(a) < work(b); });
 }
 
 // One problem of a sweep, as the flags give its parts.
@@ -192,12 +193,6 @@ class Sweep {
     return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v, .dsink = model_ != nullptr && model_->sink};
   }
 
-  static Simulation of_kind(Simulation line, const Kind& kind) {
-    line.layers = kind.count;
-    line.layer = kind.words;
-    return line;
-  }
-
   void run(Simulation& line, const Kind& kind, const Layouts& layouts) {
     const check::Case& c = kind.given;
     const Job job{kind.problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
@@ -218,7 +213,9 @@ class Sweep {
   template <class Run>
   void add_lines(const std::vector<Kind>& kinds, const Simulation& base, const Run& run_kind) {
     for (std::size_t n = 0; n < kinds.size(); ++n) {
-      Simulation line = of_kind(base, kinds[n]);
+      Simulation line = base;
+      line.layers = kinds[n].count;
+      line.layer = kinds[n].words;
       try {
         run_kind(n, line);
       } catch (const Error& e) {
