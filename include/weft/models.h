@@ -20,7 +20,7 @@ struct Model {
   std::string_view name;
   Index heads_q = 1, heads_k = 1, dim_qk = 128, dim_v = 128;
   std::vector<ModelLayers> layers;
-  std::string_view source;  // hf: is config.json of that model on huggingface.co
+  std::string_view source;  // hf.co/..: config.json of that model
   bool sink = false;        // learnable, one number a query head
 
   Index layer_count() const {

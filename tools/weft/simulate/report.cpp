@@ -138,7 +138,7 @@ void print_report(const std::vector<json>& records, const Shown& shown) {
       {"ranks", "/ranks", 6}, {"tokens", "/tokens", 11}, {"documents", "/documents", 10}, {"", "", 1}};
   if (shown.windows) columns.push_back({"window", "/window", -13});
   if (shown.heads) columns.push_back({"heads", "/heads", -8});
-  if (shown.layers) columns.push_back({"layers", "/layer_words", -20});
+  if (shown.layers) columns.push_back({"layers", "/layer_words", -22});
   columns.insert(columns.end(), {{"layout", "/layout", -11}, {"schedule", "/schedule", -40}});
   const std::size_t about = columns.size();
   columns.insert(columns.end(), {{"fwd ms", "/forward/seconds", 10, 3, 1e3},
