@@ -114,7 +114,7 @@ def test_totals_of_a_model(weft):
     lines = [x for x in result.out.splitlines() if " zigzag " in x]
     assert [next(w for w in ("1 of 36 chunk 8192", "1 of 12 full", "all 48") if w in x) for x in lines] == 2 * [
         "1 of 36 chunk 8192", "1 of 12 full", "all 48"]
-    assert "of one layer, and of all 48 layers of a step" in result.out
+    assert "fwd, bwd: attention of one layer and of all 48 (a step)" in result.out
 
 
 def test_a_model_that_nobody_knows(weft):
@@ -125,7 +125,7 @@ def test_a_model_that_nobody_knows(weft):
 def test_one_layer_without_a_model(weft):
     result = weft(*command("--schedule", "ring"), json_file=True)
     assert "totals" not in result.json and "all " not in result.out.splitlines()[-1]
-    assert result.json["lines"][0]["layers"] == 1 and "attention alone of one layer, from" in result.out
+    assert result.json["lines"][0]["layers"] == 1 and "fwd, bwd: attention of one layer, start" in result.out
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama4-scout", "gpt-oss-120b", "deepseek-v3", "qwen3-235b"])

@@ -90,8 +90,9 @@ TEST(Models, SayTheirLayersAndWhereTheyComeFrom) {
     for (const ModelLayers& l : m.layers) EXPECT_TRUE(l.mask.causal) << m.name;
   }
   // A window of 128 keys has the query's own among them.
-  EXPECT_EQ(Problem(Stream::from_lengths({1000}), model("gpt-oss-120b").layers[0].mask).visible_pairs(),
-            128 * 1000 - 128 * 127 / 2);
+  EXPECT_EQ(
+      Problem(Stream::from_lengths(std::vector<Index>{1000}), model("gpt-oss-120b").layers[0].mask).visible_pairs(),
+      128 * 1000 - 128 * 127 / 2);
   EXPECT_THROW(model("llama5"), Error);
 }
 

@@ -62,12 +62,11 @@ std::string heading_of(const check::Case& c, const Model* model, const Shown& sh
 
 // What the times are of.
 std::string times_words(const Model* model, Index tp) {
-  std::string words = "Times: attention alone of one layer";
-  if (model != nullptr) words += fmt::format(", and of all {} layers of a step", model->layer_count());
-  words += ", from the start of all ranks to the end of the last; TFLOP/s a GPU, memory of one layer.";
+  std::string words = "fwd, bwd: attention of one layer";
+  if (model != nullptr) words += fmt::format(" and of all {} (a step)", model->layer_count());
+  words += ", start of all ranks to end of the last; TFLOP/s of a GPU; memory of one layer";
   if (tp > 1)
-    words += fmt::format("\nTensor parallel {}: heads are those of a GPU, and neighbouring ranks are {} GPUs apart.",
-                         tp, tp);
+    words += fmt::format("\ntensor parallel {}: heads of a GPU; neighbouring ranks are {} GPUs apart", tp, tp);
   return words;
 }
 
