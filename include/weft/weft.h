@@ -19,7 +19,6 @@
 #include "weft/mask.h"
 #include "weft/models.h"
 #include "weft/packing.h"
-#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 #include "weft/reference.h"

@@ -1,4 +1,4 @@
-#include "kernel/cuda_refusal.h"
+#include "kernel/cuda_kernels.h"
 
 #include <algorithm>
 
