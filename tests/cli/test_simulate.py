@@ -89,8 +89,7 @@ MODEL = ["simulate", "--model", "llama4-scout", "--docs", "64k,0.5m", "--ranks",
 
 def test_totals_of_a_model(weft):
     """Each kind of layer is simulated once, and counts as often as the model has it."""
-    result = weft(*MODEL, "--schedule", "all_gather,auto", json_file=True)
-    assert result.code == 0, result.err
+    result = weft.ok(*MODEL, "--schedule", "all_gather,auto", json_file=True)
     found, totals = result.json["lines"], result.json["totals"]
     assert [(x["layer"], x["layers"], x["heads"]) for x in found] == 2 * [("chunk 8192", 36, "40:8"), ("full", 12, "40:8")]
     assert [x["tokens"] for x in found] == 4 * [65536 + 524288]
@@ -110,37 +109,34 @@ def test_totals_of_a_model(weft):
 
 
 def test_a_model_that_nobody_knows(weft):
-    result = weft("simulate", "--model", "llama9", "--docs", "64k")
-    assert result.code == 2 and "there is no model 'llama9'; use one of llama3-70b" in result.err
+    weft.refused("simulate", "--model", "llama9", "--docs", "64k", says=["there is no model 'llama9'; use one of llama3-70b"])
 
 
 def test_one_layer_without_a_model(weft):
-    result = weft(*command("--schedule", "ring"), json_file=True)
+    result = weft.ok(*command("--schedule", "ring"), json_file=True)
     assert "totals" not in result.json and "all " not in result.out.splitlines()[-1]
     assert result.json["lines"][0]["layers"] == 1 and "fwd, bwd: attention of one layer, start" in result.out
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama4-scout", "gpt-oss-120b", "deepseek-v3", "qwen3-235b"])
 def test_every_model(weft, name):
-    result = weft("simulate", "--model", name, "--docs", "64k", "--ranks", "4", "--schedule", "all_gather", "--layout", "zigzag",
-                  json_file=True)
-    assert result.code == 0 and len(result.json["totals"]) == 1, result.err
-    listed = weft("simulate", "--models").out
+    result = weft.ok("simulate", "--model", name, "--docs", "64k", "--ranks", "4", "--schedule", "all_gather", "--layout", "zigzag",
+                     json_file=True)
+    assert len(result.json["totals"]) == 1
+    listed = weft.ok("simulate", "--models").out
     assert name in listed and "arXiv" in listed
 
 
 def test_tensor_parallel_ranks_are_on_other_nodes(weft):
     """The same heads a GPU on as many ranks: eight GPUs apart they talk over InfiniBand and not over NVLink."""
-    near = weft(*command("--heads", "8:1", "--ranks", "8", "--docs", "256k", "--schedule", "ring"), json_file=True).json
-    far = weft(*command("--heads", "64:8", "--ranks", "8", "--docs", "256k", "--schedule", "ring", "--tp", "8"), json_file=True).json
-    near, far, tp = near["lines"][0], far["lines"][0], far["tp"]
-    assert far["heads"] == near["heads"] == "8:1" and tp == 8
+    near, far = (lines(weft, "--ranks", "8", "--docs", "256k", "--schedule", "ring", *more)[0][0]
+                 for more in (["--heads", "8:1"], ["--heads", "64:8", "--tp", "8"]))
+    assert far["heads"] == near["heads"] == "8:1"
     assert far["forward"]["bytes_in"] == near["forward"]["bytes_in"]
     exchange = lambda x: sum(e["end"] - e["begin"] for e in x["forward"]["timelines"][0]["events"] if e["kind"] == "exchange")
     assert exchange(far) > 5 * exchange(near)
-    copies = weft(*MODEL, "--tp", "20", "--machine", "h100-400g", json_file=True)
-    assert copies.code == 2 and "8 GPUs that NVLink joins" in copies.err
-    total = weft("simulate", "--model", "qwen3-235b", "--docs", "32k", "--ranks", "2", "--tp", "8", "--schedule", "ring", json_file=True)
+    weft.refused(*MODEL, "--tp", "20", says=["8 GPUs that NVLink joins"])
+    total = weft.ok("simulate", "--model", "qwen3-235b", "--docs", "32k", "--ranks", "2", "--tp", "8", "--schedule", "ring", json_file=True)
     assert total.json["lines"][0]["heads"] == "8:1", "four K/V heads on eight GPUs: each has a copy of one"
     assert total.json["totals"][0]["gpus"] == 16
 
