@@ -16,6 +16,7 @@ struct ModelLayers {
   Mask mask = {.causal = true};
 };
 
+// The attention of a published model.
 struct Model {
   std::string_view name;
   Index heads_q = 1, heads_k = 1, dim_qk = 128, dim_v = 128;
@@ -30,7 +31,9 @@ struct Model {
   }
 };
 
+// The models that Weft knows; src/cost/models.cpp has a line for each.
 WEFT_API std::span<const Model> models();
-WEFT_API const Model& model(std::string_view name);  // Error lists the names
+// One of them by its name; the Error for another name lists them.
+WEFT_API const Model& model(std::string_view name);
 
 }  // namespace weft
