@@ -16,7 +16,10 @@ namespace {
 constexpr int kExact = 15;                       // digits, so that the page rounds as the table does
 constexpr Index kTimelines = 24, kRankEvents = 400;  // timelines of a page, and events of a rank in one
 
-std::string window_words(const Simulation& s) { return s.window.empty() ? "" : text(", window ", s.window); }
+std::string window_words(const Simulation& s) {
+  if (!s.layer.empty()) return text(", one of ", counted(s.layers, "layer"), " ", s.layer);
+  return s.window.empty() ? "" : text(", window ", s.window);
+}
 
 // Simulations of one problem on any ranks: one plot.
 std::string sweep_words(const Simulation& s) {

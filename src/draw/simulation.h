@@ -22,6 +22,8 @@ struct Simulation {
   double flops = 0;                                     // useful ones, of all ranks and passes
   std::optional<Timeline> forward = {}, backward = {};  // with events of rank 0 and of the rank with most pairs
   std::string refused = {};                             // the reason, if it cannot be run
+  Index layers = 1;                                     // of the model that attend so; times are of one of them
+  std::string layer = {};                               // "chunk 8192"; empty without a model
 
   // Both passes together.
   struct Totals {

@@ -210,9 +210,8 @@ std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"
 
 check::Case::Format format_of(const Flags& flags) {
   const std::string format = flags.one_of("format", {"thd", "bshd", "sbhd"});
-  return format == "thd"    ? check::Case::Format::thd
-         : format == "bshd" ? check::Case::Format::bshd
-                            : check::Case::Format::sbhd;
+  using enum check::Case::Format;
+  return format == "thd" ? thd : format == "bshd" ? bshd : sbhd;
 }
 
 }  // namespace weft::tool
