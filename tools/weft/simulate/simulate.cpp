@@ -272,7 +272,12 @@ json to_json(const Simulation& l) {
   if (!l.why.empty()) out["why"] = l.why;
   if (l.forward) out["forward"] = to_json(*l.forward);
   if (l.backward) out["backward"] = to_json(*l.backward);
-  if (l.seconds() > 0) out["tflops_per_rank"] = l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12;
+  if (l.seconds() > 0) {
+    const Simulation::Totals both = l.totals();
+    out["tokens_per_second_per_rank"] = l.tokens_per_second();
+    out["parts"] = {{"busy", both.busy}, {"imbalance", both.uneven}, {"exposed_communication", both.exposed}};
+    out["tflops_per_rank"] = l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12;
+  }
   return out;
 }
 
@@ -340,7 +345,8 @@ int simulate(const Flags& flags) {
   print_lines(sweep.lines(), windows.size() > 1, heads.size() > 1);
   json lines = json::array();
   for (const Simulation& line : sweep.lines()) lines.push_back(to_json(line));
-  output.write({{"machine", machine.name}, {"lines", std::move(lines)}});
+  output.write(
+      {{"machine", machine.name}, {"memory_bytes_per_rank", machine.memory_bytes}, {"lines", std::move(lines)}});
   if (trace) trace.write(sweep.trace_json());
   if (page) page.write(draw::html(machine, heading, "weft simulate" + flags.words(), sweep.lines()));
   return 0;
