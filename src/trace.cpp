@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "cost/machine/json.h"
@@ -56,7 +57,8 @@ class Writer {
     // Exchanges that overlap would not nest, so each goes to the first track where all before it have ended.
     std::vector<std::vector<Event>> tracks(1);
     std::vector<Event> sorted = p.communication;
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Event& a, const Event& b) { return a.begin < b.begin; });
+    std::sort(sorted.begin(), sorted.end(),
+              [](const Event& a, const Event& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
     for (Event& e : sorted) {
       const auto free = std::find_if(tracks.begin(), tracks.end(), [&](const std::vector<Event>& t) {
         return t.empty() || nanoseconds(t.back().end) <= nanoseconds(e.begin);

@@ -69,11 +69,13 @@ class Picture:
                  "font-weight:600}.name{font-weight:600}.end{text-anchor:end}.mid,.tick{text-anchor:middle}.small,.tick,.quiet{"
                  "font-size:11px}[class^=l]{fill:none;stroke-width:2}.l0{stroke-width:5}" + colours(LIGHT)
                  + "@media(prefers-color-scheme:dark){" + colours(DARK) + "}")
-        shapes = "".join(f'<path class="{kind}" d="{"".join(d)}"/>\n' for kind, d in sorted(self.paths.items(), key=lambda p: p[0] != "grid"))
+        below_others = sorted(self.paths.items(), key=lambda path: path[0] != "grid")
+        shapes = "".join(f'<path class="{kind}" d="{"".join(d)}"/>\n' for kind, d in below_others)
         labels = "".join(f'<g class="{kind}">{"".join(all_of)}</g>\n' for kind, all_of in self.labels.items())
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {number(height)}" width="{width}" '
-                f'height="{number(height)}">\n<title>{html.escape(self.title)}</title>\n<desc>{html.escape(" ".join(self.about))}</desc>\n'
-                f"<style>{style}</style>\n{shapes}{labels}</svg>\n")
+        size = f'viewBox="0 0 {width} {number(height)}" width="{width}" height="{number(height)}"'
+        words = f'<title>{html.escape(self.title)}</title>\n<desc>{html.escape(" ".join(self.about))}</desc>'
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>\n{words}\n<style>{style}</style>\n'
+                f"{shapes}{labels}</svg>\n")
 
 
 GPU_CASES = {
@@ -92,8 +94,8 @@ def speed():
     for r in other["rows"]:
         rates[r["case"], r["pass"]][1] = r["tflops"]
     p = Picture("Attention kernels on an H200, useful TFLOP/s, bf16",
-                [f"Weft beside cuDNN (through torch, which has no call for packs, windows and ranks), in the same rounds, {run['date']}.",
-                 "FlashAttention-3: the same shapes on another H200."])
+                ["Weft beside cuDNN (through torch, which has no call for packs, windows and ranks), in the same rounds, "
+                 f"{run['date']}.", "FlashAttention-3: the same shapes on another H200."])
     p.legend(["Weft", "FlashAttention-3", "cuDNN"])
     left, wide, gap, scale = 194, 200, 190, 200 / 800
     columns = {"forward": left, "backward": left + wide + gap}
@@ -111,7 +113,8 @@ def speed():
                 for i, theirs in enumerate(peers):
                     if theirs:
                         p.box(x, y + 10 + 6 * i, theirs * scale, 5, f"f{i + 1}")
-                ratios = ", ".join(f"{ours / theirs:.2f}× {who}" for who, theirs in zip(("FA-3", "cuDNN"), peers) if theirs)
+                ratios = ", ".join(f"{ours / theirs:.2f}\N{MULTIPLICATION SIGN} {who}"
+                                   for who, theirs in zip(("FA-3", "cuDNN"), peers) if theirs)
                 p.label(x + max(ours, *(t or 0 for t in peers)) * scale + 5, y + 12, f"{ours:.0f}: {ratios}", "small")
             y += 27
         y += 4
@@ -133,7 +136,8 @@ def cpu():
     run = results("arm")
     ratios = {(r["case"], r["dtype"], r["peer"], r["pass"]): r["ratio"] for r in run["rows"]}
     p = Picture("CPU: times the speed of torch's scaled_dot_product_attention",
-                [f"{run['machine']}.", "The same problem, causal, in the same rounds. torch's own bf16 is 71 to 142 times slower and not drawn."])
+                [f"{run['machine']}.",
+                 "The same problem, causal, in the same rounds. torch's own bf16 is 71 to 142 times slower and not drawn."])
     p.legend(["forward", "backward"])
     left, scale, y = 290, 45, p.top
     begin = y - 8
@@ -177,7 +181,8 @@ def curves(p, x, title, rows, key, names, value, say):
 def schedules():
     run = results("schedules")
     names = list(dict.fromkeys(r["schedule"] for r in run["rows"]))
-    p = Picture("Schedules over ranks: bytes and predicted time of a layer's attention", [f"{run['machine']}.", f"{run['about']}."])
+    p = Picture("Schedules over ranks: bytes and predicted time of a layer's attention",
+                [f"{run['machine']}.", f"{run['about']}."])
     p.legend(names)
     gib = lambda v: f"{v:g} GiB" if v >= 1 else f"{1024 * v:g} MiB"
     curves(p, 16, "Received by the rank that receives most", run["rows"], "schedule", names, lambda r: r["bytes_in"] / 2**30, gib)
@@ -216,19 +221,19 @@ CHARTS = {"speed": speed, "cpu": cpu, "schedules-over-ranks": schedules, "imbala
 def record(weft):
     problem = "--docs published:tokens=1048576 --ranks 8,16,32,64,128"
     about = "654 documents as published, 1,048,576 tokens, causal, heads 64:8, width 128, bf16"
+    both = lambda x, key: sum(x[pass_][key] for pass_ in ("forward", "backward"))
     runs = {"schedules": (f"simulate {problem} --layout balanced --schedule all", f"{about}; layout balanced",
-                          lambda x: {"schedule": x["schedule"], "bytes_in": sum(x[p]["bytes_in"] for p in ("forward", "backward")),
-                                     "seconds": sum(x[p]["seconds"] for p in ("forward", "backward"))}),
+                          lambda x: {"schedule": x["schedule"], "bytes_in": both(x, "bytes_in"), "seconds": both(x, "seconds")}),
             "layouts": (f"simulate {problem} --layout all --schedule all_gather --pass forward", f"{about}; schedule all_gather",
                         lambda x: {"layout": x["layout"], "imbalance": x["forward"]["imbalance"]})}
     for name, (flags, about, row) in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder, "out.json")
-            text = subprocess.run([weft, *shlex.split(flags), "--json", out], check=True, stdout=subprocess.PIPE, text=True).stdout
+            said = subprocess.run([weft, *shlex.split(flags), "--json", out], check=True, stdout=subprocess.PIPE, text=True)
             found = json.loads(out.read_text())
         rows = [{"ranks": x["ranks"], **row(x)} for x in found["lines"]]
-        head = {"machine": f"Simulated on {text.splitlines()[0]}", "date": str(datetime.date.today()), "command": f"weft {flags}",
-                "about": about}
+        head = {"machine": f"Simulated on {said.stdout.splitlines()[0]}", "date": str(datetime.date.today()),
+                "command": f"weft {flags}", "about": about}
         write(name, head, rows)
 
 
