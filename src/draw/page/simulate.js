@@ -73,7 +73,9 @@ function partBars(lines, theme) {
     box.append(element("span", { class: "head across", text: counted(ranks, "rank") }));
     for (const { name, forward, backward, efficiency, parts } of of) {
       const bar = track(parts.map((value, i) => [value, css(theme.ranks[PARTS[i][1]])]), scale);
-      bar.title = PARTS.map(([word], i) => `${word} ${milliseconds(parts[i])} ms`).join(", ");
+      bar.title = bar.ariaLabel = PARTS.map(([word], i) => `${word} ${milliseconds(parts[i])} ms`).join(", ");
+      bar.role = "img";
+      bar.removeAttribute("aria-hidden");
       const words = `${milliseconds(forward + backward)} ms, ${percent(efficiency)} efficiency`;
       box.append(element("span", { text: name }), bar, element("span", { class: "value", text: words }));
     }
