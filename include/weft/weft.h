@@ -18,7 +18,6 @@
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
-#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 #include "weft/reference.h"

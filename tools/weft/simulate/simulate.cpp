@@ -299,8 +299,8 @@ int list_machines() {
 
 }  // namespace
 
-const std::vector<FlagSpec>& simulate_flags() {
-  static const std::vector<FlagSpec> flags = with_schedule_options(
+std::vector<FlagSpec> simulate_flags() {
+  return with_schedule_options(
       {{"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
        {"machines", "", "say which machines there are, and where their numbers come from"},
        {"pass", "NAME", "both (default), forward or backward"},
@@ -308,7 +308,6 @@ const std::vector<FlagSpec>& simulate_flags() {
        {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
        {"html", "FILE", "write a page with plots"},
        {"trace", "FILE", "write the timelines of up to 64 ranks for ui.perfetto.dev or chrome://tracing"}});
-  return flags;
 }
 
 int simulate(const Flags& flags) {
