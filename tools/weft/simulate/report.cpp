@@ -101,6 +101,9 @@ json to_json(const Simulation& l) {
   if (l.backward) out["backward"] = to_json(*l.backward);
   if (l.seconds() <= 0) return out;
   out["both"] = both_json({&l}, false);
+  out["tokens_per_second_per_rank"] = l.tokens_per_second();
+  const Simulation::Totals both = l.totals();
+  out["parts"] = {{"busy", both.busy}, {"imbalance", both.uneven}, {"exposed_communication", both.exposed}};
   out["tflops_per_rank"] = l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12;
   return out;
 }

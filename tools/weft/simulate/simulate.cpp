@@ -366,7 +366,10 @@ int simulate(const Flags& flags) {
     kinds.clear();
   }
   print_report(records, shown);
-  json out = {{"machine", machine.name}, {"tp", sweep.tp()}, {"lines", std::move(lines)}};
+  json out = {{"machine", machine.name},
+              {"memory_bytes_per_rank", machine.memory_bytes},
+              {"tp", sweep.tp()},
+              {"lines", std::move(lines)}};
   if (sweep.model() != nullptr) {
     out["model"] = sweep.model()->name;
     out["totals"] = std::move(totals);
