@@ -8,6 +8,7 @@ from . import _core
 from ._arrays import error, listed
 from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
 from .schedule import Schedule
+from .types import DTypeName
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
 _machines: List[Union[str, Machine]] = ["h100-400g"]  # every default so far: a backward may need an earlier one
@@ -108,7 +109,7 @@ def dtype_of(name: str) -> DType:
 
 
 def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),
-           dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16", counts: Optional[Sequence[int]] = None,
+           dim: Union[int, Tuple[int, int]] = 128, dtype: DTypeName = "bf16", counts: Optional[Sequence[int]] = None,
            machine: AnyMachine = None, backward: bool = True, memory_bytes: float = 0) -> BatchChoice:
     """The layout for a batch and the schedule for each kind of layer (one mask each, `counts` layers of it).
 
