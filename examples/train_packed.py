@@ -163,15 +163,16 @@ one_at_a_time = threading.Lock()  # random numbers are those of the process
 def train(args: argparse.Namespace, comm: Optional[weft.Communicator] = None) -> None:
     """On this rank: of a process group, or of `comm`, a communicator of weft.spawn."""
     first = (comm.rank if comm else dist.get_rank() if dist.is_initialized() else 0) == 0
+    config = Config()
     with one_at_a_time:
         torch.manual_seed(args.seed)  # equal weights on every rank
-        model = Decoder(Config(), recompute=args.checkpoint, bf16=args.dtype == "bf16", schedule=args.schedule,
-                        layout=args.layout, group=comm)
+        model: nn.Module = Decoder(config, recompute=args.checkpoint, bf16=args.dtype == "bf16", schedule=args.schedule,
+                                   layout=args.layout, group=comm)
     model.to(args.device)
     if args.compile:
         model.compile(dynamic=True)  # packs differ in length
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = Text(model.config.vocab, args.seed)
+    text = Text(config.vocab, args.seed)
 
     bar = tqdm(total=args.steps, disable=not (first and sys.stderr.isatty()))
     losses: list[float] = []

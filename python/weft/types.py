@@ -88,3 +88,4 @@ class TorchOptions(CommonOptions, total=False):
     layout: Optional[LayoutName]
     deterministic: bool
     checked: bool
+    cp_group: Any

@@ -83,13 +83,13 @@ def test_every_spelling_has_a_type_and_stands_in_the_docs():
     page = (Path(__file__).parents[3] / "docs/coming-from.md").read_text()
     for name in (*spellings.SAME, *spellings.UNUSED):
         assert f"`{name}`" in page, name
-        assert name == "cp_group" or name in types.AttentionOptions.__annotations__ or name in types.CommonOptions.__annotations__
+        assert any(name in options.__annotations__ for options in (types.AttentionOptions, types.TorchOptions)), name
 
 
 def test_snippets_of_the_page():
     page = (Path(__file__).parents[3] / "docs/coming-from.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    x = weft.torch.shard(__import__("torch").randn(16, 2, 8), [0, 16])
+    x = TORCH.new_ones(16, 2, 8)
 
     def rank(comm):
         for block in blocks:

@@ -18,14 +18,16 @@ SOURCE = Path(__file__).parents[3]
 
 # Names that fragments of the docs use.
 PREAMBLE = """
-import numpy as np, torch, weft, weft.torch
+import numpy as np, torch, torch.distributed as dist, torch.nn.functional as F, weft, weft.torch
 q = k = v = dout = torch.zeros(16, 2, 8)
 cu = cu_seqlens = [0, 7, 16]
 input_ids = torch.zeros(16, dtype=torch.int64)
 packing, mask, full, window = weft.Packing(cu), weft.Mask(causal=True), weft.Mask(), weft.Mask(causal=True, window=(4, 0))
-name = "model"
+name, this_rank, model, x = "model", 0, torch.nn.Linear(8, 8), torch.zeros(16, 8)
 def one_of_many() -> weft.Communicator: raise NotImplementedError
-comm = group = one_of_many()
+def train(group: weft.Communicator) -> float: return 0.0
+def one_group() -> dist.ProcessGroup: raise NotImplementedError
+comm, group = one_of_many(), one_group()
 """
 
 # Each line has one mistake, of which both must speak.
