@@ -13,7 +13,7 @@
 
 #include "comm/blocks.h"
 #ifdef WEFT_WITH_CUDA
-#include "comm/cuda/packed.h"
+#include "comm/cuda/transports.h"
 #endif
 #include "gil.h"
 #include "index.h"

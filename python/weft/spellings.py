@@ -32,6 +32,7 @@ NOT_HERE = {
     "block_table": _CACHE, "page_table": _CACHE, "k_cache": _CACHE, "v_cache": _CACHE,
     "cp_group": ("process groups are for weft.torch", "give comm=weft.torch.communicator(group)"),
     "group": ("process groups are for weft.torch", "give comm=weft.torch.communicator(group)"),
+    "p2p_comm": ("how ranks exchange keys is the schedule", "give schedule, a name or a weft.Schedule"),
     "cp_stream": _STREAM, "cp_global_ranks": ("ranks are those of the group", "give group (weft.torch) or comm"),
     "sliding_window": ("a window has two sides here, without the token itself", "give window=(sliding_window - 1, 0)"),
     "attn_mask_type": ("a mask is said by its parts", "give causal=True (causal_bottom_right: bottom_right=True too), or window"),

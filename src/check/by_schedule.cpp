@@ -11,7 +11,6 @@
 #include "index.h"
 #include "text.h"
 #include "weft/communicator.h"
-#include "weft/error.h"
 #include "weft/executor.h"
 
 namespace weft::check {

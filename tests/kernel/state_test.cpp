@@ -164,13 +164,13 @@ TYPED_TEST(StateTest, AnySplitGivesTheWholeRow) {
   }
 }
 
-TYPED_TEST(StateTest, ManyRowsMergeAsEachRowDoes) {
+TYPED_TEST(StateTest, RowsMergeWithTheirAccumulators) {
   using T = TypeParam;
   std::vector<RowState<T>> a = {state_of(T(1)), {}, state_of(T(2)), {}};
   const std::vector<RowState<T>> b = {state_of(T(1)), state_of(T(3)), {}, {}};
   std::vector<T> x = {10, 20, 30, 40};
   const std::vector<T> y = {1, 2, 3, 4};
-  merge_rows(a.data(), x.data(), b.data(), y.data(), 4, 1);
+  for (std::size_t i = 0; i < 4; ++i) merge_row(a[i], &x[i], b[i], &y[i], 1);
   EXPECT_EQ(a, (std::vector<RowState<T>>{{1, 2}, {3, 1}, {2, 1}, {}}));
   EXPECT_EQ(x, (std::vector<T>{11, 2, 30, 40}));
 }

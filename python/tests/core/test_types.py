@@ -74,9 +74,9 @@ def test_types_come_with_the_package(package):
 def snippets():
     """{file name: text} of all examples."""
     found = {path.name: path.read_text() for path in sorted((SOURCE / "examples").glob("*.py"))}
-    for page in sorted((SOURCE / "docs").glob("*.md")):
+    for page in (SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md"))):
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)):
-            found[f"{page.stem.replace('-', '_')}_{number}.py"] = PREAMBLE + block
+            found[f"{page.stem.replace('-', '_')}_{number}.py"] = block if page.stem == "README" else PREAMBLE + block
     return found
 
 

@@ -1,7 +1,6 @@
-#include "check/cases/large_case.h"
-
 #include <algorithm>
 
+#include "check/cases/random_case.h"
 #include "index.h"
 
 namespace weft::check {

@@ -32,15 +32,12 @@ struct Micro {
 };
 
 Micro micro_of(const Flags& flags) {
-  if (!flags.given("micro"))
-    throw Error(fmt::format("--remainder {} without --micro", *flags.find("remainder")), "add e.g. --micro 4");
+  if (!flags.given("micro")) flags.refuse({"remainder"}, " without --micro", "add e.g. --micro 4");
   flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "view"},
                 "leave it out: micro-sequences are windows of one stream");
   check::Case c = case_of(flags, kExplainDefaults);
   if (!flags.given("mask")) c.mask.causal = true;
-  const Index micros = flags.whole("micro", 1, "--micro 4");
-  if (micros < 1 || micros > kMaxTokens)
-    throw Error(fmt::format("--micro {}", micros), fmt::format("use a number from 1 to {}", kMaxTokens));
+  const Index micros = flags.within("micro", 4, 1, kMaxTokens);
   const bool pad = flags.one_of("remainder", {"pad", "refuse"}) == "pad";
   Problem asked = check::problem_of(c);
   MicroSequences sequences(asked.packing().q(),

@@ -227,10 +227,9 @@ nlohmann::json to_json(const std::vector<Row>& rows) {
 }  // namespace
 
 int verify_accuracy(const Flags& flags) {
-  std::vector<std::string_view> others = problem_flags();
+  std::vector<std::string> others = problem_flags({"format", "head-map", "random", "matrix", "set", "pairwise",
+                                                   "time-limit", "threads", "schedule", "comm", "checked", "seed"});
   std::erase(others, "dtype");
-  others.insert(others.end(), {"format", "head-map", "random", "matrix", "set", "pairwise", "time-limit", "threads",
-                               "schedule", "comm", "checked", "seed"});
   flags.exclude("accuracy", others, "it brings its own inputs; only --kernel and --dtype can be chosen");
   const bool quick = flags.one_of("accuracy", {"quick", "full"}) == "quick";
   std::vector<DType> dtypes(std::begin(kDTypes), std::end(kDTypes));
