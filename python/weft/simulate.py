@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple, Union
 
 from . import _core
-from ._arrays import listed
+from ._arrays import dtype_of, listed
 from ._core import Mask, Packing, Problem
-from .cost import AnyMachine, chosen_schedule, dtype_of
+from .cost import RATED, AnyMachine, chosen_schedule
 from .cost import machine as machine_of
 from .schedule import schedule_of, unexpected
 from .sharding import layout_of
@@ -34,9 +34,10 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: AnySchedule 
     for name in unknown:
         unexpected("simulate", name, ("layout", "schedule", "ranks", "heads", "dim", "machine"))
     dims = dim if isinstance(dim, tuple) else (dim, dim)
+    shape = (dtype_of(dtype, RATED), *dims)
     problem, schedule, where = Problem(packing, mask), schedule_of(schedule), machine_of(machine)
     placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)
     if schedule.name == "auto":
-        schedule = chosen_schedule(problem, placed, *heads, dtype_of(dtype), *dims, where)
-    return _core.simulate(problem, placed, *heads, schedule.name, schedule.options, dtype_of(dtype), *dims, where, backward,
+        schedule = chosen_schedule(problem, placed, *heads, *shape, where)
+    return _core.simulate(problem, placed, *heads, schedule.name, schedule.options, *shape, where, backward,
                           listed(detail, "detail"))
