@@ -130,8 +130,12 @@ Index whole_number(nb::handle object, std::string_view name, std::string_view wa
 
 bool flag(nb::handle object, std::string_view name) {
   bool value = false;
-  const nb::object own = nb::hasattr(object, "item") ? object.attr("item")() : nb::borrow(object);  // numpy's and torch's
-  if (!nb::try_cast<bool>(own, value)) refuse(name, object, "True or False");
+  nb::object own;  // of numpy's and torch's booleans
+  if (nb::hasattr(object, "item")) {
+    own = nb::steal(PyObject_CallMethod(object.ptr(), "item", nullptr));
+    if (!own.is_valid()) caught_exception();
+  }
+  if (!nb::try_cast<bool>(own.is_valid() ? own : nb::borrow(object), value)) refuse(name, object, "True or False");
   return value;
 }
 

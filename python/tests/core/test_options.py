@@ -108,7 +108,7 @@ def test_options_of_schedules_are_no_keywords(name):
     "given",
     [
         dict(causal="yes"), dict(causal=None), dict(window="a"), dict(window=("a", 1)), dict(chunk_size=1.5),
-        dict(bottom_right=2), dict(window=(True, 0)), dict(chunk_size=True),
+        dict(bottom_right=2), dict(window=(True, 0)), dict(chunk_size=True), dict(causal=np.array([True, False])),
     ],
     ids=str,
 )
