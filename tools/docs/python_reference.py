@@ -1,7 +1,8 @@
 """The public names of the package weft with their signatures and doc strings, and a page of Markdown for each module.
 
 griffe reads the package as it was built, with the stub of the compiled module: nothing that a module imports has to be
-installed. Public are the names in __all__ of weft and of its modules; of classes also members without an underscore.
+installed. Public are the names in __all__ of weft and of its modules (of a module that weft names and that has no __all__,
+what it defines), and members of classes without an underscore.
 """
 import dataclasses
 import inspect
@@ -15,7 +16,7 @@ from prose import prose
 class Name:
     """A name of a module, or Class.member: the code that introduces it and its doc string."""
     name: str
-    kind: str  # class, function, attribute or module
+    kind: str  # class, function, module, attribute, or alias: a name for a type, which says itself what it is
     code: str
     doc: str
 
@@ -30,14 +31,26 @@ def load(folder):
 
 
 def modules(package):
-    """Modules that say what is public, by name: weft first."""
-    inner = {f"weft.{name}": m for name, m in package.modules.items() if m.exports is not None and not name.startswith("_")}
-    return {"weft": package, **dict(sorted(inner.items()))}
+    """Modules whose names are public, by name: weft first."""
+    named = {str(n) for n in package.exports if target(package, str(n)).is_module}
+    inner = {name: m for name, m in package.modules.items() if name in named or (m.exports and not name.startswith("_"))}
+    return {"weft": package, **{f"weft.{name}": m for name, m in sorted(inner.items())}}
+
+
+def exports(module):
+    if module.exports is not None:
+        return [str(name) for name in module.exports]
+    return [name for name, m in module.members.items() if not (name.startswith("_") or m.is_alias)]
 
 
 def target(module, name):
     """What a name of a module means: a function may share the name of the module that it is defined in."""
-    found = module[name].final_target if module[name].is_alias else module[name]
+    try:
+        found = module[name].final_target if module[name].is_alias else module[name]
+    except griffe.AliasResolutionError:  # an exception of the compiled module, if the stub leaves it out
+        actual = getattr(sys.modules[module.path], name)
+        found = griffe.Class(name, docstring=griffe.Docstring(actual.__doc__ or ""))
+        found.bases = [base.__name__ for base in actual.__bases__]
     return found.members[name] if found.is_module and name in found.members else found
 
 
@@ -74,6 +87,8 @@ def described(name, thing):
         return Name(name, "function", signature(thing, name), text_of(thing))
     if thing.is_module:
         return Name(name, "module", f"import {thing.path}", text_of(thing))
+    if thing.annotation is None and thing.value is not None and not thing.parent.is_class:
+        return Name(name, "alias", f"{name} = {thing.value}", text_of(thing))
     annotation = f": {thing.annotation}" if thing.annotation is not None else ""
     return Name(name, "attribute", f"{name}{annotation}", text_of(thing))
 
@@ -81,15 +96,8 @@ def described(name, thing):
 def names(module):
     """Every public name of a module, each class followed by its members."""
     found = []
-    for export in module.exports:
-        name = str(export)
-        try:
-            thing = target(module, name)
-        except griffe.AliasResolutionError:  # the stub leaves out exceptions of the compiled module
-            actual = getattr(sys.modules[module.path], name)
-            bases = ", ".join(b.__name__ for b in actual.__bases__)
-            found.append(Name(name, "class", f"class {name}({bases})", inspect.getdoc(actual) or ""))
-            continue
+    for name in exports(module):
+        thing = target(module, name)
         found.append(described(name, thing))
         if thing.is_class:
             members = ((m, x.final_target if x.is_alias else x) for m, x in thing.members.items() if not m.startswith("_"))

@@ -154,7 +154,8 @@ def faults_of(cpp, python, site):
     for module, (_, found) in python.items():
         page = (site / f"reference/python/{module}.html").read_text(encoding="utf-8")
         for name in found:
-            if not is_sentence(name.doc) and (name.kind != "attribute" or "." not in name.name):
+            told = name.kind == "alias" or (name.kind == "attribute" and "." in name.name)
+            if not (told or is_sentence(name.doc)):
                 yield f"{module}.{name.name} needs a doc string of a full sentence"
             if re.sub(r"^.*\.", "", name.name) not in page:
                 yield f"the page of {module} does not have {name.name}"
