@@ -1,15 +1,19 @@
 # Attention on one rank, against five lines of numpy: one sequence, then three documents packed into it.
 import numpy as np
 import weft
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 rng = np.random.default_rng(0)
 q, k, v = rng.standard_normal((3, 10, 2, 16), np.float32)  # [tokens, heads, dim]
 
 
-def by_numpy(q, k, v, visible):
+def by_numpy(q: Floats, k: Floats, v: Floats, visible: NDArray[np.bool_]) -> Floats:
     logits = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
     shares = np.exp(np.where(visible, logits, -np.inf))
-    return np.einsum("hqk,khd->qhd", shares / shares.sum(-1, keepdims=True), v)
+    out: Floats = np.einsum("hqk,khd->qhd", shares / shares.sum(-1, keepdims=True), v)
+    return out
 
 
 i, j = np.arange(10)[:, None], np.arange(10)[None, :]  # query, key

@@ -1,5 +1,7 @@
 # Training with torch on two ranks, as threads of this process: a layer of attention learns to repeat the token before.
 # A loss and gradients as on one rank, step by step. examples/train_packed.py is a whole model.
+from typing import Optional
+
 import torch
 import torch.nn.functional as F
 import weft
@@ -12,7 +14,7 @@ before = torch.where(torch.isin(torch.arange(64), torch.tensor([0, 40, 47])), -1
 weights = [torch.randn(*shape, generator=generator) for shape in ((16, 32), (64, 32), (32, 96), (32, 16))]
 
 
-def train(group=None):
+def train(group: Optional[weft.Communicator] = None) -> list[float]:
     embed, place, project, head = parameters = [(w / w.shape[1] ** 0.5).requires_grad_() for w in weights]
     attention = weft.torch.ContextParallelAttention(causal=True, group=group, schedule="ring", one_rank=group is None)
     optimizer = torch.optim.Adam(parameters, lr=0.01)
@@ -28,9 +30,10 @@ def train(group=None):
         loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / (before >= 0).sum()
         loss.backward()  # of this rank's rows: gradients, and the loss, add up over the ranks
         if group is not None:
-            loss = sum(weft.torch.all_gather(loss.detach(), group))
+            loss = torch.stack(weft.torch.all_gather(loss.detach(), group)).sum()
             for p in parameters:
-                p.grad = sum(weft.torch.all_gather(p.grad, group))
+                assert p.grad is not None
+                p.grad = torch.stack(weft.torch.all_gather(p.grad, group)).sum(0)
         optimizer.step()
         losses.append(loss.item())
     return losses

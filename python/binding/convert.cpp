@@ -130,7 +130,8 @@ Index whole_number(nb::handle object, std::string_view name, std::string_view wa
 
 bool flag(nb::handle object, std::string_view name) {
   bool value = false;
-  const nb::object own = nb::hasattr(object, "item") ? object.attr("item")() : nb::borrow(object);  // numpy's and torch's
+  const nb::object own =
+      nb::hasattr(object, "item") ? object.attr("item")() : nb::borrow(object);  // numpy's and torch's
   if (!nb::try_cast<bool>(own, value)) refuse(name, object, "True or False");
   return value;
 }

@@ -75,8 +75,13 @@ void bind_machine(nb::module_& m) {
 
 void bind_choices(nb::module_& m) {
   nb::class_<ScheduleChoice>(m, "ScheduleChoice", "The best predicted schedule of a layer.")
-      .def_prop_ro("options", [](const ScheduleChoice& c) { return options_of(c.schedule()); })
-      .def_prop_ro("schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); })
+      .def_prop_ro(
+          "options", [](const ScheduleChoice& c) { return options_of(c.schedule()); },
+          nb::for_getter(nb::sig("def options(self) -> dict[str, typing.Any]")))
+      .def_prop_ro(
+          "schedule", [](const ScheduleChoice& c) { return std::string(name(c.schedule().kind)); },
+          nb::for_getter(
+              nb::sig("def schedule(self) -> typing.Literal['all_gather', 'ring', 'all_to_all', 'hybrid', 'exact']")))
       .def_prop_ro("seconds", [](const ScheduleChoice& c) { return c.best().seconds(); })
       .def_prop_ro("forward", [](const ScheduleChoice& c) { return c.best().forward; })
       .def_prop_ro("backward", [](const ScheduleChoice& c) { return c.best().backward; })
@@ -110,7 +115,10 @@ void bind_choices(nb::module_& m) {
       "backward"_a = true, "memory_bytes"_a = 0.0, nb::call_guard<ReleaseGil>());
 
   nb::class_<BatchChoice>(m, "BatchChoice", "The best predicted layout of a batch, and a schedule for each layer.")
-      .def_prop_ro("layout", [](const BatchChoice& c) { return std::string(name(c.layout)); })
+      .def_prop_ro(
+          "layout", [](const BatchChoice& c) { return std::string(name(c.layout)); },
+          nb::for_getter(nb::sig(
+              "def layout(self) -> typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced']")))
       .def_ro("seconds", &BatchChoice::seconds)
       .def_ro("simulated", &BatchChoice::simulated)
       .def_ro("layers", &BatchChoice::layers)

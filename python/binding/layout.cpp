@@ -138,6 +138,9 @@ void bind_layout(nb::module_& m) {
             const Problem problem(packing, mask.value_or(Mask{}));
             new (self) PlacedLayouts{packing, make_layouts(known, problem, ranks), mask};
           },
+          nb::sig(
+              "def __init__(self, kind: typing.Literal['contiguous', 'dual_chunk', 'zigzag', 'striped', 'balanced'], "
+              "packing: Packing, ranks: int, mask: Mask | None = None) -> None"),
           "kind"_a, "packing"_a, "ranks"_a, "mask"_a.none() = nb::none())
       .def_static(
           "explicit",

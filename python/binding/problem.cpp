@@ -224,13 +224,17 @@ void bind_mask(nb::module_& m) {
           "__init__",
           [](Mask* self, nb::object causal, nb::object bottom_right, nb::object window, nb::object chunk,
              nb::object slices) { new (self) Mask(mask_of(causal, bottom_right, window, chunk, slices)); },
+          nb::sig("def __init__(self, causal: bool = False, bottom_right: bool = False, window: tuple[int, int] = (-1, "
+                  "-1), "
+                  "chunk_size: int | None = None, slices: object | None = None) -> None"),
           "causal"_a.none() = false, "bottom_right"_a.none() = false, "window"_a.none() = nb::make_tuple(-1, -1),
           "chunk_size"_a.none() = nb::none(), "slices"_a.none() = nb::none())
       .def_ro("causal", &Mask::causal)
       .def_prop_ro("bottom_right", [](const Mask& mask) { return mask.align == Align::bottom_right; })
       .def_prop_ro("window", [](const Mask& mask) { return std::pair{mask.left, mask.right}; })
       .def_ro("chunk_size", &Mask::chunk)
-      .def_prop_ro("slices", slices_or_none, kNew)
+      .def_prop_ro("slices", slices_or_none, kNew,
+                   nb::for_getter(nb::sig("def slices(self) -> numpy.typing.NDArray[numpy.int64] | None")))
       .def("__eq__", same_mask, nb::is_operator())
       .def("__hash__", [](const Mask& mask) { return std::hash<std::string>{}(mask_text(mask)); })
       .def("__reduce__", mask_again)

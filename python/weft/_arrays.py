@@ -13,21 +13,16 @@ from ._core import DType, Error, Format
 Array = Any  # of numpy, torch, JAX, or anything else that speaks DLPack
 T = TypeVar("T")
 
-FORMATS = {"thd": Format.thd, "bshd": Format.bshd, "sbhd": Format.sbhd}
-
 _CPU, _PINNED, _CUDA, _MANAGED = 1, 3, 2, 13  # DLPack's numbers
 _NUMPY = {DType.f64: np.float64, DType.f32: np.float32, DType.f16: np.float16}
 _torch_dtypes: Dict[Any, Any] = {}  # torch's dtypes to Weft's and back; filled when torch is imported, which Weft does not do
 
 
-_DTYPES = {"f64": DType.f64, "f32": DType.f32, "bf16": DType.bf16, "f16": DType.f16}
-
-
-def dtype_of(name: str) -> DType:
-    """The dtype, or an error that lists them."""
-    if name not in _DTYPES:
-        raise error(f"there is no dtype {name!r}", f"use {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+def dtype_of(name: str, known: Sequence[str] = ("f64", "f32", "bf16", "f16")) -> DType:
+    """The dtype, or an error that lists those that are known here."""
+    if name not in known:
+        raise error(f"there is no dtype {name!r} here", f"use {', '.join(known)}")
+    return DType[name]
 
 
 def layer_number(layer: Any) -> int:
@@ -41,9 +36,9 @@ def layer_number(layer: Any) -> int:
 
 def format_of(name: str) -> Format:
     """The format, or an error that lists them."""
-    if name not in FORMATS:
+    if name not in ("thd", "bshd", "sbhd"):
         raise error(f"there is no format {name!r}", "use thd [t, h, d], bshd [b, s, h, d] or sbhd [s, b, h, d]")
-    return FORMATS[name]
+    return Format[name]
 
 
 def error(problem: str, remedy: str) -> Error:

@@ -12,6 +12,7 @@ from transformers import masking_utils
 from . import torch as _torch
 from ._arrays import error
 from ._core import Packing
+from .types import FormatName
 
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
@@ -29,8 +30,8 @@ class Batch:
     """What the rows of a batch are. The model takes it for its mask: so it is still there when a layer is computed again."""
 
     def __init__(
-        self, packing: Packing, rule: Rule, shape: Tuple[int, int, int], *, format: str = "thd", bottom_right: bool = False,
-        positions: Optional[Tensor] = None, padded: bool = False, pack: Any = None,
+        self, packing: Packing, rule: Rule, shape: Tuple[int, int, int], *, format: FormatName = "thd",
+        bottom_right: bool = False, positions: Optional[Tensor] = None, padded: bool = False, pack: Any = None,
     ) -> None:
         self.flat = _torch.pack(packing)
         self.rule = rule

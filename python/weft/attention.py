@@ -1,19 +1,26 @@
 """Attention: one call on one rank, and the same call on each of many."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Generic, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays, _core, _options, _placed
 from ._arrays import error
 from ._core import Communicator, DType, Mask, Packing, Plan, Problem
-from ._types import AnyLayout, Array, Numbers
 from .cost import chosen_schedule
-from .schedule import AnySchedule, Schedule, schedule_of, unexpected
+from .schedule import Schedule, schedule_of
 from .sharding import as_packing, batch_shape, layout_of
+from .spellings import own_words
+from .types import A, AnyLayout, AnySchedule, Array, AttentionOptions, FormatName, Numbers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
 _THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
 _MASK = ("causal", "bottom_right", "window", "chunk_size", "slices")
-_PARTS = (*_THREE, *_SIX, *_MASK)  # keywords that a Packing and a Mask are made of
+_OPTIONS = (*_THREE, *_SIX, *_MASK, "kernel", "layout_mask", "layer", "stream")
+_RENAMED = {"scale": None, "softcap": 0.0, "format": "thd", "schedule": "all_gather"}  # parameters with other names elsewhere
 
 
 class Gradients(NamedTuple):
@@ -83,12 +90,15 @@ def _packing_of(q: Sequence[int], k: Sequence[int], format: str, ranks: int, pac
     return Packing.from_batch(q[batch], q[length] * ranks, k[length] * ranks, *six[4:])
 
 
-class Attended:
+class Attended(Generic[A]):
     """The result of attention: `out` as q, `lse` [rows, heads] in natural log and with the sink, `max_logit` [heads] or None."""
 
     __slots__ = ("_k", "_layer", "_q", "_run", "_sink", "_stream", "_v", "_views", "lse", "max_logit", "out")
 
-    _q: Array
+    out: A
+    lse: A
+    max_logit: Optional[A]
+    _q: A
     _k: Array
     _v: Array
     _sink: Union[None, str, Array]
@@ -152,12 +162,11 @@ def _views_of(tensors: Dict[str, Array], format: str, stream: int) -> List[_core
     return views
 
 
-def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Numbers] = None, mask: Optional[Mask] = None, *,
-              format: str = "thd", scale: Optional[float] = None, softcap: float = 0.0, sink: Union[None, str, Array] = None,
-              head_map: Optional[Numbers] = None, max_logit: bool = False, deterministic: bool = False,
-              kernel: Optional[str] = None, comm: Optional[Communicator] = None, schedule: AnySchedule = "all_gather",
-              layout: Optional[AnyLayout] = None, layout_mask: Optional[Mask] = None, checked: bool = False,
-              layer: Optional[int] = None, stream: Any = None, **parts: Any) -> Attended:
+def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] = None, mask: Optional[Mask] = None, *,
+              format: FormatName = "thd", scale: Optional[float] = None, softcap: float = 0.0,
+              sink: Union[None, str, Array] = None, head_map: Optional[Numbers] = None, max_logit: bool = False,
+              deterministic: bool = False, comm: Optional[Communicator] = None, schedule: AnySchedule = "all_gather",
+              layout: Optional[AnyLayout] = None, checked: bool = False, **options: Unpack[AttentionOptions]) -> Attended[A]:
     """Exact attention over packed sequences.
 
     q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; on
@@ -174,12 +183,17 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator, and a
     schedule (docs/schedules.md): its name or, with options, a weft.Schedule; auto is the best predicted for the machine of
     weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the default (dual_chunk for batches),
-    goes by layout_mask, causal unless one is given, whatever this call's mask is. Under a layout that these rows were not
-    dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
-    checked: ranks compare what they were given, and messages carry checksums. layer: the number of the model's layer, which
-    checked ranks compare too: without it a rank that has left out a layer looks like the others.
-    Arrays on a GPU (all of them on one): work is put into torch's current stream; for arrays of others into the default
-    stream, or into `stream`.
+    goes by the causal mask, whatever this call's mask is. Under a layout that these rows were not dealt out in, attention
+    raises (weft.use_layout is for rows from elsewhere).
+    checked: ranks compare what they were given, and messages carry checksums.
+
+    Rarely needed keywords: kernel, by name; layout_mask, what `balanced` goes by instead of the causal mask; layer, the number
+    of the model's layer, which checked ranks compare too: without it a rank that has left out a layer looks like the others;
+    stream, for arrays on a GPU that are not torch's (torch has a current stream), instead of the default one.
+
+    Names of other libraries are taken where they mean the same (docs/coming-from.md): softmax_scale and sm_scale for scale,
+    window_size for window, is_causal, cu_seqlens_kv, qkv_format, cp_comm_type for schedule. max_seqlen_q and max_seqlen_k, the
+    length of the longest sequence, are taken and not used: cu_seqlens say it.
 
     Returns Attended: out, lse, max_logit (with max_logit=True all ranks' largest logit of each head, else None), and
     backward(dout). What cannot be computed raises weft.Error; there is no fallback.
@@ -196,18 +210,21 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
         >>> bool(np.abs(many - one.out).max() < 1e-6)
         True
     """
-    for name in parts:
-        if name not in _PARTS:
-            unexpected("attention", name, _PARTS)
-    fmt, schedule = _arrays.format_of(format), schedule_of(schedule)
+    parts: Dict[str, Any] = {**options}
+    if any(name not in _OPTIONS for name in parts):
+        named = {"scale": scale, "softcap": softcap, "format": format, "schedule": schedule}
+        parts = own_words("attention", parts, (*_OPTIONS, *named), [name for name in named if named[name] != _RENAMED[name]])
+        scale, softcap, format, schedule = (parts.pop(name, value) for name, value in named.items())
+    layer, layout_mask, stream = parts.get("layer"), parts.get("layout_mask"), parts.get("stream")
+    fmt, how = _arrays.format_of(format), schedule_of(schedule)
     deterministic, max_logit, checked = (_options.option(name, value) for name, value in (
         ("deterministic", deterministic), ("max_logit", max_logit), ("checked", checked)))
-    kernel = _options.option("kernel", kernel) or ""
+    kernel = _options.option("kernel", parts.get("kernel")) or ""
     if comm is not None and not isinstance(comm, Communicator):
         raise error(f"comm is of type {type(comm).__name__}", "give what weft.spawn hands out, or weft.torch.communicator(group)")
     ranks = 1 if comm is None else comm.ranks
     _arrays.refuse_autograd(q, k, v, sink)
-    r = Attended()
+    r: Attended[A] = Attended()
     r._q, r._k, r._v, r._sink, r._stream, r._layer = q, k, v, sink, stream, _arrays.layer_number(layer)
     stream = _arrays.stream_of(q, stream)
     views = _views_of({"q": q, "k": k, "v": v}, format, stream)
@@ -227,7 +244,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
             whole = list(q_shape)
             whole[1 if format == "bshd" else 0] *= ranks
             batch_shape(placed, format, whole, ranks)
-        made = rank_schedule(schedule, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
+        made = rank_schedule(how, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
         r._run = _core.Executor(comm, made, kernel, deterministic, checked, views[0].device, stream)
         _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
     r._attend([*q_shape[:-1], v_shape[-1]], max_logit, stream)

@@ -5,13 +5,15 @@ import os
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _core
-from ._arrays import error, listed
+from ._arrays import dtype_of, error, listed
 from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
 from .schedule import Schedule
+from .types import DTypeName
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
 _machines: List[Union[str, Machine]] = ["h100-400g"]  # every default so far: a backward may need an earlier one
 _MOST_BYTES = 1 << 20
+RATED = ("f32", "bf16", "f16")  # dtypes that machines have rates for
 
 
 def machine(which: AnyMachine = None) -> Machine:
@@ -100,15 +102,8 @@ def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int
                             dtype, dim_qk, dim_v, on)
 
 
-def dtype_of(name: str) -> DType:
-    for dtype in (DType.f32, DType.bf16, DType.f16):
-        if dtype.name == name:
-            return dtype
-    raise error(f"there is no dtype {name!r} here", "use f32, bf16 or f16")
-
-
 def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),
-           dim: Union[int, Tuple[int, int]] = 128, dtype: str = "bf16", counts: Optional[Sequence[int]] = None,
+           dim: Union[int, Tuple[int, int]] = 128, dtype: DTypeName = "bf16", counts: Optional[Sequence[int]] = None,
            machine: AnyMachine = None, backward: bool = True, memory_bytes: float = 0) -> BatchChoice:
     """The layout for a batch and the schedule for each kind of layer (one mask each, `counts` layers of it).
 
@@ -125,5 +120,5 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
     counts = [1] * len(masks) if counts is None else listed(counts, "counts")
     if len(counts) != len(masks):
         raise error(f"{len(counts)} counts for {len(masks)} masks", "give one for each mask")
-    return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, dtype_of(dtype), *dims,
+    return _core.choose([Problem(packing, mask) for mask in masks], counts, ranks, *heads, dtype_of(dtype, RATED), *dims,
                         _machine_of(machine), backward, memory_bytes)

@@ -1,21 +1,26 @@
 """Who holds which tokens, who sees whom, what each rank does and what each schedule moves."""
 
+from __future__ import annotations
+
 import html
 import os
 import pathlib
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
-from ._types import AnyLayout, Numbers
 from .cost import AnyMachine
 from .cost import machine as machine_of
-from .schedule import AnySchedule, Schedule, schedule_of, unexpected
+from .schedule import Schedule, schedule_of, unexpected
 from .sharding import layout_of
+from .types import AnyLayout, AnySchedule, DTypeName, Numbers
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 _PICTURE = 64  # tokens and ranks that fit a screen
 _LETTERS = 26
@@ -157,9 +162,9 @@ def _letter(rank: int) -> str:
 
 def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
             layout: Union[AnyLayout, Sequence[AnyLayout]] = "balanced", layout_mask: Optional[Mask] = None, ranks: int = 1,
-            heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: str = "bf16",
+            heads: Tuple[int, int] = (8, 8), dims: Tuple[int, int] = (128, 128), dtype: DTypeName = "bf16",
             schedule: Union[AnySchedule, Sequence[AnySchedule]] = "all_gather", machine: AnyMachine = None, title: str = "",
-            colour: str = "rank", **unknown: Any) -> Explanation:
+            colour: Literal["rank", "step"] = "rank", **unknown: Never) -> Explanation:
     """What happens to a problem on ranks: each rank's work, bytes by schedule and, if it is small, a picture.
 
         >>> import weft

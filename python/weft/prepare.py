@@ -4,7 +4,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _arrays, _core
 from ._core import Communicator, DType, Mask, MicroSequences, Packs, Window, pack_documents
-from ._types import Array, Numbers
+from .types import Array, Numbers
 
 __all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
 

@@ -2,16 +2,18 @@
 
 import sys
 import time
-from typing import Any, Callable, List
+from typing import Any, Callable, List, TypeVar
 
 from . import _core, _placed
 from ._core import Communicator
 
+T = TypeVar("T")
+
 ends: List[Callable[[Communicator], Any]] = [_placed.leave]  # called with a rank's communicator when the rank ends
 
 
-def spawn(ranks: int, fn: Callable[[Communicator], Any], *, time_limit: float = 300.0, bandwidth: float = 0.0,
-          latency: float = 0.0) -> List[Any]:
+def spawn(ranks: int, fn: Callable[[Communicator], T], *, time_limit: float = 300.0, bandwidth: float = 0.0,
+          latency: float = 0.0) -> List[T]:
     """Runs fn(comm) on `ranks` threads and returns the list of what they return: for tests and notebooks.
 
     An exception of fn is raised here, and ranks that wait for the one that failed end too. A communicator ends with

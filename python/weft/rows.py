@@ -15,8 +15,8 @@ from ._core import (
     sequences_to_chunks,
     valid_rows,
 )
-from ._types import AnyLayout, Array
 from .sharding import layout_of
+from .types import AnyLayout, Array
 
 __all__ = [
     "VarlenStep",

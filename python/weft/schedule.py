@@ -1,12 +1,18 @@
 """weft.Schedule: the name of a schedule with its options."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from typing import Any, Dict, Iterable, NoReturn, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, NoReturn, Tuple, Union
 
 from . import _core
 from ._arrays import error
 from ._options import constant
+from .types import AnySchedule, ScheduleName, ScheduleOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Value = Union[int, str]
 OPTIONS = tuple(name for name, _, _, _ in _core.schedule_options())
@@ -48,9 +54,9 @@ class Schedule:
     name: str
     given: Tuple[Tuple[str, Value], ...]
 
-    def __init__(self, name: str, **options: Value) -> None:
-        name, given = _checked(name, tuple((option, constant(value)) for option, value in options.items()))
-        object.__setattr__(self, "name", name)
+    def __init__(self, name: ScheduleName, **options: Unpack[ScheduleOptions]) -> None:
+        own, given = _checked(name, tuple((option, constant(value)) for option, value in options.items()))
+        object.__setattr__(self, "name", own)
         object.__setattr__(self, "given", given)
 
     @property
@@ -67,11 +73,9 @@ Schedule.__doc__ = f"{Schedule.__doc__}\n" + "".join(
     for name, schedules, default, text in _core.schedule_options()
 )
 
-AnySchedule = Union[str, Schedule]
-
 
 @functools.lru_cache(64)
-def _named(name: str) -> Schedule:
+def _named(name: ScheduleName) -> Schedule:
     return Schedule(name)
 
 

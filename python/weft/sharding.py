@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from . import _arrays, _core, _placed
 from ._arrays import error
 from ._core import Communicator, Layout, Mask, Packing
-from ._types import AnyLayout, Array, Numbers
 from .cost import chosen_layout
+from .types import A, AnyLayout, Array, FormatName, LayoutName, Numbers, Side
 
 
 def packing_of(
@@ -45,7 +45,7 @@ def as_packing(packing: Union[Packing, Numbers]) -> Packing:
     return Packing(packing)
 
 
-def usual_layout(packing: Packing, ranks: int, format: str) -> str:
+def usual_layout(packing: Packing, ranks: int, format: str) -> LayoutName:
     """The default layout."""
     if format == "thd" or ranks == 1:
         return "balanced"
@@ -107,9 +107,10 @@ def _rank_of(comm: Any, ranks: Optional[int]) -> Tuple[int, int, Any]:
     return int(comm), int(ranks), None
 
 
-def shard(x: Array, comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
-          cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None, packing: Optional[Packing] = None,
-          layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
+def shard(x: A, comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
+          cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
+          packing: Union[None, Packing, Numbers] = None, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
+          side: Side = "q", format: FormatName = "thd") -> A:
     """This rank's rows of an array of all tokens: [t, ...], or a batch [b, s, ...] / [s, b, ...].
 
     `comm` is a communicator, or the number of a rank (then give `ranks`). `layout` is a name or a Layout; `balanced`, which
@@ -143,9 +144,9 @@ def shard_rows(source: Array, placed: Layout, rank: int, side: str, format: str 
     return local
 
 
-def unshard(parts: Sequence[Array], *, cu_seqlens: Optional[Numbers] = None, cu_seqlens_padded: Optional[Numbers] = None,
-            seqused: Optional[Numbers] = None, packing: Optional[Packing] = None,
-            layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, side: str = "q", format: str = "thd") -> Array:
+def unshard(parts: Sequence[A], *, cu_seqlens: Optional[Numbers] = None, cu_seqlens_padded: Optional[Numbers] = None,
+            seqused: Optional[Numbers] = None, packing: Union[None, Packing, Numbers] = None,
+            layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, side: Side = "q", format: FormatName = "thd") -> A:
     """All ranks' rows, a list in the order of ranks, as one array of all tokens. Tokens that nobody holds are zero.
 
     `layout` and `mask` as in shard; a layout that this process has not dealt these rows out under raises (use_layout).
@@ -192,8 +193,8 @@ def unshard_rows(parts: Sequence[Array], placed: Layout, side: str, format: str 
 
 def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None, cu_seqlens: Optional[Numbers] = None,
                  cu_seqlens_padded: Optional[Numbers] = None, seqused: Optional[Numbers] = None,
-                 packing: Optional[Packing] = None, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-                 side: str = "q", format: str = "thd") -> NDArray[np.int64]:
+                 packing: Union[None, Packing, Numbers] = None, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
+                 side: Side = "q", format: FormatName = "thd") -> NDArray[np.int64]:
     """Position in its sequence of each of this rank's rows, int64: what rotary embeddings want. 0 where a row is padding.
 
     `layout`, `mask` and `format`: those of `shard`.
@@ -212,7 +213,7 @@ def position_ids(comm: Union[Communicator, int], *, ranks: Optional[int] = None,
 
 
 def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator, int] = None, *, ranks: Optional[int] = None,
-               layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, format: str = "thd") -> None:
+               layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None, format: FormatName = "thd") -> None:
     """Says that rows of a packing lie so, which were dealt out elsewhere: by another process, or by another tool.
 
     `shard` and `position_ids` say it themselves; attention and `unshard` under a layout of which nobody has said it raise.

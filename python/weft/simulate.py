@@ -1,21 +1,26 @@
 """What a schedule will take on a machine."""
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple, Union
 
 from . import _core
-from ._arrays import listed
+from ._arrays import dtype_of, listed
 from ._core import Mask, Packing, Problem
-from ._types import AnyLayout
-from .cost import AnyMachine, chosen_schedule, dtype_of
+from .cost import RATED, AnyMachine, chosen_schedule
 from .cost import machine as machine_of
-from .schedule import AnySchedule, schedule_of, unexpected
+from .schedule import schedule_of, unexpected
 from .sharding import layout_of
+from .types import AnyLayout, AnySchedule, DTypeName
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 
 def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: AnySchedule = "all_gather", layout: AnyLayout = "balanced",
              layout_mask: Optional[Mask] = None, heads: Tuple[int, int] = (32, 8), dim: Union[int, Tuple[int, int]] = 128,
-             dtype: str = "bf16", machine: AnyMachine = None, backward: bool = False,
-             detail: Sequence[int] = (), **unknown: Any) -> Dict[str, Any]:
+             dtype: DTypeName = "bf16", machine: AnyMachine = None, backward: bool = False,
+             detail: Sequence[int] = (), **unknown: Never) -> Dict[str, Any]:
     """One pass of a schedule on a machine, event by event: seconds, efficiency, ranks, and timelines of `detail` ranks.
 
     schedule: a name, or a weft.Schedule. Layouts "balanced" (the default) and "auto" go by layout_mask, and by the mask itself
@@ -29,9 +34,10 @@ def simulate(packing: Packing, mask: Mask, *, ranks: int, schedule: AnySchedule 
     for name in unknown:
         unexpected("simulate", name, ("layout", "schedule", "ranks", "heads", "dim", "machine"))
     dims = dim if isinstance(dim, tuple) else (dim, dim)
+    shape = (dtype_of(dtype, RATED), *dims)
     problem, schedule, where = Problem(packing, mask), schedule_of(schedule), machine_of(machine)
     placed = layout_of(layout, packing, ranks, layout_mask or mask, machine)
     if schedule.name == "auto":
-        schedule = chosen_schedule(problem, placed, *heads, dtype_of(dtype), *dims, where)
-    return _core.simulate(problem, placed, *heads, schedule.name, schedule.options, dtype_of(dtype), *dims, where, backward,
+        schedule = chosen_schedule(problem, placed, *heads, *shape, where)
+    return _core.simulate(problem, placed, *heads, schedule.name, schedule.options, *shape, where, backward,
                           listed(detail, "detail"))

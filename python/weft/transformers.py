@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple, TypedDict, Union
 
 import torch
 from torch import Tensor
@@ -27,18 +27,30 @@ from . import torch as _torch
 from ._arrays import error
 from ._batches import Batch, only_attention, plain_batch, rule_of, unmasked_batch, varlen_batch
 from ._core import Mask
-from .schedule import AnySchedule, unexpected
+from .schedule import unexpected
 from .torch.group import name_of, rank_and_ranks
 from .torch.op import how_of
 from .torch.packed import AnyPacking, packing_of
 from .torch.sharding import place
+from .types import AnySchedule, LayoutName
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["inputs", "packed", "register"]
 
 NAME = "weft"
 
-# Options that packed() passes on to attention; everything else comes from the model.
-_OPTIONS = ("schedule", "deterministic", "kernel", "checked")
+
+class _Passed(TypedDict, total=False):
+    """Options that packed() passes on to attention, beside schedule; everything else comes from the model."""
+
+    deterministic: bool
+    kernel: Optional[str]
+    checked: bool
+
+
+_OPTIONS = ("schedule", *_Passed.__annotations__)
 
 # Keyword arguments that models hand down to attention and that do not change it.
 _HARMLESS = frozenset((
@@ -83,10 +95,11 @@ class packed:
     """
 
     def __init__(
-        self, packing: AnyPacking, group: Any = None, layout: Optional[str] = None, schedule: AnySchedule = "all_gather", *,
-        mask: Optional[Mask] = None, check_positions: bool = True, **options: Any,
+        self, packing: AnyPacking, group: Any = None, layout: Optional[LayoutName] = None,
+        schedule: AnySchedule = "all_gather", *, mask: Optional[Mask] = None, check_positions: bool = True,
+        **given: Unpack[_Passed],
     ) -> None:
-        options = {"schedule": schedule, **options}
+        options: Dict[str, Any] = {"schedule": schedule, **given}
         for name in options:
             if name not in _OPTIONS:
                 unexpected("packed", name, ("group", "layout", "mask", "check_positions", *_OPTIONS))
@@ -132,8 +145,8 @@ def _open() -> Optional[packed]:
     return here
 
 
-def inputs(input_ids: torch.Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[str] = None,
-           mask: Optional[Mask] = None, labels: bool = True) -> Dict[str, torch.Tensor]:
+def inputs(input_ids: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[LayoutName] = None,
+           mask: Optional[Mask] = None, labels: Union[bool, None, Tensor] = True) -> Dict[str, Tensor]:
     """This rank's inputs of a model, from all tokens of the pack: input_ids [tokens] or [1, tokens]. packing: a
     weft.Packing, or cu_seqlens. The model must be called inside packed(): outside, on more than one rank, it raises.
 

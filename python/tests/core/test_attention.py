@@ -6,7 +6,7 @@ import weft
 from hypothesis import given
 
 import dense
-from kinds import KINDS, NAMES
+from kinds import NAMES
 from problems import examples, questions
 
 
@@ -147,7 +147,8 @@ def _case(ranks, layout, kind, seed, mask):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
     seed = LAYOUTS.index(layout) * 10 + ranks
-    kind = [NAMES["numpy-f32"], *(k for k in KINDS if k.name == "torch-bf16")][seed % 2 if len(KINDS) > 4 else 0]
+    kinds = [NAMES[name] for name in ("numpy-f32", "torch-bf16", "numpy-f64") if name in NAMES]
+    kind = kinds[seed % len(kinds)]
     mask = weft.Mask(**[dict(causal=True), dict(causal=True, window=(9, 0)), dict(), dict(causal=True, chunk_size=8)][seed % 4])
     sink = np.array([0.1, -1.0, 0.5, 2.0], np.float32)
     packing, (q, k, v, dout), placed = _case(ranks, layout, kind, seed, mask)
@@ -157,7 +158,7 @@ def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
     def rank(comm):
         mine = [weft.shard(x, comm, packing=packing, layout=placed, mask=mask) for x in (q, k, v, dout)]
         r = weft.attention(*mine[:3], packing=packing, mask=mask, layout=placed, layout_mask=mask, sink=sink, comm=comm,
-                           schedule=how, max_logit=True, checked=seed % 3 == 0)
+                           schedule=how, max_logit=True, checked=seed % 2 == 0)
         return r.out, r.lse, r.max_logit, *r.backward(mine[3])
 
     if why is not None:
@@ -167,7 +168,8 @@ def test_many_ranks_give_what_one_gives(schedule, layout, ranks):
     parts = list(zip(*weft.spawn(ranks, rank)))
     one = weft.attention(q, k, v, packing=packing, mask=mask, sink=sink, max_logit=True)
     grads = one.backward(dout)
-    close = dict(rtol=3e-2, atol=3e-2) if kind.dtype == "bf16" else dict(rtol=2e-5, atol=2e-5)
+    # What ranks sum is f64 for f64, which needs no kernel by name.
+    close = dict.fromkeys(("rtol", "atol"), {"bf16": 3e-2, "f32": 2e-5, "f64": 1e-13}[kind.dtype])
     for got, want in zip((parts[0], parts[1], *parts[3:6]), (one.out, one.lse, *grads[:3])):
         whole = weft.unshard(got, packing=packing, layout=placed, mask=mask)
         assert type(whole) is type(want)

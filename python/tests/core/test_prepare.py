@@ -85,7 +85,8 @@ def test_kv_buffer(ranks, micros, mask, drop):
     options = dict(softcap=3.0, sink=sink)
 
     def rank(comm):
-        buffer = weft.prepare.KvBuffer(comm, rows=made.key_rows(weft.Mask(**mask), drop, ahead=True), heads=2, dim=8, drop=drop)
+        buffer = weft.prepare.KvBuffer(comm, rows=made.key_rows(weft.Mask(**mask), drop, ahead=True), heads=2, dim=8, drop=drop,
+                                       checked=micros > 1, layer=5)
         buffer.begin(made, weft.Mask(**mask))
         windows = [slice(*made.rows(comm.rank, m)) for m in range(micros)]
         results = []

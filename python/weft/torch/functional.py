@@ -1,17 +1,27 @@
 """Attention over a process group, as a function."""
 
-from typing import Any, Dict, Optional, Tuple, Union
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
 
 from .._arrays import error, refuse_strange
-from .._core import Mask
+from .._core import Mask, Packing
 from .._options import constant
 from ..schedule import Schedule
+from ..spellings import own_words
+from ..types import TorchOptions
 from .group import name_of
-from .op import how_of
+from .op import OPTIONS, how_of
 from .packed import AnyPacking, is_packed, pack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+_KNOWN = (*OPTIONS, *_LENGTHS, "group", "sink", "one_rank", "return_lse", "return_max_logit")
 
 
 @torch.compiler.assume_constant_result
@@ -36,23 +46,63 @@ def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Any:
     return "own"
 
 
-def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None, *,
-                               group: Any = None, sink: Union[None, str, Tensor] = None, return_lse: bool = False,
-                               return_max_logit: bool = False, one_rank: bool = False,
-                               **options: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
+def in_own_words(options: Dict[str, Any], group: Any = None) -> Dict[str, Any]:
+    """Keywords of attention by Weft's names (spellings); `group` among them if it has another name."""
+    for name in options:
+        if name not in _KNOWN:
+            return own_words("context_parallel_attention", options, _KNOWN, () if group is None else ("group",))
+    return options
+
+
+def _packing_of(packing: Optional[AnyPacking], options: Dict[str, Any]) -> AnyPacking:
+    """The packing, given as it is or as cu_seqlens, which are taken out of the options."""
+    both, q, k = (options.pop(name, None) for name in _LENGTHS)
+    given = [name for name, value in zip(("packing", *_LENGTHS), (packing, both, q, k)) if value is not None]
+    if given == ["cu_seqlens_q", "cu_seqlens_k"]:
+        return q if q is k else Packing(q, k)
+    if len(given) > 1:
+        raise error(f"{given[0]} is given together with {given[1]}", "give one of them: packing, or cu_seqlens of both sides, or "
+                    "cu_seqlens_q and cu_seqlens_k")
+    if not given or given == ["cu_seqlens_k"]:
+        raise error("there is no packing", "give a weft.Packing, its tensor (weft.torch.pack), or cu_seqlens")
+    return next(x for x in (packing, both, q) if x is not None)
+
+
+@overload
+def context_parallel_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, group: Any = ...,
+    sink: Union[None, str, Tensor] = ..., return_lse: Literal[False] = ..., return_max_logit: Literal[False] = ...,
+    one_rank: bool = ..., **options: Unpack[TorchOptions],
+) -> Tensor: ...
+
+
+@overload
+def context_parallel_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, group: Any = ...,
+    sink: Union[None, str, Tensor] = ..., return_lse: bool = ..., return_max_logit: bool = ..., one_rank: bool = ...,
+    **options: Unpack[TorchOptions],
+) -> Any: ...
+
+
+def context_parallel_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = None, mask: Optional[Mask] = None, *, group: Any = None,
+    sink: Union[None, str, Tensor] = None, return_lse: bool = False, return_max_logit: bool = False, one_rank: bool = False,
+    **given: Any,
+) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention of this rank's queries over the whole pack, differentiable in q, k, v and the sink.
 
     q [rows, hq, d], k [rows, hk, d], v [rows, hk, dv] are this rank's rows (shard); packing is that of the whole pack, the
-    same on every rank: a weft.Packing, its tensor (pack), or cu_seqlens. mask is a weft.Mask, or say causal, bottom_right,
+    same on every rank: a weft.Packing, its tensor (pack), or cu_seqlens (also by keyword, or cu_seqlens_q and cu_seqlens_k if
+    keys are other sequences than queries). mask is a weft.Mask, or say causal, bottom_right,
     window, chunk_size. group is a process group, its name or a DeviceMesh of one dimension, None the default one; without any
     (or with one_rank=True) the tensors are the whole pack. Inside torch.compile give the packing as its tensor and the mask
     by its parts: objects of the library break the graph.
 
     Other options, as in weft.attention: format, scale, softcap, head_map, schedule (a name, or a weft.Schedule), layout,
-    deterministic, kernel, checked, layer. The layout is that of shard; "balanced", which is the default
-    (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give that of shard as layout_mask, unless
-    it was causal, the default. Under a layout that rows were not dealt out in, attention raises (use_layout). sink: None,
-    "off_by_one", or a tensor [hq] (f32 or f64).
+    deterministic, kernel, checked, layer, and other libraries' names of these (docs/coming-from.md). The layout is that of
+    shard; "balanced", which is the default (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give
+    that of shard as layout_mask, unless it was causal, the default. Under a layout that rows were not dealt out in, attention
+    raises (use_layout). sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -64,6 +114,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, packing: AnyPack
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
+    options: Dict[str, Any] = in_own_words(given, group)
+    group, packing = options.pop("group", group), _packing_of(packing, options)
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         if getattr(x, "is_nested", False):
             refuse_strange(x, name)

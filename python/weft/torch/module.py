@@ -1,18 +1,23 @@
 """Attention over a process group, as a layer."""
 
+from __future__ import annotations
+
 import threading
-from typing import Any, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Literal, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .._arrays import error
 from .._core import Mask
-from ..schedule import AnySchedule
-from .functional import context_parallel_attention
+from ..types import TorchOptions
+from .functional import context_parallel_attention, in_own_words
 from .group import by_name
 from .op import how_of
 from .packed import AnyPacking
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Numbers(threading.local):
@@ -46,18 +51,17 @@ class ContextParallelAttention(torch.nn.Module):
         torch.Size([16, 2, 8])
     """
 
-    def __init__(self, *, causal: bool = True, bottom_right: bool = False, window: Tuple[int, int] = (-1, -1),
-                 chunk_size: Optional[int] = None, softcap: float = 0.0, sink: Optional[str] = None,
-                 heads: Optional[int] = None, scale: Optional[float] = None, schedule: AnySchedule = "all_gather",
-                 layout: Optional[str] = None, deterministic: bool = False, return_max_logit: bool = False, group: Any = None,
-                 one_rank: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *, sink: Optional[Literal["off_by_one", "learnable"]] = None, heads: Optional[int] = None, group: Any = None,
+        one_rank: bool = False, return_lse: bool = False, return_max_logit: bool = False, **options: Unpack[TorchOptions],
+    ) -> None:
         super().__init__()
-        self.settings = dict(causal=causal, bottom_right=bottom_right, window=window, chunk_size=chunk_size,
-                             softcap=softcap, scale=scale, schedule=schedule, layout=layout, deterministic=deterministic,
-                             return_max_logit=return_max_logit, one_rank=one_rank, **options)
-        how_of(**{name: value for name, value in self.settings.items()
-                  if name not in ("one_rank", "return_lse", "return_max_logit", "layout_mask")})  # refuses unknown options
-        self.number = own_number() if options.get("layer") is None and not one_rank else None
+        given = in_own_words({**options}, group)
+        group = given.pop("group", group)
+        self.settings: Dict[str, Any] = {"causal": True, **given, "one_rank": one_rank, "return_lse": return_lse,
+                                         "return_max_logit": return_max_logit}
+        how_of(**{name: value for name, value in given.items() if name != "layout_mask"})  # refuses what is wrong at once
+        self.number = own_number() if given.get("layer") is None and not one_rank else None
         self.group = by_name(group)
         self.sink_kind = sink
         if sink == "learnable":
@@ -70,14 +74,15 @@ class ContextParallelAttention(torch.nn.Module):
             self.register_parameter("sink", None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None,
-                **overrides: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
-        """Attention of this rank's rows; mask and overrides take the place of the layer's settings in this call."""
+                **changes: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """Attention of this rank's rows; mask and changes take the place of the layer's settings in this call."""
+        overrides = in_own_words(changes)
         settings = {**self.settings, **overrides}
         if mask is not None:
             for name in ("causal", "bottom_right", "window", "chunk_size"):
                 if name in overrides:
                     raise error(f"mask is given together with {name}", "a mask says it all: leave the others out")
-                settings.pop(name)
+                settings.pop(name, None)
         settings.setdefault("sink", self.sink if self.sink_kind == "learnable" else self.sink_kind)
         settings.setdefault("group", self.group)
         if settings.get("checked") and settings.get("layer") is None:

@@ -31,6 +31,8 @@ _DEFAULTS: Dict[str, Any] = dict(
     head_map=None, deterministic=False, kernel="", max_logit=False, group="", schedule="all_gather", layout=None,
     layout_mask=None, checked=False, layer=None, machine=0)
 _MASK = ("causal", "bottom_right", "window", "chunk_size")
+_INSIDE = ("off_by_one", "max_logit", "group", "machine")  # what callers say otherwise
+OPTIONS = tuple(name for name in _DEFAULTS if name not in _INSIDE)
 
 
 def _plain(value: Any) -> Any:
@@ -43,8 +45,8 @@ def _plain(value: Any) -> Any:
 def how_of(**options: Any) -> str:
     """The settings that differ from their defaults, as JSON."""
     for name in options:
-        if name not in _DEFAULTS or name == "machine":
-            unexpected("context_parallel_attention", name, (known for known in _DEFAULTS if known != "machine"))
+        if name not in OPTIONS and name not in _INSIDE:
+            unexpected("context_parallel_attention", name, OPTIONS)
     if not isinstance(options.get("layout", ""), (str, type(None))):
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))

@@ -11,8 +11,8 @@ from torch import Tensor
 from .. import _core
 from .._arrays import error
 from .._core import Packing
-from .._types import Numbers
 from ..sharding import as_packing
+from ..types import Numbers
 
 AnyPacking = Union[Packing, Tensor, Numbers]  # an object, its tensor (pack), or cu_seqlens
 

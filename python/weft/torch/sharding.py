@@ -11,7 +11,7 @@ from .. import _placed
 from .. import sharding as _sharding
 from .._arrays import error
 from .._core import Layout, Mask
-from .._types import AnyLayout
+from ..types import AnyLayout, FormatName, Side
 from .group import all_gather, rank_and_ranks, resolve, scope_of
 from .packed import AnyPacking, packing_of
 
@@ -59,7 +59,7 @@ def _rows_first(x: Tensor, dim: int) -> Tensor:
 
 
 def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
-          mask: Optional[Mask] = None, side: str = "q", dim: int = 0, fill: float = 0) -> Tensor:
+          mask: Optional[Mask] = None, side: Side = "q", dim: int = 0, fill: float = 0) -> Tensor:
     """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
 
     Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; layout:
@@ -81,7 +81,7 @@ def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional
 
 
 def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
-            mask: Optional[Mask] = None, side: str = "q", dim: int = 0) -> Tensor:
+            mask: Optional[Mask] = None, side: Side = "q", dim: int = 0) -> Tensor:
     """All ranks' rows as the whole pack, on every rank. Carries no gradient. layout and mask: those of shard."""
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
@@ -93,7 +93,7 @@ def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Option
 
 
 def position_ids(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-                 side: str = "q", format: str = "thd", device: Any = None) -> Tensor:
+                 side: Side = "q", format: FormatName = "thd", device: Any = None) -> Tensor:
     """Position of each of this rank's rows in its document, int64; 0 where a row is padding. device: where it is wanted.
 
     layout and mask: those of shard; format: that of attention, which for batches has another usual layout.
@@ -111,14 +111,14 @@ def position_ids(packing: AnyPacking, group: Any = None, *, layout: Optional[Any
 
 
 def valid_rows(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-               side: str = "q", format: str = "thd", device: Any = None) -> Tensor:
+               side: Side = "q", format: FormatName = "thd", device: Any = None) -> Tensor:
     """True where this rank's row holds a real token. Arguments as of position_ids."""
     rank, placed = _deal(packing, group, layout, mask, format)
     return _on(device, torch.from_numpy(placed.valid(rank, side)).bool())
 
 
 def use_layout(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-               format: str = "thd") -> None:
+               format: FormatName = "thd") -> None:
     """Says that this rank's rows of the pack lie so, which were dealt out elsewhere: in a worker of a data loader, say.
 
     shard, position_ids and valid_rows say it themselves, in the process that calls them; attention and unshard under a
