@@ -5,6 +5,7 @@
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
+#   make wheels  what pip installs, into dist/ (tools/wheels.py); CUDA=1: with kernels for GPUs
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
 #   make format  clang-format, and what ruff can mend
@@ -12,7 +13,7 @@
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
+.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants wheels bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -82,6 +83,10 @@ else
 	$(call built,avx2)
 	$(CTEST) --test-dir build/avx2
 endif
+
+wheels:
+	tools/setup.sh build wheels
+	tools/wheels.py $(if $(CUDA),--cuda)
 
 bench:
 	tools/setup.sh build bench peer

@@ -2,10 +2,11 @@
 # Installs what is missing, and nothing when nothing is.
 #   tools/setup.sh build            what `make build` and `make demo` need
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
+#   tools/setup.sh build wheels     ... `make wheels`
 #   tools/setup.sh build bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
 #   tools/setup.sh build test lint  ... `make lint`
-#   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
+#   groups: build test wheels bench peer avx2 lint   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -14,8 +15,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | test | bench | peer | avx2 | lint) ;;
-    *) die "unknown group '$group'; groups: build test bench peer avx2 lint" ;;
+    build | test | wheels | bench | peer | avx2 | lint) ;;
+    *) die "unknown group '$group'; groups: build test wheels bench peer avx2 lint" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
