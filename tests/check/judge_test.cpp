@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "check/cases/large_case.h"
+#include "check/cases/random_case.h"
 #include "check/definition.h"
 #include "check/oracle.h"
 #include "kernel/attention_problem.h"

@@ -11,7 +11,6 @@
 #include <pthread.h>
 
 #include "text.h"
-#include "weft/error.h"
 #include "weft/kernel.h"
 
 namespace weft {
