@@ -86,15 +86,18 @@ def pythons():
     return found
 
 
-def source():
-    """The sdist, unpacked: what wheels are built of."""
-    run(TOOLS / "python", "-m", "build", "--no-isolation", "--sdist", "--outdir", DIST, ROOT)
-    folder = BUILD / "source"
-    shutil.rmtree(folder, ignore_errors=True)
-    with tarfile.open(max(DIST.glob("*.tar.gz"), key=os.path.getmtime)) as archive:
-        top = archive.getnames()[0].split("/")[0]
+def make_sdist(environment):
+    for folder in ("sdist", "source"):
+        shutil.rmtree(BUILD / folder, ignore_errors=True)
+    run(TOOLS / "python", "-m", "build", "--no-isolation", "--sdist", "--outdir", BUILD / "sdist", ROOT, env=environment)
+    return next((BUILD / "sdist").iterdir())
+
+
+def unpack(sdist):
+    """Into the same folder each time, so that what is compiled already stays."""
+    with tarfile.open(sdist) as archive:
         archive.extractall(BUILD)
-    return (BUILD / top).rename(folder)
+    return (BUILD / sdist.name.removesuffix(".tar.gz")).rename(BUILD / "source")
 
 
 def main():
@@ -106,13 +109,17 @@ def main():
     settings = [f"build-dir={BUILD / ('cmake-cuda' if cuda else 'cmake')}", *(CUDA if cuda else [])]
     environment = {**os.environ, **({"WEFT_WITH_CUDA": "1"} if cuda else compilers())}
 
-    folder, raw = source(), BUILD / "raw"
+    sdist, raw = make_sdist(environment), BUILD / "raw"
+    folder = unpack(sdist)
     shutil.rmtree(raw, ignore_errors=True)
     options = [option for setting in settings for option in ("-C", setting)]
     for python in pythons():
         run(TOOLS / "python", "-m", "pip", "--python", python, "--disable-pip-version-check", "wheel", "--no-deps",
             "--wheel-dir", raw, *options, folder, env=environment)
     tag = "auto" if cuda else f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
+    DIST.mkdir(exist_ok=True)
+    if not cuda:
+        shutil.copy(sdist, DIST)
     wheels = sorted(raw.glob("*.whl"))
     if not wheels:
         sys.exit("wheels: no Python with its headers on the PATH (Debian: python3-dev)")
