@@ -142,13 +142,7 @@ std::vector<ScheduleOptions> some_of_each() {
 }
 
 void expect_same_bits(const RanksResult& a, const RanksResult& b) {
-  EXPECT_EQ(a.out.bytes, b.out.bytes);
-  EXPECT_EQ(a.lse.bytes, b.lse.bytes);
-  EXPECT_EQ(a.max_logit.bytes, b.max_logit.bytes);
-  EXPECT_EQ(a.dq.bytes, b.dq.bytes);
-  EXPECT_EQ(a.dk.bytes, b.dk.bytes);
-  EXPECT_EQ(a.dv.bytes, b.dv.bytes);
-  EXPECT_EQ(a.dsink.bytes, b.dsink.bytes);
+  for (const auto tensor : test::kResults) EXPECT_EQ((a.*tensor).bytes, (b.*tensor).bytes);
 }
 
 // Rows between and behind documents, and rows of ranks that hold no token.
