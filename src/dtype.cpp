@@ -1,7 +1,6 @@
 #include "weft/dtype.h"
 
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 

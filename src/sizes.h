@@ -6,7 +6,6 @@
 
 #include "text.h"
 #include "weft/config.h"
-#include "weft/error.h"
 
 namespace weft {
 

@@ -6,7 +6,6 @@
 
 #include "sizes.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/slice.h"
 
 namespace weft {

@@ -1,8 +1,10 @@
-// Error messages are put together here, so that the core needs no formatting library.
+// Error, and text() for its messages: the core needs no formatting library.
 #pragma once
 
 #include <sstream>
 #include <string>
+
+#include "weft/error.h"
 
 namespace weft {
 

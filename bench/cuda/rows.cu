@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/cuda/work/device_list.h"
+#include "kernel/cuda/work/list.h"
 #include "rows/cuda/row_launch.h"
 #include "timing.h"
 #include "weft/device_rows.h"

@@ -12,7 +12,7 @@
 #include <cupti.h>
 #include <cxxabi.h>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "text.h"
 #include "weft/error.h"
 

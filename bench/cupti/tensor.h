@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "weft/tensor.h"
 

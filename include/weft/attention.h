@@ -12,7 +12,6 @@
 #include <span>
 #include <string_view>
 
-#include "weft/config.h"
 #include "weft/device.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/cost.h"
 #include "weft/layout.h"
 #include "weft/mask.h"

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/device.h"
 #include "weft/dtype.h"
 #include "weft/slice.h"
@@ -72,7 +71,7 @@ class WEFT_API Request {
   Request() = default;
   explicit Request(std::unique_ptr<Pending> pending) : pending_(std::move(pending)) {}
 
-  bool under_way() const { return pending_ != nullptr; }
+  bool in_flight() const { return pending_ != nullptr; }
   // What follows sees what was received, and may change what was sent. Error if a peer failed; once is enough.
   void wait();
   // Runs `then` at the end of wait().
@@ -149,13 +148,21 @@ class WEFT_API Communicator {
 // has come.
 class WEFT_API DeviceCommunicator : public Communicator {
  public:
-  virtual void use(void* stream) = 0;  // a cudaStream_t, for the calls that follow
+  std::string_view name() const override { return host_.name(); }
+  void use(void* stream) { place_.stream = stream; }  // a cudaStream_t, for the calls that follow
 
  protected:
-  using Communicator::Communicator;
+  // For the ranks of a host communicator, which counts the traffic.
+  DeviceCommunicator(Communicator& host, const Place& place)
+      : Communicator(host.rank(), host.ranks(), host), host_(host), place_(place) {}
+  const Place& place() const { return place_; }
 
  private:
+  std::unique_ptr<Communicator> make_split(Index color, Index key) final;  // Error
   bool adds_f64() const final { return false; }
+
+  Communicator& host_;
+  Place place_;
 };
 
 // Ranks that are threads of this process: the embedded default.

@@ -1,4 +1,4 @@
-// The index type, and the macros that mark functions for the device and for export.
+// The index type, the passes, and the macros that mark functions for the device and for export.
 #pragma once
 
 #include <cstdint>
@@ -24,5 +24,8 @@ using Index = std::int64_t;
 
 // Rows and tokens fit 32 bits on devices, so streams of more tokens are refused everywhere.
 inline constexpr Index kMaxTokens = (Index{1} << 31) - 1;
+
+// The two passes of attention.
+enum class Pass { forward, backward };
 
 }  // namespace weft

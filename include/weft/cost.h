@@ -7,9 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
-#include "weft/pass.h"
 #include "weft/schedule.h"
 #include "weft/slice.h"
 

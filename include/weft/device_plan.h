@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/device.h"
 #include "weft/layout.h"
 #include "weft/mask.h"

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 
-#include "weft/config.h"
 #include "weft/device_plan.h"
 #include "weft/layout.h"
 #include "weft/mask.h"

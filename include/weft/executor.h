@@ -8,7 +8,6 @@
 
 #include "weft/attention.h"
 #include "weft/communicator.h"
-#include "weft/config.h"
 #include "weft/device.h"
 #include "weft/kernel.h"
 #include "weft/schedule.h"

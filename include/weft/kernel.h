@@ -9,9 +9,7 @@
 #include <string_view>
 
 #include "weft/attention.h"
-#include "weft/config.h"
 #include "weft/device.h"
-#include "weft/pass.h"
 #include "weft/state.h"
 
 namespace weft {

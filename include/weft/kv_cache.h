@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "weft/attention.h"
-#include "weft/config.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
 

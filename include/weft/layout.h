@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
 

@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/packing.h"
 #include "weft/slice.h"
 

@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "weft/communicator.h"
-#include "weft/config.h"
 
 namespace weft {
 

@@ -4,7 +4,6 @@
 #include <span>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/slice.h"

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
 #include "weft/slice.h"

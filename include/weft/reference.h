@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "weft/attention.h"
-#include "weft/config.h"
 #include "weft/kernel.h"
 #include "weft/state.h"
 

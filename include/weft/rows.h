@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
 #include "weft/packing.h"

@@ -9,11 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
-#include "weft/pass.h"
 #include "weft/plan.h"
 #include "weft/slice.h"
 #include "weft/traffic.h"

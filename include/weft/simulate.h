@@ -5,7 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/cost.h"
 #include "weft/layout.h"
 #include "weft/mask.h"

@@ -61,6 +61,13 @@ WEFT_HD constexpr Slice trimmed(Slice s, bool trim_k_begin) {
   return s;
 }
 
+// The part of the slice whose query rows lie in `rows`; its range of rows may be empty.
+WEFT_HD constexpr Slice within_rows(Slice s, Range rows) {
+  s.q_begin = max_of(s.q_begin, rows.begin);
+  s.q_end = min_of(s.q_end, rows.end);
+  return s;
+}
+
 // The keys that at least one row of the slice sees, which are always one range.
 WEFT_HD constexpr Range touched_keys(const Slice& s) {
   const Slice t = trimmed(s, true);

@@ -94,11 +94,4 @@ WEFT_HD inline void merge_row(RowState<T>& a, T* accumulator_a, const RowState<T
   a = merged.state;
 }
 
-// The same for many rows: states [rows], accumulators [rows, dim].
-template <class T>
-inline void merge_rows(RowState<T>* a, T* accumulators_a, const RowState<T>* b, const T* accumulators_b, Index rows,
-                       Index dim) {
-  for (Index r = 0; r < rows; ++r) merge_row(a[r], accumulators_a + r * dim, b[r], accumulators_b + r * dim, dim);
-}
-
 }  // namespace weft

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 #include "weft/schedule.h"
 

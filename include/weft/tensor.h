@@ -5,7 +5,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 
 namespace weft {

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "check/oracle.h"
-#include "check/report.h"
 #include "weft/communicator.h"
 #include "weft/schedule.h"
 #include "weft/support.h"

@@ -5,7 +5,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::check {
 namespace {
@@ -50,24 +49,19 @@ void* DeviceMirror::put(const void* host, Index bytes, bool written) {
   return b.device + offset;
 }
 
-ConstTensorView DeviceMirror::in(const ConstTensorView& host) {
-  if (memory_ == nullptr || !host.given()) return host;
-  ConstTensorView copy = host;
-  copy.data = put(host.data, span_bytes(host), false);
-  return copy;
+ConstTensorView DeviceMirror::in(ConstTensorView view) {
+  if (memory_ != nullptr && view.given()) view.data = put(view.data, span_bytes(view), false);
+  return view;
 }
 
-TensorView DeviceMirror::out(const TensorView& host) {
-  if (memory_ == nullptr || !host.given()) return host;
-  TensorView copy = host;
-  copy.data = put(host.data, span_bytes(host), true);
-  return copy;
+TensorView DeviceMirror::out(TensorView view) {
+  if (memory_ != nullptr && view.given()) view.data = put(view.data, span_bytes(view), true);
+  return view;
 }
 
-Attention DeviceMirror::in(const Attention& host) {
-  Attention copy = host;
-  copy.sink.logits = in(host.sink.logits);
-  return copy;
+Attention DeviceMirror::in(Attention attention) {
+  attention.sink.logits = in(attention.sink.logits);
+  return attention;
 }
 
 PartialView DeviceMirror::out(const PartialView& host) {

@@ -20,9 +20,9 @@ class DeviceMirror {
   DeviceMirror(const DeviceMirror&) = delete;
   DeviceMirror& operator=(const DeviceMirror&) = delete;
 
-  ConstTensorView in(const ConstTensorView& host);
-  TensorView out(const TensorView& host);  // starts with what the host tensor holds
-  Attention in(const Attention& host);
+  ConstTensorView in(ConstTensorView host);
+  TensorView out(TensorView host);  // starts with what the host tensor holds
+  Attention in(Attention host);
   PartialView out(const PartialView& host);
   // Before the call: copies the tensors that were added since the last time to the device.
   void send();

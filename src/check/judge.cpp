@@ -2,25 +2,34 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace weft::check {
 
-Rounding rounding(DType type) {
-  switch (type) {
-    case DType::f64:
-      return {0x1p-53, 0x1p-1074};
-    case DType::f32:
-      return {0x1p-24, 0x1p-150};
-    case DType::bf16:
-      return {0x1p-8, 0x1p-134};
-    case DType::f16:
-      return {0x1p-11, 0x1p-25};
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      break;
-  }
-  detail::refuse_dtype(type);
+namespace {
+
+// How a dtype rounds, and relative norms of the errors of results in it.
+struct Precision {
+  Rounding rounding;
+  double sums, statistics, out, gradients;  // sums: of one rounding of a long sum
+};
+
+// f32 accumulates some roundings of 6e-8. A value rounded to bf16 is off by up to 2^-9 .. 2^-8 of itself, 2.2e-3 at
+// most in the norm of many; P and dS, rounded too, add as much again to gradients.
+constexpr Precision kPrecisions[] = {{{0x1p-53, 0x1p-1074}, 0x1p-53, 1e-14, 1e-14, 1e-14},  // in the order of kDTypes
+                                     {{0x1p-24, 0x1p-150}, 0x1p-24, 3e-6, 3e-6, 3e-6},
+                                     {{0x1p-8, 0x1p-134}, 0x1p-24, 3e-6, 4e-3, 8e-3},
+                                     {{0x1p-11, 0x1p-25}, 0x1p-24, 3e-6, 5e-4, 1e-3}};
+
+const Precision& precision(DType dtype) {
+  const auto found = std::find(std::begin(kDTypes), std::end(kDTypes), dtype);
+  if (found == std::end(kDTypes)) detail::refuse_dtype(dtype);
+  return kPrecisions[found - std::begin(kDTypes)];
 }
+
+}  // namespace
+
+Rounding rounding(DType type) { return precision(type).rounding; }
 
 Arithmetic exact_arithmetic(DType out) {
   return {.work = rounding(DType::f64), .order = 256, .probabilities = {}, .out = rounding(out), .gradients = {}};
@@ -34,27 +43,13 @@ Arithmetic kernel_arithmetic(DType inputs, DType gradients) {
           .gradients = rounding(gradients)};
 }
 
-// f32 accumulates some roundings of 6e-8. A value rounded to bf16 is off by up to 2^-9 .. 2^-8 of itself, 2.2e-3 at
-// most in the norm of many; P and dS, rounded too, add as much again to gradients. Sums of n terms are off by
-// 0.4·sqrt(n) roundings of themselves (docs/trust.md), which counts above a thousand.
+// Sums of n terms are off by 0.4·sqrt(n) roundings of themselves (docs/trust.md), which counts above a thousand.
 double norm_limit(DType dtype, std::string_view tensor, Index terms) {
-  const bool gradient = tensor.starts_with("d");
-  const bool statistic = tensor == "lse" || tensor == "max_logit";
-  const double long_sums = 1.5 * std::sqrt(static_cast<double>(terms));
-  switch (dtype) {
-    case DType::f64:
-      return std::max(1e-14, long_sums * 0x1p-53);
-    case DType::f32:
-      return std::max(3e-6, long_sums * 0x1p-24);
-    case DType::bf16:
-      return std::max(statistic ? 3e-6 : gradient ? 8e-3 : 4e-3, long_sums * 0x1p-24);
-    case DType::f16:
-      return std::max(statistic ? 3e-6 : gradient ? 1e-3 : 5e-4, long_sums * 0x1p-24);
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      break;
-  }
-  detail::refuse_dtype(dtype);
+  const Precision& p = precision(dtype);
+  const double limit = tensor == "lse" || tensor == "max_logit" ? p.statistics
+                       : tensor.starts_with("d")                ? p.gradients
+                                                                : p.out;
+  return std::max(limit, 1.5 * std::sqrt(static_cast<double>(terms)) * p.sums);
 }
 
 }  // namespace weft::check

@@ -61,17 +61,8 @@ struct Chosen {
 // and max_logit are never rounded to 16 bits. Of random inputs, sums over u are at most six times the root of their
 // squares; D's error, which a row's keys have in common, is taken times their mean.
 //
-// `order` holds for sums of some hundred terms. Longer ones are off by a random walk of roundings, 1.5·sqrt(terms) of
-// them, where they grow, that is of what they end at: beyond `order` this is added, with n the keys of a row,
-//   lse    n                      that of the row's sum, a relative error of its P and out
-//   out    2·n·|out|              of the sum of P·v, and of that of P
-//   dq     2·n·|dq| + 2·n·|D|·|sum of slope·P·k|
-//   dk     root of the squares of n·(|dS| + 2·slope·P·|D|)·|q|, of which each row has its own, + queries·|dk|
-//   dv     root of the squares of n·P·|dout| + queries·|dv|
-//   dsink  root of the squares of 2·n·P_sink·|D| + rows·|dsink|
-// where n stands for max(0, 1.5·sqrt(n) - order)·work. Terms that are all but equal round the same way each time: what
-// the exponentials of a row drift by, on average, when they are added to the last powers of two of their sum, is added
-// to the walk, and over rows as it is. docs/trust.md derives all of it.
+// `order` holds for sums of some hundred terms. What longer ones add, by random walks of roundings and by drifts of
+// equal terms, is in docs/trust.md, "Long sums".
 struct Expected {
   Bounded out, lse, max_logit, dq, dk, dv, dsink;
 };

@@ -2,20 +2,39 @@
 // once and then compared with whatever was computed, by any ranks, layout and schedule.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check/cases/case.h"
 #include "check/definition.h"
 #include "check/judge.h"
-#include "check/report.h"
 #include "check/tensors.h"
 #include "index.h"
 #include "weft/attention.h"
 #include "weft/state.h"
 
 namespace weft::check {
+
+struct Measure {
+  std::string tensor;  // out, lse, max_logit, dq, dk, dv, dsink
+  double worst = 0;    // largest |difference| over what is allowed for that element; 1 or more is a failure
+  double norm = 0;     // relative norm of the difference
+  std::string where;   // of the worst element: "token 5, head 1, 3"
+};
+
+struct AttendReport {
+  std::string keys;  // how keys reached the ranks: sequence order, rank order, ring, or a schedule
+  std::vector<Measure> measures;
+  std::optional<std::string> fault = {};  // what is wrong beside the numbers
+  std::string flags = {};                 // beside the case's: what gives this way again
+
+  bool ok() const {
+    return !fault && std::all_of(measures.begin(), measures.end(), [](const Measure& m) { return m.worst < 1; });
+  }
+};
 
 // What was computed, in global tokens.
 struct Results {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "comm/pieces.h"
 #include "index.h"
 
 namespace weft {

@@ -5,10 +5,8 @@
 #include <cstring>
 
 #include "comm/blocks.h"
-#include "comm/calls.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

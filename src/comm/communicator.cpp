@@ -5,16 +5,12 @@
 #include <string>
 
 #include "comm/blocks.h"
-#include "comm/calls.h"
+#include "comm/checked.h"
 #ifdef WEFT_WITH_CUDA
-#include "comm/cuda/staged.h"
-#endif
-#ifdef WEFT_WITH_NCCL
-#include "comm/nccl/nccl.h"
+#include "comm/cuda/transports.h"
 #endif
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 
@@ -197,12 +193,7 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
 
 Request Communicator::all_gather(const Block& mine, std::span<const Block> all) {
   check_count("all_gather: all", all.size(), ranks_);
-  std::vector<Message> sends, receives;
-  for (Index peer = 0; peer < ranks_; ++peer) {
-    append(sends, peer, mine);
-    append(receives, peer, all[at(peer)]);
-  }
-  return exchange(std::move(sends), std::move(receives));
+  return all_to_all(std::vector<Block>(at(ranks_), mine), all);
 }
 
 Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype) {
@@ -241,6 +232,10 @@ Request Communicator::all_reduce(void* data, DType dtype, Index count, Reduce ho
   throw Error(text("all_reduce of ", weft::name(dtype)), "give f32 or f64");
 }
 
+std::unique_ptr<Communicator> DeviceCommunicator::make_split(Index, Index) {
+  throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+}
+
 std::unique_ptr<Communicator> Communicator::split(Index color, Index key) { return make_split(color, key); }
 
 std::unique_ptr<DeviceCommunicator> Communicator::on(const Place& place) {
@@ -254,7 +249,7 @@ std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place& place) {
     return start(std::move(sends), std::move(receives));
   };
 #ifdef WEFT_WITH_NCCL
-  if (!cuda::share_a_gpu(*this, place, host_call)) return make_nccl(*this, place);
+  if (!cuda::share_a_gpu(*this, place, host_call)) return cuda::make_nccl(*this, place);
 #endif
   return cuda::make_staged(*this, place, reaches_gpus() ? cuda::Staging::device : cuda::Staging::host, host_call);
 }

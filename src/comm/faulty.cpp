@@ -9,7 +9,6 @@
 #include "comm/blocks.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 

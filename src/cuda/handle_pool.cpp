@@ -9,9 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/capture.h"
-#include "cuda/check.h"
-#include "cuda/last_error.h"
+#include "cuda/runtime.h"
 
 namespace weft::cuda {
 namespace {

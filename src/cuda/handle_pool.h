@@ -1,10 +1,14 @@
-// Pools of streams, events and pinned memory, which are slow to create and destroy: handles that are given back go to
-// the next owner on the same device. Work that the previous owner left in a stream runs first.
+// Memory, streams and events of CUDA that are used again: pools of what is slow to create and destroy (handles that
+// are given back go to the next owner on the same device, and work that the previous owner left in a stream runs
+// first), and arrays in stream-ordered memory.
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include <cuda_runtime_api.h>
+
+#include "cuda/runtime.h"
 
 namespace weft::cuda {
 
@@ -58,5 +62,33 @@ void free_async(void* data, cudaStream_t stream);  // errors are ignored
 cudaMemPool_t memory_pool();                       // of the current device, for tests and tools that measure its use
 // For memory checkers: from now on each array is allocated and freed by itself, synchronously.
 void use_unpooled_memory();
+
+template <class T>
+class StreamArray {
+ public:
+  StreamArray() = default;
+  StreamArray(std::size_t size, cudaStream_t stream) : size_(size), stream_(stream) {
+    if (size > 0) data_ = static_cast<T*>(allocate_async(size * sizeof(T), stream));
+  }
+  ~StreamArray() {
+    if (data_ != nullptr) free_async(data_, stream_);
+  }
+  StreamArray(StreamArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), stream_(other.stream_) {}
+  StreamArray& operator=(StreamArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+
+  T* get() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  cudaStream_t stream_ = nullptr;
+};
 
 }  // namespace weft::cuda

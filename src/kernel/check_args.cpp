@@ -6,7 +6,6 @@
 #include "index.h"
 #include "text.h"
 #include "weft/device_plan.h"
-#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft {

@@ -3,12 +3,9 @@
 
 #include "index.h"
 #include "kernel/check_args.h"
+#include "kernel/cuda_kernels.h"
 #include "kernel/each_row.h"
 #include "weft/error.h"
-
-#ifdef WEFT_WITH_CUDA
-#include "kernel/cuda/portable/portable.h"
-#endif
 
 namespace weft {
 namespace {

@@ -3,17 +3,10 @@
 #include <vector>
 
 #include "kernel/check_args.h"
-#include "kernel/cpu/drive.h"
+#include "kernel/cpu/target.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/reference.h"
-
-#ifdef WEFT_WITH_CUDA
-#include "kernel/cuda/portable/portable.h"
-#endif
-#ifdef WEFT_WITH_SM90
-#include "kernel/cuda/sm90/sm90.h"
-#endif
 
 namespace weft {
 namespace {
@@ -144,14 +137,7 @@ const Kernel& select_kernel(std::string_view name, const KernelRequest& request)
 
 void attend(const KernelForwardArgs& args, std::string_view kernel) {
   check_forward(args);
-  const Kernel chosen = select_kernel(kernel, {.pass = Pass::forward,
-                                               .dtype = args.q.dtype,
-                                               .dim_qk = args.q.dim,
-                                               .dim_v = args.v.dim,
-                                               .partial = args.partial.given(),
-                                               .device = args.place.kind,
-                                               .device_plan = args.device_plan != nullptr,
-                                               .gpu = args.place.device});
+  const Kernel chosen = select_kernel(kernel, request_of(Pass::forward, args));
   if (args.steps != nullptr && (args.partial.given() || chosen.takes_steps == nullptr || !chosen.takes_steps(args)))
     throw Error(text("kernel ", chosen.name, " keeps no sums between calls (steps) for these arguments"),
                 "leave steps out and give partial states, which finish_partial ends");
@@ -160,14 +146,7 @@ void attend(const KernelForwardArgs& args, std::string_view kernel) {
 
 void attend_backward(const KernelBackwardArgs& args, std::string_view kernel) {
   check_backward(args);
-  const Kernel chosen = select_kernel(kernel, {.pass = Pass::backward,
-                                               .dtype = args.q.dtype,
-                                               .dim_qk = args.q.dim,
-                                               .dim_v = args.v.dim,
-                                               .add_keys = args.add_keys,
-                                               .device = args.place.kind,
-                                               .device_plan = args.device_plan != nullptr,
-                                               .gpu = args.place.device});
+  const Kernel chosen = select_kernel(kernel, request_of(Pass::backward, args));
   if (args.steps != nullptr && (chosen.takes_steps_backward == nullptr || !chosen.takes_steps_backward(args)))
     throw Error(text("kernel ", chosen.name, " has no dq summed up over calls (steps) for these arguments"),
                 "leave steps out, give each call an f32 dq of its own and add them");

@@ -7,16 +7,9 @@
 
 namespace weft {
 
-// Finished rows of a backward, all in `place`.
-struct SinkRows {
-  Sink sink;
-  ConstTensorView dout, out, lse;  // [tq, hq, dv], [tq, hq, dv], [tq, hq]
-  Place place;
-};
-
-// gradient[head] = -sum over rows of exp(sink - lse)·(out·dout), f64, in `place`; it must be zeros. On the CPU over
-// `seeing` alone, the rows that see keys; on a GPU over all, because rows without keys have out = 0 and their dout is
-// not used.
-void sink_gradient(const SinkRows& rows, std::span<const Range> seeing, double* gradient);
+// gradient[head] = -sum over rows of exp(sink - lse)·(out·dout), f64, in the place of `rows`; it must be zeros. On the
+// CPU over `seeing` alone, the rows that see keys; on a GPU over all, because rows without keys have out = 0 and their
+// dout is not used.
+void sink_gradient(const BackwardArgs& rows, std::span<const Range> seeing, double* gradient);
 
 }  // namespace weft

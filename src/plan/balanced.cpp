@@ -7,7 +7,6 @@
 #include "index.h"
 #include "plan/layout_data.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/plan.h"
 
 namespace weft {
@@ -36,13 +35,8 @@ std::vector<Index> weights(const Blocks& blocks, const std::vector<Slice>& slice
   for (const Slice& s : slices) {
     if (s.q_begin >= s.q_end) continue;
     const Index last = blocks.holding(s.q_end - 1);
-    for (Index n = blocks.holding(s.q_begin); n <= last; ++n) {
-      const Range t = blocks.tokens(n);
-      Slice part = s;
-      part.q_begin = max_of(s.q_begin, t.begin);
-      part.q_end = min_of(s.q_end, t.end);
-      weight[at(n)] += visible_pairs(part);
-    }
+    for (Index n = blocks.holding(s.q_begin); n <= last; ++n)
+      weight[at(n)] += visible_pairs(within_rows(s, blocks.tokens(n)));
   }
   return weight;
 }

@@ -3,7 +3,6 @@
 
 #include "plan/runs.h"
 #include "plan/views.h"
-#include "weft/config.h"
 #include "weft/slice.h"
 
 namespace weft {

@@ -4,7 +4,6 @@
 #include "plan/views.h"
 #include "text.h"
 #include "weft/device_plan.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

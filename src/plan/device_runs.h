@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "plan/runs.h"
-#include "weft/config.h"
 #include "weft/device_plan.h"
 #include "weft/slice.h"
 

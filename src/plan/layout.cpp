@@ -7,7 +7,6 @@
 #include "index.h"
 #include "plan/layout_data.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

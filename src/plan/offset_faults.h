@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "weft/config.h"
 #include "weft/device_plan.h"
 #include "weft/error.h"
 #include "weft/slice.h"

@@ -6,7 +6,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

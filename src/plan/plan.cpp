@@ -8,8 +8,8 @@
 #include "plan/layout_data.h"
 #include "plan/plan_subset.h"
 #include "plan/visible_pairs.h"
+#include "ranges.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {
@@ -99,6 +99,8 @@ std::vector<Index> sequences_in(const Stream& stream, const RunList& runs) {
   return found;
 }
 
+Index visible_pairs(const Slice& s) { return visible_pairs(s, Run{0, s.q_begin, s.q_end - s.q_begin, 1}); }
+
 Index visible_pairs(const Plan& plan) {
   Index pairs = 0;
   for (const Slice& s : plan.slices) pairs += visible_pairs(s);
@@ -108,15 +110,7 @@ Index visible_pairs(const Plan& plan) {
 std::vector<Range> touched_keys(const Plan& plan) {
   std::vector<Range> all;
   for (const Slice& s : plan.slices) all.push_back(touched_keys(s));
-  std::sort(all.begin(), all.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  std::vector<Range> merged;
-  for (const Range& r : all) {
-    if (!merged.empty() && r.begin <= merged.back().end)
-      merged.back().end = max_of(merged.back().end, r.end);
-    else
-      merged.push_back(r);
-  }
-  return merged;
+  return joined(std::move(all));
 }
 
 std::vector<Index> pairs_by_rank(std::span<const Slice> slices, const Layout& layout, const RunList& all) {

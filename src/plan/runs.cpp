@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "plan/layout_data.h"
+#include "ranges.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace detail {
@@ -65,7 +65,7 @@ void check_rows(std::span<const Run> runs, Index rows, std::string_view whose) {
       throw Error(text(whose, ": run ", show(r), " reaches past token ", kMaxTokens), "keep tokens inside the stream");
     if (r.count > 0) taken.push_back({r.row, r.row + r.count});
   }
-  std::sort(taken.begin(), taken.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  taken = sorted(std::move(taken));
   for (std::size_t i = 1; i < taken.size(); ++i) {
     if (taken[i].begin < taken[i - 1].end)
       throw Error(text(whose, ": row ", taken[i].begin, " is held by two runs"), "give each row to one run");

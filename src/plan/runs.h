@@ -2,7 +2,6 @@
 // rest. Both answer in time linear in the runs they name, plus a logarithm for the table.
 #pragma once
 
-#include "weft/config.h"
 #include "weft/layout.h"
 #include "weft/slice.h"
 
@@ -172,6 +171,34 @@ struct TableRuns {
       }
     }
     for (; first < last && runs[first].token < b; ++first) f(runs[first]);
+  }
+};
+
+// Subsets of the runs of a lookup, by which several device threads share one sequence.
+
+// A lookup whose kind of cut is a template argument, so that the compiler drops the other kinds and inlines the rest.
+template <RegularRuns::Cut kCut>
+struct FixedRuns {
+  RegularRuns runs;
+
+  template <class F>
+  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, Range& part, F&& f) const {
+    RegularRuns fixed = runs;
+    fixed.cut = kCut;
+    fixed.for_each(sequence, a, b, residues, part, f);
+  }
+};
+
+// A contiguous part of the runs that a sequence of lookups names. `part` counts runs across the lookups, so that
+// subsets that follow each other name together what the whole would have named, in the same order.
+template <class Runs>
+struct RunSubset {
+  Runs runs;
+  mutable Range part;
+
+  template <class F>
+  WEFT_HD void for_each(Index sequence, Index a, Index b, Residues residues, F&& f) const {
+    runs.for_each(sequence, a, b, residues, part, f);
   }
 };
 

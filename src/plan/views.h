@@ -1,7 +1,6 @@
 // Packing and mask as plain pointers and numbers, so that the planner runs on the host and on a device.
 #pragma once
 
-#include "weft/config.h"
 #include "weft/mask.h"
 #include "weft/packing.h"
 #include "weft/slice.h"

@@ -1,7 +1,6 @@
 // Visible pairs of a slice in closed form.
 #pragma once
 
-#include "weft/config.h"
 #include "weft/layout.h"
 #include "weft/slice.h"
 

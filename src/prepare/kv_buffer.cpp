@@ -4,17 +4,13 @@
 #include <deque>
 
 #include "index.h"
-#include "prepare/reach.h"
 #include "run/agreement.h"
 #include "run/execution_context.h"
 #include "run/head_numbers.h"
-#include "run/in_use.h"
 #include "run/kernel_args.h"
-#include "run/messages.h"
 #include "run/rows.h"
 #include "run/workspace.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft {
@@ -23,9 +19,39 @@ using run::ConstKv;
 using run::Kv;
 using run::Slot;
 
+namespace {
+
+// Which keys the queries of each micro-sequence see.
+struct Reach {
+  std::vector<Index> first;   // [micros] first key that its queries see; where it begins, if they see none before
+  std::vector<Index> end;     // [micros] past the last key that its queries see; where it begins, if they see none
+  std::vector<Index> needed;  // [micros] first key that its queries or later ones see
+};
+
+Reach reach_of(const MicroSequences& micros, const Problem& problem) {
+  Reach reach;
+  for (Index m = 0; m < micros.micros(); ++m) reach.first.push_back(micros.rows(m).begin);
+  reach.end = reach.first;
+  const Index size = micros.local() * micros.ranks(), begin = micros.rows().begin;
+  for (const Slice& s : problem.global_slices()) {
+    for (Index m = (s.q_begin - begin) / size; m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
+      const Range seen = touched_keys(within_rows(s, micros.rows(m)));
+      if (seen.size() == 0) continue;
+      reach.first[at(m)] = min_of(reach.first[at(m)], seen.begin);
+      reach.end[at(m)] = max_of(reach.end[at(m)], seen.end);
+    }
+  }
+  reach.needed = reach.first;
+  for (std::size_t m = reach.needed.size(); m-- > 1;)
+    reach.needed[m - 1] = min_of(reach.needed[m - 1], reach.needed[m]);
+  return reach;
+}
+
+}  // namespace
+
 Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
   if (!how.drop) return max_of(1, micros.rows().end);
-  const prepare::Reach reach = prepare::reach_of(micros, micros.problem(mask));
+  const Reach reach = reach_of(micros, micros.problem(mask));
   Index rows = 1;  // a buffer has at least one
   for (Index m = 0; m < micros.micros(); ++m) {
     const Index last = how.ahead ? min_of(m + 1, micros.micros() - 1) : m;
@@ -38,7 +64,7 @@ struct KvBuffer::Data {
   struct Sequence {
     MicroSequences micros;
     Problem problem;
-    prepare::Reach reach;
+    Reach reach;
   };
   struct Arrival {
     Index micro;
@@ -280,7 +306,7 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
     throw Error(text("the sequence needs ", rows, " rows and the buffer has ", d.options.rows),
                 text("give KvBufferOptions::rows = ", rows, " or more (key_rows)"));
   Problem problem = micros.problem(mask);
-  prepare::Reach reach = prepare::reach_of(micros, problem);
+  Reach reach = reach_of(micros, problem);
   for (Index m = 0; m < micros.micros(); ++m) {
     if (reach.end[at(m)] <= micros.rows(m).end) continue;
     throw Error(text("queries of micro-sequence ", m, " (tokens ", micros.rows(m).begin, " .. ", micros.rows(m).end,

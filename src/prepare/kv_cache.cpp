@@ -7,7 +7,6 @@
 #include "index.h"
 #include "run/kernel_args.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 

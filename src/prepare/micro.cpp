@@ -2,7 +2,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
 

@@ -1,9 +1,7 @@
-#include "rows/device_steps.h"
-
 #include "plan/device_runs.h"
 #include "plan/views.h"
+#include "rows/steps.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

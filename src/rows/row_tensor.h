@@ -7,7 +7,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/layout.h"
 
 namespace weft {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "plan/views.h"
-#include "weft/config.h"
+#include "weft/device_rows.h"
 #include "weft/rows.h"
 #include "weft/slice.h"
 
@@ -127,5 +127,11 @@ struct RingSteps {
     } while (row < whole.q.end);
   }
 };
+
+// Checks of the arguments of a step on a device.
+
+// A step of either kind; a ring's has more rules.
+void check_gather_args(const DeviceStepArgs& args);
+void check_ring_args(const DeviceStepArgs& args);
 
 }  // namespace weft

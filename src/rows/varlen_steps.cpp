@@ -4,7 +4,6 @@
 #include "plan/views.h"
 #include "rows/steps.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/rows.h"
 
 namespace weft {

@@ -8,7 +8,6 @@
 #include "comm/checked.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::run {
 namespace {
@@ -19,7 +18,7 @@ struct Record {
 
   std::uint64_t kind = 0, object = 0, layer = 0, micro = 0;  // layer and micro count from 1; 0: none
   std::uint64_t calls = 0;
-  std::uint64_t forward = 0, forwards = 0, several = 0;  // of detail::Forwards (comm/calls.h)
+  std::uint64_t forward = 0, forwards = 0, several = 0;  // of detail::Forwards (comm/checked.h)
   std::array<std::uint64_t, kParts> parts = {};
 };
 
@@ -31,30 +30,18 @@ std::string list(const Ranks& ranks) {
   return names;
 }
 
-std::string name(CallKind kind) {
-  switch (kind) {
-    case CallKind::make_executor:
-      return "a new executor";
-    case CallKind::make_buffer:
-      return "a new K/V buffer";
-    case CallKind::begin:
-      return "the begin of a sequence";
-    case CallKind::gather:
-      return "the gather";
-    case CallKind::gather_again:
-      return "the gather once more";
-    case CallKind::forward:
-      return "the forward";
-    case CallKind::backward:
-      return "the backward";
-    case CallKind::end:
-      return "the end";
-  }
-  return "something unknown";
-}
+// In the order of CallKind.
+constexpr std::array<std::string_view, 8> kCallNames = {"a new executor",
+                                                        "a new K/V buffer",
+                                                        "the begin of a sequence",
+                                                        "the gather",
+                                                        "the gather once more",
+                                                        "the forward",
+                                                        "the backward",
+                                                        "the end"};
 
 std::string name(const Record& r, bool with_object) {
-  std::string words = name(static_cast<CallKind>(r.kind));
+  std::string words(r.kind < kCallNames.size() ? kCallNames[r.kind] : "something unknown");
   if (r.micro > 0) words += text(" of micro-sequence ", r.micro - 1);
   if (r.layer > 0) words += text(" of layer ", r.layer - 1);
   if (with_object) words += text(" (executor or buffer ", r.object, ")");

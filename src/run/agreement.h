@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/calls.h"
+#include "comm/checked.h"
 #include "run/fingerprint.h"
 #include "weft/communicator.h"
 

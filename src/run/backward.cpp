@@ -1,6 +1,5 @@
 #include "index.h"
 #include "kernel/sink_gradient.h"
-#include "run/check.h"
 #include "run/executor_data.h"
 #include "run/gradient_return.h"
 #include "run/head_numbers.h"
@@ -75,12 +74,9 @@ Kv own_sums(run::Workspace& workspace, const Schedule& schedule, const ExecutorB
   const bool shared = run::keys_share(schedule);
   const DType type = sum_type(args.q.dtype);
   if (shared)  // grows the slot to the size of the keys before anything points into it
-    run::take_kv(workspace, Slot::keys_0,
-                 {.rows = schedule.steps.front().key_rows,
-                  .heads = schedule.steps.front().heads_k.size(),
-                  .dim_qk = args.k.dim,
-                  .dim_v = args.v.dim,
-                  .dtype = args.k.dtype});
+    run::take_kv(
+        workspace, Slot::keys_0,
+        shape_like(ConstKv{args.k, args.v}, schedule.steps.front().key_rows, schedule.steps.front().heads_k.size()));
   const Kv buffer = run::take_kv(workspace, shared ? Slot::keys_0 : Slot::own_key_gradients,
                                  {.rows = args.k.rows,
                                   .heads = args.k.heads,
@@ -146,7 +142,7 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   if (agreement)
     agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
                        agreement->forwards_of(args.out, args.lse));
-  const Kernel kernel = data_->kernel_for(Pass::backward, args.q, args.v, args.place);
+  const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args));
   const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, data_->workspace);
@@ -159,7 +155,7 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   run::round_to(args.place, {args.dk, args.dv}, run::constant(own));
   if (args.dsink.given()) {
     run::HeadNumbers dsink(args.place, data_->workspace, args.q.heads, communicator.ranks(), 0);
-    sink_gradient({args.attention.sink, args.dout, args.out, args.lse, args.place}, own_rows_in_slices(schedule),
+    sink_gradient(run::backward_call(args, {args.k, args.v}), own_rows_in_slices(schedule),
                   dsink.view().at<double>(0, 0));
     dsink.reduce_into(communicator, Reduce::sum, args.dsink);
   }

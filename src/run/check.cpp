@@ -1,11 +1,9 @@
-#include "run/check.h"
-
 #include <algorithm>
 
 #include "kernel/check_args.h"
+#include "run/executor_data.h"
 #include "run/kernel_args.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft::run {

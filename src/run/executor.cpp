@@ -3,13 +3,31 @@
 #include <algorithm>
 
 #include "index.h"
-#include "kernel/registry.h"
+#include "ranges.h"
 #include "run/executor_data.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
+
+std::string name(const Place& place) { return place.kind == DeviceKind::cpu ? "the CPU" : text("GPU ", place.device); }
+
 namespace run {
+
+ExecutionContext::ExecutionContext(Communicator& ranks, const Place& place, std::pmr::memory_resource* memory)
+    : ranks_(ranks), place_(place), memory_(memory) {
+  if (place.kind == DeviceKind::cpu) return;
+  if (memory == nullptr) own_memory_ = device::make_memory(place);
+  on_device_ = ranks.on(place);
+}
+
+void ExecutionContext::use(const Place& place, std::string_view what) const {
+  if (place.kind != place_.kind || place.device != place_.device)
+    throw Error(text("the tensors lie on ", name(place), ", and the ", what, " was made for ", name(place_)),
+                "give its options the place of the tensors");
+  device::refuse_capture(place, what);
+  if (own_memory_ != nullptr) own_memory_->use(place.stream);
+  if (on_device_ != nullptr) on_device_->use(place.stream);
+}
 
 StepHeads heads_of_step(const Attention& attention, const Step& step) {
   StepHeads part{attention, {}};
@@ -29,14 +47,7 @@ RowsOfSteps rows_of_steps(const Schedule& schedule) {
   std::vector<Range> rows;
   for (const Plan& plan : schedule.plans)
     for (const Slice& s : plan.slices) rows.push_back({s.q_begin, s.q_end});
-  std::sort(rows.begin(), rows.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  RowsOfSteps held;
-  for (const Range& r : rows) {
-    if (!held.rows.empty() && r.begin < held.rows.back().end)
-      held.rows.back().end = max_of(held.rows.back().end, r.end);
-    else
-      held.rows.push_back(r);
-  }
+  RowsOfSteps held{joined(std::move(rows), false), {}};
   held.ends.resize(held.rows.size());
   const Computed computed(schedule);
   Index call = 0;
@@ -75,15 +86,9 @@ Computed::Computed(const Schedule& schedule) {
 
 }  // namespace run
 
-Kernel Executor::Data::kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v,
-                                  const Place& place) const {
-  return select_kernel(options.kernel, {.pass = pass,
-                                        .dtype = q.dtype,
-                                        .dim_qk = q.dim,
-                                        .dim_v = v.dim,
-                                        .partial = pass == Pass::forward && !run::Computed(schedule).once(),
-                                        .device = place.kind,
-                                        .gpu = place.device});
+Kernel Executor::Data::kernel_for(KernelRequest request) const {
+  request.partial = request.pass == Pass::forward && !run::Computed(schedule).once();
+  return select_kernel(options.kernel, request);
 }
 
 Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOptions options) {

@@ -4,9 +4,9 @@
 #include <chrono>
 
 #include "index.h"
+#include "kernel/registry.h"
 #include "run/agreement.h"
 #include "run/execution_context.h"
-#include "run/in_use.h"
 #include "run/workspace.h"
 #include "weft/executor.h"
 
@@ -20,7 +20,7 @@ struct Executor::Data {
         workspace(context.memory()) {}
 
   // The kernel of the options that can do the call. Error if there is none.
-  Kernel kernel_for(Pass pass, const ConstTensorView& q, const ConstTensorView& v, const Place& place) const;
+  Kernel kernel_for(KernelRequest request) const;
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
   void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 
@@ -34,6 +34,10 @@ struct Executor::Data {
 };
 
 namespace run {
+
+// Checks of arguments against the schedule, before anything moves.
+void check_forward(const Schedule& schedule, const ExecutorForwardArgs& args);
+void check_backward(const Schedule& schedule, const ExecutorBackwardArgs& args);
 
 // Tells the observer how long each part of a step took. Does nothing without an observer.
 class Log {

@@ -1,7 +1,7 @@
 #include "run/fingerprint.h"
 
 #include "hash.h"
-#include "kernel/inputs.h"
+#include "kernel/check_args.h"
 #include "kernel/registry.h"
 
 namespace weft::run {
@@ -58,17 +58,8 @@ Index dtype_of(const View& view) {
 }
 
 template <class Args>
-std::uint64_t kernel_of(Pass pass, const Args& args, bool add_keys, std::string_view name) {
-  return Hash()
-      .add(select_kernel(name, {.pass = pass,
-                                .dtype = args.q.dtype,
-                                .dim_qk = args.q.dim,
-                                .dim_v = args.v.dim,
-                                .add_keys = add_keys,
-                                .device = args.place.kind,
-                                .gpu = args.place.device})
-               .name)
-      .value();
+std::uint64_t kernel_of(Pass pass, const Args& args, std::string_view name) {
+  return Hash().add(select_kernel(name, request_of(pass, args)).name).value();
 }
 
 template <class Args>
@@ -115,7 +106,7 @@ std::vector<Fingerprint> fingerprints(const KernelForwardArgs& args, std::string
   all.push_back({"dtype of out and lse", Hash().add(dtype_of(args.out)).add(dtype_of(args.lse)).value()});
   all.push_back({"whether max_logit is asked for", args.max_logit.given()});
   all.push_back({"keys_per_split", static_cast<std::uint64_t>(args.keys_per_split)});
-  all.push_back({"kernel", kernel_of(Pass::forward, args, false, kernel)});
+  all.push_back({"kernel", kernel_of(Pass::forward, args, kernel)});
   return all;
 }
 
@@ -125,7 +116,7 @@ std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::strin
       {"dtype of out, lse, dout and dq",
        Hash().add(dtype_of(args.out)).add(dtype_of(args.lse)).add(dtype_of(args.dout)).add(dtype_of(args.dq)).value()});
   all.push_back({"whether dsink is asked for", args.dsink.given()});
-  all.push_back({"kernel", kernel_of(Pass::backward, args, args.add_keys, kernel)});
+  all.push_back({"kernel", kernel_of(Pass::backward, args, kernel)});
   return all;
 }
 

@@ -1,6 +1,5 @@
 #include "index.h"
 #include "kernel/check_args.h"
-#include "run/check.h"
 #include "run/executor_data.h"
 #include "run/head_numbers.h"
 #include "run/kernel_args.h"
@@ -106,7 +105,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
       agreement ? agreement->compare(
                       call, run::fingerprints(run::forward_call(args, {args.k, args.v}), data_->options.kernel))
                 : 0;
-  const Kernel kernel = data_->kernel_for(Pass::forward, args.q, args.v, args.place);
+  const Kernel kernel = data_->kernel_for(request_of(Pass::forward, args));
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, data_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);

@@ -52,11 +52,7 @@ bool GradientReturn::shifts(Index n) const { return step(n).move && step(n).move
 
 Kv GradientReturn::buffer(Index n) {
   return take_kv(workspace_, n % 2 == 0 ? Slot::key_gradients_0 : Slot::key_gradients_1,
-                 {.rows = step(n).key_rows,
-                  .heads = step(n).heads_k.size(),
-                  .dim_qk = own_.k.dim,
-                  .dim_v = own_.v.dim,
-                  .dtype = own_.k.dtype});
+                 shape_like(own_, step(n).key_rows, step(n).heads_k.size()));
 }
 
 Kv GradientReturn::begin(Index n, bool nothing) {

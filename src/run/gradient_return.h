@@ -5,7 +5,6 @@
 #include <array>
 
 #include "index.h"
-#include "run/messages.h"
 #include "run/rows.h"
 #include "run/workspace.h"
 #include "weft/communicator.h"

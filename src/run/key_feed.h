@@ -4,7 +4,7 @@
 #include <array>
 
 #include "index.h"
-#include "run/messages.h"
+#include "run/rows.h"
 #include "run/workspace.h"
 #include "weft/communicator.h"
 #include "weft/schedule.h"
@@ -39,11 +39,7 @@ class KeyFeed {
     const Step& step = schedule_.steps[at(n)];
     if (!step.move) return;
     buffers_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::keys_0 : Slot::keys_1,
-                               {.rows = step.key_rows,
-                                .heads = step.heads_k.size(),
-                                .dim_qk = own_.k.dim,
-                                .dim_v = own_.v.dim,
-                                .dtype = own_.k.dtype});
+                               shape_like(own_, step.key_rows, step.heads_k.size()));
     const ConstKv from = step.move->kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k);
     arrivals_[odd(n)] = communicator_.exchange(messages(step.move->sends, from),
                                                messages(step.move->receives, constant(buffers_[odd(n)])));

@@ -1,25 +1,9 @@
 #include "run/swap.h"
 
 #include "index.h"
-#include "run/messages.h"
 #include "run/rows.h"
 
 namespace weft::run {
-namespace {
-
-TensorView writable(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data),
-          view.dtype,
-          view.rows,
-          view.heads,
-          view.dim,
-          view.row_stride,
-          view.head_stride,
-          view.inner,
-          view.outer_stride};
-}
-
-}  // namespace
 
 Attention HeadSwap::attention(const Attention& all) const {
   Attention mine = all;
@@ -28,7 +12,7 @@ Attention HeadSwap::attention(const Attention& all) const {
   return mine;
 }
 
-ConstTensorView HeadSwap::buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads) {
+TensorView HeadSwap::buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads) {
   const Index rows = own.rows * swap_.group.size(), count = heads[me()].size();
   constexpr Index kNeverNull = 64;
   const Index bytes = checked_product("a workspace of swapped heads", {rows, count, own.dim, size_of(own.dtype)});
@@ -73,20 +57,15 @@ void HeadSwap::to_own(const std::vector<Pair>& pairs, Message::Combine combine) 
 }
 
 ExecutorForwardArgs HeadSwap::bring(const ExecutorForwardArgs& args) {
-  const Kv kv = take_kv(workspace_, Slot::swap_kv,
-                        {.rows = args.k.rows * swap_.group.size(),
-                         .heads = swap_.heads_k[me()].size(),
-                         .dim_qk = args.k.dim,
-                         .dim_v = args.v.dim,
-                         .dtype = args.k.dtype});
+  const Kv kv = take_kv(workspace_, Slot::swap_kv, shape({args.k, args.v}));
   ExecutorForwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
                               .k = kv.k,
                               .v = kv.v,
                               .attention = attention(args.attention),
-                              .out = writable(buffer(Slot::swap_out, args.out, swap_.heads_q)),
+                              .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
                               .keys_per_split = args.keys_per_split,
                               .place = args.place};
-  if (args.lse.given()) swapped.lse = writable(buffer(Slot::swap_lse, args.lse, swap_.heads_q));
+  if (args.lse.given()) swapped.lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q);
   to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});
   return swapped;
 }
@@ -98,14 +77,9 @@ void HeadSwap::give_back(const ExecutorForwardArgs& swapped, const ExecutorForwa
 }
 
 ExecutorBackwardArgs HeadSwap::bring(const ExecutorBackwardArgs& args) {
-  const KvShape shape{.rows = args.k.rows * swap_.group.size(),
-                      .heads = swap_.heads_k[me()].size(),
-                      .dim_qk = args.k.dim,
-                      .dim_v = args.v.dim,
-                      .dtype = args.k.dtype};
-  const Kv kv = take_kv(workspace_, Slot::swap_kv, shape);
-  KvShape sums = shape;
-  sums.dtype = sum_type(shape.dtype);
+  KvShape sums = shape({args.k, args.v});
+  const Kv kv = take_kv(workspace_, Slot::swap_kv, sums);
+  sums.dtype = sum_type(sums.dtype);
   const Kv gradients = take_kv(workspace_, Slot::swap_key_gradients, sums);
   const ExecutorBackwardArgs swapped{.q = buffer(Slot::swap_q, args.q, swap_.heads_q),
                                      .k = kv.k,
@@ -114,7 +88,7 @@ ExecutorBackwardArgs HeadSwap::bring(const ExecutorBackwardArgs& args) {
                                      .dout = buffer(Slot::swap_dout, args.dout, swap_.heads_q),
                                      .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
                                      .lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q),
-                                     .dq = writable(buffer(Slot::swap_dq, args.dq, swap_.heads_q)),
+                                     .dq = buffer(Slot::swap_dq, args.dq, swap_.heads_q),
                                      .dk = gradients.k,
                                      .dv = gradients.v,
                                      .place = args.place};

@@ -33,7 +33,10 @@ class HeadSwap {
 
   std::size_t me() const { return at(schedule_.rank - swap_.group.begin); }
   Attention attention(const Attention& all) const;
-  ConstTensorView buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads);
+  KvShape shape(const ConstKv& own) const {
+    return shape_like(own, own.k.rows * swap_.group.size(), swap_.heads_k[me()].size());
+  }
+  TensorView buffer(Slot slot, const ConstTensorView& own, const std::vector<Range>& heads);
   std::vector<Message> of_own(const std::vector<Pair>& pairs, Message::Combine combine) const;
   std::vector<Message> of_swapped(const std::vector<Pair>& pairs) const;
   void to_swapped(const std::vector<Pair>& pairs);

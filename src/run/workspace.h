@@ -87,6 +87,12 @@ struct KvShape {
   DType dtype = DType::f32;
 };
 
+// So many rows and heads, with the dims and the dtype of `kv`.
+template <class View>
+KvShape shape_like(const KvOf<View>& kv, Index rows, Index heads) {
+  return {rows, heads, kv.k.dim, kv.v.dim, kv.k.dtype};
+}
+
 // Both contiguous [rows, heads, dim], in one slot.
 inline Kv take_kv(Workspace& workspace, Slot slot, const KvShape& shape) {
   constexpr Index kLine = 64;

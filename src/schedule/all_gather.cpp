@@ -1,7 +1,6 @@
 // Every rank gathers all K and V, at once or a group of heads at a time.
 #include "schedule/description.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::schedule {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/support.h"
 
 namespace weft {

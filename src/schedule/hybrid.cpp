@@ -3,7 +3,6 @@
 
 #include "schedule/description.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::schedule {
 namespace {

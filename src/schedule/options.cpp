@@ -5,7 +5,6 @@
 #include "index.h"
 #include "schedule/description.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft {
 namespace {

@@ -1,7 +1,6 @@
 #include "weft/support.h"
 
 #include "text.h"
-#include "weft/error.h"
 #include "weft/layout.h"
 
 namespace weft {

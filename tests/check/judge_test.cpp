@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "check/answer.h"
-#include "check/cases/large_case.h"
+#include "check/cases/random_case.h"
 #include "check/definition.h"
 #include "check/oracle.h"
 #include "kernel/attention_problem.h"

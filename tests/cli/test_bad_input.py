@@ -106,7 +106,7 @@ CASES = [
     ("verify --docs 4 --schedule exact --ranks-per-step 2", ["--ranks-per-step 2", "add ring or hybrid"]),
     ("verify --docs 4 --schedule ring --ranks-per-step 0", ["--ranks-per-step 0", "1 or more"]),
     ("verify --docs 4 --schedule ring --comm pigeons", ["'pigeons'", "use threads"]),
-    ("verify --docs 4 --schedule ring --ranks 1000", ["--ranks 1000", "at most 256"]),
+    ("verify --docs 4 --schedule ring --ranks 1000", ["--ranks 1000", "to 256 ranks"]),
     ("verify --docs 4 --comm threads", ["--comm threads", "--schedule all"]),
     ("verify --docs 4 --key-order rank", ["--key-order rank", "--schedule all"]),
     ("verify --docs 4 --format sbhd", ["--format sbhd", "--schedule all"]),

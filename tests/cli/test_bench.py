@@ -7,7 +7,7 @@ import pytest
 
 SMALL = ["--docs", "30,0,41", "--heads", "4:2", "--dim", "16:8", "--mask", "causal", "--repeat", 2, "--threads", 1]
 PAIRS = 30 * 31 // 2 + 41 * 42 // 2
-FIELDS = {"case", "dtype", "pass", "gflops", "peer", "peer_gflops", "ratio", "gemm_gflops", "peak_bytes"}
+FIELDS = {"case", "dtype", "pass", "gflops", "peer", "peer_gflops", "ratio", "gemm_gflops", "over_gemm", "peak_bytes", "over_io"}
 
 # Answers as a peer does, in one second a call (a gemm in a quarter), and keeps what it was asked.
 FAKE_PEER = """

@@ -161,3 +161,42 @@ def test_recorded_times_that_are_none(weft, tmp_path, text, says):
     file = tmp_path / "times.json"
     file.write_text(text)
     weft.refused("bench", "--calibrate", tmp_path / "m.json", *H200, "--measured", file, says=[says])
+
+
+def test_trace_has_the_timelines_of_the_json(weft, tmp_path):
+    found, _ = lines(weft, tmp_path, "--schedule", "ring,exact", "--trace", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == [f"{n}. {x['schedule']}, {x['layout']}, 4 ranks: rank {r}"
+                                      for n, x in enumerate(found, 1) for r in range(4)]
+    for n, x in enumerate(found, 1):
+        after = 0
+        for pass_ in ("forward", "backward"):
+            for timeline in x[pass_]["timelines"]:
+                process = f"{n}. {x['schedule']}, {x['layout']}, 4 ranks: rank {timeline['rank']}"
+                spans = [e for e in events if e["ph"] == "X" and names[e["pid"]] == process]
+                for event in timeline["events"]:
+                    name = ("wait for " if event["kind"] == "wait" else "") + event["name"]
+                    name += f", step {event['step']}" if event["step"] >= 0 else ""
+                    begin, end = (1e6 * (after + event[key]) for key in ("begin", "end"))
+                    assert any(e["name"] == name and e["args"]["kind"] == event["kind"] and abs(e["ts"] - begin) < 0.01
+                               and abs(e["ts"] + e["dur"] - end) < 0.01 for e in spans), (event, process)
+            after += x[pass_]["seconds"]
+
+
+def test_trace_of_a_run(weft, tmp_path):
+    out, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    assert weft("bench", "--schedule", "ring,all_gather", "--docs", "256", "--ranks", "2", "--dim", "16", "--repeat", "1",
+                "--json", out, "--trace", trace).code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["all_gather: rank 0", "all_gather: rank 1", "ring: rank 0", "ring: rank 1"]
+    for line in json.loads(out.read_text()):
+        spans = [e for e in events if e["ph"] == "X" and names[e["pid"]].startswith(line["schedule"] + ":")
+                 and e["name"].startswith(line["pass"] + " ")]
+        steps = {e["args"]["steps"] for e in spans}
+        assert steps == {2 if line["schedule"] == "ring" else 1}
+        took = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+        assert 0 < took <= 1e6 * line["seconds"]  # from the first rank's start to the last one's end
+    refused = weft("bench", "--trace", trace)
+    assert refused.code != 0 and "--schedule" in refused.err

@@ -392,7 +392,7 @@ TEST(Communicator, SplitOutlivesItsParent) {
 
 TEST(Request, ThenFollowsWait) {
   Request none;
-  EXPECT_FALSE(none.under_way());
+  EXPECT_FALSE(none.in_flight());
   none.wait();
   run(2, [](Communicator& c) {
     std::vector<int> order;

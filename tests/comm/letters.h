@@ -195,9 +195,9 @@ inline void exchange_letters(Communicator& c, const std::vector<std::vector<Lett
   std::shuffle(order.begin(), order.end(), own);
   for (const std::size_t i : order) {
     Side& side = sides[i];
-    EXPECT_TRUE(side.request.under_way());
+    EXPECT_TRUE(side.request.in_flight());
     side.request.wait();
-    EXPECT_FALSE(side.request.under_way());
+    EXPECT_FALSE(side.request.in_flight());
     side.request.wait();  // once is enough, twice does no harm
     for (std::size_t n = 0; n < side.letters.size(); ++n) {
       EXPECT_EQ(side.received[n].read(), side.letters[n]->after) << "seed " << seed << ", call " << i;

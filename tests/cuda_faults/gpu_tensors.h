@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.h"
 #include "cuda/device_array.h"
+#include "cuda/runtime.h"
 #include "cuda_faults/each_in_turn.h"
 #include "kernel/attention_problem.h"
 #include "kernel/convert.h"

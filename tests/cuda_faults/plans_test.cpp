@@ -1,5 +1,5 @@
 // Plans, rows and copies on a device, and what the rest of Weft asks of one.
-#include "comm/cuda/packed.h"
+#include "comm/cuda/transports.h"
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kernel/kernel_problem.h"

@@ -1,9 +1,8 @@
 // How a backward call is cut for threads: nothing twice, nothing left out, and parts of about equal work.
-#include "kernel/cpu/backward_work.h"
-
 #include <gtest/gtest.h>
 
 #include "index.h"
+#include "kernel/cpu/work.h"
 
 namespace weft::cpu {
 namespace {

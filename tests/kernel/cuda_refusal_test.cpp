@@ -1,11 +1,11 @@
 // What GPU kernels refuse, asked of GPUs that are not there.
-#include "kernel/cuda_refusal.h"
-
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include <gtest/gtest.h>
+
+#include "kernel/cuda_kernels.h"
 
 namespace weft::test {
 namespace {

@@ -10,7 +10,7 @@
 #include "plan/cut.h"
 #include "plan/layout_data.h"
 #include "plan/plan_subset.h"
-#include "plan/run_subset.h"
+#include "plan/runs.h"
 #include "refusal.h"
 
 namespace weft {

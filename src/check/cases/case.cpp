@@ -3,7 +3,6 @@
 #include <sstream>
 
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::check {
 namespace {

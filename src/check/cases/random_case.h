@@ -56,4 +56,16 @@ std::vector<Slice> random_slices(Choices& choices, const Case& from);
 // A valid case of some tens of tokens: any packing, mask, layout (or the one given) and attention feature.
 Case random_case(Choices& choices, std::optional<LayoutKind> layout = {});
 
+// Random problems of thousands of tokens: those whose sums are long. Few heads and narrow ones, so that many can be
+// tried.
+
+// Both inclusive.
+struct Sizes {
+  Index least = 4000, most = 20000;
+};
+
+// A valid case with so many tokens on the query side, padding aside: one document, some, or many; any mask, layout (or
+// the one given) and attention feature.
+Case random_large_case(Choices& choices, const Sizes& sizes, std::optional<LayoutKind> layout = {});
+
 }  // namespace weft::check

@@ -3,8 +3,6 @@
 // they posted. wait() meets the peers on the CPU, so that all copies are known, and makes the caller's stream wait for
 // them: for data received, and for memory that others still read. Messages with at_once are added directly from the
 // senders' memory.
-#include "comm/cuda/device_threads.h"
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -14,15 +12,11 @@
 
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
+#include "comm/cuda/transports.h"
 #include "cuda/handle_pool.h"
-#include "cuda/last_error.h"
-#include "cuda/on_failure.h"
-#include "cuda/stream_array.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
@@ -317,30 +311,20 @@ class DeviceExchange final : public Request::Pending {
 class DeviceThreads final : public DeviceCommunicator {
  public:
   DeviceThreads(Communicator& ranks, std::shared_ptr<Board> board, const Place& place, HostCall host_call)
-      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
-        board_(std::move(board)),
-        place_(place),
-        host_call_(std::move(host_call)) {
+      : DeviceCommunicator(ranks, place), board_(std::move(board)), host_call_(std::move(host_call)) {
     const DeviceGuard on(place.device);
     stream_ = std::make_shared<PooledStream>(true);  // high priority, because the next step waits for these copies
   }
 
-  std::string_view name() const override { return "threads"; }
-  void use(void* stream) override { place_.stream = stream; }
-
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const DeviceGuard on(place_.device);
-    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place_, std::move(sends),
+    const DeviceGuard on(place().device);
+    return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place(), std::move(sends),
                                             std::move(receives), host_call_);
-  }
-  std::unique_ptr<Communicator> make_split(Index, Index) override {
-    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
   }
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<PooledStream> stream_;
-  Place place_;  // with the caller's stream
   HostCall host_call_;
   Index calls_ = 0;
 };

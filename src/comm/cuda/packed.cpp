@@ -1,11 +1,6 @@
-#include "comm/cuda/packed.h"
-
-#include <string>
-#include <vector>
-
 #include "comm/cuda/packed_message.h"
-#include "cuda/device_guard.h"
-#include "weft/error.h"
+#include "comm/cuda/transports.h"
+#include "cuda/runtime.h"
 
 namespace weft::cuda {
 namespace {
@@ -55,25 +50,14 @@ class PackedExchange final : public Request::Pending {
 class Packed final : public DeviceCommunicator {
  public:
   Packed(Communicator& ranks, const Place& place, Carry carry)
-      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
-        name_(ranks.name()),
-        place_(place),
-        carry_(std::move(carry)) {}
-
-  std::string_view name() const override { return name_; }
-  void use(void* stream) override { place_.stream = stream; }
+      : DeviceCommunicator(ranks, place), carry_(std::move(carry)) {}
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const DeviceGuard on(place_.device);
-    return std::make_unique<PackedExchange>(rank(), place_, std::move(sends), std::move(receives), carry_);
-  }
-  std::unique_ptr<Communicator> make_split(Index, Index) override {
-    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), carry_);
   }
 
-  std::string name_;
-  Place place_;  // with the caller's stream
   Carry carry_;
 };
 

@@ -6,10 +6,9 @@
 
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "comm/blocks.h"
 #include "comm/cuda/segments.h"
-#include "comm/pieces.h"
 #include "cuda/launch.h"
 
 namespace weft::cuda {

@@ -1,5 +1,3 @@
-#include "comm/cuda/staged.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -7,15 +5,11 @@
 #include <optional>
 
 #include "comm/cuda/packed_message.h"
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
+#include "comm/cuda/transports.h"
 #include "cuda/handle_pool.h"
-#include "cuda/last_error.h"
-#include "cuda/on_failure.h"
-#include "cuda/stream_array.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
@@ -152,27 +146,15 @@ class StagedExchange final : public Request::Pending {
 class Staged final : public DeviceCommunicator {
  public:
   Staged(Communicator& ranks, const Place& place, Staging staging, HostCall host_call)
-      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks),
-        name_(ranks.name()),
-        place_(place),
-        staging_(staging),
-        host_call_(std::move(host_call)) {}
-
-  std::string_view name() const override { return name_; }
-  void use(void* stream) override { place_.stream = stream; }
+      : DeviceCommunicator(ranks, place), staging_(staging), host_call_(std::move(host_call)) {}
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const DeviceGuard on(place_.device);
-    return std::make_unique<StagedExchange>(rank(), place_, staging_, std::move(sends), std::move(receives), in_flight_,
-                                            host_call_);
-  }
-  std::unique_ptr<Communicator> make_split(Index, Index) override {
-    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+    const DeviceGuard on(place().device);
+    return std::make_unique<StagedExchange>(rank(), place(), staging_, std::move(sends), std::move(receives),
+                                            in_flight_, host_call_);
   }
 
-  std::string name_;
-  Place place_;  // with the caller's stream
   Staging staging_;
   HostCall host_call_;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();

@@ -13,7 +13,6 @@
 #include "comm/mpi/transfers.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/mpi.h"
 
 namespace weft {

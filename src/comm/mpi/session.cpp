@@ -12,7 +12,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/mpi.h"
 
 namespace weft {

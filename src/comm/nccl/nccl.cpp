@@ -1,24 +1,18 @@
 // A call packs what is not contiguous, sends and receives everything as one NCCL group in a stream of its own, and
 // unpacks. Events order all of it; the CPU waits for nothing.
-#include "comm/nccl/nccl.h"
-
 #include <vector>
 
 #include <nccl.h>
 
 #include "comm/cuda/packed_message.h"
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
+#include "comm/cuda/transports.h"
 #include "cuda/handle_pool.h"
-#include "cuda/last_error.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
-namespace weft {
+namespace weft::cuda {
 namespace {
-
-using cuda::PackedMessage;
 
 void check(ncclResult_t result, const char* call) {
   if (result == ncclSuccess || result == ncclInProgress) return;
@@ -36,8 +30,8 @@ struct Link {
   Link(const Link&) = delete;
 
   ncclComm_t comm = nullptr;
-  cuda::PooledStream stream{true};  // high priority, because the next step waits for these messages
-  cuda::PooledEvent ready;          // the point that the caller's stream has reached
+  PooledStream stream{true};  // high priority, because the next step waits for these messages
+  PooledEvent ready;          // the point that the caller's stream has reached
 };
 
 class NcclExchange final : public Request::Pending {
@@ -48,7 +42,7 @@ class NcclExchange final : public Request::Pending {
     const cudaStream_t stream = link_->stream.get();
     WEFT_CUDA(cudaEventRecord(link_->ready.get(), caller_));
     WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready.get()));
-    sends_ = cuda::pack_sends(std::move(sends), stream);
+    sends_ = pack_sends(std::move(sends), stream);
     for (Message& m : receives) {
       const bool in_place = m.combine != Message::Combine::add;
       if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream);
@@ -66,16 +60,16 @@ class NcclExchange final : public Request::Pending {
   }
 
   ~NcclExchange() override {
-    if (!waited_) cuda::clear_last_error(cudaEventSynchronize(done_.get()));
+    if (!waited_) clear_last_error(cudaEventSynchronize(done_.get()));
   }
 
   void wait() override {
-    const cuda::DeviceGuard on(device_);
+    const DeviceGuard on(device_);
     WEFT_CUDA(cudaStreamWaitEvent(caller_, done_.get()));
     waited_ = true;
     for (const PackedMessage& p : receives_) {
       const Block whole = p.block();
-      if (!p.is_in_place()) cuda::unpack(p.message, {&whole, 1}, caller_);
+      if (!p.is_in_place()) unpack(p.message, {&whole, 1}, caller_);
     }
     // The exchange's stream frees the memory, after the caller's stream is done with it.
     WEFT_CUDA(cudaEventRecord(done_.get(), caller_));
@@ -89,8 +83,8 @@ class NcclExchange final : public Request::Pending {
     std::size_t next = 0;
     for (const PackedMessage& to : receives_) {
       if (to.message.peer != rank) continue;
-      const Block from = cuda::sent_to_self(sends_, rank, to.message, next), whole = to.block();
-      cuda::copy(cuda::segments({&from, 1}, {&whole, 1}), stream);
+      const Block from = sent_to_self(sends_, rank, to.message, next), whole = to.block();
+      copy(segments({&from, 1}, {&whole, 1}), stream);
     }
   }
 
@@ -98,15 +92,14 @@ class NcclExchange final : public Request::Pending {
   int device_;
   cudaStream_t caller_;
   std::vector<PackedMessage> sends_, receives_;
-  cuda::PooledEvent done_;
+  PooledEvent done_;
   bool waited_ = false;
 };
 
 class NcclCommunicator final : public DeviceCommunicator {
  public:
-  NcclCommunicator(Communicator& ranks, const Place& place)
-      : DeviceCommunicator(ranks.rank(), ranks.ranks(), ranks), place_(place) {
-    const cuda::DeviceGuard on(place.device);
+  NcclCommunicator(Communicator& ranks, const Place& place) : DeviceCommunicator(ranks, place) {
+    const DeviceGuard on(place.device);
     link_ = std::make_shared<Link>();
     ncclUniqueId id{};
     if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
@@ -121,19 +114,14 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   std::string_view name() const override { return "nccl"; }
-  void use(void* stream) override { place_.stream = stream; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const cuda::DeviceGuard on(place_.device);
-    return std::make_unique<NcclExchange>(link_, rank(), place_, std::move(sends), std::move(receives));
-  }
-  std::unique_ptr<Communicator> make_split(Index, Index) override {
-    throw Error("a communicator on a GPU cannot be split", "split the one that it was made of, and call on() then");
+    const DeviceGuard on(place().device);
+    return std::make_unique<NcclExchange>(link_, rank(), place(), std::move(sends), std::move(receives));
   }
 
   std::shared_ptr<Link> link_;
-  Place place_;  // with the caller's stream
 };
 
 }  // namespace
@@ -142,4 +130,4 @@ std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& 
   return std::make_unique<NcclCommunicator>(ranks, place);
 }
 
-}  // namespace weft
+}  // namespace weft::cuda

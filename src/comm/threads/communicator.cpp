@@ -1,5 +1,4 @@
-#include "comm/threads/communicator.h"
-
+// The communicator of a rank that is a thread.
 #include <algorithm>
 #include <string_view>
 

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <thread>
 
-#include "comm/threads/communicator.h"
+#include "comm/threads/world.h"
 
 namespace weft {
 namespace threads {

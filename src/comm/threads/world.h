@@ -15,11 +15,10 @@
 
 #include "comm/blocks.h"
 #ifdef WEFT_WITH_CUDA
-#include "comm/cuda/device_threads.h"
+#include "comm/cuda/transports.h"
 #endif
 #include "text.h"
 #include "weft/communicator.h"
-#include "weft/error.h"
 
 namespace weft::threads {
 
@@ -123,5 +122,7 @@ struct Member {
     return text("rank ", member, " of a split (", world_rank(member), " of all)");
   }
 };
+
+std::unique_ptr<Communicator> make_communicator(Member self);
 
 }  // namespace weft::threads

@@ -5,16 +5,12 @@
 #include <cuda_fp16.h>
 
 #include "comm/cuda/segments.h"
-#include "cuda/capture.h"
-#include "cuda/device_guard.h"
 #include "cuda/handle_pool.h"
-#include "cuda/last_error.h"
 #include "cuda/launch.h"
-#include "cuda/on_failure.h"
+#include "cuda/runtime.h"
 #include "device/device.h"
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::device {
 namespace {

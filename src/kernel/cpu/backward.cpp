@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "index.h"
-#include "kernel/cpu/backward_work.h"
-#include "kernel/cpu/drive.h"
+#include "kernel/check_args.h"
 #include "kernel/cpu/parallel.h"
 #include "kernel/cpu/rows.h"
-#include "kernel/cpu/scratch.h"
+#include "kernel/cpu/target.h"
+#include "kernel/cpu/work.h"
 
 namespace weft::cpu {
 namespace {
@@ -23,13 +23,7 @@ struct Statistics {
     lse.resize(at(args.q.rows * args.q.heads));
     const TensorView out_view = thd(out.data(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
     const TensorView lse_view = token_heads(lse.data(), DType::f32, args.q.rows, args.q.heads);
-    forward(target, {{.q = args.q,
-                      .k = args.k,
-                      .v = args.v,
-                      .slices = args.slices,
-                      .attention = args.attention,
-                      .out = out_view,
-                      .lse = lse_view}});
+    forward(target, forward_of(args, out_view, lse_view));
     args.out = out_view;
     args.lse = lse_view;
   }

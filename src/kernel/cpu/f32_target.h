@@ -27,6 +27,12 @@ WEFT_INLINE bool in_bf16(const BackwardCall& call) {
   return call.args.q.dtype == DType::bf16 && call.args.dout.dtype == DType::bf16;
 }
 
+// A call of bf16 goes to k16, any other to the same member of another target.
+template <const Target& (*kElse)(), auto k16, auto kMember, class Call, class... More>
+auto by_dtype(const Call& call, More... more) {
+  return in_bf16(call) ? k16(call, more...) : (kElse().*kMember)(call, more...);
+}
+
 // bf16 by Forward16 and Backward16, everything else by another target, whose code is compiled in its own file. A
 // constant as above: code that makes or copies a target would run before runs_here().
 template <class Forward16, class Backward16, const Target& (*kElse)()>
@@ -34,32 +40,15 @@ constexpr Target bf16_target(std::string_view name, std::string_view about, bool
   return {.name = name,
           .about = about,
           .runs_here = runs_here,
-          .tile_rows =
-              [](const ForwardCall& call, Index group) {
-                return in_bf16(call) ? Forward16::tile_rows(call, group) : kElse().tile_rows(call, group);
-              },
-          .forward_scratch =
-              [](const ForwardCall& call, Index rows) {
-                return in_bf16(call) ? Forward16::scratch(call, rows) : kElse().forward_scratch(call, rows);
-              },
-          .forward_tile =
-              [](const ForwardCall& call, const ForwardTile& tile) {
-                in_bf16(call) ? Forward16::tile(call, tile) : kElse().forward_tile(call, tile);
-              },
-          .block_rows =
-              [](const BackwardCall& call, Index group) {
-                return in_bf16(call) ? Backward16::block_rows(call, group) : kElse().block_rows(call, group);
-              },
-          .backward_scratch =
-              [](const BackwardCall& call, Index rows) {
-                return in_bf16(call) ? Backward16::scratch(call, rows) : kElse().backward_scratch(call, rows);
-              },
-          .backward_part =
-              [](const BackwardCall& call, const BackwardPart& part) {
-                in_bf16(call) ? Backward16::part(call, part) : kElse().backward_part(call, part);
-              },
-          .store_row = [](const TensorView& view, Index row, Index head,
-                          const float* from) { kElse().store_row(view, row, head, from); }};
+          .tile_rows = &by_dtype<kElse, &Forward16::tile_rows, &Target::tile_rows>,
+          .forward_scratch = &by_dtype<kElse, &Forward16::scratch, &Target::forward_scratch>,
+          .forward_tile = &by_dtype<kElse, &Forward16::tile, &Target::forward_tile>,
+          .block_rows = &by_dtype<kElse, &Backward16::block_rows, &Target::block_rows>,
+          .backward_scratch = &by_dtype<kElse, &Backward16::scratch, &Target::backward_scratch>,
+          .backward_part = &by_dtype<kElse, &Backward16::part, &Target::backward_part>,
+          .store_row = [](const TensorView& view, Index row, Index head, const float* from) {
+            kElse().store_row(view, row, head, from);
+          }};
 }
 
 }  // namespace weft::cpu

@@ -4,10 +4,9 @@
 #include <vector>
 
 #include "index.h"
-#include "kernel/cpu/drive.h"
 #include "kernel/cpu/parallel.h"
 #include "kernel/cpu/rows.h"
-#include "kernel/cpu/scratch.h"
+#include "kernel/cpu/target.h"
 
 namespace weft::cpu {
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernel/cpu/micro.h"
-#include "kernel/cpu/units.h"
+#include "kernel/cpu/rows.h"
 #include "weft/slice.h"
 
 namespace weft::cpu {

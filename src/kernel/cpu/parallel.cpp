@@ -9,7 +9,6 @@
 
 #include "index.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/kernel.h"
 
 #ifdef WEFT_TBB

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "index.h"
 #include "kernel/cpu/micro.h"
 #include "weft/tensor.h"
 
@@ -13,45 +14,25 @@ WEFT_INLINE constexpr Index round_up(Index n, Index multiple) { return (n + mult
 // The elements of (row, head), then zeros up to `width`.
 template <class S>
 WEFT_INLINE void load_f32(const ConstTensorView& view, Index row, Index head, float* to, Index width) {
-  switch (view.dtype) {
-    case DType::f32:
-      std::memcpy(to, view.at<float>(row, head), static_cast<std::size_t>(view.dim) * sizeof(float));
-      break;
-    case DType::bf16:
-      S::widen(view.at<bf16>(row, head), to, view.dim);
-      break;
-    case DType::f16:
-      S::widen(view.at<f16>(row, head), to, view.dim);
-      break;
-    case DType::f64:  // of dout and out
-      for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(view.at<double>(row, head)[i]);
-      break;
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      break;  // check_tensor has refused them
-  }
+  with_type(view.dtype, [&]<class T>(std::type_identity<T>) {
+    const T* from = view.at<T>(row, head);
+    if constexpr (sizeof(T) == 2)
+      S::widen(from, to, view.dim);
+    else
+      for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<float>(from[i]);  // f64: of dout and out
+  });
   for (Index i = view.dim; i < width; ++i) to[i] = 0;
 }
 
 template <class S>
 void store_f32(const TensorView& view, Index row, Index head, const float* from) {
-  switch (view.dtype) {
-    case DType::f32:
-      std::memcpy(view.at<float>(row, head), from, static_cast<std::size_t>(view.dim) * sizeof(float));
-      break;
-    case DType::bf16:
-      S::narrow(from, view.at<bf16>(row, head), view.dim);
-      break;
-    case DType::f16:
-      S::narrow(from, view.at<f16>(row, head), view.dim);
-      break;
-    case DType::f64:
-      for (Index i = 0; i < view.dim; ++i) view.at<double>(row, head)[i] = static_cast<double>(from[i]);
-      break;
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      break;  // check_tensor has refused them
-  }
+  with_type(view.dtype, [&]<class T>(std::type_identity<T>) {
+    T* to = view.at<T>(row, head);
+    if constexpr (sizeof(T) == 2)
+      S::narrow(from, to, view.dim);
+    else
+      for (Index i = 0; i < view.dim; ++i) to[i] = static_cast<T>(from[i]);
+  });
 }
 
 WEFT_INLINE void clear_row(const TensorView& view, Index row, Index head) {
@@ -77,6 +58,46 @@ WEFT_INLINE void store_number(const TensorView& view, Index row, Index head, flo
 }
 WEFT_INLINE float load_number(const ConstTensorView& view, Index row, Index head) {
   return view.dtype == DType::f32 ? *view.at<float>(row, head) : static_cast<float>(*view.at<double>(row, head));
+}
+
+// Units: what the products multiply, 32 bits each. One f32, or (S::kPair == 2) two bf16 that are contracted together.
+// Buffers of pairs are float* too, but their bits are only ever moved.
+
+// Units of a row of `dim` numbers that a product contracts, four at a time.
+template <class S>
+WEFT_INLINE constexpr Index units_of(Index dim) {
+  return round_up(dim, 4 * S::kPair) / S::kPair;
+}
+
+WEFT_INLINE void clear_units(float* to, Index units) { std::memset(to, 0, at(units) * sizeof(float)); }
+
+// The elements of (row, head), then zeros up to `units`.
+template <class S>
+WEFT_INLINE void load_units(const ConstTensorView& view, Index row, Index head, float* to, Index units) {
+  if constexpr (S::kPair == 1) {
+    load_f32<S>(view, row, head, to, units);
+  } else {
+    const std::size_t bytes = at(view.dim) * sizeof(bf16);
+    std::memcpy(to, view.at<bf16>(row, head), bytes);
+    std::memset(reinterpret_cast<char*>(to) + bytes, 0, at(units) * sizeof(float) - bytes);
+  }
+}
+
+// Rows for products that contract rows: to[row / 2][i] = {rows[row][i], rows[row + 1][i]}. f32 has nothing to do: there
+// `to` must be `rows`.
+template <class S>
+WEFT_INLINE void pair_rows(const float* rows, Index count, Index units, float* to) {
+  if constexpr (S::kPair == 2)
+    for (Index r = 0; r < count; r += 2) S::zip(rows + r * units, rows + (r + 1) * units, to + r * units, 2 * units);
+}
+
+// x[0..kPair) as one unit per lane, rounded if it is a pair.
+template <class S>
+WEFT_INLINE typename S::V join(const typename S::V* x) {
+  if constexpr (S::kPair == 1)
+    return x[0];
+  else
+    return S::join(x[0], x[1]);
 }
 
 }  // namespace weft::cpu

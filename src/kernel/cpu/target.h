@@ -4,7 +4,6 @@
 #include <span>
 #include <string_view>
 
-#include "kernel/cpu/backward_work.h"
 #include "kernel/cpu/work.h"
 #include "weft/kernel.h"
 
@@ -75,5 +74,8 @@ const Target& avx512_bf16_target();  // x86_64
 
 // The logit of a head's sink, -inf without one.
 float sink_logit_f32(const Sink& sink, Index head);
+
+void forward(const Target& target, const KernelForwardArgs& args);
+void backward(const Target& target, const KernelBackwardArgs& args);
 
 }  // namespace weft::cpu

@@ -7,8 +7,8 @@
 #include <span>
 
 #include "kernel/cpu/elementwise.h"
+#include "kernel/cpu/rows.h"
 #include "kernel/cpu/target.h"
-#include "kernel/cpu/units.h"
 #include "weft/state.h"
 
 namespace weft::cpu {

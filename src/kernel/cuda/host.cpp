@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "index.h"
+#include "kernel/check_args.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 
@@ -63,15 +63,7 @@ RecomputedForward::RecomputedForward(KernelBackwardArgs& args, void (*forward)(c
   lse = StreamArray<float>(rows, stream);
   const TensorView out_view = thd(out.get(), DType::f32, args.q.rows, args.q.heads, args.v.dim);
   const TensorView lse_view = token_heads(lse.get(), DType::f32, args.q.rows, args.q.heads);
-  forward({{.q = args.q,
-            .k = args.k,
-            .v = args.v,
-            .slices = args.slices,
-            .device_plan = args.device_plan,
-            .attention = args.attention,
-            .out = out_view,
-            .lse = lse_view,
-            .place = args.place}});
+  forward(forward_of(args, out_view, lse_view));
   args.out = out_view;
   args.lse = lse_view;
 }

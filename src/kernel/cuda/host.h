@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
 #include "kernel/cuda/portable/params.h"
 #include "weft/kernel.h"
 

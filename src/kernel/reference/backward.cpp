@@ -49,13 +49,7 @@ RowStatistics statistics(const KernelBackwardArgs& args) {
     lse.resize(at(tokens * heads));
     const TensorView out_f64 = thd(out.data(), DType::f64, tokens, heads, dim);
     const TensorView lse_f64 = token_heads(lse.data(), DType::f64, tokens, heads);
-    reference_forward({.q = args.q,
-                       .k = args.k,
-                       .v = args.v,
-                       .slices = args.slices,
-                       .attention = args.attention,
-                       .out = out_f64,
-                       .lse = lse_f64});
+    reference_forward(forward_of(args, out_f64, lse_f64));
     out_view = out_f64;
     lse_view = lse_f64;
   }

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "index.h"
-#include "kernel/inputs.h"
+#include "kernel/check_args.h"
 
 namespace weft::reference {
 

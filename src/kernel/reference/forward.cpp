@@ -3,7 +3,6 @@
 #include "kernel/check_args.h"
 #include "kernel/reference/block.h"
 #include "text.h"
-#include "weft/error.h"
 #include "weft/reference.h"
 
 namespace weft {

@@ -1,6 +1,6 @@
 #include <atomic>
 
-#include "cuda/capture.h"
+#include "cuda/runtime.h"
 #include "plan/cuda/context.h"
 #include "text.h"
 

@@ -5,8 +5,8 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/last_error.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
+#include "cuda/runtime.h"
 #include "plan/offset_faults.h"
 #include "weft/device_plan.h"
 

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/capture.h"
-#include "cuda/on_failure.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "plan/cuda/device_plan_data.h"
 #include "plan/cuda/plan_job.h"

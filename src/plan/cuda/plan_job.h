@@ -1,9 +1,9 @@
 // Slices of one rank from offsets in device memory: the host's planner, with several threads per sequence.
 #pragma once
 
-#include "plan/cuda/side.h"
+#include "plan/cuda/scan.h"
 #include "plan/cut.h"
-#include "plan/run_subset.h"
+#include "plan/runs.h"
 
 namespace weft {
 
@@ -105,34 +105,12 @@ struct PlanJob : PlanArgs {
   }
 };
 
-// Each specialization is in a file of its own, to compile in parallel.
-template <class Queries, class Keys>
-void launch_plan(const PlanArgs& args, const detail::ContextData& context);
-
 using PieceRuns = FixedRuns<RegularRuns::pieces>;
 using FoldedRuns = FixedRuns<RegularRuns::folded>;
 using DualRuns = FixedRuns<RegularRuns::folded_per_sequence>;
 using StridedRuns = FixedRuns<RegularRuns::strided>;
 
-template <>
-void launch_plan<PieceRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<FoldedRuns, FoldedRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<FoldedRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<DualRuns, DualRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<DualRuns, PieceRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<StridedRuns, StridedRuns>(const PlanArgs& args, const detail::ContextData& context);
-template <>
-void launch_plan<RegularRuns, RegularRuns>(const PlanArgs& args, const detail::ContextData& context);
-
-#define WEFT_PLAN_JOB(Queries, Keys)                                                          \
-  template <>                                                                                 \
-  void launch_plan<Queries, Keys>(const PlanArgs& args, const detail::ContextData& context) { \
-    launch_scan(PlanJob<Queries, Keys>{args}, context);                                       \
-  }
+template <class Queries, class Keys>
+void launch_plan(const PlanArgs& args, const detail::ContextData& context);
 
 }  // namespace weft

@@ -1,6 +1,5 @@
 // Steps and chunks from offsets in device memory: the host's arithmetic, with one thread per sequence.
-#include "plan/cuda/side.h"
-#include "rows/device_steps.h"
+#include "plan/cuda/scan.h"
 #include "rows/steps.h"
 #include "text.h"
 

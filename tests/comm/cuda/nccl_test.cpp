@@ -1,11 +1,10 @@
 // NCCL with the one rank that a single GPU allows: what a rank sends to itself, packed, unpacked and added.
 #ifdef WEFT_WITH_NCCL
-#include "comm/nccl/nccl.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "comm/cuda/transports.h"
 #include "comm/plain_ranks.h"
 #include "device/device.h"
 #include "ranks.h"
@@ -17,7 +16,7 @@ TEST(Nccl, OneRankSendsToItself) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   const Place place{.kind = DeviceKind::cuda, .device = 0, .stream = device::thread_stream()};
   run_ranks(1, [&](Communicator& ranks) {
-    const auto on = make_nccl(ranks, place);
+    const auto on = cuda::make_nccl(ranks, place);
     on->use(place.stream);
     const auto memory = device::make_memory(place);
     std::vector<float> values{1, 2, 3, 4, 5, 6, 7, 8}, got(8, 100.0F);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "kernel/kernel_features.h"
 #include "kernel/key_parts.h"
 

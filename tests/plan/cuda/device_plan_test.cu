@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "cuda/device_array.h"
-#include "kernel/cuda/work/device_list.h"
+#include "kernel/cuda/work/list.h"
 #include "plan/cuda/host_plan.h"
 #include "refusal.h"
 #include "weft/device_plan.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "check/cases/large_case.h"
+#include "check/cases/random_case.h"
 #include "terminal/progress.h"
 #include "verify/tally.h"
 

@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include "weft/config.h"
 #include "weft/dtype.h"
 
 namespace weft::cpu {

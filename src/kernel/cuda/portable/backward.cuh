@@ -250,7 +250,7 @@ void launch_backward(const BackwardParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any(Width width, const BackwardParams& params, cudaStream_t stream) {
+void run_backward(Width width, const BackwardParams& params, cudaStream_t stream) {
   if constexpr (N::kF32) {
     if (width == Width::w128) return launch_backward<N, Width::w128>(params, stream);
     launch_backward<N, Width::w256>(params, stream);

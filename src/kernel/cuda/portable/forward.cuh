@@ -259,7 +259,7 @@ void launch_forward(const ForwardParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any(Width width, const ForwardParams& params, cudaStream_t stream) {
+void run_forward(Width width, const ForwardParams& params, cudaStream_t stream) {
   if constexpr (N::kF32) {
     if (width == Width::w128) return launch_forward<N, Width::w128>(params, stream);
     launch_forward<N, Width::w256>(params, stream);

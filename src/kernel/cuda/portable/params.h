@@ -1,4 +1,4 @@
-// Parameters of the kernels, and the functions that launch them. Each dtype and pass has its own source file.
+// Parameters of the kernels, and the functions that launch them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -115,15 +115,16 @@ struct FinishParams {
 };
 void finish_rows(const FinishParams& params, cudaStream_t stream);
 
-void forward_bf16(Width width, const ForwardParams& params, cudaStream_t stream);
-void forward_f16(Width width, const ForwardParams& params, cudaStream_t stream);
-void forward_f32(Width width, const ForwardParams& params, cudaStream_t stream);
-void backward_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
-void backward_f16(Width width, const BackwardParams& params, cudaStream_t stream);
-void backward_f32(Width width, const BackwardParams& params, cudaStream_t stream);
+// N: the type of operands (operand_types.cuh).
+struct Bf16;
+struct F16;
+struct F32;
+template <class N>
+void run_forward(Width width, const ForwardParams& params, cudaStream_t stream);
+template <class N>
+void run_backward(Width width, const BackwardParams& params, cudaStream_t stream);
 // dQ by the owners of its rows; `rows` has tiles of dq_rows.
-void dq_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
-void dq_f16(Width width, const BackwardParams& params, cudaStream_t stream);
-void dq_f32(Width width, const BackwardParams& params, cudaStream_t stream);
+template <class N>
+void run_dq(Width width, const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace weft::cuda

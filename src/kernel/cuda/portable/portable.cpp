@@ -1,19 +1,13 @@
-#include "kernel/cuda/portable/portable.h"
-
 #include <cmath>
-#include <cstdint>
-#include <utility>
 
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
-#include "cuda/last_error.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/portable/params.h"
 #include "kernel/cuda/work/list.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda {
 namespace {
@@ -75,7 +69,7 @@ void portable_forward(const KernelForwardArgs& args) {
                        .max_logit = zeroed_max_logit(ordered_max, args.max_logit, stream),
                        .tiles = rows[0].tiles(),
                        .heads_q = static_cast<int>(args.q.heads)};
-  select_dtype(dtype, &forward_bf16, &forward_f16, &forward_f32)(width, params, stream);
+  select_dtype(dtype, &run_forward<Bf16>, &run_forward<F16>, &run_forward<F32>)(width, params, stream);
   if (params.max_logit != nullptr) store_max_logit(params.max_logit, args.max_logit, stream);
 }
 
@@ -145,9 +139,9 @@ void portable_backward(const KernelBackwardArgs& given) {
                               .heads_q = static_cast<int>(args.q.heads),
                               .heads_k = static_cast<int>(args.k.heads)};
   const auto run = [&](auto bf16, auto f16, auto f32_) { select_dtype(dtype, bf16, f16, f32_)(width, params, stream); };
-  run(&backward_bf16, &backward_f16, &backward_f32);
+  run(&run_backward<Bf16>, &run_backward<F16>, &run_backward<F32>);
   if (args.deterministic)
-    run(&dq_bf16, &dq_f16, &dq_f32);
+    run(&run_dq<Bf16>, &run_dq<F16>, &run_dq<F32>);
   else
     store_dq(params, f32, width, stream);
 }

@@ -47,11 +47,14 @@ AlignedInput::AlignedInput(const ConstTensorView& view, cudaStream_t stream) : v
   view_.dim = view.dim;
 }
 
-AlignedOutput::AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream)
-    : asked_(view), view_(view), stream_(stream) {
+bool stores_vec8(const TensorView& view, DType dtype) {
   const auto multiple = [](Index stride) { return stride % 8 == 0; };
-  vec8_ = view.dtype == inputs && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
-          multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
+  return view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
+         multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
+}
+
+AlignedOutput::AlignedOutput(const TensorView& view, DType inputs, cudaStream_t stream)
+    : vec8_(stores_vec8(view, inputs)), asked_(view), view_(view), stream_(stream) {
   if (!view.given() || view.rows == 0 || vec8_ || view.dtype == DType::f32) return;
   aside_ = StreamArray<float>(at(view.rows * view.heads * view.dim), stream);
   view_ = thd(aside_.get(), DType::f32, view.rows, view.heads, view.dim);

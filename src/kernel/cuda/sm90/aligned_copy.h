@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
-#include "cuda/stream_array.h"
+#include <cuda.h>
+
+#include "cuda/handle_pool.h"
 #include "weft/tensor.h"
 
 namespace weft::cuda::sm90 {
@@ -19,6 +21,9 @@ class AlignedInput {
   ConstTensorView view_;
 };
 
+// Can 8 elements of this dtype be stored at once?
+bool stores_vec8(const TensorView& view, DType dtype);
+
 // An output in a form that kernels can write; `finish` rounds the f32 buffer into it, if there is one.
 class AlignedOutput {
  public:
@@ -29,10 +34,14 @@ class AlignedOutput {
   void finish() const;
 
  private:
-  bool vec8_ = false;
+  bool vec8_;
   StreamArray<float> aside_;
   TensorView asked_, view_;
   cudaStream_t stream_;
 };
+
+// Boxes {64 columns, heads, rows} with the 128-byte swizzle, of a tensor that has rows and is aligned for TMA
+// (aligned_copy.h).
+CUtensorMap tensor_map(const ConstTensorView& view, int box_heads, int box_rows);
 
 }  // namespace weft::cuda::sm90

@@ -1,11 +1,9 @@
-#include "kernel/cuda/sm90/tensor_map.h"
-
 #include <cuda_runtime_api.h>
 
-#include "cuda/check.h"
+#include "cuda/runtime.h"
 #include "kernel/cuda/portable/params.h"
+#include "kernel/cuda/sm90/aligned_copy.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {

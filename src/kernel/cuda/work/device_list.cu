@@ -1,5 +1,5 @@
 #include "cuda/launch.h"
-#include "kernel/cuda/work/device_list.h"
+#include "kernel/cuda/work/list.h"
 #include "plan/cuda/device_plan_data.h"
 #include "plan/visible_pairs.h"
 #include "text.h"

@@ -1,11 +1,14 @@
 // The work lists of a call: made on the host and uploaded, or made on the device.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "cuda/stream_array.h"
+#include <cuda_runtime_api.h>
+
+#include "cuda/handle_pool.h"
 #include "index.h"
 #include "kernel/cuda/work/work.h"
 #include "weft/device_plan.h"
@@ -93,5 +96,32 @@ class HostLists {
 // Uploads the integers in stream order. Error while a graph is captured, because the copy would be replayed from memory
 // that is gone.
 StreamArray<int> upload(std::span<const int> numbers, cudaStream_t stream);
+
+// Entries that no plan of so many slices can exceed, if no row lies in more than `per_row` of them: a slice has one
+// more entry for each tile boundary that it crosses.
+inline Index work_capacity(Index slices, Index tiles, Index per_row) {
+  return slices == 0 ? 0 : slices + max_of(0, tiles - 1) * per_row;
+}
+
+// The same lists as HostLists makes, except that the order of tiles, most expensive first, is exact only to a quarter.
+// A memset and two launches, for up to two tilings; can be captured together with its memory. Throws what the plan's
+// context has to report. Slices that do not fit (an uploaded plan that changed under a graph) are a fault, and then no
+// tile has any.
+WorkLists build_lists(DevicePlan& plan, std::span<const Tiling> tilings, const HeadGroups& heads, cudaStream_t stream);
+
+// A cache of work lists: every layer of a model has the slices of the one before. Each stream's latest lists are cached
+// with what they were made from, so that a call need not make and upload them again.
+
+// What lists are made from: slices, the head map, and sizes, the first of which tells whose lists they are. A lookup
+// copies nothing.
+struct ListKey {
+  std::span<const Slice> slices;
+  std::span<const Index> head_map, sizes;
+};
+
+// The cached lists, or null; always null while a graph is captured, which would read them at every replay. Lists hold
+// memory in the order of `stream`, so only calls on that stream get them.
+std::shared_ptr<void> find_cached_lists(const ListKey& key, cudaStream_t stream);
+void cache_lists(const ListKey& key, std::shared_ptr<void> lists, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace weft::cuda

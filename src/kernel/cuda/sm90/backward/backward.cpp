@@ -2,18 +2,15 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
+#include "cuda/runtime.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/backward/work.h"
-#include "kernel/cuda/sm90/sm90.h"
-#include "kernel/cuda/sm90/tensor_map.h"
-#include "kernel/cuda/work/list_cache.h"
+#include "kernel/cuda/work/list.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -93,13 +90,6 @@ float* scratch_in_dq(const TensorView& dq, std::size_t rows) {
   const auto bytes = at(dq.rows * dq.heads * dq.dim * size_of(dq.dtype));
   const bool fits = dense && reinterpret_cast<std::uintptr_t>(dq.data) % 16 == 0 && bytes >= 2 * rows * sizeof(float);
   return fits ? static_cast<float*>(dq.data) : nullptr;
-}
-
-// Can 8 elements be stored at once?
-bool stores_vec8(const TensorView& view, DType dtype) {
-  const auto multiple = [](Index stride) { return stride % 8 == 0; };
-  return view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && multiple(view.dim) &&
-         multiple(view.row_stride) && multiple(view.head_stride) && (view.inner == 0 || multiple(view.outer_stride));
 }
 
 // What the kernels of a call share.
@@ -248,8 +238,8 @@ void backward(const KernelBackwardArgs& given) {
     params.k = tensor_map(k.view(), 1, shape.keys);
     params.v = tensor_map(v.view(), 1, shape.keys);
   }
-  const auto products = shares_keys(width) ? select_16bit(dtype, &backward_wide_bf16, &backward_wide_f16)
-                                           : select_16bit(dtype, &backward_bf16, &backward_f16);
+  const auto products = shares_keys(width) ? select_16bit(dtype, &run_backward_wide<Bf16>, &run_backward_wide<F16>)
+                                           : select_16bit(dtype, &run_backward<Bf16>, &run_backward<F16>);
   products(width, params, stream);
   dk.finish();
   dv.finish();
@@ -259,7 +249,7 @@ void backward(const KernelBackwardArgs& given) {
       dq.k = tensor_map(k.view(), 1, dq_shape(width).keys);
       dq.v = tensor_map(v.view(), 1, dq_shape(width).keys);
     }
-    select_16bit(dtype, &dq_bf16, &dq_f16)(width, dq, stream);
+    select_16bit(dtype, &run_dq<Bf16>, &run_dq<F16>)(width, dq, stream);
     return;
   }
   if (args.steps != nullptr) {

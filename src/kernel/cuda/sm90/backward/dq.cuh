@@ -326,7 +326,7 @@ void launch_dq(const DqParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any(Width width, const DqParams& params, cudaStream_t stream) {
+void run_dq(Width width, const DqParams& params, cudaStream_t stream) {
   const bool softcap = params.scores.softcap_scale != 0;
   dispatch_width(width, [&]<Width kWidth>() {
     if constexpr (kWidth != Width::w64)

@@ -61,7 +61,7 @@ void launch_backward(const BackwardParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any(Width width, const BackwardParams& params, cudaStream_t stream) {
+void run_backward(Width width, const BackwardParams& params, cudaStream_t stream) {
   if (width == Width::w64)
     launch_backward<N, Width::w64, false>(params, stream);
   else if (params.scores.softcap_scale == 0)

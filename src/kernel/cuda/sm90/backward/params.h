@@ -76,11 +76,11 @@ struct BackwardParams {
   // launched without, so K and V were complete before it.
   bool programmatic, keys_ready;
 };
-void backward_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
-void backward_f16(Width width, const BackwardParams& params, cudaStream_t stream);
+template <class N>  // Bf16 or F16
+void run_backward(Width width, const BackwardParams& params, cudaStream_t stream);
 // The same for widths above 128.
-void backward_wide_bf16(Width width, const BackwardParams& params, cudaStream_t stream);
-void backward_wide_f16(Width width, const BackwardParams& params, cudaStream_t stream);
+template <class N>
+void run_backward_wide(Width width, const BackwardParams& params, cudaStream_t stream);
 
 struct DqItem {
   int begin, end;   // range of rows
@@ -102,8 +102,8 @@ struct DqParams {
   TensorView dq;
   bool vec8;
 };
-void dq_bf16(Width width, const DqParams& params, cudaStream_t stream);
-void dq_f16(Width width, const DqParams& params, cudaStream_t stream);
+template <class N>
+void run_dq(Width width, const DqParams& params, cudaStream_t stream);
 
 // Before the backward kernel: computes the statistics and zero-fills dQ's sums.
 struct PrepareParams {

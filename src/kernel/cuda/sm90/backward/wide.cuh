@@ -310,7 +310,7 @@ void launch_wide(const BackwardParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any_wide(Width width, const BackwardParams& params, cudaStream_t stream) {
+void run_backward_wide(Width width, const BackwardParams& params, cudaStream_t stream) {
   const bool softcap = params.scores.softcap_scale != 0;
   if (width == Width::w192_128)
     softcap ? launch_wide<N, Width::w192_128, true>(params, stream)

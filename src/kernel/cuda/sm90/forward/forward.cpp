@@ -5,20 +5,16 @@
 #include <memory>
 #include <optional>
 
-#include "cuda/check.h"
-#include "cuda/device_guard.h"
-#include "cuda/stream_array.h"
+#include "cuda/handle_pool.h"
+#include "cuda/runtime.h"
 #include "device/device.h"
 #include "index.h"
 #include "kernel/cuda/host.h"
 #include "kernel/cuda/sm90/aligned_copy.h"
 #include "kernel/cuda/sm90/forward/params.h"
-#include "kernel/cuda/sm90/sm90.h"
-#include "kernel/cuda/sm90/tensor_map.h"
 #include "kernel/cuda/work/list.h"
-#include "kernel/cuda/work/list_cache.h"
+#include "kernel/cuda_kernels.h"
 #include "text.h"
-#include "weft/error.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -313,7 +309,7 @@ void forward(const KernelForwardArgs& args) {
     params.k = tensor_map(k.view(), 1, forward_shape(width).keys);
     params.v = tensor_map(v.view(), 1, forward_shape(width).keys);
   }
-  select_16bit(dtype, &forward_bf16, &forward_f16)(width, params, stream);
+  select_16bit(dtype, &run_forward<Bf16>, &run_forward<F16>)(width, params, stream);
   if (args.steps != nullptr) {
     sums->done.resize(at(work.tiles));
     for (const int tile : work.ending) sums->done[at(tile)] = true;

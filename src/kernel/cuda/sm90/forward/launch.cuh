@@ -57,7 +57,7 @@ void launch_width(const ForwardParams& params, cudaStream_t stream) {
 }
 
 template <class N>
-void launch_any(Width width, const ForwardParams& params, cudaStream_t stream) {
+void run_forward(Width width, const ForwardParams& params, cudaStream_t stream) {
   dispatch_width(width, [&]<Width kWidth>() { launch_width<N, kWidth>(params, stream); });
 }
 

@@ -75,8 +75,8 @@ struct ForwardParams {
   int opaque_zero = 0;  // always 0, but the compiler must not know
 };
 
-void forward_bf16(Width width, const ForwardParams& params, cudaStream_t stream);
-void forward_f16(Width width, const ForwardParams& params, cudaStream_t stream);
+template <class N>  // Bf16 or F16
+void run_forward(Width width, const ForwardParams& params, cudaStream_t stream);
 // After the last call of QuerySteps: writes out and lse of tiles that have no slices in it.
 void finish_steps(Width width, const ForwardParams& params, DType dtype, cudaStream_t stream);
 

@@ -5,7 +5,6 @@
 #include "kernel/cuda/rows.cuh"
 #include "kernel/cuda/sm90/forward/key_steps.cuh"
 #include "kernel/cuda/sm90/forward/params.h"
-#include "kernel/cuda/sm90/ptx/pipeline.cuh"
 #include "kernel/cuda/sm90/ptx/ptx.cuh"
 
 namespace weft::cuda::sm90 {

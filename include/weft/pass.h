@@ -1,8 +1,0 @@
-// The two passes of attention.
-#pragma once
-
-namespace weft {
-
-enum class Pass { forward, backward };
-
-}  // namespace weft

@@ -1,0 +1,50 @@
+// Communicators for memory of GPUs, one for each way in which ranks reach each other. The host communicator that they
+// are made from gives rank and size.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "weft/communicator.h"
+
+namespace weft::cuda {
+
+// An exchange between the CPUs of the same ranks, not counted as traffic.
+using HostCall = std::function<std::unique_ptr<Request::Pending>(std::vector<Message>, std::vector<Message>)>;
+
+// Ranks that are threads and share a GPU, or have one each: the GPU copies directly between the ranks' memory, in a
+// stream of the receiver that has no other work. All ranks post their sends and receives on one board.
+struct Board;
+std::shared_ptr<Board> make_board(Index ranks);
+std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& ranks, std::shared_ptr<Board> board,
+                                                        const Place& place, HostCall host_call);
+
+// A communicator without streams (MPI, a process group): a call packs its sends, the CPU waits for that, and the other
+// communicator moves them; wait() unpacks what came. So the CPU does not run ahead of the GPU, but messages still
+// overlap with compute. Messages are staged in host memory or, if the other communicator can access it (a CUDA-aware
+// MPI), on the GPU.
+enum class Staging { host, device };
+std::unique_ptr<DeviceCommunicator> make_staged(Communicator& ranks, const Place& place, Staging staging,
+                                                HostCall host_call);
+
+// A transport that is stream-ordered but moves one contiguous buffer per message: a process group of PyTorch. Other
+// messages are packed and unpacked in the caller's stream; the CPU waits for nothing.
+struct Parcel {
+  Index peer = 0;
+  void* data = nullptr;
+  Index bytes = 0;
+};
+// Starts the transfers in the order of the place's stream; wait() makes that stream wait for what is received. Without
+// wait() the destructor does the same, because the memory is freed in stream order.
+using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place, std::span<const Parcel> sends,
+                                                              std::span<const Parcel> receives)>;
+std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry);
+
+// NCCL, for ranks that have a GPU each, which is the place's device. Collective.
+std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place);
+// Collective: do two ranks have the same GPU? NCCL does not support that.
+bool share_a_gpu(const Communicator& ranks, const Place& place, const HostCall& host_call);
+
+}  // namespace weft::cuda

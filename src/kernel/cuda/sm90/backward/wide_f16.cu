@@ -1,9 +1,0 @@
-#include "kernel/cuda/sm90/backward/wide.cuh"
-
-namespace weft::cuda::sm90 {
-
-void backward_wide_f16(Width width, const BackwardParams& params, cudaStream_t stream) {
-  launch_any_wide<F16>(width, params, stream);
-}
-
-}  // namespace weft::cuda::sm90

@@ -1,7 +1,0 @@
-#include "plan/cuda/plan_job.h"
-
-namespace weft {
-
-WEFT_PLAN_JOB(DualRuns, PieceRuns)
-
-}  // namespace weft
