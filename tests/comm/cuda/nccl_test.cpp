@@ -55,10 +55,7 @@ TEST(Nccl, OneRankThroughTheExecutor) {
       EXPECT_EQ(plain.on(check::place_of(how.kernel))->name(), "nccl");
       run_one_rank(plain, p, in, layouts, options, how, got, mutex);
     });
-    EXPECT_EQ(got.out.bytes, want.out.bytes) << name(kind);
-    EXPECT_EQ(got.dq.bytes, want.dq.bytes) << name(kind);
-    EXPECT_EQ(got.dk.bytes, want.dk.bytes) << name(kind);
-    EXPECT_EQ(got.dsink.bytes, want.dsink.bytes) << name(kind);
+    EXPECT_TRUE(same_bytes(got, want)) << name(kind);
   }
 }
 
