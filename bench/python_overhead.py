@@ -33,8 +33,7 @@ def calls(make):
         weft.attention(q, k, v, cu_seqlens_q=cu, causal=True)
 
     def library():
-        plan = _core.whole_plan(weft.Problem(packing, mask))
-        _core.attend(plan, *views, thd, settings, out, lse, largest, "")
+        _core.OneRank(weft.Problem(packing, mask)).forward(*views, thd, settings, out, lse, largest)
 
     return python, library
 

@@ -8,6 +8,7 @@
 #include "check/device_mirror.h"
 #include "check/tensors.h"
 #include "index.h"
+#include "rank_tensors.h"
 #include "weft/communicator.h"
 #include "weft/executor.h"
 #include "weft/schedule.h"
@@ -29,6 +30,14 @@ struct RanksResult {
   check::Tensor out, lse, max_logit, dq, dk, dv, dsink;
   std::vector<Traffic> forward, backward;  // by rank
 };
+inline constexpr check::Tensor RanksResult::* kResults[] = {
+    &RanksResult::out, &RanksResult::lse, &RanksResult::max_logit, &RanksResult::dq,
+    &RanksResult::dk,  &RanksResult::dv,  &RanksResult::dsink};
+
+inline bool same_bytes(const RanksResult& a, const RanksResult& b) {
+  return std::all_of(std::begin(kResults), std::end(kResults),
+                     [&](const auto tensor) { return (a.*tensor).bytes == (b.*tensor).bytes; });
+}
 
 struct RanksInput {
   explicit RanksInput(const RanksProblem& p) : RanksInput(p, std::mt19937_64(p.seed)) {}
@@ -70,67 +79,52 @@ inline RanksResult empty_result(const RanksProblem& p, Index ranks) {
           std::vector<Traffic>(at(ranks))};
 }
 
+inline RankSizes sizes_of(const RanksProblem& p, const Layouts& layouts) {
+  return {layouts.q.rows(), layouts.k.rows(), p.heads_q, p.heads_k, p.dim_qk, p.dim_v, p.dtype};
+}
+
+// A rank's rows of the inputs.
+inline void shard(const Layouts& layouts, Index rank, RanksInput& in, RankTensors<>& to) {
+  for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &to.q},
+                                      {&layouts.k, &in.k, &to.k},
+                                      {&layouts.k, &in.v, &to.v},
+                                      {&layouts.q, &in.dout, &to.dout}}) {
+    std::fill(local->bytes.begin(), local->bytes.end(), in.unused);
+    layout->shard(rank, whole->rows(), local->rows());
+  }
+}
+
 // One rank's forward and backward; its rows of the results go to `r`, which ranks that are threads share.
 inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& in, const Layouts& layouts,
                          const ScheduleOptions& options, const ExecutorOptions& how, RanksResult& r,
                          std::mutex& mutex) {
-  using check::Tensor;
-  const Index rank = comm.rank(), rows = layouts.q.rows(), keys = layouts.k.rows();
-  Tensor q(p.dtype, rows, p.heads_q, p.dim_qk), k(p.dtype, keys, p.heads_k, p.dim_qk),
-      v(p.dtype, keys, p.heads_k, p.dim_v), dout(p.dtype, rows, p.heads_q, p.dim_v);
-  for (auto [layout, whole, local] : {std::tuple{&layouts.q, &in.q, &q},
-                                      {&layouts.k, &in.k, &k},
-                                      {&layouts.k, &in.v, &v},
-                                      {&layouts.q, &in.dout, &dout}}) {
-    std::fill(local->bytes.begin(), local->bytes.end(), in.unused);
-    layout->shard(rank, whole->rows(), local->rows());
-  }
-  Tensor out(p.dtype, rows, p.heads_q, p.dim_v), lse(DType::f32, rows, p.heads_q, 1),
-      max_logit(DType::f32, 1, p.heads_q, 1), dq(p.dtype, rows, p.heads_q, p.dim_qk),
-      dk(p.dtype, keys, p.heads_k, p.dim_qk), dv(p.dtype, keys, p.heads_k, p.dim_v), dsink(DType::f32, 1, p.heads_q, 1);
+  const Index rank = comm.rank();
+  RankTensors<> t(sizes_of(p, layouts));
+  shard(layouts, rank, in, t);
   ExecutorOptions mine = how;
   mine.place = check::place_of(how.kernel);
   Executor executor(comm, make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options), mine);
   check::DeviceMirror mirror(mine.place);
-  const ExecutorForwardArgs forward{.q = mirror.in(q.view),
-                                    .k = mirror.in(k.view),
-                                    .v = mirror.in(v.view),
-                                    .attention = mirror.in(attention_of(p, in)),
-                                    .out = mirror.out(out.view),
-                                    .lse = mirror.out(lse.view),
-                                    .max_logit = mirror.out(max_logit.view),
-                                    .place = mine.place};
-  const ExecutorBackwardArgs backward{.q = forward.q,
-                                      .k = forward.k,
-                                      .v = forward.v,
-                                      .attention = forward.attention,
-                                      .dout = mirror.in(dout.view),
-                                      .out = forward.out,
-                                      .lse = forward.lse,
-                                      .dq = mirror.out(dq.view),
-                                      .dk = mirror.out(dk.view),
-                                      .dv = mirror.out(dv.view),
-                                      .dsink = p.sink ? mirror.out(dsink.view) : TensorView{},
-                                      .place = mine.place};
+  RankArgs args = t.args(mirror, attention_of(p, in));
+  args.forward.max_logit = mirror.out(t.max_logit.view);
+  if (p.sink) args.backward.dsink = mirror.out(t.dsink.view);
   mirror.send();
   comm.reset_traffic();
-  executor.forward(forward);
+  executor.forward(args.forward);
   r.forward[at(rank)] = comm.traffic();
   comm.reset_traffic();
-  executor.backward(backward);
+  executor.backward(args.backward);
   r.backward[at(rank)] = comm.traffic();
   mirror.fetch();
   const std::lock_guard lock(mutex);
-  for (auto [layout, local, whole] : {std::tuple{&layouts.q, &out, &r.out},
-                                      {&layouts.q, &lse, &r.lse},
-                                      {&layouts.q, &dq, &r.dq},
-                                      {&layouts.k, &dk, &r.dk},
-                                      {&layouts.k, &dv, &r.dv}})
+  for (auto [layout, local, whole] : {std::tuple{&layouts.q, &t.out, &r.out},
+                                      {&layouts.q, &t.lse, &r.lse},
+                                      {&layouts.q, &t.dq, &r.dq},
+                                      {&layouts.k, &t.dk, &r.dk},
+                                      {&layouts.k, &t.dv, &r.dv}})
     layout->unshard(rank, local->rows(), whole->rows());
-  r.max_logit.bytes = max_logit.bytes;
-  r.max_logit.view.data = r.max_logit.bytes.data();
-  r.dsink.bytes = dsink.bytes;
-  r.dsink.view.data = r.dsink.bytes.data();
+  for (auto [local, whole] : {std::pair{&t.max_logit, &r.max_logit}, {&t.dsink, &r.dsink}})
+    std::copy(local->bytes.begin(), local->bytes.end(), whole->bytes.begin());
 }
 
 inline RanksResult run_on_ranks(const RanksProblem& p, RanksInput& in, const Layouts& layouts,

@@ -13,10 +13,10 @@ import tempfile
 HEAD = """\
 # Support
 
-What works with what, forward and backward: a row is one thing, with everything else of the table that works. This page is made
-from the table that every entry point asks ([`support.h`](../include/weft/support.h)) by `tools/support.py`, and a test holds it
-against that table; what is refused is refused with the reason below, never ignored. `weft explain --support` prints the same, and
-the kernels of your machine; `weft.support()` is it in Python.
+What works with what, forward and backward, each thing with everything else that works. `tools/support.py` makes this page from
+the table that every entry point asks ([`support.h`](../include/weft/support.h)), and a test compares the two. What is refused is
+refused with the reason, never ignored. `weft explain --support` prints the table and the kernels of your machine; in Python it is
+`weft.support()`.
 """
 TAIL = """\
 Kernels, and what each takes: [kernels](kernels.md). Communicators: [communicators](communicators.md). What
@@ -46,14 +46,17 @@ def page(weft):
             reasons.append(words)
         return f"no ({reasons.index(words) + 1})"
 
-    group = None
+    everywhere, exceptions = {}, []
     for row in table["rows"]:
-        if row["group"] != group:
-            group = row["group"]
-            lines += ["", f"## {group.capitalize()}", "", f"| | {' | '.join(table['columns'])} |",
-                      "|---" * (len(table["columns"]) + 1) + "|"]
         cells = [cell(row["refused"][column], column) for column in table["columns"]]
-        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+        if set(cells) == {"yes"}:
+            everywhere.setdefault(row["group"], []).append(row["name"])
+        else:
+            exceptions.append(f"| {row['group']}: {row['name']} | {' | '.join(cells)} |")
+    lines += ["", "Works on one rank and by every schedule:", "", "| | |", "|---|---|"]
+    lines += [f"| {group} | {'; '.join(names)} |" for group, names in everywhere.items()]
+    lines += ["", "Does not work everywhere; the numbers are the reasons [below](#why-not):", "",
+              f"| | {' | '.join(table['columns'])} |", "|---" * (len(table["columns"]) + 1) + "|", *exceptions]
     lines += ["", "## Schedules", "", "| schedule | also called | |", "|---|---|---|"]
     lines += [f"| `{s['name']}` | {quoted(s['other_names'])} | {s['help']} |" for s in table["schedules"]]
     lines += ["", "## Options of schedules", "", "| option | of | values | default | |", "|---|---|---|---|---|"]

@@ -28,5 +28,6 @@
 #include "weft/state.h"
 #include "weft/support.h"
 #include "weft/tensor.h"
+#include "weft/trace.h"
 #include "weft/traffic.h"
 #include "weft/version.h"

@@ -14,6 +14,7 @@
 #include "module.h"
 #include "problem.h"
 #include "schedule_options.h"
+#include "settings.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -26,22 +27,6 @@ namespace {
 
 using namespace nb::literals;
 
-// The settings of a model, which keep the sink's memory alive.
-struct Settings {
-  std::optional<double> scale;
-  double softcap = 0;
-  std::optional<Array> sink;
-  bool off_by_one = false;
-  std::vector<Index> head_map;
-
-  Attention attention() const {
-    Attention out{.scale = scale, .softcap = softcap, .head_map = head_map};
-    if (sink) out.sink = Sink::learnable(per_head_view(*sink, "sink"));
-    if (off_by_one) out.sink = Sink::off_by_one();
-    return out;
-  }
-};
-
 template <class Args>  // of attend or of an executor
 Args forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
                   const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
@@ -51,12 +36,12 @@ Args forward_args(const Array& q, const Array& k, const Array& v, Format format,
       .k = view(k, "k", format),
       .v = view(v, "v", format),
       .attention = settings.attention(),
-      .out = output(out, "out", format),
+      .out = view(out, "out", format, Use::write),
       .place = place_of(
           {{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"max_logit", max_logit}},
           stream)};
-  if (lse) args.lse = token_heads_output(*lse, "lse", format);
-  if (max_logit) args.max_logit = per_head_output(*max_logit, "max_logit");
+  if (lse) args.lse = token_heads_view(*lse, "lse", format, Use::write);
+  if (max_logit) args.max_logit = per_head_view(*max_logit, "max_logit", Use::write);
   return args;
 }
 
@@ -75,9 +60,9 @@ Args backward_args(const Array& q, const Array& k, const Array& v, Format format
             .dout = view(dout, "dout", format),
             .out = view(out, "out", format),
             .lse = token_heads_view(lse, "lse", format),
-            .dq = output(to.dq, "dq", format),
-            .dk = output(to.dk, "dk", format),
-            .dv = output(to.dv, "dv", format),
+            .dq = view(to.dq, "dq", format, Use::write),
+            .dk = view(to.dk, "dk", format, Use::write),
+            .dv = view(to.dv, "dv", format, Use::write),
             .place = place_of({{"q", q},
                                {"k", k},
                                {"v", v},
@@ -90,34 +75,87 @@ Args backward_args(const Array& q, const Array& k, const Array& v, Format format
                                {"dv", to.dv},
                                {"dsink", to.dsink}},
                               stream)};
-  if (to.dsink) args.dsink = per_head_output(*to.dsink, "dsink");
+  if (to.dsink) args.dsink = per_head_view(*to.dsink, "dsink", Use::write);
   return args;
 }
 
-// A plan of the whole problem is for tensors with exactly the problem's tokens.
-void check_rows(const Plan& plan, const ConstTensorView& q, const ConstTensorView& k) {
-  if (q.rows != plan.q_rows || k.rows != plan.k_rows)
-    throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
-                     plan.k_rows, " tokens"),
-                "make cu_seqlens end with the rows of the tensors, or cut the tensors");
-}
+// The whole problem, on the one rank there is.
+struct OneRank {
+  using Forward = ForwardArgs;
+  using Backward = BackwardArgs;
+
+  void check_rows(const ConstTensorView& q, const ConstTensorView& k) const {
+    if (q.rows != plan.q_rows || k.rows != plan.k_rows)
+      throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
+                       plan.k_rows, " tokens"),
+                  "make cu_seqlens end with the rows of the tensors, or cut the tensors");
+  }
+  void forward(ForwardArgs& args, Index) const {
+    check_rows(args.q, args.k);
+    args.slices = plan.slices;
+    attend(args, kernel);
+  }
+  void backward(BackwardArgs& args, Index) const {
+    check_rows(args.q, args.k);
+    args.slices = plan.slices;
+    args.deterministic = deterministic;
+    attend_backward(args, kernel);
+  }
+
+  Plan plan;
+  std::string kernel;
+  bool deterministic;
+};
 
 // An executor with the communicator it needs.
 struct HeldExecutor {
+  using Forward = ExecutorForwardArgs;
+  using Backward = ExecutorBackwardArgs;
+
   HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
       : comm(comm), last(options.place), executor(comm.get(), std::move(schedule), std::move(options)) {}
+
+  void forward(ExecutorForwardArgs& args, Index layer) {
+    const InTurn turn(comm);
+    args.layer = layer;
+    last.use(args.place);
+    executor.forward(args);
+  }
+  void backward(ExecutorBackwardArgs& args, Index layer) {
+    const InTurn turn(comm);
+    args.layer = layer;
+    last.use(args.place);
+    executor.backward(args);
+  }
+
   Comm& comm;  // kept alive by Python
   LastStream last;
   Executor executor;
 };
 
-nb::dict traffic_dict(const Traffic& t) {
-  nb::dict out;
-  out["bytes_sent"] = t.bytes_sent;
-  out["bytes_received"] = t.bytes_received;
-  out["messages_sent"] = t.messages_sent;
-  out["messages_received"] = t.messages_received;
-  return out;
+template <class Run>
+void bind_passes(nb::class_<Run>& run) {
+  run.def(
+         "forward",
+         [](Run& r, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+            const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
+            std::uintptr_t stream, Index layer) {
+           auto args = forward_args<typename Run::Forward>(q, k, v, format, settings, out, lse, max_logit, stream);
+           r.forward(args, layer);
+         },
+         "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
+         "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>())
+      .def(
+          "backward",
+          [](Run& r, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
+             const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
+             const std::optional<Array>& dsink, std::uintptr_t stream, Index layer) {
+            auto args = backward_args<typename Run::Backward>(q, k, v, format, settings, out, lse, dout,
+                                                              {dq, dk, dv, dsink}, stream);
+            r.backward(args, layer);
+          },
+          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
+          "dsink"_a.none(), "stream"_a = 0, "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>());
 }
 
 void bind_one_rank(nb::module_& m) {
@@ -132,31 +170,14 @@ void bind_one_rank(nb::module_& m) {
           "scale"_a.none() = nb::none(), "softcap"_a = 0.0, "sink"_a.none() = nb::none(), "off_by_one"_a = false,
           "head_map"_a.none() = nb::none());
 
-  m.def(
-      "attend",
-      [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-         const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-         const std::string& kernel, std::uintptr_t stream) {
-        auto args = forward_args<ForwardArgs>(q, k, v, format, settings, out, lse, max_logit, stream);
-        check_rows(plan, args.q, args.k);
-        args.slices = plan.slices;
-        attend(args, kernel);
+  nb::class_<OneRank> run(m, "OneRank", "A plan of the whole problem, run where the tensors are.");
+  run.def(
+      "__init__",
+      [](OneRank* self, const Problem& problem, std::string kernel, bool deterministic) {
+        new (self) OneRank{whole_plan(problem), std::move(kernel), deterministic};
       },
-      "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(),
-      "kernel"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
-  m.def(
-      "attend_backward",
-      [](const Plan& plan, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-         const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
-         const std::optional<Array>& dsink, const std::string& kernel, bool deterministic, std::uintptr_t stream) {
-        auto args = backward_args<BackwardArgs>(q, k, v, format, settings, out, lse, dout, {dq, dk, dv, dsink}, stream);
-        check_rows(plan, args.q, args.k);
-        args.slices = plan.slices;
-        args.deterministic = deterministic;
-        attend_backward(args, kernel);
-      },
-      "plan"_a, "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-      "dsink"_a.none(), "kernel"_a, "deterministic"_a, "stream"_a = 0, nb::call_guard<ReleaseGil>());
+      "problem"_a, "kernel"_a = "", "deterministic"_a = false);
+  bind_passes(run);
 }
 
 void bind_schedule(nb::module_& m) {
@@ -180,14 +201,17 @@ void bind_schedule(nb::module_& m) {
       .def(
           "traffic",
           [](const Schedule& s, DType dtype, Index dim_qk, Index dim_v, bool backward) {
-            return traffic_dict(traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
-                                        backward ? Pass::backward : Pass::forward));
+            const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
+                                      backward ? Pass::backward : Pass::forward);
+            return dict_of("bytes_sent", t.bytes_sent, "bytes_received", t.bytes_received, "messages_sent",
+                           t.messages_sent, "messages_received", t.messages_received);
           },
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
 }
 
 void bind_executor(nb::module_& m) {
-  nb::class_<HeldExecutor>(m, "Executor", "Runs a schedule. Belongs to one thread at a time.")
+  nb::class_<HeldExecutor> executor(m, "Executor", "Runs a schedule. Belongs to one thread at a time.");
+  executor
       .def(
           "__init__",
           [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
@@ -203,34 +227,8 @@ void bind_executor(nb::module_& m) {
           },
           "comm"_a, "schedule"_a, "kernel"_a = "", "deterministic"_a = false, "checked"_a = false,
           "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
-      .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); })
-      .def(
-          "forward",
-          [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-             const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-             std::uintptr_t stream, Index layer) {
-            const InTurn turn(e.comm);
-            auto args = forward_args<ExecutorForwardArgs>(q, k, v, format, settings, out, lse, max_logit, stream);
-            args.layer = layer;
-            e.last.use(args.place);
-            e.executor.forward(args);
-          },
-          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a.none(), "max_logit"_a.none(), "stream"_a = 0,
-          "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>())
-      .def(
-          "backward",
-          [](HeldExecutor& e, const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-             const Array& out, const Array& lse, const Array& dout, const Array& dq, const Array& dk, const Array& dv,
-             const std::optional<Array>& dsink, std::uintptr_t stream, Index layer) {
-            const InTurn turn(e.comm);
-            auto args = backward_args<ExecutorBackwardArgs>(q, k, v, format, settings, out, lse, dout,
-                                                            {dq, dk, dv, dsink}, stream);
-            args.layer = layer;
-            e.last.use(args.place);
-            e.executor.backward(args);
-          },
-          "q"_a, "k"_a, "v"_a, "format"_a, "settings"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a,
-          "dsink"_a.none(), "stream"_a = 0, "layer"_a = kNoLayer, nb::call_guard<ReleaseGil>());
+      .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); });
+  bind_passes(executor);
 }
 
 }  // namespace
@@ -246,11 +244,8 @@ void bind_support(nb::module_& m) {
     nb::list out;
     for (const Kernel& kernel : kernels()) {
       const auto no = kernel.refusal({Pass::forward, DType::f32, 64, 64, false});
-      nb::dict row;
-      row["name"] = std::string(kernel.name);
-      row["about"] = std::string(kernel.about);
-      row["refusal"] = no ? nb::cast(*no) : nb::none();
-      out.append(row);
+      out.append(dict_of("name", std::string(kernel.name), "about", std::string(kernel.about), "refusal",
+                         no ? nb::cast(*no) : nb::none()));
     }
     return out;
   });

@@ -266,8 +266,8 @@ struct HeldTurn {
   std::optional<InTurn> taken = {};
 };
 
-Block block_of(const Array& array, std::string_view name, bool written) {
-  const RowTensor rows = rows_view(array, name, Format::thd, written);
+Block block_of(const Array& array, std::string_view name, Use use) {
+  const RowTensor rows = rows_view(array, name, Format::thd, use);
   const Index stride = rows.row_stride == 0 ? rows.row_bytes : rows.row_stride;
   return {rows.data, rows.rows, 1, rows.row_bytes, stride, rows.row_bytes};
 }
@@ -349,11 +349,11 @@ void bind_communicator(nb::module_& m) {
           [](Comm& c, const Array& mine, const std::vector<Array>& all, std::uintptr_t stream) {
             if (static_cast<Index>(all.size()) != c.get().ranks())
               throw Error(text(all.size(), " arrays for ", c.get().ranks(), " ranks"), "give one a rank");
-            const Block from = block_of(mine, "this rank's array", false);
+            const Block from = block_of(mine, "this rank's array", Use::read);
             std::vector<Block> to;
             for (const Array& array : all) {
               place_of({{"this rank's array", mine}, {"what is gathered", array}}, 0);
-              to.push_back(block_of(array, "what is gathered", true));
+              to.push_back(block_of(array, "what is gathered", Use::write));
             }
             const Place place = place_of({{"this rank's array", mine}}, stream);
             const ReleaseGil others_run;

@@ -130,7 +130,8 @@ Index whole_number(nb::handle object, std::string_view name, std::string_view wa
 
 bool flag(nb::handle object, std::string_view name) {
   bool value = false;
-  if (!nb::try_cast<bool>(object, value)) refuse(name, object, "True or False");
+  const nb::object own = nb::hasattr(object, "item") ? object.attr("item")() : nb::borrow(object);  // numpy's and torch's
+  if (!nb::try_cast<bool>(own, value)) refuse(name, object, "True or False");
   return value;
 }
 
@@ -157,7 +158,7 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices) {
   std::vector<Index> flat;
   flat.reserve(slices.size() * 6);
   for (const Slice& s : slices) flat.insert(flat.end(), {s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
-  return array_of(std::move(flat), {slices.size(), 6});
+  return array_of(std::move(flat), 6);
 }
 
 std::vector<std::vector<Run>> runs_from(nb::handle object) {
@@ -177,11 +178,6 @@ std::vector<std::vector<Run>> runs_from(nb::handle object) {
     }
   }
   return out;
-}
-
-IndexArray array_of(std::vector<Index> values) {
-  const std::size_t n = values.size();
-  return array_of(std::move(values), {n});
 }
 
 }  // namespace weft::python

@@ -18,8 +18,6 @@ namespace nb = nanobind;
 // For properties that return a new array: nanobind's default would tie its lifetime to the object.
 inline constexpr auto kNew = nb::rv_policy::move;
 
-using IndexArray = nb::ndarray<nb::numpy, Index>;
-
 // Clears the error that is set and returns it. Only an Exception is caught so: others, such as KeyboardInterrupt, are
 // thrown on.
 nb::object caught_exception();
@@ -43,7 +41,14 @@ nb::ndarray<nb::numpy, Index> slices_array(const std::vector<Slice>& slices);  /
 // A list of runs a rank, each (row, token, count) or (row, token, count, stride).
 std::vector<std::vector<Run>> runs_from(nb::handle object);
 
-IndexArray array_of(std::vector<Index> values);
+// [n], or [n / columns, columns].
+template <class T>
+nb::ndarray<nb::numpy, T> array_of(std::vector<T> values, std::size_t columns = 0) {
+  const std::size_t shape[] = {columns == 0 ? values.size() : values.size() / columns, columns};
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), columns == 0 ? 1 : 2, shape, owner);
+}
 
 // A property that copies a field into an array.
 template <class T>
@@ -51,11 +56,16 @@ auto copy_of(std::vector<Index> T::* field) {
   return [field](const T& object) { return array_of(object.*field); };
 }
 
-template <class T>
-nb::ndarray<nb::numpy, T> array_of(std::vector<T> values, std::vector<std::size_t> shape) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(kept->data(), shape.size(), shape.data(), owner);
+// dict_of("name", value, "other name", other value, ...)
+template <class... Rest>
+nb::dict dict_of(const Rest&... rest) {
+  nb::dict out;
+  const auto fill = [&out](const auto& self, const char* name, const auto& value, const auto&... more) -> void {
+    out[name] = value;
+    if constexpr (sizeof...(more) > 0) self(self, more...);
+  };
+  fill(fill, rest...);
+  return out;
 }
 
 }  // namespace weft::python

@@ -24,52 +24,21 @@ namespace {
 using namespace nb::literals;
 
 nb::dict timeline_dict(const Timeline& t) {
-  nb::dict out;
-  out["seconds"] = t.seconds;
-  out["ideal"] = t.ideal;
-  out["efficiency"] = t.efficiency();
-  out["overlap"] = t.overlap();
-  out["straggling"] = t.straggling();
-  out["slowest"] = t.slowest();
-  out["bytes_in"] = t.bytes_in();
-  out["memory_bytes"] = t.memory.total();
-  out["workspace_bytes"] = t.memory.workspace;
   nb::list ranks, timelines;
-  for (const RankTimes& r : t.ranks) {
-    nb::dict rank;
-    rank["end"] = r.end;
-    rank["compute"] = r.compute;
-    rank["rows"] = r.rows;
-    rank["exchange"] = r.exchange;
-    rank["overlapped"] = r.overlapped;
-    rank["waiting"] = r.waiting;
-    rank["pairs"] = r.pairs;
-    rank["bytes_in"] = r.bytes_in;
-    rank["bytes_out"] = r.bytes_out;
-    ranks.append(rank);
-  }
+  for (const RankTimes& r : t.ranks)
+    ranks.append(dict_of("end", r.end, "compute", r.compute, "rows", r.rows, "exchange", r.exchange, "overlapped",
+                         r.overlapped, "waiting", r.waiting, "pairs", r.pairs, "bytes_in", r.bytes_in, "bytes_out",
+                         r.bytes_out));
   for (const RankTimeline& rank : t.detail) {
     nb::list events;
-    for (const TimelineEvent& e : rank.events) {
-      nb::dict event;
-      event["kind"] = std::string(name(e.kind));
-      event["name"] = std::string(e.name);
-      event["step"] = e.step;
-      event["begin"] = e.begin;
-      event["end"] = e.end;
-      event["pairs"] = e.pairs;
-      event["bytes_in"] = e.bytes_in;
-      event["bytes_out"] = e.bytes_out;
-      events.append(event);
-    }
-    nb::dict one;
-    one["rank"] = rank.rank;
-    one["events"] = events;
-    timelines.append(one);
+    for (const TimelineEvent& e : rank.events)
+      events.append(dict_of("kind", std::string(name(e.kind)), "name", std::string(e.name), "step", e.step, "begin",
+                            e.begin, "end", e.end, "pairs", e.pairs, "bytes_in", e.bytes_in, "bytes_out", e.bytes_out));
+    timelines.append(dict_of("rank", rank.rank, "events", events));
   }
-  out["ranks"] = ranks;
-  out["timelines"] = timelines;
-  return out;
+  return dict_of("seconds", t.seconds, "ideal", t.ideal, "efficiency", t.efficiency(), "overlap", t.overlap(),
+                 "straggling", t.straggling(), "slowest", t.slowest(), "bytes_in", t.bytes_in(), "memory_bytes",
+                 t.memory.total(), "workspace_bytes", t.memory.workspace, "ranks", ranks, "timelines", timelines);
 }
 
 TensorShape shape_of(DType dtype, Index dim_qk, Index dim_v) {
@@ -115,19 +84,11 @@ void bind_choices(nb::module_& m) {
       .def_prop_ro("candidates",
                    [](const ScheduleChoice& c) {
                      nb::list all;
-                     for (const Candidate& each : c.candidates) {
-                       nb::dict one;
-                       one["schedule"] = std::string(name(each.schedule.kind));
-                       one["options"] = options_of(each.schedule);
-                       one["words"] = words(each.schedule);
-                       one["seconds"] = each.seconds();
-                       one["at_least"] = each.at_least;
-                       one["simulated"] = each.simulated;
-                       one["memory_bytes"] = each.memory;
-                       one["fits"] = each.fits;
-                       one["refused"] = each.refused;
-                       all.append(one);
-                     }
+                     for (const Candidate& each : c.candidates)
+                       all.append(dict_of("schedule", std::string(name(each.schedule.kind)), "options",
+                                          options_of(each.schedule), "words", words(each.schedule), "seconds",
+                                          each.seconds(), "at_least", each.at_least, "simulated", each.simulated,
+                                          "memory_bytes", each.memory, "fits", each.fits, "refused", each.refused));
                      return all;
                    })
       .def("why", &ScheduleChoice::why)

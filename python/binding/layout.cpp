@@ -44,10 +44,14 @@ void check_rank(const Layout& layout, Index rank) {
     throw Error(text("there is no rank ", rank, " of ", layout.ranks()), text("use 0 to ", layout.ranks() - 1));
 }
 
-const Layout& checked_side(const PlacedLayouts& placed, Index rank, std::string_view side) {
-  const Layout& layout = side_of(placed, side);
-  check_rank(layout, rank);
-  return layout;
+// A method of (rank, side) that is a function of the layout of that side.
+template <class Function>
+auto of_rank(const Function& function) {
+  return [function](const PlacedLayouts& placed, Index rank, std::string_view side) {
+    const Layout& layout = side_of(placed, side);
+    check_rank(layout, rank);
+    return function(layout, rank);
+  };
 }
 
 struct Rows {
@@ -57,8 +61,10 @@ struct Rows {
 
 void move_rows(const Layout& layout, Index rank, const Rows& whole, const Rows& local, Way way, std::uintptr_t stream) {
   check_rank(layout, rank);
-  const RowTensor tokens = rows_view(whole.array, "the whole array", whole.format, way == Way::to_tokens);
-  const RowTensor rows = rows_view(local.array, "the rank's rows", local.format, way == Way::to_rows);
+  const RowTensor tokens =
+      rows_view(whole.array, "the whole array", whole.format, way == Way::to_tokens ? Use::write : Use::read);
+  const RowTensor rows =
+      rows_view(local.array, "the rank's rows", local.format, way == Way::to_rows ? Use::write : Use::read);
   const Place place = place_of({{"the whole array", whole.array}, {"the rank's rows", local.array}}, stream);
   const ReleaseGil others_run;
   if (place.kind == DeviceKind::cpu)
@@ -84,32 +90,14 @@ RunList keys_of(const Layout& layout, nb::handle keys) {
 
 void bind_rows_of(nb::class_<PlacedLayouts>& layout) {
   layout
-      .def(
-          "fingerprint",
-          [](const PlacedLayouts& p, Index rank, std::string_view side) {
-            return fingerprint(checked_side(p, rank, side), rank);
-          },
-          "rank"_a, "side"_a = "q", "A number that two layouts have in common if the rank's rows are the same.")
-      .def(
-          "tokens",
-          [](const PlacedLayouts& p, Index rank, std::string_view side) {
-            return array_of(checked_side(p, rank, side).tokens(rank));
-          },
-          "rank"_a, "side"_a = "q", "Token of each row; -1 where the row holds none.")
-      .def(
-          "position_ids",
-          [](const PlacedLayouts& p, Index rank, std::string_view side) {
-            return array_of(checked_side(p, rank, side).positions(rank));
-          },
-          "rank"_a, "side"_a = "q", "Position of each row in its sequence; 0 where the row is padding.")
-      .def(
-          "valid",
-          [](const PlacedLayouts& p, Index rank, std::string_view side) {
-            std::vector<std::uint8_t> valid = valid_rows(checked_side(p, rank, side), rank);
-            const std::size_t n = valid.size();
-            return array_of(std::move(valid), {n});
-          },
-          "rank"_a, "side"_a = "q", "1 where the row holds a real token.")
+      .def("fingerprint", of_rank(fingerprint), "rank"_a, "side"_a = "q",
+           "A number that two layouts have in common if the rank's rows are the same.")
+      .def("tokens", of_rank([](const Layout& l, Index rank) { return array_of(l.tokens(rank)); }), "rank"_a,
+           "side"_a = "q", "Token of each row; -1 where the row holds none.")
+      .def("position_ids", of_rank([](const Layout& l, Index rank) { return array_of(l.positions(rank)); }), "rank"_a,
+           "side"_a = "q", "Position of each row in its sequence; 0 where the row is padding.")
+      .def("valid", of_rank([](const Layout& l, Index rank) { return array_of(valid_rows(l, rank)); }), "rank"_a,
+           "side"_a = "q", "1 where the row holds a real token.")
       .def(
           "shard",
           [](const PlacedLayouts& p, std::string_view side, Index rank, const Array& whole, Format whole_format,
@@ -184,18 +172,13 @@ void bind_plan(nb::module_& m) {
           [](const Plan& p) {
             std::vector<Index> flat;
             for (const Range& r : touched_keys(p)) flat.insert(flat.end(), {r.begin, r.end});
-            const std::size_t n = flat.size() / 2;
-            return array_of(std::move(flat), {n, 2});
+            return array_of(std::move(flat), 2);
           },
           "[n, 2]: key rows that some query sees, as ranges.", kNew)
       .def("__repr__", [](const Plan& p) {
         return text("Plan(", p.slices.size(), " slices, ", p.q_rows, " query rows, ", p.k_rows, " key rows)");
       });
-  m.def("whole_plan", [](const Problem& p) {
-    const RunList q = RunList::sequence_order(p.packing().q().tokens()),
-                  k = RunList::sequence_order(p.packing().k().tokens());
-    return make_plan(p, q, k);
-  });
+  m.def("whole_plan", &whole_plan);
   m.def("rank_plan", [](const Problem& p, const PlacedLayouts& placed, Index rank, nb::object keys) {
     check_rank(placed.layouts.q, rank);
     return make_plan(p, placed.layouts.q.runs(rank), keys_of(placed.layouts.k, keys));
@@ -205,6 +188,12 @@ void bind_plan(nb::module_& m) {
 }
 
 }  // namespace
+
+Plan whole_plan(const Problem& problem) {
+  const Packing& packing = problem.packing();
+  return make_plan(problem, RunList::sequence_order(packing.q().tokens()),
+                   RunList::sequence_order(packing.k().tokens()));
+}
 
 void bind_layouts(nb::module_& m) {
   bind_layout(m);

@@ -18,6 +18,7 @@
 #include "index.h"
 #include "module.h"
 #include "problem.h"
+#include "settings.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -28,20 +29,6 @@ namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-nb::dict report_dict(const PackReport& r) {
-  nb::dict out;
-  out["tokens"] = r.tokens;
-  out["padding"] = r.padding;
-  out["empty"] = r.empty;
-  out["packs"] = r.packs;
-  out["least_packs"] = r.least_packs;
-  out["split_documents"] = r.split_documents;
-  out["waste"] = r.waste;
-  out["token_balance"] = r.token_balance;
-  out["pair_balance"] = r.pair_balance;
-  return out;
-}
 
 void check_pack(const Packs& packs, Index pack) {
   if (pack < 0 || pack >= static_cast<Index>(packs.packs.size()))
@@ -73,18 +60,14 @@ auto gather_with(void (KvBuffer::*gather)(Index, const ConstTensorView&, const C
 }
 
 template <class Args>  // of a K/V buffer or of a cache
-Args forward_args(const Array& q, const Attention& attention, const Array& out, const std::optional<Array>& lse,
+Args forward_args(const Array& q, const Settings& settings, const Array& out, const std::optional<Array>& lse,
                   const Place& place) {
-  Args args{
-      .q = view(q, "q", Format::thd), .attention = attention, .out = output(out, "out", Format::thd), .place = place};
-  if (lse) args.lse = token_heads_output(*lse, "lse", Format::thd);
+  Args args{.q = view(q, "q", Format::thd),
+            .attention = settings.attention(),
+            .out = view(out, "out", Format::thd, Use::write),
+            .place = place};
+  if (lse) args.lse = token_heads_view(*lse, "lse", Format::thd, Use::write);
   return args;
-}
-
-Attention attention_of(std::optional<double> scale, double softcap, const std::optional<Array>& sink) {
-  Attention out{.scale = scale, .softcap = softcap};
-  if (sink) out.sink = Sink::learnable(per_head_view(*sink, "sink"));
-  return out;
 }
 
 void bind_packs(nb::module_& m) {
@@ -97,8 +80,7 @@ void bind_packs(nb::module_& m) {
             std::vector<Index> flat;
             for (const Piece& piece : p.packs[at(pack)])
               flat.insert(flat.end(), {piece.document, piece.begin, piece.length});
-            const std::size_t n = flat.size() / 3;
-            return array_of(std::move(flat), {n, 3});
+            return array_of(std::move(flat), 3);
           },
           "pack"_a, "[n, 3]: document, first token of it, tokens.")
       .def(
@@ -108,7 +90,12 @@ void bind_packs(nb::module_& m) {
             return Packing(p.stream(pack));
           },
           "pack"_a)
-      .def_prop_ro("report", [](const Packs& p) { return report_dict(p.report); });
+      .def_prop_ro("report", [](const Packs& p) {
+        const PackReport& r = p.report;
+        return dict_of("tokens", r.tokens, "padding", r.padding, "empty", r.empty, "packs", r.packs, "least_packs",
+                       r.least_packs, "split_documents", r.split_documents, "waste", r.waste, "token_balance",
+                       r.token_balance, "pair_balance", r.pair_balance);
+      });
   m.def(
       "pack_documents",
       [](nb::object lengths, Index budget, Index multiple, bool keep_order, bool split) {
@@ -197,30 +184,29 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
       .def(
           "forward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const std::optional<Array>& k, const std::optional<Array>& v,
-             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& out,
-             const std::optional<Array>& lse, std::uintptr_t stream) {
+             const Settings& settings, const Array& out, const std::optional<Array>& lse, std::uintptr_t stream) {
             const InTurn turn(b.comm);
             const Place place =
-                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", sink}, {"out", out}, {"lse", lse}}, stream);
+                place_of({{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}}, stream);
             b.last.use(place);
-            auto args = forward_args<KvBufferForwardArgs>(q, attention_of(scale, softcap, sink), out, lse, place);
+            auto args = forward_args<KvBufferForwardArgs>(q, settings, out, lse, place);
             if (k) args.k = view(*k, "k", Format::thd);
             if (v) args.v = view(*v, "v", Format::thd);
             b.buffer.forward(micro, args);
           },
-          "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a,
-          "lse"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>())
+          "micro"_a, "q"_a, "k"_a.none(), "v"_a.none(), "settings"_a, "out"_a, "lse"_a.none(), "stream"_a = 0,
+          nb::call_guard<ReleaseGil>())
       .def(
           "backward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
-             std::optional<double> scale, double softcap, const std::optional<Array>& sink, const Array& dq,
-             const Array& dk, const Array& dv, const std::optional<Array>& dsink, std::uintptr_t stream) {
+             const Settings& settings, const Array& dq, const Array& dk, const Array& dv,
+             const std::optional<Array>& dsink, std::uintptr_t stream) {
             const InTurn turn(b.comm);
             const Place place = place_of({{"q", q},
                                           {"out", out},
                                           {"lse", lse},
                                           {"dout", dout},
-                                          {"sink", sink},
+                                          {"sink", settings.sink},
                                           {"dq", dq},
                                           {"dk", dk},
                                           {"dv", dv},
@@ -228,18 +214,18 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                          stream);
             b.last.use(place);
             b.buffer.backward(micro, {.q = view(q, "q", Format::thd),
-                                      .attention = attention_of(scale, softcap, sink),
+                                      .attention = settings.attention(),
                                       .dout = view(dout, "dout", Format::thd),
                                       .out = view(out, "out", Format::thd),
                                       .lse = token_heads_view(lse, "lse", Format::thd),
-                                      .dq = output(dq, "dq", Format::thd),
-                                      .dk = output(dk, "dk", Format::thd),
-                                      .dv = output(dv, "dv", Format::thd),
-                                      .dsink = dsink ? per_head_output(*dsink, "dsink") : TensorView{},
+                                      .dq = view(dq, "dq", Format::thd, Use::write),
+                                      .dk = view(dk, "dk", Format::thd, Use::write),
+                                      .dv = view(dv, "dv", Format::thd, Use::write),
+                                      .dsink = dsink ? per_head_view(*dsink, "dsink", Use::write) : TensorView{},
                                       .place = place});
           },
-          "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "dq"_a, "dk"_a,
-          "dv"_a, "dsink"_a.none(), "stream"_a = 0, nb::call_guard<ReleaseGil>());
+          "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "settings"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
+          "stream"_a = 0, nb::call_guard<ReleaseGil>());
 }
 
 void bind_kv_buffer(nb::module_& m) {
@@ -302,9 +288,9 @@ void bind_kv_cache(nb::module_& m) {
           "__init__",
           [](HeldCache* self, const Array& k, const Array& v, nb::object offsets, nb::object used) {
             const auto filled = optional_indices(used, "used").value_or(std::vector<Index>{});
-            new (self) HeldCache{
-                k, v,
-                KvCache(output(k, "k", Format::thd), output(v, "v", Format::thd), indices(offsets, "offsets"), filled)};
+            new (self) HeldCache{k, v,
+                                 KvCache(view(k, "k", Format::thd, Use::write), view(v, "v", Format::thd, Use::write),
+                                         indices(offsets, "offsets"), filled)};
           },
           "k"_a, "v"_a, "offsets"_a, "used"_a.none())
       .def_prop_ro("sequences", [](const HeldCache& c) { return c.cache.sequences(); })
@@ -330,19 +316,18 @@ void bind_kv_cache(nb::module_& m) {
           "counts"_a, "k"_a, "v"_a, "stream"_a = 0)
       .def(
           "attend",
-          [](const HeldCache& c, nb::object counts, const Array& q, const Mask& mask, std::optional<double> scale,
-             double softcap, const std::optional<Array>& sink, const Array& out, const std::optional<Array>& lse,
-             const std::string& kernel, std::uintptr_t stream) {
+          [](const HeldCache& c, nb::object counts, const Array& q, const Mask& mask, const Settings& settings,
+             const Array& out, const std::optional<Array>& lse, const std::string& kernel, std::uintptr_t stream) {
             const std::vector<Index> n = indices(counts, "counts");
             const Place place = place_of(
-                {{"q", q}, {"sink", sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}}, stream);
-            const auto args = forward_args<KvCacheArgs>(q, attention_of(scale, softcap, sink), out, lse, place);
+                {{"q", q}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"the cache's k", c.k}, {"its v", c.v}},
+                stream);
+            const auto args = forward_args<KvCacheArgs>(q, settings, out, lse, place);
             const ReleaseGil others_run;
             const std::lock_guard alone(*c.calls);
             c.cache.attend(n, args, mask, kernel);
           },
-          "counts"_a, "q"_a, "mask"_a, "scale"_a.none(), "softcap"_a, "sink"_a.none(), "out"_a, "lse"_a.none(),
-          "kernel"_a, "stream"_a = 0);
+          "counts"_a, "q"_a, "mask"_a, "settings"_a, "out"_a, "lse"_a.none(), "kernel"_a, "stream"_a = 0);
 }
 
 }  // namespace

@@ -1,19 +1,15 @@
 // Packing, Mask and Problem.
 #include "problem.h"
 
-#include <array>
 #include <functional>
 #include <string>
 #include <tuple>
 #include <utility>
 
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include "convert.h"
 #include "module.h"
@@ -72,14 +68,12 @@ Packing packing_of(nb::handle cu_q, nb::handle cu_k, nb::handle cu_q_padded, nb:
   return {std::move(streams), std::move(keys)};
 }
 
-IndexArray prefix_sums(std::span<const Index> lengths) {
+auto prefix_sums(std::span<const Index> lengths) {
   std::vector<Index> sums{0};
   for (const Index n : lengths) sums.push_back(sums.back() + n);
   return array_of(std::move(sums));
 }
-IndexArray array_from(std::span<const Index> values) {
-  return array_of(std::vector<Index>(values.begin(), values.end()));
-}
+auto array_from(std::span<const Index> values) { return array_of(std::vector<Index>(values.begin(), values.end())); }
 
 std::string lengths_text(const Stream& stream) {
   std::string all = "[";
@@ -119,45 +113,25 @@ std::string mask_text(const Mask& m) {
   return all + ")";
 }
 
-// What pickle and copy keep: data loaders make packings in processes of their own, and modules hold masks.
-using StreamState = std::tuple<std::vector<Index>, std::vector<Index>, Index>;  // offsets, used lengths, tokens
-using PackingState = std::pair<StreamState, StreamState>;
-using MaskState =
-    std::tuple<bool, bool, Index, Index, std::optional<Index>, std::optional<std::vector<std::array<Index, 6>>>>;
-
-StreamState stream_state(const Stream& s) {
-  return {{s.offsets().begin(), s.offsets().end()}, {s.used_lengths().begin(), s.used_lengths().end()}, s.tokens()};
-}
-PackingState packing_state(const Packing& p) { return {stream_state(p.q()), stream_state(p.k())}; }
-
-Packing packing_from(const PackingState& state) {
-  const auto stream = [](const StreamState& s) {
-    return Stream::from_used(std::get<0>(s), std::get<1>(s), std::get<2>(s));
-  };
-  return {stream(state.first), stream(state.second)};
+// What pickle and copy make a packing or a mask of anew: data loaders make packings in processes of their own, and
+// modules hold masks.
+nb::tuple packing_again(const Packing& p) {
+  return nb::make_tuple(nb::type<Packing>(),
+                        nb::make_tuple(nb::none(), nb::none(), array_from(p.q().offsets()), array_from(p.k().offsets()),
+                                       array_from(p.q().used_lengths()), array_from(p.k().used_lengths()),
+                                       p.q().tokens(), p.k().tokens()));
 }
 
-MaskState mask_state(const Mask& m) {
-  std::optional<std::vector<std::array<Index, 6>>> slices;
-  if (m.slices) {
-    slices.emplace();
-    for (const Slice& s : *m.slices) slices->push_back({s.q_begin, s.q_end, s.k_begin, s.k_end, s.lo, s.hi});
-  }
-  return {m.causal, m.align == Align::bottom_right, m.left, m.right, m.chunk, slices};
+nb::object slices_or_none(const Mask& m) { return m.slices ? nb::cast(slices_array(*m.slices)) : nb::none(); }
+
+nb::tuple mask_again(const Mask& m) {
+  return nb::make_tuple(nb::type<Mask>(), nb::make_tuple(m.causal, m.align == Align::bottom_right,
+                                                         nb::make_tuple(m.left, m.right), m.chunk, slices_or_none(m)));
 }
 
-Mask mask_from(const MaskState& state) {
-  const auto& [causal, bottom_right, left, right, chunk, slices] = state;
-  Mask mask{.causal = causal,
-            .align = bottom_right ? Align::bottom_right : Align::top_left,
-            .left = left,
-            .right = right,
-            .chunk = chunk};
-  if (slices) {
-    mask.slices.emplace();
-    for (const auto& s : *slices) mask.slices->push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
-  }
-  return mask;
+bool same_mask(const Mask& a, const Mask& b) {
+  const auto all = [](const Mask& m) { return std::tie(m.causal, m.align, m.left, m.right, m.chunk, m.slices); };
+  return all(a) == all(b);
 }
 
 // A hash of where sequences begin, whatever part of them is real: layouts of two packings may place the same rows.
@@ -234,8 +208,7 @@ void bind_packing(nb::module_& m) {
           "__eq__", [](const Packing& a, const Packing& b) { return a.q() == b.q() && a.k() == b.k(); },
           nb::is_operator())
       .def("__hash__", [](const Packing& p) { return std::hash<std::string>{}(packing_text(p)); })
-      .def("__getstate__", packing_state)
-      .def("__setstate__", [](Packing& self, const PackingState& state) { new (&self) Packing(packing_from(state)); })
+      .def("__reduce__", packing_again)
       .def("__repr__", packing_text);
 }
 
@@ -256,17 +229,10 @@ void bind_mask(nb::module_& m) {
       .def_prop_ro("bottom_right", [](const Mask& mask) { return mask.align == Align::bottom_right; })
       .def_prop_ro("window", [](const Mask& mask) { return std::pair{mask.left, mask.right}; })
       .def_ro("chunk_size", &Mask::chunk)
-      .def_prop_ro(
-          "slices",
-          [](const Mask& mask) -> nb::object {
-            return mask.slices ? nb::cast(slices_array(*mask.slices)) : nb::none();
-          },
-          kNew)
-      .def(
-          "__eq__", [](const Mask& a, const Mask& b) { return mask_state(a) == mask_state(b); }, nb::is_operator())
+      .def_prop_ro("slices", slices_or_none, kNew)
+      .def("__eq__", same_mask, nb::is_operator())
       .def("__hash__", [](const Mask& mask) { return std::hash<std::string>{}(mask_text(mask)); })
-      .def("__getstate__", mask_state)
-      .def("__setstate__", [](Mask& self, const MaskState& state) { new (&self) Mask(mask_from(state)); })
+      .def("__reduce__", mask_again)
       .def("__repr__", mask_text);
 
   nb::class_<Problem>(m, "Problem", "A checked question, the same on every rank: a Packing and a Mask.")

@@ -5,6 +5,7 @@
 
 #include "weft/layout.h"
 #include "weft/mask.h"
+#include "weft/plan.h"
 
 namespace weft::python {
 
@@ -18,6 +19,9 @@ struct PlacedLayouts {
 // The mask that `balanced` and `auto` go by unless one is given: causal, or full where keys are other sequences than
 // queries, since those are mostly seen by every query of theirs.
 Mask usual_mask(const Packing& packing);
+
+// All of the problem, rows being tokens.
+Plan whole_plan(const Problem& problem);
 
 // A hash of rows and tokens.
 class RowHash {

@@ -24,14 +24,9 @@ void check_orders(const Layout& layout, const RowTensor& sequence, const RowTens
     throw Error("sequence and ranks are the same buffer", "give two: rows change places");
 }
 
-nb::object bytes_array(std::vector<std::uint8_t> values) {
-  const std::size_t n = values.size();
-  return nb::cast(array_of(std::move(values), {n}));
-}
-
 void reorder(const Layout& layout, const Array& sequence, const Array& ranks, Way way, std::uintptr_t stream) {
-  const RowTensor tokens = rows_view(sequence, "sequence", Format::thd, way == Way::to_tokens);
-  const RowTensor rows = rows_view(ranks, "ranks", Format::thd, way == Way::to_rows);
+  const RowTensor tokens = rows_view(sequence, "sequence", Format::thd, way == Way::to_tokens ? Use::write : Use::read);
+  const RowTensor rows = rows_view(ranks, "ranks", Format::thd, way == Way::to_rows ? Use::write : Use::read);
   const Place place = place_of({{"sequence", sequence}, {"ranks", ranks}}, stream);
   if (place.kind == DeviceKind::cpu)
     return way == Way::to_rows ? sequence_to_rank_order(layout, tokens, rows)
@@ -62,7 +57,7 @@ void bind_orders(nb::module_& m) {
       [](const PlacedLayouts& p) { return array_of(rank_rows_of_sequence_order(p.layouts.q)); }, "layout"_a,
       "[tokens] row in rank order of each token, -1 where no rank holds it.");
   m.def(
-      "valid_rows", [](const Packing& p) { return bytes_array(valid_rows(p.q())); }, "packing"_a,
+      "valid_rows", [](const Packing& p) { return array_of(valid_rows(p.q())); }, "packing"_a,
       "[tokens] 1 where the token is real.");
   m.def(
       "sequences_to_chunks",
@@ -93,18 +88,16 @@ void bind_steps(nb::module_& m) {
       .def_prop_ro(
           "rank_rows", [](const VarlenStep& s) { return array_of(rank_rows_of_packed_step(s)); },
           "Row of the rank's buffer of each row of the packed step.", kNew);
-  m.def(
-      "all_gather_step",
-      [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
-        return all_gather_step(p, placed.layouts.q, rank, step);
-      },
-      "problem"_a, "layout"_a, "rank"_a, "step"_a);
-  m.def(
-      "ring_step",
-      [](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
-        return ring_step(p, placed.layouts.q, rank, step);
-      },
-      "problem"_a, "layout"_a, "rank"_a, "step"_a);
+  const auto bind_step = [&m](const char* name, VarlenStep (*make)(const Problem&, const Layout&, Index, Index)) {
+    m.def(
+        name,
+        [make](const Problem& p, const PlacedLayouts& placed, Index rank, Index step) {
+          return make(p, placed.layouts.q, rank, step);
+        },
+        "problem"_a, "layout"_a, "rank"_a, "step"_a);
+  };
+  bind_step("all_gather_step", &all_gather_step);
+  bind_step("ring_step", &ring_step);
   m.def(
       "ring_tile",
       [](Index ranks, Index rank, Index step) {

@@ -99,8 +99,9 @@ void need_floating(const Array& array, std::string_view name) {
                 "use f32, bf16, f16 or, on a CPU, f64");
 }
 
-void need_writable(const Array& array, std::string_view name) {
-  if (!array.writable) throw Error(text(name, " is read-only"), "give an array that can be written");
+void check_use(const Array& array, std::string_view name, Use use) {
+  if (use == Use::write && !array.writable)
+    throw Error(text(name, " is read-only"), "give an array that can be written");
 }
 
 void need_dimensions(const Array& array, std::string_view name, std::size_t thd, Format format, std::string_view what) {
@@ -129,8 +130,9 @@ std::size_t set_rows(View& view, const Array& array, Format format) {
 }
 
 // Rows and heads, with dim 1. `thd`: how many dimensions the tensor has in format thd.
-TensorView heads_view(const Array& array, std::string_view name, std::size_t thd, Format format,
-                      std::string_view what) {
+TensorView heads_view(const Array& array, std::string_view name, std::size_t thd, Format format, Use use,
+                      std::string_view what = "") {
+  check_use(array, name, use);
   need_floating(array, name);
   need_dimensions(array, name, thd, format, what);
   TensorView out;
@@ -140,30 +142,6 @@ TensorView heads_view(const Array& array, std::string_view name, std::size_t thd
   out.heads = array.shape[head];
   out.head_stride = array.strides[head];
   out.dim = 1;
-  return out;
-}
-
-TensorView any_view(const Array& array, std::string_view name, Format format) {
-  TensorView out = heads_view(array, name, 3, format, "");
-  out.dim = array.shape.back();
-  if (out.dim > 1 && array.strides.back() != 1)
-    throw Error(
-        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
-             ": the elements of a head are not contiguous"),
-        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
-  return out;
-}
-
-TensorView any_token_heads(const Array& array, std::string_view name, Format format) {
-  return heads_view(array, name, 2, format, " less the head dim");
-}
-
-TensorView any_per_head(const Array& array, std::string_view name) {
-  need_floating(array, name);
-  if (array.shape.size() != 1)
-    throw Error(text(name, " has shape ", shape_text(array.shape)), "give one number a query head: [heads]");
-  TensorView out = per_head(array.data, array.dtype, array.shape[0]);
-  out.head_stride = array.strides[0];
   return out;
 }
 
@@ -193,26 +171,33 @@ Place place_on(std::optional<int> device, std::uintptr_t stream) {
   return {DeviceKind::cuda, *device, reinterpret_cast<void*>(stream)};
 }
 
-ConstTensorView view(const Array& array, std::string_view name, Format format) { return any_view(array, name, format); }
-TensorView output(const Array& array, std::string_view name, Format format) {
-  need_writable(array, name);
-  return any_view(array, name, format);
-}
-ConstTensorView per_head_view(const Array& array, std::string_view name) { return any_per_head(array, name); }
-TensorView per_head_output(const Array& array, std::string_view name) {
-  need_writable(array, name);
-  return any_per_head(array, name);
-}
-ConstTensorView token_heads_view(const Array& array, std::string_view name, Format format) {
-  return any_token_heads(array, name, format);
-}
-TensorView token_heads_output(const Array& array, std::string_view name, Format format) {
-  need_writable(array, name);
-  return any_token_heads(array, name, format);
+TensorView view(const Array& array, std::string_view name, Format format, Use use) {
+  TensorView out = heads_view(array, name, 3, format, use);
+  out.dim = array.shape.back();
+  if (out.dim > 1 && array.strides.back() != 1)
+    throw Error(
+        text(name, " has shape ", shape_text(array.shape), " and strides ", shape_text(array.strides),
+             ": the elements of a head are not contiguous"),
+        text("make its last dimension contiguous: ", name, " = ", name, ".contiguous() or numpy.ascontiguousarray"));
+  return out;
 }
 
-RowTensor rows_view(const Array& array, std::string_view name, Format format, bool written) {
-  if (written) need_writable(array, name);
+TensorView per_head_view(const Array& array, std::string_view name, Use use) {
+  check_use(array, name, use);
+  need_floating(array, name);
+  if (array.shape.size() != 1)
+    throw Error(text(name, " has shape ", shape_text(array.shape)), "give one number a query head: [heads]");
+  TensorView out = per_head(array.data, array.dtype, array.shape[0]);
+  out.head_stride = array.strides[0];
+  return out;
+}
+
+TensorView token_heads_view(const Array& array, std::string_view name, Format format, Use use) {
+  return heads_view(array, name, 2, format, use, " less the head dim");
+}
+
+RowTensor rows_view(const Array& array, std::string_view name, Format format, Use use) {
+  check_use(array, name, use);
   const std::size_t leading = format == Format::thd ? 1 : 2;
   if (array.shape.size() < leading)
     throw Error(text(name, " has shape ", shape_text(array.shape)),

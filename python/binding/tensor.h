@@ -45,19 +45,17 @@ Place place_of(std::initializer_list<Named> arrays, std::uintptr_t stream);
 // GPU `device`, or the CPU if there is none.
 Place place_on(std::optional<int> device, std::uintptr_t stream);
 
-// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. Error, by the tensor's name, for another number
-// of dimensions or a last dimension that is not contiguous.
-ConstTensorView view(const Array& array, std::string_view name, Format format);
-// The same for what is written.
-TensorView output(const Array& array, std::string_view name, Format format);
+// Views of arrays, which errors call by name: of another number of dimensions, not contiguous where they must be, or
+// read-only and to be written.
+enum class Use { read, write };
+// thd [t, h, d]; bshd [b, s, h, d] and sbhd [s, b, h, d] as rows b·s. The last dimension must be contiguous.
+TensorView view(const Array& array, std::string_view name, Format format, Use use = Use::read);
 // A vector [h] as a tensor of one row.
-ConstTensorView per_head_view(const Array& array, std::string_view name);
-TensorView per_head_output(const Array& array, std::string_view name);
+TensorView per_head_view(const Array& array, std::string_view name, Use use = Use::read);
 // [t, h], or [b, s, h] and [s, b, h]: an LSE.
-ConstTensorView token_heads_view(const Array& array, std::string_view name, Format format);
-TensorView token_heads_output(const Array& array, std::string_view name, Format format);
+TensorView token_heads_view(const Array& array, std::string_view name, Format format, Use use = Use::read);
 // Rows of anything: [t, ...], [b, s, ...] or [s, b, ...]; the dimensions after those must be contiguous.
-RowTensor rows_view(const Array& array, std::string_view name, Format format, bool written);
+RowTensor rows_view(const Array& array, std::string_view name, Format format, Use use);
 
 // Copies on a GPU between tensors in token order and in row order. Rows that hold no token are left as they are.
 enum class Way { to_rows, to_tokens };

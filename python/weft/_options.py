@@ -1,8 +1,7 @@
 """Options by name: what each of them may be, said in one sentence if it is something else."""
 
 import functools
-import operator
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Sequence
 
 import numpy as np
 
@@ -10,10 +9,10 @@ from . import _core
 from ._arrays import error
 
 LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped", "balanced", "auto")
-FLAGS = frozenset(("causal", "bottom_right", "deterministic", "max_logit", "checked", "off_by_one", "one_rank", "return_lse",
+FLAGS = frozenset(("deterministic", "max_logit", "checked", "off_by_one", "one_rank", "return_lse",
                    "return_max_logit", "check_positions"))
 _NAMES = {"layout": LAYOUTS, "format": ("thd", "bshd", "sbhd")}
-_MAY_BE_NONE = frozenset(("chunk_size", "scale", "layout", "kernel"))
+_MAY_BE_NONE = frozenset(("scale", "layout", "kernel"))
 
 
 def constant(value: Any) -> Any:
@@ -29,15 +28,6 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _whole(name: str, value: Any) -> int:
-    try:
-        if not isinstance(value, (bool, np.bool_)):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise error(f"{name} is {value!r}", "give a whole number" + (" or None" if name in _MAY_BE_NONE else ""))
-
-
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, (str, bytes, bool, np.bool_)):
         try:
@@ -45,15 +35,6 @@ def _number(name: str, value: Any) -> float:
         except (TypeError, ValueError, RuntimeError):
             pass
     raise error(f"{name} is {value!r}", "give a number" + (" or None" if name in _MAY_BE_NONE else ", 0 for none"))
-
-
-def _window(value: Any) -> Tuple[int, int]:
-    try:
-        if isinstance(value, (tuple, list)) and len(value) == 2:
-            return _whole("window", value[0]), _whole("window", value[1])
-    except _core.Error:
-        pass
-    raise error(f"window is {value!r}", "give (left, right): two whole numbers, with -1 for no limit")
 
 
 def _name(name: str, value: Any) -> str:
@@ -79,12 +60,8 @@ def option(name: str, value: Any) -> Any:
         return None
     if name in FLAGS:
         return _flag(name, value)
-    if name == "chunk_size":
-        return _whole(name, value)
     if name in ("scale", "softcap"):
         return _number(name, value)
-    if name == "window":
-        return _window(value)
     if name in _NAMES:
         return _name(name, value)
     return _kernel(value) if name == "kernel" else value

@@ -12,7 +12,7 @@ from .sharding import as_packing, batch_shape, layout_of
 
 _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "seqused_q", "seqused_k")
 _THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
-_MASK = {"causal": False, "bottom_right": False, "window": (-1, -1), "chunk_size": None, "slices": None}
+_MASK = ("causal", "bottom_right", "window", "chunk_size", "slices")
 _PARTS = (*_THREE, *_SIX, *_MASK)  # keywords that a Packing and a Mask are made of
 
 
@@ -27,12 +27,11 @@ class Gradients(NamedTuple):
 
 def _mask_of(mask: Optional[Mask], parts: Dict[str, Any]) -> Mask:
     """The Mask that a caller means: an object, or its parts."""
-    given = {name: _options.option(name, parts.get(name, usual)) for name, usual in _MASK.items()}
+    given = [name for name in _MASK if name in parts]
     if mask is None:
-        return Mask(**given)
-    if given != _MASK:
-        raise error("mask is given together with causal, bottom_right, window, chunk_size or slices",
-                    "a mask says it all: leave the others out")
+        return Mask(**{name: parts[name] for name in given})
+    if given:
+        raise error(f"mask is given together with {given[0]}", "a mask says it all: leave the others out")
     if not isinstance(mask, Mask):
         raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
     return mask
@@ -134,19 +133,6 @@ def _statistics(dtype: DType) -> DType:
     return DType.f64 if dtype is DType.f64 else DType.f32
 
 
-class OneRank:
-    """A plan of the whole problem, run where the tensors are."""
-
-    def __init__(self, problem: Problem, kernel: str, deterministic: bool) -> None:
-        self.plan, self.kernel, self.deterministic = _core.whole_plan(problem), kernel, deterministic
-
-    def forward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
-        _core.attend(self.plan, *args, self.kernel, stream)
-
-    def backward(self, *args: Any, stream: int = 0, layer: int = -1) -> None:
-        _core.attend_backward(self.plan, *args, self.kernel, self.deterministic, stream)
-
-
 def rank_schedule(schedule: Schedule, problem: Problem, placed: _core.Layout, rank: int, heads: Tuple[int, int],
                   head_map: Optional[Numbers], shape: Tuple[DType, int, int], machine: Any = None) -> _core.RankSchedule:
     """What the rank does by this schedule or, with auto, by the best predicted one. shape: dtype, dim of q and k, dim of v."""
@@ -234,7 +220,7 @@ def attention(q: Array, k: Array, v: Array, packing: Union[None, Packing, Number
     if comm is None:
         # Not used on one rank, but an unknown name is a mistake.
         _options.option("layout", layout if isinstance(layout, str) else None)
-        r._run = OneRank(problem, kernel, deterministic)
+        r._run = _core.OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
         if format != "thd":

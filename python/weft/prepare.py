@@ -62,8 +62,8 @@ class KvBuffer:
         rows = view.shape[:-1]
         out, out_view = _arrays.empty(q, [*rows, self._dims[1]], view.dtype, view.device, stream)
         lse, lse_view = _arrays.empty(q, rows, DType.f32, view.device, stream)
-        self._core.forward(micro, view, _maybe(k, "k", stream), _maybe(v, "v", stream), scale, softcap,
-                           _maybe(sink, "sink", stream), out_view, lse_view, stream)
+        self._core.forward(micro, view, _maybe(k, "k", stream), _maybe(v, "v", stream),
+                           _core.Settings(scale, softcap, _maybe(sink, "sink", stream)), out_view, lse_view, stream)
         _arrays.finish(q, view.device, stream)
         self._coming.pop(micro, None)
         return _arrays.give(q, out), _arrays.give(q, lse)
@@ -78,7 +78,7 @@ class KvBuffer:
         dk, dv = (_arrays.empty(q, [view.shape[0], self._heads, dim], view.dtype, *place) for dim in self._dims)
         dsink = (None, None) if logits is None else _arrays.empty(q, logits.shape, DType.f32, *place)
         self._core.backward(micro, view, *(_maybe(x, name, stream) for x, name in ((out, "out"), (lse, "lse"), (dout, "dout"))),
-                            scale, softcap, logits, dq[1], dk[1], dv[1], dsink[1], stream)
+                            _core.Settings(scale, softcap, logits), dq[1], dk[1], dv[1], dsink[1], stream)
         _arrays.finish(q, *place)
         given = [_arrays.give(q, x[0]) for x in (dq, dk, dv)]
         return given[0], given[1], given[2], None if sink is None else _arrays.give(q, dsink[0])
@@ -143,7 +143,7 @@ class KvCache:
         stream = _arrays.stream_of(q)
         view = _arrays.array(q, name="q", stream=stream)
         out, out_view = _arrays.empty(q, [*view.shape[:-1], self._width], view.dtype, view.device, stream)
-        self._core.attend(counts, view, mask or Mask(causal=True), scale, softcap, _maybe(sink, "sink", stream), out_view, None,
-                          kernel or "", stream)
+        settings = _core.Settings(scale, softcap, _maybe(sink, "sink", stream))
+        self._core.attend(counts, view, mask or Mask(causal=True), settings, out_view, None, kernel or "", stream)
         _arrays.finish(q, view.device, stream)
         return _arrays.give(q, out)

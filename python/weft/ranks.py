@@ -51,8 +51,9 @@ def _wait_for_a_while(run: Any, e: BaseException) -> None:
 
 def _begin(comm: Communicator, scope: Any) -> None:
     _placed.join(comm, scope)
-    if "torch" in sys.modules:
-        sys.modules["torch"].autograd.set_multithreading_enabled(False)  # for this thread only
+    autograd: Any = getattr(sys.modules.get("torch"), "autograd", None)  # torch has none yet while another rank imports it
+    if hasattr(autograd, "set_multithreading_enabled"):
+        autograd.set_multithreading_enabled(False)  # for this thread only
 
 
 def _end(comm: Communicator) -> None:

@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "cost/sketch.h"
 #include "index.h"
@@ -21,59 +20,29 @@ namespace {
 // Ranks may compute with other instructions: what differs less than this is the same, and the first one wins.
 constexpr double kSame = 1e-6;
 
-std::string milliseconds(double seconds) {
-  std::ostringstream out;
-  out << std::setprecision(3) << seconds * 1e3 << " ms";
-  return out.str();
-}
-
+std::string milliseconds(double seconds) { return text(std::setprecision(3), seconds * 1e3, " ms"); }
 std::string gigabytes(double bytes) {
-  std::ostringstream out;
-  out << std::setprecision(3);
-  if (bytes < 1e9)
-    out << bytes / 1e6 << " MB";
-  else
-    out << bytes / 1e9 << " GB";
-  return out.str();
+  const bool small = bytes < 1e9;
+  return text(std::setprecision(3), bytes / (small ? 1e6 : 1e9), small ? " MB" : " GB");
 }
-
 std::string more(double seconds, double than) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << 100 * (seconds / than - 1) << " % more";
-  return out.str();
-}
-
-std::string not_simulated(double slices) {
-  std::ostringstream out;
-  out << "estimated from a few ranks: all of them have about " << std::setprecision(2) << slices
-      << " slices, too many to simulate for a choice";
-  return out.str();
+  return text(std::fixed, std::setprecision(1), 100 * (seconds / than - 1), " % more");
 }
 
 bool shared(const Machine& m) { return m.processor_ranks != 1 || m.processor_kernels < 1; }
 
-// Simulated, and so exactly what `weft simulate` prints.
-void simulate_candidate(const Layer& layer, const Layouts& layouts, const Machine& machine, Candidate& c) {
-  const Job job{layer.problem, layouts, layer.heads_q, layer.heads_k, c.schedule, layer.shape};
+// Fills in the passes that count; predict(pass) gives seconds and bytes.
+template <class Predict>
+void predict_candidate(const Layer& layer, Candidate& c, const Predict& predict) {
   c.forward = c.backward = 0;
   c.memory = 0;
+  c.at_least = false;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !layer.backward) continue;
-    const Timeline t = simulate(job, machine, pass);
-    (pass == Pass::forward ? c.forward : c.backward) = t.seconds;
-    c.memory = max_of(c.memory, t.memory.total());
-  }
-  c.simulated = true;
-}
-
-void estimate_candidate(const Layer& layer, const cost::Sketch& sketch, Candidate& c) {
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
-    if (pass == Pass::backward && !layer.backward) continue;
-    const cost::Sketch::Result r = sketch.estimate(c.schedule, pass);
+    const cost::Sketch::Result r = predict(pass);
     (pass == Pass::forward ? c.forward : c.backward) = r.seconds;
     c.memory = max_of(c.memory, r.memory);
   }
-  c.at_least = false;
 }
 
 // The schedules of one layer on one layout: ranked by estimates at first, then decided by simulations of the best.
@@ -147,14 +116,27 @@ class Contest {
     }
   }
 
+  // Simulated, and so exactly what `weft simulate` prints.
+  void simulate_candidate(Candidate& c) const {
+    const Job job{layer_.problem, layouts_, layer_.heads_q, layer_.heads_k, c.schedule, layer_.shape};
+    predict_candidate(layer_, c, [&](Pass pass) -> cost::Sketch::Result {
+      const Timeline t = simulate(job, machine_, pass);
+      return {t.seconds, t.memory.total()};
+    });
+    c.simulated = true;
+  }
+  void estimate_candidate(Candidate& c) const {
+    predict_candidate(layer_, c, [&](Pass pass) { return sketch_->estimate(c.schedule, pass); });
+  }
+
   void enter(const ScheduleOptions& options) {
     Candidate c{.schedule = options};
     attempt(c, [&] {
-      if (!sketch_) return simulate_candidate(layer_, layouts_, machine_, c);
+      if (!sketch_) return simulate_candidate(c);
       c.forward = sketch_->at_least(options, Pass::forward);
       if (layer_.backward) c.backward = sketch_->at_least(options, Pass::backward);
       c.at_least = least_.size() == kFinalists && c.seconds() > least_.back();
-      if (!c.at_least) estimate_candidate(layer_, *sketch_, c);
+      if (!c.at_least) estimate_candidate(c);
     });
     if (c.usable() && !c.at_least) {
       least_.insert(std::upper_bound(least_.begin(), least_.end(), c.seconds()), c.seconds());
@@ -184,7 +166,7 @@ class Contest {
       }
       seen[*next] = true;
       Candidate& c = choice_.candidates[*next];
-      if (done == 0 || !far_behind(c)) attempt(c, [&] { simulate_candidate(layer_, layouts_, machine_, c); });
+      if (done == 0 || !far_behind(c)) attempt(c, [&] { simulate_candidate(c); });
       done += c.usable();
     }
   }
@@ -195,7 +177,7 @@ class Contest {
     for (Candidate& c : choice_.candidates) {
       if (!c.at_least || !c.refused.empty()) continue;
       any = true;
-      attempt(c, [&] { estimate_candidate(layer_, *sketch_, c); });
+      attempt(c, [&] { estimate_candidate(c); });
     }
     return any;
   }
@@ -240,7 +222,9 @@ std::string ScheduleChoice::why() const {
       text(words(won.schedule), ": ", milliseconds(won.seconds()), " (forward ", milliseconds(won.forward));
   if (won.backward > 0) out += text(", backward ", milliseconds(won.backward));
   out += text("), ", gigabytes(static_cast<double>(won.memory)), " a rank");
-  if (!won.simulated) out += text(", ", not_simulated(slices));
+  if (!won.simulated)
+    out += text(", estimated from a few ranks: all of them have about ", std::setprecision(2), slices,
+                " slices, too many to simulate for a choice");
   std::vector<const Candidate*> others;
   std::size_t too_large = 0, behind = 0;
   for (const Candidate& c : candidates) {

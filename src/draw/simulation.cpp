@@ -14,7 +14,7 @@ namespace weft::draw {
 namespace {
 
 constexpr int kExact = 15;                       // digits, so that the page rounds as the table does
-constexpr Index kTimelines = 24, kEvents = 400;  // timelines of a page, and events of a rank in one
+constexpr Index kTimelines = 24, kRankEvents = 400;  // timelines of a page, and events of a rank in one
 
 std::string window_words(const Simulation& s) { return s.window.empty() ? "" : text(", window ", s.window); }
 
@@ -31,7 +31,7 @@ std::string problem_words(const Simulation& s) {
 
 std::string timelines_json(const Simulation& s, Index& left) {
   const auto one = [&](const std::optional<Timeline>& t) {
-    return t && left-- > 0 ? timeline_json(*t, 2 * kEvents, kEvents) : std::string("null");
+    return t && left-- > 0 ? timeline_json(*t, 2 * kRankEvents, kRankEvents) : std::string("null");
   };
   const std::string forward = one(s.forward), backward = one(s.backward);
   return text("{\"forward\":", forward, ",\"backward\":", backward, "}");

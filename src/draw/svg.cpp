@@ -14,10 +14,10 @@ constexpr Index kColumns = 3;
 
 std::string colours(const Figure& figure, bool dark, Index ranks, Index steps) {
   const Palette& p = palette(dark);
-  std::string out = weft::text("text{fill:", hex(p.ink), "}.quiet{fill:", hex(p.quiet), "}.empty{fill:", hex(p.empty),
-                               "}.soft{fill:", hex(p.soft), "}.wait{fill:", hex(p.wait), "}.frame{stroke:", hex(p.edge),
-                               "}.edge{stroke:", hex(p.edge), "}.mixed{fill:", hex(p.quiet),
-                               "}.other{fill:", hex(p.quiet), "}.cell{stroke:", hex(p.paper), "}");
+  std::string out = weft::text("svg{fill:", hex(p.ink), "}.quiet{fill:", hex(p.quiet), "}.empty{fill:", hex(p.empty),
+                               "}.soft{fill:", hex(p.soft), "}.wait,.padding{fill:", hex(p.wait),
+                               "}.frame,.edge{stroke:", hex(p.edge), "}.mixed,.other{fill:", hex(p.quiet),
+                               "}.cell{stroke:", hex(p.paper), "}");
   const std::vector<Colour> by_rank = rank_colours(p, ranks), by_step = step_colours(p, steps);
   for (std::size_t r = 0; r < by_rank.size(); ++r)
     out += weft::text(".r", r, "{fill:", hex(by_rank[r]), "}.p", r, "{fill:", hex(pale(p, by_rank[r])), "}");
@@ -35,7 +35,7 @@ std::string colours(const Figure& figure, bool dark, Index ranks, Index steps) {
 
 std::string style(const Figure& figure, Index ranks, Index steps) {
   return weft::text(
-      "<style>text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:13px}"
+      "<style>svg{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}"
       ".title{font-size:16px;font-weight:600}.name{font-weight:600}.small{font-size:10.5px}.mid{text-anchor:middle}"
       ".end{text-anchor:end}.frame{fill:none}.area{stroke-width:.3}.cell{stroke-width:.7}.edge{stroke-width:.7}",
       colours(figure, false, ranks, steps), "@media(prefers-color-scheme:dark){", colours(figure, true, ranks, steps),

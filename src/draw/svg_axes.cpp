@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kStrip = 7, kGap = 3;
 constexpr Index kRuns = 10'000;  // with more, each would be far below a pixel
-constexpr double kLeast = 0.02;  // pixels: narrower padding is not drawn
+constexpr double kLeast = 0.05;  // pixels: narrower padding is not drawn
 
 // The strip along a side that shows which rank holds each token; grey: padding.
 void draw_strip(const Layout& layout, const Frame& frame, bool keys, SvgWriter& svg) {
@@ -24,11 +24,8 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, SvgWriter& 
                 : Box{frame.box.x - kGap - kStrip, frame.y(begin), kStrip, frame.y(end) - frame.y(begin)};
   };
   svg.box(place(0, static_cast<double>(keys ? frame.keys : frame.queries)), "wait");
-  std::vector<std::string> paths(at(layout.ranks()));
   const auto mark = [&](Index rank, Index begin, Index end) {
-    const Box b = place(static_cast<double>(begin), static_cast<double>(end));
-    paths[at(rank)] += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height),
-                                  "h", decimal(-b.width), "Z");
+    svg.box(place(static_cast<double>(begin), static_cast<double>(end)), weft::text("r", rank));
   };
   for (const auto& [rank, run] : holding(layout, kRuns).parts) {
     if (run.stride == 1) {
@@ -40,18 +37,12 @@ void draw_strip(const Layout& layout, const Frame& frame, bool keys, SvgWriter& 
     for (Index i = 0; i < run.count; i += step)
       mark(rank, run.token + i * run.stride, run.token + i * run.stride + step);
   }
-  for (std::size_t r = 0; r < paths.size(); ++r)
-    if (!paths[r].empty()) svg.path(paths[r], weft::text("r", r));
-  std::string padding;
   for (Index i = 0; i < stream.sequences(); ++i) {
     if (stream.used(i) == stream.padded(i)) continue;
     const Box b =
         place(static_cast<double>(stream.offset(i) + stream.used(i)), static_cast<double>(stream.offset(i + 1)));
-    if ((keys ? b.width : b.height) < kLeast) continue;
-    padding += weft::text("M", decimal(b.x), " ", decimal(b.y), "h", decimal(b.width), "v", decimal(b.height), "h",
-                          decimal(-b.width), "Z");
+    if ((keys ? b.width : b.height) >= kLeast) svg.box(b, "padding");
   }
-  if (!padding.empty()) svg.path(padding, "wait");
 }
 
 void draw_ticks(const Frame& frame, bool keys, SvgWriter& svg) {
@@ -65,12 +56,12 @@ void draw_ticks(const Frame& frame, bool keys, SvgWriter& svg) {
     const std::string said = grouped(static_cast<Index>(t));
     if (keys) {
       const double x = frame.x(t + middle);
-      svg.line({x, frame.box.y - side - 4}, {x, frame.box.y - side}, "edge");
+      svg.line({x, frame.box.y - side - 4}, {x, frame.box.y - side});
       const double half = text_width(said) / 2, right = frame.box.x + frame.box.width - half;
       svg.label({std::clamp(x, frame.box.x + half, right), frame.box.y - side - 6}, said, "small mid");
     } else {
       const double y = frame.y(t + middle);
-      svg.line({frame.box.x - side - 4, y}, {frame.box.x - side, y}, "edge");
+      svg.line({frame.box.x - side - 4, y}, {frame.box.x - side, y});
       svg.label({frame.box.x - side - 6, y + (t == 0 && middle == 0 ? 7 : 3.5)}, said, "small end");
     }
   }
@@ -86,9 +77,9 @@ void draw_edges(const Stream& stream, const Frame& frame, bool keys, SvgWriter& 
     if (edge - drawn < 2.5 || stream.padded(i) == 0) continue;
     drawn = edge;
     if (keys)
-      svg.line({edge, frame.box.y - side}, {edge, few ? frame.box.y + frame.box.height : frame.box.y - kGap}, "edge");
+      svg.line({edge, frame.box.y - side}, {edge, few ? frame.box.y + frame.box.height : frame.box.y - kGap});
     else
-      svg.line({frame.box.x - side, edge}, {few ? frame.box.x + frame.box.width : frame.box.x - kGap, edge}, "edge");
+      svg.line({frame.box.x - side, edge}, {few ? frame.box.x + frame.box.width : frame.box.x - kGap, edge});
   }
 }
 

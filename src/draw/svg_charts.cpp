@@ -19,7 +19,7 @@ double work(const Figure& figure, const RankLoad& r) {
 std::string time_text(double t) {
   if (t == 0) return "0";
   const double scale = t >= 1 ? 1 : t >= 1e-3 ? 1e3 : 1e6;
-  return weft::text(decimal(t * scale), t >= 1 ? " s" : t >= 1e-3 ? " ms" : " µs");
+  return weft::text(decimal(t * scale, 2), t >= 1 ? " s" : t >= 1e-3 ? " ms" : " µs");
 }
 
 }  // namespace
@@ -110,7 +110,7 @@ double draw_timeline(const Panel& panel, const Scales& scales, Point from, doubl
   const double step = round_step(end * 60 / length);
   for (double n = 0; n * step <= end * 1.0001; ++n) {
     const double t = n * step;
-    svg.line({x(t), bottom - 1}, {x(t), bottom + 3}, "edge");
+    svg.line({x(t), bottom - 1}, {x(t), bottom + 3});
     svg.label({x(t), bottom + 13}, time_text(t), n == 0 ? "small" : t > end * 0.95 ? "small end" : "small mid");
   }
   return bottom + 18 - from.y;

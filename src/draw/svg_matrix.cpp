@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <map>
 
 #include "draw/downsample.h"
 #include "draw/svg_axes.h"
@@ -43,10 +42,11 @@ Polygon polygon(const Slice& s) {
   return p;
 }
 
-void add(const Frame& frame, const Polygon& polygon, std::string& path) {
+void add(const Frame& frame, const Polygon& polygon, const std::string& classes, SvgWriter& svg) {
+  std::string path;
   for (std::size_t i = 0; i < polygon.size(); ++i)
     path += weft::text(i == 0 ? "M" : "L", decimal(frame.x(polygon[i].x)), " ", decimal(frame.y(polygon[i].y)));
-  if (!polygon.empty()) path += 'Z';
+  if (!polygon.empty()) svg.path(path + 'z', classes);
 }
 
 // A slice between one rank's queries and one rank's keys, and the runs that hold its rows.
@@ -92,18 +92,15 @@ Slice in_tokens(const Piece& p) {
 }
 
 // A rectangle for each visible pair.
-void add_cells(const Frame& frame, const Piece& p, std::string& path) {
+void add_cells(const Frame& frame, const Piece& p, const std::string& classes, SvgWriter& svg) {
   const auto token = [](const Run& run, Index row) { return run.token + (row - run.row) * run.stride; };
-  const auto rectangle = [&](Index q, Index k0, Index k1) {
-    path +=
-        weft::text("M", decimal(frame.x(static_cast<double>(k0))), " ", decimal(frame.y(static_cast<double>(q))), "H",
-                   decimal(frame.x(static_cast<double>(k1))), "V", decimal(frame.y(static_cast<double>(q + 1))), "H",
-                   decimal(frame.x(static_cast<double>(k0))), "Z");
-  };
   const Slice& s = p.slice;
   for (Index q = s.q_begin; q < s.q_end; ++q) {
     for (Index k = s.k_begin; k < s.k_end; ++k) {
-      if (sees(s, q, k)) rectangle(token(p.q, q), token(p.k, k), token(p.k, k) + 1);
+      if (sees(s, q, k))
+        svg.box({frame.x(static_cast<double>(token(p.k, k))), frame.y(static_cast<double>(token(p.q, q))),
+                 frame.x(1) - frame.x(0), frame.y(1) - frame.y(0)},
+                classes);
     }
   }
 }
@@ -124,18 +121,17 @@ void draw_matrix(const Figure& figure, const Panel& panel, const Box& box, SvgWr
   };
   std::vector<Piece> pieces;
   if (!strided || cells) pieces = pieces_of(figure.subject.problem, panel.layouts);
-  std::map<std::string, std::string> paths;  // by class
   for (const Piece& p : pieces) {
     const std::string colour = figure.subject.by_step ? weft::text("s", max_of(step(p), 0))
                                                       : weft::text(p.rank_q == p.rank_k ? "r" : "p", p.rank_q);
     if (cells)
-      add_cells(frame, p, paths[colour]);
+      add_cells(frame, p, colour + " cell", svg);
     else
-      add(frame, polygon(in_tokens(p)), paths[colour]);
+      add(frame, polygon(in_tokens(p)), colour + " area", svg);
   }
   if (pieces.empty())
-    for (const Slice& s : bundled(figure.mask, kPolygons).slices) add(frame, polygon(trimmed(s, true)), paths["mixed"]);
-  for (const auto& [colour, path] : paths) svg.path(path, colour + (cells ? " cell" : " area"));
+    for (const Slice& s : bundled(figure.mask, kPolygons).slices)
+      add(frame, polygon(trimmed(s, true)), "mixed area", svg);
   draw_axis(panel.layouts.q, frame, false, svg);
   draw_axis(panel.layouts.k, frame, true, svg);
   svg.box(box, "frame");

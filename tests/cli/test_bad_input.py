@@ -59,6 +59,11 @@ CASES = [
     ("verify --docs 4 --layout spiral", ["'spiral'", "zigzag"]),
     ("verify --docs 4 --layout explicit", ["explicit", "--runs FILE.json"]),
     (["verify", "--docs", "4", "--runs", f"[[{RUN}]]"], ["balanced", "--layout explicit"]),
+    (["explain", "--docs", "4", "--layout", "explicit", "--ranks", "3", "--runs", f"[[{RUN}]]"],
+     ["1 lists for 3 ranks", "one list a rank"]),
+    (["verify", "--docs", ""], ["''", "--docs 256,512,1024"]),
+    (["verify", "--docs", "5\n6\x1b[0m"], ["5?6?[0m", "--docs 256,512,1024"]),  # a message is one line
+    ("explain --docs 4 --slices /dev/zero", ["/dev/zero", "64 MiB", "smaller file"]),
     ("verify --docs 4 --heads 3:2", ["3:2", "multiple"]),
     ("verify --docs 4 --heads 0", ["--heads 0", "from 1"]),
     ("verify --docs 4 --heads 4:2:1", ["4:2:1", "--heads 32:8"]),
@@ -101,7 +106,7 @@ CASES = [
     ("verify --docs 4 --schedule exact --ranks-per-step 2", ["--ranks-per-step 2", "add ring or hybrid"]),
     ("verify --docs 4 --schedule ring --ranks-per-step 0", ["--ranks-per-step 0", "1 or more"]),
     ("verify --docs 4 --schedule ring --comm pigeons", ["'pigeons'", "use threads"]),
-    ("verify --docs 4 --schedule ring --ranks 1000", ["--ranks 1000", "at most 256"]),
+    ("verify --docs 4 --schedule ring --ranks 1000", ["--ranks 1000", "to 256 ranks"]),
     ("verify --docs 4 --comm threads", ["--comm threads", "--schedule all"]),
     ("verify --docs 4 --key-order rank", ["--key-order rank", "--schedule all"]),
     ("verify --docs 4 --format sbhd", ["--format sbhd", "--schedule all"]),
@@ -213,62 +218,34 @@ RUNS = [
 ]
 
 
-def refused(result, says):
-    assert result.code == 2, (result.code, result.err)
-    assert result.out == ""
-    assert result.err.startswith("weft: ") and result.err.count("\n") == 1, result.err
-    for fragment in says:
-        assert fragment in result.err
-    assert "; " in result.err  # problem; remedy
-
-
 @pytest.mark.parametrize("args, says", CASES, ids=[str(c[0]) for c in CASES])
 def test_flags(weft, args, says):
-    refused(weft(*(shlex.split(args) if isinstance(args, str) else args)), says)
-
-
-def test_an_empty_value_is_no_length(weft):
-    refused(weft("verify", "--docs", ""), ["''", "--docs 256,512,1024"])
-
-
-def test_a_message_is_one_line(weft):
-    refused(weft("verify", "--docs", "5\n6\x1b[0m"), ["5?6?[0m", "--docs 256,512,1024"])
+    weft.refused(*(shlex.split(args) if isinstance(args, str) else args), says=says)
 
 
 @pytest.mark.parametrize("text, says", SLICES, ids=[s[0] for s in SLICES])
 def test_slices(weft, text, says):
-    refused(weft("verify", "--docs", "4", "--slices", text), says)
+    weft.refused("verify", "--docs", "4", "--slices", text, says=says)
 
 
 @pytest.mark.parametrize("flag", ["--mask full", "--align top_left", "--window 1,1", "--chunk 2"])
 def test_slices_go_with_no_other_mask(weft, flag):
-    refused(weft("verify", "--docs", 4, "--slices", f"[{SLICE}]", *flag.split()), [flag, "lo and hi"])
+    weft.refused("verify", "--docs", 4, "--slices", f"[{SLICE}]", *flag.split(), says=[flag, "lo and hi"])
 
 
 @pytest.mark.parametrize("text, says", RUNS, ids=[r[0] for r in RUNS])
 def test_runs(weft, text, says):
-    refused(weft("explain", "--docs", "4", "--layout", "explicit", "--runs", text), says)
+    weft.refused("explain", "--docs", "4", "--layout", "explicit", "--runs", text, says=says)
 
 
-def test_runs_for_another_number_of_ranks(weft):
-    result = weft("explain", "--docs", 4, "--layout", "explicit", "--ranks", 3, "--runs", f"[[{RUN}]]")
-    refused(result, ["1 lists for 3 ranks", "one list a rank"])
-
-
-def test_errors_in_a_file_name_it(weft, tmp_path):
-    (tmp_path / "mask.json").write_text('[\n  {"q": [0, 4], "k": oops}\n]')
-    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json", "line 2"])
-    (tmp_path / "mask.json").write_text(f'[{SLICE}, {{"q": [0, 4]}}]')
-    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json: slice 1", '"k" is missing'])
-
-
-def test_bytes_that_are_no_text(weft, tmp_path):
-    (tmp_path / "mask.json").write_bytes(b'[{"\xff\xfe": 1}]')
-    refused(weft("explain", "--docs", "4", "--slices", "mask.json"), ["mask.json"])
-
-
-def test_a_file_without_end(weft):
-    refused(weft("explain", "--docs", "4", "--slices", "/dev/zero"), ["/dev/zero", "64 MiB", "smaller file"])
+@pytest.mark.parametrize("text, says", [
+    (b'[\n  {"q": [0, 4], "k": oops}\n]', ["mask.json", "line 2"]),
+    (f'[{SLICE}, {{"q": [0, 4]}}]'.encode(), ["mask.json: slice 1", '"k" is missing']),
+    (b'[{"\xff\xfe": 1}]', ["mask.json"]),
+])
+def test_errors_in_a_file_name_it(weft, tmp_path, text, says):
+    (tmp_path / "mask.json").write_bytes(text)
+    weft.refused("explain", "--docs", "4", "--slices", "mask.json", says=says)
 
 
 def test_refused_input_writes_no_json(weft):

@@ -1,7 +1,5 @@
 """weft explain: the picture and the numbers against masks and layouts said in plain Python."""
 
-import os
-import pty
 import re
 import subprocess
 
@@ -71,9 +69,8 @@ def check_matrix(out, q, k, layout, ranks, mask):
     ("zigzag", 1, 4), ("contiguous", 1, 3), ("striped", 1, 4), ("dual_chunk", 4, 2), ("zigzag", 3, 2)])
 def test_picture(weft, layout, multiple, ranks, mask):
     flags, meaning = MASKS[mask]
-    result = weft("explain", "--docs", "8,5,0,11", "--padded-to", multiple, "--layout", layout, "--ranks", ranks,
-                  *flags.split())
-    assert result.code == 0, result.err
+    result = weft.ok("explain", "--docs", "8,5,0,11", "--padded-to", multiple, "--layout", layout, "--ranks", ranks,
+                     *flags.split())
     s = model.stream([8, 5, 0, 11], multiple)
     assert check_matrix(result.out, s, s, layout, ranks, meaning) > 0
 
@@ -255,41 +252,20 @@ def test_explicit_runs(weft):
 
 def test_no_tokens(weft):
     for args in (["--docs", "0,0"], ["--cu-seqlens", "0"]):
-        result = weft("explain", *args)
-        assert result.code == 0 and "0 visible pairs, imbalance 1.000" in result.out
-
-
-def run_on_terminal(command, **env):
-    try:
-        ours, theirs = pty.openpty()
-    except OSError as e:  # a bare root may have none
-        pytest.skip(f"no pseudo-terminal here: {e}")
-    process = subprocess.Popen(command, stdout=theirs, env={**os.environ, **env})
-    os.close(theirs)
-    out = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # Linux: the other end is closed
-            part = b""
-        if not part:
-            break
-        out += part
-    os.close(ours)
-    assert process.wait() == 0
-    return out.decode().replace("\r\n", "\n")
+        result = weft.ok("explain", *args)
+        assert "0 visible pairs, imbalance 1.000" in result.out
 
 
 def test_colours_only_on_a_terminal(weft):
     args = ["explain", "--docs", "8,5,11", "--mask", "causal"]
     plain = weft(*args).out
     assert "\x1b" not in plain
-    coloured = run_on_terminal([weft.command, *args], NO_COLOR="")
+    coloured = weft.on_terminal(*args, NO_COLOR="")
     assert "\x1b[48;5;" in coloured
     # Without its colours it says the same; a cell's ground may end in a space.
     bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert [line.rstrip() for line in bare.split("\n")] == plain.split("\n")
-    assert run_on_terminal([weft.command, *args], NO_COLOR="1") == plain
+    assert weft.on_terminal(*args, NO_COLOR="1") == plain
 
 
 def test_the_same_flags_print_the_same(weft):
@@ -304,8 +280,7 @@ def test_full_disk(weft):
 
 
 def test_support(weft):
-    result = weft("explain", "--support", json_file=True)
-    assert result.code == 0, result.err
+    result = weft.ok("explain", "--support", json_file=True)
     got = result.json
     assert got["columns"][0] == "one rank" and "ring" in got["columns"]
     rows = {(row["group"], row["name"]): row["refused"] for row in got["rows"]}

@@ -2,7 +2,6 @@
 
 import json
 import resource
-import subprocess
 
 import pytest
 
@@ -11,14 +10,13 @@ LIMIT = 64 * MIB  # of slices and runs; a machine file: 1 MiB
 SLICE = '{"q":[0,4],"k":[0,4]}'
 
 
-def run(weft, folder, *args, memory=2 << 30, seconds=15):
+def run(call, *args, memory=2 << 30, seconds=15, **says):
     """Seconds of the processor: what else the machine does is no matter."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([weft.command, *args], capture_output=True, timeout=500, cwd=folder, preexec_fn=lambda: (
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory)), resource.setrlimit(resource.RLIMIT_CPU, (60, 60))))
+    result = call(*args, limits={resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: 60}, **says)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
-    return done.returncode, done.stderr.decode(errors="replace")
+    assert len(result.err) < 6000
 
 
 def keys(count):
@@ -63,8 +61,7 @@ OF_RUNS = {
 
 def refused(weft, folder, text, says, *flags):
     (folder / "f.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    code, err = run(weft, folder, "explain", "--docs", "8", *flags)
-    assert code == 2 and says in err and len(err) < 2000 and err.count("\n") == 1, err[:500]
+    run(weft.refused, "explain", "--docs", "8", *flags, says=[says])
 
 
 @pytest.mark.parametrize("what", LISTS)
@@ -81,8 +78,7 @@ def test_runs(weft, tmp_path, what):
 def test_a_million_slices_are_read(weft, tmp_path):
     rows = range(1_000_000)
     (tmp_path / "f.json").write_text("[" + ",".join(f'{{"q":[{i},{i + 1}],"k":[{i},{i + 1}]}}' for i in rows) + "]")
-    code, err = run(weft, tmp_path, "explain", "--docs", "1000000", "--slices", "f.json")
-    assert code == 0, err
+    run(weft.ok, "explain", "--docs", "1000000", "--slices", "f.json")
 
 
 MACHINES = {
@@ -105,8 +101,7 @@ MACHINES = {
 def test_machines(weft, tmp_path, what):
     text, says = MACHINES[what]
     (tmp_path / "f.json").write_text(text)
-    code, err = run(weft, tmp_path, "simulate", "--docs", "64", "--ranks", "2", "--machine", "./f.json", memory=1 << 30)
-    assert code == 2 and says in err and len(err) < 6000 and err.count("\n") == 1, err[:500]
+    run(weft.refused, "simulate", "--docs", "64", "--ranks", "2", "--machine", "./f.json", memory=1 << 30, says=[says])
 
 
 def check_page(path):
@@ -121,14 +116,11 @@ def test_a_machine_at_its_edges_makes_a_page(weft, tmp_path):
     slow = {"name": "</script>\u2028'\"", "about": "<b>", "levels": [{"bandwidth": 1e-12, "latency": 1e12, "interference": 0.999}],
             "kernels": [{"pass": p, "flops": 1e-12, "tile_seconds": 1e12} for p in ("forward", "backward")]}
     (tmp_path / "f.json").write_text(json.dumps(slow, ensure_ascii=False))
-    code, err = run(weft, tmp_path, "explain", "--docs", "64", "--ranks", "2", "--schedule", "ring", "--machine", "./f.json",
-                    "--html", "page.html", "--svg", "picture.svg")
-    assert code == 0, err
+    flags = ["--docs", "64", "--ranks", "2", "--machine", "./f.json", "--html", "page.html"]
+    run(weft.ok, "explain", *flags, "--schedule", "ring", "--svg", "picture.svg")
     check_page(tmp_path / "page.html")
     picture = (tmp_path / "picture.svg").read_text()
     assert "<b>" not in picture and "</script>" not in picture
-    code, err = run(weft, tmp_path, "simulate", "--docs", "64", "--ranks", "2", "--machine", "./f.json", "--html", "page.html",
-                    "--json", "out.json")
-    assert code == 0, err
+    run(weft.ok, "simulate", *flags, "--json", "out.json")
     check_page(tmp_path / "page.html")
     json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))

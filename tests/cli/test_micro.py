@@ -29,8 +29,7 @@ def windows(docs, micros, ranks):
 
 
 def test_the_table(weft):
-    result = weft("explain", "--docs", "5,9,6,4", "--micro", 2, "--ranks", 2, json_file=True)
-    assert result.code == 0, result.err
+    result = weft.ok("explain", "--docs", "5,9,6,4", "--micro", 2, "--ranks", 2, json_file=True)
     got = result.json["windows"]
     assert [(w["rank"], w["micro"]) for w in got] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [w["lengths"] for w in got] == [[5, 1], [6], [2, 4], [2, 4]]
@@ -46,9 +45,8 @@ def test_random_documents(weft):
     for _ in range(40):
         docs = [draw.randint(0, 30) for _ in range(draw.randint(1, 7))] + [1]
         micros, ranks = draw.randint(1, 5), draw.randint(1, 5)
-        result = weft("explain", "--docs", ",".join(map(str, docs)), "--micro", micros, "--ranks", ranks,
-                      json_file=True)
-        assert result.code == 0, result.err
+        result = weft.ok("explain", "--docs", ",".join(map(str, docs)), "--micro", micros, "--ranks", ranks,
+                         json_file=True)
         got = [{k: w[k] for k in FIELDS} for w in result.json["windows"]]
         assert got == list(windows(docs, micros, ranks))
         assert result.json["padding"] == -sum(docs) % (micros * ranks)

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 import resource
-import subprocess
 
 import pytest
 
@@ -17,15 +16,13 @@ def command(*flags):
     return ["simulate", *(x for pair in said.items() for x in pair)]
 
 
-def lines(weft, tmp_path, *flags):
-    out = tmp_path / "out.json"
-    result = weft(*command(*flags), "--json", out)
-    assert result.code == 0, result.err
-    return json.loads(out.read_text())["lines"], result.out
+def lines(weft, *flags):
+    result = weft.ok(*command(*flags), json_file=True)
+    return result.json["lines"], result.out
 
 
 def test_every_schedule_and_auto(weft, tmp_path):
-    found, text = lines(weft, tmp_path, "--schedule", "all,auto")
+    found, text = lines(weft, "--schedule", "all,auto")
     assert [x["schedule"].split(" ")[0] for x in found[:5]] == ["all_gather", "ring", "all_to_all", "hybrid", "exact"]
     for x in found:
         for t in (x["forward"], x["backward"]):
@@ -40,7 +37,7 @@ def test_every_schedule_and_auto(weft, tmp_path):
 @pytest.mark.parametrize("layout", ["auto", "zigzag", "balanced"])
 def test_auto_says_one_number_the_simulated_one(weft, tmp_path, layout):
     """What why() says of the choice is what the table says of it."""
-    found, text = lines(weft, tmp_path, "--docs", "published:tokens=1048576", "--ranks", "64", "--heads", "64:8", "--layout", layout,
+    found, text = lines(weft, "--docs", "published:tokens=1048576", "--ranks", "64", "--heads", "64:8", "--layout", layout,
                         "--schedule", "auto")
     x = found[0]
     said = re.search(re.escape(x["schedule"]) + r": ([\d.]+) ms \(forward ([\d.]+) ms, backward ([\d.]+) ms\)", x["why"])
@@ -52,7 +49,7 @@ def test_auto_says_one_number_the_simulated_one(weft, tmp_path, layout):
 
 
 def test_sweeps(weft, tmp_path):
-    found, _ = lines(weft, tmp_path, "--ranks", "2,8", "--layout", "zigzag,balanced", "--window", "64,0/-1,-1", "--heads", "8:2,4:4",
+    found, _ = lines(weft, "--ranks", "2,8", "--layout", "zigzag,balanced", "--window", "64,0/-1,-1", "--heads", "8:2,4:4",
                      "--schedule", "ring,exact")
     assert len(found) == 2 * 2 * 2 * 2 * 2
     assert {x["ranks"] for x in found} == {2, 8} and {x["heads"] for x in found} == {"8:2", "4:4"}
@@ -61,20 +58,15 @@ def test_sweeps(weft, tmp_path):
 @pytest.mark.parametrize("schedule", ["exact", "all_to_all"])
 def test_many_ranks_in_little_memory(weft, schedule):
     """Messages of 16,384 ranks with each other are not listed one by one."""
-    def limits():
-        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
-
-    done = subprocess.run([weft.command, "simulate", "--docs", "1000000", "--ranks", "16384", "--schedule", schedule, "--mask", "causal",
-                           "--layout", "zigzag"], capture_output=True, text=True, preexec_fn=limits)
-    assert done.returncode == 0, done.stderr
-    assert schedule in done.stdout.splitlines()[-1]
+    done = weft.ok("simulate", "--docs", "1000000", "--ranks", "16384", "--schedule", schedule, "--mask", "causal", "--layout", "zigzag",
+                   limits={resource.RLIMIT_AS: 2 << 30, resource.RLIMIT_CPU: 60})
+    assert schedule in done.out.splitlines()[-1]
 
 
 def test_bytes_are_those_of_one_rank(weft, tmp_path):
     """Exact: a rank that gets most keys need not be the one that gets most gradients."""
     docs, ranks = "4000,100,100,100", 4
-    found, text = lines(weft, tmp_path, "--docs", docs, "--ranks", str(ranks), "--schedule", "exact", "--layout", "contiguous",
+    found, text = lines(weft, "--docs", docs, "--ranks", str(ranks), "--schedule", "exact", "--layout", "contiguous",
                         "--stages", "1")
     said = float(next(x for x in text.splitlines() if " exact " in x).split()[-3])
     # 1,075 rows a rank, 2 K/V heads of 256 numbers; rank r gets keys of those before it and gradients of those after.
@@ -88,18 +80,15 @@ def test_bytes_are_those_of_one_rank(weft, tmp_path):
 
 
 def test_heading_says_what_lines_share(weft, tmp_path):
-    _, text = lines(weft, tmp_path, "--ranks", "2,4", "--schedule", "ring", "--window", "64,0/-1,-1", "--heads", "8:2,4:4")
+    _, text = lines(weft, "--ranks", "2,4", "--schedule", "ring", "--window", "64,0/-1,-1", "--heads", "8:2,4:4")
     assert text.splitlines()[1] == "causal, dim 128:128, bf16"
 
 
 def test_published_documents(weft, tmp_path):
-    out = tmp_path / "o.json"
     for seed in (1, 1, 2):
-        assert weft("explain", "--docs", "published:tokens=100000", "--seed", seed, "--ranks", 2, "--json", out).code == 0
-        docs = json.loads(out.read_text())["docs"]
+        docs = weft.ok("explain", "--docs", "published:tokens=100000", "--seed", seed, "--ranks", 2, json_file=True).json["docs"]
         assert sum(docs) == 100000
-    assert weft("explain", "--docs", "published:tokens=4000000", "--ranks", 2, "--json", out).code == 0
-    docs = json.loads(out.read_text())["docs"]
+    docs = weft.ok("explain", "--docs", "published:tokens=4000000", "--ranks", 2, json_file=True).json["docs"]
     for length, share in ((200, 0.186), (500, 0.468), (1024, 0.714), (2048, 0.870), (4096, 0.944), (16384, 0.987)):
         assert abs(sum(d <= length for d in docs) / len(docs) - share) < 0.04
     assert max(docs) <= 196608
@@ -117,25 +106,23 @@ def test_published_documents(weft, tmp_path):
     (["--html", "no/such/folder/x.html"], "--html: cannot write"),
 ])
 def test_refused(weft, flags, says):
-    result = weft(*command(*flags))
-    assert result.code == 2 and says in result.err, result.err
+    weft.refused(*command(*flags), says=[says])
 
 
 def test_striped_in_sequence_order_is_a_line_not_an_end(weft, tmp_path):
-    found, text = lines(weft, tmp_path, "--layout", "striped", "--schedule", "all_gather,ring", "--key-order", "sequence")
+    found, text = lines(weft, "--layout", "striped", "--schedule", "all_gather,ring", "--key-order", "sequence")
     assert "stride" in found[0]["refused"] and "seconds" in found[1]["forward"]
 
 
 def test_calibrate_and_use(weft, tmp_path):
     file = tmp_path / "here.json"
-    result = weft("bench", "--calibrate", file, "--dtype", "f32", "--dim", "16", "--repeat", 1)
-    assert result.code == 0, result.err
+    weft.ok("bench", "--calibrate", file, "--dtype", "f32", "--dim", "16", "--repeat", 1)
     machine = json.loads(file.read_text())
     assert {k["pass"] for k in machine["kernels"]} == {"forward", "backward"}
     assert all(k["flops"] > 1e6 for k in machine["kernels"]) and machine["copy_bandwidth"] > 0
-    result = weft("simulate", "--machine", file, "--docs", "200,300", "--ranks", "2,4", "--heads", "2:1", "--dim", "16", "--dtype",
-                  "f32", "--schedule", "all,auto")
-    assert result.code == 0 and "here: this machine" in result.out, result.err
+    result = weft.ok("simulate", "--machine", file, "--docs", "200,300", "--ranks", "2,4", "--heads", "2:1", "--dim", "16", "--dtype",
+                     "f32", "--schedule", "all,auto")
+    assert "here: this machine" in result.out, result.err
 
 
 RECORDED = pathlib.Path(__file__).resolve().parents[2] / "bench" / "h200"
@@ -143,8 +130,7 @@ H200 = ["--kernel", "cuda.sm90", "--dim", "64,128"]
 
 
 def checked(weft, machine):
-    result = weft("bench", "--check-kernels", *H200, "--machine", machine, "--measured", RECORDED / "anchors.json")
-    assert result.code == 0, result.err
+    result = weft.ok("bench", "--check-kernels", *H200, "--machine", machine, "--measured", RECORDED / "anchors.json")
     return {tuple(re.split(r"  +", line)[:1]) + (line.split()[-4],): float(line.split()[-1].rstrip("%"))
             for line in result.out.splitlines()[1:-1]}
 
@@ -154,8 +140,7 @@ def test_times_of_an_h200_predict_others_of_it(weft, tmp_path):
     learned, anchors = (json.loads((RECORDED / f"{name}.json").read_text()) for name in ("learned", "anchors"))
     assert not {x["case"] for x in learned} & {x["case"] for x in anchors}
     file = tmp_path / "h200.json"
-    result = weft("bench", "--calibrate", file, *H200, "--measured", RECORDED / "learned.json")
-    assert result.code == 0, result.err
+    weft.ok("bench", "--calibrate", file, *H200, "--measured", RECORDED / "learned.json")
     errors = checked(weft, file)
     assert len(errors) == len(anchors) == 22
     assert max(map(abs, errors.values())) <= 15, errors
@@ -175,5 +160,43 @@ def test_the_h200_preset_is_what_was_fitted(weft):
 def test_recorded_times_that_are_none(weft, tmp_path, text, says):
     file = tmp_path / "times.json"
     file.write_text(text)
-    result = weft("bench", "--calibrate", tmp_path / "m.json", *H200, "--measured", file)
-    assert result.code == 2 and says in result.err, result.err
+    weft.refused("bench", "--calibrate", tmp_path / "m.json", *H200, "--measured", file, says=[says])
+
+
+def test_trace_has_the_timelines_of_the_json(weft, tmp_path):
+    found, _ = lines(weft, tmp_path, "--schedule", "ring,exact", "--trace", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == [f"{n}. {x['schedule']}, {x['layout']}, 4 ranks: rank {r}"
+                                      for n, x in enumerate(found, 1) for r in range(4)]
+    for n, x in enumerate(found, 1):
+        after = 0
+        for pass_ in ("forward", "backward"):
+            for timeline in x[pass_]["timelines"]:
+                process = f"{n}. {x['schedule']}, {x['layout']}, 4 ranks: rank {timeline['rank']}"
+                spans = [e for e in events if e["ph"] == "X" and names[e["pid"]] == process]
+                for event in timeline["events"]:
+                    name = ("wait for " if event["kind"] == "wait" else "") + event["name"]
+                    name += f", step {event['step']}" if event["step"] >= 0 else ""
+                    begin, end = (1e6 * (after + event[key]) for key in ("begin", "end"))
+                    assert any(e["name"] == name and e["args"]["kind"] == event["kind"] and abs(e["ts"] - begin) < 0.01
+                               and abs(e["ts"] + e["dur"] - end) < 0.01 for e in spans), (event, process)
+            after += x[pass_]["seconds"]
+
+
+def test_trace_of_a_run(weft, tmp_path):
+    out, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    assert weft("bench", "--schedule", "ring,all_gather", "--docs", "256", "--ranks", "2", "--dim", "16", "--repeat", "1",
+                "--json", out, "--trace", trace).code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["all_gather: rank 0", "all_gather: rank 1", "ring: rank 0", "ring: rank 1"]
+    for line in json.loads(out.read_text()):
+        spans = [e for e in events if e["ph"] == "X" and names[e["pid"]].startswith(line["schedule"] + ":")
+                 and e["name"].startswith(line["pass"] + " ")]
+        steps = {e["args"]["steps"] for e in spans}
+        assert steps == {2 if line["schedule"] == "ring" else 1}
+        took = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+        assert 0 < took <= 1e6 * line["seconds"]  # from the first rank's start to the last one's end
+    refused = weft("bench", "--trace", trace)
+    assert refused.code != 0 and "--schedule" in refused.err

@@ -10,21 +10,19 @@ import model
 
 
 def test_version_and_help(weft):
-    version = weft("--version")
-    assert version.code == 0 and re.fullmatch(r"weft \d+\.\d+\.\d+\n", version.out)
+    version = weft.ok("--version")
+    assert re.fullmatch(r"weft \d+\.\d+\.\d+\n", version.out)
     for verb in ("explain", "verify"):
         assert verb in weft("--help").out
-        page = weft(verb, "--help")
-        assert page.code == 0
+        page = weft.ok(verb, "--help")
         for flag in ("docs", "padded-to", "mask", "align", "window", "chunk", "slices", "ranks", "layout", "heads",
                      "dim", "dtype", "seed", "json"):
             assert f"--{flag} " in page.out
 
 
 def test_one_problem(weft):
-    result = weft("verify", "--docs", "8,5,11", "--mask", "causal", "--ranks", 4, "--sink", "learnable",
-                  json_file=True)
-    assert result.code == 0, result.err
+    result = weft.ok("verify", "--docs", "8,5,11", "--mask", "causal", "--ranks", 4, "--sink", "learnable",
+                     json_file=True)
     assert "117 pairs" in result.out and "FAILED" not in result.out
     for tensor in ("out", "lse", "max_logit", "dq", "dk", "dv", "dsink"):
         lines = [line for line in result.out.split("\n") if line.split()[:1] == [tensor]]
@@ -36,8 +34,7 @@ def test_one_problem(weft):
 
 
 def test_a_check_that_is_too_large_is_skipped_with_its_reason(weft):
-    result = weft("verify", "--docs", 5000, "--heads", 1000, json_file=True)
-    assert result.code == 0
+    result = weft.ok("verify", "--docs", 5000, "--heads", 1000, json_file=True)
     assert [s["count"] for s in result.json["skipped"]] == [1]
     assert result.json["skipped"][0]["reason"].startswith("attention: ")
     assert result.json["cases"] == 1 and result.json["worst"] is None
@@ -45,9 +42,8 @@ def test_a_check_that_is_too_large_is_skipped_with_its_reason(weft):
 
 
 def test_some_rows_and_keys_of_a_large_problem_are_looked_at(weft):
-    result = weft("verify", "--docs", "9000", "--window", "40,0", "--heads", 1, "--dim", 4, "--kernel", "cpu",
-                  json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--docs", "9000", "--window", "40,0", "--heads", 1, "--dim", 4, "--kernel", "cpu",
+                     json_file=True)
     assert "64 rows and 64 keys of 9,000 looked at" in result.out
     assert result.json["sampled"] == 1 and result.json["cases"] == 1 and result.json["worst"]["ratio"] < 1
     for tensor in ("out", "lse", "max_logit", "dq", "dk", "dv"):
@@ -63,8 +59,7 @@ def test_nothing_checked_is_a_failure(weft, args):
 
 
 def test_random(weft):
-    result = weft("verify", "--random", 300, json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--random", 300, json_file=True)
     got = result.json
     assert got["cases"] == 300 and got["failed"] == 0
     assert 0 < got["with_remote_keys"] < 300
@@ -101,11 +96,7 @@ def test_random_of_one_layout(weft):
 def test_the_command_of_a_random_case_gives_it_again(weft, seed):
     """Every flag that the command prints must parse back: slices, runs, cross-attention, padding, softcap, sinks."""
     drawn = weft("verify", "--random", 1, "--seed", seed, json_file=True).json
-    words = shlex.split(drawn["worst"]["command"])
-    assert words[:2] == ["weft", "verify"]
-    again = weft(*words[1:], json_file=True)
-    assert again.code == 0, again.err
-    assert again.json == drawn
+    assert weft.again(drawn).json == drawn
 
 
 FORMS = [
@@ -123,11 +114,8 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_flags_come_back(weft, form):
-    first = weft("verify", *shlex.split(form), "--seed", 3, json_file=True)
-    assert first.code == 0, first.err
-    words = shlex.split(first.json["worst"]["command"])
-    again = weft(*words[1:], json_file=True)
-    assert again.code == 0, again.err
+    first = weft.ok("verify", *shlex.split(form), "--seed", 3, json_file=True)
+    again = weft.again(first.json)
     assert again.json == first.json and again.out == first.out
 
 
@@ -137,8 +125,7 @@ def test_slices_and_runs_from_files(weft, tmp_path):
     (tmp_path / "slices.json").write_text(slices)
     (tmp_path / "runs.json").write_text(runs)
     flags = ["explain", "--docs", 6, "--layout", "explicit"]
-    files = weft(*flags, "--slices", "slices.json", "--runs", "runs.json")
-    assert files.code == 0, files.err
+    files = weft.ok(*flags, "--slices", "slices.json", "--runs", "runs.json")
     assert files.out == weft(*flags, "--slices", slices, "--runs", runs).out
     assert "21 visible pairs" in files.out
 

@@ -1,9 +1,6 @@
 """weft verify --schedule, --matrix and --set: ranks as threads, by every schedule, against the dense softmax."""
 
-import os
-import pty
 import shlex
-import subprocess
 
 import pytest
 
@@ -22,8 +19,7 @@ def lines_of(out, word):
 def test_one_problem_by_all(weft, dtype):
     args = ["verify", "--docs", "80,5,0,11", "--mask", "causal", "--ranks", 4, "--sink", "learnable", "--heads", "4:2",
             "--dtype", dtype, "--schedule", "all"]
-    result = weft(*args, json_file=True)
-    assert result.code == 0, result.out + result.err
+    result = weft.ok(*args, json_file=True)
     for tensor in TENSORS:
         lines = lines_of(result.out, tensor)
         assert [line.split()[1] for line in lines] == SCHEDULES and all(" ok " in line for line in lines)
@@ -43,22 +39,16 @@ def test_one_problem_by_all(weft, dtype):
     "--schedule all --layout striped --heads 5:3 --head-map 2,0,2,1,2",
 ])
 def test_options_and_the_command_of_the_worst(weft, flags):
-    args = shlex.split(f"verify --cu-seqlens 0,13,29 --mask causal --ranks 4 --heads 4:2 {flags}")
-    if "--head-map" in flags:
-        args.remove("4:2")
-        args.remove("--heads")
-    first = weft(*args, json_file=True)
-    assert first.code == 0, first.out + first.err
-    words = shlex.split(first.json["worst"]["command"])
-    again = weft(*words[1:], json_file=True)
-    assert again.code == 0, again.err
-    assert again.json["worst"] == first.json["worst"]
+    heads = "" if "--heads" in flags else "--heads 4:2"
+    args = shlex.split(f"verify --cu-seqlens 0,13,29 --mask causal --ranks 4 {heads} {flags}")
+    first = weft.ok(*args, json_file=True)
+    assert weft.again(first.json).json["worst"] == first.json["worst"]
 
 
 def test_what_the_table_refuses_is_skipped_with_its_reason(weft):
     args = ["verify", "--docs", "9,16", "--layout", "striped", "--schedule", "all_gather", "--key-order"]
-    both = weft(*args, "sequence,rank", json_file=True)
-    assert both.code == 0 and len(both.json["skipped"]) == 1
+    both = weft.ok(*args, "sequence,rank", json_file=True)
+    assert len(both.json["skipped"]) == 1
     assert "stride 4" in both.json["skipped"][0]["reason"] and "Skipped" in both.out
     alone = weft(*args, "sequence", json_file=True)
     assert alone.json["worst"] is None
@@ -78,38 +68,34 @@ def test_nothing_that_was_asked_for_could_run(weft):
 
 @pytest.mark.parametrize("ranks", [1, 3, 5, 7])
 def test_all_schedules_are_those_that_can_be(weft, ranks):
-    result = weft("verify", "--docs", "40,5", "--schedule", "all", "--ranks", ranks, json_file=True)
-    assert result.code == 0, result.out + result.err
+    result = weft.ok("verify", "--docs", "40,5", "--schedule", "all", "--ranks", ranks, json_file=True)
     skipped = [s["reason"] for s in result.json["skipped"]]
     assert skipped == [f"attention: hybrid: groups of ulysses = 2 ranks do not divide {ranks} ranks"]
     assert f"Skipped {skipped[0]}\n1 check skipped\n" in result.out
     assert {line.split()[1] for line in lines_of(result.out, "out")} == set(SCHEDULES) - {"hybrid"}
     for named in (["--schedule", "hybrid"], ["--schedule", "ring,hybrid"], ["--schedule", "all", "--ulysses", 2]):
-        result = weft("verify", "--docs", "40,5", *named, "--ranks", ranks, json_file=True)
-        assert result.code == 2 and "do not divide" in result.err and result.json is None
+        assert weft.refused("verify", "--docs", "40,5", *named, "--ranks", ranks, json_file=True, says=["do not divide"]).json is None
 
 
 def test_a_named_schedule_has_to_run(weft):
     args = ["verify", "--docs", "9,16", "--layout", "striped", "--key-order", "sequence", "--schedule"]
     named = weft(*args, "ring,all_gather")
     assert named.code == 2 and "all_gather cannot run" in named.err and "stride 4" in named.out
-    everything = weft(*args, "all")
-    assert everything.code == 0 and "Skipped attention: all_gather" in everything.out
+    everything = weft.ok(*args, "all")
+    assert "Skipped attention: all_gather" in everything.out
 
 
 def test_bench_leaves_out_what_cannot_be(weft):
     args = ["bench", "--docs", "64", "--ranks", 3, "--repeat", 1, "--schedule"]
-    result = weft(*args, "all", json_file=True)
-    assert result.code == 0 and "Skipped hybrid: groups of ulysses = 2 ranks do not divide 3 ranks" in result.out
+    result = weft.ok(*args, "all", json_file=True)
+    assert "Skipped hybrid: groups of ulysses = 2 ranks do not divide 3 ranks" in result.out
     assert {line["schedule"] for line in result.json} == set(SCHEDULES) - {"hybrid"}
-    named = weft(*args, "hybrid")
-    assert named.code == 2 and named.out == ""
+    weft.refused(*args, "hybrid", says=[])
 
 
 def test_too_large_a_problem_is_compared_in_some_rows_and_keys(weft):
-    result = weft("verify", "--docs", "4500", "--mask", "causal", "--window", "300,0", "--ranks", 2, "--heads", "1",
-                  "--schedule", "exact", json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--docs", "4500", "--mask", "causal", "--window", "300,0", "--ranks", 2, "--heads", "1",
+                     "--schedule", "exact", json_file=True)
     assert "64 rows and 64 keys of 4,500 looked at, lse whole" in result.out
     assert result.json["sampled"] == 1 and result.json["worst"]["ratio"] < 1
     assert lines_of(result.out, "dk") and lines_of(result.out, "max_logit")
@@ -120,16 +106,14 @@ def test_too_large_a_problem_is_compared_in_some_rows_and_keys(weft):
     [5000, "--heads", "1:1", "--dim", "4:4", "--softcap", 0.5, "--scale", 2],  # terms are all but equal, errors too
 ])
 def test_long_sums_are_right(weft, flags):
-    result = weft("verify", "--docs", *flags, "--mask", "causal", "--ranks", 4, "--schedule", "all_gather",
-                  json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--docs", *flags, "--mask", "causal", "--ranks", 4, "--schedule", "all_gather",
+                     json_file=True)
     assert result.json["failed"] == 0 and result.json["worst"]["ratio"] < 0.9
 
 
 def test_large_random_problems(weft):
-    result = weft("verify", "--random", 6, "--large", 1, "--tokens-up-to", 5000, "--schedule", "ring,exact", "--seed", 2,
-                  json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--random", 6, "--large", 1, "--tokens-up-to", 5000, "--schedule", "ring,exact", "--seed", 2,
+                     json_file=True)
     got = result.json
     assert got["cases"] == 6 and got["failed"] == 0 and 0 < got["sampled"] <= 6
     assert got["ran"] + got["refused"] == 12  # nothing is left out without being counted
@@ -142,8 +126,7 @@ def test_large_random_problems(weft):
 
 
 def test_random(weft):
-    result = weft("verify", "--random", 300, "--schedule", "all", "--head-groups", 2, json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--random", 300, "--schedule", "all", "--head-groups", 2, json_file=True)
     assert result.json["cases"] == 300 and result.json["failed"] == 0
     assert result.json["skipped"] == []  # f64 too
 
@@ -154,8 +137,7 @@ def tables(got):
 
 
 def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
-    result = weft("verify", "--matrix", "quick", json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--matrix", "quick", json_file=True)
     assert result.json["failed"] == 0 and result.json["failures"] == []
     of = tables(result.json)
     layouts = {values[0] for values in of[("layout", "mask")]}
@@ -181,8 +163,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
 
 def test_matrix_of_chosen_things(weft):
     args = "verify --matrix quick --ranks 2,5 --schedule ring,exact --layout zigzag,striped --dtype bf16,f64"
-    result = weft(*args.split(), json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok(*args.split(), json_file=True)
     of = tables(result.json)
     assert {v[0] for v in of[("layout", "mask")]} == {"zigzag", "striped"}
     assert set(of[("ranks",)]) == {("2",), ("5",)}
@@ -202,8 +183,7 @@ def values_of(got, axis):
 
 def test_pairs_of_a_matrix(weft):
     args = ["verify", "--matrix", "full", "--ranks", "2,3", "--kernel", "cpu.scalar"]
-    few = weft(*args, "--pairwise", json_file=True)
-    assert few.code == 0, few.out
+    few = weft.ok(*args, "--pairwise", json_file=True)
     done = few.json["ok"] + few.json["refused"]
     assert few.json["failed"] == 0 and few.json["left_out"] == 0 and done < 1000
     line = few.out.split("\n")[1]
@@ -218,8 +198,7 @@ def test_pairs_of_a_matrix(weft):
 
 
 def test_a_matrix_that_time_cuts_short(weft):
-    result = weft("verify", "--matrix", "full", "--ranks", "2,4", "--time-limit", "2s", json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok("verify", "--matrix", "full", "--ranks", "2,4", "--time-limit", "2s", json_file=True)
     got = result.json
     assert got["failed"] == 0 and got["ok"] > 0 and got["left_out"] > 0
     everything = got["left_out"] + got["ok"] + got["refused"]
@@ -230,8 +209,8 @@ def test_a_matrix_that_time_cuts_short(weft):
 
 
 def test_random_problems_that_time_cuts_short(weft):
-    result = weft("verify", "--random", 1000000, "--time-limit", 0.5, json_file=True)
-    assert result.code == 0 and result.json["cases"] > 0
+    result = weft.ok("verify", "--random", 1000000, "--time-limit", 0.5, json_file=True)
+    assert result.json["cases"] > 0
     assert result.json["cases"] + result.json["left_out"] == 1000000
     assert "cases were left out: --time-limit 0.5" in result.out
 
@@ -243,16 +222,13 @@ def test_matrix_that_is_all_refused_is_a_failure(weft):
 
 def test_the_command_of_a_grid_gives_its_worst_again(weft):
     first = weft("verify", "--matrix", "quick", "--ranks", "3", json_file=True).json["worst"]
-    words = shlex.split(first["command"])
-    again = weft(*words[1:], json_file=True)
-    assert again.code == 0 and again.json["worst"]["ratio"] == first["ratio"]
-    assert again.json["worst"]["where"] == first["where"]
+    again = weft.again({"worst": first}).json["worst"]
+    assert (again["ratio"], again["where"]) == (first["ratio"], first["where"])
 
 
 def test_set(weft):
     args = "verify --set te-grid --ranks 2 --dtype bf16 --schedule ring,all_to_all"
-    result = weft(*args.split(), json_file=True)
-    assert result.code == 0, result.out
+    result = weft.ok(*args.split(), json_file=True)
     of = tables(result.json)
     assert len(of[("mask", "heads")]) == 6 * 4 + 2 * 3
     assert set(of[("widths",)]) == {("128:128",), ("64:64",), ("128:64",), ("192:128",)}
@@ -262,31 +238,14 @@ def test_set(weft):
 
 
 def test_progress_on_a_terminal_alone(weft):
-    args = [weft.command, "verify", "--matrix", "quick", "--ranks", "2", "--layout", "zigzag"]
-    quiet = subprocess.run(args, capture_output=True, text=True, timeout=120)
-    assert quiet.returncode == 0 and quiet.stderr == ""
-    try:
-        master, slave = pty.openpty()
-    except OSError:
-        pytest.skip("no pseudo-terminals here")
-    shown = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=slave)
-    os.close(slave)
-    text = b""
-    while True:
-        try:
-            part = os.read(master, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        text += part
-    assert shown.wait() == 0
-    assert b" runs, 0 failed" in text and text.rstrip().endswith(b"\x1b[K")
+    args = ["verify", "--matrix", "quick", "--ranks", "2", "--layout", "zigzag"]
+    assert weft.ok(*args).err == ""
+    text = weft.on_terminal(*args, stream="stderr")
+    assert " runs, 0 failed" in text and text.rstrip().endswith("\x1b[K")
 
 
 def test_auto(weft):
-    result = weft("verify", "--docs", "90,50,100", "--mask", "causal", "--schedule", "auto", "--layout", "auto")
-    assert result.code == 0, result.err
+    result = weft.ok("verify", "--docs", "90,50,100", "--mask", "causal", "--schedule", "auto", "--layout", "auto")
     line = next(x for x in result.out.splitlines() if x.startswith("auto, on cpu: layout "))
     layout = line.removeprefix("auto, on cpu: layout ").split(":")[0]
     assert f"on 4 ranks: layout {layout}, mask causal" in result.out
@@ -296,14 +255,13 @@ def test_auto(weft):
 
 def test_auto_beside_others_and_on_another_machine(weft):
     flags = ["verify", "--docs", "64,64", "--schedule", "ring,auto", "--layout", "balanced", "--machine", "h100-400g"]
-    result = weft(*flags)
-    assert result.code == 0, result.err
+    result = weft.ok(*flags)
     assert "auto, on h100-400g: " in result.out and "  ring " in result.out
 
 
 def test_auto_of_a_batch_is_a_layout_of_batches(weft):
-    result = weft("verify", "--docs", "64,64,64,64", "--schedule", "auto", "--layout", "auto", "--format", "bshd")
-    assert result.code == 0 and "layout dual_chunk" in result.out, result.err
+    result = weft.ok("verify", "--docs", "64,64,64,64", "--schedule", "auto", "--layout", "auto", "--format", "bshd")
+    assert "layout dual_chunk" in result.out, result.err
 
 
 @pytest.mark.parametrize("flags, says", [
@@ -317,7 +275,4 @@ def test_auto_of_a_batch_is_a_layout_of_batches(weft):
     ("--docs 64,60 --schedule auto --layout auto --format bshd", ["padded length 60", "pad to 64"]),
 ])
 def test_auto_refused(weft, flags, says):
-    result = weft("verify", *flags.split())
-    assert result.code == 2, result.out
-    for fragment in says:
-        assert fragment in result.err
+    weft.refused("verify", *flags.split(), says=says)

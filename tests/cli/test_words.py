@@ -8,24 +8,21 @@ SEEDS = range(5)
 @pytest.mark.parametrize("word, name", [("p2p", "ring"), ("a2a", "all_to_all"), ("ulysses", "all_to_all"), ("a2a+p2p", "hybrid"),
                                         ("usp", "hybrid"), ("all_gather", "all_gather")])
 def test_schedules_by_the_names_of_other_frameworks(weft, word, name):
-    result = weft("verify", "--docs", "12,5", "--schedule", word)
-    assert result.code == 0, result.err
+    result = weft.ok("verify", "--docs", "12,5", "--schedule", word)
     assert (f"schedule {word} is {name}" in result.err) == (word != name)
     assert any(line.split()[:2] == ["out", name] for line in result.out.split("\n")), result.out
-    simulated = weft("simulate", "--docs", "64", "--ranks", 2, "--schedule", word, json_file=True)
-    assert simulated.code == 0 and simulated.json["lines"][0]["schedule"].startswith(name)
+    simulated = weft.ok("simulate", "--docs", "64", "--ranks", 2, "--schedule", word, json_file=True)
+    assert simulated.json["lines"][0]["schedule"].startswith(name)
 
 
 def test_a_schedule_by_two_names_comes_twice(weft):
-    result = weft("verify", "--docs", "12,5", "--schedule", "ring,p2p")
-    assert result.code == 2 and "'p2p' is ring, which comes twice" in result.err
+    weft.refused("verify", "--docs", "12,5", "--schedule", "ring,p2p", says=["'p2p' is ring, which comes twice"])
 
 
 @pytest.mark.parametrize("text, tokens", [("64k", 65536), ("128K", 131072), ("1M", 1 << 20), ("1.5m", 3 << 19), ("0.5k", 512),
                                           ("1g", 1 << 30), ("1k,7", 1031), ("published:tokens=64k", 65536)])
 def test_sizes_with_suffixes(weft, text, tokens):
-    result = weft("explain", "--docs", text, "--ranks", 2, json_file=True)
-    assert result.code == 0, result.err
+    result = weft.ok("explain", "--docs", text, "--ranks", 2, json_file=True)
     assert result.json["tokens"] == tokens
 
 
@@ -40,8 +37,7 @@ def test_sizes_of_other_flags(weft):
 
 @pytest.mark.parametrize("text", ["k", "1kk", "1T", "1.3k", "1e3k", "0x1k", "-k", "1 k", "1,5M,x", "99999999999g", "nank", "infM"])
 def test_nonsense_sizes_are_refused(weft, text):
-    result = weft("explain", "--docs", text)
-    assert (result.code, result.out) == (2, "") and "--docs: '" in result.err and "write e.g. --docs" in result.err
+    weft.refused("explain", "--docs", text, says=["--docs: '", "write e.g. --docs"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -58,6 +54,6 @@ def test_the_default_layout_is_even_on_published_lengths(weft, seed):
 def test_every_verb_has_the_same_default_layout(weft, tmp_path):
     args = ["--docs", "12,5", "--ranks", 2]
     for verb in (["explain"], ["verify"], ["bench", "--schedule", "ring", "--repeat", 1]):
-        result = weft(*verb, *args)
-        assert result.code == 0 and "layout balanced" in result.out
+        result = weft.ok(*verb, *args)
+        assert "layout balanced" in result.out
     assert weft("explain", *args, "--svg", "x.svg").code == 0 and "balanced" in (tmp_path / "x.svg").read_text()

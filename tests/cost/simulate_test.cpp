@@ -8,13 +8,12 @@
 
 #include "check/cases/case.h"
 #include "check/cases/random_case.h"
-#include "check/tensors.h"
 #include "cost/engine.h"
 #include "cost/patterns.h"
 #include "index.h"
+#include "rank_tensors.h"
 #include "refusal.h"
 #include "weft/error.h"
-#include "weft/executor.h"
 
 namespace weft::test {
 namespace {
@@ -159,29 +158,14 @@ TEST(Simulate, BytesAndWorkspacesAreTheExecutors) {
         Index workspace = 0;
         run_ranks(q.given.ranks, [&](Communicator& comm) {
           const check::Case& c = q.given;
-          const Index rows = q.layouts->q.rows(), keys = q.layouts->k.rows();
-          const auto tensor = [&](DType dtype, Index n, Index heads, Index dim) {
-            return check::Tensor(dtype, n, heads, dim);
-          };
-          check::Tensor qt = tensor(c.dtype, rows, c.heads_q, c.dim_qk), k = tensor(c.dtype, keys, c.heads_k, c.dim_qk),
-                        v = tensor(c.dtype, keys, c.heads_k, c.dim_v), out = tensor(c.dtype, rows, c.heads_q, c.dim_v),
-                        dout = tensor(c.dtype, rows, c.heads_q, c.dim_v), lse = tensor(DType::f32, rows, c.heads_q, 1),
-                        dq = tensor(c.dtype, rows, c.heads_q, c.dim_qk),
-                        dk = tensor(c.dtype, keys, c.heads_k, c.dim_qk), dv = tensor(c.dtype, keys, c.heads_k, c.dim_v);
+          const RankTensors<> tensors(
+              {q.layouts->q.rows(), q.layouts->k.rows(), c.heads_q, c.heads_k, c.dim_qk, c.dim_v, c.dtype});
           Executor executor(comm, make_schedule(*q.problem, *q.layouts, comm.rank(), {c.heads_q, c.heads_k}, options));
           comm.reset_traffic();
           if (pass == Pass::forward)
-            executor.forward({.q = qt.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.view});
+            executor.forward(tensors.args().forward);
           else
-            executor.backward({.q = qt.view,
-                               .k = k.view,
-                               .v = v.view,
-                               .dout = dout.view,
-                               .out = out.view,
-                               .lse = lse.view,
-                               .dq = dq.view,
-                               .dk = dk.view,
-                               .dv = dv.view});
+            executor.backward(tensors.args().backward);
           const RankMemory mine = rank_memory(executor.schedule(), q.shape, pass);
           const std::lock_guard lock(mutex);
           workspace = max_of(workspace, executor.workspace_bytes());

@@ -43,6 +43,18 @@ class DeviceArray {
   std::size_t size_;
 };
 
+// Offsets in 32 or 64 bits.
+inline std::vector<std::uint8_t> offset_bytes(const std::vector<Index>& offsets, bool wide) {
+  std::vector<std::uint8_t> out;
+  for (const Index v : offsets) {
+    const auto narrow = static_cast<std::int32_t>(v);
+    const auto* from =
+        wide ? reinterpret_cast<const std::uint8_t*>(&v) : reinterpret_cast<const std::uint8_t*>(&narrow);
+    out.insert(out.end(), from, from + (wide ? 8 : 4));
+  }
+  return out;
+}
+
 // One side's offsets in device memory, in 32 or 64 bits, with `spare` empty sequences behind.
 class DeviceOffsets {
  public:
@@ -64,14 +76,7 @@ class DeviceOffsets {
  private:
   static std::vector<std::uint8_t> bytes(std::vector<Index> values, bool wide, Index spare) {
     if (!values.empty()) values.insert(values.end(), at(spare), values.back());
-    std::vector<std::uint8_t> out;
-    for (const Index v : values) {
-      const auto narrow = static_cast<std::int32_t>(v);
-      const auto* from =
-          wide ? reinterpret_cast<const std::uint8_t*>(&v) : reinterpret_cast<const std::uint8_t*>(&narrow);
-      out.insert(out.end(), from, from + (wide ? 8 : 4));
-    }
-    return out;
+    return offset_bytes(values, wide);
   }
 
   Index sequences_, tokens_;

@@ -21,14 +21,13 @@ constexpr const char *kCall = "WEFT_COLD_CALL", *kKernel = "WEFT_COLD_KERNEL";
 
 // Tensors to the GPU, a stream that waits for another, both passes, and back.
 struct Cold {
-  explicit Cold(std::string with) : kernel(std::move(with)), problem{"", small()}, want(problem.p), got(problem.p) {
-    Random random(9);
-    problem.p.fill(random);
+  explicit Cold(std::string with)
+      : kernel(std::move(with)),
+        problem(make_problem({.tq = 40, .tk = 70, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = DType::bf16},
+                             {{0, 40, 0, 70}}, 9)),
+        want(problem.p),
+        got(problem.p) {
     want.run(problem, "cpu", Pass::backward);
-  }
-  static AttentionProblem small() {
-    return {
-        .tq = 40, .tk = 70, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = DType::bf16, .slices = {{0, 40, 0, 70}}};
   }
   void run() const {
     check::DeviceMirror mirror(check::place_of(kernel));

@@ -9,6 +9,7 @@
 
 #include "cuda/device_array.h"
 #include "cuda/runtime.h"
+#include "kernel/attention_problem.h"
 #include "kernel/convert.h"
 #include "kernel/on_device.h"
 
@@ -34,17 +35,10 @@ class GpuTensors {
     return view;
   }
   template <class Args>
-  Args inputs(Args args) {
-    args.q = in(args.q);
-    args.k = in(args.k);
-    args.v = in(args.v);
+  Args bind(Args args) {
+    read_from(args, in(args.q), in(args.k), in(args.v));
     args.attention.sink.logits = in(args.attention.sink.logits);
     args.place = place();
-    return args;
-  }
-  template <class Args>
-  Args bind(const Args& host) {
-    Args args = inputs(host);
     args.out = out(args.out);
     args.lse = out(args.lse);
     args.max_logit = out(args.max_logit);
@@ -52,11 +46,8 @@ class GpuTensors {
   }
   // Of the same inputs, and of what the forward writes.
   template <class Args, class Forward>
-  Args bind(const Args& host, const Forward& forward) {
-    Args args = host;
-    args.q = forward.q;
-    args.k = forward.k;
-    args.v = forward.v;
+  Args bind(Args args, const Forward& forward) {
+    read_from(args, forward.q, forward.k, forward.v);
     args.attention = forward.attention;
     args.out = forward.out;
     args.lse = forward.lse;

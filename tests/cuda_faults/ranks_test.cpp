@@ -35,13 +35,9 @@ INSTANTIATE_TEST_SUITE_P(Each, RankFaults,
                          });
 
 RanksProblem small_problem() {
-  return {.problem = Problem(Stream::from_lengths(std::vector<Index>{36, 20, 72}), {.causal = true}),
-          .heads_q = 4,
-          .heads_k = 2,
-          .dim_qk = 64,
-          .dim_v = 64,
-          .dtype = DType::bf16,
-          .sink = true};
+  const Problem problem(Stream::from_lengths(std::vector<Index>{36, 20, 72}), {.causal = true});
+  return {
+      .problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16, .sink = true};
 }
 
 std::vector<ScheduleOptions> schedules(Index ranks) {
@@ -62,25 +58,14 @@ std::string name_of(const ScheduleOptions& options) {
 struct RankSide {
   RankSide(const RanksProblem& p, RanksInput& in, const Layouts& layouts, Index rank, const ScheduleOptions& options)
       : schedule(make_schedule(p.problem, layouts, rank, {p.heads_q, p.heads_k}, options)) {
-    using check::Tensor;
-    const Index rows = layouts.q.rows(), keys = layouts.k.rows();
-    Tensor q(p.dtype, rows, p.heads_q, p.dim_qk), k(p.dtype, keys, p.heads_k, p.dim_qk),
-        v(p.dtype, keys, p.heads_k, p.dim_v), dout(p.dtype, rows, p.heads_q, p.dim_v);
-    const Tensor lse(DType::f32, rows, p.heads_q, 1), number(DType::f32, 1, p.heads_q, 1);
-    layouts.q.shard(rank, in.q.rows(), q.rows());
-    layouts.k.shard(rank, in.k.rows(), k.rows());
-    layouts.k.shard(rank, in.v.rows(), v.rows());
-    layouts.q.shard(rank, in.dout.rows(), dout.rows());
-    forward = gpu.bind(ExecutorForwardArgs{.q = q.view,
-                                           .k = k.view,
-                                           .v = v.view,
-                                           .attention = attention_of(p, in),
-                                           .out = dout.view,  // outputs of the shapes of inputs
-                                           .lse = lse.view,
-                                           .max_logit = number.view});
-    backward = gpu.bind(
-        ExecutorBackwardArgs{.dout = dout.view, .dq = q.view, .dk = k.view, .dv = v.view, .dsink = number.view},
-        forward);
+    RankTensors<> t(sizes_of(p, layouts));
+    shard(layouts, rank, in, t);
+    RankArgs host = t.args();
+    host.forward.attention = attention_of(p, in);
+    host.forward.max_logit = t.max_logit.view;
+    host.backward.dsink = t.dsink.view;
+    forward = gpu.bind(host.forward);
+    backward = gpu.bind(host.backward, forward);
   }
   void attend(Executor& executor) const {
     executor.forward(forward);

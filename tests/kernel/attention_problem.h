@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check/dense.h"
@@ -154,6 +155,26 @@ struct AttentionProblem {
     return p;
   }
 };
+
+// With these slices, and tensors drawn by the seed.
+inline AttentionProblem filled(AttentionProblem p, std::vector<Slice> slices, unsigned seed) {
+  p.slices = std::move(slices);
+  Random random(seed);
+  p.fill(random);
+  return p;
+}
+
+template <class Args>
+void read_from(Args& args, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v) {
+  args.q = q;
+  args.k = k;
+  args.v = v;
+}
+inline void write_to(KernelBackwardArgs& args, const TensorView& dq, const TensorView& dk, const TensorView& dv) {
+  args.dq = dq;
+  args.dk = dk;
+  args.dv = dv;
+}
 
 struct Forward {
   explicit Forward(const AttentionProblem& p, DType dtype = DType::f64, DType statistics = DType::f64)

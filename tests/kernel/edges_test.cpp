@@ -1,15 +1,15 @@
 // Edges by name; docs/trust.md lists them, and those that tests of other files look at.
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "check/by_schedule.h"
 #include "index.h"
 #include "kernel/kernel_problem.h"
+#include "kernel/mapped_tensor.h"
 #include "rank_tensors.h"
 #include "ranks.h"
 #include "refusal.h"
@@ -177,32 +177,16 @@ TEST_P(EdgesOfKernels, Widths1And3And255And256And512) {
   }
 }
 
-// Rows 2^25 elements apart, so that offsets pass 2^31 at row 64 and 2^32 at row 128; pages never touched take no
-// memory.
-class Far {
- public:
-  Far(DType dtype, Index rows, Index heads, Index dim) : bytes_(at((rows * size_of(dtype)) << 25)) {
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data_ == MAP_FAILED) throw std::runtime_error("mmap failed");
-    view = thd(data_, dtype, rows, heads, dim);
-    view.row_stride = Index{1} << 25;
-  }
-  Far(const Far&) = delete;
-  Far& operator=(const Far&) = delete;
-  ~Far() { munmap(data_, bytes_); }
-  TensorView view;
-
- private:
-  std::size_t bytes_;
-  void* data_ = nullptr;
+// Rows 2^25 elements apart, so that offsets pass 2^31 at row 64 and 2^32 at row 128.
+struct Far : MappedTensor {
+  Far(DType dtype, Index rows, Index heads, Index dim) : MappedTensor(dtype, rows, heads, dim, size_of(dtype) << 25) {}
 };
 
 // What a rank gives and gets, once in tensors that lie close and once in such that lie far apart.
 template <class Held>
 std::vector<std::vector<double>> run_rank(Communicator& comm, const Problem& problem, const Layouts& layouts,
                                           ScheduleKind kind) {
-  const Index rows = layouts.q.rows(), dim = 4;
-  const RankTensors<Held> t(rows, 2, dim, static_cast<unsigned>(comm.rank()) + 5);
+  const RankTensors<Held> t(layouts.q.rows(), 2, 4, static_cast<unsigned>(comm.rank()) + 5);
   Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {2, 2}, {.kind = kind}));
   t.run(executor);
   std::vector<std::vector<double>> results;
@@ -230,37 +214,22 @@ struct Row {
 };
 Row attend_row(const std::string& kernel, DType dtype, double q, const std::vector<double>& keys, Attention attention) {
   const Index n = static_cast<Index>(keys.size());
-  const Buffer qs(dtype, 1, 1, 1), ks(dtype, n, 1, 1), vs(dtype, n, 1, 1), out(dtype, 1, 1, 1),
-      lse(DType::f32, 1, 1, 1), dout(dtype, 1, 1, 1), dq(dtype, 1, 1, 1), dk(dtype, n, 1, 1), dv(dtype, n, 1, 1);
-  const auto set = [](const Buffer& b, const std::vector<double>& values) { from_f64(values, b.view()); };
-  set(qs, {q});
-  set(ks, keys);
-  std::vector<double> values;
-  for (Index i = 0; i < n; ++i) values.push_back(static_cast<double>(i + 1));
-  set(vs, values);
-  set(dout, {1});
-  const Slice all{0, 1, 0, n};
-  attend({.q = qs.view(),
-          .k = ks.view(),
-          .v = vs.view(),
-          .slices = {&all, 1},
-          .attention = attention,
-          .out = out.view(),
-          .lse = lse.view()},
-         kernel);
-  attend_backward({.q = qs.view(),
-                   .k = ks.view(),
-                   .v = vs.view(),
-                   .slices = {&all, 1},
-                   .attention = attention,
-                   .dout = dout.view(),
-                   .out = out.view(),
-                   .lse = lse.view(),
-                   .dq = dq.view(),
-                   .dk = dk.view(),
-                   .dv = dv.view()},
-                  kernel);
-  return {out.values(), lse.values(), dq.values()};
+  KernelProblem problem =
+      make_problem({.tq = 1, .tk = n, .hq = 1, .dqk = 1, .dv = 1, .dtype = dtype}, {{0, 1, 0, n}}, 1);
+  std::vector<double> values(keys.size());
+  std::iota(values.begin(), values.end(), 1.0);
+  problem.p.q.set({q});
+  problem.p.k.set(keys);
+  problem.p.v.set(values);
+  problem.p.dout.set({1});
+  const Outputs got(problem.p);
+  KernelForwardArgs forward = got.forward_args(problem);
+  KernelBackwardArgs backward = got.backward_args(problem);
+  forward.attention = backward.attention = attention;
+  forward.max_logit = {};
+  attend(forward, kernel);
+  attend_backward(backward, kernel);
+  return {got.forward.out.values(), got.forward.lse.values(), got.backward.dq.values()};
 }
 
 // Products that go under are logits of 0: the mean.
@@ -307,54 +276,23 @@ TEST_P(EdgesOfKernels, ScaleZeroIsTheMean) {
   EXPECT_EQ(row.dq[0], 0);
 }
 
-// A copy of a tensor in pages of its own that can only be read.
-class ReadOnly {
- public:
-  explicit ReadOnly(const Buffer& from) {
-    const ConstTensorView shape = from.view();
-    bytes_ = at(ceil_div(shape.rows * shape.heads * shape.dim * size_of(shape.dtype), sysconf(_SC_PAGESIZE)) *
-                sysconf(_SC_PAGESIZE));
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED) throw std::runtime_error("mmap failed");
-    const TensorView writable = thd(data_, shape.dtype, shape.rows, shape.heads, shape.dim);
-    from_f64(from.values(), writable);
-    mprotect(data_, bytes_, PROT_READ);
-    view = writable;
-  }
-  ReadOnly(const ReadOnly&) = delete;
-  ReadOnly& operator=(const ReadOnly&) = delete;
-  ~ReadOnly() { munmap(data_, bytes_); }
-  ConstTensorView view;
-
- private:
-  std::size_t bytes_ = 0;
-  void* data_ = nullptr;
-};
-
 KernelProblem plain_problem(DType dtype) {
-  KernelProblem problem{
-      "",
-      {.tq = 37, .tk = 41, .hq = 2, .dqk = 12, .dv = 20, .dtype = dtype, .slices = {{0, 37, 0, 41, -kUnlimited, 4}}}};
-  Random random(8);
-  problem.p.fill(random);
-  return problem;
+  return make_problem({.tq = 37, .tk = 41, .hq = 2, .dqk = 12, .dv = 20, .dtype = dtype},
+                      {{0, 37, 0, 41, -kUnlimited, 4}}, 8);
 }
 
 TEST_P(EdgesOfKernels, ReadOnlyInputs) {
   const KernelProblem problem = plain_problem(dtype());
   const Outputs plain(problem.p), closed(problem.p);
   plain.run(problem, kernel(), Pass::backward);
-  const ReadOnly q(problem.p.q), k(problem.p.k), v(problem.p.v), dout(problem.p.dout), out(plain.forward.out),
+  const MappedTensor q(problem.p.q), k(problem.p.k), v(problem.p.v), dout(problem.p.dout), out(plain.forward.out),
       lse(plain.forward.lse);
+  for (const MappedTensor* t : {&q, &k, &v, &dout, &out, &lse}) t->make_read_only();
   KernelForwardArgs forward = closed.forward_args(problem);
-  forward.q = q.view;
-  forward.k = k.view;
-  forward.v = v.view;
+  read_from(forward, q.view, k.view, v.view);
   attend(forward, kernel());
   KernelBackwardArgs backward = closed.backward_args(problem);
-  backward.q = q.view;
-  backward.k = k.view;
-  backward.v = v.view;
+  read_from(backward, q.view, k.view, v.view);
   backward.dout = dout.view;
   backward.out = out.view;
   backward.lse = lse.view;
@@ -379,20 +317,14 @@ TEST_P(EdgesOfKernels, MisalignedMemory) {
   };
   const Index one = size_of(dtype());
   KernelForwardArgs forward = moved.forward_args(problem);
-  forward.q = copy(problem.p.q, one);
-  forward.k = copy(problem.p.k, 3 * one);
-  forward.v = copy(problem.p.v, 5 * one);
+  read_from(forward, copy(problem.p.q, one), copy(problem.p.k, 3 * one), copy(problem.p.v, 5 * one));
   forward.out = copy(moved.forward.out, 7 * one);
   attend(forward, kernel());
   KernelBackwardArgs backward = moved.backward_args(problem);
-  backward.q = forward.q;
-  backward.k = forward.k;
-  backward.v = forward.v;
+  read_from(backward, forward.q, forward.k, forward.v);
+  write_to(backward, copy(moved.backward.dq, one), copy(moved.backward.dk, 3 * one), copy(moved.backward.dv, one));
   backward.out = forward.out;
   backward.dout = copy(problem.p.dout, 9 * one);
-  backward.dq = copy(moved.backward.dq, one);
-  backward.dk = copy(moved.backward.dk, 3 * one);
-  backward.dv = copy(moved.backward.dv, one);
   attend_backward(backward, kernel());
   EXPECT_EQ(bits(to_f64(forward.out)), bits(plain.forward.out));
   EXPECT_EQ(bits(to_f64(backward.dq)), bits(plain.backward.dq));
@@ -424,9 +356,7 @@ TEST(Edges, SixtyFourExecutorsAtOnce) {
       for (std::size_t i = 0; i < want.size(); ++i) {
         const std::size_t n = (w + i) % want.size();
         const RanksResult got = run_on_ranks(p, own, layouts, {.kind = schedule_kinds()[n]});
-        right += got.out.bytes == want[n].out.bytes && got.lse.bytes == want[n].lse.bytes &&
-                 got.dq.bytes == want[n].dq.bytes && got.dk.bytes == want[n].dk.bytes &&
-                 got.dv.bytes == want[n].dv.bytes && got.dsink.bytes == want[n].dsink.bytes;
+        right += same_bytes(got, want[n]);
       }
     });
   }

@@ -11,13 +11,8 @@ namespace {
 
 // A causal band and a second document, padding between; every feature at once.
 AttentionProblem small(Sink::Kind sink, double softcap) {
-  AttentionProblem p{.tq = 7, .tk = 8, .hq = 4, .hk = 2, .dqk = 3, .dv = 2, .scale = 0.7};
-  p.softcap = softcap;
-  p.sink = sink;
-  p.slices = {{0, 3, 0, 4, -kUnlimited, 1}, {4, 7, 5, 8, -1, 2}};
-  Random random(21);
-  p.fill(random);
-  return p;
+  return filled({.tq = 7, .tk = 8, .hq = 4, .hk = 2, .dqk = 3, .dv = 2, .scale = 0.7, .softcap = softcap, .sink = sink},
+                {{0, 3, 0, 4, -kUnlimited, 1}, {4, 7, 5, 8, -1, 2}}, 21);
 }
 
 double loss(const AttentionProblem& p) {
@@ -126,9 +121,7 @@ TEST(Gradient, GivenOutAndLseAreUsed) {
 
 // A row with one key: its output does not depend on q or k, so the true gradient is zero.
 TEST(Gradient, OneKeyHasNoGradientOfTheLogit) {
-  AttentionProblem p{.tq = 4, .tk = 4, .slices = {{0, 4, 0, 4, 0, 0}}};
-  Random random(22);
-  p.fill(random);
+  const AttentionProblem p = filled({.tq = 4, .tk = 4}, {{0, 4, 0, 4, 0, 0}}, 22);
   const Backward grad(p);
   reference_backward(grad.args(p));
   expect_all_near(grad.dq.values(), std::vector<double>(at(4 * p.hq * p.dqk)), 1e-14);

@@ -23,10 +23,7 @@ KernelProblem packed(DType dtype, const Mask& mask = {.causal = true}, Index fir
   const Stream stream = padded({first, first + 150, first + 160, first + 400}, {141, 1, 233}, first + 410);
   const AttentionProblem base{
       .hq = 4, .hk = 2, .dqk = dim, .dv = dim - 16, .dtype = dtype, .sink = Sink::Kind::learnable};
-  KernelProblem problem{"", masked(base, stream, mask)};
-  Random random(31);
-  problem.p.fill(random);
-  return problem;
+  return make_problem(base, stream, mask, 31);
 }
 
 void fill_unused(const Buffer& buffer, const std::vector<bool>& used, const std::vector<double>& values) {
@@ -116,10 +113,9 @@ TEST_P(KernelBits, DoNotDependOnTheFirstOffset) {
     std::vector<Index> tokens, back;
     for (Index t = -first; t < near.p.tq; ++t) tokens.push_back(t < 0 ? kNoToken : t);
     for (Index t = 0; t < near.p.tq; ++t) back.push_back(t + first);
-    far.p.q = rows_of(near.p.q, tokens);
-    far.p.k = rows_of(near.p.k, tokens);
-    far.p.v = rows_of(near.p.v, tokens);
-    far.p.dout = rows_of(near.p.dout, tokens);
+    for (const auto tensor :
+         {&AttentionProblem::q, &AttentionProblem::k, &AttentionProblem::v, &AttentionProblem::dout})
+      far.p.*tensor = rows_of(near.p.*tensor, tokens);
     far.p.sink_logits.set(near.p.sink_logits.values());
     const Outputs got(far.p);
     run(got, far);
@@ -160,19 +156,8 @@ TEST_P(KernelBits, DoNotDependOnOtherCalls) {
 TEST_P(KernelBits, DoNotDependOnViews) {
   const Index dim = on_gpu() ? 24 : 20;
   const auto problem_of = [&](ViewKind view) {
-    KernelProblem problem{"",
-                          {.tq = 75,
-                           .tk = 75,
-                           .hq = 3,
-                           .hk = 3,
-                           .dqk = dim,
-                           .dv = dim,
-                           .dtype = dtype(),
-                           .view = view,
-                           .slices = {{0, 30, 0, 30, -20, 0}, {30, 70, 30, 75, -kUnlimited, 3}}}};
-    Random random(33);
-    problem.p.fill(random);
-    return problem;
+    return make_problem({.tq = 75, .tk = 75, .hq = 3, .hk = 3, .dqk = dim, .dv = dim, .dtype = dtype(), .view = view},
+                        {{0, 30, 0, 30, -20, 0}, {30, 70, 30, 75, -kUnlimited, 3}}, 33);
   };
   const KernelProblem plain = problem_of(ViewKind::thd);
   const AttentionProblem& p = plain.p;
@@ -196,19 +181,13 @@ TEST_P(KernelBits, DoNotDependOnViews) {
     from_f64(p.v.values(), in.v);
     const Outputs got(p);
     KernelForwardArgs forward = got.forward_args(plain);
-    forward.q = in.q;
-    forward.k = in.k;
-    forward.v = in.v;
+    read_from(forward, in.q, in.k, in.v);
     attend_on(kernel(), forward);
     expect_same_bits(got, want, Pass::forward);
     if (last_pass() == Pass::forward) continue;
     KernelBackwardArgs backward = got.backward_args(plain);
-    backward.q = in.q;
-    backward.k = in.k;
-    backward.v = in.v;
-    backward.dq = grad.q;
-    backward.dk = grad.k;
-    backward.dv = grad.v;
+    read_from(backward, in.q, in.k, in.v);
+    write_to(backward, grad.q, grad.k, grad.v);
     backward.deterministic = true;
     attend_backward_on(kernel(), backward);
     EXPECT_EQ(bits(to_f64(grad.q)), bits(want.backward.dq));

@@ -19,6 +19,12 @@ inline AttentionProblem masked(AttentionProblem p, const Packing& packing, const
   return p;
 }
 
+inline KernelProblem make_problem(const AttentionProblem& base, const Packing& packing, const Mask& mask,
+                                  unsigned seed) {
+  AttentionProblem p = masked(base, packing, mask);
+  return make_problem(p, p.slices, seed);
+}
+
 inline Stream lengths(std::vector<Index> list) { return Stream::from_lengths(list); }
 // Sequences in rooms that leave padding before, between and after them.
 inline Stream padded(std::vector<Index> offsets, std::vector<Index> used, Index tokens) {

@@ -37,11 +37,10 @@ TEST_P(KernelForward, HeadDimsAbove256) {
 TEST_P(KernelForward, OutputsOfAnyDType) {
   for (const DType to : kDTypes) {
     SCOPED_TRACE(name(to));
-    KernelProblem problem{"", {.tq = 30, .tk = 45, .dqk = 16, .dv = 21, .dtype = dtype(), .view = ViewKind::gaps}};
-    AttentionProblem& p = problem.p;
-    p.slices = {{0, 28, 2, 45, -kUnlimited, 15}};
-    Random random(16);
-    p.fill(random);
+    const KernelProblem problem =
+        make_problem({.tq = 30, .tk = 45, .dqk = 16, .dv = 21, .dtype = dtype(), .view = ViewKind::gaps},
+                     {{0, 28, 2, 45, -kUnlimited, 15}}, 16);
+    const AttentionProblem& p = problem.p;
     check::Arithmetic by = check::kernel_arithmetic(dtype(), dtype());
     by.out = check::rounding(to);
     const Forward got(p, to);
@@ -70,12 +69,9 @@ TEST_P(KernelForward, PartialStepsGiveTheWhole) {
 // Rows that see no key of this call keep their state, bit for bit.
 TEST_P(KernelForward, PartialStepsLeaveOtherRowsAlone) {
   if (const auto reason = refusal({.partial = true})) GTEST_SKIP() << *reason;
-  KernelProblem problem{
-      "",
-      {.tq = 30, .tk = 40, .hq = 2, .dtype = dtype(), .slices = {{3, 9, 0, 40}, {12, 25, 0, 40, -kUnlimited, -20}}}};
+  const KernelProblem problem = make_problem({.tq = 30, .tk = 40, .hq = 2, .dtype = dtype()},
+                                             {{3, 9, 0, 40}, {12, 25, 0, 40, -kUnlimited, -20}}, 12);
   const AttentionProblem& p = problem.p;
-  Random random(12);
-  problem.p.fill(random);
   Buffer sums(DType::f32, p.tq, p.hq, p.dv);
   sums.set(std::vector<double>(at(p.tq * p.hq * p.dv), 7.25));
   std::vector<RowState<float>> states(at(p.tq * p.hq), {-1.5F, 3.0F});
@@ -136,17 +132,9 @@ TEST_P(KernelForward, ZeroQueriesGiveMeans) {
 
 // A row with one key: its probability is exactly 1, and the output is the value, bit for bit.
 TEST_P(KernelForward, OneKeyGivesItsValue) {
-  KernelProblem problem{"",
-                        {.tq = 300,
-                         .tk = 300,
-                         .hq = 2,
-                         .dqk = 33,
-                         .dv = 33,
-                         .dtype = dtype(),
-                         .slices = {{0, 150, 0, 300, 40, 40}, {150, 300, 20, 21}}}};
+  const KernelProblem problem = make_problem({.tq = 300, .tk = 300, .hq = 2, .dqk = 33, .dv = 33, .dtype = dtype()},
+                                             {{0, 150, 0, 300, 40, 40}, {150, 300, 20, 21}}, 14);
   const AttentionProblem& p = problem.p;
-  Random random(14);
-  problem.p.fill(random);
   const Outputs got(p);
   got.run(problem, kernel(), Pass::forward);
   const std::vector<double> out = got.forward.out.values(), v = p.v.values();
@@ -160,11 +148,9 @@ TEST_P(KernelForward, OneKeyGivesItsValue) {
 
 // Logits far past what exp can take, and a NaN that must show in its row and in no other.
 TEST_P(KernelForward, HugeLogitsDoNotOverflowAndANanShows) {
-  KernelProblem problem{
-      "", {.tq = 20, .tk = 90, .hq = 1, .dqk = 4, .dv = 4, .dtype = dtype(), .scale = 1.0, .slices = {{0, 20, 0, 90}}}};
+  KernelProblem problem = make_problem({.tq = 20, .tk = 90, .hq = 1, .dqk = 4, .dv = 4, .dtype = dtype(), .scale = 1.0},
+                                       {{0, 20, 0, 90}}, 15);
   AttentionProblem& p = problem.p;
-  Random random(15);
-  p.fill(random);
   std::vector<double> q(at(p.tq * p.dqk)), k(at(p.tk * p.dqk));
   for (Index row = 0; row < p.tq; ++row) q[at(row * p.dqk)] = 200;
   for (Index key = 0; key < p.tk; ++key) k[at(key * p.dqk)] = key == 70 ? 250 : static_cast<double>(-key);
@@ -216,12 +202,10 @@ TEST_P(KernelForward, GrowingLogits) {
 TEST_P(KernelForward, LargeAndSmallValues) {
   if (dtype() != DType::f32) GTEST_SKIP() << "for f32";
   for (const double size : {3.4e38, 1e36, 1e30, 1e-30, 1e-36}) {
-    KernelProblem problem{"", {.tq = 20, .tk = 40, .dqk = 8, .dv = 8, .dtype = DType::f32, .slices = {{0, 20, 0, 40}}}};
+    Slice slice{0, 20, 0, 40};
+    if (size > 1e38) slice.lo = slice.hi = 3;  // one key each: a sum of several would pass the largest float
+    KernelProblem problem = make_problem({.tq = 20, .tk = 40, .dqk = 8, .dv = 8, .dtype = DType::f32}, {slice}, 17);
     AttentionProblem& p = problem.p;
-    if (size > 1e38)
-      p.slices[0].lo = p.slices[0].hi = 3;  // one key each: a sum of several would pass the largest float
-    Random random(17);
-    p.fill(random);
     std::vector<double> v = p.v.values();
     for (double& x : v) x *= size / 2;
     p.v.set(v);

@@ -111,6 +111,10 @@ struct KernelProblem {
   }
 };
 
+inline KernelProblem make_problem(AttentionProblem p, std::vector<Slice> slices, unsigned seed) {
+  return {"", filled(std::move(p), std::move(slices), seed)};
+}
+
 // All outputs of both passes, in the dtype of the problem; each starts as NaN. Statistics are f32 or f64.
 struct Outputs {
   explicit Outputs(const AttentionProblem& p, DType statistics = DType::f32)

@@ -35,9 +35,8 @@ inline void expect_same_however_cut(std::string_view kernel, const Mask& mask, c
   const Problem problem(packing, mask);
   const AttentionProblem base{
       .hq = cuts.heads, .hk = cuts.heads / 2, .dqk = cuts.dqk, .dv = cuts.dv, .dtype = cuts.dtype};
-  KernelProblem whole{"", masked(base, packing, mask), {}, cuts.keys_per_split};
-  Random random(32);
-  whole.p.fill(random);
+  KernelProblem whole = make_problem(base, packing, mask, 32);
+  whole.keys_per_split = cuts.keys_per_split;
   const Outputs want(whole.p), plain(whole.p);
   attend_on(kernel, want.forward_args(whole));
   KernelForwardArgs without_logits = plain.forward_args(whole);

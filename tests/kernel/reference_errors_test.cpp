@@ -13,11 +13,8 @@ namespace weft::test {
 namespace {
 
 AttentionProblem good() {
-  AttentionProblem p{.tq = 6, .tk = 5, .hq = 4, .hk = 2, .dqk = 3, .dv = 2, .sink = Sink::Kind::learnable};
-  p.slices = {{0, 6, 0, 5}};
-  Random random(31);
-  p.fill(random);
-  return p;
+  return filled({.tq = 6, .tk = 5, .hq = 4, .hk = 2, .dqk = 3, .dv = 2, .sink = Sink::Kind::learnable}, {{0, 6, 0, 5}},
+                31);
 }
 
 bool all_nan(const Buffer& buffer) {

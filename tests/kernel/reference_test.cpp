@@ -237,9 +237,7 @@ TEST(Reference, InterleavedViewsGiveTheSameBits) {
     from_f64(p.v.values(), fused.v);
     const Forward got(p);
     KernelForwardArgs args = got.args(p);
-    args.q = fused.q;
-    args.k = fused.k;
-    args.v = fused.v;
+    read_from(args, fused.q, fused.k, fused.v);
     reference_forward(args);
     EXPECT_EQ(got.out.values(), plain.out.values());
     EXPECT_EQ(got.lse.values(), plain.lse.values());

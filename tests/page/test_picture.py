@@ -10,6 +10,7 @@ import pytest
 import model
 
 SOURCE = pathlib.Path(__file__).parents[2]
+BOX = r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -20,16 +21,14 @@ def picture(weft, *args):
 
 def cells(root):
     """{class: {(query, key)}} of a picture of 16 tokens and one panel: the middles of the drawn rectangles."""
-    frame = next(e for e in root.iter(f"{SVG}rect") if e.get("class") == "empty")
-    x0, y0, size = (float(frame.get(name)) for name in ("x", "y", "width"))
+    boxes = {path.get("class"): [[float(n) for n in box] for box in re.findall(BOX, path.get("d", ""))]
+             for path in root.iter(f"{SVG}path")}
+    [(x0, y0, size, _)] = boxes["empty"]
     found = {}
-    for path in root.iter(f"{SVG}path"):
-        name, *kind = path.get("class").split()
-        if kind != ["cell"]:
-            continue
-        for x, y, x1, y1 in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)", path.get("d")):
-            q, k = (float(y) + float(y1)) / 2 - y0, (float(x) + float(x1)) / 2 - x0
-            found.setdefault(name, set()).add((int(q / size * 16), int(k / size * 16)))
+    for classes, drawn in boxes.items():
+        if classes and classes.endswith(" cell"):
+            found[classes.split()[0]] = {(int((y + high / 2 - y0) / size * 16), int((x + wide / 2 - x0) / size * 16))
+                                         for x, y, wide, high in drawn}
     return found
 
 
@@ -122,7 +121,7 @@ def test_pictures_of_the_docs_are_up_to_date(weft):
     for name, text in made.items():
         # Another processor may round the last digit another way.
         same = re.sub(r"-?\d+(?:\.\d+)?", "", text) == re.sub(r"-?\d+(?:\.\d+)?", "", kept[name])
-        assert same and all(abs(a - b) < 0.05 for a, b in zip(numbers(text), numbers(kept[name]))), \
+        assert same and all(abs(a - b) < 0.15 for a, b in zip(numbers(text), numbers(kept[name]))), \
             f"docs/pictures/{name} is out of date; make pictures"
 
 

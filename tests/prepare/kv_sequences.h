@@ -128,6 +128,12 @@ inline KvBufferForwardArgs forward_args(const Setting& r, Tensors& t, Range rows
   check::DeviceMirror same({});
   return forward_args(views_of(r, t, same), rows);
 }
+inline KvBufferForwardArgs forward_args_with_keys(const Setting& r, Tensors& t, Range rows) {
+  KvBufferForwardArgs args = forward_args(r, t, rows);
+  args.k = rows_of(t.k.view, rows);
+  args.v = rows_of(t.v.view, rows);
+  return args;
+}
 inline KvBufferBackwardArgs backward_args(const Setting& r, Tensors& t, Range rows) {
   check::DeviceMirror same({});
   return backward_args(views_of(r, t, same), rows);

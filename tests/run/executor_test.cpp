@@ -10,34 +10,24 @@
 #include "exact_ranks.h"
 #include "index.h"
 #include "ranks.h"
-#include "weft/error.h"
+#include "refusal.h"
+#include "sanitized.h"
 
 namespace weft::test {
 namespace {
 
-// Sanitizers slow threads down tenfold; they need the paths, not the numbers.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSlow = true;
-#else
-constexpr bool kSlow = false;
-#endif
-const std::vector<Index> kRanks = kSlow ? std::vector<Index>{4} : std::vector<Index>{1, 2, 3, 4, 8};
+const std::vector<Index> kRanks = kSanitized ? std::vector<Index>{4} : std::vector<Index>{1, 2, 3, 4, 8};
 
 Stream documents(std::vector<Index> lengths, Index multiple = 1) {
   return Stream::from_lengths(lengths).padded_to(multiple);
 }
 
 double worst_error(const RanksResult& r, const Exact& want, bool sink) {
-  double worst = 0;
-  for (auto [got, exact] : {std::pair{&r.out, &want.out},
-                            {&r.lse, &want.lse},
-                            {&r.max_logit, &want.max_logit},
-                            {&r.dq, &want.dq},
-                            {&r.dk, &want.dk},
-                            {&r.dv, &want.dv}})
-    worst = std::max(worst, relative_error(*got, *exact));
-  if (sink) worst = std::max(worst, relative_error(r.dsink, want.dsink));
-  return worst;
+  std::vector<double> all = errors_of(r, want);
+  all.push_back(relative_error(r.lse, want.lse));
+  all.push_back(relative_error(r.max_logit, want.max_logit));
+  if (sink) all.push_back(relative_error(r.dsink, want.dsink));
+  return *std::max_element(all.begin(), all.end());
 }
 
 std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, Index ranks) {
@@ -100,7 +90,7 @@ TEST(Executor, EqualsTheReference) {
 
 // Known to go wrong elsewhere: a window to the right that ends in the other half of a short document.
 TEST(Executor, WindowToTheRightOverTwoRanks) {
-  if (kSlow) GTEST_SKIP() << "numbers, not paths";
+  if (kSanitized) GTEST_SKIP() << "numbers, not paths";
   const Problem problem(documents({4096, 400}), {.left = 512, .right = 512});
   const RanksProblem p{.problem = problem, .heads_q = 1, .heads_k = 1};
   RanksInput in(p);
@@ -144,13 +134,7 @@ TEST(Executor, GradientsHaveTheSameBitsOnEveryRun) {
       return run_on_ranks(p, in, make_layouts(LayoutKind::dual_chunk, problem, 4), options, {.deterministic = true});
     };
     const RanksResult first = run();
-    for (int i = 0; i < (kSlow ? 1 : 10); ++i) {
-      const RanksResult again = run();
-      EXPECT_EQ(again.dq.bytes, first.dq.bytes);
-      EXPECT_EQ(again.dk.bytes, first.dk.bytes);
-      EXPECT_EQ(again.dv.bytes, first.dv.bytes);
-      EXPECT_EQ(again.dsink.bytes, first.dsink.bytes);
-    }
+    for (int i = 0; i < (kSanitized ? 1 : 10); ++i) EXPECT_TRUE(same_bytes(run(), first)) << name(options.kind);
   }
 }
 
@@ -184,12 +168,9 @@ TEST(Executor, ThreadsThatMixTheirCallsHaveTheBitsOfOne) {
   std::atomic<int> wrong = 0;
   for (std::size_t t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
-      for (std::size_t i = 0; i < (kSlow ? kinds.size() : 8 * kinds.size()); ++i) {
+      for (std::size_t i = 0; i < (kSanitized ? kinds.size() : 8 * kinds.size()); ++i) {
         Kind& kind = kinds[(i * (2 * t + 1) + t) % kinds.size()];
-        const RanksResult got = kind.run();
-        for (const auto part : {&RanksResult::out, &RanksResult::lse, &RanksResult::dq, &RanksResult::dk,
-                                &RanksResult::dv, &RanksResult::dsink})
-          wrong += (got.*part).bytes != (kind.wanted.*part).bytes;
+        wrong += same_bytes(kind.run(), kind.wanted) ? 0 : 1;
       }
     });
   }
@@ -199,7 +180,7 @@ TEST(Executor, ThreadsThatMixTheirCallsHaveTheBitsOfOne) {
 
 // Sums over steps and ranks are f32 and rounded once, so more ranks do not cost accuracy.
 TEST(Executor, RingInBf16IsAsExactAsOneRank) {
-  if (kSlow) GTEST_SKIP() << "numbers, not paths";
+  if (kSanitized) GTEST_SKIP() << "numbers, not paths";
   const Problem problem(documents({1024, 300, 724}, 16), {.causal = true});
   const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 64, .dim_v = 64, .dtype = DType::bf16};
   RanksInput in(p);
@@ -249,7 +230,7 @@ TEST(Executor, AnyHeadsOnAnyRanks) {
     Index heads_q, heads_k, ranks;
   };
   const std::vector<Shape> shapes = {{3, 1, 4}, {8, 2, 8}, {12, 2, 8}, {3, 3, 4}, {1, 1, 8}, {6, 3, 4}};
-  for (const Shape& shape : std::span(shapes).first(kSlow ? 1 : shapes.size())) {
+  for (const Shape& shape : std::span(shapes).first(kSanitized ? 1 : shapes.size())) {
     const RanksProblem p{.problem = problem, .heads_q = shape.heads_q, .heads_k = shape.heads_k, .sink = true};
     RanksInput in(p);
     const Exact want(p, in);
@@ -284,50 +265,25 @@ TEST(Executor, ExactMovesWhatIsSeen) {
   EXPECT_EQ(bytes(own, LayoutKind::contiguous, 8, ScheduleKind::exact), 0);
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
-  const Problem problem(documents({64}), {.causal = true});
+  const Problem problem(documents({64}), {.causal = true}), other(documents({65}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   const Layouts striped = make_layouts(LayoutKind::striped, problem, 2);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 2, {1, 1}); }).find("rank 2 of 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {3, 2}); }).find("3 query heads over 2"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }).find("head_groups 3"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] {
-              make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence});
-            }).find("KeyOrder::rank"),
-            std::string::npos);
-  const Problem other(documents({65}), {.causal = true});
-  EXPECT_NE(error_of([&] { make_schedule(other, layouts, 0, {1, 1}); }).find("same packing"), std::string::npos);
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {3, 2}); }, {"3 query heads over 2"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }, {"head_groups 3"});
+  expect_refusal([&] { make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence}); },
+                 {"KeyOrder::rank"});
+  expect_refusal([&] { make_schedule(other, layouts, 0, {1, 1}); }, {"same packing"});
   run_ranks(2, [&](Communicator& comm) {
-    EXPECT_NE(error_of([&] {
-                Executor(comm, make_schedule(problem, layouts, 1 - comm.rank(), {1, 1}));
-              }).find("the communicator"),
-              std::string::npos);
-    Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}));
-    std::vector<float> x(64 * 8, 1.0F), y(x);
-    const auto view = [&](Index rows, Index heads) { return thd(x.data(), DType::f32, rows, heads, 8); };
+    const auto schedule_of = [&](Index rank) { return make_schedule(problem, layouts, rank, {1, 1}); };
+    expect_refusal([&] { Executor(comm, schedule_of(1 - comm.rank())); }, {"the communicator"});
+    expect_refusal([&] { Executor(comm, schedule_of(comm.rank()), {.kernel = "fast"}); }, {"no kernel 'fast'"});
+    Executor executor(comm, schedule_of(comm.rank()));
     const auto call = [&](Index rows, Index heads) {
-      executor.forward({.q = view(rows, heads),
-                        .k = view(rows, heads),
-                        .v = view(rows, heads),
-                        .out = thd(y.data(), DType::f32, rows, heads, 8)});
+      executor.forward(RankTensors<>(rows, heads, 8, 1).args().forward);
     };
-    EXPECT_NE(error_of([&] { call(31, 1); }).find("q has 31 rows"), std::string::npos);
-    EXPECT_NE(error_of([&] { call(32, 2); }).find("q has 2 heads"), std::string::npos);
-    EXPECT_NE(error_of([&] {
-                Executor(comm, make_schedule(problem, layouts, comm.rank(), {1, 1}), {.kernel = "fast"});
-              }).find("no kernel 'fast'"),
-              std::string::npos);
+    expect_refusal([&] { call(31, 1); }, {"q has 31 rows"});
+    expect_refusal([&] { call(32, 2); }, {"q has 2 heads"});
     call(32, 1);  // usable after all that
   });
 }
@@ -374,13 +330,10 @@ TEST(Checked, NamesTheRanksThatDiffer) {
             "schedule: rank 3 differs from ranks 0, 1, 2");
   EXPECT_EQ(differ([&](Communicator& comm) {
               Executor executor = make(comm, mask_of(false), {2, 2}, {});
-              std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
-              const auto view = thd(x.data(), DType::f32, 32, 2, 8);
-              executor.forward({.q = view,
-                                .k = view,
-                                .v = view,
-                                .attention = {.scale = comm.rank() == 1 ? 0.5 : 0.25},
-                                .out = thd(y.data(), DType::f32, 32, 2, 8)});
+              const RankTensors<> t(32, 2, 8, 1);
+              ExecutorForwardArgs args = t.args().forward;
+              args.attention.scale = comm.rank() == 1 ? 0.5 : 0.25;
+              executor.forward(args);
             }).substr(0, 40),
             "attention (scale, softcap, sink, head_ma");
 }
@@ -390,9 +343,8 @@ TEST(Executor, ACallInsideAnotherIsRefused) {
   const Problem problem(documents({64}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
   run_ranks(1, [&](Communicator& comm) {
-    std::vector<float> x(64 * 2 * 8, 1.0F), y(x);
-    const auto view = thd(x.data(), DType::f32, 64, 2, 8);
-    const ExecutorForwardArgs args{.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, 64, 2, 8)};
+    const RankTensors<> t(64, 2, 8, 1);
+    const ExecutorForwardArgs args = t.args().forward;
     std::unique_ptr<Executor> executor;
     std::vector<std::string> errors;
     const auto again = [&] { errors.push_back(error_of([&] { executor->forward(args); })); };
@@ -405,71 +357,43 @@ TEST(Executor, ACallInsideAnotherIsRefused) {
     executor->forward(args);
     executor->forward(args);  // the refused ones left nothing behind
     ASSERT_GE(errors.size(), 4u);
-    for (const std::string& e : errors) {
-      EXPECT_NE(e.find("a call of this executor began while another one"), std::string::npos) << e;
-      EXPECT_NE(e.find("executor of its own"), std::string::npos) << e;
-    }
+    for (const std::string& e : errors)
+      expect_parts(e, {"a call of this executor began while another one", "executor of its own"});
   });
 }
 
 // Four threads on one executor, in bf16, where sums of dK and dV lie in its workspace: each call is the only one in it,
 // and has the single thread's bits, or is refused.
 TEST(Executor, BelongsToOneThreadAtATime) {
-  using check::Tensor;
   const Problem problem(documents({100, 540}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
   for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::ring}) {
     run_ranks(1, [&](Communicator& comm) {
       Executor executor(comm, make_schedule(problem, layouts, 0, {2, 2}, {.kind = kind}));
-      struct One {
-        Tensor q, k, v, dout, out, lse, dq, dk, dv;
-      };
-      const auto tensors = [](unsigned seed) {
-        std::mt19937_64 engine(seed);
-        const auto random = [&] {
-          return check::random_tensor(engine, DType::bf16, 640, 2, 16, [](Index) { return true; });
-        };
-        const auto room = [] { return Tensor(DType::bf16, 640, 2, 16); };
-        return One{random(), random(), random(), random(), room(), Tensor(DType::f32, 640, 2, 1),
-                   room(),   room(),   room()};
-      };
-      const auto both = [&](const One& t) {
-        executor.forward({.q = t.q.view, .k = t.k.view, .v = t.v.view, .out = t.out.view, .lse = t.lse.view});
-        executor.backward({.q = t.q.view,
-                           .k = t.k.view,
-                           .v = t.v.view,
-                           .dout = t.dout.view,
-                           .out = t.out.view,
-                           .lse = t.lse.view,
-                           .dq = t.dq.view,
-                           .dk = t.dk.view,
-                           .dv = t.dv.view});
-      };
-      std::vector<One> alone, mine;
+      using One = RankTensors<>;
+      std::deque<One> alone, mine;
       for (unsigned n = 0; n < 4; ++n) {
-        alone.push_back(tensors(n));
-        mine.push_back(tensors(n));
-        both(alone.back());
+        mine.emplace_back(640, 2, 16, n, DType::bf16);
+        alone.emplace_back(640, 2, 16, n, DType::bf16).run(executor);
       }
       std::atomic<int> right = 0, wrong = 0, refused = 0;
       std::vector<std::thread> threads;
       for (std::size_t n = 0; n < 4; ++n)
         threads.emplace_back([&, n] {
-          for (int i = 0; i < (kSlow ? 5 : 40); ++i) {
-            try {
-              both(mine[n]);
-              const One &a = alone[n], &b = mine[n];
-              const bool same = a.out.bytes == b.out.bytes && a.dq.bytes == b.dq.bytes && a.dk.bytes == b.dk.bytes &&
-                                a.dv.bytes == b.dv.bytes;
-              (same ? right : wrong) += 1;
-            } catch (const Error&) {
+          for (int i = 0; i < (kSanitized ? 5 : 40); ++i) {
+            if (!error_of([&] { mine[n].run(executor); }).empty()) {
               refused += 1;
+              continue;
             }
+            bool same = true;
+            for (const auto tensor : {&One::out, &One::dq, &One::dk, &One::dv})
+              same = same && (mine[n].*tensor).bytes == (alone[n].*tensor).bytes;
+            (same ? right : wrong) += 1;
           }
         });
       for (std::thread& thread : threads) thread.join();
       EXPECT_EQ(wrong, 0) << name(kind);
-      EXPECT_EQ(right + refused, kSlow ? 20 : 160);
+      EXPECT_EQ(right + refused, kSanitized ? 20 : 160);
     });
   }
 }
@@ -484,10 +408,8 @@ TEST(Executor, ARankThatThrowsEndsTheOthers) {
                           {.observer = [&](const StepEvent&) {
                             if (comm.rank() == 2) throw Error("this rank has had enough", "leave it alone");
                           }});
-        std::vector<float> x(at(layouts.q.rows() * 4 * 8), 1.0F), y(x);
-        const auto view = thd(x.data(), DType::f32, layouts.q.rows(), 4, 8);
-        for (int i = 0; i < 100; ++i)
-          executor.forward({.q = view, .k = view, .v = view, .out = thd(y.data(), DType::f32, layouts.q.rows(), 4, 8)});
+        const RankTensors<> t(layouts.q.rows(), 4, 8, 1);
+        for (int i = 0; i < 100; ++i) executor.forward(t.args().forward);
       });
     });
     EXPECT_EQ(what, "rank 2: this rank has had enough; leave it alone") << name(kind);

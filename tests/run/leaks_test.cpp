@@ -27,12 +27,8 @@ std::size_t held() {
 }
 
 TEST(Leaks, AThousandPassesOnFourRanks) {
-  const RanksProblem p{.problem = Problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true}),
-                       .heads_q = 4,
-                       .heads_k = 2,
-                       .dim_qk = 4,
-                       .dim_v = 4,
-                       .sink = true};
+  const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
+  const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 4, .dim_v = 4, .sink = true};
   RanksInput input(p);
   const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, 4);
   const std::span<const ScheduleKind> kinds = schedule_kinds();
@@ -51,15 +47,13 @@ TEST(Leaks, AThousandPassesOnFourRanks) {
 
 // One executor a rank and schedule, called again and again.
 TEST(Leaks, AThousandCallsOfExecutors) {
-  const Index rows = 8, heads = 4, dim = 4;
   const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 4);
-  ASSERT_EQ(layouts.q.rows(), rows);
   for (const ScheduleKind kind : schedule_kinds()) {
     std::size_t before = 0, after = 0;
     run_ranks(4, [&](Communicator& comm) {
-      const RankTensors<check::Tensor> tensors(rows, heads, dim, static_cast<unsigned>(comm.rank()));
-      Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {heads, heads}, {.kind = kind}));
+      const RankTensors<> tensors(layouts.q.rows(), 4, 4, static_cast<unsigned>(comm.rank()));
+      Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {4, 4}, {.kind = kind}));
       const auto meet = [&] {
         float token = 0;
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();

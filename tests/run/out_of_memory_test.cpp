@@ -150,16 +150,8 @@ TEST_P(OutOfMemory, Kernels) {
   for (const KernelParam& param : kernel_params()) {
     const KernelRequest request{.pass = Pass::backward, .dtype = param.dtype, .dim_qk = 16, .dim_v = 16};
     if (find_kernel(param.kernel).refusal(request)) continue;
-    KernelProblem problem{"",
-                          {.tq = 40,
-                           .tk = 70,
-                           .hq = 2,
-                           .dqk = 12,
-                           .dv = 20,
-                           .dtype = param.dtype,
-                           .slices = {{0, 40, 0, 70, -kUnlimited, 9}}}};
-    Random random(3);
-    problem.p.fill(random);
+    const KernelProblem problem = make_problem({.tq = 40, .tk = 70, .hq = 2, .dqk = 12, .dv = 20, .dtype = param.dtype},
+                                               {{0, 40, 0, 70, -kUnlimited, 9}}, 3);
     const Outputs want(problem.p), got(problem.p);
     want.run(problem, param.kernel, Pass::backward);
     const std::string what = param.kernel + " " + std::string(name(param.dtype));
@@ -176,10 +168,8 @@ TEST_P(OutOfMemory, Kernels) {
 // A problem worth several threads: each has its own memory, and any of them may get none.
 TEST_P(OutOfMemory, KernelsOnThreads) {
   set_cpu_threads(4);
-  KernelProblem problem{
-      "", {.tq = 90, .tk = 300, .hq = 4, .dqk = 65, .dv = 130, .dtype = DType::f32, .slices = {{0, 90, 0, 300}}}};
-  Random random(3);
-  problem.p.fill(random);
+  const KernelProblem problem =
+      make_problem({.tq = 90, .tk = 300, .hq = 4, .dqk = 65, .dv = 130, .dtype = DType::f32}, {{0, 90, 0, 300}}, 3);
   const Outputs want(problem.p), got(problem.p);
   want.run(problem, "cpu", Pass::backward);
   const long n = each_in_turn(
@@ -189,38 +179,25 @@ TEST_P(OutOfMemory, KernelsOnThreads) {
   set_cpu_threads(0);
 }
 
-struct TwoRanks {
-  RanksProblem problem{.problem = Problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true}),
-                       .heads_q = 2,
-                       .heads_k = 2,
-                       .dim_qk = 4,
-                       .dim_v = 4,
-                       .sink = true};
-  RanksInput input{problem};
-};
-
-bool same(const RanksResult& a, const RanksResult& b) {
-  return a.out.bytes == b.out.bytes && a.lse.bytes == b.lse.bytes && a.dq.bytes == b.dq.bytes &&
-         a.dk.bytes == b.dk.bytes && a.dv.bytes == b.dv.bytes && a.dsink.bytes == b.dsink.bytes;
-}
-
 // Whichever rank it befalls, run_ranks comes back with an error, and the next world of ranks is right.
 TEST_P(OutOfMemory, TwoRanksEnd) {
   set_cpu_threads(1);
-  TwoRanks t;
-  const Layouts layouts = make_layouts(LayoutKind::zigzag, t.problem.problem, 2);
+  const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
+  const RanksProblem p{.problem = problem, .heads_q = 2, .heads_k = 2, .dim_qk = 4, .dim_v = 4, .sink = true};
+  RanksInput input{p};
+  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   for (const ScheduleKind kind : schedule_kinds()) {
     for (const bool checked : {false, true}) {
-      const ScheduleOptions options{.kind = kind};
-      const RanksResult want = run_on_ranks(t.problem, t.input, layouts, options, {.checked = checked});
+      const auto run = [&] { return run_on_ranks(p, input, layouts, {.kind = kind}, {.checked = checked}); };
+      const RanksResult want = run();
       std::optional<RanksResult> got;
       const long n = each_in_turn(
           std::string(name(kind)).c_str(), GetParam(),
           [&] {
             got.reset();
-            got.emplace(run_on_ranks(t.problem, t.input, layouts, options, {.checked = checked}));
+            got.emplace(run());
           },
-          [&] { return same(*got, want); });
+          [&] { return same_bytes(*got, want); });
       EXPECT_GT(n, 50);
       std::printf("%s%s: %ld allocations\n", std::string(name(kind)).c_str(), checked ? ", checked" : "", n);
       if (HasFailure()) return;
@@ -232,13 +209,12 @@ TEST_P(OutOfMemory, TwoRanksEnd) {
 // One executor, used again after each failure.
 TEST_P(OutOfMemory, AnExecutorIsUsedAgain) {
   set_cpu_threads(1);
-  const Index rows = 32, heads = 2, dim = 4;
   const Problem problem(Stream::from_lengths(std::vector<Index>{17, 5, 10}), {.causal = true});
   const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
-  const RankTensors<check::Tensor> t(rows, heads, dim, 4);
+  const RankTensors<> t(32, 2, 4, 4);
   for (const ScheduleKind kind : schedule_kinds()) {
     run_ranks(1, [&](Communicator& comm) {
-      Executor executor(comm, make_schedule(problem, layouts, 0, {heads, heads}, {.kind = kind, .ulysses = 1}));
+      Executor executor(comm, make_schedule(problem, layouts, 0, {2, 2}, {.kind = kind, .ulysses = 1}));
       const auto call = [&] { t.run(executor); };
       call();
       const std::vector<std::byte> first_out = t.out.bytes, first_dk = t.dk.bytes;

@@ -7,16 +7,16 @@
 
 namespace weft::tool {
 
-const std::vector<FlagSpec>& explain_flags();
+std::vector<FlagSpec> explain_flags();
 int explain(const Flags& flags);
 
-const std::vector<FlagSpec>& verify_flags();
+std::vector<FlagSpec> verify_flags();
 int verify(const Flags& flags);
 
-const std::vector<FlagSpec>& bench_flags();
+std::vector<FlagSpec> bench_flags();
 int bench(const Flags& flags);
 
-const std::vector<FlagSpec>& simulate_flags();
+std::vector<FlagSpec> simulate_flags();
 int simulate(const Flags& flags);
 
 }  // namespace weft::tool

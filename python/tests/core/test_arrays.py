@@ -32,13 +32,13 @@ def test_how_an_array_is_seen(kind):
 def test_no_copy_in_or_out(kind, seen):
     q, k, v = make(kind)
     r = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True, max_logit=True)
-    assert seen["attend"] == [kind.pointer(x) for x in (q, k, v, r.out, r.lse, r.max_logit)]
+    assert seen["forward"] == [kind.pointer(x) for x in (q, k, v, r.out, r.lse, r.max_logit)]
     for x in (r.out, r.lse, r.max_logit):
         assert type(x) is type(q)
     assert r.out.dtype == q.dtype and r.out.shape == q.shape and r.lse.shape == q.shape[:2]
     dout = make(kind, 1)[0]
     grads = r.backward(dout)
-    assert seen["attend_backward"] == [kind.pointer(x) for x in (q, k, v, r.out, r.lse, dout, *grads[:3])]
+    assert seen["backward"] == [kind.pointer(x) for x in (q, k, v, r.out, r.lse, dout, *grads[:3])]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -67,7 +67,7 @@ def test_an_array_with_dlpack_alone(name, seen):
     assert type(r.out) is np.ndarray
     np.testing.assert_array_equal(r.out, want.out)
     grads = r.backward(DlpackOnly(plain[0]))
-    assert seen["attend_backward"][:3] == [kind.pointer(x) for x in plain]
+    assert seen["backward"][:3] == [kind.pointer(x) for x in plain]
     np.testing.assert_array_equal(grads.dv, want.backward(plain[0]).dv)
     np.testing.assert_array_equal(weft.shard(q, 0, ranks=2, cu_seqlens=CU), weft.shard(plain[0], 0, ranks=2, cu_seqlens=CU))
 
@@ -93,7 +93,7 @@ def test_interleaved_qkv_is_taken_as_it_is(name, axis, seen):
     r = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True)
     begin = kind.pointer(qkv)
     step = (16 if axis == 1 else 8) * (4 if kind.dtype == "f32" else 2)
-    assert seen["attend"][:3] == [begin, begin + step, begin + 2 * step]
+    assert seen["forward"][:3] == [begin, begin + step, begin + 2 * step]
     want = weft.attention(*(kind.make(kind.read(x)) for x in (q, k, v)), cu_seqlens_q=CU, causal=True)
     np.testing.assert_array_equal(kind.read(r.out), kind.read(want.out))
     np.testing.assert_array_equal(kind.read(r.backward(q).dk), kind.read(want.backward(q).dk))
@@ -144,8 +144,8 @@ def test_read_only_outputs_are_refused(refused):
         weft.prepare.KvCache(fixed, x, offsets=[0, 12])
     view = _arrays.array(x)
     with refused("out is read-only"):
-        _core.attend(weft.plan(weft.Packing(CU)), view, view, view, _core.Format.thd, _core.Settings(),
-                     _arrays.array(fixed, True), None, None, "")
+        _core.OneRank(weft.Problem(weft.Packing(CU), weft.Mask())).forward(
+            view, view, view, _core.Format.thd, _core.Settings(), _arrays.array(fixed, True), None, None)
 
 
 def test_arrays_without_elements():

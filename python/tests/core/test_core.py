@@ -209,31 +209,28 @@ def test_explicit_layout(refused):
         weft.Layout.explicit(weft.Packing([0, 6], [0, 4]), [[(0, 0, 6)]])
 
 
+def assert_each_pair_once(see, plans):
+    """plans: (what has slices, token of each query row, token of each key row)"""
+    met = np.zeros(see.shape, int)
+    for plan, q_tokens, k_tokens in plans:
+        count = pairs(plan.slices, len(q_tokens), len(k_tokens))
+        for i, j in zip(*np.nonzero(count)):
+            met[q_tokens[i], k_tokens[j]] += count[i, j]
+    np.testing.assert_array_equal(met, see)
+
+
 @examples(80)
 @given(sides, masks, st.sampled_from(["zigzag", "contiguous", "striped", "balanced"]), st.integers(1, 4))
 def test_plans_cover_every_pair_once(parts, mask, layout, ranks):
     problem, see = _problem(parts, parts, mask)
     placed = weft.Layout(layout, problem.packing, ranks, problem.mask)
-    met = np.zeros(see.shape, int)
-    orders = ["rank"] if layout == "striped" else ["rank", "sequence"]
     tokens = [placed.tokens(r) for r in range(ranks)]
-
-    def meet(plan, q_tokens, k_tokens):
-        count = pairs(plan.slices, len(q_tokens), len(k_tokens))
-        for i, j in zip(*np.nonzero(count)):
-            met[q_tokens[i], k_tokens[j]] += count[i, j]
-
-    for order in orders:
-        met[:] = 0
-        keys = np.concatenate(tokens) if order == "rank" else np.arange(problem.packing.tokens_k)
-        for rank in range(ranks):
-            meet(weft.plan(problem.packing, problem.mask, layout=placed, ranks=ranks, rank=rank, keys=order), tokens[rank], keys)
-        np.testing.assert_array_equal(met, see)
-    met[:] = 0
-    for rank, other in itertools.product(range(ranks), repeat=2):
-        meet(weft.plan(problem.packing, problem.mask, layout=placed, ranks=ranks, rank=rank, keys=other), tokens[rank],
-             tokens[other])
-    np.testing.assert_array_equal(met, see)
+    # In the keys of each rank by turns, and in those of all ranks in both orders.
+    ways = [dict(enumerate(tokens)), {"rank": np.concatenate(tokens)}, {"sequence": np.arange(problem.packing.tokens_k)}]
+    for way in ways[:2] if layout == "striped" else ways:
+        assert_each_pair_once(see, [
+            (weft.plan(problem.packing, problem.mask, layout=placed, ranks=ranks, rank=rank, keys=keys), tokens[rank], way[keys])
+            for rank, keys in itertools.product(range(ranks), way)])
 
 
 @pytest.mark.parametrize("format", ["bshd", "sbhd"])
@@ -277,15 +274,6 @@ def test_valid_rows_and_chunks():
     assert sequence.tolist() == [0, 0, 1, 1, 1]
 
 
-def _met_by_steps(see, steps):
-    met = np.zeros(see.shape, int)
-    for step, q_tokens, k_tokens in steps:
-        count = pairs(step.slices, len(q_tokens), len(k_tokens))
-        for i, j in zip(*np.nonzero(count)):
-            met[q_tokens[i], k_tokens[j]] += count[i, j]
-    return met
-
-
 @pytest.mark.parametrize("mask", [dict(causal=True), dict(causal=True, window=(5, 0)), dict(), dict(causal=True, chunk_size=5)],
                          ids=str)
 def test_steps_cover_every_pair_once(mask):
@@ -298,7 +286,7 @@ def test_steps_cover_every_pair_once(mask):
     whole = np.arange(packing.tokens_k)
     steps = [(weft.rows.all_gather_step(packing, weft.Mask(**mask), ranks=ranks, rank=r, step=s), tokens[r], whole)
              for r in range(ranks) for s in range(2)]
-    np.testing.assert_array_equal(_met_by_steps(see, steps), see)
+    assert_each_pair_once(see, steps)
     for step, q_tokens, _ in steps:
         assert step.cu_seqlens_q.tolist() == [0, *np.cumsum(step.seqused_q).tolist()]
         assert step.max_seqlen_q == step.seqused_q.max() and len(step.rank_rows) == step.cu_seqlens_q[-1]
@@ -309,7 +297,7 @@ def test_steps_cover_every_pair_once(mask):
             kind, keys = weft.rows.ring_tile(ranks, r, s)
             assert keys == (r - s) % ranks and kind == ("diagonal" if s == 0 else "below" if keys < r else "above")
             ring.append((weft.rows.ring_step(packing, weft.Mask(**mask), ranks=ranks, rank=r, step=s), tokens[r], tokens[keys]))
-        np.testing.assert_array_equal(_met_by_steps(see, ring), see)
+        assert_each_pair_once(see, ring)
 
 
 # --- Explain and support ---

@@ -1,5 +1,6 @@
 """Machines, predictions, and schedule and layout auto."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -85,38 +86,36 @@ def test_memory_budget_changes_the_choice():
     assert "need more than" in tight.why()
 
 
-def test_attention_auto():
+FRONTS = ["weft", pytest.param("weft.torch", marks=pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch"))]
+
+
+def attend_auto(front, shape, packing, ranks, format="thd"):
+    """The worst difference of ranks, which choose layout and schedule, from one rank; and what each chose."""
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1024, h, 16), np.float32) for h in (4, 2, 2))
-    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True)
+    whole = [rng.standard_normal((*shape, heads, 16), np.float32) for heads in (4, 2, 2)]
+    how = dict(layout="auto", mask=CAUSAL, format=format)
+    if front == "weft.torch":
+        import torch
+        from weft.torch import context_parallel_attention as torch_attention
 
     def rank(comm):
-        how = dict(layout="auto", mask=CAUSAL)
-        mine = [weft.shard(x, comm, cu_seqlens=CU, **how) for x in (q, k, v)]
-        out = weft.attention(*mine, packing=weft.Packing(CU), mask=CAUSAL, comm=comm, schedule="auto", layout="auto").out
-        return out, weft.cost.chosen_layout(weft.Packing(CU), CAUSAL, comm.ranks)
+        mine = [weft.shard(x, comm, packing=packing, **how) for x in whole]
+        chosen = cost.chosen_layout(packing, CAUSAL, ranks, format=format), weft.position_ids(comm, packing=packing, **how)
+        if front == "weft":
+            return weft.attention(*mine, packing=packing, comm=comm, schedule="auto", **how).out, *chosen
+        out = torch_attention(*map(torch.from_numpy, mine), packing, CAUSAL, group=comm, schedule="auto",
+                              layout="auto", layout_mask=CAUSAL, format=format)
+        return out.numpy(), *chosen
 
-    results = weft.spawn(4, rank)
-    assert len({layout for _, layout in results}) == 1
-    many = weft.unshard([out for out, _ in results], cu_seqlens=CU, layout="auto", mask=CAUSAL)
-    assert np.abs(many - one.out).max() < 1e-5
+    outs, layouts, positions = zip(*weft.spawn(ranks, rank))
+    one = weft.attention(*whole, packing=packing, causal=True, format=format).out
+    return np.abs(weft.unshard(outs, packing=packing, **how) - one).max(), layouts, positions
 
 
-def test_torch_auto():
-    torch = pytest.importorskip("torch")
-    import weft.torch
-
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1024, h, 16) for h in (4, 2, 2))
-    one = weft.attention(q, k, v, cu_seqlens_q=CU, causal=True).out
-
-    def rank(comm):
-        mine = [weft.shard(x, comm, cu_seqlens=CU, layout="auto", mask=CAUSAL) for x in (q, k, v)]
-        return weft.torch.context_parallel_attention(*mine, weft.Packing(CU), CAUSAL, group=comm, schedule="auto", layout="auto",
-                                                     layout_mask=CAUSAL)
-
-    many = weft.unshard(weft.spawn(4, rank), cu_seqlens=CU, layout="auto", mask=CAUSAL)
-    assert (many - one).abs().max() < 1e-5
+@pytest.mark.parametrize("front", FRONTS)
+def test_attention_auto(front):
+    worst, layouts, _ = attend_auto(front, (1024,), weft.Packing(CU), 4)
+    assert worst < 1e-5 and len(set(layouts)) == 1
 
 
 def test_set_machine():
@@ -159,42 +158,14 @@ def test_layout_auto_goes_by_the_causal_mask_unless_one_is_given():
 
 
 @pytest.mark.parametrize("format", ["bshd", "sbhd"])
-def test_auto_leaves_a_batch_a_batch(format):
+@pytest.mark.parametrize("front", FRONTS)
+def test_auto_leaves_a_batch_a_batch(front, format):
     """A sequence for each rank: without the format a layout is chosen whose rows are no batch."""
-    rng = np.random.default_rng(3)
-    shape = (4, 512) if format == "bshd" else (512, 4)
-    q, k, v = (rng.standard_normal((*shape, heads, 16), np.float32) for heads in (4, 2, 2))
     packing = weft.Packing.from_batch(4, 512)
     assert cost.chosen_layout(packing, CAUSAL, 4) not in cost.batch_layouts(packing, 4)
-    assert cost.chosen_layout(packing, CAUSAL, 4, format=format) in cost.batch_layouts(packing, 4)
-    one = weft.attention(q, k, v, causal=True, format=format).out
-    how = dict(layout="auto", mask=CAUSAL, format=format)
-
-    def rank(comm):
-        mine = [weft.shard(x, comm, **how) for x in (q, k, v)]
-        out = weft.attention(*mine, comm=comm, schedule="auto", **how).out
-        return out, weft.position_ids(comm, packing=packing, **how)
-
-    outs, positions = zip(*weft.spawn(4, rank))
-    assert np.abs(weft.unshard(outs, **how) - one).max() < 1e-5
+    worst, layouts, positions = attend_auto(front, (4, 512) if format == "bshd" else (512, 4), packing, 4, format)
+    assert worst < 1e-5 and set(layouts) <= set(cost.batch_layouts(packing, 4))
     assert np.array_equal(np.sort(np.concatenate(positions)), np.repeat(np.arange(512), 4))
-
-
-def test_torch_auto_leaves_a_batch_a_batch():
-    torch = pytest.importorskip("torch")
-    import weft.torch
-
-    q, k, v = (torch.randn(4, 512, heads, 16) for heads in (4, 2, 2))
-    packing, how = weft.Packing.from_batch(4, 512), dict(layout="auto", format="bshd")
-    one = weft.attention(q, k, v, causal=True, format="bshd").out
-
-    def rank(comm):
-        mine = [weft.shard(x, comm, mask=CAUSAL, **how) for x in (q, k, v)]
-        return weft.torch.context_parallel_attention(
-            *mine, packing, CAUSAL, group=comm, schedule="auto", layout_mask=CAUSAL, **how
-        )
-
-    assert (weft.unshard(weft.spawn(4, rank), mask=CAUSAL, **how) - one).abs().max() < 1e-5
 
 
 def test_auto_where_no_layout_leaves_a_batch():

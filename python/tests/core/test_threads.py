@@ -18,28 +18,22 @@ def tensors(seed=1, heads=4, kv_heads=2):
     return [torch.randn(64, h, 16, generator=generator) for h in (heads, kv_heads, kv_heads, heads)]
 
 
-def one_rank(**options):
-    *inputs, dout = tensors()
-    inputs = [x.requires_grad_() for x in inputs]
-    sink = torch.linspace(-1, 1, 4, requires_grad=True)
-    out, lse = weft.torch.context_parallel_attention(*inputs, PACKING, causal=True, sink=sink, return_lse=True, one_rank=True,
+def run(*whole, **options):
+    """out, lse, and gradients of q, k, v and the sink."""
+    *inputs, dout = whole
+    inputs = [*(x.requires_grad_() for x in inputs), torch.linspace(-1, 1, 4, requires_grad=True)]
+    out, lse = weft.torch.context_parallel_attention(*inputs[:3], PACKING, causal=True, sink=inputs[3], return_lse=True,
                                                      **options)
     out.backward(dout)
-    return out.detach(), lse, *(x.grad for x in (*inputs, sink))
+    return out.detach(), lse, *(x.grad for x in inputs)
 
 
 def on_threads(**options):
     """The same of all ranks: rows are put together, the sink's gradient is summed."""
 
     def rank(comm):
-        *inputs, dout = (weft.torch.shard(x, PACKING, comm) for x in tensors())
-        inputs = [x.requires_grad_() for x in inputs]
-        sink = torch.linspace(-1, 1, 4, requires_grad=True)
-        out, lse = weft.torch.context_parallel_attention(*inputs, PACKING, causal=True, sink=sink, return_lse=True, group=comm,
-                                                         **options)
-        out.backward(dout)
-        parts = [weft.torch.unshard(x.detach(), PACKING, comm) for x in (out, lse, *(x.grad for x in inputs))]
-        return *parts, sum(weft.torch.all_gather(sink.grad, comm))
+        *parts, dsink = run(*(weft.torch.shard(x, PACKING, comm) for x in tensors()), group=comm, **options)
+        return *(weft.torch.unshard(x, PACKING, comm) for x in parts), sum(weft.torch.all_gather(dsink, comm))
 
     results = weft.spawn(RANKS, rank)
     for other in results[1:]:
@@ -49,7 +43,7 @@ def on_threads(**options):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(schedule):
-    for got, wanted in zip(on_threads(schedule=schedule), one_rank()):
+    for got, wanted in zip(on_threads(schedule=schedule), run(*tensors(), one_rank=True)):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -67,12 +61,8 @@ def test_a_layer():
         q, k, v, _ = (weft.torch.shard(x, PACKING, comm) for x in tensors())
         return weft.torch.unshard(layer(q, k, v, PACKING), PACKING, comm)
 
-    torch.testing.assert_close(weft.spawn(RANKS, rank)[0], one_rank_out(), rtol=1e-5, atol=1e-5)
-
-
-def one_rank_out():
-    q, k, v, _ = tensors()
-    return weft.torch.context_parallel_attention(q, k, v, PACKING, causal=True, one_rank=True)
+    alone = weft.torch.context_parallel_attention(*tensors()[:3], PACKING, causal=True, one_rank=True)
+    torch.testing.assert_close(weft.spawn(RANKS, rank)[0], alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("drop", [False, True])

@@ -112,39 +112,32 @@ def test_deterministic():
 
 # Streams.
 
-def test_current_stream():
+def results(q, k, v, dout):
+    return run((q, k, v), dout, causal=True, deterministic=True)
+
+
+def plain_results(q, k, v, dout):
+    r = weft.attention(q, k, v, packing=PACKING, max_logit=True)
+    return r.out, r.lse, r.max_logit
+
+
+@pytest.mark.parametrize("call", [results, plain_results])
+def test_current_stream(call):
     """Inputs that are written late in a side stream: right results after that stream alone, and the call did not wait."""
-    *inputs, dout = tensors()
-    want = run(inputs, dout, causal=True, deterministic=True)
-    late = [torch.full_like(x, float("nan")) for x in (*inputs, dout)]
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        long_work()
-        for x, y in zip(late, (*inputs, dout)):
-            x.copy_(y)
-        got = run(late[:3], late[3], causal=True, deterministic=True)
-        waited = side.query()
-    assert not waited, "the call waited for the GPU"
-    side.synchronize()
-    assert_same(got, want)
-
-
-def test_attention_in_a_side_stream():
-    *inputs, dout = tensors()
-    want = weft.attention(*inputs, packing=PACKING, max_logit=True)
-    side = torch.cuda.Stream()
+    inputs = tensors()
+    want = call(*inputs)
     late = [torch.full_like(x, float("nan")) for x in inputs]
+    side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         long_work()
         for x, y in zip(late, inputs):
             x.copy_(y)
-        got = weft.attention(*late, packing=PACKING, max_logit=True)
+        got = call(*late)
         waited = side.query()
+    assert not waited, "the call waited for the GPU"
     side.synchronize()
-    assert not waited
-    assert_same([got.out, got.lse, got.max_logit], [want.out, want.lse, want.max_logit])
+    assert_same(got, want)
 
 
 def test_nothing_waits():

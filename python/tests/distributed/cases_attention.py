@@ -9,6 +9,7 @@ import weft.torch
 from torch.utils.checkpoint import checkpoint
 
 from group_cases import CASES, CROSS, LAYOUTS, MASKS, PADDED, RANKS, SCHEDULES, SELF, case, close, compare, run, tensors
+from refusals import refused
 
 
 def _combination(schedule, layout, mask):
@@ -55,11 +56,8 @@ def batches():
             assert rows[0].shape[axis] == length // RANKS
             for g, e in zip(run(*rows, packing, mask, format=format, layout=layout, schedule=schedule), expected):
                 close(g, weft.shard(e, comm, packing=packing, layout=layout, format=format), f"{format}, {layout}, {schedule}")
-    try:
+    with refused("dual_chunk"):
         run(*(x[:, :4] for x in whole), packing, format="bshd", layout="zigzag")
-        raise AssertionError("a batch with zigzag was not refused")
-    except weft.Error as e:
-        assert "dual_chunk" in str(e)
 
 
 @case
@@ -170,11 +168,8 @@ def groups():
         if me in (1, 3):
             compare(PADDED, MASKS["causal"], how, group=odd, layout="dual_chunk")
     if me in (0, 2):
-        try:
+        with refused("group"):  # this rank is not in it
             weft.torch.position_ids(SELF, odd)
-            raise AssertionError("a group that this rank is not in was taken")
-        except weft.Error as e:
-            assert "group" in str(e)
 
 
 @case

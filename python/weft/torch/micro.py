@@ -71,6 +71,9 @@ class MicroSequenceAttention(torch.nn.Module):
             self._alone = _core.python_communicator(0, 1, "alone", _Alone(), True)
         return self._alone
 
+    def _settings(self, sink: Optional[Tensor]) -> _core.Settings:
+        return _core.Settings(self.scale, self.softcap, None if sink is None else _arrays.array(sink, name="sink"))
+
     def _take(self, rows: int, k: Tensor, v: Tensor) -> Any:
         """A buffer for these keys: a free one that is large enough, or a new one."""
         shape = (k.shape[1], k.shape[2], v.shape[2], k.dtype, k.device)
@@ -124,16 +127,13 @@ class _Region(torch.autograd.Function):
         buffer = taken[2]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        logits = None if sink is None else _arrays.array(sink, name="sink")
-        stream = _arrays.stream_of(q)
+        settings, stream = layer._settings(sink), _arrays.stream_of(q)
         buffer.begin(micros, mask)
         with layer._together():
             for m in range(micros.micros):
                 here = slice(m * micros.local, (m + 1) * micros.local)
-                buffer.forward(m, _arrays.array(q[here], name="q"), _arrays.array(k[here], name="k"),
-                               _arrays.array(v[here], name="v"),
-                               layer.scale, layer.softcap, logits, _arrays.array(out[here], True), _arrays.array(lse[here], True),
-                               stream)
+                views = (_arrays.array(x[here], name=name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+                buffer.forward(m, *views, settings, *(_arrays.array(x[here], True) for x in (out, lse)), stream)
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
@@ -151,10 +151,9 @@ class _Region(torch.autograd.Function):
         ctx.region = None
         buffer = taken[2]
         dq, dk, dv = q.new_empty(q.shape), q.new_empty(ctx.shapes[0]), q.new_empty(ctx.shapes[1])
-        logits = None if sink is None else _arrays.array(sink, name="sink")
         dsink = None if sink is None else sink.new_zeros(sink.shape, dtype=torch.float32)
         part = None if sink is None else torch.empty_like(dsink)
-        stream = _arrays.stream_of(q)
+        settings, stream = layer._settings(sink), _arrays.stream_of(q)
         if dout.stride(-1) != 1:
             dout = dout.contiguous()
         with layer._together():
@@ -163,7 +162,7 @@ class _Region(torch.autograd.Function):
                 while layer.drop and (again := buffer.missing(m)) is not None:
                     rows = slice(again * micros.local, (again + 1) * micros.local)
                     buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped), stream)
-                buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), layer.scale, layer.softcap, logits,
+                buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), settings,
                                 *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
                                 None if part is None else _arrays.array(part, True), stream)
                 if part is not None:

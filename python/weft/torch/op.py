@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options, _placed, ranks
 from .._arrays import error
-from ..attention import OneRank, rank_schedule
+from ..attention import rank_schedule
 from ..cost import machine_number, machine_numbered
 from ..schedule import Schedule, schedule_of, unexpected
 from ..sharding import batch_shape, layout_of
@@ -30,6 +30,7 @@ _DEFAULTS: Dict[str, Any] = dict(
     format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False,
     head_map=None, deterministic=False, kernel="", max_logit=False, group="", schedule="all_gather", layout=None,
     layout_mask=None, checked=False, layer=None, machine=0)
+_MASK = ("causal", "bottom_right", "window", "chunk_size")
 
 
 def _plain(value: Any) -> Any:
@@ -55,13 +56,15 @@ def how_of(**options: Any) -> str:
     # The backward must choose as its forward did, also after another set_machine.
     if "auto" in (options.get("layout"), schedule.name):
         said["machine"] = machine_number()
+    mask = _core.Mask(*(options.get(name, _DEFAULTS[name]) for name in _MASK))  # refuses wrong types, and makes plain numbers
     for name, value in options.items():
-        usual = _DEFAULTS[name]
-        if value is usual:
-            continue
-        value = _options.option(name, _plain(value) if hasattr(value, "tolist") else value)
-        value = list(value) if isinstance(value, tuple) else "" if name == "kernel" and value is None else value
-        if value != (list(usual) if isinstance(usual, tuple) else usual):
+        if name in _MASK:
+            value = getattr(mask, name)
+        elif value is not _DEFAULTS[name]:
+            value = _options.option(name, _plain(value) if hasattr(value, "tolist") else value)
+        if name == "kernel" and value is None:
+            value = ""
+        if value != _DEFAULTS[name]:
             said[name] = value
     return json.dumps(said, sort_keys=True, default=_plain)
 
@@ -106,7 +109,7 @@ class _Run:
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
-            run = OneRank(problem, said["kernel"], said["deterministic"])
+            run = _core.OneRank(problem, said["kernel"], said["deterministic"])
             self.run = lambda: run
             return
         self.comm = comm = communicator(said["group"])

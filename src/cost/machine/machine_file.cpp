@@ -1,7 +1,8 @@
-// Machines as JSON. One list of fields serves reading and writing.
+// Machines as JSON.
 #include <charconv>
 #include <cmath>
 
+#include "cost/machine/fields.h"
 #include "cost/machine/json.h"
 #include "text.h"
 #include "weft/cost.h"
@@ -12,64 +13,6 @@ namespace {
 
 using cost::Json;
 
-template <class F, class K>
-void kernel_fields(K& k, F&& f) {
-  f("pass", k.pass);
-  f("dtype", k.dtype);
-  f("dim", k.dim);
-  f("flops", k.flops);
-  f("tile_q", k.tile_q);
-  f("tile_k", k.tile_k);
-  f("tile_seconds", k.tile_seconds);
-  f("row_seconds", k.row_seconds);
-  f("call_seconds", k.call_seconds);
-  f("units", k.units);
-  f("source", k.source);
-}
-
-template <class F, class L>
-void level_fields(L& l, F&& f) {
-  f("name", l.name);
-  f("ranks", l.ranks);
-  f("bandwidth", l.bandwidth);
-  f("full_duplex", l.full_duplex);
-  f("limits_sends", l.limits_sends);
-  f("latency", l.latency);
-  f("message_seconds", l.message_seconds);
-  f("uplink", l.uplink);
-  f("interference", l.interference);
-  f("source", l.source);
-}
-
-template <class F, class M>
-void machine_fields(M& m, F&& f) {
-  f("name", m.name);
-  f("about", m.about);
-  f("kernels", m.kernels);
-  f("levels", m.levels);
-  f("memory_bytes", m.memory_bytes);
-  f("row_bandwidth", m.row_bandwidth);
-  f("row_seconds", m.row_seconds);
-  f("copy_bandwidth", m.copy_bandwidth);
-  f("copy_seconds", m.copy_seconds);
-  f("exchange_seconds", m.exchange_seconds);
-  f("progress", m.progress);
-  f("relays_gathers", m.relays_gathers);
-  f("processor_ranks", m.processor_ranks);
-  f("processor_kernels", m.processor_kernels);
-  f("source", m.source);
-}
-
-template <class F, class K>
-void fields(K& of, F&& f) {
-  if constexpr (std::is_same_v<std::remove_const_t<K>, KernelRate>)
-    kernel_fields(of, f);
-  else if constexpr (std::is_same_v<std::remove_const_t<K>, Level>)
-    level_fields(of, f);
-  else
-    machine_fields(of, f);
-}
-
 // Fills an object; what is left out keeps its default.
 class Filler {
  public:
@@ -79,23 +22,20 @@ class Filler {
 
   template <class T>
   void fill(T& to) {
-    fields(to, [&](const char* key, auto& field) {
+    cost::fields(to, [&](const char* key, auto& field, const cost::Limit&) {
       known_ += text(known_.empty() ? "" : ", ", key);
-      for (const auto& [name, value] : from_.members) {
-        if (name != key) continue;
-        ++found_;
-        set(field, value, at_.empty() ? name : text(at_, ".", name));
-      }
+      for (const auto& [name, value] : from_.members)
+        if (name == key) set(field, value, place(name));
     });
-    if (found_ == from_.members.size()) return;
     for (const auto& [name, value] : from_.members) {
       bool is_field = false;
-      fields(to, [&](const char* key, const auto&) { is_field = is_field || name == key; });
-      if (!is_field) fail(value, at_.empty() ? name : text(at_, ".", name), "is not known", text("use ", known_));
+      cost::fields(to, [&](const char* key, const auto&, const cost::Limit&) { is_field = is_field || name == key; });
+      if (!is_field) fail(value, place(name), "is not known", text("use ", known_));
     }
   }
 
  private:
+  std::string place(const std::string& name) const { return at_.empty() ? name : text(at_, ".", name); }
   [[noreturn]] void fail(const Json& value, const std::string& at, std::string_view what, std::string remedy) const {
     throw Error(text(file_, ": line ", value.line, ": ", at, " ", what), std::move(remedy));
   }
@@ -154,7 +94,6 @@ class Filler {
   std::string at_;
   std::string_view file_;
   std::string known_;
-  std::size_t found_ = 0;
 };
 
 std::string shown(double value) {
@@ -182,7 +121,7 @@ std::string shown(const std::vector<T>& all) {
 template <class T>
 std::string object(const T& of, const std::string& indent) {
   std::string out = "{";
-  fields(of, [&](const char* key, const auto& value) {
+  cost::fields(of, [&](const char* key, const auto& value, const cost::Limit&) {
     out += text(out == "{" ? "" : ",", "\n", indent, "\"", key, "\": ", shown(value));
   });
   return text(out, "\n", indent.substr(2), "}");

@@ -10,64 +10,52 @@ namespace weft {
 namespace {
 
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
+constexpr Pass kForward = Pass::forward, kBackward = Pass::backward;
 
-struct GpuRates {
-  double forward, backward;  // TFLOP/s of full tiles at width 128
-  const char* source;
+// A kernel: TFLOP/s of full tiles, and microseconds that a tile, a row and a call cost.
+struct Rate {
+  Pass pass;
+  std::vector<DType> dtypes;
+  Index dim, tile_q, tile_k;
+  double tflops, tile, row, call;
 };
+void add(Machine& m, Index units, const char* source, std::initializer_list<Rate> rates) {
+  for (const Rate& r : rates)
+    for (const DType dtype : r.dtypes)
+      m.kernels.push_back({.pass = r.pass,
+                           .dtype = dtype,
+                           .dim = r.dim,
+                           .flops = r.tflops * kTera,
+                           .tile_q = r.tile_q,
+                           .tile_k = r.tile_k,
+                           .tile_seconds = r.tile * kMicro,
+                           .row_seconds = r.row * kMicro,
+                           .call_seconds = r.call * kMicro,
+                           .units = units,
+                           .source = source});
+}
+const std::vector<DType> kHalf = {DType::bf16, DType::f16}, kF32 = {DType::f32};
 
-// What tiles of Hopper's and Ampere's best kernels cost, by width.
-void add_gpu(Machine& m, const GpuRates& rates, Index units) {
-  struct Width {
-    Index dim;
-    double forward, backward;  // share of the rate at 128
-  };
-  for (const Width& w : {Width{64, 0.64, 0.87}, Width{128, 1, 1}, Width{256, 1, 0.55}}) {
-    for (const DType dtype : {DType::bf16, DType::f16}) {
-      m.kernels.push_back({.pass = Pass::forward,
-                           .dtype = dtype,
-                           .dim = w.dim,
-                           .flops = rates.forward * w.forward * kTera,
-                           .tile_q = 128,
-                           .tile_k = 128,
-                           .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
-                           .row_seconds = 0,
-                           .call_seconds = 8 * kMicro,
-                           .units = units,
-                           .source = rates.source});
-      m.kernels.push_back({.pass = Pass::backward,
-                           .dtype = dtype,
-                           .dim = w.dim,
-                           .flops = rates.backward * w.backward * kTera,
-                           .tile_q = 64,
-                           .tile_k = 128,
-                           .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
-                           .row_seconds = 0,
-                           .call_seconds = 20 * kMicro,
-                           .units = units,
-                           .source = rates.source});
-    }
-  }
+// What tiles of Hopper's and Ampere's best kernels cost; TFLOP/s at width 128.
+void add_gpu(Machine& m, double forward, double backward, Index units, const char* source) {
+  const double tile = 1.5 / static_cast<double>(units);
+  add(m, units, source,
+      {{kForward, kHalf, 64, 128, 128, 0.64 * forward, tile, 0, 8},
+       {kBackward, kHalf, 64, 64, 128, 0.87 * backward, tile, 0, 20},
+       {kForward, kHalf, 128, 128, 128, forward, tile, 0, 8},
+       {kBackward, kHalf, 128, 64, 128, backward, tile, 0, 20},
+       {kForward, kHalf, 256, 128, 128, forward, tile, 0, 8},
+       {kBackward, kHalf, 256, 64, 128, 0.55 * backward, tile, 0, 20}});
 }
 
 // f32 runs without tensor cores.
-void add_f32(Machine& m, const GpuRates& rates, Index units) {
-  for (const Pass pass : {Pass::forward, Pass::backward})
-    m.kernels.push_back({.pass = pass,
-                         .dtype = DType::f32,
-                         .dim = 128,
-                         .flops = (pass == Pass::forward ? rates.forward : rates.backward) * kTera,
-                         .tile_q = 64,
-                         .tile_k = 64,
-                         .tile_seconds = 1.5 * kMicro / static_cast<double>(units),
-                         .row_seconds = 0,
-                         .call_seconds = 20 * kMicro,
-                         .units = units,
-                         .source = rates.source});
+void add_f32(Machine& m, double forward, double backward, Index units) {
+  const double tile = 1.5 / static_cast<double>(units);
+  add(m, units,
+      "docs/performance.md: cuda.portable in f32 on an H200, 32 and 24 TFLOP/s of one long document; on other GPUs "
+      "times the ratio of their data sheets' f32 rates to its",
+      {{kForward, kF32, 128, 64, 64, forward, tile, 0, 20}, {kBackward, kF32, 128, 64, 64, backward, tile, 0, 20}});
 }
-constexpr const char* kF32Source =
-    "docs/performance.md: cuda.portable in f32 on an H200, 32 and 24 TFLOP/s of one long document; on other GPUs times "
-    "the ratio of their data sheets' f32 rates to its";
 
 // Bandwidths in GB/s, into a GPU and out of it; latency in microseconds.
 Level nvlink(Index ranks, double bandwidth, double latency, double interference, const char* source) {
@@ -91,13 +79,11 @@ Level infiniband(double bandwidth, const char* source) {
 
 Machine h100() {
   Machine m{.name = "h100-400g", .about = "nodes of 8 H100 SXM joined by NVLink, 400 Gb/s a GPU between nodes"};
-  add_gpu(m,
-          {660, 520,
-           "FlashAttention-3 paper (arXiv 2407.08608), figures 5 to 7: forward up to 660 causal and 740 full, "
-           "backward up to 550, H100 SXM5; widths 64 and 256 relative to 128 as measured on an H200 "
-           "(docs/performance.md); cost a tile and a call: estimates"},
-          132);
-  add_f32(m, {32, 24, kF32Source}, 132);
+  add_gpu(m, 660, 520, 132,
+          "FlashAttention-3 paper (arXiv 2407.08608), figures 5 to 7: forward up to 660 causal and 740 full, "
+          "backward up to 550, H100 SXM5; widths 64 and 256 relative to 128 as measured on an H200 "
+          "(docs/performance.md); cost a tile and a call: estimates");
+  add_f32(m, 32, 24, 132);
   m.levels = {nvlink(8, 360, 10, 0.05,
                      "NVIDIA H100 data sheet: 900 GB/s both ways, 450 one way; about 80 % reached by nccl-tests "
                      "send/receive; latency, interference: estimates"),
@@ -113,35 +99,15 @@ Machine h100() {
 
 // Weft's own kernels, fitted to measured times of their calls.
 void add_sm90(Machine& m) {
-  const char* source =
-      "weft bench --calibrate --kernel cuda.sm90 --dim 64,128, one H200, 2026-11-15 (bench/h200/learned.json)";
-  const char* wide =
+  add(m, 132, "weft bench --calibrate --kernel cuda.sm90 --dim 64,128, one H200, 2026-11-15 (bench/h200/learned.json)",
+      {{kForward, kHalf, 64, 192, 128, 548, 0.0182, 1.8e-5, 16.4},
+       {kBackward, kHalf, 64, 128, 128, 531, 0.0329, 7.4e-5, 80.3},
+       {kForward, kHalf, 128, 128, 128, 653, 0.0196, 0, 17.5},
+       {kBackward, kHalf, 128, 64, 128, 567, 0, 5.63e-4, 143}});
+  add(m, 132,
       "docs/performance.md: cuda.sm90, width 256: forward 761 to 796, backward by cuda.portable 133, one H200, "
-      "2026-11-15; cost a tile and a call as at width 128";
-  struct Rate {
-    Pass pass;
-    Index dim, tile_q, tile_k;
-    double tflops, tile, row, call;  // microseconds
-    const char* source;
-  };
-  for (const Rate& r : {Rate{Pass::forward, 64, 192, 128, 548, 0.0182, 1.8e-5, 16.4, source},
-                        Rate{Pass::backward, 64, 128, 128, 531, 0.0329, 7.4e-5, 80.3, source},
-                        Rate{Pass::forward, 128, 128, 128, 653, 0.0196, 0, 17.5, source},
-                        Rate{Pass::backward, 128, 64, 128, 567, 0, 5.63e-4, 143, source},
-                        Rate{Pass::forward, 256, 128, 64, 780, 0.0196, 0, 17.5, wide},
-                        Rate{Pass::backward, 256, 64, 64, 133, 0, 5.63e-4, 143, wide}})
-    for (const DType dtype : {DType::bf16, DType::f16})
-      m.kernels.push_back({.pass = r.pass,
-                           .dtype = dtype,
-                           .dim = r.dim,
-                           .flops = r.tflops * kTera,
-                           .tile_q = r.tile_q,
-                           .tile_k = r.tile_k,
-                           .tile_seconds = r.tile * kMicro,
-                           .row_seconds = r.row * kMicro,
-                           .call_seconds = r.call * kMicro,
-                           .units = 132,
-                           .source = r.source});
+      "2026-11-15; cost a tile and a call as at width 128",
+      {{kForward, kHalf, 256, 128, 64, 780, 0.0196, 0, 17.5}, {kBackward, kHalf, 256, 64, 64, 133, 0, 5.63e-4, 143}});
 }
 
 Machine h200() {
@@ -150,7 +116,7 @@ Machine h200() {
   m.about = "nodes of 8 H200 SXM joined by NVLink, 400 Gb/s a GPU between nodes; Weft's own kernels";
   m.kernels.clear();
   add_sm90(m);
-  add_f32(m, {32, 24, kF32Source}, 132);
+  add_f32(m, 32, 24, 132);
   m.memory_bytes = 141 * kGiga;
   m.row_bandwidth = 4.1 * kTera;
   m.source = "NVIDIA H200 data sheet: 141 GB; docs/performance.md: a device copy reads and writes 4.17 TB/s";
@@ -174,12 +140,10 @@ Machine h200_shared() {
 
 Machine a100() {
   Machine m{.name = "a100-200g", .about = "nodes of 8 A100 SXM (80 GB) joined by NVLink, 200 Gb/s a GPU between nodes"};
-  add_gpu(m,
-          {200, 170,
-           "FlashAttention-2 paper (arXiv 2307.08691), figures 4 to 6: forward 190 to 225, backward 150 to "
-           "190 at width 128 on A100; cost a tile and a call: estimates"},
-          108);
-  add_f32(m, {9, 7, kF32Source}, 108);
+  add_gpu(m, 200, 170, 108,
+          "FlashAttention-2 paper (arXiv 2307.08691), figures 4 to 6: forward 190 to 225, backward 150 to "
+          "190 at width 128 on A100; cost a tile and a call: estimates");
+  add_f32(m, 9, 7, 108);
   m.levels = {
       nvlink(8, 240, 12, 0.08,
              "NVIDIA A100 data sheet: 600 GB/s both ways, 300 one way; about 80 % reached; the rest estimates"),
@@ -195,12 +159,10 @@ Machine a100() {
 Machine nvl72() {
   Machine m{.name = "gb200-nvl72",
             .about = "racks of 72 Blackwell GPUs joined by NVLink, 400 Gb/s a GPU between racks"};
-  add_gpu(m,
-          {1300, 1000,
-           "an estimate: dense bf16 peak of the NVIDIA GB200 NVL72 data sheet (2.5 PFLOP/s a GPU) times the "
-           "shares that Hopper's kernels reach of theirs; nobody measured it here"},
-          148);
-  add_f32(m, {38, 28, kF32Source}, 148);
+  add_gpu(m, 1300, 1000, 148,
+          "an estimate: dense bf16 peak of the NVIDIA GB200 NVL72 data sheet (2.5 PFLOP/s a GPU) times the "
+          "shares that Hopper's kernels reach of theirs; nobody measured it here");
+  add_f32(m, 38, 28, 148);
   m.levels = {nvlink(72, 720, 10, 0.05,
                      "NVIDIA GB200 NVL72 data sheet: 1.8 TB/s both ways, 900 GB/s one way; 80 % reached: estimate"),
               infiniband(45, "as h100-400g")};
@@ -216,34 +178,18 @@ Machine cpu() {
   const char* source =
       "weft bench --calibrate on 2 cores of aarch64 Neoverse-V1, 2026-11-15, one thread a kernel (f16 taken as f32, "
       "memory a guess); another machine is best calibrated itself";
-  struct Rate {
-    Pass pass;
-    DType dtype;
-    Index dim;
-    double gflops, tile, row, call;  // a core; microseconds
-  };
-  constexpr Pass kForward = Pass::forward, kBackward = Pass::backward;
-  for (const Rate& r :
-       {Rate{kForward, DType::f32, 64, 56.2, 0, 0.118, 10.6}, Rate{kBackward, DType::f32, 64, 58.0, 1.74, 0.088, 18.4},
-        Rate{kForward, DType::f32, 128, 56.3, 0, 0.148, 11.8},
-        Rate{kBackward, DType::f32, 128, 56.4, 3.74, 0.128, 19.3},
-        Rate{kForward, DType::bf16, 64, 111.5, 0.244, 0.063, 11.2},
-        Rate{kBackward, DType::bf16, 64, 127.0, 2.38, 0.047, 19.9},
-        Rate{kForward, DType::bf16, 128, 148.9, 0.269, 0.119, 11.6},
-        Rate{kBackward, DType::bf16, 128, 144.1, 4.64, 0.120, 23.5},
-        Rate{kForward, DType::f16, 128, 56.3, 0, 0.148, 11.8},
-        Rate{kBackward, DType::f16, 128, 56.4, 3.74, 0.128, 19.3}})
-    m.kernels.push_back({.pass = r.pass,
-                         .dtype = r.dtype,
-                         .dim = r.dim,
-                         .flops = r.gflops * kGiga,
-                         .tile_q = 16,
-                         .tile_k = 8,
-                         .tile_seconds = r.tile * kMicro,
-                         .row_seconds = r.row * kMicro,
-                         .call_seconds = r.call * kMicro,
-                         .units = 1,
-                         .source = source});
+  const std::vector<DType> bf16 = {DType::bf16}, f16 = {DType::f16};
+  add(m, 1, source,  // of one core
+      {{kForward, kF32, 64, 16, 8, 0.0562, 0, 0.118, 10.6},
+       {kBackward, kF32, 64, 16, 8, 0.0580, 1.74, 0.088, 18.4},
+       {kForward, kF32, 128, 16, 8, 0.0563, 0, 0.148, 11.8},
+       {kBackward, kF32, 128, 16, 8, 0.0564, 3.74, 0.128, 19.3},
+       {kForward, bf16, 64, 16, 8, 0.1115, 0.244, 0.063, 11.2},
+       {kBackward, bf16, 64, 16, 8, 0.1270, 2.38, 0.047, 19.9},
+       {kForward, bf16, 128, 16, 8, 0.1489, 0.269, 0.119, 11.6},
+       {kBackward, bf16, 128, 16, 8, 0.1441, 4.64, 0.120, 23.5},
+       {kForward, f16, 128, 16, 8, 0.0563, 0, 0.148, 11.8},
+       {kBackward, f16, 128, 16, 8, 0.0564, 3.74, 0.128, 19.3}});
   m.levels = {
       {.name = "memory", .ranks = 0, .bandwidth = 0, .limits_sends = false, .latency = 7 * kMicro, .source = source}};
   m.memory_bytes = 4 * kGiga;

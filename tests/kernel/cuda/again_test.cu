@@ -22,23 +22,15 @@ class GpuAgain : public GpuTest {
  protected:
   // More tiles than a GPU has multiprocessors, of few and of many steps, some without keys.
   static KernelProblem many_tiles(Index width, Index heads = 140) {
-    KernelProblem problem{"",
-                          {.tq = 340,
-                           .tk = 900,
-                           .hq = heads,
-                           .hk = heads,
-                           .dqk = width,
-                           .dv = width == 192 ? 128 : width,
-                           .dtype = dtype(),
-                           .slices = {{0, 20, 0, 200},
-                                      {20, 21, 3, 900},
-                                      {140, 145, 100, 300, -kUnlimited, 0},
-                                      {200, 300, 100, 900, -kUnlimited, 550},
-                                      {300, 310, 0, 300, -250, -100},
-                                      {338, 340, 7, 10}}}};
-    Random random(31);
-    problem.p.fill(random);
-    return problem;
+    const Index dv = width == 192 ? 128 : width;
+    return make_problem({.tq = 340, .tk = 900, .hq = heads, .hk = heads, .dqk = width, .dv = dv, .dtype = dtype()},
+                        {{0, 20, 0, 200},
+                         {20, 21, 3, 900},
+                         {140, 145, 100, 300, -kUnlimited, 0},
+                         {200, 300, 100, 900, -kUnlimited, 550},
+                         {300, 310, 0, 300, -250, -100},
+                         {338, 340, 7, 10}},
+                        31);
   }
   // Outputs of 32-bit numbers, without gaps.
   template <class Call>

@@ -161,11 +161,9 @@ TEST_P(GpuDqOrder, ManySlicesOfATile) {
 TEST_P(GpuDqOrder, MoreItemsThanBlocks) {
   for (const Index dim : {64, 128}) {
     SCOPED_TRACE(dim);
-    KernelProblem problem{"", {.tq = 20, .tk = 17500, .hq = 2, .hk = 1, .dqk = dim, .dv = dim, .dtype = dtype()}};
-    problem.p.slices = {{0, 18, 3, 17490, -kUnlimited, 17480}};
-    Random random(74);
-    problem.p.fill(random);
-    expect_right_and_the_same(problem);
+    expect_right_and_the_same(
+        make_problem({.tq = 20, .tk = 17500, .hq = 2, .hk = 1, .dqk = dim, .dv = dim, .dtype = dtype()},
+                     {{0, 18, 3, 17490, -kUnlimited, 17480}}, 74));
   }
 }
 
@@ -181,10 +179,8 @@ TEST_P(GpuDqOrder, ManyItems) {
                                           {128, {.causal = true, .chunk = 400}}};
   for (const auto& [dim, mask] : cases) {
     SCOPED_TRACE(testing::Message() << dim << ", " << mask.causal << " " << mask.left << " " << mask.chunk.value_or(0));
-    KernelProblem problem{
-        "", masked({.hq = 24, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()}, Packing(lengths(lengths_of)), mask)};
-    Random random(75);
-    problem.p.fill(random);
+    const KernelProblem problem = make_problem({.hq = 24, .hk = 8, .dqk = dim, .dv = dim, .dtype = dtype()},
+                                               Packing(lengths(lengths_of)), mask, 75);
     const Outputs got(problem.p), any(problem.p);
     gpu_run(got, problem, Pass::backward, true);
     gpu_run(any, problem, Pass::backward, false);

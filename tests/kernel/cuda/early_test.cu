@@ -60,11 +60,10 @@ TEST_P(GpuEarly, CallsAgain) {
 TEST_P(GpuEarly, KeysComeBetweenCalls) {
   const Kernel& kernel = find_kernel(gpu_kernel);
   if (kernel.takes_steps_backward == nullptr) GTEST_SKIP() << "calls of this kernel do not sum up";
-  KernelProblem problem{"", {.tq = 400, .tk = 600, .hq = 4, .hk = 2, .dqk = 128, .dv = 128, .dtype = dtype()}};
-  AttentionProblem& p = problem.p;
-  p.slices = {{0, 150, 0, 600}, {150, 400, 0, 600}};
-  Random random(29);
-  p.fill(random);
+  const KernelProblem problem =
+      make_problem({.tq = 400, .tk = 600, .hq = 4, .hk = 2, .dqk = 128, .dv = 128, .dtype = dtype()},
+                   {{0, 150, 0, 600}, {150, 400, 0, 600}}, 29);
+  const AttentionProblem& p = problem.p;
   const check::Expected want = expected_of(problem, Pass::backward);
   const Outputs got(p);
   gpu_attend(got.forward_args(problem));
@@ -105,8 +104,7 @@ TEST_P(GpuEarly, KeysComeBetweenCalls) {
       bring(args.k, n, k.data(), round % 3 != 2);
       bring(args.v, n, v.data(), round % 3 != 1);
       KernelBackwardArgs step = args;
-      step.k = rows_of(args.k, 0, keys);
-      step.v = rows_of(args.v, 0, keys);
+      read_from(step, args.q, rows_of(args.k, 0, keys), rows_of(args.v, 0, keys));
       step.k.data = k.data();
       step.v.data = v.data();
       step.dk = rows_of(args.dk, n * keys, keys);

@@ -18,14 +18,9 @@ std::vector<Slice> slices_of_parts() {
           {270, 300, 0, 90},  {305, 340, 100, 900, 300, 700}};
 }
 KernelProblem problem_of_parts(DType dtype, Index width, Index heads_k, Random& random) {
-  AttentionProblem p{.tq = 350,
-                     .tk = 1000,
-                     .hq = 2 * heads_k,
-                     .hk = heads_k,
-                     .dqk = width,
-                     .dv = width == 192 ? 128 : width,
-                     .dtype = dtype,
-                     .slices = slices_of_parts()};
+  AttentionProblem p{.tq = 350, .tk = 1000, .hq = 2 * heads_k, .hk = heads_k, .dqk = width, .dtype = dtype};
+  p.dv = width == 192 ? 128 : width;
+  p.slices = slices_of_parts();
   p.sink = static_cast<Sink::Kind>(random.index(0, 2));
   if (random.chance(0.3)) p.softcap = 2;
   p.fill(random);
@@ -40,7 +35,7 @@ TEST_P(GpuKeySplits, GiveTheWhole) {
     for (const Index heads_k : {1, 2}) {  // many, and one after another: below
       KernelProblem problem = problem_of_parts(dtype(), width, heads_k, random);
       const AttentionProblem& p = problem.p;
-      const check::Expected want = check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype()));
+      const check::Expected want = expected_of(problem, Pass::forward);
       for (const Index keys_per_split : {1, 256, 640}) {  // in whole tiles of keys
         SCOPED_TRACE("width " + std::to_string(width) + ", " + std::to_string(heads_k) + " heads, parts of " +
                      std::to_string(keys_per_split));
@@ -51,8 +46,7 @@ TEST_P(GpuKeySplits, GiveTheWhole) {
         KernelForwardArgs args = plain.forward_args(problem);
         args.max_logit = {};
         gpu_attend(args);
-        judge.close("out", plain.forward.out.values(), want.out, p.hq, p.dv);
-        judge.close("lse", plain.forward.lse.values(), want.lse, p.hq, 1);
+        judge.out_and_lse(plain.forward, want, p);
         if (HasFailure()) return;
       }
     }
@@ -113,17 +107,8 @@ TEST_P(GpuKeySplits, OneAfterAnotherAreAsAtOnce) {
 
 // A row of one part has the bits that it has without parts, whatever other rows of its tile see.
 TEST_P(GpuKeySplits, RowsOfOnePartKeepTheirBits) {
-  Random random(52);
-  KernelProblem problem{"",
-                        {.tq = 60,
-                         .tk = 700,
-                         .hq = 2,
-                         .hk = 1,
-                         .dqk = 128,
-                         .dv = 128,
-                         .dtype = dtype(),
-                         .slices = {{0, 60, 0, 700, -kUnlimited, 225}}}};
-  problem.p.fill(random);
+  KernelProblem problem = make_problem({.tq = 60, .tk = 700, .hq = 2, .hk = 1, .dqk = 128, .dv = 128, .dtype = dtype()},
+                                       {{0, 60, 0, 700, -kUnlimited, 225}}, 52);
   const Outputs whole(problem.p), cut(problem.p);
   gpu_run(whole, problem, Pass::forward);
   problem.keys_per_split = 256;
@@ -150,19 +135,10 @@ TEST_P(GpuKeySplits, BitsDoNotDependOnHowQueriesAreCut) {
 TEST_P(GpuKeySplits, GrowingLogitsAndNanBesideThem) {
   Judge judge(dtype(), false);
   for (const bool falling : {false, true}) {
-    KernelProblem problem{"",
-                          {.tq = 100,
-                           .tk = 1300,
-                           .hq = 2,
-                           .hk = 1,
-                           .dqk = 64,
-                           .dv = 64,
-                           .dtype = dtype(),
-                           .scale = 1.0,
-                           .slices = {{0, 50, 5, 1201, -kUnlimited, 1100}, {55, 100, 1204, 1250}}}};
+    KernelProblem problem =
+        make_problem({.tq = 100, .tk = 1300, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = dtype(), .scale = 1.0},
+                     {{0, 50, 5, 1201, -kUnlimited, 1100}, {55, 100, 1204, 1250}}, 53);
     AttentionProblem& p = problem.p;
-    Random random(53);
-    p.fill(random);
     std::vector<double> q = p.q.values(), k = p.k.values();
     for (Index row = 0; row < p.tq; ++row)
       for (Index head = 0; head < p.hq; ++head)
@@ -176,7 +152,7 @@ TEST_P(GpuKeySplits, GrowingLogitsAndNanBesideThem) {
     problem.keys_per_split = 384;
     const Outputs got(p);
     gpu_run(got, problem, Pass::forward);
-    judge.forward(got.forward, check::expected(problem.dense(), {}, check::kernel_arithmetic(dtype(), dtype())), p);
+    judge.forward(got.forward, expected_of(problem, Pass::forward), p);
   }
 }
 

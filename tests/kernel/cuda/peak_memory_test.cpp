@@ -35,7 +35,8 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
   std::array<double, 2> peaks = {};
   run_ranks(s.ranks, [&](Communicator& comm) {
     const Place place = check::place_of(gpu_kernel);
-    RankStep of({layouts.q.rows(), s.heads_q, s.heads_k, s.dim_qk, s.dim_v}, place, comm.rank());
+    const Index rows = layouts.q.rows();
+    const RankStep of({rows, rows, s.heads_q, s.heads_k, s.dim_qk, s.dim_v, DType::bf16}, place, comm.rank());
     for (const bool deterministic : {false, true}) {
       const auto make = [&] {
         return Executor(comm, make_schedule(problem, layouts, comm.rank(), {s.heads_q, s.heads_k}, {}),
@@ -43,8 +44,7 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
       };
       {  // makes work lists, which are kept: they are a plan's, not a step's
         Executor first = make();
-        first.forward(of.forward);
-        first.backward(of.backward);
+        of.run_both(first);
       }
       const auto settle = [&] {
         device::synchronize(place);
@@ -58,7 +58,7 @@ std::array<double, 2> peak_of_backward(const Sizes& s, const Problem& problem) {
       }
       settle();
       Executor executor = make();
-      for (int i = 0; i < 2; ++i) executor.backward(of.backward);
+      for (int i = 0; i < 2; ++i) executor.backward(of.on_gpu.backward);
       settle();
       if (comm.rank() == 0) peaks[deterministic ? 1 : 0] = in_use(cudaMemPoolAttrUsedMemHigh) - before;
       settle();

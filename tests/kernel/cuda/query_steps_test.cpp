@@ -1,4 +1,5 @@
 // QuerySteps: calls with the same queries and parts of the keys, whose sums stay with the kernel from call to call.
+#include <functional>
 #include <limits>
 
 #include "kernel/cuda/gpu_problem.h"
@@ -18,18 +19,9 @@ WEFT_FOR_EACH_GPU_KERNEL(GpuQuerySteps);
 
 // Values that are infinite, and seen by some rows only: other rows of their tile keep what they had before.
 TEST_P(GpuQuerySteps, KeepInfinitiesApart) {
-  KernelProblem problem{"",
-                        {.tq = 24,
-                         .tk = 40,
-                         .hq = 2,
-                         .hk = 1,
-                         .dqk = 64,
-                         .dv = 64,
-                         .dtype = dtype(),
-                         .slices = {{0, 10, 0, 20}, {2, 6, 20, 30}, {10, 20, 30, 40}}}};
+  KernelProblem problem = make_problem({.tq = 24, .tk = 40, .hq = 2, .hk = 1, .dqk = 64, .dv = 64, .dtype = dtype()},
+                                       {{0, 10, 0, 20}, {2, 6, 20, 30}, {10, 20, 30, 40}}, 20);
   AttentionProblem& p = problem.p;
-  Random random(20);
-  p.fill(random);
   std::vector<double> v = p.v.values();
   for (Index key = 20; key < 40; ++key)
     for (Index i = 0; i < p.dv; ++i) v[at(key * p.dv + i)] = std::numeric_limits<double>::infinity();
@@ -49,10 +41,8 @@ TEST_P(GpuQuerySteps, KeepInfinitiesApart) {
 
 // Rows that end before the last call, of an output that the kernel does not write itself: its rows lie at odd places.
 TEST_P(GpuQuerySteps, RowsThatEndStayUntilTheLastCall) {
-  KernelProblem problem{"", {.tq = 400, .tk = 60, .hq = 2, .dqk = 20, .dv = 20, .dtype = dtype()}};
-  problem.p.slices = {{0, 200, 0, 30}, {200, 400, 0, 60}};
-  Random random(22);
-  problem.p.fill(random);
+  const KernelProblem problem = make_problem({.tq = 400, .tk = 60, .hq = 2, .dqk = 20, .dv = 20, .dtype = dtype()},
+                                             {{0, 200, 0, 30}, {200, 400, 0, 60}}, 22);
   const check::Expected want = expected_of(problem, Pass::forward);
   const Outputs got(problem.p);
   ASSERT_TRUE(attend_in_steps(gpu_kernel, got, problem, {{0, 30}, {30, 60}}, true));
@@ -62,10 +52,8 @@ TEST_P(GpuQuerySteps, RowsThatEndStayUntilTheLastCall) {
 
 // Rows that are said to have ended get no more keys, and rows go to one output.
 TEST_P(GpuQuerySteps, AfterTheEndAreRefused) {
-  KernelProblem problem{
-      "", {.tq = 20, .tk = 40, .hq = 2, .dqk = 64, .dv = 64, .dtype = dtype(), .slices = {{0, 20, 0, 40}}}};
-  Random random(21);
-  problem.p.fill(random);
+  const KernelProblem problem =
+      make_problem({.tq = 20, .tk = 40, .hq = 2, .dqk = 64, .dv = 64, .dtype = dtype()}, {{0, 20, 0, 40}}, 21);
   const Outputs got(problem.p);
   OnDevice gpu(gpu_kernel);
   KernelForwardArgs args = gpu.bind(got.forward_args(problem));
@@ -92,11 +80,10 @@ TEST_P(GpuQuerySteps, BackwardGivesTheWhole) {
   Judge judge(dtype(), true);
   Random random(28);
   Index done = 0;
-  std::vector<const Judged*> problems;
+  std::vector<std::reference_wrapper<const Judged>> problems;
   for (const MakeProblems make : {feature_problems, wide_problems})
-    for (const Judged& j : judged(dtype(), Pass::backward, make)) problems.push_back(&j);
-  for (const Judged* problem : problems) {
-    const Judged& j = *problem;
+    for (const Judged& j : judged(dtype(), Pass::backward, make)) problems.emplace_back(j);
+  for (const Judged& j : problems) {
     SCOPED_TRACE(j.problem.name);
     const AttentionProblem& p = j.problem.p;
     const Outputs got(p);
@@ -135,9 +122,8 @@ TEST_P(GpuQuerySteps, BackwardGivesTheWhole) {
 }
 
 TEST_P(GpuQuerySteps, BackwardHasOneDq) {
-  KernelProblem problem{"", {.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype(), .slices = {{0, 40, 10, 30}}}};
-  Random random(29);
-  problem.p.fill(random);
+  const KernelProblem problem =
+      make_problem({.tq = 40, .tk = 90, .hq = 2, .hk = 2, .dtype = dtype()}, {{0, 40, 10, 30}}, 29);
   const Outputs got(problem.p), other(problem.p);
   gpu_attend(got.forward_args(problem));
   OnDevice gpu(gpu_kernel);

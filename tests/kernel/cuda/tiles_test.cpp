@@ -14,22 +14,16 @@ TEST_P(GpuTiles, ManyTilesForEachBlock) {
   for (const Index width : {64, 128, 192, 256}) {
     if (width > 64 && std::string_view(gpu_kernel) != kSm90) break;  // the others' blocks have one tile each
     SCOPED_TRACE(width);
-    KernelProblem problem{"",
-                          {.tq = 340,
-                           .tk = 300,
-                           .hq = 140,
-                           .hk = 140,
-                           .dqk = width,
-                           .dv = width == 192 ? 128 : width,
-                           .dtype = dtype(),
-                           .slices = {{0, 20, 0, 200},
-                                      {20, 21, 3, 300},
-                                      {140, 145, 100, 300, -kUnlimited, 0},
-                                      {300, 310, 0, 300, -250, -100},
-                                      {338, 340, 7, 10}}}};
-    AttentionProblem& p = problem.p;
-    Random random(18);
-    p.fill(random);
+    const Index dv = width == 192 ? 128 : width;
+    const KernelProblem problem =
+        make_problem({.tq = 340, .tk = 300, .hq = 140, .hk = 140, .dqk = width, .dv = dv, .dtype = dtype()},
+                     {{0, 20, 0, 200},
+                      {20, 21, 3, 300},
+                      {140, 145, 100, 300, -kUnlimited, 0},
+                      {300, 310, 0, 300, -250, -100},
+                      {338, 340, 7, 10}},
+                     18);
+    const AttentionProblem& p = problem.p;
     const check::Expected want = expected_of(problem, Pass::forward);
     for (const bool largest : {true, false}) {
       const Outputs got(p);
@@ -98,27 +92,16 @@ class FarRows {
 TEST_P(GpuTiles, OffsetsPass32Bits) {
   if (dtype() == DType::f32) GTEST_SKIP() << "twice the memory";
   const Index rows = 10;  // 10 GiB a tensor
-  KernelProblem problem{"",
-                        {.tq = rows,
-                         .tk = rows,
-                         .hq = 2,
-                         .dqk = 8,
-                         .dv = 8,
-                         .dtype = dtype(),
-                         .slices = {{0, rows - 1, 0, rows, -kUnlimited, 1}}}};
+  const KernelProblem problem = make_problem({.tq = rows, .tk = rows, .hq = 2, .dqk = 8, .dv = 8, .dtype = dtype()},
+                                             {{0, rows - 1, 0, rows, -kUnlimited, 1}}, 42);
   const AttentionProblem& p = problem.p;
-  Random random(42);
-  problem.p.fill(random);
   const Outputs near(p), far(p);
   gpu_run(near, problem, Pass::backward, true);
   {
     const FarRows q(p.q.view()), k(p.k.view()), v(p.v.view()), out(far.forward.out.view());
     KernelForwardArgs args = far.forward_args(problem);
-    const Buffer lse(DType::f32, rows, 2, 1);
     OnDevice gpu(gpu_kernel);
-    args.q = q.view();
-    args.k = k.view();
-    args.v = v.view();
+    read_from(args, q.view(), k.view(), v.view());
     args.out = out.view();
     args.lse = gpu.out(far.forward.lse.view());
     args.max_logit = gpu.out(far.forward.max_logit.view());
@@ -132,13 +115,9 @@ TEST_P(GpuTiles, OffsetsPass32Bits) {
   const FarRows dq(far.backward.dq.view()), dk(far.backward.dk.view()), dv(far.backward.dv.view());
   OnDevice gpu(gpu_kernel);
   KernelBackwardArgs args = gpu.bind(near.backward_args(problem));
-  args.q = q.view();
-  args.k = k.view();
-  args.v = v.view();
+  read_from(args, q.view(), k.view(), v.view());
+  write_to(args, dq.view(), dk.view(), dv.view());
   args.dout = dout.view();
-  args.dq = dq.view();
-  args.dk = dk.view();
-  args.dv = dv.view();
   args.deterministic = true;
   attend_backward(args, gpu_kernel);
   gpu.finish();
@@ -152,9 +131,8 @@ TEST_P(GpuTiles, OffsetsPass32Bits) {
 
 // A list from the host cannot be replayed with a graph: refused, and the capture can be ended.
 TEST_P(GpuTiles, RefusedUnderCapture) {
-  KernelProblem problem{"", {.tq = 40, .tk = 90, .dtype = dtype(), .slices = {{0, 40, 0, 90, -kUnlimited, 50}}}};
-  Random random(31);
-  problem.p.fill(random);
+  const KernelProblem problem =
+      make_problem({.tq = 40, .tk = 90, .dtype = dtype()}, {{0, 40, 0, 90, -kUnlimited, 50}}, 31);
   const Outputs outputs(problem.p);
   OnDevice gpu(gpu_kernel);
   const KernelForwardArgs args = gpu.bind(outputs.forward_args(problem));

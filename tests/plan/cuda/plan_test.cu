@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "check/cases/random_case.h"
+#include "cuda/device_array.h"
 #include "index.h"
 #include "plan/cut.h"
 #include "plan/layout_data.h"
@@ -26,29 +27,6 @@ __global__ void emit_slices(Planner planner, Index sequences, const Index* begin
   if (i < sequences) planner.emit(i, slices + begins[i]);
 }
 
-void check(cudaError_t result) { ASSERT_EQ(result, cudaSuccess) << cudaGetErrorString(result); }
-
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(std::size_t n) : size_(n) { check(cudaMalloc(&data_, (n + 1) * sizeof(T))); }
-  explicit DeviceArray(std::span<const T> from) : DeviceArray(from.size()) {
-    check(cudaMemcpy(data_, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
-  }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  T* get() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> out(size_);
-    check(cudaMemcpy(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return out;
-  }
-
- private:
-  T* data_ = nullptr;
-  std::size_t size_;
-};
-
 std::vector<Slice> plan_on_device(const Problem& problem, const RunList& q, const RunList& k) {
   const Stream &qs = problem.packing().q(), &ks = problem.packing().k();
   const DeviceArray<Index> q_offsets(qs.offsets()), q_used(qs.used_lengths()), k_offsets(ks.offsets()),
@@ -60,8 +38,6 @@ std::vector<Slice> plan_on_device(const Problem& problem, const RunList& q, cons
                   std::get<RegularRuns>(k.source().runs),
                   q.stride(),
                   k.in_sequence_order()};
-  planner.q.offsets = q_offsets.get();
-  planner.k.offsets = k_offsets.get();
   const Index n = qs.sequences();
   const unsigned blocks = static_cast<unsigned>(n / 128 + 1);
   const DeviceArray<Index> counts(at(n));
@@ -69,10 +45,10 @@ std::vector<Slice> plan_on_device(const Problem& problem, const RunList& q, cons
   std::vector<Index> begins = counts.host();
   const Index total = std::accumulate(begins.begin(), begins.end(), Index{0});
   std::exclusive_scan(begins.begin(), begins.end(), begins.begin(), Index{0});
-  const DeviceArray<Index> device_begins{std::span<const Index>(begins)};
+  const DeviceArray<Index> device_begins(begins);
   const DeviceArray<Slice> slices(at(total));
   emit_slices<<<blocks, 128>>>(planner, n, device_begins.get(), slices.get());
-  check(cudaGetLastError());
+  expect_ok(cudaGetLastError());
   return slices.host();
 }
 

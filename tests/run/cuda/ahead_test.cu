@@ -90,11 +90,9 @@ TEST_F(Ahead, NoCallOfAScheduleWaitsForTheGpu) {
                 const Place place = check::place_of(kKernel);
                 Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {kQ, kK}, options),
                                   {.kernel = kKernel, .deterministic = true, .place = place});
-                RankStep of({layouts.q.rows(), kQ, kK, kDim, kDim}, place, comm.rank());
-                const auto step = [&] {
-                  executor.forward(of.forward);
-                  executor.backward(of.backward);
-                };
+                const Index rows = layouts.q.rows();
+                RankStep of({rows, rows, kQ, kK, kDim, kDim, DType::bf16}, place, comm.rank());
+                const auto step = [&] { of.run_both(executor); };
                 step();
                 of.mirror.fetch();
                 const std::vector<std::byte> out = of.out.bytes, dq = of.dq.bytes, dk = of.dk.bytes;

@@ -120,19 +120,12 @@ class Rank {
     const Problem asked(stream, setting_.mask);
     const Layout layout = make_layouts(setting_.kind, asked, setting_.ranks).q;
     const Index rows = rows_for(setting_.kind, tokens(), setting_.ranks);
-    AttentionProblem p{.tq = rows,
-                       .tk = setting_.sequence_order ? tokens() : rows * setting_.ranks,
-                       .hq = 2,
-                       .hk = setting_.head_map.empty() ? 1 : 2,
-                       .dqk = setting_.dqk,
-                       .dv = setting_.dv,
-                       .dtype = dtype_,
-                       .sink = setting_.sink};
-    p.slices = host_plan(asked, layout.runs(setting_.rank),
-                         setting_.sequence_order ? layout.sequence_order() : layout.rank_order(), rows);
-    Random random(seed);
-    p.fill(random);
-    return {lengths.name, std::move(p), setting_.head_map};
+    const Index keys = setting_.sequence_order ? tokens() : rows * setting_.ranks;
+    const RunList runs = setting_.sequence_order ? layout.sequence_order() : layout.rank_order();
+    AttentionProblem p{.tq = rows, .tk = keys, .dqk = setting_.dqk, .dv = setting_.dv, .dtype = dtype_};
+    p.hk = setting_.head_map.empty() ? 1 : 2;
+    p.sink = setting_.sink;
+    return {lengths.name, filled(p, host_plan(asked, layout.runs(setting_.rank), runs, rows), seed), setting_.head_map};
   }
 
   void set_offsets(const Lengths& lengths) {
@@ -212,16 +205,7 @@ class Rank {
     return {{"dq", &o.backward.dq}, {"dk", &o.backward.dk}, {"dv", &o.backward.dv}, {"dsink", &o.backward.dsink}};
   }
   Index multiple() const { return setting_.kind == LayoutKind::dual_chunk ? 2 * setting_.ranks : 1; }
-  std::vector<std::uint8_t> bytes(const std::vector<Index>& offsets) const {
-    std::vector<std::uint8_t> out;
-    for (const Index x : offsets) {
-      const auto narrow = static_cast<std::int32_t>(x);
-      const auto* from =
-          wide_ ? reinterpret_cast<const std::uint8_t*>(&x) : reinterpret_cast<const std::uint8_t*>(&narrow);
-      out.insert(out.end(), from, from + (wide_ ? 8 : 4));
-    }
-    return out;
-  }
+  std::vector<std::uint8_t> bytes(const std::vector<Index>& offsets) const { return offset_bytes(offsets, wide_); }
   Mirror& mirror(const std::string& name, const ConstTensorView& host) {
     return mirrors_.try_emplace(name, host).first->second;
   }

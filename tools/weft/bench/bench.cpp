@@ -9,11 +9,11 @@
 #include "bench/memory.h"
 #include "bench/modes.h"
 #include "bench/peer.h"
-#include "bench/record.h"
 #include "bench/rounds.h"
 #include "calibrate/calibrate.h"
 #include "calibrate/kernel_call.h"
 #include "flags/schedule_flags.h"
+#include "terminal/columns.h"
 #include "terminal/json_file.h"
 #include "terminal/words.h"
 #include "verbs.h"
@@ -22,6 +22,8 @@
 
 namespace weft::tool {
 namespace {
+
+using nlohmann::json;
 
 struct Bench {
   std::string kernel;
@@ -62,8 +64,40 @@ void end_progress() {
   if (isatty(fileno(stderr)) == 1) fmt::print(stderr, "\r\x1b[K");
 }
 
-BenchRecord record_of(const BenchTask& task) {
-  return {.name = task.name, .dtype = task.problem.dtype, .pass = task.pass};
+const std::vector<Column> kColumns = {{"case", "/case", -10},
+                                      {"dtype", "/dtype", -6},
+                                      {"pass", "/pass", -9},
+                                      {"useful\nGFLOP/s", "/gflops", 9, Column::kRate},
+                                      {"", "", 2},
+                                      {"peer", "/peer", -28},
+                                      {"peer's\nGFLOP/s", "/peer_gflops", 9, Column::kRate},
+                                      {"times\npeer", "/ratio", 8, 2},
+                                      {"over\ngemm", "/over_gemm", 9, 2},
+                                      {"peak\nmemory", "/peak_bytes", 11, Column::kBytes},
+                                      {"memory\nover I/O", "/over_io", 11, 2}};
+
+// A line of the table; what stays unknown is null.
+json record_of(const BenchTask& task, const std::optional<MemoryProbe>& memory) {
+  json record = {{"case", task.name}, {"dtype", weft::name(task.problem.dtype)}, {"pass", name(task.pass)}};
+  for (const char* key : {"peer", "peer_gflops", "ratio", "gemm_gflops", "over_gemm", "peak_bytes", "over_io"})
+    record[key] = nullptr;
+  if (!memory) return record;
+  record["peak_bytes"] = memory->peak_bytes;
+  record["over_io"] = static_cast<double>(memory->peak_bytes) / static_cast<double>(max_of(memory->tensor_bytes, 1));
+  return record;
+}
+
+void set_rates(json& record, double gflops, const std::optional<Contender>& gemm) {
+  record["gflops"] = gflops;
+  if (!gemm) return;
+  record["gemm_gflops"] = tool::gflops(*gemm);
+  record["over_gemm"] = gflops / tool::gflops(*gemm);
+}
+
+void set_peer(json& record, const std::string& name, double gflops, double ratio) {
+  record["peer"] = name;
+  record["peer_gflops"] = gflops;
+  record["ratio"] = ratio;
 }
 
 // The same problem in a peer's dtype, for Weft beside itself.
@@ -83,22 +117,18 @@ class Rounds {
   Rounds(const Rounds&) = delete;
   ~Rounds() = default;
 
-  std::vector<BenchRecord> run(BenchRecord record) {
+  std::vector<json> run(json record) {
     std::vector<Contender*> all = {&weft_};
     for (Contender& r : rivals_) all.push_back(&r);
     if (gemm_) all.push_back(&*gemm_);
     run_rounds(all, bench_.rounds);
-    record.gflops = gflops(weft_);
-    if (gemm_) record.gemm_gflops = gflops(*gemm_);
-    if (rivals_.empty()) return {record};
-    std::vector<BenchRecord> records;
+    set_rates(record, gflops(weft_), gemm_);
+    std::vector<json> records;
     for (const Contender& r : rivals_) {
-      record.peer = r.name;
-      record.peer_gflops = gflops(r);
-      record.ratio = ratio(weft_, r);
+      set_peer(record, r.name, gflops(r), ratio(weft_, r));
       records.push_back(record);
     }
-    return records;
+    return rivals_.empty() ? std::vector{record} : records;
   }
 
  private:
@@ -121,7 +151,7 @@ class Rounds {
 };
 
 // Weft with all threads over Weft with one, and that gain over the gain of a gemm.
-std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecord record) {
+std::vector<json> scaling(const BenchTask& task, Bench& bench, json record) {
   Operands operands(task);
   Contender all = weft_contender(task, operands, bench.kernel, bench.threads);
   Contender one = weft_contender(task, operands, bench.kernel, 1);
@@ -132,47 +162,35 @@ std::vector<BenchRecord> scaling(const BenchTask& task, Bench& bench, BenchRecor
   }
   const bool gemm = gemm_all && gemm_one;
   run_rounds(gemm ? std::vector{&all, &one, &*gemm_all, &*gemm_one} : std::vector{&all, &one}, bench.rounds);
-  record.gflops = gflops(all);
-  if (gemm) record.gemm_gflops = gflops(*gemm_all);
-  record.peer = "weft 1 thread";
-  record.peer_gflops = gflops(one);
-  record.ratio = ratio(all, one);
-  std::vector<BenchRecord> records = {record};
+  set_rates(record, gflops(all), gemm ? gemm_all : std::nullopt);
+  set_peer(record, "weft 1 thread", gflops(one), ratio(all, one));
+  std::vector<json> records(1, record);
   if (gemm) {
     const double gain = ratio(*gemm_all, *gemm_one);
-    record.peer = "weft 1 thread x gemm's gain";
-    *record.peer_gflops *= gain;
-    *record.ratio /= gain;
+    set_peer(record, "weft 1 thread x gemm's gain", gflops(one) * gain, ratio(all, one) / gain);
     records.push_back(record);
   }
   return records;
 }
 
 // The one run of the memory probe.
-std::vector<BenchRecord> once(const BenchTask& task, Bench& bench, BenchRecord record) {
-  record.gflops = useful_flops(task) / record.memory->seconds * 1e-9;
-  if (bench.peer) {
-    if (auto gemm = gemm_contender(*bench.peer, task.problem.dtype, bench.threads)) {
-      run_rounds({&*gemm}, bench.rounds);
-      record.gemm_gflops = gflops(*gemm);
-    }
-  }
-  return {record};
+json once(const BenchTask& task, Bench& bench, double seconds, json record) {
+  std::optional<Contender> gemm;
+  if (bench.peer) gemm = gemm_contender(*bench.peer, task.problem.dtype, bench.threads);
+  if (gemm) run_rounds({&*gemm}, bench.rounds);
+  set_rates(record, useful_flops(task) / seconds * 1e-9, gemm);
+  return record;
 }
 
-std::vector<BenchRecord> run_task(const BenchTask& task, Bench& bench, const BenchRecord& record) {
-  std::vector<BenchRecord> records;
-  switch (task.timing) {
-    case Timing::once:
-      records = once(task, bench, record);
-      break;
-    case Timing::scaling:
-      records = scaling(task, bench, record);
-      break;
-    case Timing::rounds:
-      records = Rounds(task, bench).run(record);
-      break;
-  }
+std::vector<json> run_task(const BenchTask& task, Bench& bench, const std::optional<MemoryProbe>& memory) {
+  const json record = record_of(task, memory);
+  std::vector<json> records;
+  if (task.timing == Timing::once)
+    records.push_back(once(task, bench, memory->seconds, record));
+  else if (task.timing == Timing::scaling)
+    records = scaling(task, bench, record);
+  else
+    records = Rounds(task, bench).run(record);
   if (bench.peer) bench.peer->forget();
   return records;
 }
@@ -194,8 +212,8 @@ void print_heading(const Bench& bench) {
 
 }  // namespace
 
-const std::vector<FlagSpec>& bench_flags() {
-  static const std::vector<FlagSpec> flags = with_schedule_options(
+std::vector<FlagSpec> bench_flags() {
+  return with_schedule_options(
       {{"cases", "A,B", "named cases (--list); all of them if no problem is given by the flags below"},
        {"list", "", "say which named cases there are; with --kernel cuda.sm90, those of a GPU"},
        {"pass", "NAME", "both (default), forward or backward"},
@@ -210,12 +228,13 @@ const std::vector<FlagSpec>& bench_flags() {
        {"schedule", "LIST",
         "instead: schedules on ranks as threads, with their options below: all, or all_gather,ring,..,auto"},
        {"links", "A,B", "with --schedule: links on which the exchange takes A, B, .. times the compute; 0: memory"},
+       {"trace", "FILE",
+        "with --schedule: write the ranks' steps of the last round for ui.perfetto.dev or chrome://tracing"},
        {"calibrate", "FILE", "instead: measure kernels and ranks as threads here, for a machine file"},
        {"check-kernels", "", "instead: times of kernel calls beside those that --machine predicts"},
        {"predict", "N", "instead: N random problems by every schedule on slowed links, beside their predictions"},
        {"machine", "NAME", "with --check-kernels, --schedule auto, --layout auto: a machine file, or a preset's name"},
        {"measured", "FILE", "with --calibrate, --check-kernels: times that --json wrote, instead of measuring"}});
-  return flags;
 }
 
 int bench(const Flags& flags) {
@@ -223,16 +242,10 @@ int bench(const Flags& flags) {
   if (flags.given("check-kernels")) return bench_check_kernels(flags);
   if (flags.given("predict")) return bench_predict(flags);
   if (flags.given("schedule")) return bench_schedules(flags);
-  std::vector<std::string_view> others = schedule_option_names();
-  others.emplace_back("links");
-  for (const std::string_view flag : others) {
-    if (flags.given(flag)) throw Error(fmt::format("--{} without --schedule", flag), "add --schedule all");
-  }
+  flags.refuse(schedule_option_names({"links", "trace"}), " without --schedule", "add --schedule all");
   if (on_gpu(flags.text("kernel", "cpu"))) return bench_gpu(flags);
-  for (const char* flag : {"deterministic", "graph", "host", "keys-per-split"}) {
-    if (flags.given(flag))
-      throw Error(fmt::format("--{} without a kernel of a GPU", flag), "add e.g. --kernel cuda.sm90");
-  }
+  flags.refuse({"deterministic", "graph", "host", "keys-per-split"}, " without a kernel of a GPU",
+               "add e.g. --kernel cuda.sm90");
   std::vector<BenchTask> tasks = bench_tasks(flags);
   if (flags.given("list")) return list_bench_cases(), 0;
   Bench bench{.kernel = flags.text("kernel", "cpu"),
@@ -245,22 +258,22 @@ int bench(const Flags& flags) {
   if (const std::string* command = flags.find("peer")) bench.peer = std::make_unique<Peer>(*command);
 
   print_heading(bench);
-  std::vector<BenchRecord> started;
-  for (const BenchTask& task : tasks) {
-    show_progress("memory of", task);
-    started.push_back(record_of(task));
-    if (task.timing != Timing::scaling) started.back().memory = probe_memory(task, bench.kernel, bench.threads);
+  std::vector<std::optional<MemoryProbe>> memory(tasks.size());
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    show_progress("memory of", tasks[i]);
+    if (tasks[i].timing != Timing::scaling) memory[i] = probe_memory(tasks[i], bench.kernel, bench.threads);
   }
-  print_bench_head();
-  nlohmann::json all = nlohmann::json::array();
+  fmt::print("{}", head_of(kColumns));
+  json all = json::array();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     show_progress("timing", tasks[i]);
-    const std::vector<BenchRecord> records = run_task(tasks[i], bench, started[i]);
+    const std::vector<json> records = run_task(tasks[i], bench, memory[i]);
     end_progress();
-    for (const BenchRecord& record : records) {
-      print_bench_line(record);
-      all.push_back(to_json(record));
+    for (const json& record : records) {
+      fmt::print("{}\n", line_of(kColumns, record));
+      all.push_back(record);
     }
+    std::fflush(stdout);  // the next line may take a minute
   }
   output.write(all);
   return 0;

@@ -109,10 +109,7 @@ bool plain(const check::Case& c) {
 
 std::vector<BenchTask> custom_tasks(const Flags& flags) {
   constexpr Defaults kDefaults = {"8:2", "128", "f32"};
-  for (const char* name : {"ranks", "layout", "runs", "runs-k"}) {
-    if (flags.given(name))
-      throw Error(fmt::format("--{} {}", name, *flags.find(name)), "bench times the kernel of one rank: leave it out");
-  }
+  flags.refuse({"ranks", "layout", "runs", "runs-k"}, "", "bench times the kernel of one rank: leave it out");
   std::vector<BenchTask> tasks;
   BenchTask task{.name = "custom", .problem = case_of(flags, kDefaults)};
   const bool backward = passes_of(flags).back() == Pass::backward;
@@ -148,7 +145,7 @@ std::string_view name(Pass pass) { return pass == Pass::forward ? "forward" : "b
 
 std::vector<BenchTask> bench_tasks(const Flags& flags) {
   bool custom = false;
-  for (const std::string_view name : problem_flags()) {
+  for (const std::string& name : problem_flags()) {
     if (name == "dtype") continue;  // also chooses among the named cases
     flags.exclude("cases", {name}, "named cases are whole problems; only --dtype and --pass choose among them");
     custom = custom || flags.given(name);

@@ -12,6 +12,7 @@
 #include "bench/peer.h"
 #include "bench/rounds.h"
 #include "calibrate/kernel_call.h"
+#include "terminal/columns.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
 #include "terminal/words.h"
@@ -90,8 +91,18 @@ double flop_of(const KernelCase& c, const CallOptions& o) {
   return pairs * static_cast<double>(c.heads_q * flops_per_pair(o.pass, o.dim, o.dim_v));
 }
 
-// A line of the table, printed, and its record for --json.
-nlohmann::json print_line(const GpuCase& c, const CallOptions& o, double flop, const Rounds& times, double sustained) {
+const std::vector<Column> kColumns = {{"case", "/case", -17},
+                                      {"pass", "/pass", -9},
+                                      {"ms", "/ms", 10, 3},
+                                      {"TFLOP/s", "/tflops", 9},
+                                      {"sustained", "/sustained_tflops", 11},
+                                      {"peer", "/peer_tflops", 9},
+                                      {"ratio", "/ratio", 8, 2},
+                                      {"product", "/product_tflops", 9}};
+const std::vector<Column> kHostColumns = {
+    {"case", "/case", -17}, {"pass", "/pass", -9}, {"host us", "/host_us", 10, 1}};
+
+nlohmann::json record_of(const GpuCase& c, const CallOptions& o, double flop, const Rounds& times, double sustained) {
   const double seconds = median(times.weft);
   const auto tflops = [](double operations, double s) { return operations / s * 1e-12; };
   nlohmann::json record = {{"case", c.name},
@@ -109,13 +120,6 @@ nlohmann::json print_line(const GpuCase& c, const CallOptions& o, double flop, c
   }
   if (!times.product.empty())
     record["product_tflops"] = tflops(2.0 * kProduct * kProduct * kProduct, median(times.product));
-  const auto shown = [&](const char* key, int decimals) {
-    return record.contains(key) ? fmt::format("{:.{}f}", record[key].get<double>(), decimals) : "-";
-  };
-  fmt::print("{:<17}{:<9}{:>10.3f}{:>9.0f}{:>11.0f}{:>9}{:>8}{:>9}\n", c.name, name(o.pass), seconds * 1e3,
-             tflops(flop, seconds), tflops(flop, sustained), shown("peer_tflops", 0), shown("ratio", 2),
-             shown("product_tflops", 0));
-  std::fflush(stdout);
   return record;
 }
 
@@ -150,8 +154,7 @@ void list_cases() {
 
 int bench_gpu(const Flags& flags) {
   if (flags.given("list")) return list_cases(), 0;
-  if (flags.given("threads"))
-    throw Error("--threads with a kernel of a GPU", "leave it out: one thread calls the kernel");
+  flags.refuse({"threads"}, " with a kernel of a GPU", "leave it out: one thread calls the kernel");
   flags.exclude("host", {"graph", "peer"}, "the host's time is that of Weft's own calls");
   const CallOptions options = options_of(flags);
   const Kernel& kernel = find_kernel(options.kernel);
@@ -170,12 +173,14 @@ int bench_gpu(const Flags& flags) {
   fmt::print("weft {}, kernel {}, {}, {} rounds; peer: {}\n", version(), kernel.name, weft::name(options.dtype), rounds,
              peer ? peer->name() + " " + peer->version() : "none");
   if (host)
-    fmt::print("Host time of a call while the GPU is busy.\n\n{:<17}{:<9}{:>10}\n", "case", "pass", "host us");
+    fmt::print("Host time of a call while the GPU is busy.\n\n");
   else
     fmt::print(
         "Useful TFLOP/s on visible pairs: by events around calls that are each waited for; sustained: calls back to\n"
-        "back. product: {0} x {0} x {0}.\n\n{1:<17}{2:<9}{3:>10}{4:>9}{5:>11}{6:>9}{7:>8}{8:>9}\n",
-        kProduct, "case", "pass", "ms", "TFLOP/s", "sustained", "peer", "ratio", "product");
+        "back. product: {0} x {0} x {0}.\n\n",
+        kProduct);
+  const std::vector<Column>& columns = host ? kHostColumns : kColumns;
+  fmt::print("{}", head_of(columns));
   nlohmann::json all = nlohmann::json::array();
   Noise noise;
   for (const GpuCase* c : cases) {
@@ -185,12 +190,13 @@ int bench_gpu(const Flags& flags) {
       KernelCall call(planned, o, noise);
       if (host) {
         const double us = call.host_seconds() * 1e6;
-        fmt::print("{:<17}{:<9}{:>10.1f}\n", c->name, name(pass), us);
         all.push_back({{"case", c->name}, {"pass", name(pass)}, {"kernel", o.kernel}, {"host_us", us}});
-        continue;
+      } else {
+        const Rounds times = run_rounds(call, *c, o, rounds, peer.get());
+        all.push_back(record_of(*c, o, flop_of(planned, o), times, call.sustained_seconds()));
       }
-      const Rounds times = run_rounds(call, *c, o, rounds, peer.get());
-      all.push_back(print_line(*c, o, flop_of(planned, o), times, call.sustained_seconds()));
+      fmt::print("{}\n", line_of(columns, all.back()));
+      std::fflush(stdout);
     }
   }
   output.write(all);

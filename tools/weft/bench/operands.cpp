@@ -11,17 +11,24 @@ Index bytes_of(const check::Tensor& t) { return static_cast<Index>(t.bytes.size(
 
 }  // namespace
 
-Operands::Operands(const BenchTask& task)
-    : case_(task.problem),
-      problem_(check::problem_of(case_)),
-      slices_(problem_.global_slices()),
-      sink_(at(case_.heads_q), 0.5f),
+Operands::Operands(const BenchTask& task) : Operands(task, check::problem_of(task.problem)) {}
+
+Operands::Operands(const BenchTask& task, const Problem& problem)
+    : Operands(task.problem, problem.packing().q().tokens(), problem.packing().k().tokens(),
+               task.pass == Pass::backward, 0) {
+  slices_ = problem.global_slices();
+}
+
+Operands::Operands(const check::Case& c, Index q_rows, Index k_rows, bool backward, std::uint64_t seed)
+    : case_(c),
+      random_(88172645463325252u + seed),
+      sink_(at(c.heads_q), 0.5f),
       dsink_(sink_),
-      q_(filled(problem_.packing().q().tokens(), case_.heads_q, case_.dim_qk)),
-      k_(filled(problem_.packing().k().tokens(), case_.heads_k, case_.dim_qk)),
-      v_(filled(problem_.packing().k().tokens(), case_.heads_k, case_.dim_v)),
-      out_(filled(q_.view.rows, case_.heads_q, case_.dim_v)),
-      lse_(DType::f32, q_.view.rows, case_.heads_q, 1) {
+      q_(filled(q_rows, c.heads_q, c.dim_qk)),
+      k_(filled(k_rows, c.heads_k, c.dim_qk)),
+      v_(filled(k_rows, c.heads_k, c.dim_v)),
+      out_(filled(q_rows, c.heads_q, c.dim_v)),
+      lse_(DType::f32, q_rows, c.heads_q, 1) {
   attention_.scale = case_.scale;
   attention_.softcap = case_.softcap;
   if (case_.sink == check::Case::SinkKind::off_by_one) attention_.sink = Sink::off_by_one();
@@ -29,10 +36,9 @@ Operands::Operands(const BenchTask& task)
     attention_.sink = Sink::learnable(per_head(static_cast<const float*>(sink_.data()), DType::f32, case_.heads_q));
   // 10: probabilities exp(logit - 10) that are neither 0 nor huge.
   std::fill_n(lse_.view.at<float>(0, 0), lse_.view.rows * lse_.view.heads, 10.0f);
-  if (task.pass == Pass::backward)
-    gradients_.emplace(
-        Gradients{filled(q_.view.rows, case_.heads_q, case_.dim_v), filled(q_.view.rows, case_.heads_q, case_.dim_qk),
-                  filled(k_.view.rows, case_.heads_k, case_.dim_qk), filled(k_.view.rows, case_.heads_k, case_.dim_v)});
+  if (backward)
+    gradients_.emplace(Gradients{filled(q_rows, c.heads_q, c.dim_v), filled(q_rows, c.heads_q, c.dim_qk),
+                                 filled(k_rows, c.heads_k, c.dim_qk), filled(k_rows, c.heads_k, c.dim_v)});
 }
 
 // Near enough to a unit normal for a softmax at one draw an element: the sum of four uniforms has variance 4/12.
@@ -77,6 +83,23 @@ void Operands::run(std::string_view kernel) {
                    .dv = gradients_->dv.view,
                    .dsink = learnable ? per_head<void>(dsink_.data(), DType::f32, case_.heads_q) : TensorView{}},
                   kernel);
+}
+
+void Operands::run(Executor& executor, Pass pass) {
+  if (pass == Pass::forward)
+    executor.forward(
+        {.q = q_.view, .k = k_.view, .v = v_.view, .attention = attention_, .out = out_.view, .lse = lse_.view});
+  else
+    executor.backward({.q = q_.view,
+                       .k = k_.view,
+                       .v = v_.view,
+                       .attention = attention_,
+                       .dout = gradients_->dout.view,
+                       .out = out_.view,
+                       .lse = lse_.view,
+                       .dq = gradients_->dq.view,
+                       .dk = gradients_->dk.view,
+                       .dv = gradients_->dv.view});
 }
 
 Index Operands::bytes() const {

@@ -82,7 +82,7 @@ struct Measured {
 };
 
 // One executor, warmed up; then rounds of both passes with a gemm on all cores before each.
-Measured measure(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
+Measured measure(const check::Case& c, const Problem& problem, const Layouts& layouts, const RankOperands& tensors,
                  const ScheduleOptions& options, const ThreadRanks& world, Index rounds, double usual_gemm) {
   std::mutex mutex;
   std::vector<std::array<double, 2>> begin(at(rounds), {1e300, 1e300}), end(at(rounds), {0, 0});
@@ -104,7 +104,7 @@ Measured measure(const check::Case& c, const Problem& problem, const Layouts& la
           for (const Pass pass : {Pass::forward, Pass::backward}) {
             meet();
             const double start = seconds_now();
-            tensors.run(executor, comm.rank(), pass);
+            tensors[at(comm.rank())]->run(executor, pass);
             const double stop = seconds_now();
             if (round < 0) continue;
             const std::lock_guard lock(mutex);
@@ -171,7 +171,7 @@ struct Findings {
 
 void Findings::add(Index number, const Question& q, const Asked& asked, Index rounds, double usual_gemm) {
   const check::Case& c = asked.given;
-  RankTensors tensors(c, asked.layouts);
+  const RankOperands tensors = rank_operands(c, asked.layouts);
   const std::vector<ScheduleOptions> tried = candidates(c);
   const std::string choice = weft::words(asked.chosen(tried));
   std::map<std::string, double> times;

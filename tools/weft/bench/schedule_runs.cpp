@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
-#include <random>
 
 #include "index.h"
 
@@ -27,50 +26,16 @@ Index first_bytes(const Schedule& s, const TensorShape& shape) {
 
 }  // namespace
 
-RankTensors::RankTensors(const check::Case& c, const Layouts& layouts) : sink(at(c.heads_q), 0.5F) {
-  attention.scale = c.scale;
-  attention.softcap = c.softcap;
-  if (c.sink == check::Case::SinkKind::off_by_one) attention.sink = Sink::off_by_one();
-  if (c.sink == check::Case::SinkKind::learnable)
-    attention.sink = Sink::learnable(per_head(static_cast<const float*>(sink.data()), DType::f32, c.heads_q));
-  const Index rows = layouts.q.rows(), keys = layouts.k.rows();
-  std::mt19937_64 engine(c.seed);
-  const auto all = [](Index) { return true; };
-  for (Index r = 0; r < layouts.q.ranks(); ++r) {
-    const auto make = [&](Index n, Index heads, Index dim) {
-      return check::random_tensor(engine, c.dtype, n, heads, dim, all);
-    };
-    const auto empty = [&](DType dtype, Index n, Index heads, Index dim) {
-      return check::Tensor(dtype, n, heads, dim);
-    };
-    ranks.push_back(std::make_unique<Rank>(
-        Rank{make(rows, c.heads_q, c.dim_qk), make(keys, c.heads_k, c.dim_qk), make(keys, c.heads_k, c.dim_v),
-             make(rows, c.heads_q, c.dim_v), empty(c.dtype, rows, c.heads_q, c.dim_v),
-             empty(DType::f32, rows, c.heads_q, 1), empty(c.dtype, rows, c.heads_q, c.dim_qk),
-             empty(c.dtype, keys, c.heads_k, c.dim_qk), empty(c.dtype, keys, c.heads_k, c.dim_v)}));
-  }
+RankOperands rank_operands(const check::Case& c, const Layouts& layouts) {
+  RankOperands ranks;
+  for (Index r = 0; r < layouts.q.ranks(); ++r)
+    ranks.push_back(std::make_unique<Operands>(c, layouts.q.rows(), layouts.k.rows(), true, at(r)));
+  return ranks;
 }
 
-void RankTensors::run(Executor& executor, Index rank, Pass pass) {
-  Rank& t = *ranks[at(rank)];
-  if (pass == Pass::forward)
-    executor.forward(
-        {.q = t.q.view, .k = t.k.view, .v = t.v.view, .attention = attention, .out = t.out.view, .lse = t.lse.view});
-  else
-    executor.backward({.q = t.q.view,
-                       .k = t.k.view,
-                       .v = t.v.view,
-                       .attention = attention,
-                       .dout = t.dout.view,
-                       .out = t.out.view,
-                       .lse = t.lse.view,
-                       .dq = t.dq.view,
-                       .dk = t.dk.view,
-                       .dv = t.dv.view});
-}
-
-ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
-                         const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world) {
+ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts,
+                         const RankOperands& tensors, const ScheduleTask& task, Pass pass, const std::string& kernel,
+                         const ThreadRanks& world, Trace* trace) {
   ScheduleRun run;
   std::mutex mutex;
   Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
@@ -78,15 +43,18 @@ ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Lay
       layouts.q.ranks(),
       [&](Communicator& comm) {
         double waiting = 0;
+        const auto traced =
+            trace != nullptr ? trace->observer(comm.rank(), task.name) : std::function<void(const StepEvent&)>();
         Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {c.heads_q, c.heads_k}, task.options),
                           {.kernel = kernel, .observer = [&](const StepEvent& e) {
                              if (e.kind != StepEvent::Kind::compute) waiting += e.end - e.begin;
+                             if (traced) traced(e);
                            }});
         float token = 0;  // all start together
         comm.all_reduce(&token, DType::f32, 1, Reduce::sum).wait();
         comm.reset_traffic();
         const Clock::time_point begin = Clock::now();
-        tensors.run(executor, comm.rank(), pass);
+        tensors[at(comm.rank())]->run(executor, pass);
         const Clock::time_point end = Clock::now();
         const TensorShape shape{.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v};
         const Index bytes = first_bytes(executor.schedule(), shape);

@@ -5,10 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "check/cases/case.h"
-#include "check/tensors.h"
-#include "weft/executor.h"
+#include "bench/operands.h"
 #include "weft/schedule.h"
+#include "weft/trace.h"
 
 namespace weft::tool {
 
@@ -21,26 +20,17 @@ struct ScheduleRun {
 };
 
 // Ranks' shards of random tensors, made once for all runs of a layout.
-class RankTensors {
- public:
-  RankTensors(const check::Case& c, const Layouts& layouts);
-
-  struct Rank {
-    check::Tensor q, k, v, dout, out, lse, dq, dk, dv;
-  };
-  void run(Executor& executor, Index rank, Pass pass);
-
-  std::vector<std::unique_ptr<Rank>> ranks;
-  Attention attention;
-  std::vector<float> sink;
-};
+using RankOperands = std::vector<std::unique_ptr<Operands>>;
+RankOperands rank_operands(const check::Case& c, const Layouts& layouts);
 
 struct ScheduleTask {
   std::string name;
   ScheduleOptions options;
 };
 
-ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts, RankTensors& tensors,
-                         const ScheduleTask& task, Pass pass, const std::string& kernel, const ThreadRanks& world);
+ScheduleRun run_schedule(const check::Case& c, const Problem& problem, const Layouts& layouts,
+                         const RankOperands& tensors, const ScheduleTask& task, Pass pass, const std::string& kernel,
+                         const ThreadRanks& world,
+                         Trace* trace = nullptr);  // the steps of all ranks, if given
 
 }  // namespace weft::tool

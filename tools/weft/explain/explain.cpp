@@ -72,19 +72,14 @@ json to_json(const check::Case& c, const Problem& problem, const Loads& all, Key
 
 }  // namespace
 
-const std::vector<FlagSpec>& explain_flags() {
-  static const std::vector<FlagSpec> own = {
-      {"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
-      {"view", "NAME", "auto (default), picture or table"},
-      {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
-      {"micro", "M", "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
-      {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}};
-  static const std::vector<FlagSpec> flags = [] {
-    std::vector<FlagSpec> all = own;
-    all.insert(all.end(), figure_flags().begin(), figure_flags().end());
-    return all;
-  }();
-  return flags;
+std::vector<FlagSpec> explain_flags() {
+  return with_figure_flags(
+      {{"keys", "ORDER", "sequence (default) or rank (the default for striped): whose rows slices count keys in"},
+       {"view", "NAME", "auto (default), picture or table"},
+       {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
+       {"micro", "M",
+        "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
+       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}});
 }
 
 int explain(const Flags& flags) {

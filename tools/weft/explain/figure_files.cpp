@@ -40,33 +40,26 @@ void write(FileOutput& to, const std::string& text, std::size_t panels) {
 
 }  // namespace
 
-const std::vector<FlagSpec>& figure_flags() {
-  static const std::vector<FlagSpec> flags = [] {
-    std::vector<FlagSpec> all = {
-        {"html", "FILE",
-         "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
-        {"svg", "FILE", "draw a picture for papers and pages, of the same"},
-        {"title", "TEXT", "--html, --svg: a heading"},
-        {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
-        {"machine", "NAME",
-         "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
-        {"schedule", "LIST",
-         "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"}};
-    for (const FlagSpec& flag : schedule_flags())
-      if (flag.name == "head-map") all.push_back(flag);
-    return with_schedule_options(std::move(all));
-  }();
-  return flags;
+std::vector<FlagSpec> with_figure_flags(std::vector<FlagSpec> flags) {
+  flags.insert(flags.end(),
+               {{"html", "FILE",
+                 "draw a page to look into instead: mask, work, bytes, timeline; --layout may then be a list, or auto"},
+                {"svg", "FILE", "draw a picture for papers and pages, of the same"},
+                {"title", "TEXT", "--html, --svg: a heading"},
+                {"colour", "NAME", "--html, --svg: of the matrix, by rank (default) or step"},
+                {"machine", "NAME",
+                 "--html, --svg: a preset (h100-400g if not given) or a file, that the timeline is simulated on"},
+                {"schedule", "LIST",
+                 "--html, --svg: a panel for each of all_gather (default), ring, all_to_all, hybrid, exact, auto"},
+                kHeadMapFlag});
+  return with_schedule_options(std::move(flags));
 }
 
 bool asks_for_figure(const Flags& flags) { return flags.given("html") || flags.given("svg"); }
 
 void refuse_figure_flags(const Flags& flags) {
-  for (const FlagSpec& flag : figure_flags()) {
-    if (flags.given(flag.name))
-      throw Error(fmt::format("--{} {} without --html or --svg", flag.name, *flags.find(flag.name)),
-                  "add --html FILE or --svg FILE");
-  }
+  for (const FlagSpec& flag : with_figure_flags({}))
+    flags.refuse({flag.name}, " without --html or --svg", "add --html FILE or --svg FILE");
 }
 
 int explain_figure(const Flags& flags) {

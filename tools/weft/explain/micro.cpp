@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr Index kMaxDrawn = 96;        // tokens
 constexpr Index kMaxLines = 64;        // windows, drawn or in the table
 constexpr Index kMaxListed = 1 << 26;  // numbers in a JSON file
-constexpr int kMargin = 14;
+constexpr int kRowMargin = 14;
 
 struct Micro {
   check::Case c;
@@ -32,15 +32,12 @@ struct Micro {
 };
 
 Micro micro_of(const Flags& flags) {
-  if (!flags.given("micro"))
-    throw Error(fmt::format("--remainder {} without --micro", *flags.find("remainder")), "add e.g. --micro 4");
+  if (!flags.given("micro")) flags.refuse({"remainder"}, " without --micro", "add e.g. --micro 4");
   flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "view"},
                 "leave it out: micro-sequences are windows of one stream");
   check::Case c = case_of(flags, kExplainDefaults);
   if (!flags.given("mask")) c.mask.causal = true;
-  const Index micros = flags.whole("micro", 1, "--micro 4");
-  if (micros < 1 || micros > kMaxTokens)
-    throw Error(fmt::format("--micro {}", micros), fmt::format("use a number from 1 to {}", kMaxTokens));
+  const Index micros = flags.within("micro", 4, 1, kMaxTokens);
   const bool pad = flags.one_of("remainder", {"pad", "refuse"}) == "pad";
   Problem asked = check::problem_of(c);
   MicroSequences sequences(asked.packing().q(),
@@ -74,7 +71,7 @@ void draw(const Micro& micro) {
   const Axis axis(Layout::contiguous(Stream::from_used(offsets, used), 1));
   fmt::print("A line a window, a column a token.   {} query   {} key from before the window   · padding\n\n",
              coloured("A", 0, true), coloured("a", 0, false));
-  fmt::print("{:<{}}{}\n", "rank, micro", kMargin, axis.ruler());
+  fmt::print("{:<{}}{}\n", "rank, micro", kRowMargin, axis.ruler());
   for_each_window(s, kMaxLines, [&](const Window& w) {
     const auto paint = [&](Index t, const std::string& fill) {
       const Index rank = w.rank % kLetters;
@@ -82,7 +79,7 @@ void draw(const Micro& micro) {
       const bool key = t >= w.first_document_begin && t < w.begin && axis.real[at(t)];
       return key ? coloured(letter(rank, false) + fill, rank, false) : " " + fill;
     };
-    std::string line = fmt::format("{:<{}}{}", head(w), kMargin, axis.line(paint, " ", "│"));
+    std::string line = fmt::format("{:<{}}{}", head(w), kRowMargin, axis.line(paint, " ", "│"));
     line.erase(line.find_last_not_of(' ') + 1);
     fmt::print("{}\n", line);
   });

@@ -9,7 +9,7 @@ int explain_micro(const Flags& flags);    // --micro: the windows of micro-seque
 int explain_support(const Flags& flags);  // --support: the capability table, and the kernels of this machine
 
 // --html, --svg: a panel for each layout and schedule that was asked for.
-const std::vector<FlagSpec>& figure_flags();
+std::vector<FlagSpec> with_figure_flags(std::vector<FlagSpec> flags);
 bool asks_for_figure(const Flags& flags);
 int explain_figure(const Flags& flags);
 void refuse_figure_flags(const Flags& flags);  // Error if a flag is given that only figures take

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "explain/modes.h"
@@ -79,20 +80,12 @@ KernelAnswer answer_of(const Kernel& kernel) {
   return answer;
 }
 
-std::string joined(const std::vector<std::string>& list, std::string_view separator) {
-  std::string out;
-  for (const std::string& word : list) out += (out.empty() ? std::string() : std::string(separator)) + word;
-  return out;
-}
-
 void print_kernels() {
   fmt::print("Kernels of this build, best first, and what they do on this machine (head width 64).\n\n");
   for (const Kernel& kernel : kernels()) {
     const KernelAnswer answer = answer_of(kernel);
-    const std::string can = answer.dtypes.empty() ? "nothing" : joined(answer.dtypes, ", ");
-    const std::string reasons =
-        answer.reasons.empty() ? "" : fmt::format("; no others: {}", joined(answer.reasons, "; "));
-    fmt::print("  {:<18}{}{}\n", kernel.name, can, reasons);
+    fmt::print("  {:<18}{}{}{}\n", kernel.name, answer.dtypes.empty() ? "nothing" : "", fmt::join(answer.dtypes, ", "),
+               answer.reasons.empty() ? "" : fmt::format("; no others: {}", fmt::join(answer.reasons, "; ")));
   }
 }
 
@@ -146,13 +139,8 @@ std::vector<SupportRow> rows_by_group() {
 }  // namespace
 
 int explain_support(const Flags& flags) {
-  std::vector<std::string_view> others = problem_flags();
-  others.insert(others.end(), {"layout", "seed", "keys", "view"});
-  for (const std::string_view other : others) {
-    if (flags.given(other))
-      throw Error(fmt::format("--support and --{} {}", other, *flags.find(other)),
-                  "leave one of them out: the table is the same for every problem");
-  }
+  flags.exclude("support", problem_flags({"layout", "seed", "keys", "view"}),
+                "leave one of them out: the table is the same for every problem");
   JsonOutput output(flags.find("json"));
   const std::vector<SupportRow> rows = rows_by_group();
   fmt::print(

@@ -29,9 +29,7 @@ AutoProblem auto_problem(const Flags& flags, const Defaults& defaults) {
   if (const std::string* given = flags.find("schedule")) asked = asked_schedules(flags, *given);
   p.schedules = asked.given;
   if (!layout && !asked.automatic) {
-    if (flags.given("machine"))
-      throw Error(fmt::format("--machine {} and nothing to choose", *flags.find("machine")),
-                  "add --schedule auto or --layout auto, or leave it out");
+    flags.refuse({"machine"}, " and nothing to choose", "add --schedule auto or --layout auto, or leave it out");
     return p;
   }
   check::Case& c = p.given;
@@ -68,8 +66,7 @@ void refuse_auto(const Flags& flags, std::string_view by) {
     if (names_auto(flags, flag))
       throw Error(fmt::format("--{} {} with {}", flag, *flags.find(flag), by),
                   fmt::format("name {}s or all of them: problems that are drawn are to meet every one", flag));
-  if (flags.given("machine"))
-    throw Error(fmt::format("--machine {} with {}", *flags.find("machine"), by), "leave it out");
+  flags.refuse({"machine"}, fmt::format(" with {}", by), "leave it out");
 }
 
 }  // namespace weft::tool

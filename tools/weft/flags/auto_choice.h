@@ -20,7 +20,7 @@ AutoProblem auto_problem(const Flags& flags, const Defaults& defaults);
 // Error if either is asked for: problems that `by` draws name what they want.
 void refuse_auto(const Flags& flags, std::string_view by);
 
-inline constexpr FlagSpec kMachineFlag = {"machine", "NAME",
-                                          "with auto: a preset (cpu if not given) or a machine file to predict for"};
+inline const FlagSpec kMachineFlag = {"machine", "NAME",
+                                      "with auto: a preset (cpu if not given) or a machine file to predict for"};
 
 }  // namespace weft::tool

@@ -15,7 +15,7 @@ namespace weft::tool {
 namespace {
 
 struct Group {
-  std::string_view title;
+  std::string title;
   std::vector<FlagSpec> flags;
 };
 
@@ -59,16 +59,14 @@ const std::vector<Group>& shared_groups() {
 
 }  // namespace
 
-void Flags::add(CLI::App& verb, std::string_view group, const FlagSpec& flag) {
+void Flags::add(CLI::App& verb, const std::string& group, const FlagSpec& flag) {
   if (flag.value.empty()) {
-    const auto note = [this, name = std::string(flag.name)] { values_[name] = ""; };
-    verb.add_flag_callback("--" + std::string(flag.name), note, std::string(flag.help))->group(std::string(group));
+    const auto note = [this, name = flag.name] { values_[name] = ""; };
+    verb.add_flag_callback("--" + flag.name, note, flag.help)->group(group);
     return;
   }
-  const auto keep = [this, name = std::string(flag.name)](const std::string& value) { values_[name] = value; };
-  verb.add_option_function<std::string>("--" + std::string(flag.name), keep, std::string(flag.help))
-      ->type_name(std::string(flag.value))
-      ->group(std::string(group));
+  const auto keep = [this, name = flag.name](const std::string& value) { values_[name] = value; };
+  verb.add_option_function<std::string>("--" + flag.name, keep, flag.help)->type_name(flag.value)->group(group);
 }
 
 void Flags::add_to(CLI::App& verb, const std::vector<FlagSpec>& own) {
@@ -100,24 +98,26 @@ Index Flags::whole(std::string_view name, Index otherwise, std::string_view exam
   return value ? whole_number(fmt::format("--{}", name), *value, example) : otherwise;
 }
 
-Index Flags::within(std::string_view name, Index otherwise, Index least, Index most) const {
+Index Flags::within(std::string_view name, Index otherwise, Index least, Index most, std::string_view of) const {
   const Index value = whole(name, otherwise, std::to_string(otherwise));
   if (value < least || value > most)
-    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from {} to {}", least, most));
+    throw Error(fmt::format("--{} {}", name, value), fmt::format("use from {} to {}{}", least, most, of));
   return value;
 }
 
-Index Flags::size(std::string_view name, Index otherwise, std::string_view example) const {
-  const std::string* value = find(name);
-  return value ? size_number(fmt::format("--{}", name), *value, example) : otherwise;
+std::string Flags::said(std::string_view name) const {
+  return fmt::format("--{}{}{}", name, find(name)->empty() ? "" : " ", *find(name));
 }
 
-void Flags::exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const {
-  if (!given(name)) return;
-  for (const std::string_view other : others) {
-    if (given(other))
-      throw Error(fmt::format("--{} {} and --{} {}", name, *find(name), other, *find(other)), std::string(remedy));
-  }
+void Flags::refuse(const std::vector<std::string>& names, std::string_view why, std::string_view remedy) const {
+  for (const std::string& name : names)
+    if (given(name)) throw Error(fmt::format("{}{}", said(name), why), std::string(remedy));
+}
+
+void Flags::exclude(std::string_view name, const std::vector<std::string>& others, std::string_view remedy) const {
+  for (const std::string& other : others)
+    if (given(name) && given(other))
+      throw Error(fmt::format("{} and {}", said(name), said(other)), std::string(remedy));
 }
 
 std::string Flags::words() const {
@@ -170,8 +170,8 @@ std::vector<Pass> passes_of(const Flags& flags) {
 
 LayoutKind layout_of(const Flags& flags) { return layout_kind(flags.text("layout", kDefaultLayout)); }
 
-std::vector<std::string_view> problem_flags() {
-  std::vector<std::string_view> names;
+std::vector<std::string> problem_flags(const std::vector<std::string>& more) {
+  std::vector<std::string> names = more;
   for (const Group& group : shared_groups()) {
     for (const FlagSpec& flag : group.flags) {
       if (group.title != "Other" && flag.name != "layout") names.push_back(flag.name);

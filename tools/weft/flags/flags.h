@@ -17,9 +17,9 @@ class App;
 namespace weft::tool {
 
 struct FlagSpec {
-  std::string_view name;   // "docs" for --docs
-  std::string_view value;  // what stands for the value in --help; empty: takes none
-  std::string_view help;
+  std::string name;   // "docs" for --docs
+  std::string value;  // what stands for the value in --help; empty: takes none
+  std::string help;
 };
 
 class Flags {
@@ -38,16 +38,19 @@ class Flags {
   std::string text(std::string_view name, std::string_view otherwise) const;
   // Error unless the value is one of `names`, which it lists.
   std::string one_of(std::string_view name, const std::vector<std::string_view>& names) const;  // default: the first
-  Index whole(std::string_view name, Index otherwise, std::string_view example) const;
-  Index within(std::string_view name, Index otherwise, Index least, Index most) const;  // a whole number in a range
-  Index size(std::string_view name, Index otherwise, std::string_view example) const;   // 4096, 64k, 1M
-  // Error if any of `others` is given: "--docs and --cu-seqlens: <remedy>".
-  void exclude(std::string_view name, const std::vector<std::string_view>& others, std::string_view remedy) const;
+  Index whole(std::string_view name, Index otherwise, std::string_view example) const;          // 4096, 64k, 1M
+  // The same within a range; `of` follows its end in the error: "use from 1 to 256 ranks, which are threads".
+  Index within(std::string_view name, Index otherwise, Index least, Index most, std::string_view of = "") const;
+  // Error if any of these is given: "--links 0,1 without --schedule", where `why` is " without --schedule".
+  void refuse(const std::vector<std::string>& names, std::string_view why, std::string_view remedy) const;
+  // Error if any of `others` is given too: "--docs 5,7 and --cu-seqlens 0,5".
+  void exclude(std::string_view name, const std::vector<std::string>& others, std::string_view remedy) const;
   // " --docs 5,7 --mask causal": all of them, quoted for a shell where needed, long values cut short.
   std::string words() const;
 
  private:
-  void add(CLI::App& verb, std::string_view group, const FlagSpec& flag);
+  std::string said(std::string_view name) const;  // "--docs 5,7", of a flag that is given
+  void add(CLI::App& verb, const std::string& group, const FlagSpec& flag);
 
   std::map<std::string, std::string, std::less<>> values_;
 };
@@ -69,7 +72,7 @@ TimeLimit time_limit_of(const Flags& flags);      // --time-limit 120, or 120s
 Index threads_of(const Flags& flags);             // --threads; as many as the machine has if not given
 std::vector<Pass> passes_of(const Flags& flags);  // --pass both, forward or backward
 
-// Flags that say which problem it is: what `verify --random` draws by itself.
-std::vector<std::string_view> problem_flags();
+// Flags that say which problem it is, which is what `verify --random` draws by itself; and `more`.
+std::vector<std::string> problem_flags(const std::vector<std::string>& more = {});
 
 }  // namespace weft::tool

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
 #include <optional>
 #include <random>
@@ -14,17 +15,9 @@
 namespace weft::tool {
 namespace {
 
-constexpr std::string_view kPrefix = "lognormal:";
-constexpr std::string_view kExample = "lognormal:count=64,median=2400,sigma=1,min=16,max=16384";
+constexpr std::string_view kLognormal = "lognormal", kPublished = "published";
 // So that a sum of padded lengths stays far from 2^63: 2^22 documents of less than 2^32 tokens.
 constexpr Index kMaxCount = Index{1} << 22;
-
-struct Lognormal {
-  std::optional<Index> count = {};
-  std::optional<double> median = {};
-  double sigma = 1;
-  Index min = 1, max = kMaxTokens;
-};
 
 // Box-Muller by hand: the standard fixes what mt19937_64 draws, but not what std::normal_distribution makes of it. The
 // math library's last bit may differ between platforms; a length would show it once in some 10^12.
@@ -38,59 +31,62 @@ void check(bool right, std::string_view flag, std::string problem, std::string_v
   if (!right) throw Error(fmt::format("{}: {}", flag, problem), std::string(remedy));
 }
 
-void set(Lognormal& to, std::string_view flag, std::string_view key, std::string_view value) {
-  const std::string name = fmt::format("{} lognormal:{}", flag, key);
-  const auto whole = [&] { return whole_number(name, value, "64"); };
-  const auto size = [&] { return size_number(name, value, "64"); };
-  const auto real = [&] { return real_number(name, value, "1.5"); };
-  if (key == "count")
-    to.count = whole();
-  else if (key == "median")
-    to.median = real_size(name, value, "2400");
-  else if (key == "sigma")
-    to.sigma = real();
-  else if (key == "min")
-    to.min = size();
-  else if (key == "max")
-    to.max = size();
-  else
-    throw Error(fmt::format("{}: lognormal has no '{}'", flag, key), "");
-}
-
-Lognormal parse_lognormal(std::string_view flag, std::string_view text) {
-  Lognormal d;
-  for (const std::string_view part : split(text, ',')) {
-    const std::size_t at = part.find('=');
-    check(at != std::string_view::npos, flag, fmt::format("lognormal: '{}' has no value", part),
-          fmt::format("write e.g. {} {}", flag, kExample));
-    try {
-      set(d, flag, part.substr(0, at), part.substr(at + 1));
-    } catch (const Error& error) {
-      throw Error(error.problem(), fmt::format("write e.g. {} {}", flag, kExample));
+// A distribution's keys and values: "count=64,median=2400".
+class Values {
+ public:
+  Values(std::string_view flag, std::string_view kind, std::string_view text, std::vector<std::string_view> keys,
+         std::string_view example)
+      : flag_(flag), kind_(kind), example_(fmt::format("write e.g. {} {}:{}", flag, kind, example)) {
+    for (const std::string_view part : split(text, ',')) {
+      const std::size_t at = part.find('=');
+      const std::string_view key = part.substr(0, at);
+      check(at != std::string_view::npos, flag, fmt::format("{}: '{}' has no value", kind, part), example_);
+      check(std::find(keys.begin(), keys.end(), key) != keys.end(), flag, fmt::format("{} has no '{}'", kind, key),
+            example_);
+      values_[key] = part.substr(at + 1);
     }
   }
-  check(d.count && d.median, flag, "lognormal needs count and median", fmt::format("write e.g. {} {}", flag, kExample));
-  check(*d.count >= 1 && *d.count <= kMaxCount, flag, fmt::format("lognormal count={}", *d.count),
-        fmt::format("use a count from 1 to {}", kMaxCount));
-  check(*d.median > 0, flag, fmt::format("lognormal median={}", *d.median), "use a median above 0");
-  check(d.sigma >= 0, flag, fmt::format("lognormal sigma={}", d.sigma), "use a sigma of 0 or more");
-  check(d.min >= 0 && d.min <= d.max && d.max <= kMaxTokens, flag,
-        fmt::format("lognormal min={}, max={}", d.min, d.max), fmt::format("use 0 <= min <= max <= {}", kMaxTokens));
-  return d;
-}
 
-std::vector<Index> draw(const Lognormal& d, unsigned long long seed) {
+  // read(flag, text, example) of a key's value; `otherwise` if it has none.
+  template <class T>
+  T get(std::string_view key, T (*read)(std::string_view, std::string_view, std::string_view),
+        std::optional<T> otherwise = {}) const {
+    const auto found = values_.find(key);
+    check(found != values_.end() || otherwise, flag_, fmt::format("{} needs {}", kind_, key), example_);
+    if (found == values_.end()) return *otherwise;
+    try {
+      return read(fmt::format("{} {}:{}", flag_, kind_, key), found->second, "64");
+    } catch (const Error& error) {
+      throw Error(error.problem(), example_);
+    }
+  }
+
+ private:
+  std::string_view flag_, kind_;
+  std::string example_;
+  std::map<std::string_view, std::string_view> values_;
+};
+
+std::vector<Index> lognormal(std::string_view flag, std::string_view text, unsigned long long seed) {
+  const Values of(flag, kLognormal, text, {"count", "median", "sigma", "min", "max"},
+                  "count=64,median=2400,sigma=1,min=16,max=16384");
+  const Index count = of.get("count", whole_number), min = of.get("min", whole_number, std::optional<Index>(1)),
+              max = of.get("max", whole_number, std::optional(kMaxTokens));
+  const double median = of.get("median", real_size), sigma = of.get("sigma", real_number, std::optional(1.0));
+  check(count >= 1 && count <= kMaxCount, flag, fmt::format("lognormal count={}", count),
+        fmt::format("use a count from 1 to {}", kMaxCount));
+  check(median > 0, flag, fmt::format("lognormal median={}", median), "use a median above 0");
+  check(sigma >= 0, flag, fmt::format("lognormal sigma={}", sigma), "use a sigma of 0 or more");
+  check(min >= 0 && min <= max && max <= kMaxTokens, flag, fmt::format("lognormal min={}, max={}", min, max),
+        fmt::format("use 0 <= min <= max <= {}", kMaxTokens));
   std::mt19937_64 engine(seed);
   std::vector<Index> lengths;
-  for (Index i = 0; i < *d.count; ++i) {
-    const double length = *d.median * std::exp(d.sigma * normal(engine));
-    lengths.push_back(std::llround(std::clamp(length, static_cast<double>(d.min), static_cast<double>(d.max))));
+  for (Index i = 0; i < count; ++i) {
+    const double length = median * std::exp(sigma * normal(engine));
+    lengths.push_back(std::llround(std::clamp(length, static_cast<double>(min), static_cast<double>(max))));
   }
   return lengths;
 }
-
-constexpr std::string_view kPublished = "published:";
-constexpr std::string_view kPublishedExample = "published:tokens=1048576,max=196608";
 
 // Fraction of documents up to a length in published long-context training data: 18.6 % have up to 200 tokens, and so
 // on.
@@ -112,18 +108,12 @@ Index published_length(double fraction) {
 }
 
 std::vector<Index> published(std::string_view flag, std::string_view text, unsigned long long seed) {
-  Index tokens = 0, max = kQuantiles[std::size(kQuantiles) - 1].length;
-  for (const std::string_view part : split(text, ',')) {
-    const std::size_t at = part.find('=');
-    const std::string_view key = part.substr(0, at);
-    check(at != std::string_view::npos && (key == "tokens" || key == "max"), flag,
-          fmt::format("published has no '{}'", part), fmt::format("write e.g. {} {}", flag, kPublishedExample));
-    const Index value = size_number(fmt::format("{} published:{}", flag, key), part.substr(at + 1), "65536");
+  const Values of(flag, kPublished, text, {"tokens", "max"}, "tokens=1048576,max=196608");
+  Index tokens = of.get("tokens", whole_number);
+  const Index max = of.get("max", whole_number, std::optional(std::end(kQuantiles)[-1].length));
+  for (const auto& [key, value] : {std::pair{"tokens", tokens}, {"max", max}})
     check(value >= 1 && value <= kMaxTokens, flag, fmt::format("published {}={}", key, value),
           fmt::format("use from 1 to {}", kMaxTokens));
-    (key == "tokens" ? tokens : max) = value;
-  }
-  check(tokens > 0, flag, "published needs tokens", fmt::format("write e.g. {} {}", flag, kPublishedExample));
   std::mt19937_64 engine(seed);
   std::vector<Index> lengths;
   while (tokens > 0) {
@@ -139,9 +129,10 @@ std::vector<Index> published(std::string_view flag, std::string_view text, unsig
 }  // namespace
 
 std::vector<Index> parse_lengths(std::string_view flag, std::string_view text, unsigned long long seed) {
-  if (text.starts_with(kPrefix)) return draw(parse_lognormal(flag, text.substr(kPrefix.size())), seed);
-  if (text.starts_with(kPublished)) return published(flag, text.substr(kPublished.size()), seed);
-  const std::vector<Index> lengths = size_numbers(flag, text, "256,512,1024");
+  const std::size_t colon = text.find(':');
+  if (text.substr(0, colon) == kLognormal && colon < text.size()) return lognormal(flag, text.substr(colon + 1), seed);
+  if (text.substr(0, colon) == kPublished && colon < text.size()) return published(flag, text.substr(colon + 1), seed);
+  const std::vector<Index> lengths = whole_numbers(flag, text, "256,512,1024");
   check(static_cast<Index>(lengths.size()) <= kMaxCount, flag, fmt::format("{} documents", lengths.size()),
         fmt::format("use at most {}", kMaxCount));
   for (std::size_t i = 0; i < lengths.size(); ++i)

@@ -30,17 +30,15 @@ check::Side side_of(const Flags& flags, const std::string& suffix, unsigned long
   if (const std::string* lengths = flags.find(docs)) {
     const std::vector<Index> parsed = parse_lengths("--" + docs, *lengths, seed);
     side.cu_seqlens = prefix_sums(parsed, 1);
-    const Index multiple = flags.size("padded-to", 1, "16");
-    if (multiple < 1 || multiple > kMaxTokens)
-      throw Error(fmt::format("--padded-to {}", multiple), fmt::format("use a multiple from 1 to {}", kMaxTokens));
+    const Index multiple = flags.within("padded-to", 1, 1, kMaxTokens);
     if (multiple > 1) side.cu_seqlens_padded = prefix_sums(parsed, multiple);
   } else {
-    side.cu_seqlens = size_numbers("--" + cu, flags.text(cu, ""), "0,5,12");
+    side.cu_seqlens = whole_numbers("--" + cu, flags.text(cu, ""), "0,5,12");
     if (const std::string* offsets = flags.find(padded))
-      side.cu_seqlens_padded = size_numbers("--" + padded, *offsets, "0,8,16");
+      side.cu_seqlens_padded = whole_numbers("--" + padded, *offsets, "0,8,16");
   }
   const std::string tokens = "tokens" + suffix;
-  if (flags.given(tokens)) side.tokens = flags.size(tokens, 0, "4096");
+  if (flags.given(tokens)) side.tokens = flags.whole(tokens, 0, "4096");
   return side;
 }
 
@@ -52,11 +50,8 @@ void choose_documents(const Flags& flags, check::Case& to) {
     to.k = side_of(flags, "-k", to.seed + 1);  // another seed: the same distribution is to give other lengths
     return;
   }
-  for (const char* name : {"cu-seqlens-padded-k", "tokens-k", "runs-k"}) {
-    if (flags.given(name))
-      throw Error(fmt::format("--{} {} without keys of their own", name, *flags.find(name)),
-                  "add --docs-k or --cu-seqlens-k, or leave it out");
-  }
+  flags.refuse({"cu-seqlens-padded-k", "tokens-k", "runs-k"}, " without keys of their own",
+               "add --docs-k or --cu-seqlens-k, or leave it out");
 }
 
 Mask mask_of(const Flags& flags) {
@@ -70,14 +65,14 @@ Mask mask_of(const Flags& flags) {
   mask.align =
       flags.one_of("align", {"top_left", "bottom_right"}) == "top_left" ? Align::top_left : Align::bottom_right;
   if (const std::string* window = flags.find("window")) {
-    const std::vector<Index> sides = size_numbers("--window", *window, "512,0");
+    const std::vector<Index> sides = whole_numbers("--window", *window, "512,0");
     if (sides.size() != 2)
       throw Error(fmt::format("--window: '{}' is not two numbers", *window),
                   "write --window LEFT,RIGHT; -1 is unlimited");
     mask.left = sides[0];
     mask.right = sides[1];
   }
-  if (flags.given("chunk")) mask.chunk = flags.size("chunk", 1, "4096");
+  if (flags.given("chunk")) mask.chunk = flags.whole("chunk", 1, "4096");
   return mask;
 }
 
@@ -93,16 +88,9 @@ void check_chunks(const check::Case& c) {
 
 void choose_ranks(const Flags& flags, check::Case& to) {
   to.layout = layout_of(flags);
-  to.ranks = flags.whole("ranks", 4, "4");
-  if (to.ranks < 1 || to.ranks > kMaxRanks)
-    throw Error(fmt::format("--ranks {}", to.ranks), fmt::format("use from 1 to {} ranks", kMaxRanks));
-  if (to.layout != LayoutKind::explicit_runs) {
-    for (const char* name : {"runs", "runs-k"}) {
-      if (flags.given(name))
-        throw Error(fmt::format("--{} with layout {}", name, weft::name(to.layout)), "add --layout explicit");
-    }
-    return;
-  }
+  to.ranks = flags.within("ranks", 4, 1, kMaxRanks, " ranks");
+  if (to.layout != LayoutKind::explicit_runs)
+    return flags.refuse({"runs", "runs-k"}, fmt::format(" with layout {}", name(to.layout)), "add --layout explicit");
   const auto read = [&](const std::string& name) {
     const std::string* value = flags.find(name);
     if (!value)

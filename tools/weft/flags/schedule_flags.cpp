@@ -1,7 +1,6 @@
 #include "flags/schedule_flags.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -74,9 +73,9 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
   if (option.whole == &ScheduleOptions::ulysses && flags.given("mesh"))
     return {degree_of_mesh(flags, *flags.find("mesh"))};
   if (!given) return {usual};
-  if (const Index value = flags.whole(flag, 1, "2"); value < 1)
-    throw Error(fmt::format("--{} {}", flag, value), "use 1 or more");
-  return {*given};
+  const Index value = flags.whole(flag, 1, "2");
+  if (value < 1) throw Error(fmt::format("--{} {}", flag, value), "use 1 or more");
+  return {std::to_string(value)};
 }
 
 struct Values {
@@ -98,65 +97,46 @@ void add_variants(const std::vector<Values>& values, std::size_t n, const Schedu
 
 }  // namespace
 
-const std::vector<FlagSpec>& schedule_option_flags() {
-  static const std::vector<std::array<std::string, 2>> written = [] {
-    std::vector<std::array<std::string, 2>> all;
-    for (const ScheduleOption& option : schedule_options()) {
-      const std::vector<std::string_view> names = option.names();
-      const std::string values = names.empty() ? "" : fmt::format(": {}", fmt::join(names, ", "));
-      all.push_back({flag_of(option), fmt::format("{}: {}{}; {} if not given", fmt::join(owners_of(option), ", "),
-                                                  option.help, values, option.value({}))});
-    }
-    return all;
-  }();
-  static const std::vector<FlagSpec> flags = [] {
-    std::vector<FlagSpec> all;
-    for (std::size_t n = 0; n < written.size(); ++n)
-      all.push_back({written[n][0], schedule_options()[n].whole != nullptr ? "N" : "LIST", written[n][1]});
-    all.push_back({"mesh", "AxB", "hybrid: --ulysses A, where A*B are the ranks"});
-    return all;
-  }();
-  return flags;
-}
-
 std::vector<FlagSpec> with_schedule_options(std::vector<FlagSpec> flags) {
-  flags.insert(flags.end(), schedule_option_flags().begin(), schedule_option_flags().end());
+  for (const ScheduleOption& option : schedule_options()) {
+    const std::vector<std::string_view> names = option.names();
+    const std::string values = names.empty() ? "" : fmt::format(": {}", fmt::join(names, ", "));
+    flags.push_back({flag_of(option), option.whole != nullptr ? "N" : "LIST",
+                     fmt::format("{}: {}{}; {} if not given", fmt::join(owners_of(option), ", "), option.help, values,
+                                 option.value({}))});
+  }
+  flags.push_back({"mesh", "AxB", "hybrid: --ulysses A, where A*B are the ranks"});
   return flags;
 }
 
-std::vector<std::string_view> schedule_option_names() {
-  std::vector<std::string_view> names;
-  for (const FlagSpec& flag : schedule_option_flags()) names.push_back(flag.name);
-  return names;
+std::vector<std::string> schedule_option_names(std::vector<std::string> more) {
+  for (const FlagSpec& flag : with_schedule_options({})) more.push_back(flag.name);
+  return more;
 }
 
-const std::string& schedule_list() {
-  static const std::string list = [] {
-    std::vector<std::string> all;
-    for (const ScheduleKind kind : schedule_kinds()) {
-      const auto others = other_names(kind);
-      all.push_back(others.empty() ? std::string(name(kind))
+void check_thread_ranks(Index ranks) {
+  if (ranks < 1 || ranks > kMaxThreadRanks)
+    throw Error(fmt::format("--ranks {}", ranks),
+                fmt::format("use from 1 to {} ranks, which are threads", kMaxThreadRanks));
+}
+
+std::vector<FlagSpec> schedule_flags() {
+  std::vector<std::string> names;  // each with its other names
+  for (const ScheduleKind kind : schedule_kinds()) {
+    const auto others = other_names(kind);
+    names.push_back(others.empty() ? std::string(name(kind))
                                    : fmt::format("{} ({})", name(kind), fmt::join(others, ", ")));
-    }
-    return fmt::format("{}", fmt::join(all, ", "));
-  }();
-  return list;
-}
-
-const std::vector<FlagSpec>& schedule_flags() {
-  static const std::string help = fmt::format("run these on ranks as threads: {}, auto, or all", schedule_list());
-  static const std::vector<FlagSpec> flags = [] {
-    std::vector<FlagSpec> all = with_schedule_options({{"schedule", "LIST", help}});
-    all.push_back(
-        {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
-    all.push_back(
-        {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
-    all.push_back(
-        {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"});
-    all.push_back({"head-map", "LIST", "0,1,1: the K/V head of each query head"});
-    return all;
-  }();
-  return flags;
+  }
+  std::vector<FlagSpec> all = with_schedule_options(
+      {{"schedule", "LIST", fmt::format("run these on ranks as threads: {}, auto, or all", fmt::join(names, ", "))}});
+  all.push_back(
+      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
+  all.push_back(
+      {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
+  all.push_back(
+      {"format", "NAME", "of a rank's own tensors: thd (default), or bshd, sbhd for batches in layout dual_chunk"});
+  all.push_back(kHeadMapFlag);
+  return all;
 }
 
 std::vector<std::string> list_of(std::string_view flag, const std::string& text, const std::vector<std::string>& all) {
@@ -194,18 +174,14 @@ AskedSchedules asked_schedules(const Flags& flags, std::string_view schedules) {
   std::vector<std::string> names = list_of("--schedule", std::string(schedules), schedule_names());
   const bool automatic = std::erase(names, "auto") > 0;
   if (!names.empty()) return {schedules_of(flags, fmt::format("{}", fmt::join(names, ","))), automatic};
-  for (const std::string_view option : schedule_option_names()) {
-    if (flags.given(option))
-      throw Error(fmt::format("--{} {} with --schedule auto", option, *flags.find(option)),
-                  "leave it out: it is chosen too");
-  }
+  flags.refuse(schedule_option_names(), " with --schedule auto", "leave it out: it is chosen too");
   return {{}, automatic};
 }
 
 std::vector<std::string> leave_out_impossible(const Flags& flags, const check::Case& c, const Problem& problem,
                                               const Layouts& layouts, std::vector<ScheduleOptions>& schedules) {
   bool all = flags.text("schedule", "") == "all";
-  for (const std::string_view option : schedule_option_names())
+  for (const std::string& option : schedule_option_names())
     all = all && (option == "key-order" || !flags.given(option));
   std::vector<ScheduleOptions> possible;
   std::vector<std::string> reasons;
@@ -230,12 +206,7 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   return options;
 }
 
-std::string communicator_of(const Flags& flags) {
-  const std::string name = flags.text("comm", "threads");
-  if (name != "threads" && name != "mpi")
-    throw Error(fmt::format("--comm: there is no communicator '{}'", name), "use threads or mpi");
-  return name;
-}
+std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"threads", "mpi"}); }
 
 check::Case::Format format_of(const Flags& flags) {
   const std::string format = flags.one_of("format", {"thd", "bshd", "sbhd"});

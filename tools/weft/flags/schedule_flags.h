@@ -11,15 +11,16 @@
 
 namespace weft::tool {
 
-const std::vector<FlagSpec>& schedule_flags();
-// Those among them that are made from the table of options, and --mesh.
-const std::vector<FlagSpec>& schedule_option_flags();
-std::vector<FlagSpec> with_schedule_options(std::vector<FlagSpec> flags);  // and those of the table
-std::vector<std::string_view> schedule_option_names();
-const std::string& schedule_list();  // all schedules, for texts of help
+std::vector<FlagSpec> schedule_flags();
+// These flags, then those that are made from the table of options, and --mesh.
+std::vector<FlagSpec> with_schedule_options(std::vector<FlagSpec> flags);
+std::vector<std::string> schedule_option_names(std::vector<std::string> more = {});  // of the latter
+
+inline const FlagSpec kHeadMapFlag = {"head-map", "LIST", "0,1,1: the K/V head of each query head"};
 
 // A thread each: more than this says nothing new.
 inline constexpr Index kMaxThreadRanks = 256;
+void check_thread_ranks(Index ranks);
 
 // Every schedule of the list "a,b" with the options that the flags say. Options that have names, and no flag, take
 // their default, or one after another every name if every variant is wanted. Other names than a schedule's own are

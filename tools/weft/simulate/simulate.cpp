@@ -19,6 +19,7 @@
 #include "verbs.h"
 #include "weft/choose.h"
 #include "weft/error.h"
+#include "weft/trace.h"
 
 namespace weft::tool {
 namespace {
@@ -81,6 +82,7 @@ class Sweep {
   std::size_t lines_of_problem() const { return fixed_.size() + (automatic_ ? 1 : 0); }
   const Machine& machine() const { return machine_; }
   const std::vector<Simulation>& lines() const { return lines_; }
+  std::string trace_json() const { return trace_.json(); }
 
   // All schedules of one problem; `progress` is called before each. Returns the problem.
   template <class Progress>
@@ -116,6 +118,14 @@ class Sweep {
   }
 
  private:
+  // Ranks of which a trace has the events, evenly spaced.
+  static std::vector<Index> traced(Index ranks) {
+    std::vector<Index> some(at(min_of(ranks, 64)));
+    for (std::size_t i = 0; i < some.size(); ++i)
+      some[i] = static_cast<Index>(i) * ranks / static_cast<Index>(some.size());
+    return some;
+  }
+
   static TensorShape shape(const check::Case& c) { return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v}; }
 
   void run(Simulation& line, const check::Case& c, const Problem& problem, const Layouts& layouts) {
@@ -124,6 +134,11 @@ class Sweep {
     for (const Pass pass : passes_) {
       Timeline t = weft::simulate(job, machine_, pass, {.detail = {0}, .busiest = true});
       line.flops += pairs * static_cast<double>(flops_per_pair(pass, c.dim_qk, c.dim_v));
+      if (flags_.given("trace")) {
+        const double begin = line.seconds();  // the backward follows the forward
+        trace_.add(weft::simulate(job, machine_, pass, {.detail = traced(c.ranks)}),
+                   fmt::format("{}. {}, {} ranks", lines_.size() + 1, line.name(), c.ranks), begin);
+      }
       (pass == Pass::forward ? line.forward : line.backward) = std::move(t);
     }
   }
@@ -173,6 +188,7 @@ class Sweep {
   std::vector<ScheduleOptions> fixed_;
   bool automatic_ = false;
   std::vector<Simulation> lines_;
+  Trace trace_;
 };
 
 void print_lines(const std::vector<Simulation>& lines, bool windows, bool heads) {
@@ -278,15 +294,15 @@ int list_machines() {
 
 }  // namespace
 
-const std::vector<FlagSpec>& simulate_flags() {
-  static const std::vector<FlagSpec> flags = with_schedule_options(
+std::vector<FlagSpec> simulate_flags() {
+  return with_schedule_options(
       {{"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
        {"machines", "", "say which machines there are, and where their numbers come from"},
        {"pass", "NAME", "both (default), forward or backward"},
        {"schedule", "LIST", "all (default), or auto, all_gather, ring, .., with the options below"},
        {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
-       {"html", "FILE", "write a page with plots"}});
-  return flags;
+       {"html", "FILE", "write a page with plots"},
+       {"trace", "FILE", "write the timelines of up to 64 ranks for ui.perfetto.dev or chrome://tracing"}});
 }
 
 int simulate(const Flags& flags) {
@@ -304,7 +320,7 @@ int simulate(const Flags& flags) {
     if (const Index n = whole_number("--ranks", rank, "8,64,512"); n < 1 || n > kMostRanks)
       throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
   JsonOutput output(flags.find("json"));
-  FileOutput page("--html", flags.find("html"));
+  FileOutput page("--html", flags.find("html")), trace("--trace", flags.find("trace"));
   std::string heading;
   {
     Progress progress(static_cast<Index>(all), "simulations");
@@ -324,6 +340,7 @@ int simulate(const Flags& flags) {
   json lines = json::array();
   for (const Simulation& line : sweep.lines()) lines.push_back(to_json(line));
   output.write({{"machine", machine.name}, {"lines", std::move(lines)}});
+  if (trace) trace.write(sweep.trace_json());
   if (page) page.write(draw::html(machine, heading, "weft simulate" + flags.words(), sweep.lines()));
   return 0;
 }

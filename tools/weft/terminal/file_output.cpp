@@ -168,7 +168,7 @@ void check_outputs(const Flags& flags) {
     std::optional<struct stat> status;
   };
   std::vector<Output> outputs;
-  for (const char* flag : {"html", "svg", "json", "calibrate"}) {
+  for (const char* flag : {"html", "svg", "json", "trace", "calibrate"}) {
     const std::string* path = flags.find(flag);
     if (!path || path->empty()) continue;
     const std::string target = behind_links(*path);

@@ -10,23 +10,6 @@
 
 namespace weft::tool {
 
-Index whole_number(std::string_view flag, std::string_view text, std::string_view example) {
-  Index value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code == std::errc::result_out_of_range)
-    throw Error(fmt::format("{}: {} does not fit 64 bits", flag, text), fmt::format("write e.g. {} {}", flag, example));
-  if (code != std::errc() || end != text.data() + text.size())
-    throw Error(fmt::format("{}: '{}' is not a whole number", flag, text),
-                fmt::format("write e.g. {} {}", flag, example));
-  return value;
-}
-
-std::vector<Index> whole_numbers(std::string_view flag, std::string_view text, std::string_view example) {
-  std::vector<Index> values;
-  for (const std::string_view part : split(text, ',')) values.push_back(whole_number(flag, part, example));
-  return values;
-}
-
 namespace {
 
 // What the last letter stands for; 1 if it is none of these.
@@ -38,25 +21,33 @@ double suffix_of(std::string_view text) {
 
 }  // namespace
 
-Index size_number(std::string_view flag, std::string_view text, std::string_view example) {
+Index whole_number(std::string_view flag, std::string_view text, std::string_view example) {
+  const auto check = [&](bool right, const char* what, const char* more) {
+    if (!right)
+      throw Error(fmt::format("{}: '{}' {}", flag, text, what), fmt::format("write e.g. {} {}{}", flag, example, more));
+  };
   const double unit = suffix_of(text);
-  if (unit == 1) return whole_number(flag, text, example);
+  if (unit == 1) {
+    Index value = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    check(code != std::errc::result_out_of_range, "does not fit 64 bits", "");
+    check(code == std::errc() && end == text.data() + text.size(), "is not a whole number", "");
+    return value;
+  }
   const std::string_view number = text.substr(0, text.size() - 1);
   double value = 0;
   const auto [end, code] =
       std::from_chars(number.data(), number.data() + number.size(), value, std::chars_format::fixed);
   value *= unit;  // a power of two: exact
-  if (code != std::errc() || end != number.data() + number.size() || value != std::floor(value) ||
-      std::abs(value) >= 0x1p63)
-    throw Error(
-        fmt::format("{}: '{}' is not a whole number of 64 bits, k, m, g being 1024, 1024^2, 1024^3", flag, text),
-        fmt::format("write e.g. {} {}, or 64k", flag, example));
+  check(code == std::errc() && end == number.data() + number.size() && value == std::floor(value) &&
+            std::abs(value) < 0x1p63,
+        "is not a whole number of 64 bits, k, m, g being 1024, 1024^2, 1024^3", ", or 64k");
   return static_cast<Index>(value);
 }
 
-std::vector<Index> size_numbers(std::string_view flag, std::string_view text, std::string_view example) {
+std::vector<Index> whole_numbers(std::string_view flag, std::string_view text, std::string_view example) {
   std::vector<Index> values;
-  for (const std::string_view part : split(text, ',')) values.push_back(size_number(flag, part, example));
+  for (const std::string_view part : split(text, ',')) values.push_back(whole_number(flag, part, example));
   return values;
 }
 

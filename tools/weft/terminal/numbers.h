@@ -11,11 +11,9 @@
 namespace weft::tool {
 
 // These throw Error, naming the flag, the text and an example. `flag` is written as the user writes it: "--ranks".
+// Whole numbers may have a suffix: k, m, g (or K, M, G) are 1024, 1024^2, 1024^3, so 64k is 65536 and 1.5M 1572864.
 Index whole_number(std::string_view flag, std::string_view text, std::string_view example);
 std::vector<Index> whole_numbers(std::string_view flag, std::string_view text, std::string_view example);
-// The same with a suffix for sizes: k, m, g (or K, M, G) are 1024, 1024^2, 1024^3, so 64k is 65536 and 1.5M 1572864.
-Index size_number(std::string_view flag, std::string_view text, std::string_view example);
-std::vector<Index> size_numbers(std::string_view flag, std::string_view text, std::string_view example);
 double real_size(std::string_view flag, std::string_view text, std::string_view example);
 double real_number(std::string_view flag, std::string_view text, std::string_view example);
 

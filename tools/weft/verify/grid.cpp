@@ -110,12 +110,7 @@ std::vector<check::Tried> run_grid(const Grid& grid, const GridRun& how) {
 bool left_out(const check::Tried& tried) { return !tried.report && !tried.refused && !tried.failure; }
 
 std::optional<std::string> failure_of(const check::Tried& tried) {
-  if (tried.failure || !tried.report || tried.report->ok()) return tried.failure;
-  if (tried.report->fault) return tried.report->fault;
-  for (const check::Measure& m : tried.report->measures) {
-    if (!(m.worst < 1)) return fmt::format("{} is off by {:.3g} times its bound at {}", m.tensor, m.worst, m.where);
-  }
-  return {};
+  return tried.failure || !tried.report ? tried.failure : failure_of(*tried.report);
 }
 
 std::string command_of(const GridCell& cell, const GridRun& how) {

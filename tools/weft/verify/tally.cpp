@@ -39,16 +39,6 @@ constexpr Index kSampled = 64;
 // What of a case is compared.
 enum class Look { whole, rows_and_keys, rows };
 
-std::string failure_of(const check::AttendReport& report) {
-  if (report.fault) return fmt::format("{}: {}", report.keys, *report.fault);
-  for (const check::Measure& m : report.measures) {
-    if (!(m.worst < 1))
-      return fmt::format("attention, keys: {}: {} is off by {:.3g} times its bound at {}", report.keys, m.tensor,
-                         m.worst, m.where);
-  }
-  return {};
-}
-
 // Rows that a check visits: the tokens, or the ranks' buffers where these are longer (explicit runs may leave gaps).
 double rows_of(const Layout& layout) {
   return static_cast<double>(max_of(layout.stream().tokens(), layout.ranks() * layout.rows()));
@@ -99,7 +89,8 @@ void check_attention_of(const check::Case& c, const std::string& kernel, Look lo
   if (to.attention.empty())
     to.skipped.emplace_back("attention: queries and keys are laid out in different strides, no plan goes with that");
   for (const check::AttendReport& report : to.attention) {
-    if (!report.ok() && !to.failure) to.failure = failure_of(report);
+    if (const auto failure = failure_of(report); failure && !to.failure)
+      to.failure = fmt::format("attention, keys: {}: {}", report.keys, *failure);
   }
 }
 
@@ -123,13 +114,21 @@ void check_schedules_of(const check::Case& c, const Method& method, Look look, O
       to.skipped.push_back(fmt::format("attention: {}: {}", name(options.kind), tried.refused->problem));
     if (tried.failure) note_failure(to, fmt::format("attention, {}: {}", what, *tried.failure), check::flags(options));
     if (!tried.report) continue;
-    if (!tried.report->ok()) note_failure(to, failure_of(*tried.report), check::flags(options));
+    if (const auto failure = failure_of(*tried.report))
+      note_failure(to, fmt::format("attention, {}: {}", what, *failure), check::flags(options));
     to.attention.push_back(std::move(*tried.report));
   }
   std::set_difference(refused.begin(), refused.end(), ran.begin(), ran.end(), std::back_inserter(to.never_ran));
 }
 
 }  // namespace
+
+std::optional<std::string> failure_of(const check::AttendReport& report) {
+  if (report.fault) return report.fault;
+  for (const check::Measure& m : report.measures)
+    if (!(m.worst < 1)) return fmt::format("{} is off by {:.3g} times its bound at {}", m.tensor, m.worst, m.where);
+  return {};
+}
 
 bool worse(double a, double b) { return !(a <= b); }
 

@@ -52,6 +52,8 @@ struct Worst {
   nlohmann::json to_json() const;
 };
 
+// Why an answer is wrong, in one line; none if it is right.
+std::optional<std::string> failure_of(const check::AttendReport& report);
 // NaN counts as the worst there is.
 bool worse(double a, double b);
 

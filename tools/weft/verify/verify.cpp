@@ -58,8 +58,6 @@ void print_outcome(const Outcome& outcome, const Method& method) {
     fmt::print("{} check{} skipped\n", outcome.skipped.size(), outcome.skipped.size() == 1 ? "" : "s");
 }
 
-constexpr int kFailed = 1, kNothingRan = 2;
-
 // The law is about plans: a schedule or kernel that was asked for is right only if it computed something.
 int verdict(const Flags& flags, const Tally& tally) {
   if (tally.failed() > 0) return kFailed;
@@ -93,13 +91,8 @@ int verdict(const Flags& flags, const Tally& tally, const Outcome& outcome) {
 // The schedules are those of the list, or the ones that the caller has already.
 Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedules = nullptr) {
   if (!flags.given("schedule")) {
-    std::vector<std::string_view> others = schedule_option_names();
-    others.insert(others.end(), {"comm", "format", "checked"});
-    for (const std::string_view name : others) {
-      if (flags.given(name))
-        throw Error(fmt::format("--{} {} without --schedule", name, *flags.find(name)),
-                    "add e.g. --schedule all, or leave it out");
-    }
+    flags.refuse(schedule_option_names({"comm", "format", "checked"}), " without --schedule",
+                 "add e.g. --schedule all, or leave it out");
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
   if (communicator_of(flags) != "threads")
@@ -114,29 +107,23 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
 LargeShare large_of(const Flags& flags, bool by_schedule) {
   constexpr Index kOneIn = 500, kLeast = 100, kMost = 1'000'000;
   LargeShare large;
-  large.one_in = flags.whole("large", by_schedule ? kOneIn : 0, "500");
-  if (large.one_in < 0 || large.one_in > kMaxRandom)
-    throw Error(fmt::format("--large {}", large.one_in), "use 1 for all problems, 500 for one in 500, 0 for none");
-  large.sizes.most = flags.whole("tokens-up-to", large.sizes.most, "20000");
-  if (large.sizes.most < kLeast || large.sizes.most > kMost)
-    throw Error(fmt::format("--tokens-up-to {}", large.sizes.most), fmt::format("use from {} to {}", kLeast, kMost));
+  large.one_in = flags.within("large", by_schedule ? kOneIn : 0, 0, kMaxRandom,
+                              ": 1 for all problems, 500 for one in 500, 0 for none");
+  large.sizes.most = flags.within("tokens-up-to", large.sizes.most, kLeast, kMost);
   large.sizes.least = std::min(large.sizes.least, large.sizes.most / 2);
   return large;
 }
 
 int verify_random(const Flags& flags) {
   refuse_auto(flags, "--random");
-  std::vector<std::string_view> drawn = problem_flags();
-  drawn.insert(drawn.end(), {"format", "head-map"});
-  flags.exclude("random", drawn, "random problems are drawn whole; only --layout can be chosen");
-  RandomSet set{.count = flags.whole("random", 0, "2000"),
+  flags.exclude("random", problem_flags({"format", "head-map"}),
+                "random problems are drawn whole; only --layout can be chosen");
+  RandomSet set{.count = flags.within("random", 2000, 1, kMaxRandom, " problems"),
                 .seed = seed_of(flags),
                 .threads = threads_of(flags),
                 .method = method_of(flags),
                 .large = {},
                 .limit = time_limit_of(flags)};
-  if (set.count < 1 || set.count > kMaxRandom)
-    throw Error(fmt::format("--random {}", set.count), fmt::format("use from 1 to {} problems", kMaxRandom));
   if (flags.given("layout")) set.layout = layout_of(flags);
   set.large = large_of(flags, !set.method.schedules.empty());
   JsonOutput output(flags.find("json"));
@@ -153,22 +140,14 @@ std::vector<std::string> check_places(const Flags& flags, const check::Case& c, 
   const Layouts layouts = check::layouts_of(c, problem);
   check::check_format(c, problem);
   if (method.schedules.empty()) return {};
-  if (c.ranks > kMaxThreadRanks)
-    throw Error(fmt::format("--ranks {} with --schedule", c.ranks),
-                fmt::format("use at most {} ranks, which are threads", kMaxThreadRanks));
+  check_thread_ranks(c.ranks);
   return leave_out_impossible(flags, c, problem, layouts, method.schedules);
 }
 
 int verify_one(const Flags& flags) {
-  if (flags.given("threads"))
-    throw Error(fmt::format("--threads {} without --random", *flags.find("threads")), "one problem takes one thread");
-  for (const char* name : {"large", "tokens-up-to"})
-    if (flags.given(name))
-      throw Error(fmt::format("--{} {} without --random", name, *flags.find(name)),
-                  "leave it out, or add --random 500");
-  if (flags.given("time-limit"))
-    throw Error(fmt::format("--time-limit {} without --random, --matrix or --set", *flags.find("time-limit")),
-                "one problem is checked whole");
+  flags.refuse({"threads"}, " without --random", "one problem takes one thread");
+  flags.refuse({"large", "tokens-up-to"}, " without --random", "leave it out, or add --random 500");
+  flags.refuse({"time-limit"}, " without --random, --matrix or --set", "one problem is checked whole");
   const AutoProblem asked = auto_problem(flags, kVerifyDefaults);
   const check::Case& c = asked.given;
   Method method = method_of(flags, &asked.schedules);
@@ -190,35 +169,31 @@ int verify_one(const Flags& flags) {
 
 }  // namespace
 
-const std::vector<FlagSpec>& verify_flags() {
-  static const std::vector<FlagSpec> flags = [] {
-    std::vector<FlagSpec> all = {
-        {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
-        {"large", "N",
-         "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
-        {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
-        {"matrix", "NAME",
-         "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
-         "--layout, --dtype"},
-        {"set", "NAME", "te-grid: what Transformer Engine tests context parallelism with, --scale times smaller (32)"},
-        {"accuracy", "NAME",
-         "quick or full (rows of 131,072 keys): kernels on inputs that are hard on arithmetic, against the "
-         "documented bounds; takes --kernel, --dtype"},
-        {"pairwise", "", "of --matrix or --set as few runs as let any two values of any two axes meet"},
-        {"time-limit", "SECONDS", "with these: start nothing more after so long; what was left out is counted"},
-        {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
-        {"kernel", "NAME", "reference (default; with schedules the best here), cpu, cpu.scalar, .."}};
-    for (const FlagSpec& flag : schedule_flags()) all.push_back(flag);
-    all.push_back(kMachineFlag);
-    return all;
-  }();
-  return flags;
+std::vector<FlagSpec> verify_flags() {
+  std::vector<FlagSpec> all = {
+      {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
+      {"large", "N", "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
+      {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
+      {"matrix", "NAME",
+       "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
+       "--layout, --dtype"},
+      {"set", "NAME", "te-grid: what Transformer Engine tests context parallelism with, --scale times smaller (32)"},
+      {"accuracy", "NAME",
+       "quick or full (rows of 131,072 keys): kernels on inputs that are hard on arithmetic, against the "
+       "documented bounds; takes --kernel, --dtype"},
+      {"pairwise", "", "of --matrix or --set as few runs as let any two values of any two axes meet"},
+      {"time-limit", "SECONDS", "with these: start nothing more after so long; what was left out is counted"},
+      {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
+      {"kernel", "NAME", "reference (default; with schedules the best here), cpu, cpu.scalar, .."}};
+  for (FlagSpec& flag : schedule_flags()) all.push_back(std::move(flag));
+  all.push_back(kMachineFlag);
+  return all;
 }
 
 int verify(const Flags& flags) {
   if (flags.given("accuracy")) return verify_accuracy(flags);
-  if (flags.given("pairwise") && !flags.given("matrix") && !flags.given("set"))
-    throw Error("--pairwise without --matrix or --set", "leave it out, or add e.g. --matrix full");
+  if (!flags.given("matrix") && !flags.given("set"))
+    flags.refuse({"pairwise"}, " without --matrix or --set", "leave it out, or add e.g. --matrix full");
   for (const char* grid : {"matrix", "set"})
     if (flags.given(grid)) refuse_auto(flags, fmt::format("--{}", grid));
   if (flags.given("matrix")) return verify_matrix(flags);

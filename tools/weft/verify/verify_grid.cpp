@@ -23,11 +23,8 @@ namespace {
 
 // Grids bring their own problems: only what restricts them may be given.
 void exclude_problems(const Flags& flags, std::string_view grid, const std::vector<std::string_view>& taken) {
-  std::vector<std::string_view> others = problem_flags();
-  for (const std::string_view name : schedule_option_names()) others.push_back(name);
-  others.insert(others.end(), {"random", "format", "head-map"});
-  others.push_back(grid == "set" ? "matrix" : "set");
-  if (grid == "set") others.push_back("layout");
+  std::vector<std::string> others = problem_flags(schedule_option_names({"random", "format", "head-map", "layout"}));
+  others.emplace_back(grid == "set" ? "matrix" : "set");
   for (const std::string_view name : taken) std::erase(others, name);
   flags.exclude(grid, others,
                 fmt::format("it brings its own problems; use --{} to choose among them", fmt::join(taken, ", --")));
@@ -41,11 +38,7 @@ std::vector<Index> ranks_of(const Flags& flags, std::string_view otherwise) {
     return {world->ranks()};
   }
   const std::vector<Index> ranks = whole_numbers("--ranks", flags.text("ranks", otherwise), "2,3,4,8");
-  for (const Index n : ranks) {
-    if (n < 1 || n > kMaxThreadRanks)
-      throw Error(fmt::format("--ranks {}", n),
-                  fmt::format("use from 1 to {} ranks, which are threads", kMaxThreadRanks));
-  }
+  std::for_each(ranks.begin(), ranks.end(), check_thread_ranks);
   return ranks;
 }
 
@@ -112,7 +105,6 @@ int verify_grid(const Flags& flags, Grid grid) {
   if (table.failed() == 0 && table.ok() == 0)
     fmt::print(stderr, "weft: {}, so nothing was checked; ask for what can run (weft explain --support)\n",
                table.left_out() > 0 ? "the time was over before the first run" : "all was refused");
-  constexpr int kFailed = 1, kNothingRan = 2;
   if (table.failed() > 0 || (table.ok() == 0 && table.left_out() > 0)) return kFailed;
   return table.ok() == 0 ? kNothingRan : 0;
 }
@@ -129,9 +121,7 @@ int verify_set(const Flags& flags) {
   constexpr Index kSmall = 32;
   flags.one_of("set", {"te-grid"});
   exclude_problems(flags, "set", {"scale", "ranks", "dtype", "schedule", "key-order", "outer", "seed"});
-  const Index scale = flags.whole("scale", kSmall, "32");
-  if (scale < 1 || scale > kSmall)
-    throw Error(fmt::format("--scale {}", scale), fmt::format("use from 1 (whole) to {} (the smallest)", kSmall));
+  const Index scale = flags.within("scale", kSmall, 1, kSmall, " (the smallest)");
   return verify_grid(flags, te_grid(axes_of(flags, "2,4"), scale));
 }
 
