@@ -78,13 +78,13 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
   return {std::to_string(value)};
 }
 
-struct Values {
+struct OptionValues {
   const ScheduleOption& option;
   std::vector<std::string> all;
 };
 
 // Every combination of values of the options from n on that the schedule uses.
-void add_variants(const std::vector<Values>& values, std::size_t n, const ScheduleOptions& so_far,
+void add_variants(const std::vector<OptionValues>& values, std::size_t n, const ScheduleOptions& so_far,
                   std::vector<ScheduleOptions>& to) {
   if (n == values.size()) return to.push_back(so_far);
   if (!uses(so_far, values[n].option.name)) return add_variants(values, n + 1, so_far, to);
@@ -162,7 +162,7 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
     kinds.push_back(kind);
   }
   check_used(flags, kinds);
-  std::vector<Values> values;
+  std::vector<OptionValues> values;
   for (const ScheduleOption& option : schedule_options())
     values.push_back({option, values_of(flags, option, every_variant)});
   std::vector<ScheduleOptions> all;
