@@ -147,8 +147,9 @@ const std::vector<FlagSpec>& schedule_flags() {
   static const std::string help = fmt::format("run these on ranks as threads: {}, auto, or all", schedule_list());
   static const std::vector<FlagSpec> flags = [] {
     std::vector<FlagSpec> all = with_schedule_options({{"schedule", "LIST", help}});
-    all.push_back(
-        {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
+    all.push_back({"comm", "NAME",
+                   "what moves the bytes: threads (default), processes (NCCL between GPUs), or mpi, started by "
+                   "tools/mpirun.sh -np N weft .."});
     all.push_back(
         {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
     all.push_back(
@@ -232,8 +233,8 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
 
 std::string communicator_of(const Flags& flags) {
   const std::string name = flags.text("comm", "threads");
-  if (name != "threads" && name != "mpi")
-    throw Error(fmt::format("--comm: there is no communicator '{}'", name), "use threads or mpi");
+  if (name != "threads" && name != "processes" && name != "mpi")
+    throw Error(fmt::format("--comm: there is no communicator '{}'", name), "use threads, processes or mpi");
   return name;
 }
 
