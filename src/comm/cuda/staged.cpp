@@ -183,11 +183,12 @@ Meeting meet(const Communicator& ranks, const Place& place, bool connected, cons
   std::memcpy(mine.gpu.data(), &properties.uuid, mine.gpu.size());
   // NCCL takes ranks with different values of this variable for ranks of different hosts, which may share a GPU.
   if (const char* host = std::getenv("NCCL_HOSTID")) mine.host = std::hash<std::string_view>()(host);
+  const auto block = [](Card& card) { return Block{.data = &card, .rows = 1, .bytes = sizeof(Card)}; };
   std::vector<Card> all(at(ranks.ranks()));
   std::vector<Message> to, from;
   for (Index peer = 0; peer < ranks.ranks(); ++peer) {
-    to.push_back({peer, {whole(&mine, sizeof(Card))}});
-    from.push_back({peer, {whole(&all[at(peer)], sizeof(Card))}});
+    to.push_back({peer, {block(mine)}});
+    from.push_back({peer, {block(all[at(peer)])}});
   }
   host_call(std::move(to), std::move(from))->wait();
   const auto key = [](const Card& c) { return std::pair(c.gpu, c.host); };

@@ -27,7 +27,7 @@ void check(ncclResult_t result, const char* call) {
 // What all calls of the communicators of one device share.
 class NcclConnection {
  public:
-  explicit NcclConnection(int device) : device(device) {}
+  explicit NcclConnection(int of_device) : device(of_device) {}
   ~NcclConnection() {
     if (comm != nullptr) ncclCommDestroy(comm);
   }
