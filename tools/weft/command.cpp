@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "flags/over_mpi.h"
+#include "flags/process_ranks.h"
 #include "terminal/file_output.h"
 #include "verbs.h"
 #include "weft/error.h"
@@ -83,7 +83,7 @@ int run(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
     check_outputs(verb.flags);
-    return asks_for_mpi(verb.flags) ? over_mpi(verb.flags, verb.run) : verb.run(verb.flags);
+    return asks_for_processes(verb.flags) ? on_processes(verb.flags, verb.run) : verb.run(verb.flags);
   }
   return kBadInput;
 }

@@ -129,8 +129,9 @@ std::vector<FlagSpec> schedule_flags() {
   }
   std::vector<FlagSpec> all = with_schedule_options(
       {{"schedule", "LIST", fmt::format("run these on ranks as threads: {}, auto, or all", fmt::join(names, ", "))}});
-  all.push_back(
-      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
+  all.push_back({"comm", "NAME",
+                 "what moves the bytes: threads (default), processes (NCCL between GPUs), or mpi, started by "
+                 "tools/mpirun.sh -np N weft .."});
   all.push_back(
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
   all.push_back(
@@ -206,7 +207,7 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   return options;
 }
 
-std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"threads", "mpi"}); }
+std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"threads", "processes", "mpi"}); }
 
 check::Case::Format format_of(const Flags& flags) {
   const std::string format = flags.one_of("format", {"thd", "bshd", "sbhd"});
