@@ -7,6 +7,7 @@
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
+#   make wheels  what pip installs, into dist/ (tools/wheels.py); CUDA=1: with kernels for GPUs
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
 #   make docs    the documentation as a site, in build/docs/html
@@ -15,7 +16,7 @@
 #   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: all tests of one build
 #   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test-all
 .NOTPARALLEL:
-.PHONY: build demo pictures docs test test-all test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
+.PHONY: build demo pictures docs test test-all test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants wheels bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -96,6 +97,10 @@ else
 	$(call built,avx2)
 	$(CTEST) --test-dir build/avx2
 endif
+
+wheels:
+	tools/setup.sh build wheels
+	tools/wheels.py $(if $(CUDA),--cuda)
 
 bench:
 	tools/setup.sh build mpi bench peer

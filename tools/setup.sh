@@ -4,11 +4,12 @@
 #   tools/setup.sh build mpi        ... `make build`
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
 #   tools/setup.sh build mpi test full ... `make test-all`
+#   tools/setup.sh build wheels     ... `make wheels`
 #   tools/setup.sh build mpi bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
 #   tools/setup.sh build test lint  ... `make lint`
 #   tools/setup.sh build test docs  ... `make docs`
-#   groups: build mpi test full bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
+#   groups: build mpi test full wheels bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -17,8 +18,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | mpi | test | full | bench | peer | avx2 | lint | docs) ;;
-    *) die "unknown group '$group'; groups: build mpi test full bench peer avx2 lint docs" ;;
+    build | mpi | test | full | wheels | bench | peer | avx2 | lint | docs) ;;
+    *) die "unknown group '$group'; groups: build mpi test full wheels bench peer avx2 lint docs" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi

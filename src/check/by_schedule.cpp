@@ -90,7 +90,7 @@ class Ranks {
 
   void run_rank(Communicator& communicator) {
     const Shard q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
-    const weft::Place place = place_of(way_.kernel);
+    const weft::Place place = place_of(way_.kernel, way_.world != nullptr ? q.rank : 0);
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
                       {.kernel = way_.kernel, .checked = way_.checked, .place = place});

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -27,7 +26,9 @@ struct Partial {
 
   Partial() = default;
   Partial(T logit, std::vector<T> v) : state(state_of(logit)), accumulator(std::move(v)) {}
-  void add(const Partial& other) { merge_row(state, accumulator.data(), other.state, other.accumulator.data(), kWidth); }
+  void add(const Partial& other) {
+    merge_row(state, accumulator.data(), other.state, other.accumulator.data(), kWidth);
+  }
 };
 
 template <class T>

@@ -24,7 +24,7 @@ def rows(page):
     return [row.locator("th, td").all_inner_texts() for row in page.locator("table:not(.heat) tbody tr").all()]
 
 
-def test_no_text_is_cut_or_lies_over_another(simulate):
+def test_no_text_is_cut_or_lies_over_another(show, simulate):
     for flags in (["--ranks", "2,4,8", "--schedule", "all,auto", "--layout", "contiguous,zigzag,striped,balanced,auto"],
                   ["--ranks", "512,1024", "--docs", "65536", "--schedule", "ring", "--layout", "zigzag"]):
         _, _, page = simulate(*flags)
@@ -34,10 +34,7 @@ def test_no_text_is_cut_or_lies_over_another(simulate):
         })""")
         assert pictures
         for frame, texts in pictures:
-            for i, a in enumerate(texts):
-                assert a[0] >= frame[0] and a[1] >= frame[1] - 1 and a[2] <= frame[2] and a[3] <= frame[3] + 1, (a, frame)
-                for b in texts[:i]:
-                    assert a[0] >= b[2] - 1 or b[0] >= a[2] - 1 or a[1] >= b[3] - 4 or b[1] >= a[3] - 4, (a, b)
+            show.texts_are_apart(texts, frame, slack=1)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -154,11 +151,9 @@ def test_refused_lines_are_on_the_page(simulate):
     assert len(rows(page)) == 1
 
 
-def test_everything_that_takes_focus_has_a_name(simulate):
+def test_everything_that_takes_focus_has_a_name(show, simulate):
     _, _, page = simulate("--ranks", "2,4", "--schedule", "ring,exact")
-    unnamed = page.evaluate("""() => [...document.querySelectorAll('button, input, [tabindex], [role=img]')].filter((e) =>
-        !(e.getAttribute('aria-label') || e.innerText || e.closest('label')?.innerText)).map((e) => e.outerHTML)""")
-    assert unnamed == []
+    show.everything_has_a_name(page)
 
 
 def test_parts_of_the_time_are_those_of_the_json(simulate):

@@ -96,7 +96,8 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
   if (communicator_of(flags) != "threads")
-    throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
+    throw Error(fmt::format("--comm {} on problems one by one", communicator_of(flags)),
+                "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
           .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule")),
           .checked = flags.given("checked")};
