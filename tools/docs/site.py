@@ -181,7 +181,8 @@ def main():
     made = subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", HERE, "-b", "html",
                            "-d", args.out / "doctrees", args.out / "pages", site])
     faults = list(faults_of(cpp, python, site))
-    print("\n".join(faults))
+    for fault in faults:
+        print(fault)
     names = len(cpp) + sum(len(found) for _, found in python.values())
     print(f"{site}/index.html: {names} public names, {len(faults)} faults")
     return 1 if made.returncode or faults else 0
