@@ -1,18 +1,22 @@
 # A thin door to CMake's presets; each target first installs what is missing (tools/setup.sh).
 #   make build   the library, the command build/release/weft, examples
 #   make demo    packed documents on four ranks, drawn and checked
-#   make test    everything: release, sanitizers, fuzzer, and CUDA where there is a compiler
+#   make test    shows that Weft is right on this machine: unit, law, schedules, command, Python, pages
+#   make test-all   make test, make docs and the rest: long forms, installs, planted faults, MPI, sanitizers, fuzzers, and CUDA
+#                where there is a compiler
 #   make fuzz    each fuzzer for SECONDS=1800, one after another
 #   make soak    the long forms of some tests: faults and failing ranks by the hundred
 #   make mutants   small faults in the sources, one at a time: which of them the tests notice (docs/trust.md)
+#   make wheels  what pip installs, into dist/ (tools/wheels.py); CUDA=1: with kernels for GPUs
 #   make bench   timings, beside torch; also in build/release/bench.json
 #   make pictures   the pictures of the docs and docs/support.md, made anew
+#   make docs    the documentation as a site, in build/docs/html
 #   make format  clang-format, and what ruff can mend
 #   make lint    style and static checks (tools/lint.sh); make lint-all: clang-tidy on every file
-#   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: one part of the tests
-#   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test
+#   make test-release, test-asan, test-tsan, test-fuzz, test-cuda: all tests of one build
+#   make test-avx2   the AVX2 kernels by emulation, on a machine that is not x86_64; not part of make test-all
 .NOTPARALLEL:
-.PHONY: build demo pictures test test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants bench format lint lint-all clean
+.PHONY: build demo pictures docs test test-all test-release test-asan test-tsan test-fuzz test-cuda test-avx2 fuzz soak mutants wheels bench format lint lint-all clean
 
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(wildcard $(CUDA_HOME)/bin/nvcc))
@@ -23,13 +27,14 @@ SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 built = cmake --preset $(1) && cmake --build build/$(1)
 
 build:
-	tools/setup.sh build
+	tools/setup.sh build mpi
 	$(call built,release)
 
+# A build of its own, with less optimisation: two minutes instead of four.
 demo:
 	tools/setup.sh build
-	$(call built,release) --target weft_command
-	tools/demo.sh build/release/weft
+	$(call built,demo) --target weft_command
+	tools/demo.sh build/demo/weft
 
 pictures:
 	tools/setup.sh build
@@ -37,10 +42,20 @@ pictures:
 	tools/pictures.sh build/release/weft
 	tools/support.py build/release/weft > build/support.md && mv build/support.md docs/support.md
 
-# All builds first, then one ctest over all of them: long tests of one build run beside those of another, and there is
-# one verdict at the end.
+docs:
+	tools/setup.sh build test docs
+	$(call built,release) --target weft_python weft_stub
+	.venv/bin/python tools/docs/site.py
+
 test:
 	tools/setup.sh build test
+	$(call built,release)
+	$(CTEST) --test-dir build/release -LE 'long|soak'
+
+# What make test leaves out. All builds first, then one ctest over all of them: long tests of one build run beside those
+# of another, and there is one verdict at the end.
+test-all: test docs
+	tools/setup.sh build mpi test full
 	$(call built,release)
 	$(call built,asan)
 	$(call built,tsan)
@@ -51,21 +66,21 @@ endif
 	parts="release asan tsan fuzz"; \
 	if [ -n "$(NVCC)" ] && nvidia-smi -L >/dev/null 2>&1; then parts="$$parts cuda"; fi; \
 	echo "subdirs($$parts)" > build/CTestTestfile.cmake
-	$(CTEST) --test-dir build -LE soak
+	$(CTEST) --test-dir build -L long -LE soak
 
 test-release test-asan test-tsan test-fuzz test-cuda: test-%:
-	tools/setup.sh build test
+	tools/setup.sh build mpi test full
 	$(call built,$*)
 	$(CTEST) --test-dir build/$* -LE soak
 
 fuzz:
-	tools/setup.sh build test
+	tools/setup.sh build test full
 	$(call built,fuzz)
 	set -e; for f in build/fuzz/tests/fuzz_*; do if [ -x "$$f" ] && [ -f "$$f" ]; then \
 	  WEFT_FUZZ_SECONDS=$(or $(SECONDS),1800) tests/fuzz/run.sh "$$f"; fi; done
 
 soak:
-	tools/setup.sh build test
+	tools/setup.sh build mpi test
 	$(call built,release)
 	$(CTEST) --test-dir build/release -L soak
 
@@ -83,9 +98,13 @@ else
 	$(CTEST) --test-dir build/avx2
 endif
 
+wheels:
+	tools/setup.sh build wheels
+	tools/wheels.py $(if $(CUDA),--cuda)
+
 bench:
-	tools/setup.sh build bench peer
-	$(call built,release)
+	tools/setup.sh build mpi bench peer
+	$(call built,release) --target weft_command bench_programs
 	build/release/weft bench --peer ".venv/bin/python bench/torch_peer.py" --json build/release/bench.json
 	set -e; for b in build/release/bench/*; do if [ -f "$$b" ] && [ -x "$$b" ]; then echo "== $$b"; "$$b"; fi; done
 	set -e; for b in build/release/bench/mpi/*; do if [ -x "$$b" ]; then echo "== $$b"; tools/mpirun.sh -np 2 "$$b"; fi; done
@@ -96,11 +115,11 @@ format:
 	.venv/bin/ruff check --fix python examples bench tools tests
 
 lint:
-	tools/setup.sh build test bench lint
+	tools/setup.sh build mpi test bench lint
 	tools/lint.sh
 
 lint-all:
-	tools/setup.sh build test bench lint
+	tools/setup.sh build mpi test bench lint
 	tools/lint.sh --all
 
 clean:

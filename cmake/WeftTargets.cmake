@@ -28,20 +28,49 @@ function(weft_target target)
   endif()
 endfunction()
 
-# weft_ctest(<name> [ALONE] LABEL <label> COMMAND <command...> [TIMEOUT s] [COST c] [ENVIRONMENT NAME=value...])
+# weft_unity(<target> [ALONE <files...>]): compiles the .cpp files of each folder as one, several times quicker than file by
+# file: most of a file's time is its headers. So names of anonymous namespaces must differ within a folder; ALONE: files
+# that are compiled by themselves. Those with options of their own are too, and CUDA code, whose rooms are built elsewhere.
+function(weft_unity target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ALONE")
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(cuda|nccl|sm90)/")
+  foreach(source IN LISTS sources)
+    cmake_path(GET source FILENAME name)
+    cmake_path(GET source PARENT_PATH folder)
+    if(NOT name IN_LIST arg_ALONE)
+      cmake_path(ABSOLUTE_PATH folder)
+      cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+      string(MAKE_C_IDENTIFIER "${folder}" group)
+      set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${group})
+    endif()
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_MODE GROUP)
+  if(WEFT_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # An included file is taken for a header, where a member of an unnamed namespace's type would be wrong.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  endif()
+endfunction()
+
+# weft_ctest(<name> [ALONE] [LONG] LABEL <label> COMMAND <command...> [TIMEOUT s] [COST c] [ENVIRONMENT NAME=value...])
 # The prefix keeps tests of several builds apart when one ctest runs them all (make test).
+# LONG: left to make test-all, as is every test of a build that has a prefix; these carry the label `long` too.
 # COST: long tests start first, so that none is left running alone at the end. ALONE: beside no other one.
 function(weft_ctest name)
-  cmake_parse_arguments(arg "ALONE" "LABEL;TIMEOUT;COST" "COMMAND;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "ALONE;LONG" "LABEL;TIMEOUT;COST" "COMMAND;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
   endif()
   if(NOT arg_COST)
     set(arg_COST 1)
   endif()
+  if(arg_LONG OR WEFT_TEST_PREFIX)
+    list(APPEND arg_LABEL long)
+  endif()
   add_test(NAME ${WEFT_TEST_PREFIX}${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
   set_tests_properties(${WEFT_TEST_PREFIX}${name} PROPERTIES
-    LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} RUN_SERIAL ${arg_ALONE}
+    LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} RUN_SERIAL ${arg_ALONE}
     ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;${arg_ENVIRONMENT}")
 endfunction()
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "cost/machine/json.h"
@@ -29,6 +30,8 @@ struct Process {
   std::size_t run = 0;  // by name, in the order of their first events
   Index rank = 0;
   std::vector<Event> compute = {}, communication = {};
+  // Of a run: when its latest pass began, and the end of that pass's last event so far.
+  double pass_begin = 0, last = 0;
 };
 
 // Whole nanoseconds, so that what nests and what follows in seconds does so in the file.
@@ -56,7 +59,8 @@ class Writer {
     // Exchanges that overlap would not nest, so each goes to the first track where all before it have ended.
     std::vector<std::vector<Event>> tracks(1);
     std::vector<Event> sorted = p.communication;
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Event& a, const Event& b) { return a.begin < b.begin; });
+    std::sort(sorted.begin(), sorted.end(),
+              [](const Event& a, const Event& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
     for (Event& e : sorted) {
       const auto free = std::find_if(tracks.begin(), tracks.end(), [&](const std::vector<Event>& t) {
         return t.empty() || nanoseconds(t.back().end) <= nanoseconds(e.begin);
@@ -133,14 +137,16 @@ void Trace::add(const Timeline& timeline, std::string_view name, double begin) {
 
 std::function<void(const StepEvent&)> Trace::observer(Index rank, std::string_view name) {
   return [data = data_.get(), rank, name = std::string(name)](const StepEvent& e) {
-    // The executor tells of an event when it ends.
-    const double end = std::chrono::duration<double>(Clock::now() - data->start).count();
+    const double now = std::chrono::duration<double>(Clock::now() - data->start).count();
     const bool compute = e.kind == StepEvent::Kind::compute;
     const char* what = compute ? "attend" : e.kind == StepEvent::Kind::wait ? "wait for keys" : "wait for gradients";
     const std::lock_guard lock(data->mutex);
     Process& p = data->process(rank, name);
+    // An event is told when it ends. Those of a pass come in order, and keep the distances that the executor measured.
+    if (p.last == 0 || e.begin < p.last) p.pass_begin = now - e.end;
+    p.last = e.end;
     (compute ? p.compute : p.communication)
-        .push_back({step_name(text(name_of(e.pass), " ", what), e.step), end - (e.end - e.begin), end,
+        .push_back({step_name(text(name_of(e.pass), " ", what), e.step), p.pass_begin + e.begin, p.pass_begin + e.end,
                     text("\"slices\":", e.slices, ",\"steps\":", e.steps)});
   };
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <random>
 
@@ -30,12 +31,12 @@ struct RanksResult {
   check::Tensor out, lse, max_logit, dq, dk, dv, dsink;
   std::vector<Traffic> forward, backward;  // by rank
 };
-inline constexpr check::Tensor RanksResult::* kResults[] = {
+inline constexpr std::array<check::Tensor RanksResult::*, 7> kResults = {
     &RanksResult::out, &RanksResult::lse, &RanksResult::max_logit, &RanksResult::dq,
     &RanksResult::dk,  &RanksResult::dv,  &RanksResult::dsink};
 
 inline bool same_bytes(const RanksResult& a, const RanksResult& b) {
-  return std::all_of(std::begin(kResults), std::end(kResults),
+  return std::all_of(kResults.begin(), kResults.end(),
                      [&](const auto tensor) { return (a.*tensor).bytes == (b.*tensor).bytes; });
 }
 

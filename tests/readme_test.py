@@ -9,7 +9,7 @@
   beginning. Roundings that examples print (1.3e-07) may differ. Programs that this build has not are left out.
 - docs/support.md is what tools/support.py makes of the command's table.
 - Relative links and their #anchors lead somewhere, and every page of docs/ can be reached from the README.
-- The README's first screen has a picture, the two commands and the example, in this order.
+- The README's first screen has two pictures, the two commands and the example, in this order.
 
 The command is $WEFT, or build/release/weft of the source folder. Python's standard library alone.
 """
@@ -148,9 +148,10 @@ def check_support(source, weft, update, report):
 
 def check_first_screen(text, report):
     screen = "\n".join(text.splitlines()[:30])
-    found = [screen.find(words) for words in ("](docs/pictures/layouts.svg)", "make demo ", "make test ", "```python")]
+    wanted = ("](docs/pictures/layouts.svg)", "](docs/pictures/speed.svg)", "make demo ", "make test ", "```python")
+    found = [screen.find(words) for words in wanted]
     if -1 in found or found != sorted(found):
-        report("README.md: the first 30 lines should have a picture, `make demo`, `make test` and an example, in this order")
+        report(f"README.md: the first 30 lines should have, in this order: {', '.join(wanted)}")
 
 
 def main():

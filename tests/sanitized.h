@@ -8,6 +8,8 @@ namespace weft::test {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)  // clang
+inline constexpr bool kSanitized = __has_feature(thread_sanitizer) || __has_feature(address_sanitizer);
 #else
 inline constexpr bool kSanitized = false;
 #endif

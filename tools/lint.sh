@@ -15,11 +15,11 @@ if [ "${1:-}" != --tidy ]; then
   .venv/bin/mypy -p weft
 fi
 
-cmake --preset release > /dev/null
-databases=(build/release)
+cmake --preset lint > /dev/null
+databases=(build/lint)
 if [ -n "${CUDACXX:-}" ]; then
-  cmake --preset cuda > /dev/null
-  databases+=(build/cuda)
+  cmake --preset cuda -DWEFT_UNITY=OFF -B build/lint-cuda > /dev/null
+  databases+=(build/lint-cuda)
 fi
 base=$(git merge-base HEAD origin/main 2> /dev/null || git rev-parse HEAD)
 if [ "$base" = "$(git rev-parse HEAD)" ]; then base=$(git rev-parse --verify --quiet HEAD~1 || echo HEAD); fi

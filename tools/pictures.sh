@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws the pictures of the docs.   tools/pictures.sh [COMMAND [FOLDER]]
+# Draws the pictures of the docs: of problems by the command, charts from bench/results/.   tools/pictures.sh [COMMAND [FOLDER]]
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 weft=${1:-$here/build/release/weft} to=${2:-$here/docs/pictures}
@@ -11,3 +11,4 @@ draw schedules --title "Three schedules of the same batch, 8 ranks" --mask causa
   --docs 3000,9000,500,6000,1500,12000,700,3300 --schedule ring,all_gather,exact
 draw window --title "A window of 1,024 keys, coloured by step" --docs 9000,5000,10576 --mask causal --window 1024,0 --ranks 4 \
   --layout contiguous,zigzag --schedule exact --colour step
+python3 "$here/tools/charts.py" "$to"

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Installs what is missing, and nothing when nothing is.
-#   tools/setup.sh build            what `make build` and `make demo` need
+#   tools/setup.sh build            what `make demo` needs
+#   tools/setup.sh build mpi        ... `make build`
 #   tools/setup.sh build test       ... `make test` (also makes .venv)
-#   tools/setup.sh build bench peer ... `make bench` (also makes .venv)
+#   tools/setup.sh build mpi test full ... `make test-all`
+#   tools/setup.sh build wheels     ... `make wheels`
+#   tools/setup.sh build mpi bench peer ... `make bench` (also makes .venv)
 #   tools/setup.sh build avx2       ... `make test-avx2` on a machine that is not x86_64
 #   tools/setup.sh build test lint  ... `make lint`
-#   groups: build test bench peer avx2 lint   (tools/packages.txt says which package is in which)
+#   tools/setup.sh build test docs  ... `make docs`
+#   groups: build mpi test full wheels bench peer avx2 lint docs   (tools/packages.txt says which package is in which)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- build
@@ -14,8 +18,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 wanted=""
 for group in "$@"; do
   case $group in
-    build | test | bench | peer | avx2 | lint) ;;
-    *) die "unknown group '$group'; groups: build test bench peer avx2 lint" ;;
+    build | mpi | test | full | wheels | bench | peer | avx2 | lint | docs) ;;
+    *) die "unknown group '$group'; groups: build mpi test full wheels bench peer avx2 lint docs" ;;
   esac
   while read -r package in _; do
     if [ "$in" = "$group" ]; then wanted="$wanted $package"; fi
@@ -50,7 +54,8 @@ if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
   fi
 else
   tools="c++ cmake ninja"
-  group=test; if has "$@"; then tools="$tools python3 clang++-19"; fi
+  group=test; if has "$@"; then tools="$tools python3"; fi
+  group=full; if has "$@"; then tools="$tools clang++-19"; fi
   group=peer; if has "$@"; then tools="$tools python3"; fi
   group=avx2; if has "$@"; then tools="$tools x86_64-linux-gnu-g++ qemu-x86_64"; fi
   group=lint; if has "$@"; then tools="$tools git clang-format-19 clang-tidy-19"; fi
@@ -83,4 +88,6 @@ if has "$@" || { group=peer; has "$@"; }; then
   pip_install requirements-python.sha256 tools/requirements-python.txt
   group=lint
   if has "$@"; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
+  group=docs
+  if has "$@"; then pip_install requirements-docs.sha256 tools/requirements-docs.txt; fi
 fi

@@ -23,6 +23,7 @@ struct Layer {
   bool backward = true;  // false: only the forward counts
 };
 
+// What to choose among, and how much to spend on it.
 struct ChooseOptions {
   double memory_bytes = 0;                      // of a rank for one layer's tensors and workspaces; 0: the machine's
   std::vector<ScheduleOptions> schedules = {};  // to choose among; empty: usual_schedules()
@@ -37,6 +38,7 @@ struct ChooseOptions {
 WEFT_API std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks, Index heads_q,
                                                       Index heads_k);
 
+// A schedule that was considered, and what it is predicted to take.
 struct Candidate {
   ScheduleOptions schedule = {};
   double forward = 0, backward = 0;  // seconds of one layer

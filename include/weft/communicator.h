@@ -141,6 +141,7 @@ class WEFT_API Communicator {
   Communicator* counts_ = this;
   Traffic traffic_;
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
+  std::shared_ptr<void> nccl_;            // the connection of GPUs, none before on()
 };
 
 // A communicator for memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there

@@ -42,6 +42,7 @@ struct Level {
   std::string source = {};
 };
 
+// A machine: rates of its kernels, its links, and what a rank's processor and memory do.
 struct Machine {
   std::string name = {}, about = {};
   std::vector<KernelRate> kernels = {};
@@ -67,10 +68,17 @@ WEFT_API void check_machine(const Machine& machine);
 
 // Machines that come with the library, such as "h100-400g" and "cpu".
 WEFT_API std::span<const Machine> machine_presets();
-WEFT_API const Machine& machine_preset(std::string_view name);  // Error lists the names
+// The preset of that name; the Error for any other lists the names.
+WEFT_API const Machine& machine_preset(std::string_view name);
+
+// The machine as it is to ranks that are `degree` GPUs apart: context-parallel ranks beside tensor parallelism of that
+// degree. Fewer of them share a node, and what leaves a node is shared by all `degree` of each. Error where the degree
+// neither divides the ranks of a level nor is a multiple of them, or ranks share a processor.
+WEFT_API Machine strided(const Machine& machine, Index degree);
 
 // A machine file. Errors name the file and the place; at most 1 MiB and 8 levels deep.
 WEFT_API Machine machine_from_json(std::string_view json, std::string_view file = "machine");
+// The text of a machine file.
 WEFT_API std::string to_json(const Machine& machine);
 
 // The rate for these; another dtype of the same size, or the nearest width, if there is no better one. Error if none.
@@ -86,6 +94,7 @@ struct WEFT_API TileWork {
 
   TileWork& operator+=(const TileWork& other);
 };
+// The work of one call over these slices, and the seconds that it takes.
 WEFT_API TileWork tile_work(std::span<const Slice> slices, Index heads_q, Index heads_k, const KernelRate& rate);
 WEFT_API double kernel_seconds(const TileWork& work, const KernelRate& rate, const TensorShape& shape);
 
@@ -94,6 +103,7 @@ struct RankMemory {
   Index tensors = 0, workspace = 0;
   Index total() const { return tensors + workspace; }
 };
+// The bytes that one rank of a schedule needs.
 WEFT_API RankMemory rank_memory(const Schedule& schedule, const TensorShape& shape, Pass pass);
 
 }  // namespace weft

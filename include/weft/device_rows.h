@@ -64,7 +64,8 @@ WEFT_API void add_row_ranges(DeviceContext& context, const DeviceRanges& ranges,
 
 // --- Rounding ---
 
-// to = from, or to += from, rounded once: f32 to bf16, f16 or f32 of the same shape. NaN stays NaN, with other bits.
+// Rounds f32 rows once, to bf16, f16 or f32 of the same shape: to = from, or to += from. NaN stays NaN, with other
+// bits.
 WEFT_API void round_rows(DeviceContext& context, const ConstTensorView& from, const TensorView& to,
                          bool accumulate = false);
 

@@ -23,7 +23,7 @@ WEFT_HD constexpr Index size_of(DType dtype) {
 }
 // The dtype of sums over steps and ranks, which are rounded once at the end.
 WEFT_HD constexpr DType sum_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-// "bf16" and so on.
+// The name of a dtype, such as "bf16".
 WEFT_API std::string_view name(DType dtype);
 // The dtype of that name, one of kDTypes. Error lists the names, or says why a dtype that has one cannot be computed
 // with.
@@ -104,7 +104,7 @@ struct Float16 {
   }
 };
 
-// bfloat16 and IEEE half precision.
+// Elements of bfloat16, and of IEEE half precision.
 using bf16 = Float16<8, 7>;
 using f16 = Float16<5, 10>;
 static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2 && std::is_trivial_v<bf16>);

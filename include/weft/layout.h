@@ -19,7 +19,9 @@ struct Run {
   friend bool operator==(const Run&, const Run&) = default;
 };
 
+// How a layout deals out tokens; docs/concepts.md draws each.
 enum class LayoutKind { contiguous, dual_chunk, zigzag, striped, balanced, explicit_runs };
+// The name of a kind, such as "zigzag".
 WEFT_API std::string_view name(LayoutKind kind);
 // The kind of that name; the Error for any other lists the names.
 WEFT_API LayoutKind layout_kind(std::string_view name);

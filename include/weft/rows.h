@@ -31,23 +31,27 @@ WEFT_API std::vector<Index> rank_rows_of_sequence_order(const Layout& layout);  
 
 // --- Valid rows: 1 where the row holds a real token, 0 for padding and rows that hold none ---
 
+// The valid rows of a stream, and of a rank.
 WEFT_API std::vector<std::uint8_t> valid_rows(const Stream& stream);              // [tokens]
 WEFT_API std::vector<std::uint8_t> valid_rows(const Layout& layout, Index rank);  // [rows]
 
 // --- Sequences cut at multiples of a chunk's size ---
 
-// Every sequence has at least one chunk: an empty one if it is empty. Padding goes with the last chunk of its sequence.
+// Chunks of all sequences. Every sequence has at least one: an empty one if it is empty. Padding goes with the last
+// chunk of its sequence.
 struct Chunks {
   std::vector<Index> cu_seqlens;         // [n + 1] prefix sums of real lengths, from 0
   std::vector<Index> cu_seqlens_padded;  // [n + 1] where chunks begin in the stream; the last: where sequences end
   std::vector<Index> sequence;           // [n] where each chunk comes from
 };
+// Cuts each sequence at multiples of `chunk` positions.
 WEFT_API Chunks sequences_to_chunks(const Stream& stream, Index chunk);
 
 // --- Steps: one call of a varlen kernel each ---
 
-// n entries of query rows x key rows. Entry e has seqused_q[e] queries from row cu_seqlens_q_padded[e] of the query
-// buffer on, keys alike; its query a sees its key b (both counted from the entry's first) iff lo[e] <= b - a <= hi[e].
+// One call of a varlen kernel: n entries of query rows x key rows. Entry e has seqused_q[e] queries from row
+// cu_seqlens_q_padded[e] of the query buffer on, keys alike; its query a sees its key b (both counted from the entry's
+// first) iff lo[e] <= b - a <= hi[e].
 // - Each sequence has one entry, or with chunked attention one for each chunk that its queries fall into; one without
 //   rows if it has no queries here.
 // - Every valid query row of the step lies in exactly one entry, also if it sees no key: a kernel that writes zeros and
@@ -79,6 +83,7 @@ struct RingTile {
   enum Kind { diagonal, below, above } kind = diagonal;
   Index keys_rank = 0;
 };
+// The tile of one step.
 WEFT_API RingTile ring_tile(Index ranks, Index rank, Index step);
 
 // The tile as a step, for causal self-attention over a dual_chunk layout, chunked or not. Query rows are rows of

@@ -21,9 +21,11 @@ namespace weft {
 // A schedule of the registry, by its place there. The names below are those that come with Weft; a schedule that was
 // added to the registry has a kind too: schedule_kind(name).
 enum class ScheduleKind : std::uint8_t { all_gather, ring, all_to_all, hybrid, exact };
+// Every schedule of the registry.
 WEFT_API std::span<const ScheduleKind> schedule_kinds();
+// The name of a schedule, such as "ring", and one line about it.
 WEFT_API std::string_view name(ScheduleKind kind);
-WEFT_API std::string_view about(ScheduleKind kind);  // one line
+WEFT_API std::string_view about(ScheduleKind kind);
 // What other frameworks call it: "p2p" for ring, "a2a" and "ulysses" for all_to_all, "a2a+p2p" and "usp" for hybrid.
 WEFT_API std::span<const std::string_view> other_names(ScheduleKind kind);
 // By its name, or by one of its other names. Error lists the names.
@@ -32,6 +34,7 @@ WEFT_API ScheduleKind schedule_kind(std::string_view name);
 // Order of gathered keys. In sequence order a row's bits depend on neither ranks nor layout; rank order takes any
 // stride.
 enum class KeyOrder : std::uint8_t { automatic, sequence, rank };  // automatic: sequence where the layout can
+// The name of an order, such as "sequence", and the order of a name; the Error for any other lists the names.
 WEFT_API std::string_view name(KeyOrder order);
 WEFT_API KeyOrder key_order(std::string_view name);
 
@@ -65,9 +68,10 @@ struct WEFT_API ScheduleOption {
   void set(ScheduleOptions& options, std::string_view value) const;
   std::vector<std::string_view> names() const;  // that it can be; none if it is a whole number
 };
+// The table of options, and its line of that name; the Error for any other lists the names.
 WEFT_API std::span<const ScheduleOption> schedule_options();
-WEFT_API const ScheduleOption& schedule_option(std::string_view name);  // Error lists the names
-// Does a schedule with these options look at this one? The kind alone: could it?
+WEFT_API const ScheduleOption& schedule_option(std::string_view name);
+// Whether a schedule with these options looks at this one; of the kind alone, whether it can.
 WEFT_API bool uses(const ScheduleOptions& options, std::string_view option);
 WEFT_API bool uses(ScheduleKind kind, std::string_view option);
 // Error for numbers that no schedule can have, whether this one uses them or not.
@@ -102,6 +106,7 @@ struct Move {
   std::vector<PeerRows> home = {}, back = {};
 };
 
+// One step of a rank: what must arrive, then what is attended.
 struct Step {
   std::optional<Move> move = {};  // none: the step reads the rank's own K/V in place
   Index key_rows = 0;             // of the buffer

@@ -28,6 +28,7 @@ struct TimelineEvent {
   Index pairs = 0;                    // visible, times query heads; of computes
   Index bytes_in = 0, bytes_out = 0;  // of exchanges, between different ranks
 };
+// The name of a kind of event.
 WEFT_API std::string_view name(TimelineEvent::Kind kind);
 
 // Sums over one rank's pass.
@@ -42,11 +43,13 @@ struct RankTimes {
   Index bytes_in = 0, bytes_out = 0;
 };
 
+// What one rank does, event by event.
 struct RankTimeline {
   Index rank = 0;
   std::vector<TimelineEvent> events;  // by begin
 };
 
+// A simulated pass of all ranks.
 struct WEFT_API Timeline {
   Pass pass = Pass::forward;
   double seconds = 0;  // until the last rank ends
@@ -64,6 +67,7 @@ struct WEFT_API Timeline {
   Index bytes_in() const;     // of the rank that receives most
 };
 
+// What simulate() keeps, and how it reports.
 struct SimulateOptions {
   std::vector<Index> detail = {};  // ranks whose events are kept
   bool busiest = false;            // those of the rank with most pairs are kept too

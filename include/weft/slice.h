@@ -26,6 +26,7 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
+// The smaller and the larger of two, on the host and on the device.
 WEFT_HD constexpr Index min_of(Index a, Index b) { return a < b ? a : b; }
 WEFT_HD constexpr Index max_of(Index a, Index b) { return a < b ? b : a; }
 
@@ -35,6 +36,7 @@ WEFT_HD constexpr Index floor_div(Index a, Index b) { return b == 1 ? a : a / b 
 WEFT_HD constexpr Index ceil_div(Index a, Index b) { return b == 1 ? a : a / b + (a % b > 0 ? 1 : 0); }
 WEFT_HD constexpr Index floor_mod(Index a, Index b) { return a - floor_div(a, b) * b; }
 
+// Whether a bound is none, and a bound moved by a distance; none stays none.
 WEFT_HD constexpr bool is_unlimited(Index bound) { return bound >= kUnlimited || bound <= -kUnlimited; }
 WEFT_HD constexpr Index shift_bound(Index bound, Index by) { return is_unlimited(bound) ? bound : bound + by; }
 

@@ -41,8 +41,8 @@ WEFT_HD inline RowState<T> state_of(T logit) {
   return {logit, logit == kMinusInfinity<T> ? T{0} : T{1}};
 }
 
-// merged accumulator = weight_a·a + weight_b·b. The weight of an empty state is 0 and its accumulator need not be read;
-// the other weight, or the one of the larger maximum, is exactly 1.
+// Two states merged, and how their accumulators are: weight_a·a + weight_b·b. The weight of an empty state is 0 and its
+// accumulator need not be read; the other weight, or the one of the larger maximum, is exactly 1.
 template <class T>
 struct MergedState {
   RowState<T> state;

@@ -23,11 +23,14 @@ struct Use {
   bool device_plan = false;  // slices in device memory
 };
 
+// Why something is not supported, and the way out.
 struct Refusal {
   std::string problem, remedy;
 };
+// The reason why a combination is refused; none if it is supported.
 WEFT_API std::optional<Refusal> refusal(const Use& use);
-WEFT_API void require_support(const Use& use);  // throws the refusal as Error
+// Throws the refusal as Error.
+WEFT_API void require_support(const Use& use);
 
 // A row of the table: one thing that is asked for, with everything else as usual.
 struct SupportRow {
@@ -36,6 +39,7 @@ struct SupportRow {
   std::optional<Refusal> one_rank;                // why not on one rank
   std::vector<std::optional<Refusal>> schedules;  // why not by each schedule, in the order of schedule_kinds()
 };
+// The whole capability table.
 WEFT_API std::vector<SupportRow> support_table();
 
 }  // namespace weft

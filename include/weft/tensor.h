@@ -114,13 +114,14 @@ struct QkvViews {
   BasicTensorView<Void> q, k, v;
 };
 
-// [.., 3, heads, dim], given as [.., 3·heads, dim] of any of the views above; heads_k < heads_q: fused grouped-query.
+// Splits [.., 3, heads, dim], given as [.., 3·heads, dim] of any of the views above; heads_k < heads_q is fused
+// grouped-query.
 template <class Void>
 QkvViews<Void> qkv_3hd(BasicTensorView<Void> qkv, Index heads_q, Index heads_k) {
   detail::check_whole("heads", heads_q + 2 * heads_k, qkv.heads);
   return {head_range(qkv, 0, heads_q), head_range(qkv, heads_q, heads_k), head_range(qkv, heads_q + heads_k, heads_k)};
 }
-// [.., heads, 3, dim], given as [.., heads, 3·dim].
+// Splits [.., heads, 3, dim], given as [.., heads, 3·dim].
 template <class Void>
 QkvViews<Void> qkv_h3d(BasicTensorView<Void> qkv) {
   const Index dim = qkv.dim / 3;

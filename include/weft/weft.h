@@ -17,6 +17,7 @@
 #include "weft/kv_cache.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
+#include "weft/models.h"
 #include "weft/packing.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"

@@ -368,7 +368,7 @@ void bind_communicator(nb::module_& m) {
       .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
       .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
       .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
-      .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); });
+      .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); }, "Counts bytes and messages from 0 again.");
   nb::class_<HeldTurn>(m, "Turn", "with communicator.turn(): calls over it belong to this thread.")
       .def(
           "__enter__", [](HeldTurn& t) { t.taken.emplace(t.comm); }, nb::call_guard<ReleaseGil>())

@@ -57,8 +57,9 @@ void bind_machine(nb::module_& m) {
           "preset"_a)
       .def_static(
           "from_json", [](std::string_view json, std::string_view file) { return machine_from_json(json, file); },
-          "json"_a, "file"_a = "machine")
-      .def("to_json", [](const Machine& machine) { return to_json(machine); })
+          "json"_a, "file"_a = "machine", "A machine from a machine file's text; errors name `file`.")
+      .def(
+          "to_json", [](const Machine& machine) { return to_json(machine); }, "The text of a machine file.")
       .def_ro("name", &Machine::name)
       .def_ro("about", &Machine::about)
       .def(

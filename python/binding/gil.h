@@ -7,8 +7,8 @@
 
 #include <chrono>
 #include <thread>
+#include <type_traits>
 
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
 namespace weft::python {
@@ -19,18 +19,24 @@ namespace nb = nanobind;
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
-// What `call` returns; a thread that Python ends inside it stays.
+// What `call` returns; a thread that Python ends inside it stays. It calls functions of C, which throw nothing: what
+// unwinds the guard is the end of the thread. (A catch clause would not do: libc++ passes them over then.)
 template <class Call>
 auto unless_python_ends(const Call& call) {
-#ifdef __GLIBCXX__
-  try {
-    return call();
-  } catch (const abi::__forced_unwind&) {
-    stay_until_the_process_ends();
+  struct Guard {
+    bool returned = false;
+    ~Guard() {
+      if (!returned) stay_until_the_process_ends();
+    }
+  } guard;
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    guard.returned = true;
+  } else {
+    auto result = call();
+    guard.returned = true;
+    return result;
   }
-#else
-  return call();
-#endif
 }
 
 // Other threads of Python run in its scope.

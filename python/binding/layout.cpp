@@ -112,7 +112,8 @@ void bind_rows_of(nb::class_<PlacedLayouts>& layout) {
              const Array& whole, Format whole_format, std::uintptr_t stream) {
             move_rows(side_of(p, side), rank, {whole, whole_format}, {local, local_format}, Way::to_tokens, stream);
           },
-          "side"_a, "rank"_a, "local"_a, "local_format"_a, "whole"_a, "whole_format"_a, "stream"_a = 0)
+          "side"_a, "rank"_a, "local"_a, "local_format"_a, "whole"_a, "whole_format"_a, "stream"_a = 0,
+          "Copies a rank's rows to their tokens; other tokens are left as they are.")
       .def("__repr__", [](const PlacedLayouts& p) {
         return text("Layout(", name(p.layouts.q.kind()), ", ", p.layouts.q.ranks(), " ranks of ", p.layouts.q.rows(),
                     " rows)");

@@ -63,4 +63,5 @@ NB_MODULE(_core, m) {
   weft::python::bind_rows(m);
   weft::python::bind_support(m);
   weft::python::bind_draw(m);
+  weft::python::bind_command(m);
 }

@@ -22,6 +22,7 @@ std::string in_python(std::string said);
 void bind_tensor(nanobind::module_& m);
 void bind_problem(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_command(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
 void bind_cost(nanobind::module_& m);
 void bind_draw(nanobind::module_& m);

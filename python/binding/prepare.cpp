@@ -89,7 +89,7 @@ void bind_packs(nb::module_& m) {
             check_pack(p, pack);
             return Packing(p.stream(pack));
           },
-          "pack"_a)
+          "pack"_a, "The packing of one pack.")
       .def_prop_ro("report", [](const Packs& p) {
         const PackReport& r = p.report;
         return dict_of("tokens", r.tokens, "padding", r.padding, "empty", r.empty, "packs", r.packs, "least_packs",
@@ -163,7 +163,7 @@ void bind_micro_sequences(nb::module_& m) {
             return nb::make_tuple(r.begin, r.end);
           },
           "rank"_a, "micro"_a, "Tokens [begin, end) of a rank's window.")
-      .def("window", &MicroSequences::window, "rank"_a, "micro"_a)
+      .def("window", &MicroSequences::window, "rank"_a, "micro"_a, "What one rank attends in one micro-sequence.")
       .def(
           "slices",
           [](const MicroSequences& s, const Mask& mask, Index rank, Index micro) {

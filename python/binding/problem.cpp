@@ -169,7 +169,8 @@ void bind_packing(nb::module_& m) {
                 lengths_k.is_none() ? Packing(q) : Packing(q, Stream::from_lengths(indices(lengths_k, "lengths_k")));
             return multiple == 1 ? packing : packing.padded_to(multiple);
           },
-          "lengths"_a, "lengths_k"_a.none() = nb::none(), "multiple"_a = 1)
+          "lengths"_a, "lengths_k"_a.none() = nb::none(), "multiple"_a = 1,
+          "Sequences of these lengths one after another, each padded to a multiple.")
       .def_static(
           "from_batch",
           [](Index batch, Index length, std::optional<Index> length_k, nb::object used_q, nb::object used_k) {
@@ -182,7 +183,7 @@ void bind_packing(nb::module_& m) {
             return Packing(std::move(q), std::move(k));
           },
           "batch"_a, "length"_a, "length_k"_a.none() = nb::none(), "seqused_q"_a.none() = nb::none(),
-          "seqused_k"_a.none() = nb::none())
+          "seqused_k"_a.none() = nb::none(), "A batch of sequences of one length, of which seqused rows each are real.")
       .def("padded_to", &Packing::padded_to, "multiple"_a,
            "The same real lengths laid out anew, each padded to a multiple.")
       .def_prop_ro("sequences", &Packing::sequences)

@@ -105,7 +105,8 @@ void bind_steps(nb::module_& m) {
         const RingTile tile = ring_tile(ranks, rank, step);
         return nb::make_tuple(kNames[tile.kind], tile.keys_rank);
       },
-      "ranks"_a, "rank"_a, "step"_a);
+      "ranks"_a, "rank"_a, "step"_a,
+      "Kind of the tile (diagonal, below or above) that a rank attends at a step of a ring, and whose keys these are.");
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ training with PyTorch, `weft.transformers` for models of that library.
 """
 
 from . import prepare, rows, types
-from ._core import UNLIMITED, Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
+from ._core import UNLIMITED as _UNLIMITED
+from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
 from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
 from .cost import choose, machine, set_machine
@@ -22,6 +23,9 @@ from .schedule import Schedule
 from .sharding import position_ids, shard, unshard, use_layout
 from .simulate import simulate
 from .support import Support, support
+
+UNLIMITED: int = _UNLIMITED
+"""A bound of a slice without limit: lo = -UNLIMITED, hi = UNLIMITED."""
 
 __all__ = [
     "UNLIMITED",

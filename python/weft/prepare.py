@@ -133,7 +133,7 @@ class KvCache:
         self._core.keep(sequence, used)
 
     def append(self, counts: Numbers, k: Array, v: Array) -> None:
-        """counts[i] new rows of sequence i, packed one after another."""
+        """Appends counts[i] new rows of sequence i, packed one after another."""
         stream = _arrays.stream_of(k)
         self._core.append(counts, _maybe(k, "k", stream), _maybe(v, "v", stream), stream)
 

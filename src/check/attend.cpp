@@ -17,12 +17,6 @@
 namespace weft::check {
 namespace {
 
-// One way of bringing keys to a rank: the buffers, each with its plan, and how to send gradients back.
-struct Step {
-  RunList keys;
-  std::vector<Index> tokens;  // of the buffer's rows
-};
-
 Arithmetic arithmetic_of(const Case& c, std::string_view kernel) {
   return kernel == kReference ? exact_arithmetic(c.dtype) : kernel_arithmetic(c.dtype, DType::f32);
 }
@@ -38,37 +32,22 @@ class Runner {
 
   std::vector<AttendReport> run() {
     std::vector<AttendReport> reports;
-    const auto add = [&](const std::string& name, const std::vector<Step>& steps) {
+    const auto add = [&](const std::string& name, const std::vector<Buffer>& steps) {
       reports.push_back({name, oracle_.compare(compute(steps))});
     };
     if (layouts_.q.rank_order().stride() != layouts_.k.rank_order().stride()) return reports;  // planner refuses
-    if (layouts_.k.rank_order().stride() == 1) add("sequence order", {sequence_order()});
-    add("rank order", {rank_order(0, case_.ranks)});
-    std::vector<Step> ring;
-    for (Index r = 0; r < case_.ranks; ++r) ring.push_back(rank_order(r, 1));
+    if (layouts_.k.rank_order().stride() == 1) add("sequence order", {stream_buffer(layouts_.k.stream().tokens())});
+    add("rank order", {rank_buffer(layouts_.k, {0, case_.ranks, 1})});
+    std::vector<Buffer> ring;
+    for (Index r = 0; r < case_.ranks; ++r) ring.push_back(rank_buffer(layouts_.k, {r, 1, 1}));
     add("ring", ring);
     return reports;
   }
 
  private:
-  Step sequence_order() const {
-    Step s{layouts_.k.sequence_order(), {}};
-    for (Index t = 0; t < layouts_.k.stream().tokens(); ++t) s.tokens.push_back(t);
-    return s;
-  }
-
-  Step rank_order(Index first, Index count) const {
-    Step s{layouts_.k.rank_order({first, count, 1}), {}};
-    for (Index r = first; r < first + count; ++r) {
-      const std::vector<Index> own = layouts_.k.tokens(r);
-      s.tokens.insert(s.tokens.end(), own.begin(), own.end());
-    }
-    return s;
-  }
-
   // The rows of a step's buffer; rows without a token stay NaN.
-  static Tensor gather(Tensor& whole, const Step& step) {
-    Tensor t(whole.view.dtype, step.keys.rows(), whole.view.heads, whole.view.dim);
+  static Tensor gather(Tensor& whole, const Buffer& step) {
+    Tensor t(whole.view.dtype, step.runs.rows(), whole.view.heads, whole.view.dim);
     const std::size_t n = at(whole.row_bytes());
     for (std::size_t row = 0; row < step.tokens.size(); ++row) {
       if (step.tokens[row] == kNoToken) continue;
@@ -85,7 +64,7 @@ class Runner {
   }
 
   // Adds gradients of a step's rows to those of the tokens.
-  static void scatter_add(const Tensor& part, const Step& step, Tensor& whole) {
+  static void scatter_add(const Tensor& part, const Buffer& step, Tensor& whole) {
     const Index width = whole.view.heads * whole.view.dim;
     const std::vector<double> values = to_f64(part.view);
     for (std::size_t row = 0; row < step.tokens.size(); ++row) {
@@ -96,7 +75,7 @@ class Runner {
     }
   }
 
-  Results compute(const std::vector<Step>& steps) {
+  Results compute(const std::vector<Buffer>& steps) {
     Results r = oracle_.nothing({.out = case_.dtype, .lse = DType::f64, .gradients = DType::f64});
     for (Index rank = 0; rank < case_.ranks; ++rank) compute_rank(rank, steps, r);
     return r;
@@ -108,7 +87,7 @@ class Runner {
     Plan plan;
   };
 
-  void compute_rank(Index rank, const std::vector<Step>& steps, Results& r) {
+  void compute_rank(Index rank, const std::vector<Buffer>& steps, Results& r) {
     const Index rows = layouts_.q.rows(), hq = case_.heads_q;
     const bool exact = kernel_ == kReference, learnable = oracle_.learnable();
     Tensor q = shard(oracle_.q(), rank), dout = shard(oracle_.dout(), rank), out(case_.dtype, rows, hq, case_.dim_v);
@@ -117,9 +96,9 @@ class Runner {
 
     std::vector<Part> parts;
     std::vector<KeyStep> key_steps;
-    for (const Step& step : steps)
+    for (const Buffer& step : steps)
       parts.push_back({gather(oracle_.k(), step), gather(oracle_.v(), step),
-                       make_plan(oracle_.problem(), layouts_.q.runs(rank), step.keys)});
+                       make_plan(oracle_.problem(), layouts_.q.runs(rank), step.runs)});
     for (const Part& part : parts) key_steps.push_back({part.k.view, part.v.view, part.plan.slices});
     const ForwardArgs forward{
         .q = q.view, .attention = oracle_.attention(), .out = out.view, .lse = lse.view, .max_logit = max_logit.view};

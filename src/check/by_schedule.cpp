@@ -36,13 +36,13 @@ struct Local {
 };
 
 // One side of one rank: which rows it has.
-struct Side {
+struct Shard {
   const Layout& layout;
   Index rank;
   std::vector<Index> tokens = layout.tokens(rank);
 };
 
-Local shard(const Case& c, const Side& side, Tensor& whole) {
+Local shard(const Case& c, const Shard& side, Tensor& whole) {
   Local local(c, side.layout, whole.view.dtype, whole.view.heads, whole.view.dim);
   side.layout.shard(side.rank, whole.rows(), local.rows());
   const std::vector<double> poison(at(whole.view.dim), std::nan(""));
@@ -89,14 +89,14 @@ class Ranks {
   DType sums() const { return sum_type(case_.dtype); }  // of statistics and gradients here
 
   void run_rank(Communicator& communicator) {
-    const Side q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
-    const weft::Place place = place_of(way_.kernel);
+    const Shard q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
+    const weft::Place place = place_of(way_.kernel, way_.world != nullptr ? q.rank : 0);
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
                       {.kernel = way_.kernel, .checked = way_.checked, .place = place});
     const Local own_q = shard(case_, q, oracle_.q()), own_k = shard(case_, k, oracle_.k()),
                 own_v = shard(case_, k, oracle_.v()), dout = shard(case_, q, oracle_.dout());
-    const auto local = [&](const Side& side, DType dtype, Index n, Index dim) {
+    const auto local = [&](const Shard& side, DType dtype, Index n, Index dim) {
       return Local(case_, side.layout, dtype, n, dim);
     };
     const Local out = local(q, case_.dtype, case_.heads_q, case_.dim_v), lse = local(q, sums(), case_.heads_q, 1),
@@ -182,7 +182,7 @@ class Ranks {
   }
 
   // Ranks write to different tokens, so they need no lock.
-  void unshard(const Side& side, std::string_view name, const Local& local, Tensor& whole) {
+  void unshard(const Shard& side, std::string_view name, const Local& local, Tensor& whole) {
     side.layout.unshard(side.rank, local.rows(), whole.rows());
     std::vector<double> got(at(local.view.dim));
     for (std::size_t row = 0; row < side.tokens.size(); ++row) {

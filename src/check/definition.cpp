@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "index.h"
 
@@ -31,6 +32,21 @@ Index chunk_of(Index position, Index chunk) {
 }
 
 }  // namespace
+
+Buffer rank_buffer(const Layout& layout, RunList::Members members) {
+  Buffer b{layout.rank_order(members), {}};
+  for (Index m = 0; m < members.count; ++m) {
+    const std::vector<Index> own = layout.tokens(members.first + m * members.step);
+    b.tokens.insert(b.tokens.end(), own.begin(), own.end());
+  }
+  return b;
+}
+
+Buffer stream_buffer(Index tokens) {
+  Buffer b{RunList::sequence_order(tokens), std::vector<Index>(at(tokens))};
+  std::iota(b.tokens.begin(), b.tokens.end(), Index{0});
+  return b;
+}
 
 Definition::Definition(const Case& c)
     : case_(c),

@@ -14,6 +14,14 @@ struct Place {
   bool real() const { return sequence >= 0; }
 };
 
+// A buffer of rows, and the token of each.
+struct Buffer {
+  RunList runs;
+  std::vector<Index> tokens;
+};
+Buffer rank_buffer(const Layout& layout, RunList::Members members);
+Buffer stream_buffer(Index tokens);  // row = token
+
 class Definition {
  public:
   explicit Definition(const Case& c);

@@ -20,9 +20,10 @@ Index span_bytes(const ConstTensorView& view) {
 
 }  // namespace
 
-weft::Place place_of(std::string_view kernel) {
+weft::Place place_of(std::string_view kernel, Index rank) {
   if (!kernel.starts_with("cuda")) return {};
-  return {.kind = DeviceKind::cuda, .device = 0, .stream = device::thread_stream()};
+  const auto gpu = static_cast<int>(rank % max_of(1, static_cast<Index>(device::count())));
+  return {.kind = DeviceKind::cuda, .device = gpu, .stream = device::thread_stream()};
 }
 
 DeviceMirror::DeviceMirror(const weft::Place& place) : place_(place) {

@@ -10,8 +10,8 @@
 
 namespace weft::check {
 
-// Where a kernel's tensors lie; each thread has a stream of its own.
-weft::Place place_of(std::string_view kernel);
+// Where a kernel's tensors lie; each thread has a stream of its own. Ranks that are processes take the GPUs in turn.
+weft::Place place_of(std::string_view kernel, Index rank = 0);
 
 class DeviceMirror {
  public:

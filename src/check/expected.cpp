@@ -11,7 +11,7 @@
 namespace weft::check {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 // exp may give 0 below 2^-126, and products of such probabilities underflow: no f32 kernel is asked for less than this.
 constexpr double kUnderflow = 0x1p-100;
 // Of n roundings in a sum of equal signs, sqrt(n) times this is seven standard deviations (docs/trust.md).
@@ -118,7 +118,7 @@ class Answer {
         dv_(dout ? p.tokens_k : 0, p.heads_k, p.dim_v, dout ? chosen.keys : std::nullopt),
         dsink_(dout ? 1 : 0, p.heads_q, 1, {}),
         queries_(at(dout ? p.tokens_k * p.heads_k : 0)) {
-    for (Element& e : max_logit_.all) e.value = -kInfinity;
+    for (Element& e : max_logit_.all) e.value = -kUnbounded;
     for (Index i = 0; i < p.tokens_q; ++i) {
       find_keys(i);
       for (Index head = 0; head < p.heads_q; ++head) add_row(i, head);
@@ -144,13 +144,13 @@ class Answer {
   // Statistics of one row of one head.
   struct Row {
     Index token, head, row, kv_head;
-    double lse = -kInfinity, spread = 0;  // spread: sum of P·|dx|
-    double sink_prob = 0;                 // P of the sink
-    double d = 0, d_terms = 0;            // D = dout·out, and the sum of its absolute terms
-    double d_bound = 0;                   // error of D from errors of P
-    double d_error = 0;                   // error of D from rounding P and out to 16 bits
-    double walked = 0, drifted = 0;       // errors of the sum of exponentials beyond `order`
-    double d_drifted = 0;                 // error of D from drift, times its terms
+    double lse = -kUnbounded, spread = 0;  // spread: sum of P·|dx|
+    double sink_prob = 0;                  // P of the sink
+    double d = 0, d_terms = 0;             // D = dout·out, and the sum of its absolute terms
+    double d_bound = 0;                    // error of D from errors of P
+    double d_error = 0;                    // error of D from rounding P and out to 16 bits
+    double walked = 0, drifted = 0;        // errors of the sum of exponentials beyond `order`
+    double d_drifted = 0;                  // error of D from drift, times its terms
   };
 
   double beyond(double roundings) const { return std::max(0.0, roundings - by_.order); }
@@ -220,14 +220,14 @@ class Answer {
       logit_bound_[n] = slope_[n] * logit_bound_[n] + std::abs(logit_[n]);
     }
     Element& largest = *max_logit_.of(0, r.head);
-    largest.value = std::max(largest.value, largest_of(logit_, -kInfinity));
+    largest.value = std::max(largest.value, largest_of(logit_, -kUnbounded));
     largest.bound = std::max(largest.bound, largest_of(logit_bound_, 0));
   }
 
   void softmax(Row& r) {
-    const double sink = p_.sink.empty() ? -kInfinity : p_.sink[at(r.head)];
+    const double sink = p_.sink.empty() ? -kUnbounded : p_.sink[at(r.head)];
     const double top = largest_of(logit_, sink);
-    if (top == -kInfinity) return;
+    if (top == -kUnbounded) return;
     double total = std::exp(sink - top);
     for (std::size_t n = 0; n < keys_.size(); ++n) total += prob_[n] = std::exp(logit_[n] - top);
     follow_sum(r, total);
@@ -318,7 +318,7 @@ class Answer {
 
   void add_forward(const Row& r) {
     Element& lse = *lse_.of(r.token, r.head);
-    lse.add(r.lse, r.lse == -kInfinity ? 0 : 1 + r.spread + std::abs(r.lse));
+    lse.add(r.lse, r.lse == -kUnbounded ? 0 : 1 + r.spread + std::abs(r.lse));
     lse.lean(r.walked, r.drifted);
     if (!out_.has(r.token)) return;
     Element* out = out_.of(r.token, r.head);

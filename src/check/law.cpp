@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <set>
 #include <sstream>
 
 #include "check/definition.h"
@@ -22,27 +21,6 @@ template <class... Parts>
   std::ostringstream out;
   (out << ... << parts);
   throw Violation{out.str()};
-}
-
-// A buffer of rows as the check sees it: the token of each row.
-struct Buffer {
-  RunList runs;
-  std::vector<Index> tokens;
-};
-
-Buffer buffer_of(const Layout& layout, RunList::Members members) {
-  Buffer b{layout.rank_order(members), {}};
-  for (Index m = 0; m < members.count; ++m) {
-    const std::vector<Index> own = layout.tokens(members.first + m * members.step);
-    b.tokens.insert(b.tokens.end(), own.begin(), own.end());
-  }
-  return b;
-}
-
-Buffer whole_stream(Index tokens) {
-  Buffer b{RunList::sequence_order(tokens), {}};
-  for (Index t = 0; t < tokens; ++t) b.tokens.push_back(t);
-  return b;
 }
 
 class Checker {
@@ -78,15 +56,15 @@ class Checker {
     const Layout& k = layouts_.k;
     report.planned = layouts_.q.rank_order().stride() == k.rank_order().stride();
     if (!report.planned) return;  // the planner refuses: there is nothing to hold the law
-    if (k.rank_order().stride() == 1) check("keys in sequence order", 1, {whole_stream(definition_.k_tokens())});
-    report.slices = check("keys in rank order", 1, {buffer_of(k, {0, n, 1})});
+    if (k.rank_order().stride() == 1) check("keys in sequence order", 1, {stream_buffer(definition_.k_tokens())});
+    report.slices = check("keys in rank order", 1, {rank_buffer(k, {0, n, 1})});
     std::vector<Buffer> ring;
-    for (Index r = 0; r < n; ++r) ring.push_back(buffer_of(k, {r, 1, 1}));
+    for (Index r = 0; r < n; ++r) ring.push_back(rank_buffer(k, {r, 1, 1}));
     check("keys of one rank after another", 1, ring);
     for (Index a = 2; a <= n; ++a) {  // a mesh: queries of `a` neighbours together, keys of every a-th rank together
       if (n % a != 0) continue;
       std::vector<Buffer> columns;
-      for (Index r = 0; r < a; ++r) columns.push_back(buffer_of(k, {r, n / a, a}));
+      for (Index r = 0; r < a; ++r) columns.push_back(rank_buffer(k, {r, n / a, a}));
       check("a mesh", a, columns);
     }
   }
@@ -137,7 +115,7 @@ class Checker {
     std::vector<std::uint8_t> covered(visible_.size(), 0);
     Index slices = 0;
     for (Index r = 0; r < case_.ranks; r += group) {
-      const Buffer q = buffer_of(layouts_.q, {r, group, 1});
+      const Buffer q = rank_buffer(layouts_.q, {r, group, 1});
       for (const Buffer& k : keys) {
         const Plan plan = make_plan(problem_, q.runs, k.runs);
         if (plan.q_rows != static_cast<Index>(q.tokens.size()) || plan.k_rows != static_cast<Index>(k.tokens.size()))

@@ -249,7 +249,12 @@ std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place& place) {
     return start(std::move(sends), std::move(receives));
   };
 #ifdef WEFT_WITH_NCCL
-  if (!cuda::share_a_gpu(*this, place, host_call)) return cuda::make_nccl(*this, place);
+  auto connection = std::static_pointer_cast<cuda::NcclConnection>(nccl_);
+  const cuda::Meeting met = cuda::meet(*this, place, cuda::connects(connection, place), host_call);
+  if (!met.share_a_gpu) {
+    if (!met.connected) nccl_ = connection = cuda::connect_nccl(*this, place, host_call);
+    return cuda::make_nccl(*this, place, connection);
+  }
 #endif
   return cuda::make_staged(*this, place, reaches_gpus() ? cuda::Staging::device : cuda::Staging::host, host_call);
 }

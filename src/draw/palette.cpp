@@ -4,6 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <string_view>
+#include <utility>
+
+#include "text.h"
 
 namespace weft::draw {
 namespace {
@@ -33,11 +37,7 @@ std::vector<Colour> ramp(const std::vector<Colour>& stops, Index count) {
 
 std::string list(const std::vector<Colour>& colours) {
   std::string out;
-  for (const Colour& c : colours) {
-    out += out.empty() ? "\"" : ",\"";
-    out += hex(c);
-    out += '"';
-  }
+  for (const Colour& c : colours) out += text(out.empty() ? "" : ",", "\"", hex(c), "\"");
   return out;
 }
 
@@ -45,10 +45,10 @@ std::string list(const std::vector<Colour>& colours) {
 
 std::string hex(const Colour& c) {
   const auto byte = [](double v) { return static_cast<unsigned>(std::lround(std::clamp(v, 0.0, 255.0))); };
-  std::array<char, 16> text{};
-  std::snprintf(text.data(), text.size(), "#%02x%02x%02x", byte(c.red) & 0xFF, byte(c.green) & 0xFF,
+  std::array<char, 16> code{};
+  std::snprintf(code.data(), code.size(), "#%02x%02x%02x", byte(c.red) & 0xFF, byte(c.green) & 0xFF,
                 byte(c.blue) & 0xFF);
-  return text.data();
+  return code.data();
 }
 
 Colour mixed(const Colour& a, const Colour& b, double weight) {
@@ -66,6 +66,7 @@ const Palette& palette(bool dark) {
       .edge = of(0x8a94a0),
       .soft = of(0xf0f2f5),
       .wait = of(0xe3e7eb),
+      .accent = of(0x0b5fad),
       .ranks = of({0x0072b2, 0xe69f00, 0x009e73, 0xcc79a7, 0xd55e00, 0x56b4e9, 0x3b2a8c, 0x8f8f1f}),
       .rank_ramp = of({0x2a1a6e, 0x23558f, 0x1f8489, 0x4ba46a, 0xa5b93c, 0xe8c22e}),
       .step_ramp = of({0x1d2a6b, 0x5a2a86, 0xa32f74, 0xd8504c, 0xef8f32, 0xf3c552})};
@@ -78,6 +79,7 @@ const Palette& palette(bool dark) {
       .edge = of(0x78838f),
       .soft = of(0x22282e),
       .wait = of(0x2a3138),
+      .accent = of(0x6cb6ff),
       .ranks = of({0x4ba3e3, 0xf2b134, 0x2ec4a0, 0xe7a3c8, 0xf0743a, 0xa5daf8, 0x9d8bf0, 0xc5c65a}),
       .rank_ramp = of({0x6a5bd0, 0x4a86cf, 0x3fb0b0, 0x74cc86, 0xc9d860, 0xfbe38a}),
       .step_ramp = of({0xfbe6a8, 0xf7b860, 0xee7f55, 0xd4578c, 0xa24fb0, 0x6f55b8})};
@@ -94,19 +96,23 @@ std::vector<Colour> step_colours(const Palette& p, Index steps) { return ramp(p.
 Colour pale(const Palette& p, const Colour& c) { return mixed(c, p.empty, 0.55); }
 
 std::string palettes_json() {
-  std::string out = "{";
-  for (const bool dark : {false, true}) {
-    const Palette& p = palette(dark);
-    out += dark ? ",\"dark\":{\"ranks\":[" : "\"light\":{\"ranks\":[";
-    out += list(p.ranks);
-    out += "],\"rankRamp\":[";
-    out += list(p.rank_ramp);
-    out += "],\"stepRamp\":[";
-    out += list(p.step_ramp);
-    out += "]}";
-  }
-  out += '}';
-  return out;
+  const auto one = [](const Palette& p) {
+    const std::array<std::pair<std::string_view, Colour>, 9> plain{{{"paper", p.paper},
+                                                                    {"empty", p.empty},
+                                                                    {"ink", p.ink},
+                                                                    {"quiet", p.quiet},
+                                                                    {"line", p.line},
+                                                                    {"edge", p.edge},
+                                                                    {"soft", p.soft},
+                                                                    {"wait", p.wait},
+                                                                    {"accent", p.accent}}};
+    std::string named;
+    for (const auto& [name, colour] : plain)
+      named += text(named.empty() ? "" : ",", "\"", name, "\":\"", hex(colour), "\"");
+    return text("{\"plain\":{", named, "},\"ranks\":[", list(p.ranks), "],\"rankRamp\":[", list(p.rank_ramp),
+                "],\"stepRamp\":[", list(p.step_ramp), "]}");
+  };
+  return text("{\"light\":", one(palette(false)), ",\"dark\":", one(palette(true)), "}");
 }
 
 }  // namespace weft::draw

@@ -16,9 +16,10 @@ std::string hex(const Colour& colour);
 Colour mixed(const Colour& a, const Colour& b, double weight_of_b);
 
 struct Palette {
-  Colour paper, empty, ink, quiet, line, edge, soft, wait;  // backgrounds, text, lines; wait: padding and idle time
-  std::vector<Colour> ranks;                                // used if there are no more ranks than these
-  std::vector<Colour> rank_ramp, step_ramp;                 // stops of a ramp
+  // Backgrounds, text, lines; wait: padding and idle time; accent: focus, and what a page points out.
+  Colour paper, empty, ink, quiet, line, edge, soft, wait, accent;
+  std::vector<Colour> ranks;                 // used if there are no more ranks than these
+  std::vector<Colour> rank_ramp, step_ramp;  // stops of a ramp
 };
 const Palette& palette(bool dark);
 
@@ -27,7 +28,7 @@ std::vector<Colour> step_colours(const Palette& palette, Index steps);
 // The colour of pairs whose key is on another rank.
 Colour pale(const Palette& palette, const Colour& colour);
 
-// {"light": {"ranks": [..], "rankRamp": [..], "stepRamp": [..]}, "dark": ..}
+// {"light": {"plain": {"paper": .., ..}, "ranks": [..], "rankRamp": [..], "stepRamp": [..]}, "dark": ..}
 std::string palettes_json();
 
 }  // namespace weft::draw

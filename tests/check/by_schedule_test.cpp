@@ -6,10 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include "check/answer.h"
 #include "check/cases/random_case.h"
 #include "index.h"
-#include "weft/error.h"
-#include "weft/reference.h"
 
 namespace weft::check {
 namespace {
@@ -80,27 +79,7 @@ Case some_case() {
 
 // The right answer by the reference, on one rank.
 Results answer(Oracle& oracle) {
-  Results r = oracle.nothing({.out = DType::f32, .lse = DType::f64, .gradients = DType::f64});
-  const std::vector<Slice> slices = oracle.problem().global_slices();
-  reference_forward({.q = oracle.q().view,
-                     .k = oracle.k().view,
-                     .v = oracle.v().view,
-                     .slices = slices,
-                     .attention = oracle.attention(),
-                     .out = r.out.view,
-                     .lse = r.lse.view,
-                     .max_logit = per_head(r.max_logit.data(), DType::f64, 4)});
-  reference_backward({.q = oracle.q().view,
-                      .k = oracle.k().view,
-                      .v = oracle.v().view,
-                      .slices = slices,
-                      .attention = oracle.attention(),
-                      .dout = oracle.dout().view,
-                      .dq = r.dq.view,
-                      .dk = r.dk.view,
-                      .dv = r.dv.view,
-                      .dsink = per_head(r.dsink.data(), DType::f64, 4)});
-  return r;
+  return answer_of(oracle, {.out = DType::f32, .lse = DType::f64, .gradients = DType::f64}, "reference");
 }
 
 void expect_right(const std::vector<Measure>& measures) {

@@ -84,6 +84,63 @@ def test_heading_says_what_lines_share(weft, tmp_path):
     assert text.splitlines()[1] == "causal, dim 128:128, bf16"
 
 
+MODEL = ["simulate", "--model", "llama4-scout", "--docs", "64k,0.5m", "--ranks", "8", "--layout", "zigzag"]
+
+
+def test_totals_of_a_model(weft):
+    """Each kind of layer is simulated once, and counts as often as the model has it."""
+    result = weft.ok(*MODEL, "--schedule", "all_gather,auto", json_file=True)
+    found, totals = result.json["lines"], result.json["totals"]
+    assert [(x["layer"], x["layers"], x["heads"]) for x in found] == 2 * [("chunk 8192", 36, "40:8"), ("full", 12, "40:8")]
+    assert [x["tokens"] for x in found] == 4 * [65536 + 524288]
+    assert result.json["model"] == "llama4-scout" and len(totals) == 2
+    for total, chunked, full in zip(totals, found[::2], found[1::2]):
+        assert total["layers"] == 48 and total["layout"] == chunked["layout"] == full["layout"] == "zigzag"
+        for p in ("forward", "backward"):
+            assert total[p]["seconds"] == pytest.approx(36 * chunked[p]["seconds"] + 12 * full[p]["seconds"])
+        both = total["both"]
+        assert both["seconds"] == pytest.approx(total["forward"]["seconds"] + total["backward"]["seconds"])
+        assert both["bytes_in"] == 36 * chunked["both"]["bytes_in"] + 12 * full["both"]["bytes_in"]
+        assert total["tokens_per_second_per_gpu"] == pytest.approx(total["tokens"] / both["seconds"] / 8)
+    lines = [x for x in result.out.splitlines() if " zigzag " in x]
+    assert [next(w for w in ("1 of 36 chunk 8192", "1 of 12 full", "all 48") if w in x) for x in lines] == 2 * [
+        "1 of 36 chunk 8192", "1 of 12 full", "all 48"]
+    assert "fwd, bwd: attention of one layer and of all 48 (a step)" in result.out
+
+
+def test_a_model_that_nobody_knows(weft):
+    weft.refused("simulate", "--model", "llama9", "--docs", "64k", says=["there is no model 'llama9'; use one of llama3-70b"])
+
+
+def test_one_layer_without_a_model(weft):
+    result = weft.ok(*command("--schedule", "ring"), json_file=True)
+    assert "totals" not in result.json and "all " not in result.out.splitlines()[-1]
+    assert result.json["lines"][0]["layers"] == 1 and "fwd, bwd: attention of one layer, start" in result.out
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "llama4-scout", "gpt-oss-120b", "deepseek-v3", "qwen3-235b"])
+def test_every_model(weft, name):
+    result = weft.ok("simulate", "--model", name, "--docs", "64k", "--ranks", "4", "--schedule", "all_gather", "--layout", "zigzag",
+                     json_file=True)
+    assert len(result.json["totals"]) == 1
+    listed = weft.ok("simulate", "--models").out
+    assert name in listed and "arXiv" in listed
+
+
+def test_tensor_parallel_ranks_are_on_other_nodes(weft):
+    """The same heads a GPU on as many ranks: eight GPUs apart they talk over InfiniBand and not over NVLink."""
+    near, far = (lines(weft, "--ranks", "8", "--docs", "256k", "--schedule", "ring", *more)[0][0]
+                 for more in (["--heads", "8:1"], ["--heads", "64:8", "--tp", "8"]))
+    assert far["heads"] == near["heads"] == "8:1"
+    assert far["forward"]["bytes_in"] == near["forward"]["bytes_in"]
+    exchange = lambda x: sum(e["end"] - e["begin"] for e in x["forward"]["timelines"][0]["events"] if e["kind"] == "exchange")
+    assert exchange(far) > 5 * exchange(near)
+    weft.refused(*MODEL, "--tp", "20", says=["8 GPUs that NVLink joins"])
+    total = weft.ok("simulate", "--model", "qwen3-235b", "--docs", "32k", "--ranks", "2", "--tp", "8", "--schedule", "ring", json_file=True)
+    assert total.json["lines"][0]["heads"] == "8:1", "four K/V heads on eight GPUs: each has a copy of one"
+    assert total.json["totals"][0]["gpus"] == 16
+
+
 def test_published_documents(weft, tmp_path):
     for seed in (1, 1, 2):
         docs = weft.ok("explain", "--docs", "published:tokens=100000", "--seed", seed, "--ranks", 2, json_file=True).json["docs"]
@@ -103,6 +160,10 @@ def test_published_documents(weft, tmp_path):
     (["--docs", "published:max=5"], "published needs tokens"),
     (["--docs", "published:tokens=0"], "published tokens=0"),
     (["--memory", "-1", "--schedule", "auto"], "--memory"),
+    (["--model", "llama3-70b"], "--model llama3-70b and --heads 8:2"),
+    (["--tp", "3"], "use a divisor or a multiple of 8"),
+    (["--tp", "16"], "--tp 16 of heads 8:2"),
+    (["--tp", "0"], "use from 1"),
     (["--html", "no/such/folder/x.html"], "--html: cannot write"),
 ])
 def test_refused(weft, flags, says):

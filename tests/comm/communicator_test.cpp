@@ -6,9 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
-#include <random>
-#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>

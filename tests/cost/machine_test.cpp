@@ -1,9 +1,12 @@
 // Machines: presets, files, and tiles counted.
+#include <map>
+
 #include <gtest/gtest.h>
 
 #include "cost/tiles.h"
+#include "refusal.h"
 #include "weft/cost.h"
-#include "weft/error.h"
+#include "weft/models.h"
 
 namespace weft::test {
 namespace {
@@ -29,13 +32,7 @@ TEST(Machine, FilesSayTheSame) {
 }
 
 void expect_error(const std::string& json, const std::string& says) {
-  try {
-    machine_from_json(json, "m.json");
-    ADD_FAILURE() << json << " was taken";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
-    EXPECT_NE(std::string(e.what()).find("m.json"), std::string::npos) << e.what();
-  }
+  expect_refusal([&] { machine_from_json(json, "m.json"); }, {says, "m.json"});
 }
 
 TEST(Machine, WrongFilesAreRefusedWithThePlace) {
@@ -55,6 +52,42 @@ TEST(Machine, WrongFilesAreRefusedWithThePlace) {
   expect_error("{\"levels\": [{\"ranks\": 8}, {\"ranks\": 12}, {}], \"kernels\": [{\"flops\": 1}]}", "multiple");
   expect_error("{\"kernels\": [{\"flops\": 1e999}]}", "no value");
   for (std::size_t cut = 1; cut < good.size(); cut += 37) expect_error(good.substr(0, cut), "m.json");
+}
+
+// Ranks of one context-parallel group beside tensor parallelism: every so many-th GPU.
+TEST(Machine, StridedRanksShareFewerNodes) {
+  Machine m = machine_preset("h100-400g");
+  m.levels[1].uplink = 80e9;
+  EXPECT_EQ(to_json(strided(m, 1)), to_json(m));
+  for (const auto& [degree, ranks, uplink] : {std::tuple{2, 4, 40e9}, {8, 1, 10e9}, {16, 1, 10e9}}) {
+    const Machine apart = strided(m, degree);
+    EXPECT_EQ(apart.levels[0].ranks, ranks) << degree;
+    EXPECT_EQ(apart.levels[1].ranks, 0) << degree;
+    EXPECT_EQ(apart.levels[1].uplink, uplink) << degree;
+    EXPECT_EQ(apart.levels[0].bandwidth, m.levels[0].bandwidth) << degree;
+    EXPECT_NO_THROW(check_machine(apart)) << degree;
+  }
+  EXPECT_THROW(strided(m, 3), Error);
+  EXPECT_THROW(strided(m, 0), Error);
+  EXPECT_THROW(strided(machine_preset("cpu"), 2), Error);
+}
+
+TEST(Models, SayTheirLayersAndWhereTheyComeFrom) {
+  const std::map<std::string_view, Index> layers = {
+      {"llama3-70b", 80}, {"llama4-scout", 48}, {"gpt-oss-120b", 36}, {"deepseek-v3", 61}, {"qwen3-235b", 94}};
+  EXPECT_EQ(models().size(), layers.size());
+  for (const Model& m : models()) {
+    EXPECT_EQ(m.layer_count(), layers.at(m.name)) << m.name;
+    EXPECT_EQ(&model(m.name), &m);
+    EXPECT_EQ(m.heads_q % m.heads_k, 0) << m.name;
+    EXPECT_FALSE(m.source.empty()) << m.name;
+    for (const ModelLayers& l : m.layers) EXPECT_TRUE(l.mask.causal) << m.name;
+  }
+  // A window of 128 keys has the query's own among them.
+  EXPECT_EQ(
+      Problem(Stream::from_lengths(std::vector<Index>{1000}), model("gpt-oss-120b").layers[0].mask).visible_pairs(),
+      128 * 1000 - 128 * 127 / 2);
+  EXPECT_THROW(model("llama5"), Error);
 }
 
 TEST(Machine, RatesByDtypeAndWidth) {

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <list>
+#include <string>
 #include <vector>
 
 #include "cuda/device_array.h"
 #include "cuda/runtime.h"
+#include "cuda_faults/each_in_turn.h"
 #include "kernel/attention_problem.h"
 #include "kernel/convert.h"
 #include "kernel/on_device.h"
@@ -88,6 +91,11 @@ class GpuTensors {
   std::list<DeviceBytes> all_;
   std::vector<Output> outputs_;
 };
+
+// A call whose outputs are NaN before each time.
+inline Case poisoned(std::string name, const GpuTensors& gpu, std::function<void()> call, std::function<bool()> right) {
+  return {std::move(name), [&gpu](long) { gpu.poison(); }, std::move(call), std::move(right)};
+}
 
 inline std::vector<double> values_of(const Result& r) {
   TensorView view = r.view;

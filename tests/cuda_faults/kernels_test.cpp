@@ -97,11 +97,8 @@ struct OnBoth {
 TEST_P(KernelFaults, ForwardAndBackward) {
   for (const ViewKind view : {ViewKind::thd, ViewKind::gaps}) {
     OnBoth t(GetParam().dtype, view);
-    const long n = run({.name = label(view == ViewKind::thd ? "forward and backward" : ".. of tensors with gaps"),
-                        .reset = [&](long) { t.gpu.poison(); },
-                        .call = [&] { t.attend_both(kernel()); },
-                        .right = t.same_bits()});
-    EXPECT_GT(n, 20);
+    const std::string what = view == ViewKind::thd ? "forward and backward" : ".. of tensors with gaps";
+    EXPECT_GT(run(poisoned(label(what), t.gpu, [&] { t.attend_both(kernel()); }, t.same_bits())), 20);
   }
 }
 
@@ -118,8 +115,7 @@ TEST_P(KernelFaults, BackwardAlone) {
     device::synchronize(t.gpu.place());
   };
   const auto right = [&] { return t.is_right(want, {3, 4, 5, 6}); };
-  EXPECT_GT(
-      run({.name = label("backward alone"), .reset = [&](long) { t.gpu.poison(); }, .call = call, .right = right}), 20);
+  EXPECT_GT(run(poisoned(label("backward alone"), t.gpu, call, right)), 20);
 }
 
 // Slices that no call had before: the lists of the last are kept, so each has to make its own.
@@ -136,19 +132,15 @@ TEST_P(KernelFaults, SlicesNeverSeenBefore) {
   }
   std::vector<std::vector<double>> want;
   Index last = -2;
-  EXPECT_GT(run({.name = label("slices never seen before"),
-                 .reset =
-                     [&](long n) {
-                       if (n != last) {
-                         use(n + 1);
-                         want = t.want();
-                       }
-                       last = n;
-                       t.gpu.poison();
-                     },
-                 .call = call,
-                 .right = [&] { return t.is_right(want); }}),
-            20);
+  const auto reset = [&](long n) {
+    if (n != last) {
+      use(n + 1);
+      want = t.want();
+    }
+    last = n;
+    t.gpu.poison();
+  };
+  EXPECT_GT(run({label("slices never seen before"), reset, call, [&] { return t.is_right(want); }}), 20);
 }
 
 // Partial states, ended by finish_partial.
@@ -165,20 +157,16 @@ TEST_P(KernelFaults, PartialSteps) {
   KernelForwardArgs step = end;
   step.out = step.lse = step.max_logit = {};
   const auto want = t.want();
-  EXPECT_GT(run({.name = label("partial states"),
-                 .reset = [&](long) { t.gpu.poison(); },
-                 .call =
-                     [&] {
-                       device::fill(step.place, step.partial.states, p.tq * p.hq);
-                       for (const Slice& s : t.slices) {
-                         step.slices = {&s, 1};
-                         attend(step, kernel());
-                       }
-                       finish_partial(finish_args(end));
-                       device::synchronize(t.gpu.place());
-                     },
-                 .right = [&] { return t.is_right(want, {0, 1, 2}); }}),
-            20);
+  const auto call = [&] {
+    device::fill(step.place, step.partial.states, p.tq * p.hq);
+    for (const Slice& s : t.slices) {
+      step.slices = {&s, 1};
+      attend(step, kernel());
+    }
+    finish_partial(finish_args(end));
+    device::synchronize(t.gpu.place());
+  };
+  EXPECT_GT(run(poisoned(label("partial states"), t.gpu, call, [&] { return t.is_right(want, {0, 1, 2}); })), 20);
 }
 
 // What the kernel keeps between calls; after an error a caller begins anew.
@@ -202,16 +190,12 @@ TEST_P(KernelFaults, QuerySteps) {
       attend_one(args);
     }
   };
-  EXPECT_GT(run({.name = label("QuerySteps"),
-                 .reset = [&](long) { t.gpu.poison(); },
-                 .call =
-                     [&] {
-                       steps(f, [](const KernelForwardArgs& args) { attend(args, kernel()); });
-                       steps(b, [](const KernelBackwardArgs& args) { attend_backward(args, kernel()); });
-                       device::synchronize(t.gpu.place());
-                     },
-                 .right = [&] { return t.is_right(want, {0, 1, 3}); }}),
-            20);
+  const auto call = [&] {
+    steps(f, [](const KernelForwardArgs& args) { attend(args, kernel()); });
+    steps(b, [](const KernelBackwardArgs& args) { attend_backward(args, kernel()); });
+    device::synchronize(t.gpu.place());
+  };
+  EXPECT_GT(run(poisoned(label("QuerySteps"), t.gpu, call, [&] { return t.is_right(want, {0, 1, 3}); })), 20);
 }
 
 // Slices in device memory, uploaded; with the objects made and ended by the call, and with the same ones.
@@ -231,22 +215,17 @@ TEST_P(KernelFaults, DevicePlans) {
     attend_backward(b, kernel());
     device::synchronize(t.gpu.place());
   };
-  Case c{.name = label("device plan, made anew"),
-         .reset = [&](long) { t.gpu.poison(); },
-         .call =
-             [&] {
-               DeviceContext context(t.gpu.place());
-               DevicePlan there(context, 10);
-               attend_both(there);
-               if (there.download() != t.slices) throw Error("another plan came back", "look at upload");
-             },
-         .right = t.same_bits()};
-  EXPECT_GT(run(c), 30);
+  const auto made_anew = [&] {
+    DeviceContext context(t.gpu.place());
+    DevicePlan there(context, 10);
+    attend_both(there);
+    if (there.download() != t.slices) throw Error("another plan came back", "look at upload");
+  };
+  EXPECT_GT(run(poisoned(label("device plan, made anew"), t.gpu, made_anew, t.same_bits())), 30);
   DeviceContext context(t.gpu.place());
   DevicePlan there(context, 10);
-  c.name = label("device plan, the same one");
-  c.call = [&] { attend_both(there); };
-  EXPECT_GT(run(c), 20);
+  const auto the_same = [&] { attend_both(there); };
+  EXPECT_GT(run(poisoned(label("device plan, the same one"), t.gpu, the_same, t.same_bits())), 20);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "cuda_faults/each_in_turn.h"
 #include "cuda_faults/gpu_tensors.h"
 #include "kernel/kernel_problem.h"
+#include "refusal.h"
 #include "weft/device_rows.h"
 #include "weft/kv_cache.h"
 
@@ -56,25 +57,21 @@ TEST_P(DeviceFaults, Plans) {
   const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
   const std::vector<Slice> want = make_plan(problem, layouts.q.runs(1), layouts.k.rank_order()).slices;
   std::vector<Slice> got;
-  Case c{.name = "device planning, made anew",
-         .reset = [&](long) { got.clear(); },
-         .call =
-             [&] {
-               DeviceContext context(gpu.place());
-               DevicePlan plan(context, device_plan_capacity(args));
-               plan.plan(args);
-               got = plan.download();
-             },
-         .right = [&] { return got == want; }};
-  EXPECT_GT(run(c), 10);
-  DeviceContext context(gpu.place());
-  DevicePlan plan(context, device_plan_capacity(args));
-  c.name = "device planning, the same plan";
-  c.call = [&] {
+  const auto reset = [&](long) { got.clear(); };
+  const auto right = [&] { return got == want; };
+  const auto plan_by = [&](DevicePlan& plan) {
     plan.plan(args);
     got = plan.download();
   };
-  EXPECT_GT(run(c), 3);
+  const auto made_anew = [&] {
+    DeviceContext context(gpu.place());
+    DevicePlan plan(context, device_plan_capacity(args));
+    plan_by(plan);
+  };
+  EXPECT_GT(run({"device planning, made anew", reset, made_anew, right}), 10);
+  DeviceContext context(gpu.place());
+  DevicePlan plan(context, device_plan_capacity(args));
+  EXPECT_GT(run({"device planning, the same plan", reset, [&] { plan_by(plan); }, right}), 3);
 }
 
 TEST_P(DeviceFaults, Rows) {
@@ -96,25 +93,21 @@ TEST_P(DeviceFaults, Rows) {
   const TensorView narrow = gpu.out(thd(const_cast<float*>(values.data()), DType::bf16, kTokens, 1, 1));
   DeviceContext context(gpu.place());
   Results first;
-  EXPECT_GT(run({.name = "row copies",
-                 .reset = [&](long) { gpu.poison(); },
-                 .call =
-                     [&] {
-                       sequence_to_rank_order(context, stream, layout, source, ranks);
-                       rank_to_sequence_order(context, stream, layout, ranks, whole);
-                       shard(context, stream, layout, 1, source, local);
-                       unshard(context, stream, layout, 1, local, whole);
-                       copy_valid_rows(context, stream, whole, other, OtherRows::zero);
-                       copy_valid_rows(context, stream, layout, 1, local, local);
-                       valid_rows(context, stream, valid);
-                       copy_row_ranges(context, ranges, source, other);
-                       add_row_ranges(context, ranges, source, other);
-                       round_rows(context, wide, narrow);
-                       context.check();
-                       device::synchronize(gpu.place());
-                     },
-                 .right = same_as_first(gpu, first)}),
-            20);
+  const auto call = [&] {
+    sequence_to_rank_order(context, stream, layout, source, ranks);
+    rank_to_sequence_order(context, stream, layout, ranks, whole);
+    shard(context, stream, layout, 1, source, local);
+    unshard(context, stream, layout, 1, local, whole);
+    copy_valid_rows(context, stream, whole, other, OtherRows::zero);
+    copy_valid_rows(context, stream, layout, 1, local, local);
+    valid_rows(context, stream, valid);
+    copy_row_ranges(context, ranges, source, other);
+    add_row_ranges(context, ranges, source, other);
+    round_rows(context, wide, narrow);
+    context.check();
+    device::synchronize(gpu.place());
+  };
+  EXPECT_GT(run(poisoned("row copies", gpu, call, same_as_first(gpu, first))), 20);
 }
 
 TEST_P(DeviceFaults, StepsAndChunks) {
@@ -141,17 +134,13 @@ TEST_P(DeviceFaults, StepsAndChunks) {
                            .count = array(1)};
   DeviceContext context(gpu.place());
   Results first;
-  EXPECT_GT(run({.name = "steps and chunks",
-                 .reset = [&](long) { gpu.poison(); },
-                 .call =
-                     [&] {
-                       all_gather_step(context, args, step);
-                       ring_step(context, args, step);
-                       sequences_to_chunks(context, stream, 20, parts);
-                       device::synchronize(gpu.place());
-                     },
-                 .right = same_as_first(gpu, first)}),
-            5);
+  const auto call = [&] {
+    all_gather_step(context, args, step);
+    ring_step(context, args, step);
+    sequences_to_chunks(context, stream, 20, parts);
+    device::synchronize(gpu.place());
+  };
+  EXPECT_GT(run(poisoned("steps and chunks", gpu, call, same_as_first(gpu, first))), 5);
 }
 
 // What a device found wrong with its offsets is told, whatever fails on the way: this time or the next.
@@ -161,14 +150,7 @@ TEST_P(DeviceFaults, AFaultIsNotForgotten) {
       .cu_seqlens = constants<std::int32_t>(gpu, {0, 32, 16, 96}), .sequences = 3, .tokens = kTokens};
   std::uint8_t* const valid = reinterpret_cast<std::uint8_t*>(integers(gpu, kTokens / 4));
   DeviceContext context(gpu.place());
-  const auto what = [&] {
-    try {
-      context.check();
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
+  const auto what = [&] { return error_of([&] { context.check(); }); };
   for (long n = 0;; ++n) {
     valid_rows(context, wrong, valid);
     device::synchronize(gpu.place());
@@ -219,9 +201,7 @@ TEST_P(DeviceFaults, MemoryAndCopies) {
     std::fill(a.begin(), a.end(), -1.0F);
     std::fill(b.begin(), b.end(), -1.0F);
   };
-  EXPECT_GT(
-      run({.name = "memory and copies", .reset = reset, .call = call, .right = [&] { return a == from && b == from; }}),
-      15);
+  EXPECT_GT(run({"memory and copies", reset, call, [&] { return a == from && b == from; }}), 15);
 }
 
 TEST_P(DeviceFaults, Cache) {
@@ -235,21 +215,16 @@ TEST_P(DeviceFaults, Cache) {
   KvCache cache(k, v, std::vector<Index>{0, 20, 40});
   const Index counts[] = {2, 4};
   Results first;
-  EXPECT_GT(run({.name = "K/V cache",
-                 .reset =
-                     [&](long) {
-                       for (Index i = 0; i < 2; ++i) cache.keep(i, 0);
-                       gpu.poison();
-                     },
-                 .call =
-                     [&] {
-                       cache.append(counts, new_k, new_v, gpu.place());
-                       cache.attend(counts, {.q = q, .out = out, .place = gpu.place()}, {.causal = true},
-                                    "cuda.portable");
-                       device::synchronize(gpu.place());
-                     },
-                 .right = same_as_first(gpu, first)}),
-            10);
+  const auto reset = [&](long) {
+    for (Index i = 0; i < 2; ++i) cache.keep(i, 0);
+    gpu.poison();
+  };
+  const auto call = [&] {
+    cache.append(counts, new_k, new_v, gpu.place());
+    cache.attend(counts, {.q = q, .out = out, .place = gpu.place()}, {.causal = true}, "cuda.portable");
+    device::synchronize(gpu.place());
+  };
+  EXPECT_GT(run({"K/V cache", reset, call, same_as_first(gpu, first)}), 10);
 }
 
 // Messages in one piece each, as a process group moves them; here a rank's own.
@@ -268,18 +243,14 @@ TEST_P(DeviceFaults, PackedMessages) {
   const auto whole = [](const void* at) { return Block{.data = const_cast<void*>(at), .rows = 1, .bytes = 80}; };
   Results first;
   run_ranks(1, [&](Communicator& comm) {
-    EXPECT_GT(run({.name = "packed messages",
-                   .reset = [&](long) { gpu.poison(); },
-                   .call =
-                       [&] {
-                         const auto on = cuda::make_packed(
-                             comm, gpu.place(), [](const Place&, auto, auto) { return std::make_unique<Nothing>(); });
-                         on->exchange({{0, {strided(from)}}}, {{0, {whole(to)}}}).wait();
-                         on->exchange({{0, {whole(from)}}}, {{0, {whole(to)}, Message::Combine::add}}).wait();
-                         device::synchronize(gpu.place());
-                       },
-                   .right = same_as_first(gpu, first)}),
-              6);
+    const auto call = [&] {
+      const auto on =
+          cuda::make_packed(comm, gpu.place(), [](const Place&, auto, auto) { return std::make_unique<Nothing>(); });
+      on->exchange({{0, {strided(from)}}}, {{0, {whole(to)}}}).wait();
+      on->exchange({{0, {whole(from)}}}, {{0, {whole(to)}, Message::Combine::add}}).wait();
+      device::synchronize(gpu.place());
+    };
+    EXPECT_GT(run(poisoned("packed messages", gpu, call, same_as_first(gpu, first))), 6);
   });
 }
 

@@ -91,8 +91,12 @@ struct Sides {
     for (Index rank = 0; rank < ranks; ++rank) all.push_back(std::make_unique<RankSide>(p, in, layouts, rank, options));
   }
   RankSide& operator[](Index rank) const { return *all[at(rank)]; }
-  void poison() const {
-    for (const auto& side : all) side->gpu.poison();
+  // A call after which all ranks have the bits of the first time.
+  Case after(std::string name, std::function<void()> call) const {
+    const auto poison = [this](long) {
+      for (const auto& side : all) side->gpu.poison();
+    };
+    return {std::move(name), poison, std::move(call), [this] { return is_right(); }};
   }
   bool is_right() const {
     bool right = true;
@@ -118,11 +122,8 @@ TEST_P(RankFaults, AnExecutorIsUsedAgain) {
     const Sides sides(1, options);
     run_ranks(1, [&](Communicator& comm) {
       Executor executor(comm, sides[0].schedule, sides[0].options(kernel()));
-      EXPECT_GT(run({.name = label("one rank, " + name_of(options)),
-                     .reset = [&](long) { sides.poison(); },
-                     .call = [&] { sides[0].attend(executor); },
-                     .right = [&] { return sides.is_right(); }}),
-                20);
+      const auto call = [&] { sides[0].attend(executor); };
+      EXPECT_GT(run(sides.after(label("one rank, " + name_of(options)), call)), 20);
     });
     if (HasFailure()) return;
   }
@@ -137,11 +138,8 @@ TEST_P(RankFaults, TwoRanks) {
       Executor executor(comm, side.schedule, side.options(kernel()));
       side.attend(executor);
     };
-    EXPECT_GT(run({.name = label("two ranks, " + name_of(options)),
-                   .reset = [&](long) { sides->poison(); },
-                   .call = [&] { run_ranks(2, body, {.time_limit = 10}); },
-                   .right = [&] { return sides->is_right(); }}),
-              40);
+    const auto call = [&] { run_ranks(2, body, {.time_limit = 10}); };
+    EXPECT_GT(run(sides->after(label("two ranks, " + name_of(options)), call)), 40);
     if (HasFailure()) return;
     if (ring == nullptr)
       ring = std::move(sides);
@@ -160,11 +158,8 @@ TEST_P(RankFaults, TwoRanksOverATransportOfTheHost) {
       Executor executor(comm, side.schedule, side.options(kernel()));
       side.attend(executor);
     };
-    EXPECT_GT(run({.name = label("two ranks by way of the host, " + name_of(options)),
-                   .reset = [&](long) { sides.poison(); },
-                   .call = [&] { run_ranks(2, body, {.time_limit = 10}); },
-                   .right = [&] { return sides.is_right(); }}),
-              40);
+    const auto call = [&] { run_ranks(2, body, {.time_limit = 10}); };
+    EXPECT_GT(run(sides.after(label("two ranks by way of the host, " + name_of(options)), call)), 40);
     if (HasFailure()) return;
   }
 }

@@ -1,7 +1,5 @@
 // What is drawn: every visible pair by exactly one slice, in the step that the table says; text of any origin as text.
 #include <iomanip>
-#include <map>
-#include <random>
 #include <set>
 #include <sstream>
 

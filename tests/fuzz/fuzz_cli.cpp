@@ -12,10 +12,8 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-// For run(), which main() calls and catches the exceptions of.
-#define main weft_main
-#include "main.cpp"
-#undef main
+#include "verbs.h"
+#include "weft/error.h"
 
 // The command writes and reads no file: the linker brings every fopen, open, rename and unlink here (--wrap). The
 // fuzzer's own are left alone.
@@ -130,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const int code = [&] {
       const Inside inside;
-      return run(static_cast<int>(words.size()), argv.data());
+      return weft::tool::run(static_cast<int>(words.size()), argv.data());
     }();
     if (code == 0 || code == 2 || (code == 1 && may_check_nothing)) return 0;
     for (const std::string& word : words) std::fprintf(stderr, "'%s' ", word.c_str());

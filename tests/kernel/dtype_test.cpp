@@ -1,13 +1,12 @@
 #include "weft/dtype.h"
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
 
 #include <gtest/gtest.h>
 
-#include "weft/error.h"
+#include "refusal.h"
 #include "weft/kernel.h"
 
 namespace weft {
@@ -140,12 +139,7 @@ TEST(DType, NamesSizesAndTypes) {
 }
 
 TEST(DType, UnknownNameIsRefused) {
-  try {
-    dtype("fp8");
-    FAIL() << "fp8 was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()), "no dtype is named 'fp8'; use one of f64, f32, bf16, f16");
-  }
+  EXPECT_EQ(error_of([] { dtype("fp8"); }), "no dtype is named 'fp8'; use one of f64, f32, bf16, f16");
 }
 
 // They were taken for f16, and two bytes were written where there is room for one.
@@ -153,16 +147,9 @@ TEST(DType, OfEightBitsIsNeverComputedWith) {
   for (const DType d : {DType::f8_e4m3, DType::f8_e5m2}) {
     EXPECT_EQ(size_of(d), 1);
     const std::string refused = std::string("dtype ") + std::string(name(d)) + " needs a scale for every block";
-    for (const auto& use : {std::function([&] { dtype(name(d)); }), std::function([&] {
-                              with_type(d, []<class T>(std::type_identity<T>) { FAIL() << sizeof(T) << " bytes"; });
-                            })}) {
-      try {
-        use();
-        FAIL() << name(d) << " was taken";
-      } catch (const Error& error) {
-        EXPECT_TRUE(std::string(error.what()).starts_with(refused)) << error.what();
-      }
-    }
+    expect_refusal([&] { dtype(name(d)); }, {refused});
+    expect_refusal([&] { with_type(d, []<class T>(std::type_identity<T>) { FAIL() << sizeof(T) << " bytes"; }); },
+                   {refused});
     for (const Kernel& kernel : kernels())
       for (const Pass pass : {Pass::forward, Pass::backward})
         EXPECT_TRUE(kernel.refusal({.pass = pass, .dtype = d, .dim_qk = 8, .dim_v = 8})) << kernel.name;

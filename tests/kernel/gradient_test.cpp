@@ -1,6 +1,5 @@
-// The reference's backward: finite differences of its forward, and steps over parts of the keys.
+// The reference's backward: finite differences of its forward. More of it: the suite over every kernel.
 #include <cmath>
-#include <functional>
 
 #include <gtest/gtest.h>
 
@@ -62,71 +61,6 @@ TEST(Gradient, FiniteDifferences) {
       if (sink == Sink::Kind::learnable) expect_slope(p, p.sink_logits, grad.dsink.values(), "dsink");
     }
   }
-}
-
-void expect_all_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], tolerance) << i;
-}
-
-// With the whole row's out and lse, each part of the keys gives its share.
-TEST(Gradient, PartsOfTheKeysAddUp) {
-  AttentionProblem p = small(Sink::Kind::learnable, 1.5);
-  const Forward forward(p);
-  reference_forward(forward.args(p));
-  const Backward whole(p);
-  reference_backward(whole.args(p));
-  std::vector<double> dq(at(p.tq * p.hq * p.dqk)), dk(at(p.tk * p.hk * p.dqk)), dv(at(p.tk * p.hk * p.dv));
-  const std::vector<std::vector<Slice>> parts = {{{0, 3, 0, 2, -kUnlimited, 1}, {4, 7, 6, 8, -1, 2}},
-                                                 {{0, 3, 2, 4, -kUnlimited, 1}, {4, 7, 5, 6, -1, 2}}};
-  for (const std::vector<Slice>& part : parts) {
-    const Backward step(p);
-    KernelBackwardArgs args = step.args(p);
-    args.slices = part;
-    args.out = forward.out.view();
-    args.lse = forward.lse.view();
-    reference_backward(args);
-    const std::vector<double> q = step.dq.values(), k = step.dk.values(), v = step.dv.values();
-    for (std::size_t i = 0; i < q.size(); ++i) dq[i] += q[i];
-    for (std::size_t i = 0; i < k.size(); ++i) dk[i] += k[i];
-    for (std::size_t i = 0; i < v.size(); ++i) dv[i] += v[i];
-  }
-  expect_all_near(dq, whole.dq.values(), 1e-14);
-  expect_all_near(dk, whole.dk.values(), 1e-14);
-  expect_all_near(dv, whole.dv.values(), 1e-14);
-}
-
-TEST(Gradient, GivenOutAndLseAreUsed) {
-  const AttentionProblem p = small(Sink::Kind::learnable, 0);
-  Forward forward(p);
-  reference_forward(forward.args(p));
-  const Backward anew(p), given(p), other(p);
-  reference_backward(anew.args(p));
-  KernelBackwardArgs args = given.args(p);
-  args.out = forward.out.view();
-  args.lse = forward.lse.view();
-  reference_backward(args);
-  EXPECT_EQ(given.dq.values(), anew.dq.values());
-  EXPECT_EQ(given.dsink.values(), anew.dsink.values());
-  // One more in every lse is a factor of 1/e in every P.
-  std::vector<double> lse = forward.lse.values();
-  for (double& x : lse) x += 1;
-  forward.lse.set(lse);
-  args.dv = other.dv.view();
-  reference_backward(args);
-  std::vector<double> want = anew.dv.values();
-  for (double& x : want) x /= std::exp(1.0);
-  expect_all_near(other.dv.values(), want, 1e-14);
-}
-
-// A row with one key: its output does not depend on q or k, so the true gradient is zero.
-TEST(Gradient, OneKeyHasNoGradientOfTheLogit) {
-  const AttentionProblem p = filled({.tq = 4, .tk = 4}, {{0, 4, 0, 4, 0, 0}}, 22);
-  const Backward grad(p);
-  reference_backward(grad.args(p));
-  expect_all_near(grad.dq.values(), std::vector<double>(at(4 * p.hq * p.dqk)), 1e-14);
-  expect_all_near(grad.dk.values(), std::vector<double>(at(4 * p.hk * p.dqk)), 1e-14);
-  EXPECT_NE(grad.dv.values()[0], 0);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -14,20 +13,22 @@ namespace {
 
 template <class T>
 class StateTest : public testing::Test {};
-using Types = testing::Types<float, double>;
-TYPED_TEST_SUITE(StateTest, Types);
+using Accumulators = testing::Types<float, double>;
+TYPED_TEST_SUITE(StateTest, Accumulators);
 
-constexpr Index kDim = 3;
+constexpr Index kWidth = 3;
 
 // A state with its accumulator, and how the algebra is used on both.
 template <class T>
 struct Partial {
   RowState<T> state;
-  std::vector<T> accumulator = std::vector<T>(kDim, std::numeric_limits<T>::quiet_NaN());  // empty: never read
+  std::vector<T> accumulator = std::vector<T>(kWidth, std::numeric_limits<T>::quiet_NaN());  // empty: never read
 
   Partial() = default;
   Partial(T logit, std::vector<T> v) : state(state_of(logit)), accumulator(std::move(v)) {}
-  void add(const Partial& other) { merge_row(state, accumulator.data(), other.state, other.accumulator.data(), kDim); }
+  void add(const Partial& other) {
+    merge_row(state, accumulator.data(), other.state, other.accumulator.data(), kWidth);
+  }
 };
 
 template <class T>
@@ -42,7 +43,7 @@ std::vector<Partial<T>> random_keys(std::mt19937& random, int count, double spre
   std::vector<Partial<T>> keys;
   for (int i = 0; i < count; ++i) {
     const T logit = random() % 10 == 0 ? kMinusInfinity<T> : static_cast<T>(spread * uniform(random));
-    std::vector<T> v(kDim);
+    std::vector<T> v(kWidth);
     for (T& x : v) x = static_cast<T>(uniform(random));
     keys.emplace_back(logit, v);
   }
@@ -52,7 +53,7 @@ std::vector<Partial<T>> random_keys(std::mt19937& random, int count, double spre
 // lse and outputs of the whole row in long double, from the formula.
 struct Exact {
   long double lse = -INFINITY;
-  std::vector<long double> out = std::vector<long double>(kDim, 0);
+  std::vector<long double> out = std::vector<long double>(kWidth, 0);
 };
 
 template <class T>
@@ -65,7 +66,7 @@ Exact exact(const std::vector<Partial<T>>& keys, long double sink) {
   for (const auto& key : keys) {
     const long double p = std::exp(static_cast<long double>(key.state.max) - top);
     total += p;
-    for (std::size_t i = 0; i < kDim; ++i) result.out[i] += p * static_cast<long double>(key.accumulator[i]);
+    for (std::size_t i = 0; i < kWidth; ++i) result.out[i] += p * static_cast<long double>(key.accumulator[i]);
   }
   for (auto& x : result.out) x /= total;
   result.lse = top + std::log(total);
@@ -84,7 +85,7 @@ void expect_near(const Partial<T>& got, const Exact& want, T sink, const std::st
   // exp of a difference up to 2·spread loses that many units.
   const T tolerance = unit * (16 + 4 * std::abs(finished.lse) + 4 * std::abs(got.state.max));
   EXPECT_NEAR(finished.lse, static_cast<T>(want.lse), tolerance) << what;
-  for (std::size_t i = 0; i < kDim && finished.weight > 0; ++i) {
+  for (std::size_t i = 0; i < kWidth && finished.weight > 0; ++i) {
     EXPECT_NEAR(got.accumulator[i] * finished.weight, static_cast<T>(want.out[i]), 8 * tolerance) << what;
   }
 }
@@ -137,7 +138,7 @@ TYPED_TEST(StateTest, MergeAssociatesWithinAFewUnits) {
     const Partial<T> right = sum_of(keys[0], sum_of(keys[1], keys[2]));
     EXPECT_EQ(left.state.max, right.state.max);
     EXPECT_NEAR(left.state.sum, right.state.sum, 8 * std::numeric_limits<T>::epsilon() * left.state.sum);
-    for (std::size_t c = 0; c < kDim && !is_empty(left.state); ++c) {
+    for (std::size_t c = 0; c < kWidth && !is_empty(left.state); ++c) {
       EXPECT_NEAR(left.accumulator[c], right.accumulator[c], 24 * std::numeric_limits<T>::epsilon());
     }
   }

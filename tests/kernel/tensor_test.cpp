@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "index.h"
-#include "weft/error.h"
+#include "refusal.h"
 
 namespace weft {
 namespace {
@@ -47,38 +47,35 @@ TEST(TensorView, PlainLayouts) {
                   [](Index b, Index s, Index h, Index i) { return ((s * kBatch + b) * kHeads + h) * kDim + i; });
 }
 
-TEST(TensorView, Interleaved3hd) {
-  const std::vector<float> data = counted(kTokens * 3 * kHeads * kDim);
-  const auto thd_qkv = qkv_3hd(thd(data.data(), DType::f32, kTokens, 3 * kHeads, kDim), kHeads, kHeads);
-  const auto sbhd_qkv = qkv_3hd(sbhd(data.data(), DType::f32, kBatch, kLength, 3 * kHeads, kDim), kHeads, kHeads);
-  const std::array<const ConstTensorView*, 3> in_thd = {&thd_qkv.q, &thd_qkv.k, &thd_qkv.v};
-  const std::array<const ConstTensorView*, 3> in_sbhd = {&sbhd_qkv.q, &sbhd_qkv.k, &sbhd_qkv.v};
-  for (std::size_t w = 0; w < 3; ++w) {
-    const Index which = static_cast<Index>(w);
-    expect_elements(*in_thd[w], [&](Index b, Index s, Index h, Index i) {
-      return (((b * kLength + s) * 3 + which) * kHeads + h) * kDim + i;
-    });
-    expect_elements(*in_sbhd[w], [&](Index b, Index s, Index h, Index i) {
-      return (((s * kBatch + b) * 3 + which) * kHeads + h) * kDim + i;
-    });
+// q, k and v of one tensor: number `which` of three, by heads or by elements of a head.
+template <class Formula>
+void expect_three(const QkvViews<const void>& qkv, Formula index) {
+  Index which = 0;
+  for (const ConstTensorView& view : {qkv.q, qkv.k, qkv.v}) {
+    expect_elements(view, [&](Index b, Index s, Index h, Index i) { return index(b, s, h, i, which); });
+    ++which;
   }
 }
 
-TEST(TensorView, InterleavedH3d) {
-  const std::vector<float> data = counted(kTokens * kHeads * 3 * kDim);
-  const auto bshd_qkv = qkv_h3d(bshd(data.data(), DType::f32, kBatch, kLength, kHeads, 3 * kDim));
-  const auto sbhd_qkv = qkv_h3d(sbhd(data.data(), DType::f32, kBatch, kLength, kHeads, 3 * kDim));
-  const std::array<const ConstTensorView*, 3> in_bshd = {&bshd_qkv.q, &bshd_qkv.k, &bshd_qkv.v};
-  const std::array<const ConstTensorView*, 3> in_sbhd = {&sbhd_qkv.q, &sbhd_qkv.k, &sbhd_qkv.v};
-  for (std::size_t w = 0; w < 3; ++w) {
-    const Index which = static_cast<Index>(w);
-    expect_elements(*in_bshd[w], [&](Index b, Index s, Index h, Index i) {
-      return (((b * kLength + s) * kHeads + h) * 3 + which) * kDim + i;
-    });
-    expect_elements(*in_sbhd[w], [&](Index b, Index s, Index h, Index i) {
-      return (((s * kBatch + b) * kHeads + h) * 3 + which) * kDim + i;
-    });
-  }
+TEST(TensorView, Interleaved) {
+  const std::vector<float> data = counted(kTokens * 3 * kHeads * kDim);
+  const float* all = data.data();
+  expect_three(qkv_3hd(thd(all, DType::f32, kTokens, 3 * kHeads, kDim), kHeads, kHeads),
+               [](Index b, Index s, Index h, Index i, Index which) {
+                 return (((b * kLength + s) * 3 + which) * kHeads + h) * kDim + i;
+               });
+  expect_three(qkv_3hd(sbhd(all, DType::f32, kBatch, kLength, 3 * kHeads, kDim), kHeads, kHeads),
+               [](Index b, Index s, Index h, Index i, Index which) {
+                 return (((s * kBatch + b) * 3 + which) * kHeads + h) * kDim + i;
+               });
+  expect_three(qkv_h3d(bshd(all, DType::f32, kBatch, kLength, kHeads, 3 * kDim)),
+               [](Index b, Index s, Index h, Index i, Index which) {
+                 return (((b * kLength + s) * kHeads + h) * 3 + which) * kDim + i;
+               });
+  expect_three(qkv_h3d(sbhd(all, DType::f32, kBatch, kLength, kHeads, 3 * kDim)),
+               [](Index b, Index s, Index h, Index i, Index which) {
+                 return (((s * kBatch + b) * kHeads + h) * 3 + which) * kDim + i;
+               });
 }
 
 TEST(TensorView, FusedGroupedQuery) {
@@ -114,12 +111,7 @@ TEST(TensorView, WritableViewsBecomeConstOnes) {
 
 // The whole text of the refusal, or nothing if there is none.
 std::string refusal(const ConstTensorView& view, const TensorSpec& spec) {
-  try {
-    check_tensor(view, spec);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { check_tensor(view, spec); });
 }
 
 TEST(CheckTensor, TakesWhatIsRight) {

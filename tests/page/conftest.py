@@ -57,7 +57,21 @@ def show(chromium, weft):
         weft("explain", *args, "--html", "page.html")
         return open_file(weft.folder / "page.html", **(context or {}))
 
+    def everything_has_a_name(page):
+        """All that takes the focus is called something."""
+        unnamed = page.evaluate("""() => [...document.querySelectorAll('button, input, [tabindex], [role=img]')].filter((e) =>
+            !(e.getAttribute('aria-label') || e.innerText || e.closest('label')?.innerText)).map((e) => e.outerHTML)""")
+        assert unnamed == []
+
+    def texts_are_apart(boxes, frame, slack=0):
+        """Boxes are [left, top, right, bottom, ..]: inside the frame, and none over another."""
+        for i, a in enumerate(boxes):
+            assert a[0] >= frame[0] and a[1] >= frame[1] - slack and a[2] <= frame[2] and a[3] <= frame[3] + slack, (a, frame)
+            for b in boxes[:i]:
+                assert a[0] >= b[2] - 1 or b[0] >= a[2] - 1 or a[1] >= b[3] - 4 or b[1] >= a[3] - 4, (a, b)
+
     page_of.file = open_file
+    page_of.everything_has_a_name, page_of.texts_are_apart = everything_has_a_name, texts_are_apart
     page_of.faults = faults
     yield page_of
     for at in opened:

@@ -21,10 +21,10 @@ def simulate(weft, show):
 
 
 def rows(page):
-    return [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
+    return [row.locator("th, td").all_inner_texts() for row in page.locator("table:not(.heat) tbody tr").all()]
 
 
-def test_no_text_is_cut_or_lies_over_another(simulate):
+def test_no_text_is_cut_or_lies_over_another(show, simulate):
     for flags in (["--ranks", "2,4,8", "--schedule", "all,auto", "--layout", "contiguous,zigzag,striped,balanced,auto"],
                   ["--ranks", "512,1024", "--docs", "65536", "--schedule", "ring", "--layout", "zigzag"]):
         _, _, page = simulate(*flags)
@@ -34,10 +34,7 @@ def test_no_text_is_cut_or_lies_over_another(simulate):
         })""")
         assert pictures
         for frame, texts in pictures:
-            for i, a in enumerate(texts):
-                assert a[0] >= frame[0] and a[1] >= frame[1] - 1 and a[2] <= frame[2] and a[3] <= frame[3] + 1, (a, frame)
-                for b in texts[:i]:
-                    assert a[0] >= b[2] - 1 or b[0] >= a[2] - 1 or a[1] >= b[3] - 4 or b[1] >= a[3] - 4, (a, b)
+            show.texts_are_apart(texts, frame, slack=1)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -49,7 +46,7 @@ def test_page_table_and_json_agree(simulate):
     assert len(cells) == len(table) == len(found) == 5
     bars = page.locator(".loads .value").all_inner_texts()
     for x, row, columns, bar in zip(found, cells, table, bars):
-        name, forward, backward, efficiency, overlapped, imbalance, received, memory = row
+        name, forward, backward, efficiency, overlapped, imbalance, received, memory, tokens = row
         assert name == f"{x['schedule']}, zigzag"
         assert [forward, backward] == [f"{1e3 * x[p]['seconds']:.3f}" for p in ("forward", "backward")] == columns[-9:-7]
         ideal, seconds = (sum(x[p][key] for p in ("forward", "backward")) for key in ("ideal", "seconds"))
@@ -57,6 +54,9 @@ def test_page_table_and_json_agree(simulate):
         assert overlapped == columns[-5].replace("%", " %") and imbalance == columns[-4]
         assert float(imbalance) == pytest.approx(max(x[p]["imbalance"] for p in ("forward", "backward")), abs=0.006)
         assert received == columns[-3]
+        needed = max(x[p]["memory_bytes"] for p in ("forward", "backward"))
+        assert memory.startswith(" ".join(columns[-2:])) and memory.endswith(f"({100 * needed / 80e9:.0f} %)")
+        assert float(tokens.replace(",", "")) == pytest.approx(x["tokens_per_second_per_rank"], abs=0.5)
         assert bar.endswith(f" ms, {efficiency} efficiency") and abs(float(bar.split()[0]) - 1e3 * seconds) < 0.01
         least, most = (f(x["forward"]["bytes_in"], x["backward"]["bytes_in"]) for f in (max, lambda a, b: a + b))
         assert least < float(received) * 2**20 + 2**17 and float(received) * 2**20 <= most + 2**17
@@ -105,7 +105,7 @@ def test_page_is_one_file_and_escapes(weft, simulate):
                                    ["--ranks", "8,64", "--schedule", "exact", "--window", "64,0"]])
 def test_page_has_round_ticks(simulate, flags):
     _, _, page = simulate(*flags)
-    ticks = [int(t.removesuffix(" %")) for t in page.locator("svg .tick").all_text_contents()]
+    ticks = [int(t.removesuffix(" %")) for t in page.get_by_label("Efficiency over ranks").locator(".tick").all_text_contents()]
     step = ticks[1]
     assert ticks == [n * step for n in range(len(ticks))] and ticks[-1] <= 100
     assert step in (1, 2, 5, 10, 20, 50), ticks
@@ -137,8 +137,10 @@ def test_page_names_windows_and_what_lines_share(simulate):
 def test_page_has_a_curve_for_each_question(simulate):
     """A layout chosen for each of two schedules: two curves, not one through both."""
     found, _, page = simulate("--ranks", "2,4", "--schedule", "ring,exact,auto", "--layout", "auto")
-    curves = [c.get_attribute("points").split() for c in page.locator("polyline").all()]
-    assert len(curves) == 3 and all(len(c) == 2 for c in curves)
+    for plot in ("Efficiency", "Tokens a second and GPU", "Memory, of the GPU's 74.5 GiB"):
+        assert page.get_by_label(f"{plot} over ranks").locator("polyline").count() == 3
+    curves = [c.get_attribute("points").split() for c in page.get_by_label("Efficiency over ranks").locator("polyline").all()]
+    assert all(len(c) == 2 for c in curves)
     assert {"ring, auto layout", "auto, auto layout"} <= set(page.locator(".curves li").all_inner_texts())
     assert page.locator(".why").count() == len(found)
 
@@ -149,8 +151,34 @@ def test_refused_lines_are_on_the_page(simulate):
     assert len(rows(page)) == 1
 
 
-def test_everything_that_takes_focus_has_a_name(simulate):
+def test_everything_that_takes_focus_has_a_name(show, simulate):
     _, _, page = simulate("--ranks", "2,4", "--schedule", "ring,exact")
-    unnamed = page.evaluate("""() => [...document.querySelectorAll('button, input, [tabindex], [role=img]')].filter((e) =>
-        !(e.getAttribute('aria-label') || e.innerText || e.closest('label')?.innerText)).map((e) => e.outerHTML)""")
-    assert unnamed == []
+    show.everything_has_a_name(page)
+
+
+def test_parts_of_the_time_are_those_of_the_json(simulate):
+    found, _, page = simulate("--ranks", "2,8", "--schedule", "ring,exact", "--layout", "contiguous")
+    assert page.locator(".loads .across").all_inner_texts() == ["2 ranks", "8 ranks"]
+    tracks, scale = page.locator(".loads .track").all(), max(sum(x["parts"].values()) for x in found)
+    assert len(tracks) == len(found) == 4
+    for x, bar in zip(found, tracks):
+        parts = [x["parts"][key] for key in ("busy", "imbalance", "exposed_communication")]
+        assert min(parts) >= 0 and sum(parts) == pytest.approx(sum(x[p]["seconds"] for p in ("forward", "backward")))
+        words = zip(("compute", "imbalance", "exposed communication"), parts)
+        assert bar.get_attribute("title") == ", ".join(f"{word} {1e3 * seconds:.3f} ms" for word, seconds in words)
+        wide = bar.evaluate("e => [...e.children].map((part) => part.getBoundingClientRect().width / e.clientWidth)")
+        assert wide == pytest.approx([p / scale for p in parts], abs=0.005)
+
+
+def test_heat_map_of_schedules_and_layouts(simulate):
+    found, _, page = simulate("--ranks", "4", "--schedule", "all_gather,ring,exact", "--layout", "zigzag,striped",
+                              "--key-order", "sequence")
+    assert page.locator(".heat thead th").all_inner_texts() == ["ms, both passes", "zigzag", "striped"]
+    cells = [row.locator("th, td").all_inner_texts() for row in page.locator(".heat tbody tr").all()]
+    times = {(x["schedule"], x["layout"]): "-" if "refused" in x else
+             f"{1e3 * sum(x[p]['seconds'] for p in ('forward', 'backward')):.3f}" for x in found}
+    schedules = list(dict.fromkeys(x["schedule"] for x in found))
+    assert len(schedules) == 3 and times[schedules[0], "striped"] == "-"
+    assert cells == [[s, *(times[s, layout] for layout in ("zigzag", "striped"))] for s in schedules]
+    _, _, page = simulate("--ranks", "4", "--schedule", "all,auto", "--layout", "zigzag")
+    assert page.locator(".heat").count() == 0

@@ -2,7 +2,6 @@
 #include "weft/layout.h"
 
 #include <cmath>
-#include <numeric>
 #include <random>
 
 #include <gtest/gtest.h>

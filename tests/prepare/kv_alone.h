@@ -106,6 +106,19 @@ class Alone {
   std::vector<double> dsink_, max_logit_;
 };
 
+inline testing::Message text_of(const Setting& r) {
+  return testing::Message() << r.micros << " micros " << r.ranks << " ranks left " << r.mask.left << " chunk "
+                            << r.mask.chunk.value_or(0) << " drop " << r.drop << " ahead " << r.ahead;
+}
+
+// A run through the buffer, against each document alone.
+inline void expect_alone(const Setting& r, double most, const std::string& kernel = {}) {
+  SCOPED_TRACE(text_of(r));
+  Tensors t(r);
+  run_all(r, t, kernel);
+  EXPECT_LE(Alone(r, t).worst_norm(), most);
+}
+
 inline std::vector<Mask> masks() {
   return {{.causal = true}, {.causal = true, .left = 13}, {.causal = true, .chunk = 17}};
 }
@@ -123,10 +136,6 @@ inline Setting random_setting(std::mt19937_64& engine, Index micros, Index ranks
   r.sink = engine() % 2 == 0;
   r.softcap = engine() % 2 == 0 ? 5 : 0;
   return r;
-}
-inline testing::Message text_of(const Setting& r) {
-  return testing::Message() << r.micros << " micros " << r.ranks << " ranks left " << r.mask.left << " chunk "
-                            << r.mask.chunk.value_or(0) << " drop " << r.drop << " ahead " << r.ahead;
 }
 
 }  // namespace weft::test

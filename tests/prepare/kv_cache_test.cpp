@@ -10,8 +10,6 @@
 #include "prepare/kv_alone.h"
 #include "prepare/kv_sequences.h"
 #include "refusal.h"
-#include "sanitized.h"
-#include "weft/kernel.h"
 #include "weft/kv_buffer.h"
 #include "weft/reference.h"
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <random>
 
@@ -143,31 +142,17 @@ TEST(MicroSequences, TheTable) {
     Index rank, micro, begin, end, first;
     List lengths, cu_q, cu_k, positions, index_q, index_k;
   };
+  const auto numbered = [](const List& counts) {  // from 1
+    List result;
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      result.insert(result.end(), at(counts[i]), static_cast<Index>(i + 1));
+    return result;
+  };
   const std::vector<Row> table = {
-      {0, 0, 0, 6, 0, {5, 1}, {0, 5, 6}, {0, 5, 6}, {0, 1, 2, 3, 4, 0}, {1, 1, 1, 1, 1, 2}, {1, 1, 1, 1, 1, 2}},
-      {1, 0, 6, 12, 5, {6}, {0, 6}, {0, 7}, {1, 2, 3, 4, 5, 6}, List(6, 1), List(7, 1)},
-      {0,
-       1,
-       12,
-       18,
-       5,
-       {2, 4},
-       {0, 2, 6},
-       {0, 9, 13},
-       {7, 8, 0, 1, 2, 3},
-       {1, 1, 2, 2, 2, 2},
-       {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2}},
-      {1,
-       1,
-       18,
-       24,
-       14,
-       {2, 4},
-       {0, 2, 6},
-       {0, 6, 10},
-       {4, 5, 0, 1, 2, 3},
-       {1, 1, 2, 2, 2, 2},
-       {1, 1, 1, 1, 1, 1, 2, 2, 2, 2}}};
+      {0, 0, 0, 6, 0, {5, 1}, {0, 5, 6}, {0, 5, 6}, {0, 1, 2, 3, 4, 0}, numbered({5, 1}), numbered({5, 1})},
+      {1, 0, 6, 12, 5, {6}, {0, 6}, {0, 7}, {1, 2, 3, 4, 5, 6}, numbered({6}), numbered({7})},
+      {0, 1, 12, 18, 5, {2, 4}, {0, 2, 6}, {0, 9, 13}, {7, 8, 0, 1, 2, 3}, numbered({2, 4}), numbered({9, 4})},
+      {1, 1, 18, 24, 14, {2, 4}, {0, 2, 6}, {0, 6, 10}, {4, 5, 0, 1, 2, 3}, numbered({2, 4}), numbered({6, 4})}};
   for (const Row& row : table) {
     const Window w = micros.window(row.rank, row.micro);
     EXPECT_EQ(w.begin, row.begin);

@@ -11,7 +11,6 @@
 #include "index.h"
 #include "refusal.h"
 #include "rows/dual_chunk_case.h"
-#include "weft/plan.h"
 
 namespace weft {
 namespace {
@@ -148,6 +147,24 @@ void expect_grouped(const VarlenStep& step, const check::Case& c, const check::D
   }
 }
 
+// What the steps of all ranks show, and how often an entry goes on in the next.
+struct Shown {
+  // The step's arrays and its slices have the visible pairs of `from`, whose entries hold `queries`.
+  void add(const VarlenStep& step, const check::Case& c, const Problem& problem, const Indices& q, const Indices& k,
+           const std::set<Index>& queries, const std::set<Index>& from) {
+    const check::Definition definition(c);
+    expect_sound(step, definition, q, k, queries, problem.packing().q());
+    expect_grouped(step, c, definition, problem.packing(), q);
+    const Pairs pairs = pairs_of(step, q, k);
+    EXPECT_EQ(pairs, visible_pairs_of(definition, from, held(k)));
+    EXPECT_EQ(pairs_of(slices(step), q, k), pairs);
+    for (const auto& [pair, times] : pairs) all[pair] += times;
+    for (std::size_t e = 1; e < at(step.entries()); ++e) straddling += step.sequence[e] == step.sequence[e - 1];
+  }
+  Pairs all;
+  Index straddling = 0;
+};
+
 // --- All-gather ---
 
 TEST(AllGatherStep, Example) {
@@ -176,33 +193,25 @@ TEST(AllGatherStep, CoversEachVisiblePairOnce) {
   for (unsigned long long seed = 0; seed < 3000; ++seed) {
     const check::Case c = dual_chunk_case(seed);
     SCOPED_TRACE(flags(c));
-    const check::Definition definition(c);
     const Problem problem = problem_of(c);
     const Stream& stream = problem.packing().q();
     const Layout layout = Layout::dual_chunk(stream, c.ranks);
     const Indices k = iota(problem.packing().k().tokens());
-    Pairs all;
+    Shown shown;
     for (Index rank = 0; rank < c.ranks; ++rank) {
       const Indices q = layout.tokens(rank);
       for (Index s = 0; s < 2; ++s) {
         const VarlenStep step = all_gather_step(problem, layout, rank, s);
         const std::set<Index> queries = piece_of(stream, c.ranks, s == 0 ? rank : 2 * c.ranks - 1 - rank);
-        expect_sound(step, definition, q, k, queries, stream);
-        expect_grouped(step, c, definition, problem.packing(), q);
-        const Pairs pairs = pairs_of(step, q, k);
-        EXPECT_EQ(pairs, visible_pairs_of(definition, queries, held(k)));
-        EXPECT_EQ(pairs_of(slices(step), q, k), pairs);
-        for (const auto& [pair, times] : pairs) all[pair] += times;
-        for (std::size_t e = 0; e < at(step.entries()); ++e) {
-          keyless += step.seqused_q[e] > 0 && step.seqused_k[e] == 0;
-          straddling += e > 0 && step.sequence[e] == step.sequence[e - 1];
-        }
+        shown.add(step, c, problem, q, k, queries, queries);
+        for (std::size_t e = 0; e < at(step.entries()); ++e) keyless += step.seqused_q[e] > 0 && step.seqused_k[e] == 0;
         EXPECT_EQ(step.cu_seqlens_q_padded.back(), layout.rows());
         EXPECT_EQ(step.cu_seqlens_k_padded.back(), problem.packing().k().extent().end);
       }
     }
-    EXPECT_EQ(all, visible_pairs_of(definition, all_tokens(stream.tokens()), held(k)));
-    visible += static_cast<Index>(all.size());
+    EXPECT_EQ(shown.all, visible_pairs_of(check::Definition(c), all_tokens(stream.tokens()), held(k)));
+    visible += static_cast<Index>(shown.all.size());
+    straddling += shown.straddling;
     if (HasFailure()) return;
   }
   EXPECT_GT(visible, 100000);
@@ -306,11 +315,10 @@ TEST(RingStep, CoversEachVisiblePairOnce) {
   for (unsigned long long seed = 0; seed < 3000; ++seed) {
     const check::Case c = ring_case(seed);
     SCOPED_TRACE(flags(c));
-    const check::Definition definition(c);
     const Problem problem = problem_of(c);
     const Stream& stream = problem.packing().q();
     const Layout layout = Layout::dual_chunk(stream, c.ranks);
-    Pairs all;
+    Shown shown;
     for (Index rank = 0; rank < c.ranks; ++rank) {
       const Indices q = layout.tokens(rank);
       const std::set<Index> first = piece_of(stream, c.ranks, rank);
@@ -321,23 +329,15 @@ TEST(RingStep, CoversEachVisiblePairOnce) {
         EXPECT_EQ(tile.keys_rank, from);
         const Indices k = layout.tokens(from);
         const VarlenStep step = ring_step(problem, layout, rank, s);
-        expect_sound(step, definition, q, k, tile.kind == RingTile::above ? second : both(first, second), stream);
-        expect_grouped(step, c, definition, problem.packing(), q);
-        const Pairs pairs = pairs_of(step, q, k);
-        EXPECT_EQ(pairs, visible_pairs_of(definition, held(q), held(k)));
-        EXPECT_EQ(pairs_of(slices(step), q, k), pairs);
-        for (const auto& [pair, times] : pairs) all[pair] += times;
-        for (std::size_t e = 0; e < at(step.entries()); ++e) {
-          straddling += e > 0 && step.sequence[e] == step.sequence[e - 1];
-          if (tile.kind != RingTile::diagonal) {
-            EXPECT_TRUE(is_unlimited(step.lo[e]) && is_unlimited(step.hi[e]));
-          }
-        }
+        shown.add(step, c, problem, q, k, tile.kind == RingTile::above ? second : both(first, second), held(q));
+        for (std::size_t e = 0; e < at(step.entries()) && tile.kind != RingTile::diagonal; ++e)
+          EXPECT_TRUE(is_unlimited(step.lo[e]) && is_unlimited(step.hi[e]));
       }
     }
     const std::set<Index> tokens = all_tokens(stream.tokens());
-    EXPECT_EQ(all, visible_pairs_of(definition, tokens, tokens));
-    visible += static_cast<Index>(all.size());
+    EXPECT_EQ(shown.all, visible_pairs_of(check::Definition(c), tokens, tokens));
+    visible += static_cast<Index>(shown.all.size());
+    straddling += shown.straddling;
     if (HasFailure()) return;
   }
   EXPECT_GT(visible, 100000);

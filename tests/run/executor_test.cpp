@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cmath>
 #include <deque>
-#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
-#include "kernel/kernel_problem.h"
 #include "rank_tensors.h"
 #include "ranks.h"
 

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "index.h"
 #include "kernel/kernel_problem.h"
 #include "rank_tensors.h"
 #include "ranks.h"

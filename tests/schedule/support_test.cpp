@@ -10,7 +10,8 @@
 #include "check/attend.h"
 #include "check/by_schedule.h"
 #include "index.h"
-#include "weft/error.h"
+#include "rank_tensors.h"
+#include "refusal.h"
 #include "weft/executor.h"
 #include "weft/reference.h"
 
@@ -54,103 +55,90 @@ std::vector<std::vector<Run>> pieces(Index tokens) {
 
 using Change = std::function<void(Case&)>;
 
-// What each row means, as a change of the usual case.
-const std::map<std::string, std::map<std::string, Change>>& meanings() {
-  const auto layout = [](LayoutKind kind) { return [kind](Case& c) { c.layout = kind; }; };
-  const auto dtype = [](DType type) { return [type](Case& c) { c.dtype = type; }; };
+// One field of the case.
+template <class Field, class Value>
+Change set(Field Case::* field, Value value) {
+  return [=](Case& c) { c.*field = value; };
+}
+Change mask(const Mask& m) { return set(&Case::mask, m); }
+Change keys(const std::vector<Index>& cu_seqlens) { return set(&Case::k, check::Side{.cu_seqlens = cu_seqlens}); }
+Change both(const Change& a, const Change& b) {
+  return [=](Case& c) {
+    a(c);
+    b(c);
+  };
+}
+Change heads(Index q, Index k, const std::vector<Index>& map = {}) {
+  return both(both(set(&Case::heads_q, q), set(&Case::heads_k, k)), set(&Case::head_map, map));
+}
+Change widths(Index qk, Index v) { return both(set(&Case::dim_qk, qk), set(&Case::dim_v, v)); }
+Change batch(Case::Format format) { return both(make_batch, set(&Case::format, format)); }
+Change explicit_runs(const std::vector<std::vector<Run>>& runs) {
+  return both(set(&Case::layout, LayoutKind::explicit_runs), set(&Case::runs, runs));
+}
+
+using Meanings = std::map<std::string, std::map<std::string, Change>>;
+
+Meanings problem_meanings() {
   const Change nothing = [](Case&) {};
-  static const std::map<std::string, std::map<std::string, Change>> all = {
-      {"mask",
-       {{"full", [](Case& c) { c.mask = {}; }},
-        {"causal", nothing},
-        {"bottom_right",
-         [](Case& c) {
-           c.mask.align = Align::bottom_right;
-           c.k = check::Side{.cu_seqlens = {0, 20, 30, 51}};
-         }},
-        {"window", [](Case& c) { c.mask.left = 5; }},
-        {"window_right", [](Case& c) { c.mask = {.left = 4, .right = 3}; }},
-        {"chunked", [](Case& c) { c.mask.chunk = 6; }},
-        {"slices",
-         [](Case& c) { c.mask = {.slices = std::vector<Slice>{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}}}; }}}},
-      {"layout",
-       {{"contiguous", layout(LayoutKind::contiguous)},
-        {"dual_chunk", make_batch},
-        {"zigzag", layout(LayoutKind::zigzag)},
-        {"striped", layout(LayoutKind::striped)},
-        {"balanced", layout(LayoutKind::balanced)},
-        {"explicit",
-         [](Case& c) {
-           c.layout = LayoutKind::explicit_runs;
-           c.runs = pieces(40);
-         }},
-        {"striped, keys in sequence order", layout(LayoutKind::striped)},
-        {"striped queries, other keys",
-         [](Case& c) {
-           c.layout = LayoutKind::explicit_runs;
-           c.k = c.q;
-           c.runs = striped_runs(40);
-           c.k_runs = pieces(40);
-         }}}},
-      {"packing",
-       {{"any lengths", nothing},
-        {"empty sequences", [](Case& c) { c.q.cu_seqlens = {0, 0, 13, 13, 40, 40}; }},
-        {"padding between sequences",
-         [](Case& c) {
-           c.q.cu_seqlens_padded = {3, 19, 40, 51};
-           c.q.tokens = 55;
-         }},
-        {"cross-attention", [](Case& c) { c.k = check::Side{.cu_seqlens = {0, 20, 20, 51}}; }}}},
-      {"format",
-       {{"thd", nothing},
-        {"bshd",
-         [](Case& c) {
-           make_batch(c);
-           c.format = Case::Format::bshd;
-         }},
-        {"sbhd",
-         [](Case& c) {
-           make_batch(c);
-           c.format = Case::Format::sbhd;
-         }}}},
+  const std::vector<Slice> slices{{0, 20, 0, 20, -kUnlimited, 0}, {20, 40, 3, 17}};
+  const check::Side padded{.cu_seqlens = usual().q.cu_seqlens, .cu_seqlens_padded = {3, 19, 40, 51}, .tokens = 55};
+  const check::Side empty{.cu_seqlens = {0, 0, 13, 13, 40, 40}};
+  return {{"mask",
+           {{"full", mask({})},
+            {"causal", nothing},
+            {"bottom_right", both(mask({.causal = true, .align = Align::bottom_right}), keys({0, 20, 30, 51}))},
+            {"window", mask({.causal = true, .left = 5})},
+            {"window_right", mask({.left = 4, .right = 3})},
+            {"chunked", mask({.causal = true, .chunk = 6})},
+            {"slices", mask({.slices = slices})}}},
+          {"layout",
+           {{"contiguous", set(&Case::layout, LayoutKind::contiguous)},
+            {"dual_chunk", make_batch},
+            {"zigzag", set(&Case::layout, LayoutKind::zigzag)},
+            {"striped", set(&Case::layout, LayoutKind::striped)},
+            {"balanced", set(&Case::layout, LayoutKind::balanced)},
+            {"explicit", explicit_runs(pieces(40))},
+            {"striped, keys in sequence order", set(&Case::layout, LayoutKind::striped)},
+            {"striped queries, other keys",
+             both(both(explicit_runs(striped_runs(40)), set(&Case::k_runs, pieces(40))), keys(usual().q.cu_seqlens))}}},
+          {"packing",
+           {{"any lengths", nothing},
+            {"empty sequences", set(&Case::q, empty)},
+            {"padding between sequences", set(&Case::q, padded)},
+            {"cross-attention", keys({0, 20, 20, 51})}}}};
+}
+
+Meanings tensor_meanings() {
+  const Change nothing = [](Case&) {};
+  Meanings all = {
+      {"format", {{"thd", nothing}, {"bshd", batch(Case::Format::bshd)}, {"sbhd", batch(Case::Format::sbhd)}}},
       {"heads",
-       {{"grouped-query",
-         [](Case& c) {
-           c.heads_q = 6;
-           c.heads_k = 2;
-         }},
-        {"head map",
-         [](Case& c) {
-           c.heads_q = 5;
-           c.heads_k = 3;
-           c.head_map = {2, 0, 2, 1, 2};
-         }},
-        {"widths 192/128",
-         [](Case& c) {
-           c.dim_qk = 192;
-           c.dim_v = 128;
-         }},
-        {"widths 576/512, on a CPU",
-         [](Case& c) {
-           c.dim_qk = 576;
-           c.dim_v = 512;
-         }}}},
+       {{"grouped-query", heads(6, 2)},
+        {"head map", heads(5, 3, {2, 0, 2, 1, 2})},
+        {"widths 192/128", widths(192, 128)},
+        {"widths 576/512, on a CPU", widths(576, 512)}}},
       {"feature",
-       {{"softcap", [](Case& c) { c.softcap = 3; }},
-        {"sink off_by_one", [](Case& c) { c.sink = Case::SinkKind::off_by_one; }},
-        {"sink learnable", [](Case& c) { c.sink = Case::SinkKind::learnable; }},
+       {{"softcap", set(&Case::softcap, 3)},
+        {"sink off_by_one", set(&Case::sink, Case::SinkKind::off_by_one)},
+        {"sink learnable", set(&Case::sink, Case::SinkKind::learnable)},
         {"max_logit", nothing},  // is always asked for
-        {"scale", [](Case& c) { c.scale = 0.7; }},
+        {"scale", set(&Case::scale, 0.7)},
         {"device_plan, on a GPU", nothing},  // there: cuda/graph_test.cpp
         {"bias", nothing},
-        {"dropout", nothing}}},
-      {"dtype",
-       {{"f32", dtype(DType::f32)},
-        {"bf16", dtype(DType::bf16)},
-        {"f16", dtype(DType::f16)},
-        {"f64", dtype(DType::f64)},
-        {"f8_e4m3", dtype(DType::f8_e4m3)},
-        {"f8_e5m2", dtype(DType::f8_e5m2)}}}};
+        {"dropout", nothing}}}};
+  for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8_e4m3, DType::f8_e5m2})
+    all["dtype"][std::string(name(type))] = set(&Case::dtype, type);
+  return all;
+}
+
+// What each row means, as a change of the usual case.
+const Meanings& meanings() {
+  static const Meanings all = [] {
+    Meanings both_kinds = problem_meanings();
+    both_kinds.merge(tensor_meanings());
+    return both_kinds;
+  }();
   return all;
 }
 
@@ -163,14 +151,7 @@ std::optional<Case> case_of(const SupportRow& row) {
 }
 
 void expect_words(const Refusal& words, const std::string& entry, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.problem(), words.problem) << entry;
-    EXPECT_EQ(e.remedy(), words.remedy) << entry;
-    return;
-  }
-  ADD_FAILURE() << entry << " did not refuse: " << words.problem;
+  EXPECT_EQ(error_of(call), words.problem + "; " + words.remedy) << entry;
 }
 
 // Arguments of a call on `rows` rows that asks for what the row does.
@@ -253,24 +234,13 @@ void expect_refused(const Case& c, const SupportRow& row, const Refusal& words, 
   if (row.use.device_plan) return;  // an executor's arguments have no such field
   run_ranks(kRanks, [&](Communicator& communicator) {
     Executor executor(communicator, make_schedule(problem, layouts, communicator.rank(), heads, options));
+    const test::RankTensors<> tensors(
+        {layouts.q.rows(), layouts.k.rows(), c.heads_q, c.heads_k, c.dim_qk, c.dim_v, c.dtype});
+    test::RankArgs args = tensors.args();
     const Call call(c, row.use, layouts.q.rows(), layouts.k.rows());
-    const ForwardArgs& f = call.forward;
-    const BackwardArgs& b = call.backward;
-    expect_words(words, "Executor::forward", [&] {
-      executor.forward({.q = f.q, .k = f.k, .v = f.v, .attention = f.attention, .out = f.out, .lse = f.lse});
-    });
-    expect_words(words, "Executor::backward", [&] {
-      executor.backward({.q = b.q,
-                         .k = b.k,
-                         .v = b.v,
-                         .attention = b.attention,
-                         .dout = b.dout,
-                         .out = b.out,
-                         .lse = b.lse,
-                         .dq = b.dq,
-                         .dk = b.dk,
-                         .dv = b.dv});
-    });
+    args.forward.attention = args.backward.attention = call.forward.attention;
+    expect_words(words, "Executor::forward", [&] { executor.forward(args.forward); });
+    expect_words(words, "Executor::backward", [&] { executor.backward(args.backward); });
   });
 }
 

@@ -19,4 +19,9 @@ int bench(const Flags& flags);
 std::vector<FlagSpec> simulate_flags();
 int simulate(const Flags& flags);
 
+// The whole command, whose first argument is the verb.
+int run(int argc, char** argv);
+// The same with errors printed: the exit code of the process.
+int command(int argc, char** argv);
+
 }  // namespace weft::tool

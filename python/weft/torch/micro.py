@@ -95,7 +95,7 @@ class MicroSequenceAttention(torch.nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, *, mask: Optional[Mask] = None,
                 sink: Optional[Tensor] = None) -> Tensor:
-        """q, k, v: this rank's windows of all micro-sequences (MicroSequences); out alike. sink: a tensor [hq], f32."""
+        """Attention of this rank's windows of all micro-sequences: q, k, v and out. sink: a tensor [hq], f32."""
         comm = self._communicator()
         if micros.ranks != comm.ranks:
             raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}",

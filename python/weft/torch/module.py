@@ -36,7 +36,7 @@ def own_number() -> int:
 
 
 class ContextParallelAttention(torch.nn.Module):
-    """context_parallel_attention with the settings of one layer; each can be overridden in a call.
+    """A layer that calls context_parallel_attention with settings of its own; each can be overridden in a call.
 
     sink: None, "off_by_one", or "learnable" (then heads=, and the parameter `sink` is one logit a query head).
     layer: its number, which checked ranks compare. Unless given it is counted as layers are built, which ranks must then do in
@@ -75,6 +75,7 @@ class ContextParallelAttention(torch.nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, packing: AnyPacking, mask: Optional[Mask] = None,
                 **changes: Any) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """Attention of this rank's rows; mask and changes take the place of the layer's settings in this call."""
         overrides = in_own_words(changes)
         settings = {**self.settings, **overrides}
         if mask is not None:
@@ -89,5 +90,6 @@ class ContextParallelAttention(torch.nn.Module):
         return context_parallel_attention(q, k, v, packing, mask, **settings)
 
     def extra_repr(self) -> str:
+        """The settings, for print(model)."""
         said = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"{said}, sink={self.sink_kind!r}"

@@ -49,7 +49,7 @@ std::vector<Slice> slices_of(Choices& c, const Case& from) {
   return slices;
 }
 
-void choose_mask(Choices& c, Case& to) {
+void choose_large_mask(Choices& c, Case& to) {
   Mask& m = to.mask;
   const Index kind = c.pick(0, 8);
   if (kind == 8) {
@@ -92,7 +92,7 @@ Case random_large_case(Choices& c, const Sizes& sizes, std::optional<LayoutKind>
   };
   to.q = side(lengths);
   if (c.one_in(4)) to.k = side(other_lengths(c, lengths));
-  choose_mask(c, to);
+  choose_large_mask(c, to);
   choose_runs(c, to, sizes.most / 8);
   choose_attention(c, to, 2);
   limit_pairs(to);

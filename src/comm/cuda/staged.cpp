@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <optional>
 
 #include "comm/cuda/packed_message.h"
@@ -167,21 +169,31 @@ std::unique_ptr<DeviceCommunicator> make_staged(Communicator& ranks, const Place
   return std::make_unique<Staged>(ranks, place, staging, std::move(host_call));
 }
 
-bool share_a_gpu(const Communicator& ranks, const Place& place, const HostCall& host_call) {
-  using Name = std::array<char, sizeof(cudaUUID_t)>;
+Meeting meet(const Communicator& ranks, const Place& place, bool connected, const HostCall& host_call) {
+  struct Card {
+    std::array<char, sizeof(cudaUUID_t)> gpu = {};
+    std::size_t host = 0;
+    bool connected = false;
+  };
   cudaDeviceProp properties{};
   WEFT_CUDA(cudaGetDeviceProperties(&properties, place.device));
-  Name mine{};
-  std::memcpy(mine.data(), &properties.uuid, mine.size());
-  std::vector<Name> all(at(ranks.ranks()));
+  Card mine{.connected = connected};
+  std::memcpy(mine.gpu.data(), &properties.uuid, mine.gpu.size());
+  // NCCL takes ranks with different values of this variable for ranks of different hosts, which may share a GPU.
+  if (const char* host = std::getenv("NCCL_HOSTID")) mine.host = std::hash<std::string_view>()(host);
+  const auto block = [](Card& card) { return Block{.data = &card, .rows = 1, .bytes = sizeof(Card)}; };
+  std::vector<Card> all(at(ranks.ranks()));
   std::vector<Message> to, from;
   for (Index peer = 0; peer < ranks.ranks(); ++peer) {
-    to.push_back({peer, {whole(mine.data(), sizeof(Name))}});
-    from.push_back({peer, {whole(all[at(peer)].data(), sizeof(Name))}});
+    to.push_back({peer, {block(mine)}});
+    from.push_back({peer, {block(all[at(peer)])}});
   }
   host_call(std::move(to), std::move(from))->wait();
-  std::sort(all.begin(), all.end());
-  return std::adjacent_find(all.begin(), all.end()) != all.end();
+  const auto key = [](const Card& c) { return std::pair(c.gpu, c.host); };
+  std::sort(all.begin(), all.end(), [&](const Card& a, const Card& b) { return key(a) < key(b); });
+  const auto same = [&](const Card& a, const Card& b) { return key(a) == key(b); };
+  return {.share_a_gpu = std::adjacent_find(all.begin(), all.end(), same) != all.end(),
+          .connected = std::all_of(all.begin(), all.end(), [](const Card& c) { return c.connected; })};
 }
 
 }  // namespace weft::cuda

@@ -42,9 +42,21 @@ using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place
                                                               std::span<const Parcel> receives)>;
 std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry);
 
-// NCCL, for ranks that have a GPU each, which is the place's device. Collective.
-std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place);
-// Collective: do two ranks have the same GPU? NCCL does not support that.
-bool share_a_gpu(const Communicator& ranks, const Place& place, const HostCall& host_call);
+// NCCL, for ranks that have a GPU each, which is the place's device. All communicators that are made of one host
+// communicator share one connection, because to make one takes seconds on many ranks.
+class NcclConnection;
+// Collective.
+std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call);
+bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place);
+std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
+                                              std::shared_ptr<NcclConnection> connection);
+
+// What the ranks tell each other before they choose a transport.
+struct Meeting {
+  bool share_a_gpu = false;  // two ranks have the same GPU, which NCCL does not support
+  bool connected = false;    // every rank has a connection of its device
+};
+// Collective.
+Meeting meet(const Communicator& ranks, const Place& place, bool connected, const HostCall& host_call);
 
 }  // namespace weft::cuda

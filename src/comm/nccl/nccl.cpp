@@ -21,22 +21,29 @@ void check(ncclResult_t result, const char* call) {
 }
 #define WEFT_NCCL(call) check((call), #call)
 
-// What all calls of a communicator share.
-struct Link {
-  Link() = default;
-  ~Link() {
+}  // namespace
+
+// What all calls of the communicators of one device share.
+class NcclConnection {
+ public:
+  explicit NcclConnection(int of_device) : device(of_device) {}
+  ~NcclConnection() {
     if (comm != nullptr) ncclCommDestroy(comm);
   }
-  Link(const Link&) = delete;
+  NcclConnection(const NcclConnection&) = delete;
+  NcclConnection& operator=(const NcclConnection&) = delete;
 
+  int device;
   ncclComm_t comm = nullptr;
   PooledStream stream{true};  // high priority, because the next step waits for these messages
   PooledEvent ready;          // the point that the caller's stream has reached
 };
 
+namespace {
+
 class NcclExchange final : public Request::Pending {
  public:
-  NcclExchange(std::shared_ptr<Link> link, Index rank, const Place& place, std::vector<Message> sends,
+  NcclExchange(std::shared_ptr<NcclConnection> link, Index rank, const Place& place, std::vector<Message> sends,
                std::vector<Message> receives)
       : link_(std::move(link)), device_(place.device), caller_(static_cast<cudaStream_t>(place.stream)) {
     const cudaStream_t stream = link_->stream.get();
@@ -88,7 +95,7 @@ class NcclExchange final : public Request::Pending {
     }
   }
 
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<NcclConnection> link_;
   int device_;
   cudaStream_t caller_;
   std::vector<PackedMessage> sends_, receives_;
@@ -98,20 +105,8 @@ class NcclExchange final : public Request::Pending {
 
 class NcclCommunicator final : public DeviceCommunicator {
  public:
-  NcclCommunicator(Communicator& ranks, const Place& place) : DeviceCommunicator(ranks, place) {
-    const DeviceGuard on(place.device);
-    link_ = std::make_shared<Link>();
-    ncclUniqueId id{};
-    if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
-    // Everybody gets rank 0's id.
-    std::vector<Message> to, from;
-    const auto block = [](void* data) { return Block{.data = data, .rows = 1, .bytes = sizeof(ncclUniqueId)}; };
-    ncclUniqueId got{};
-    for (Index peer = 0; ranks.rank() == 0 && peer < ranks.ranks(); ++peer) to.push_back({peer, {block(&id)}});
-    from.push_back({0, {block(&got)}});
-    ranks.exchange(std::move(to), std::move(from)).wait();
-    WEFT_NCCL(ncclCommInitRank(&link_->comm, static_cast<int>(ranks.ranks()), got, static_cast<int>(ranks.rank())));
-  }
+  NcclCommunicator(Communicator& ranks, const Place& place, std::shared_ptr<NcclConnection> connection)
+      : DeviceCommunicator(ranks, place), link_(std::move(connection)) {}
 
   std::string_view name() const override { return "nccl"; }
 
@@ -121,13 +116,34 @@ class NcclCommunicator final : public DeviceCommunicator {
     return std::make_unique<NcclExchange>(link_, rank(), place(), std::move(sends), std::move(receives));
   }
 
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<NcclConnection> link_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place) {
-  return std::make_unique<NcclCommunicator>(ranks, place);
+std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call) {
+  const DeviceGuard on(place.device);
+  auto connection = std::make_shared<NcclConnection>(place.device);
+  ncclUniqueId id{};
+  if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
+  // Everybody gets rank 0's id.
+  std::vector<Message> to, from;
+  const auto block = [](void* data) { return Block{.data = data, .rows = 1, .bytes = sizeof(ncclUniqueId)}; };
+  ncclUniqueId got{};
+  for (Index peer = 0; ranks.rank() == 0 && peer < ranks.ranks(); ++peer) to.push_back({peer, {block(&id)}});
+  from.push_back({0, {block(&got)}});
+  host_call(std::move(to), std::move(from))->wait();
+  WEFT_NCCL(ncclCommInitRank(&connection->comm, static_cast<int>(ranks.ranks()), got, static_cast<int>(ranks.rank())));
+  return connection;
+}
+
+bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place) {
+  return connection != nullptr && connection->device == place.device;
+}
+
+std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
+                                              std::shared_ptr<NcclConnection> connection) {
+  return std::make_unique<NcclCommunicator>(ranks, place, std::move(connection));
 }
 
 }  // namespace weft::cuda

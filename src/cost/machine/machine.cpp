@@ -58,6 +58,26 @@ void check_machine(const Machine& m) {
   check_fields(m, whole);
 }
 
+Machine strided(const Machine& machine, Index degree) {
+  if (degree < 1) throw Error(text("a tensor-parallel degree of ", degree), "use 1 or more");
+  if (degree > 1 && machine.processor_ranks != 1)
+    throw Error(text("tensor parallelism on machine '", machine.name, "', whose ranks share a processor"),
+                "use a machine of GPUs");
+  Machine m = machine;
+  Index below = 1;  // GPUs that the level below joins
+  for (Level& level : m.levels) {
+    level.uplink /= static_cast<double>(min_of(degree, below));
+    below = level.ranks;
+    if (level.ranks == 0) continue;  // the last one joins all
+    if (level.ranks % degree != 0 && degree % level.ranks != 0)
+      throw Error(
+          text("a tensor-parallel degree of ", degree, " on ", level.ranks, " GPUs that ", level.name, " joins"),
+          text("use a divisor or a multiple of ", level.ranks));
+    level.ranks = max_of(1, level.ranks / degree);
+  }
+  return m;
+}
+
 const KernelRate& kernel_rate(const Machine& machine, Pass pass, const TensorShape& shape) {
   const KernelRate* best = nullptr;
   double least = std::numeric_limits<double>::infinity();

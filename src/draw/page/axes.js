@@ -2,12 +2,21 @@
 const STRIP = 9;
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
-// One side of the matrix: 0 queries, from top to bottom; 1 keys, from left to right.
-function sideOf(matrix, side) {
-  const { panel, view } = matrix, page = panel.page;
-  const length = side === 0 ? matrix.height : matrix.width, begin = view.begin[side], size = view.size[side];
-  return { length, begin, size, stream: side === 0 ? page.q : page.k, holders: side === 0 ? panel.q : panel.k,
-           cell: length / size, at: (token) => ((token - begin) / size) * length };
+// One side of the matrix: 0 queries, from top to bottom; 1 keys, from left to right. put: the point at a place along the
+// side, so far outside of the matrix.
+function sideOf(matrix, number) {
+  const { panel, view, margin } = matrix, { page } = panel, rows = number === 0;
+  const begin = view.begin[number], size = view.size[number], length = rows ? matrix.height : matrix.width;
+  return { rows, length, begin, size, stream: rows ? page.q : page.k, holders: rows ? panel.q : panel.k,
+           depth: rows ? matrix.width : matrix.height, cell: length / size, at: (token) => ((token - begin) / size) * length,
+           put: (along, away) => rows ? [margin.left - away, margin.top + along] : [margin.left + along, margin.top - away] };
+}
+
+function strokeLine(context, from, to) {
+  context.beginPath();
+  context.moveTo(...from);
+  context.lineTo(...to);
+  context.stroke();
 }
 
 // Documents that reach into the view, with where they begin and end on the side; those too small to see are left out.
@@ -23,8 +32,8 @@ function* documentsIn(side, least) {
   }
 }
 
-function drawStrip(matrix, context, theme, number) {
-  const side = sideOf(matrix, number), count = Math.ceil(side.length), { left, top } = matrix.margin;
+function drawStrip(side, context, theme) {
+  const count = Math.ceil(side.length);
   const found = sampled(side.begin, (side.size * count) / side.length, count, side.holders, side.stream);
   for (let i = 0; i < count; ++i) {
     let colour = [0, 0, 0];
@@ -34,59 +43,39 @@ function drawStrip(matrix, context, theme, number) {
       colour = colour.map((v, c) => v + one[c] / found.n);
     }
     context.fillStyle = css(colour);
-    if (number === 0) context.fillRect(left - STRIP - 3, top + i, STRIP, 1.02);
-    else context.fillRect(left + i, top - STRIP - 3, 1.02, STRIP);
+    context.fillRect(...side.put(i, STRIP + 3), ...(side.rows ? [STRIP, 1.02] : [1.02, STRIP]));
   }
 }
 
-function drawTicks(matrix, context, theme, number) {
-  const side = sideOf(matrix, number), { left, top } = matrix.margin;
-  const step = Math.max(roundStep((side.size * (number === 0 ? 26 : 72)) / side.length), 1);
+function drawTicks(side, context, theme) {
+  const step = Math.max(roundStep((side.size * (side.rows ? 26 : 72)) / side.length), 1);
   const middle = side.cell >= 9 ? 0.5 : 0;
   context.fillStyle = css(theme.ink);
   context.strokeStyle = css(theme.edge);
   context.lineWidth = 1;
   context.font = FONT;
+  context.textAlign = side.rows ? "right" : "center";
+  context.textBaseline = side.rows ? "middle" : "alphabetic";
   for (let t = Math.ceil(side.begin / step) * step; t <= side.begin + side.size && t < side.stream.tokens; t += step) {
     const at = side.at(t + middle);
     if (at < -0.5 || at > side.length + 0.5) continue;
-    context.beginPath();
-    if (number === 0) {
-      context.moveTo(left - STRIP - 7, top + at);
-      context.lineTo(left - STRIP - 3, top + at);
-      context.textAlign = "right";
-      context.textBaseline = "middle";
-      context.fillText(grouped(t), left - STRIP - 10, top + Math.min(Math.max(at, 5), side.length - 5));
-    } else {
-      context.moveTo(left + at, top - STRIP - 7);
-      context.lineTo(left + at, top - STRIP - 3);
-      const half = context.measureText(grouped(t)).width / 2;
-      context.textAlign = "center";
-      context.textBaseline = "alphabetic";
-      context.fillText(grouped(t), left + Math.min(Math.max(at, half), side.length - half), top - STRIP - 10);
-    }
-    context.stroke();
+    strokeLine(context, side.put(at, STRIP + 7), side.put(at, STRIP + 3));
+    const half = side.rows ? 5 : context.measureText(grouped(t)).width / 2;
+    context.fillText(grouped(t), ...side.put(Math.min(Math.max(at, half), side.length - half), STRIP + 10));
   }
 }
 
 // Edges through the whole picture where documents are large; else a box around each, or a mark at the side.
 function drawEdges(matrix, context, theme) {
   const q = sideOf(matrix, 0), k = sideOf(matrix, 1), { left, top } = matrix.margin;
-  const line = (x0, y0, x1, y1) => {
-    context.beginPath();
-    context.moveTo(left + x0, top + y0);
-    context.lineTo(left + x1, top + y1);
-    context.stroke();
-  };
   context.strokeStyle = css(theme.edge);
   context.lineWidth = 1;
-  for (const [side, number] of [[q, 0], [k, 1]]) {
+  for (const side of [q, k]) {
     const shown = [...documentsIn(side, 3)], few = shown.length <= 16;
-    const end = few ? (number === 0 ? matrix.width : matrix.height) : 0;
     context.globalAlpha = few ? 0.6 : 1;
     for (const { edge } of shown)
-      if (edge > 0.5) number === 0 ? line(-STRIP - 3, edge, end, edge) : line(edge, -STRIP - 3, edge, end);
-    if (few || number === 1) continue;
+      if (edge > 0.5) strokeLine(context, side.put(edge, STRIP + 3), side.put(edge, few ? -side.depth : 0));
+    if (few || !side.rows) continue;
     context.globalAlpha = 0.45;
     for (const { document, whole } of shown) {
       const [x0, x1] = [0, 1].map((i) => Math.min(Math.max(k.at(k.stream.offsets[document + i]), 0), matrix.width));
@@ -98,8 +87,8 @@ function drawEdges(matrix, context, theme) {
 }
 
 // Names of documents, the largest first, where no other name is in the way.
-function drawDocuments(matrix, context, theme, number) {
-  const side = sideOf(matrix, number), { left, top } = matrix.margin, taken = [];
+function drawDocuments(side, context, theme) {
+  const taken = [];
   context.font = FONT;
   context.fillStyle = css(theme.quiet);
   context.textAlign = "center";
@@ -112,13 +101,10 @@ function drawDocuments(matrix, context, theme, number) {
     if (to - from < 10 || taken.some(([a, b]) => at - half < b && at + half > a)) continue;
     taken.push([at - half, at + half]);
     context.save();
-    if (number === 0) {
-      context.translate(8, top + at);
-      context.rotate(-Math.PI / 2);
-      context.fillText(label, 0, 0);
-    } else {
-      context.fillText(label, left + at, 22);
-    }
+    const [x, y] = side.put(at, 0);
+    context.translate(side.rows ? 8 : x, side.rows ? y : 22);
+    if (side.rows) context.rotate(-Math.PI / 2);
+    context.fillText(label, 0, 0);
     context.restore();
   }
 }
@@ -186,11 +172,8 @@ function drawAxes(matrix, context, theme, mode) {
   const { margin } = matrix;
   drawGrid(matrix, context, theme, mode);
   drawEdges(matrix, context, theme);
-  for (const number of [0, 1]) {
-    drawStrip(matrix, context, theme, number);
-    drawTicks(matrix, context, theme, number);
-    drawDocuments(matrix, context, theme, number);
-  }
+  for (const side of [sideOf(matrix, 0), sideOf(matrix, 1)])
+    for (const drawPart of [drawStrip, drawTicks, drawDocuments]) drawPart(side, context, theme);
   context.strokeStyle = css(theme.edge);
   context.lineWidth = 1;
   context.strokeRect(margin.left - 0.5, margin.top - 0.5, matrix.width + 1, matrix.height + 1);

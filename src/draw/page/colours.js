@@ -13,14 +13,14 @@ function ramp(stops, count) {
   });
 }
 
-// Colours of one theme for so many ranks and steps.
+// Colours of one theme for so many ranks and steps, which the style sheet gets too.
 function makeTheme(palettes, dark, ranks, steps) {
-  const style = getComputedStyle(document.documentElement);
-  const said = (name) => hex(style.getPropertyValue(name).trim());
-  const palette = palettes[dark ? "dark" : "light"];
-  const theme = { dark, empty: said("--empty"), ink: said("--ink"), quiet: said("--quiet"), line: said("--line"),
-                  edge: said("--edge"), paper: said("--paper"), soft: said("--soft"), wait: said("--wait"),
-                  accent: said("--accent") };
+  const palette = palettes[dark ? "dark" : "light"], theme = { dark }, { style } = document.documentElement;
+  style.colorScheme = dark ? "dark" : "light";
+  for (const [name, colour] of Object.entries(palette.plain)) {
+    theme[name] = hex(colour);
+    style.setProperty(`--${name}`, colour);
+  }
   theme.ranks = ranks <= palette.ranks.length ? palette.ranks.map(hex) : ramp(palette.rankRamp, ranks);
   theme.pale = theme.ranks.map((c) => mix(c, theme.empty, 0.55));
   theme.steps = ramp(palette.stepRamp, Math.max(steps, 1));

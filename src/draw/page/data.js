@@ -136,9 +136,7 @@ class MaskSlices {
 // One panel's schedule: in which step, and by which slice, a query's rank attends a key's.
 class Panel {
   constructor(data, page) {
-    Object.assign(this, { name: data.name, note: data.note, ranks: data.ranks, ulysses: data.ulysses, steps: data.steps,
-                          headSteps: data.headSteps, stepOf: data.stepOf, imbalance: data.imbalance,
-                          slicesTotal: data.slicesTotal, page });
+    Object.assign(this, data, { page });
     const { about, forward, backward } = data.times;
     this.times = { about, forward: readTimeline(forward), backward: readTimeline(backward) };
     this.q = page.layouts[data.q];
@@ -204,9 +202,7 @@ function readTimeline({ end, ideal, overlap, names, ranks }) {
 }
 
 function readPage(data) {
-  const { title, words, notes, command, version, far, pairs, heads, dims, dtype, mode, palettes, maskBundle } = data;
-  const page = { title, words, notes, command, version, far, pairs, heads, dims, dtype, mode, palettes, maskBundle };
-  page.q = new Stream(data.q);
+  const page = { ...data, q: new Stream(data.q) };
   page.k = data.k ? new Stream(data.k) : page.q;
   page.self = !data.k;
   page.mask = new MaskSlices(data.mask);

@@ -1,4 +1,5 @@
-// The page of weft simulate: efficiency over ranks, then for each problem times, numbers and timelines of its lines.
+// The page of weft simulate: where the time goes, efficiency, tokens and memory over ranks; then for each problem a heat
+// map, numbers and timelines of its lines.
 const percent = (fraction) => `${(100 * fraction).toFixed(0)} %`;
 const milliseconds = (seconds) => (seconds === null ? "-" : (1e3 * seconds).toFixed(3));
 
@@ -15,15 +16,16 @@ function groupedBy(list, key) {
   return [...groups];
 }
 
-// Efficiency over ranks, a curve for each schedule and layout that was asked for.
-function efficiencyCurves(lines, theme) {
+// A number of the lines over ranks, a curve for each schedule and layout that was asked for. `least`: the smallest step
+// between ticks.
+function curves(lines, theme, { title, value, tick, least }) {
   const ranks = [...new Set(lines.map((line) => line.ranks))].sort((a, b) => a - b);
-  const left = 46, top = 10, wide = 570, high = 250;
-  const best = most(lines.map((line) => line.efficiency));
-  const step = Math.max(0.01, roundStep(best / 5)), steps = Math.max(1, Math.ceil(best / step - 1e-6));
+  const left = 60, top = 10, wide = 380, high = 190;
+  const best = most(lines.map(value));
+  const step = Math.max(least, roundStep(best / 5)), steps = Math.max(1, Math.ceil(best / step - 1e-6));
   const x = (rank) => left + (wide * ranks.indexOf(rank)) / (ranks.length - 1);
-  const y = (efficiency) => top + high * (1 - efficiency / (step * steps));
-  const plot = svgElement("svg", { viewBox: "0 0 640 290", role: "img", "aria-label": "Efficiency over ranks" });
+  const y = (number) => top + high * (1 - number / (step * steps));
+  const plot = svgElement("svg", { viewBox: "0 0 460 230", role: "img", "aria-label": `${title} over ranks` });
   const label = (text, at) => {
     const made = svgElement("text", at);
     made.textContent = text;
@@ -31,43 +33,96 @@ function efficiencyCurves(lines, theme) {
   };
   for (let n = 0; n <= steps; ++n) {
     plot.append(svgElement("line", { x1: left, x2: left + wide, y1: y(n * step), y2: y(n * step) }));
-    label(percent(n * step), { class: "tick", x: left - 6, y: y(n * step) + 4, "text-anchor": "end" });
+    label(tick(n * step), { class: "tick", x: left - 6, y: y(n * step) + 4, "text-anchor": "end" });
   }
   for (const rank of ranks) label(String(rank), { x: x(rank), y: top + high + 18, "text-anchor": "middle" });
-  const legend = element("ul");
-  groupedBy(lines, (line) => line.asked).forEach(([name, of], n) => {
-    const colours = theme.ranks.length, dash = Math.floor(n / colours);  // past the colours, the same ones in dashes
-    const stroke = { stroke: css(theme.ranks[n % colours]), "stroke-dasharray": dash ? `${2 + 4 * dash} 3` : "none" };
-    plot.append(svgElement("polyline", { ...stroke, points: of.map((l) => `${x(l.ranks)},${y(l.efficiency)}`).join(" ") }));
-    const sample = svgElement("svg", { viewBox: "0 0 28 8", "aria-hidden": "true" },
-                              svgElement("path", { ...stroke, class: "sample", d: "M0 4H28" }));
-    legend.append(element("li", {}, sample, document.createTextNode(name)));
+  groupedBy(lines, (line) => line.asked).forEach(([, of], n) => {
+    const points = of.map((l) => `${x(l.ranks)},${y(value(l))}`).join(" ");
+    plot.append(svgElement("polyline", { ...strokeOf(n, theme), points }));
   });
-  return element("div", { class: "curves" }, plot, legend);
+  return element("div", {}, element("h3", { text: title }), plot);
 }
 
-function timeBars(lines, theme) {
+// Past the colours, the same ones in dashes.
+function strokeOf(n, theme) {
+  const dash = Math.floor(n / theme.ranks.length);
+  return { stroke: css(theme.ranks[n % theme.ranks.length]), "stroke-dasharray": dash ? `${2 + 4 * dash} 3` : "none" };
+}
+
+function curvesLegend(lines, theme) {
+  const names = groupedBy(lines, (line) => line.asked).map(([name], n) => {
+    const sample = svgElement("svg", { viewBox: "0 0 28 8", "aria-hidden": "true" },
+                              svgElement("path", { ...strokeOf(n, theme), class: "sample", d: "M0 4H28" }));
+    return element("li", {}, sample, document.createTextNode(name));
+  });
+  return element("ul", {}, ...names);
+}
+
+const share = (line) => line.memory / data.memory;
+const CURVES = [
+  { title: "Efficiency", value: (line) => line.efficiency, tick: percent, least: 0.01 },
+  { title: "Tokens a second and GPU", value: (line) => line.tokensPerSecond, tick: short, least: 1e-9 },
+  ...(data.memory > 0 ? [{ title: `Memory, of the GPU's ${bytes(data.memory)}`, value: share, tick: percent, least: 0.01 }] : []),
+];
+
+// Bars of each line's time in parts, all on one scale, by the number of ranks.
+const PARTS = [["compute", 0], ["imbalance", 1], ["exposed communication", 4]];
+function partBars(lines, theme) {
   const box = element("div", { class: "loads times" }), scale = most(lines.map((l) => l.forward + l.backward));
-  for (const { name, forward, backward, efficiency } of lines) {
-    const words = `${milliseconds(forward + backward)} ms, ${percent(efficiency)} efficiency`;
-    box.append(element("span", { text: name }),
-               track([[forward, css(theme.ranks[0])], [backward, css(theme.pale[0])]], scale),
-               element("span", { class: "value", text: words }));
+  for (const [ranks, of] of groupedBy(lines, (line) => line.ranks)) {
+    box.append(element("span", { class: "head across", text: counted(ranks, "rank") }));
+    for (const { name, forward, backward, efficiency, parts } of of) {
+      const bar = track(parts.map((value, i) => [value, css(theme.ranks[PARTS[i][1]])]), scale);
+      bar.title = bar.ariaLabel = PARTS.map(([word], i) => `${word} ${milliseconds(parts[i])} ms`).join(", ");
+      bar.role = "img";
+      bar.removeAttribute("aria-hidden");
+      const words = `${milliseconds(forward + backward)} ms, ${percent(efficiency)} efficiency`;
+      box.append(element("span", { text: name }), bar, element("span", { class: "value", text: words }));
+    }
   }
-  return box;
+  const legend = PARTS.map(([word, colour]) => {
+    const swatch = element("i");
+    swatch.style.background = css(theme.ranks[colour]);
+    return element("span", {}, swatch, document.createTextNode(word));
+  });
+  return element("div", {}, element("div", { class: "swatches" }, ...legend), box);
+}
+
+// Times of all schedules by layouts, the darker the faster; null if there is only one of either. Choices of auto are no
+// point of the grid.
+function heatMap(lines, theme) {
+  const fixed = lines.filter((line) => !line.chosen), of = (key) => [...new Set(fixed.map((line) => line[key]))];
+  const schedules = of("schedule"), layouts = of("layout");
+  if (schedules.length < 2 || layouts.length < 2) return null;
+  const seconds = (line) => line.forward + line.backward;
+  const best = least(fixed.filter((line) => line.refused === undefined).map(seconds));
+  const cell = (schedule, layout) => {
+    const line = fixed.find((l) => l.schedule === schedule && l.layout === layout);
+    if (!line || line.refused !== undefined) return element("td", { text: "-", title: line ? line.refused : "not asked for" });
+    const colour = mix(theme.accent, theme.empty, Math.min(Math.log2(seconds(line) / best) / 1.5, 0.92));
+    const made = element("td", { text: milliseconds(seconds(line)), title: `${(seconds(line) / best).toFixed(2)} times the fastest` });
+    made.style.background = css(colour);
+    made.style.color = onTop(colour);
+    return made;
+  };
+  const head = ["ms, both passes", ...layouts].map((text) => element("th", { text, scope: "col" }));
+  const body = schedules.map((schedule) => element("tr", {}, element("th", { text: schedule, scope: "row" }),
+                                                   ...layouts.map((layout) => cell(schedule, layout))));
+  return element("table", { class: "heat" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
 }
 
 const COLUMNS = ["schedule, layout", "forward ms", "backward ms", "efficiency", "overlapped", "imbalance", "MiB in",
-                 "memory"];
-const COLUMN_WORDS = "Bars: forward solid, backward pale. Efficiency: ideal time over time. Overlapped: part of all " +
+                 "memory", "tokens/s/GPU"];
+const COLUMN_WORDS = "Efficiency: ideal time over time. Overlapped: part of all " +
     "exchange time that lies under computes. Imbalance: longest compute over the mean. MiB in: of the rank that " +
-    "receives most, in both passes.";
+    "receives most, in both passes. Memory: of the rank that needs most, and its share of the GPU's. Tokens/s/GPU: through this " +
+    "attention, both passes.";
 
 function linesTable(lines) {
   return table(COLUMNS, lines.map((l) => [
     l.name, milliseconds(l.forward), milliseconds(l.backward), percent(l.efficiency),
     l.overlapped === null ? "-" : percent(l.overlapped), l.imbalance.toFixed(2), (l.bytesIn / 2 ** 20).toFixed(1),
-    bytes(l.memory)]));
+    data.memory > 0 ? `${bytes(l.memory)} (${percent(share(l))})` : bytes(l.memory), grouped(l.tokensPerSecond)]));
 }
 
 // The timelines of a line, of rank 0 and of the rank with most pairs; null if the page leaves them out.
@@ -82,10 +137,11 @@ function lineTimeline(line, section) {
   return { chart, times, cut };
 }
 
-function addProblem(name, lines) {
+function addProblem(name, all) {
+  const lines = all.filter((line) => line.refused === undefined);
   const section = element("section", { class: "panel", "aria-label": name }, element("h2", { text: name }));
-  const bars = element("div");
-  section.append(bars, element("div", { class: "scroll" }, linesTable(lines)),
+  const heat = element("div", { class: "scroll" });
+  section.append(heat, element("div", { class: "scroll" }, linesTable(lines)),
                  element("p", { class: "about", text: COLUMN_WORDS }));
   const charts = [];
   for (const line of lines) {
@@ -95,7 +151,7 @@ function addProblem(name, lines) {
   }
   if (charts.length) section.append(element("p", { class: "about", text: `${LANES}; of rank 0 and the rank with most pairs` }));
   byId("panels").append(section);
-  return { lines, bars, charts };
+  return { all, heat, charts };
 }
 
 function startSimulate() {
@@ -103,13 +159,13 @@ function startSimulate() {
   byId("panels").classList.add("single");
   const timed = data.lines.filter((line) => line.refused === undefined), plots = [];
   for (const [name, lines] of groupedBy(timed, (line) => line.sweep)) {
-    if (new Set(lines.map((line) => line.ranks)).size < 2) continue;
     const plot = element("div");
-    byId("panels").append(element("section", { class: "panel" }, element("h2", { text: "Efficiency over ranks" }),
+    byId("panels").append(element("section", { class: "panel" }, element("h2", { text: "Where the time goes" }),
                                   element("p", { class: "about", text: name }), plot));
     plots.push({ lines, plot });
   }
-  const problems = groupedBy(timed, (line) => line.problem).map(([name, lines]) => addProblem(name, lines));
+  const problems = groupedBy(data.lines, (line) => line.problem)
+      .filter(([, lines]) => lines.some((line) => line.refused === undefined)).map(([name, lines]) => addProblem(name, lines));
   for (const { name, ranks, refused } of data.lines.filter((line) => line.refused))
     byId("panels").append(element("p", { class: "refused", text: `${name}, ${counted(ranks, "rank")}: ${refused}` }));
   const charts = problems.flatMap((problem) => problem.charts);
@@ -131,8 +187,12 @@ function startSimulate() {
     }
   };
   const setColours = () => {
-    for (const { lines, plot } of plots) plot.replaceChildren(efficiencyCurves(lines, state.theme));
-    for (const { lines, bars } of problems) bars.replaceChildren(timeBars(lines, state.theme));
+    for (const { lines, plot } of plots) {
+      const many = new Set(lines.map((line) => line.ranks)).size > 1;
+      const drawn = many ? [...CURVES.map((of) => curves(lines, state.theme, of)), curvesLegend(lines, state.theme)] : [];
+      plot.replaceChildren(partBars(lines, state.theme), element("div", { class: "curves" }, ...drawn));
+    }
+    for (const { all, heat } of problems) heat.replaceChildren(...[heatMap(all, state.theme)].filter((made) => made));
     layOut();
   };
   const passes = ["forward", "backward"].filter((pass) => timed.some((line) => line[pass] !== null));

@@ -8,22 +8,8 @@
 namespace weft::cpu {
 namespace {
 
-class Bf16Backward {
- public:
-  static Index block_rows(const BackwardCall& call, Index group) {
-    return max_of(1, stacked_rows(256, call.args.q.dim, call.args.v.dim) / group);
-  }
-  static Index scratch(const BackwardCall& call, Index rows) {
-    return Bf16Backward(call, rows, nullptr).memory_.floats;
-  }
-  static void part(const BackwardCall& call, const BackwardPart& part) {
-    Index rows = 0;
-    for (const Range& block : part.blocks) rows = max_of(rows, block.size());
-    Bf16Backward work(call, rows * static_cast<Index>(part.heads.heads.size()), part.scratch);
-    for (const Range& block : part.blocks) work.run(part, block);
-  }
-
- private:
+class Bf16Backward : public BackwardEntry<Bf16Backward> {
+  friend BackwardEntry<Bf16Backward>;
   // Rows and keys of a tile: P^T and dS^T of 32 KiB each; with the packed rows and keys all of it stays in L2.
   static constexpr Index kRows = 128, kKeys = 128, kQuads = kRows / 4;
 

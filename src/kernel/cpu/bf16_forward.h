@@ -8,19 +8,8 @@
 namespace weft::cpu {
 namespace {
 
-class Bf16Forward {
- public:
-  // Twice the rows of f32: packing K and V must be paid by more products, which are three times as fast.
-  static Index tile_rows(const ForwardCall& call, Index group) {
-    return max_of(1, stacked_rows(512, call.args.q.dim, call.args.v.dim) / group);
-  }
-  static Index scratch(const ForwardCall& call, Index rows) { return Bf16Forward(call, rows, nullptr).memory_.floats; }
-  static void tile(const ForwardCall& call, const ForwardTile& tile) {
-    const Stack stack{tile.heads.heads, tile.rows.rows};
-    Bf16Forward(call, stack.rows(), tile.scratch).run(tile, stack);
-  }
-
- private:
+class Bf16Forward : public ForwardEntry<Bf16Forward> {
+  friend ForwardEntry<Bf16Forward>;
   static constexpr Index kKeys = 256;  // of a tile; part of a row's arithmetic, so the same for all widths
 
   Bf16Forward(const ForwardCall& call, Index rows, float* scratch)

@@ -1,5 +1,5 @@
 // Backward over any SIMD type: P^T and dS^T are recomputed tile by tile from the LSE, rows in lanes. Sums are f32
-// whatever the units (units.h); of pairs, P and dS are rounded to bf16.
+// whatever the units (rows.h); of pairs, P and dS are rounded to bf16.
 #pragma once
 
 #include "kernel/cpu/panel.h"
@@ -8,22 +8,8 @@
 namespace weft::cpu {
 
 template <class S>
-class F32Backward {
- public:
-  // 256 stacked rows: Q, dO, their panels and dQ stay in L2 while the keys pass by.
-  static Index block_rows(const BackwardCall& call, Index group) {
-    return max_of(1, stacked_rows(256, call.args.q.dim, call.args.v.dim) / group);
-  }
-  static Index scratch(const BackwardCall& call, Index rows) { return F32Backward(call, rows, nullptr).memory_.floats; }
-
-  static void part(const BackwardCall& call, const BackwardPart& part) {
-    Index rows = 0;
-    for (const Range& block : part.blocks) rows = max_of(rows, block.size());
-    F32Backward work(call, rows * static_cast<Index>(part.heads.heads.size()), part.scratch);
-    for (const Range& block : part.blocks) work.run(part, block);
-  }
-
- private:
+class F32Backward : public BackwardEntry<F32Backward<S>> {
+  friend BackwardEntry<F32Backward>;
   using V = typename S::V;
   static constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
   static constexpr Index kTile = 64;  // rows and keys of a tile: P^T and dS^T of 16 KiB each, beside K and V in L2

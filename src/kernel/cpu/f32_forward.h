@@ -1,5 +1,5 @@
 // Forward over any SIMD type: S^T = K·Q^T with rows in lanes, so that softmax needs no sum across lanes and P^T is what
-// P·V reads. Sums and softmax are f32 whatever the units (units.h); of pairs, P is rounded to bf16.
+// P·V reads. Sums and softmax are f32 whatever the units (rows.h); of pairs, P is rounded to bf16.
 #pragma once
 
 #include "kernel/cpu/panel.h"
@@ -8,22 +8,13 @@
 namespace weft::cpu {
 
 template <class S>
-class F32Forward {
+class F32Forward : public ForwardEntry<F32Forward<S>> {
  public:
-  // 512 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are copied once for all of them.
-  static Index tile_rows(const ForwardCall& call, Index group) {
-    return max_of(1, stacked_rows(512, call.args.q.dim, call.args.v.dim) / group);
-  }
   // K and V tiles share L1 with the scores; part of a row's arithmetic, so it depends on the widths alone.
   static Index key_tile(Index dim_qk, Index dim_v) { return S::kPair * (dim_qk + dim_v > 128 ? 32 : 64); }
 
-  static Index scratch(const ForwardCall& call, Index rows) { return F32Forward(call, rows, nullptr).memory_.floats; }
-  static void tile(const ForwardCall& call, const ForwardTile& tile) {
-    const Stack stack{tile.heads.heads, tile.rows.rows};
-    F32Forward(call, stack.rows(), tile.scratch).run(tile, stack);
-  }
-
  private:
+  friend ForwardEntry<F32Forward>;
   using V = typename S::V;
   static constexpr int kVectors = static_cast<int>(kPanel) / S::kLanes;
 

@@ -6,7 +6,7 @@
 // define it in a file of their own; everything here is a template over it, so that code of different instruction sets
 // can never be mixed up by the linker.
 //
-// kPair == 1: all numbers are f32. kPair == 2: a and b, p and v below are units of two bf16 (units.h), n counts units
+// kPair == 1: all numbers are f32. kPair == 2: a and b, p and v below are units of two bf16 (rows.h), n counts units
 // and fma_lane is a dot product of pairs. That S has join(even, odd): a unit per lane, rounded; store_rounded(to, x):
 // a bf16 per lane; zip(even, odd, to, n): n units of the bf16 of two rows; and its transpose4 has no factor.
 #pragma once

@@ -47,6 +47,35 @@ struct Stack {
   }
 };
 
+// The entry points of a target (target.h) for a kernel class, which has a constructor (call, stacked rows, scratch),
+// run and `memory_`.
+template <class Kernel>
+struct ForwardEntry {
+  // 512 stacked rows: Q and O panels fill half of a 1 MiB L2 at dim 128, and K/V are copied once for all of them.
+  static Index tile_rows(const ForwardCall& call, Index group) {
+    return max_of(1, stacked_rows(512, call.args.q.dim, call.args.v.dim) / group);
+  }
+  static Index scratch(const ForwardCall& call, Index rows) { return Kernel(call, rows, nullptr).memory_.floats; }
+  static void tile(const ForwardCall& call, const ForwardTile& tile) {
+    const Stack stack{tile.heads.heads, tile.rows.rows};
+    Kernel(call, stack.rows(), tile.scratch).run(tile, stack);
+  }
+};
+template <class Kernel>
+struct BackwardEntry {
+  // 256 stacked rows: Q, dO, their panels and dQ stay in L2 while the keys pass by.
+  static Index block_rows(const BackwardCall& call, Index group) {
+    return max_of(1, stacked_rows(256, call.args.q.dim, call.args.v.dim) / group);
+  }
+  static Index scratch(const BackwardCall& call, Index rows) { return Kernel(call, rows, nullptr).memory_.floats; }
+  static void part(const BackwardCall& call, const BackwardPart& part) {
+    Index rows = 0;
+    for (const Range& block : part.blocks) rows = max_of(rows, block.size());
+    Kernel work(call, rows * static_cast<Index>(part.heads.heads.size()), part.scratch);
+    for (const Range& block : part.blocks) work.run(part, block);
+  }
+};
+
 // Writes the tokens of stacked rows [0, count), and which of the rows lie in a slice of the tile.
 WEFT_INLINE void place_rows(const ForwardCall& call, const RowTile& tile, const Stack& stack, Index count,
                             Index* tokens, char* live) {

@@ -16,6 +16,8 @@ InputView input_view(const ConstTensorView& view, DType compute);
 double scale_of(const Attention& attention, Index dim);
 // softcap_scale is 0 without softcap, or where the scale is so small that the cap changes nothing.
 ScoreScale score_scale_of(double scale, double softcap);
+// By which the forward multiplies the queries, so that the largest score is the largest logit.
+inline float sign_of(double scale) { return scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f; }
 // Error if a grid of tiles x heads cannot be numbered in 32 bits.
 void check_grid(Index tiles, Index heads);
 // Error if rows, and the rows of a tile past the last one, do not fit in 32 bits.

@@ -33,6 +33,12 @@ struct Sides {
       : q(c.q, p.packing().q(), wide, spare), k(c.k ? *c.k : c.q, p.packing().k(), wide, spare) {}
 };
 
+std::vector<Slice> planned(DeviceContext& context, const DevicePlanArgs& args) {
+  DevicePlan plan(context, device_plan_capacity(args));
+  plan.plan(args);
+  return plan.download();
+}
+
 TEST(DevicePlan, FromDeviceOffsetsEqualsTheHosts) {
   DeviceContext context(gpu());
   int compared = 0, nonempty = 0;
@@ -58,10 +64,7 @@ TEST(DevicePlan, FromDeviceOffsetsEqualsTheHosts) {
     for (const Keys& keys : all) {
       if (keys.host.stride() != l.q.runs(rank).stride()) continue;
       const DevicePlanArgs args{sides.q.stream(), sides.k.stream(), c.mask, dq.runs(rank), keys.device};
-      const Index capacity = device_plan_capacity(args);
-      DevicePlan plan(context, capacity);
-      plan.plan(args);
-      const std::vector<Slice> device = plan.download();
+      const std::vector<Slice> device = planned(context, args);
       ASSERT_NO_THROW(context.check()) << flags(c);
       ASSERT_EQ(device, saturated(host_plan(p, l.q.runs(rank), keys.host, k_rows))) << flags(c);
       if (own_rows) {
@@ -88,9 +91,7 @@ TEST(DevicePlan, UnionsOfRanks) {
     const RunList::Members q{0, c.ranks / 2, 1}, k{1, c.ranks / 2, 2};
     const DeviceLayout dq{kind, c.ranks, l.q.rows()}, dk{kind, c.ranks, l.k.rows()};
     const DevicePlanArgs args{sides.q.stream(), sides.k.stream(), c.mask, dq.rank_order(q), dk.rank_order(k)};
-    DevicePlan plan(context, device_plan_capacity(args));
-    plan.plan(args);
-    EXPECT_EQ(plan.download(), saturated(make_plan(p, l.q.rank_order(q), l.k.rank_order(k)).slices)) << flags(c);
+    EXPECT_EQ(planned(context, args), saturated(make_plan(p, l.q.rank_order(q), l.k.rank_order(k)).slices)) << flags(c);
     ASSERT_NO_THROW(context.check()) << flags(c);
   }
 }
@@ -111,9 +112,8 @@ TEST(DevicePlan, ManyDocuments) {
       const Layout l = make_layouts(kind, p, 8).q;
       const DeviceLayout d{kind, 8};
       const DevicePlanArgs args{offsets.stream(), {}, p.mask(), d.runs(3), d.rank_order()};
-      DevicePlan plan(context, device_plan_capacity(args));
-      plan.plan(args);
-      EXPECT_TRUE(plan.download() == saturated(make_plan(p, l.runs(3), l.rank_order()).slices)) << count << name(kind);
+      EXPECT_TRUE(planned(context, args) == saturated(make_plan(p, l.runs(3), l.rank_order()).slices))
+          << count << name(kind);
       ASSERT_NO_THROW(context.check());
     }
   }
@@ -191,9 +191,7 @@ TEST(DevicePlan, HostileOffsetsTouchNothing) {
                               {.causal = c.one_in(2), .chunk = c.one_in(2) ? std::optional<Index>(3) : std::nullopt},
                               layout.runs(1),
                               layout.rank_order()};
-    DevicePlan plan(context, device_plan_capacity(args));
-    plan.plan(args);
-    EXPECT_TRUE(plan.download().empty()) << seed;
+    EXPECT_TRUE(planned(context, args).empty()) << seed;
     EXPECT_THROW(context.check(), Error) << seed;
   }
 }

@@ -59,6 +59,12 @@ class Tensor {
   DeviceArray<std::uint8_t> device_;
 };
 
+std::uint8_t* row(const RowTensor& t, Index r) {
+  const Index stride = t.row_stride == 0 ? t.row_bytes : t.row_stride;
+  return static_cast<std::uint8_t*>(t.data) +
+         (t.inner == 0 ? r * stride : r / t.inner * t.outer_stride + r % t.inner * stride);
+}
+
 struct Rows {
   Index bytes, align;
 };
@@ -128,11 +134,6 @@ TEST(DeviceRows, ValidRowsEqualTheHosts) {
     const bool zero = d.choices.one_in(2);
     const auto copy = [&](Tensor& from, Tensor& to, const Bytes& valid) {
       const RowTensor a = from.host(), b = to.host();
-      const auto row = [](const RowTensor& t, Index r) {
-        const Index stride = t.row_stride == 0 ? t.row_bytes : t.row_stride;
-        return static_cast<std::uint8_t*>(t.data) +
-               (t.inner == 0 ? r * stride : r / t.inner * t.outer_stride + r % t.inner * stride);
-      };
       for (Index r = 0; r < b.rows; ++r) {
         if (valid[at(r)] != 0)
           std::copy_n(row(a, r), b.row_bytes, row(b, r));
@@ -277,11 +278,6 @@ TEST(DeviceRows, RangesGatherScatterAndAdd) {
     const Index total = cu.back(), ranges = static_cast<Index>(from.size());
     Tensor source(c, next_from + 1, rows.bytes, rows.align), packed(c, total, rows.bytes, rows.align),
         target(c, next_to + 1, rows.bytes, rows.align);
-    const auto row = [](const RowTensor& t, Index r) {
-      const Index stride = t.row_stride == 0 ? t.row_bytes : t.row_stride;
-      return static_cast<std::uint8_t*>(t.data) +
-             (t.inner == 0 ? r * stride : r / t.inner * t.outer_stride + r % t.inner * stride);
-    };
     for (std::size_t r = 0; r < from.size(); ++r) {
       for (Index i = 0; i < cu[r + 1] - cu[r]; ++i) {
         std::copy_n(row(source.host(), from[r] + i), rows.bytes, row(packed.host(), cu[r] + i));

@@ -60,6 +60,12 @@ Stream documents(std::vector<Index> lengths, Index multiple) {
   return Stream::from_lengths(lengths).padded_to(multiple);
 }
 
+RanksProblem in_bf16(const Problem& problem, Index heads_q, Index heads_k, Index width) {
+  RanksProblem p{.problem = problem, .heads_q = heads_q, .heads_k = heads_k, .dim_qk = width, .dtype = DType::bf16};
+  p.dim_v = width == 192 ? 128 : width;
+  return p;
+}
+
 // Is the kernel not of this build or this GPU?
 bool is_absent(std::string_view name, const RanksProblem& p) {
   for (const Kernel& kernel : kernels())
@@ -105,12 +111,7 @@ TEST(DeviceExecutor, LongRowsHaveTheSameBitsHoweverHeadsAreShared) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   const Problem problem(documents({9000, 200}, 16), {.causal = true});
   for (const Index heads_q : {4, 32}) {
-    const RanksProblem p{.problem = problem,
-                         .heads_q = heads_q,
-                         .heads_k = heads_q / 2,
-                         .dim_qk = 64,
-                         .dim_v = 64,
-                         .dtype = DType::bf16};
+    const RanksProblem p = in_bf16(problem, heads_q, heads_q / 2, 64);
     if (is_absent("cuda.sm90", p)) GTEST_SKIP() << "not of this GPU";
     RanksInput in(p);
     const auto run = [&](Index ranks, Index groups) {
@@ -142,13 +143,7 @@ std::vector<ScheduleOptions> some_of_each() {
 }
 
 void expect_same_bits(const RanksResult& a, const RanksResult& b) {
-  EXPECT_EQ(a.out.bytes, b.out.bytes);
-  EXPECT_EQ(a.lse.bytes, b.lse.bytes);
-  EXPECT_EQ(a.max_logit.bytes, b.max_logit.bytes);
-  EXPECT_EQ(a.dq.bytes, b.dq.bytes);
-  EXPECT_EQ(a.dk.bytes, b.dk.bytes);
-  EXPECT_EQ(a.dv.bytes, b.dv.bytes);
-  EXPECT_EQ(a.dsink.bytes, b.dsink.bytes);
+  for (const auto tensor : test::kResults) EXPECT_EQ((a.*tensor).bytes, (b.*tensor).bytes);
 }
 
 // Rows between and behind documents, and rows of ranks that hold no token.
@@ -201,13 +196,8 @@ TEST(DeviceExecutor, GradientsHaveTheSameBitsOnEveryRun) {
   const Layouts layouts = make_layouts(LayoutKind::dual_chunk, problem, 4);
   for (const std::string_view kernel : {"cuda.portable", "cuda.sm90"})
     for (const Index width : {64, 128, 192, 256}) {
-      const RanksProblem p{.problem = problem,
-                           .heads_q = 4,
-                           .heads_k = 2,
-                           .dim_qk = width,
-                           .dim_v = width == 192 ? 128 : width,
-                           .dtype = DType::bf16,
-                           .sink = true};
+      RanksProblem p = in_bf16(problem, 4, 2, width);
+      p.sink = true;
       if (is_absent(kernel, p)) continue;
       RanksInput in(p);
       for (const ScheduleOptions& options : some_of_each()) {
@@ -226,12 +216,7 @@ TEST(DeviceExecutor, RanksInBf16AreAsExactAsOne) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   const Problem problem(documents({512, 150, 362}, 16), {.causal = true});
   for (const Index width : {64, 128, 192, 256}) {
-    const RanksProblem p{.problem = problem,
-                         .heads_q = 8,
-                         .heads_k = 2,
-                         .dim_qk = width,
-                         .dim_v = width == 192 ? 128 : width,
-                         .dtype = DType::bf16};
+    const RanksProblem p = in_bf16(problem, 8, 2, width);
     if (is_absent("cuda.sm90", p)) GTEST_SKIP() << "not of this GPU";
     RanksInput in(p);
     const test::Exact want(p, in);
@@ -291,14 +276,10 @@ TEST(DeviceExecutor, RefusesWhatItDoesNotDo) {
 TEST(DeviceExecutor, RefusesTensorsOfTheOtherPlace) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   run_ranks(1, [](Communicator& ranks) {
-    const std::vector<Index> lengths{4};
-    const Problem problem(Stream::from_lengths(lengths), {});
-    const Layout layout = Layout::contiguous(problem.packing().q(), 1);
-    Executor executor(ranks, make_schedule(problem, {layout, layout}, 0, {}),
-                      {.place = {.kind = DeviceKind::cuda, .device = 0, .stream = device::thread_stream()}});
-    std::vector<float> x(4);
-    const TensorView view = thd(x.data(), DType::f32, 4, 1, 1);
-    EXPECT_THROW(executor.forward({.q = view, .k = view, .v = view, .out = view}), Error);
+    const Problem problem(documents({4}, 1), {});
+    const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
+    Executor executor(ranks, make_schedule(problem, layouts, 0, {}), {.place = check::place_of(kKernel)});
+    EXPECT_THROW(executor.forward(test::RankTensors<>(4, 1, 1, 1).args().forward), Error);
   });
 }
 

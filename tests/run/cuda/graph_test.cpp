@@ -138,6 +138,24 @@ TEST_P(GpuGraph, AlsoWithoutAGraph) {
   }
 }
 
+// Sums of f32 on the device, and where they are read to.
+struct DeviceSums {
+  DeviceSums(Index rows, Index heads, Index dim) : host(DType::f32, rows, heads, dim), device(host.view()) {}
+  TensorView view() const { return device.like(host.view()); }
+  // All zeros, or NaN where they are written before they are read.
+  void clear(bool zeros) {
+    Buffer fresh(DType::f32, host.view().rows, host.view().heads, host.view().dim);
+    if (zeros) fresh.set(std::vector<double>(fresh.values().size()));
+    device.set(fresh.view());
+  }
+  std::vector<double> read() const {
+    device.read(host.view());
+    return host.values();
+  }
+  Buffer host;
+  Mirror device;
+};
+
 // Steps over parts of the keys, as in a ring: partial states, and gradients that are added up.
 TEST_P(GpuGraph, PartsOfTheKeys) {
   const Index rows = rows_for(LayoutKind::zigzag, kTokens, 2);
@@ -158,21 +176,18 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
   };
   const KernelProblem shape = rank.problem({"", 0, {}, {}}, 1);
   const AttentionProblem& s = shape.p;
-  const Buffer sums(DType::f32, s.tq, s.hq, s.dv), dq(DType::f32, 2 * s.tq, s.hq, s.dqk);
-  const Buffer dk(DType::f32, s.tk, s.hk, s.dqk), dv(DType::f32, s.tk, s.hk, s.dv);
-  Mirror device_sums(sums.view()), device_dq(dq.view()), device_dk(dk.view()), device_dv(dv.view());
+  DeviceSums sums(s.tq, s.hq, s.dv), dq(2 * s.tq, s.hq, s.dqk), dk(s.tk, s.hk, s.dqk), dv(s.tk, s.hk, s.dv);
   const std::vector<RowState<float>> empty(at(s.tq * s.hq));
   DeviceArray<RowState<float>> states(empty);
   const auto graph = rank.plan_and([&] {
     KernelForwardArgs forward = rank.forward();
     const KernelForwardArgs whole = forward;
     forward.out = forward.lse = forward.max_logit = {};
-    forward.partial = {device_sums.like(sums.view()), states.get()};
+    forward.partial = {sums.view(), states.get()};
     for (const Index keys : {0, 1}) {
       plans[keys].plan(args_of(keys));
       forward.device_plan = &plans[keys];
-      forward.k = part(whole.k, keys);
-      forward.v = part(whole.v, keys);
+      read_from(forward, whole.q, part(whole.k, keys), part(whole.v, keys));
       attend(forward, gpu_kernel);
     }
     KernelForwardArgs finish = whole;
@@ -182,12 +197,9 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
     for (const Index keys : {0, 1}) {
       KernelBackwardArgs step = backward;
       step.device_plan = &plans[keys];
-      step.k = part(backward.k, keys);
-      step.v = part(backward.v, keys);
-      step.dq = device_dq.like(dq.view());
-      step.dq = thd(static_cast<float*>(step.dq.data) + keys * s.tq * s.hq * s.dqk, DType::f32, s.tq, s.hq, s.dqk);
-      step.dk = part(device_dk.like(dk.view()), keys);
-      step.dv = part(device_dv.like(dv.view()), keys);
+      read_from(step, backward.q, part(backward.k, keys), part(backward.v, keys));
+      float* const own_dq = static_cast<float*>(dq.view().data) + keys * s.tq * s.hq * s.dqk;
+      write_to(step, thd(own_dq, DType::f32, s.tq, s.hq, s.dqk), part(dk.view(), keys), part(dv.view(), keys));
       step.dsink = {};
       step.add_keys = true;
       attend_backward(step, gpu_kernel);
@@ -201,20 +213,12 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
     rank.set_offsets(lengths);
     rank.set(problem, got);
     states.set(empty);
-    device_sums.set(Buffer(DType::f32, s.tq, s.hq, s.dv).view());
-    device_dq.set(Buffer(DType::f32, 2 * s.tq, s.hq, s.dqk).view());
-    Buffer zeros_k(DType::f32, s.tk, s.hk, s.dqk), zeros_v(DType::f32, s.tk, s.hk, s.dv);
-    zeros_k.set(std::vector<double>(at(s.tk * s.hk * s.dqk)));
-    zeros_v.set(std::vector<double>(at(s.tk * s.hk * s.dv)));
-    device_dk.set(zeros_k.view());
-    device_dv.set(zeros_v.view());
+    for (DeviceSums* written : {&sums, &dq}) written->clear(false);
+    for (DeviceSums* added : {&dk, &dv}) added->clear(true);
     rank.launch(*graph);
     rank.read(got);
     ASSERT_NO_THROW(rank.context().check());
-    device_dq.read(dq.view());
-    device_dk.read(dk.view());
-    device_dv.read(dv.view());
-    std::vector<double> sum = dq.values();
+    std::vector<double> sum = dq.read();
     const std::size_t half = sum.size() / 2;
     for (std::size_t i = 0; i < half; ++i) sum[i] += sum[half + i];
     sum.resize(half);
@@ -222,8 +226,8 @@ TEST_P(GpuGraph, PartsOfTheKeys) {
         check::expected(problem.dense(), problem.dout(), check::kernel_arithmetic(dtype(), DType::f32));
     judge.forward(got.forward, expected_of(problem, Pass::forward), problem.p);
     judge.close("dq", sum, exact.dq, s.hq, s.dqk);
-    judge.close("dk", dk.values(), exact.dk, s.hk, s.dqk);
-    judge.close("dv", dv.values(), exact.dv, s.hk, s.dv);
+    judge.close("dk", dk.read(), exact.dk, s.hk, s.dqk);
+    judge.close("dv", dv.read(), exact.dv, s.hk, s.dv);
   }
 }
 
@@ -252,24 +256,23 @@ TEST_P(GpuGraph, WrongOffsetsGiveZerosAndAnErrorOnce) {
     const KernelProblem problem = rank.problem(good, 5);
     const Outputs want(problem.p);
     gpu_run(want, problem, Pass::backward, true);
-    const auto expect_good = [&] {
-      const Outputs got(problem.p);
-      rank.set_offsets(good);
+    const auto replayed = [&] {
+      Outputs got(problem.p);
       rank.set(problem, got);
       rank.launch(*forward);
       rank.launch(*backward);
       rank.read(got);
+      return got;
+    };
+    const auto expect_good = [&] {
+      rank.set_offsets(good);
+      const Outputs got = replayed();
       EXPECT_EQ(bits(got.forward.out), bits(want.forward.out));
       expect_same_sums(got.backward.dk, want.backward.dk);
     };
     const auto expect_bad = [&] {
-      const Outputs got(problem.p);
       rank.set_offsets(falling, falling);
-      rank.set(problem, got);
-      rank.launch(*forward);
-      rank.launch(*backward);
-      rank.read(got);
-      expect_nothing(got);
+      expect_nothing(replayed());
     };
     const std::initializer_list<std::string> says = {"sequence 1: cu_seqlens[2] = 36 is less than cu_seqlens[1] = 40"};
     expect_good();

@@ -62,18 +62,18 @@ std::optional<nlohmann::json> peer_question(const GpuCase& c, const CallOptions&
 }
 
 // Seconds of each round.
-struct Rounds {
+struct GpuRounds {
   std::vector<double> weft, peer, product;
 };
 
-Rounds run_rounds(KernelCall& call, const GpuCase& c, const CallOptions& options, Index rounds, Peer* peer) {
+GpuRounds run_rounds(KernelCall& call, const GpuCase& c, const CallOptions& options, Index rounds, Peer* peer) {
   constexpr std::chrono::milliseconds kRest{20};  // the peer rests as long, so that everybody finds the chip as cool
   std::optional<int> sdpa, product;
   if (peer != nullptr) {
     if (const auto question = peer_question(c, options)) sdpa = peer->prepare_gpu(*question);
     product = peer->prepare_gpu({{"what", "gemm"}, {"dtype", weft::name(options.dtype)}, {"size", kProduct}});
   }
-  Rounds times;
+  GpuRounds times;
   for (Index round = 0; round < rounds; ++round) {
     std::this_thread::sleep_for(kRest);
     times.weft.push_back(call.gpu_seconds());
@@ -91,18 +91,19 @@ double flop_of(const KernelCase& c, const CallOptions& o) {
   return pairs * static_cast<double>(c.heads_q * flops_per_pair(o.pass, o.dim, o.dim_v));
 }
 
-const std::vector<Column> kColumns = {{"case", "/case", -17},
-                                      {"pass", "/pass", -9},
-                                      {"ms", "/ms", 10, 3},
-                                      {"TFLOP/s", "/tflops", 9},
-                                      {"sustained", "/sustained_tflops", 11},
-                                      {"peer", "/peer_tflops", 9},
-                                      {"ratio", "/ratio", 8, 2},
-                                      {"product", "/product_tflops", 9}};
+const std::vector<Column> kGpuColumns = {{"case", "/case", -17},
+                                         {"pass", "/pass", -9},
+                                         {"ms", "/ms", 10, 3},
+                                         {"TFLOP/s", "/tflops", 9},
+                                         {"sustained", "/sustained_tflops", 11},
+                                         {"peer", "/peer_tflops", 9},
+                                         {"ratio", "/ratio", 8, 2},
+                                         {"product", "/product_tflops", 9}};
 const std::vector<Column> kHostColumns = {
     {"case", "/case", -17}, {"pass", "/pass", -9}, {"host us", "/host_us", 10, 1}};
 
-nlohmann::json record_of(const GpuCase& c, const CallOptions& o, double flop, const Rounds& times, double sustained) {
+nlohmann::json record_of(const GpuCase& c, const CallOptions& o, double flop, const GpuRounds& times,
+                         double sustained) {
   const double seconds = median(times.weft);
   const auto tflops = [](double operations, double s) { return operations / s * 1e-12; };
   nlohmann::json record = {{"case", c.name},
@@ -179,7 +180,7 @@ int bench_gpu(const Flags& flags) {
         "Useful TFLOP/s on visible pairs: by events around calls that are each waited for; sustained: calls back to\n"
         "back. product: {0} x {0} x {0}.\n\n",
         kProduct);
-  const std::vector<Column>& columns = host ? kHostColumns : kColumns;
+  const std::vector<Column>& columns = host ? kHostColumns : kGpuColumns;
   fmt::print("{}", head_of(columns));
   nlohmann::json all = nlohmann::json::array();
   Noise noise;
@@ -192,7 +193,7 @@ int bench_gpu(const Flags& flags) {
         const double us = call.host_seconds() * 1e6;
         all.push_back({{"case", c->name}, {"pass", name(pass)}, {"kernel", o.kernel}, {"host_us", us}});
       } else {
-        const Rounds times = run_rounds(call, *c, o, rounds, peer.get());
+        const GpuRounds times = run_rounds(call, *c, o, rounds, peer.get());
         all.push_back(record_of(*c, o, flop_of(planned, o), times, call.sustained_seconds()));
       }
       fmt::print("{}\n", line_of(columns, all.back()));

@@ -12,27 +12,29 @@
 namespace weft::tool {
 
 void KernelTimes::add(const std::string& name, DType dtype, Index dim, Pass pass, double seconds) {
-  const Key key{name, dtype, dim, pass};
-  if (times_.emplace(key, seconds).second) order_.push_back(key);
+  if (find(name, dtype, dim, pass) == nullptr) times_.push_back({name, dtype, dim, pass, seconds});
+}
+
+const KernelTimes::Time* KernelTimes::find(const std::string& name, DType dtype, Index dim, Pass pass) const {
+  for (const Time& t : times_)
+    if (t.name == name && t.dtype == dtype && t.dim == dim && t.pass == pass) return &t;
+  return nullptr;
 }
 
 double KernelTimes::seconds(const std::string& name, DType dtype, Index dim, Pass pass) const {
-  const auto found = times_.find({name, dtype, dim, pass});
-  if (found != times_.end()) return found->second;
+  if (const Time* found = find(name, dtype, dim, pass)) return found->seconds;
   throw Error(fmt::format("{}: no time of '{}', {} {}, {}", path_, name, weft::name(dtype), dim, tool::name(pass)),
               "measure with this version: the same command with --json and without --measured");
 }
 
 nlohmann::json KernelTimes::json() const {
   nlohmann::json all = nlohmann::json::array();
-  for (const Key& key : order_) {
-    const auto& [name, dtype, dim, pass] = key;
-    all.push_back({{"case", name},
-                   {"dtype", weft::name(dtype)},
-                   {"dim", dim},
-                   {"pass", tool::name(pass)},
-                   {"seconds", times_.at(key)}});
-  }
+  for (const Time& t : times_)
+    all.push_back({{"case", t.name},
+                   {"dtype", weft::name(t.dtype)},
+                   {"dim", t.dim},
+                   {"pass", tool::name(t.pass)},
+                   {"seconds", t.seconds}});
   return all;
 }
 

@@ -1,9 +1,7 @@
 // Measured times of kernel calls by case. From a file they can be fitted and checked again without the machine.
 #pragma once
 
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -27,9 +25,16 @@ class KernelTimes {
   static KernelTimes read(const std::string& path);
 
  private:
-  using Key = std::tuple<std::string, DType, Index, Pass>;
-  std::map<Key, double> times_;
-  std::vector<Key> order_;
+  struct Time {
+    std::string name;
+    DType dtype;
+    Index dim;
+    Pass pass;
+    double seconds;
+  };
+  const Time* find(const std::string& name, DType dtype, Index dim, Pass pass) const;
+
+  std::vector<Time> times_;
   std::string path_ = "what was measured";
   bool read_ = false;
 };

@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr Index kMaxDrawn = 96;        // tokens
 constexpr Index kMaxLines = 64;        // windows, drawn or in the table
 constexpr Index kMaxListed = 1 << 26;  // numbers in a JSON file
-constexpr int kMargin = 14;
+constexpr int kRowMargin = 14;
 
 struct Micro {
   check::Case c;
@@ -71,7 +71,7 @@ void draw(const Micro& micro) {
   const Axis axis(Layout::contiguous(Stream::from_used(offsets, used), 1));
   fmt::print("A line a window, a column a token.   {} query   {} key from before the window   · padding\n\n",
              coloured("A", 0, true), coloured("a", 0, false));
-  fmt::print("{:<{}}{}\n", "rank, micro", kMargin, axis.ruler());
+  fmt::print("{:<{}}{}\n", "rank, micro", kRowMargin, axis.ruler());
   for_each_window(s, kMaxLines, [&](const Window& w) {
     const auto paint = [&](Index t, const std::string& fill) {
       const Index rank = w.rank % kLetters;
@@ -79,7 +79,7 @@ void draw(const Micro& micro) {
       const bool key = t >= w.first_document_begin && t < w.begin && axis.real[at(t)];
       return key ? coloured(letter(rank, false) + fill, rank, false) : " " + fill;
     };
-    std::string line = fmt::format("{:<{}}{}", head(w), kMargin, axis.line(paint, " ", "│"));
+    std::string line = fmt::format("{:<{}}{}", head(w), kRowMargin, axis.line(paint, " ", "│"));
     line.erase(line.find_last_not_of(' ') + 1);
     fmt::print("{}\n", line);
   });

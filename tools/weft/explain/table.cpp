@@ -12,7 +12,7 @@
 namespace weft::tool {
 namespace {
 
-constexpr std::size_t kListed = 32;  // with more ranks than this the table shows least, mean and most
+constexpr std::size_t kRanksListed = 32;  // with more ranks than this the table shows least, mean and most
 
 // Columns: label, rows, tokens, pairs, load over the mean, its bar, slices, keys on other ranks, bytes of all gathered
 // keys, bytes of touched keys.
@@ -107,7 +107,7 @@ void print_table(const check::Case& c, const Loads& all) {
   std::vector<Line> lines = {
       {"", "", "real", "visible", "load", gap, "", "keys on", "K, V by", "K, V of"},
       {"rank", "rows", "tokens", "pairs", "/ mean", gap, "slices", "other ranks", "all_gather", "touched"}};
-  if (all.ranks.size() > kListed) {
+  if (all.ranks.size() > kRanksListed) {
     add_summary(all, lines);
   } else {
     for (std::size_t r = 0; r < all.ranks.size(); ++r) {

@@ -6,8 +6,6 @@
 
 namespace weft::tool {
 
-Machine machine_of(const Flags& flags, std::string_view otherwise);
-// Error that names the file.
-Machine read_machine(const std::string& path);
+Machine machine_of(const Flags& flags, std::string_view otherwise);  // errors name the file
 
 }  // namespace weft::tool

@@ -154,9 +154,8 @@ void choose_attention(const Flags& flags, const Defaults& defaults, check::Case&
   if (to.softcap < 0)
     throw Error(fmt::format("--softcap {} is negative", to.softcap), "use 0 for none, or a positive cap");
   const std::string sink = flags.one_of("sink", {"none", "off_by_one", "learnable"});
-  to.sink = sink == "none"         ? check::Case::SinkKind::none
-            : sink == "off_by_one" ? check::Case::SinkKind::off_by_one
-                                   : check::Case::SinkKind::learnable;
+  using enum check::Case::SinkKind;
+  to.sink = sink == "none" ? none : sink == "off_by_one" ? off_by_one : learnable;
 }
 
 }  // namespace

@@ -78,13 +78,13 @@ std::vector<std::string> values_of(const Flags& flags, const ScheduleOption& opt
   return {std::to_string(value)};
 }
 
-struct Values {
+struct OptionValues {
   const ScheduleOption& option;
   std::vector<std::string> all;
 };
 
 // Every combination of values of the options from n on that the schedule uses.
-void add_variants(const std::vector<Values>& values, std::size_t n, const ScheduleOptions& so_far,
+void add_variants(const std::vector<OptionValues>& values, std::size_t n, const ScheduleOptions& so_far,
                   std::vector<ScheduleOptions>& to) {
   if (n == values.size()) return to.push_back(so_far);
   if (!uses(so_far, values[n].option.name)) return add_variants(values, n + 1, so_far, to);
@@ -129,8 +129,9 @@ std::vector<FlagSpec> schedule_flags() {
   }
   std::vector<FlagSpec> all = with_schedule_options(
       {{"schedule", "LIST", fmt::format("run these on ranks as threads: {}, auto, or all", fmt::join(names, ", "))}});
-  all.push_back(
-      {"comm", "NAME", "what moves the bytes: threads (default), or mpi, started by tools/mpirun.sh -np N weft .."});
+  all.push_back({"comm", "NAME",
+                 "what moves the bytes: threads (default), processes (NCCL between GPUs), or mpi, started by "
+                 "tools/mpirun.sh -np N weft .."});
   all.push_back(
       {"checked", "", "ranks compare fingerprints and checksums (ExecutorOptions::checked); bytes are not compared"});
   all.push_back(
@@ -162,7 +163,7 @@ std::vector<ScheduleOptions> schedules_of(const Flags& flags, std::string_view s
     kinds.push_back(kind);
   }
   check_used(flags, kinds);
-  std::vector<Values> values;
+  std::vector<OptionValues> values;
   for (const ScheduleOption& option : schedule_options())
     values.push_back({option, values_of(flags, option, every_variant)});
   std::vector<ScheduleOptions> all;
@@ -206,13 +207,12 @@ ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   return options;
 }
 
-std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"threads", "mpi"}); }
+std::string communicator_of(const Flags& flags) { return flags.one_of("comm", {"threads", "processes", "mpi"}); }
 
 check::Case::Format format_of(const Flags& flags) {
   const std::string format = flags.one_of("format", {"thd", "bshd", "sbhd"});
-  return format == "thd"    ? check::Case::Format::thd
-         : format == "bshd" ? check::Case::Format::bshd
-                            : check::Case::Format::sbhd;
+  using enum check::Case::Format;
+  return format == "thd" ? thd : format == "bshd" ? bshd : sbhd;
 }
 
 }  // namespace weft::tool

@@ -11,6 +11,7 @@
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
 #include "index.h"
+#include "simulate/report.h"
 #include "terminal/file_output.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
@@ -19,6 +20,7 @@
 #include "verbs.h"
 #include "weft/choose.h"
 #include "weft/error.h"
+#include "weft/models.h"
 #include "weft/trace.h"
 
 namespace weft::tool {
@@ -49,18 +51,62 @@ std::vector<std::string> layout_names(const Flags& flags) {
   return given == "all" ? all : list_of("--layout", given, all);
 }
 
-// A sweep goes over heads: groups of heads are limited to the K/V heads there are.
-ScheduleOptions fitted_to(ScheduleOptions options, const check::Case& c) {
-  options.head_groups = min_of(options.head_groups, c.heads_k);
-  return options;
+// What all lines of the table have in common.
+std::string heading_of(const check::Case& c, const Model* model, const Shown& shown) {
+  Mask mask = c.mask;
+  if (shown.windows) mask.left = mask.right = -1;
+  return fmt::format(
+      "{}, {}", model != nullptr ? std::string(model->name) : mask_words(mask),
+      shown.heads ? fmt::format("dim {}:{}, {}", c.dim_qk, c.dim_v, weft::name(c.dtype)) : attention_words(c));
 }
 
-// What all lines of the table have in common.
-std::string heading_of(const check::Case& c, bool windows, bool heads) {
-  Mask mask = c.mask;
-  if (windows) mask.left = mask.right = -1;
-  return fmt::format("{}, {}", mask_words(mask),
-                     heads ? fmt::format("dim {}:{}, {}", c.dim_qk, c.dim_v, weft::name(c.dtype)) : attention_words(c));
+// What the times are of.
+std::string times_words(const Model* model, Index tp) {
+  std::string words = "fwd, bwd: attention of one layer";
+  if (model != nullptr) words += fmt::format(" and of all {} (a step)", model->layer_count());
+  words += ", start of all ranks to end of the last; TFLOP/s of a GPU; memory of one layer";
+  if (tp > 1)
+    words += fmt::format("\ntensor parallel {}: heads of a GPU; neighbouring ranks are {} GPUs apart", tp, tp);
+  return words;
+}
+
+// The heads of one GPU under tensor parallelism. More GPUs than K/V heads hold copies of them.
+void divide_heads(check::Case& c, Index tp) {
+  const bool copies = tp % c.heads_k == 0;
+  if (c.heads_q % tp != 0 || (c.heads_k % tp != 0 && !copies))
+    throw Error(fmt::format("--tp {} of heads {}:{}", tp, c.heads_q, c.heads_k),
+                "use a divisor of the heads, or a multiple of the K/V heads that divides the query heads");
+  c.heads_q /= tp;
+  c.heads_k = copies ? 1 : c.heads_k / tp;
+}
+
+// Layers of one kind: without a model there is one.
+struct Kind {
+  std::string words;
+  Index count = 1;
+  check::Case given;
+  Problem problem;
+};
+std::vector<Kind> kinds_of(const check::Case& c, const Model* model) {
+  if (model == nullptr) return {{"", 1, c, check::problem_of(c)}};
+  std::vector<Kind> kinds;
+  for (const ModelLayers& layers : model->layers) {
+    check::Case one = c;
+    one.mask = layers.mask;
+    const std::string words = layers.mask.chunk       ? fmt::format("chunk {}", *layers.mask.chunk)
+                              : layers.mask.left >= 0 ? fmt::format("window {},0", layers.mask.left)
+                                                      : "full";
+    kinds.push_back({words, layers.count, one, check::problem_of(one)});
+  }
+  return kinds;
+}
+
+// The kind with most work, by whose pairs tokens are dealt out: all layers have one layout.
+const Kind& main_kind(const std::vector<Kind>& kinds) {
+  const auto work = [](const Kind& k) {
+    return static_cast<double>(k.problem.visible_pairs()) * static_cast<double>(k.count);
+  };
+  return *std::max_element(kinds.begin(), kinds.end(), [&](const Kind& a, const Kind& b) { return work(a) < work(b); });
 }
 
 // One problem of a sweep, as the flags give its parts.
@@ -70,7 +116,14 @@ struct Asked {
 
 class Sweep {
  public:
-  Sweep(const Flags& flags, Machine machine) : flags_(flags), machine_(std::move(machine)), passes_(passes_of(flags)) {
+  Sweep(const Flags& flags, const Machine& machine)
+      : flags_(flags),
+        tp_(flags.within("tp", 1, 1, kMostRanks)),
+        machine_(strided(machine, tp_)),
+        passes_(passes_of(flags)) {
+    flags.exclude("model", {"heads", "dim", "mask", "align", "window", "chunk", "slices", "docs-k", "cu-seqlens-k"},
+                  "a model brings its heads, widths and masks");
+    if (const std::string* name = flags.find("model")) model_ = &weft::model(*name);
     options_.simulated_slices = 3'000'000;  // of the simulations behind one choice: some seconds
     if (flags.given("memory")) options_.memory_bytes = real_size("--memory", *flags.find("memory"), "8e9");
     if (options_.memory_bytes < 0) throw Error("--memory below 0", "give bytes, e.g. 8e9");
@@ -79,7 +132,11 @@ class Sweep {
     automatic_ = asked.automatic;
   }
 
-  std::size_t lines_of_problem() const { return fixed_.size() + (automatic_ ? 1 : 0); }
+  std::size_t lines_of_problem() const {
+    return (fixed_.size() + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1);
+  }
+  const Model* model() const { return model_; }
+  Index tp() const { return tp_; }
   const Machine& machine() const { return machine_; }
   const std::vector<Simulation>& lines() const { return lines_; }
   std::string trace_json() const { return trace_.json(); }
@@ -94,26 +151,31 @@ class Sweep {
     if (!flags_.given("cu-seqlens")) one = one.with("docs", asked.docs);
     if (!asked.window.empty()) one = one.with("window", asked.window);
     if (!flags_.given("mask") && !flags_.given("slices")) one = one.with("mask", "causal");
-    const check::Case c = case_of(one, kSimulateDefaults);
-    const Problem problem = check::problem_of(c);
+    if (model_ != nullptr)
+      one = one.with("heads", fmt::format("{}:{}", model_->heads_q, model_->heads_k))
+                .with("dim", fmt::format("{}:{}", model_->dim_qk, model_->dim_v));
+    check::Case c = case_of(one, kSimulateDefaults);
+    divide_heads(c, tp_);
+    const std::vector<Kind> kinds = kinds_of(c, model_);
+    const Packing& packing = kinds[0].problem.packing();
     const Simulation base{.ranks = c.ranks,
                           .docs = asked.docs,
                           .window = asked.window,
                           .heads = fmt::format("{}:{}", c.heads_q, c.heads_k),
                           .layout = c.layout,
-                          .tokens = problem.packing().q().tokens(),
-                          .documents = problem.packing().sequences(),
+                          .tokens = packing.q().tokens(),
+                          .documents = packing.sequences(),
                           .heads_q = c.heads_q};
-    for (const ScheduleOptions& options : fixed_) {
+    for (ScheduleOptions schedule : fixed_) {
       progress();
-      const ScheduleOptions schedule = fitted_to(options, c);
+      schedule.head_groups = min_of(schedule.head_groups, c.heads_k);  // a sweep goes over heads
       if (any_layout)
-        add_chosen(c, problem, asked.layout, base, {schedule});
+        add_chosen(kinds, asked.layout, base, {schedule});
       else
-        add_fixed(c, problem, base, schedule);
+        add_fixed(kinds, base, schedule);
     }
     progress();
-    if (automatic_) add_chosen(c, problem, asked.layout, base, {});
+    if (automatic_) add_chosen(kinds, asked.layout, base, {});
     return c;
   }
 
@@ -126,11 +188,14 @@ class Sweep {
     return some;
   }
 
-  static TensorShape shape(const check::Case& c) { return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v}; }
+  TensorShape shape(const check::Case& c) const {
+    return {.dtype = c.dtype, .dim_qk = c.dim_qk, .dim_v = c.dim_v, .dsink = model_ != nullptr && model_->sink};
+  }
 
-  void run(Simulation& line, const check::Case& c, const Problem& problem, const Layouts& layouts) {
-    const Job job{problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
-    const double pairs = static_cast<double>(problem.visible_pairs()) * static_cast<double>(c.heads_q);
+  void run(Simulation& line, const Kind& kind, const Layouts& layouts) {
+    const check::Case& c = kind.given;
+    const Job job{kind.problem, layouts, c.heads_q, c.heads_k, line.schedule, shape(c)};
+    const double pairs = static_cast<double>(kind.problem.visible_pairs()) * static_cast<double>(c.heads_q);
     for (const Pass pass : passes_) {
       Timeline t = weft::simulate(job, machine_, pass, {.detail = {0}, .busiest = true});
       line.flops += pairs * static_cast<double>(flops_per_pair(pass, c.dim_qk, c.dim_v));
@@ -143,46 +208,64 @@ class Sweep {
     }
   }
 
-  void add_fixed(const check::Case& c, const Problem& problem, Simulation line, const ScheduleOptions& schedule) {
-    line.schedule = schedule;
-    line.asked = line.name();
-    try {
-      run(line, c, problem, check::layouts_of(c, problem));
-    } catch (const Error& e) {
-      line.refused = e.what();
+  // A line for each kind of layer; what cannot be run says why.
+  template <class Run>
+  void add_lines(const std::vector<Kind>& kinds, const Simulation& base, const Run& run_kind) {
+    for (std::size_t n = 0; n < kinds.size(); ++n) {
+      Simulation line = base;
+      line.layers = kinds[n].count;
+      line.layer = kinds[n].words;
+      try {
+        run_kind(n, line);
+      } catch (const Error& e) {
+        line.refused = e.what();
+      }
+      lines_.push_back(std::move(line));
     }
-    lines_.push_back(std::move(line));
   }
 
-  // A layout, a schedule or both chosen for the problem; `schedules`: among these, or all if there are none.
-  void add_chosen(const check::Case& c, const Problem& problem, const std::string& layout, Simulation line,
+  void add_fixed(const std::vector<Kind>& kinds, Simulation base, const ScheduleOptions& schedule) {
+    base.schedule = schedule;
+    base.asked = base.name();
+    const Kind& main = main_kind(kinds);
+    std::optional<Layouts> layouts;  // made where its error is that of a line
+    add_lines(kinds, base, [&](std::size_t n, Simulation& line) {
+      if (!layouts) layouts = check::layouts_of(main.given, main.problem);
+      run(line, kinds[n], *layouts);
+    });
+  }
+
+  // A layout, schedules or both chosen for the problem; `schedules`: among these, or all if there are none.
+  void add_chosen(const std::vector<Kind>& kinds, const std::string& layout, Simulation base,
                   std::vector<ScheduleOptions> schedules) {
-    line.chosen = true;
-    line.asked = fmt::format("{}, {}", schedules.empty() ? "auto" : weft::words(schedules.front()),
+    base.chosen = true;
+    base.asked = fmt::format("{}, {}", schedules.empty() ? "auto" : weft::words(schedules.front()),
                              layout == "auto" ? "auto layout" : layout);
-    const Layer layer{.problem = problem,
-                      .heads_q = c.heads_q,
-                      .heads_k = c.heads_k,
-                      .shape = shape(c),
-                      .count = 1,
-                      .backward = passes_.back() == Pass::backward};
+    std::vector<Layer> layers;
+    for (const Kind& kind : kinds)
+      layers.push_back({.problem = kind.problem,
+                        .heads_q = kind.given.heads_q,
+                        .heads_k = kind.given.heads_k,
+                        .shape = shape(kind.given),
+                        .count = kind.count,
+                        .backward = passes_.back() == Pass::backward});
     ChooseOptions options = options_;
     options.schedules = std::move(schedules);
-    try {
+    std::optional<BatchChoice> choice;
+    add_lines(kinds, base, [&](std::size_t n, Simulation& line) {
       if (layout != "auto") options.layouts = {layout_kind(layout)};
-      const BatchChoice choice = choose({&layer, 1}, c.ranks, machine_, options);
-      line.layout = choice.layout;
-      line.schedule = choice.layers[0].schedule();
-      line.why = layout == "auto" ? choice.why() : choice.layers[0].why();
-      run(line, c, problem, make_layouts(line.layout, problem, c.ranks));
-    } catch (const Error& e) {
-      line.refused = e.what();
-    }
-    lines_.push_back(std::move(line));
+      if (!choice) choice = choose(layers, base.ranks, machine_, options);
+      line.layout = choice->layout;
+      line.schedule = choice->layers[n].schedule();
+      line.why = layout == "auto" ? choice->why() : choice->layers[n].why();
+      run(line, kinds[n], make_layouts(line.layout, main_kind(kinds).problem, base.ranks));
+    });
   }
 
   const Flags& flags_;
+  Index tp_;
   Machine machine_;
+  const Model* model_ = nullptr;
   std::vector<Pass> passes_;
   ChooseOptions options_ = {};
   std::vector<ScheduleOptions> fixed_;
@@ -190,91 +273,6 @@ class Sweep {
   std::vector<Simulation> lines_;
   Trace trace_;
 };
-
-void print_lines(const std::vector<Simulation>& lines, bool windows, bool heads) {
-  fmt::print("{:>6} {:>10} {:>9} ", "ranks", "tokens", "documents");
-  if (windows) fmt::print("{:<12} ", "window");
-  if (heads) fmt::print("{:<7} ", "heads");
-  fmt::print("{:<11}{:<40}{:>10}{:>10}{:>9}{:>11}{:>11}{:>10}{:>10}{:>10}\n", "layout", "schedule", "fwd ms", "bwd ms",
-             "TFLOP/s", "efficiency", "overlapped", "imbalance", "MiB in", "memory");
-  for (const Simulation& l : lines) {
-    fmt::print("{:>6} {:>10} {:>9} ", l.ranks, l.tokens, l.documents);
-    if (windows) fmt::print("{:<12} ", l.window.empty() ? "-" : l.window);
-    if (heads) fmt::print("{:<7} ", l.heads);
-    fmt::print("{:<11}{:<40}", weft::name(l.layout), (l.chosen ? "auto: " : "") + weft::words(l.schedule));
-    if (!l.refused.empty()) {
-      fmt::print("  {}\n", l.refused);
-      continue;
-    }
-    const auto ms = [](const std::optional<Timeline>& t) {
-      return t ? fmt::format("{:.3f}", t->seconds * 1e3) : std::string("-");
-    };
-    const Simulation::Totals both = l.totals();
-    fmt::print("{:>10}{:>10}{:>9.1f}{:>10.0f}%{:>11}{:>10.2f}{:>10.1f}{:>10}\n", ms(l.forward), ms(l.backward),
-               l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12, 100 * l.efficiency(),
-               both.exchange > 0 ? fmt::format("{:.0f}%", 100 * both.overlapped / both.exchange) : "-", both.imbalance,
-               static_cast<double>(both.bytes_in) / 0x1p20, bytes_text(l.memory()));
-  }
-  std::set<std::string> told;
-  for (const Simulation& l : lines)
-    if (!l.why.empty() && told.insert(l.why).second) fmt::print("\nauto, {} ranks: {}\n", l.ranks, l.why);
-}
-
-json to_json(const Timeline& t) {
-  double compute = 0, waiting = 0;
-  for (const RankTimes& r : t.ranks) {
-    compute = std::max(compute, r.compute);
-    waiting = std::max(waiting, r.waiting);
-  }
-  json out = {{"seconds", t.seconds},
-              {"ideal", t.ideal},
-              {"efficiency", t.efficiency()},
-              {"overlap", t.overlap()},
-              {"imbalance", t.straggling()},
-              {"slowest", t.slowest()},
-              {"longest_compute", compute},
-              {"longest_waiting", waiting},
-              {"bytes_in", t.bytes_in()},
-              {"memory_bytes", t.memory.total()},
-              {"workspace_bytes", t.memory.workspace},
-              {"planned_ranks", t.planned},
-              {"timelines", json::array()}};
-  for (const RankTimeline& rank : t.detail) {
-    json events = json::array();
-    constexpr std::size_t kMost = 1000;
-    for (std::size_t n = 0; n < std::min(kMost, rank.events.size()); ++n) {
-      const TimelineEvent& e = rank.events[n];
-      events.push_back({{"kind", weft::name(e.kind)},
-                        {"name", e.name},
-                        {"step", e.step},
-                        {"begin", e.begin},
-                        {"end", e.end},
-                        {"pairs", e.pairs},
-                        {"bytes_in", e.bytes_in},
-                        {"bytes_out", e.bytes_out}});
-    }
-    out["timelines"].push_back(
-        {{"rank", rank.rank}, {"events", std::move(events)}, {"events_total", rank.events.size()}});
-  }
-  return out;
-}
-
-json to_json(const Simulation& l) {
-  json out = {{"ranks", l.ranks},
-              {"tokens", l.tokens},
-              {"documents", l.documents},
-              {"window", l.window},
-              {"heads", l.heads},
-              {"layout", weft::name(l.layout)},
-              {"schedule", weft::words(l.schedule)},
-              {"auto", l.chosen}};
-  if (!l.refused.empty()) out["refused"] = l.refused;
-  if (!l.why.empty()) out["why"] = l.why;
-  if (l.forward) out["forward"] = to_json(*l.forward);
-  if (l.backward) out["backward"] = to_json(*l.backward);
-  if (l.seconds() > 0) out["tflops_per_rank"] = l.flops / l.seconds() / static_cast<double>(l.ranks) * 1e-12;
-  return out;
-}
 
 int list_machines() {
   for (const Machine& m : machine_presets()) {
@@ -292,12 +290,29 @@ int list_machines() {
   return 0;
 }
 
+int list_models() {
+  for (const Model& m : models()) {
+    fmt::print("{:<14}heads {}:{}, dim {}:{}, layers", m.name, m.heads_q, m.heads_k, m.dim_qk, m.dim_v);
+    for (const ModelLayers& l : m.layers)
+      fmt::print(" {} x {}{}", l.count, mask_words(l.mask), &l == &m.layers.back() ? "" : ",");
+    fmt::print("{}\n    {}\n", m.sink ? ", learnable sinks" : "", m.source);
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::vector<FlagSpec> simulate_flags() {
+  std::vector<std::string_view> names;
+  for (const Model& m : models()) names.push_back(m.name);
   return with_schedule_options(
       {{"machine", "NAME", "a preset (--machines lists them), or a machine file; h100-400g if not given"},
        {"machines", "", "say which machines there are, and where their numbers come from"},
+       {"model", "NAME",
+        fmt::format("heads, widths, layers and masks of {}: times of its layers and of all of them",
+                    fmt::join(names, ", "))},
+       {"models", "", "say which models there are, and where their numbers come from"},
+       {"tp", "N", "tensor-parallel degree: heads are divided by it, and ranks (context parallel) are N GPUs apart"},
        {"pass", "NAME", "both (default), forward or backward"},
        {"schedule", "LIST", "all (default), or auto, all_gather, ring, .., with the options below"},
        {"memory", "BYTES", "auto: what a rank has for one layer, 8e9 or 8G; the machine's if not given"},
@@ -307,6 +322,7 @@ std::vector<FlagSpec> simulate_flags() {
 
 int simulate(const Flags& flags) {
   if (flags.given("machines")) return list_machines();
+  if (flags.given("models")) return list_models();
   Sweep sweep(flags, machine_of(flags, "h100-400g"));
   const std::vector<std::string> layouts = layout_names(flags), windows = values_of(flags, "window", "", '/'),
                                  documents = values_of(flags, "docs", "published:tokens=1048576", '/'),
@@ -321,6 +337,7 @@ int simulate(const Flags& flags) {
       throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
   JsonOutput output(flags.find("json"));
   FileOutput page("--html", flags.find("html")), trace("--trace", flags.find("trace"));
+  const Shown shown{windows.size() > 1, heads.size() > 1, sweep.model() != nullptr};
   std::string heading;
   {
     Progress progress(static_cast<Index>(all), "simulations");
@@ -331,15 +348,33 @@ int simulate(const Flags& flags) {
           for (const std::string& head : heads)
             for (const std::string& layout : layouts) {
               const check::Case c = sweep.add({rank, docs, window, head, layout}, show);
-              if (heading.empty()) heading = heading_of(c, windows.size() > 1, heads.size() > 1);
+              if (heading.empty()) heading = heading_of(c, sweep.model(), shown);
             }
   }
   const Machine& machine = sweep.machine();
-  fmt::print("{}: {}\n{}\n\n", machine.name, machine.about, heading);
-  print_lines(sweep.lines(), windows.size() > 1, heads.size() > 1);
-  json lines = json::array();
-  for (const Simulation& line : sweep.lines()) lines.push_back(to_json(line));
-  output.write({{"machine", machine.name}, {"lines", std::move(lines)}});
+  fmt::print("{}: {}\n{}\n{}\n\n", machine.name, machine.about, heading, times_words(sweep.model(), sweep.tp()));
+  std::vector<json> records, lines, totals;
+  std::vector<const Simulation*> kinds;
+  for (const Simulation& line : sweep.lines()) {
+    lines.push_back(to_json(line));
+    records.push_back(lines.back());
+    if (sweep.model() == nullptr) continue;
+    kinds.push_back(&line);
+    if (kinds.size() < sweep.model()->layers.size()) continue;
+    totals.push_back(total_json(kinds, sweep.tp()));
+    records.push_back(totals.back());
+    kinds.clear();
+  }
+  print_report(records, shown);
+  json out = {{"machine", machine.name},
+              {"memory_bytes_per_rank", machine.memory_bytes},
+              {"tp", sweep.tp()},
+              {"lines", std::move(lines)}};
+  if (sweep.model() != nullptr) {
+    out["model"] = sweep.model()->name;
+    out["totals"] = std::move(totals);
+  }
+  output.write(out);
   if (trace) trace.write(sweep.trace_json());
   if (page) page.write(draw::html(machine, heading, "weft simulate" + flags.words(), sweep.lines()));
   return 0;

@@ -21,7 +21,7 @@ std::string shown(const Column& column, const json& record) {
   const json::json_pointer key(column.key);
   if (!record.contains(key) || record.at(key).is_null()) return "-";
   const json& value = record.at(key);
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string()) return value.get<std::string>().empty() ? "-" : value.get<std::string>();
   if (column.decimals == Column::kBytes) return bytes_text(value.get<Index>());
   const double number = value.get<double>() * column.scale;
   return fmt::format("{:.{}f}{}", number, column.decimals == Column::kRate ? (number < 10 ? 2 : 1) : column.decimals,

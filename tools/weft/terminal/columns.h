@@ -22,7 +22,7 @@ struct Column {
 };
 
 std::string head_of(std::span<const Column> columns);  // with the end of its lines
-// Values that the record does not have, or that are null, are "-".
+// Values that the record does not have, or that are null or empty, are "-".
 std::string line_of(std::span<const Column> columns, const nlohmann::json& record);
 
 }  // namespace weft::tool

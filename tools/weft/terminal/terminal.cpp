@@ -13,7 +13,7 @@
 
 namespace weft::tool {
 
-char letter(Index rank, bool upper) { return static_cast<char>((upper ? 'A' : 'a') + rank % kLetters); }
+namespace {
 
 bool use_colour() {
   static const bool wanted = [] {
@@ -22,6 +22,10 @@ bool use_colour() {
   }();
   return wanted;
 }
+
+}  // namespace
+
+char letter(Index rank, bool upper) { return static_cast<char>((upper ? 'A' : 'a') + rank % kLetters); }
 
 std::string coloured(const std::string& text, Index rank, bool solid) {
   // Of the 256-colour palette: bright enough to read as letters on black and as ground under black letters.

@@ -12,9 +12,8 @@ inline constexpr Index kLetters = 26;
 // 'A' for rank 0; lower case on request.
 char letter(Index rank, bool upper = true);
 
-// Colours only on a terminal, and not if NO_COLOR is set (no-color.org). Everything is readable without them.
-bool use_colour();
-// The text in the rank's colour: on a coloured ground if `solid`, else coloured letters.
+// The text in the rank's colour: on a coloured ground if `solid`, else coloured letters. Colours only on a terminal,
+// and not if NO_COLOR is set (no-color.org). Everything is readable without them.
 std::string coloured(const std::string& text, Index rank, bool solid);
 
 // A bar of `fraction` of `width` columns, in eighths of a column, padded with spaces.

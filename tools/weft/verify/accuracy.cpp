@@ -249,7 +249,6 @@ int verify_accuracy(const Flags& flags) {
   output.write(to_json(rows));
   const auto failed = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return !row.ok(); });
   fmt::print("\n{} tensors, {} over a limit\n", rows.size(), failed);
-  constexpr int kFailed = 1, kNothingRan = 2;
   if (failed > 0) return kFailed;
   if (!rows.empty()) return 0;
   fmt::print(stderr,

@@ -7,6 +7,8 @@
 
 namespace weft::tool {
 
+inline constexpr const char* kSinkNames[] = {"none", "off_by_one", "learnable"};  // by check::Case::SinkKind
+
 struct Room {
   Index used = 0, rows = 0;  // real tokens, and rows before rounding up
 };

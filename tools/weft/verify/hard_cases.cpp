@@ -10,7 +10,7 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kDim = HardCase::kDim;
+constexpr Index kWidth = HardCase::kDim;
 
 // Unit normal everywhere.
 HardCase normal_case(std::string name, Index queries, Index keys) {
@@ -20,7 +20,7 @@ HardCase normal_case(std::string name, Index queries, Index keys) {
                           {&c.k, keys * HardCase::kHeadsK},
                           {&c.v, keys * HardCase::kHeadsK},
                           {&c.dout, queries * HardCase::kHeads}}) {
-    to->resize(at(rows * kDim));
+    to->resize(at(rows * kWidth));
     for (double& x : *to) x = check::normal(engine);
   }
   return c;
@@ -38,10 +38,10 @@ HardCase large_logits(std::string name, double size) {
 HardCase cancelling_values() {
   HardCase c = normal_case("cancelling values", 48, 80);
   for (Index j = 0; j < c.keys; j += 2) {
-    for (Index i = 0; i < kDim; ++i) {
-      c.k[at((j + 1) * kDim + i)] = c.k[at(j * kDim + i)];
-      c.v[at((j + 1) * kDim + i)] += -1000 * c.v[at(j * kDim + i)];
-      c.v[at(j * kDim + i)] *= 1000;
+    for (Index i = 0; i < kWidth; ++i) {
+      c.k[at((j + 1) * kWidth + i)] = c.k[at(j * kWidth + i)];
+      c.v[at((j + 1) * kWidth + i)] += -1000 * c.v[at(j * kWidth + i)];
+      c.v[at(j * kWidth + i)] *= 1000;
     }
   }
   return c;
@@ -50,11 +50,11 @@ HardCase cancelling_values() {
 // All queries point at key 7: its logit is about 50 above the others.
 HardCase dominant_key() {
   HardCase c = normal_case("one dominant key", 48, 80);
-  for (Index i = 0; i < kDim; ++i) {
+  for (Index i = 0; i < kWidth; ++i) {
     const double sign = i % 3 == 0 ? -3 : 3;
-    c.k[at(7 * kDim + i)] = sign;
+    c.k[at(7 * kWidth + i)] = sign;
     for (Index row = 0; row < c.queries * HardCase::kHeads; ++row) {
-      double& x = c.q[at(row * kDim + i)];
+      double& x = c.q[at(row * kWidth + i)];
       x = sign + 0.1 * x;
     }
   }
@@ -65,7 +65,7 @@ HardCase dominant_key() {
 HardCase constant_rows(std::string name, Index queries, Index keys) {
   HardCase c = normal_case(std::move(name), queries, keys);
   for (std::vector<double>* tensor : {&c.q, &c.k, &c.v, &c.dout})
-    for (std::size_t i = at(kDim); i < tensor->size(); ++i) (*tensor)[i] = (*tensor)[i - at(kDim)];
+    for (std::size_t i = at(kWidth); i < tensor->size(); ++i) (*tensor)[i] = (*tensor)[i - at(kWidth)];
   return c;
 }
 

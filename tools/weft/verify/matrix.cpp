@@ -86,7 +86,6 @@ struct Widths {
   Index qk, v;
 };
 constexpr std::array kWidths = {Widths{16, 16}, Widths{24, 16}, Widths{8, 8}, Widths{32, 32}};
-constexpr std::array kSinks = {"none", "off_by_one", "learnable"};
 
 template <class List>
 const auto& drawn(check::Choices& choices, const List& list) {
@@ -176,7 +175,7 @@ class Maker {
     if (choices.one_in(3)) c.scale = 0.4;
     labels_.insert(labels_.end(), {{"heads", heads.name},
                                    {"widths", fmt::format("{}:{}", widths.qk, widths.v)},
-                                   {"sink", kSinks[at(static_cast<Index>(c.sink))]},
+                                   {"sink", kSinkNames[static_cast<std::size_t>(c.sink)]},
                                    {"softcap", c.softcap > 0 ? "5" : "none"},
                                    {"scale", c.scale ? "0.4" : "1/sqrt(width)"}});
   }

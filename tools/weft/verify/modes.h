@@ -5,6 +5,8 @@
 
 namespace weft::tool {
 
+inline constexpr int kFailed = 1, kNothingRan = 2;  // exit codes of weft verify
+
 int verify_accuracy(
     const Flags& flags);  // --accuracy: kernels on inputs that are hard on arithmetic, against their bounds
 int verify_matrix(const Flags& flags);  // --matrix: the support matrix by all schedules

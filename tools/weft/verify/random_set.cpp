@@ -12,8 +12,8 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kBatch = 512, kLargeBatch = 8;  // outcomes kept at a time; also how often progress is shown
-constexpr Index kShown = 10;
+constexpr Index kOutcomes = 512, kLargeOutcomes = 8;  // outcomes kept at a time; also how often progress is shown
+constexpr Index kFailuresShown = 10;
 
 struct Checked {
   check::Case given;
@@ -60,7 +60,7 @@ Tally check_random(const RandomSet& set) {
   Tally tally(set.method);
   Progress progress(set.count, "cases");
   Index failed = 0, left_out = 0;
-  const Index size = set.large.one_in == 1 ? kLargeBatch : kBatch;
+  const Index size = set.large.one_in == 1 ? kLargeOutcomes : kOutcomes;
   for (Index first = 0; first < set.count; first += size) {
     const Index last = std::min(first + size, set.count);
     for (const Checked& checked : check_batch(set, first, last)) {
@@ -69,8 +69,8 @@ Tally check_random(const RandomSet& set) {
         continue;
       }
       tally.add(checked.given, checked.outcome);
-      if (!checked.outcome.failure || ++failed > kShown + 1) continue;
-      if (failed <= kShown)
+      if (!checked.outcome.failure || ++failed > kFailuresShown + 1) continue;
+      if (failed <= kFailuresShown)
         fmt::print("FAILED {}\n  {}\n", *checked.outcome.failure,
                    command_of(checked.given, set.method, checked.outcome.failed_way));
       else

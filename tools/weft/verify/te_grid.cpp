@@ -121,9 +121,7 @@ class Maker {
                   {{"mask", words(mask)},
                    {"heads", fmt::format("{}:{}", heads.q, heads.k)},
                    {"widths", fmt::format("{}:{}", widths.qk, widths.v)},
-                   {"sink", sink == Case::SinkKind::none        ? "none"
-                            : sink == Case::SinkKind::learnable ? "learnable"
-                                                                : "off_by_one"},
+                   {"sink", kSinkNames[static_cast<std::size_t>(sink)]},
                    {"dtype", std::string(name(dtype))},
                    {"padding", padding == Padding::between ? "between documents" : "none"},
                    {"ranks", std::to_string(ranks)}});

@@ -58,8 +58,6 @@ void print_outcome(const Outcome& outcome, const Method& method) {
     fmt::print("{} check{} skipped\n", outcome.skipped.size(), outcome.skipped.size() == 1 ? "" : "s");
 }
 
-constexpr int kFailed = 1, kNothingRan = 2;
-
 // The law is about plans: a schedule or kernel that was asked for is right only if it computed something.
 int verdict(const Flags& flags, const Tally& tally) {
   if (tally.failed() > 0) return kFailed;
@@ -98,7 +96,8 @@ Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedul
     return {.kernel = std::string(find_kernel(flags.text("kernel", check::kReference)).name)};
   }
   if (communicator_of(flags) != "threads")
-    throw Error("--comm mpi on problems one by one", "use --matrix or --set, whose ranks are the processes");
+    throw Error(fmt::format("--comm {} on problems one by one", communicator_of(flags)),
+                "use --matrix or --set, whose ranks are the processes");
   return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
           .schedules = schedules != nullptr ? *schedules : schedules_of(flags, *flags.find("schedule")),
           .checked = flags.given("checked")};

@@ -7,7 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "flags/over_mpi.h"
+#include "flags/process_ranks.h"
 #include "flags/schedule_flags.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
@@ -31,9 +31,9 @@ void exclude_problems(const Flags& flags, std::string_view grid, const std::vect
 }
 
 std::vector<Index> ranks_of(const Flags& flags, std::string_view otherwise) {
-  if (const Communicator* world = mpi_world()) {
+  if (const Communicator* world = process_world()) {
     if (flags.whole("ranks", world->ranks(), "4") != world->ranks())
-      throw Error(fmt::format("--ranks {} with {} ranks of MPI", *flags.find("ranks"), world->ranks()),
+      throw Error(fmt::format("--ranks {} with {} ranks of {}", *flags.find("ranks"), world->ranks(), world->name()),
                   "leave --ranks out, or start as many");
     return {world->ranks()};
   }
@@ -65,13 +65,13 @@ GridAxes axes_of(const Flags& flags, std::string_view ranks) {
 }
 
 int verify_grid(const Flags& flags, Grid grid) {
-  Communicator* world = mpi_world();
+  Communicator* world = process_world();
   const Index threads = world != nullptr ? 1 : threads_of(flags);
   const std::string kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "";
   const std::string communicator = communicator_of(flags);
   const TimeLimit limit = time_limit_of(flags);
   if (limit.given() && world != nullptr)
-    throw Error(fmt::format("--time-limit {} with --comm mpi", limit.seconds()),
+    throw Error(fmt::format("--time-limit {} with --comm {}", limit.seconds(), communicator),
                 "use --pairwise: processes would not stop at the same run");
   const Index all = grid.cells();
   if (flags.given("pairwise")) grid = pairwise(std::move(grid));
@@ -105,7 +105,6 @@ int verify_grid(const Flags& flags, Grid grid) {
   if (table.failed() == 0 && table.ok() == 0)
     fmt::print(stderr, "weft: {}, so nothing was checked; ask for what can run (weft explain --support)\n",
                table.left_out() > 0 ? "the time was over before the first run" : "all was refused");
-  constexpr int kFailed = 1, kNothingRan = 2;
   if (table.failed() > 0 || (table.ok() == 0 && table.left_out() > 0)) return kFailed;
   return table.ok() == 0 ? kNothingRan : 0;
 }

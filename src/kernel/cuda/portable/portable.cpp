@@ -59,9 +59,7 @@ void portable_forward(const KernelForwardArgs& args) {
                        .list = work.lists[0],
                        .heads = work.heads,
                        .scores = score_scale_of(size, args.attention.softcap),
-                       .sign = scale > 0   ? 1.0f
-                               : scale < 0 ? -1.0f
-                                           : 0.0f,
+                       .sign = sign_of(scale),
                        .sink = sink_of(args.attention.sink),
                        .out = args.out,
                        .lse = args.lse,

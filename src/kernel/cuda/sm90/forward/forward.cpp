@@ -287,9 +287,7 @@ void forward(const KernelForwardArgs& args) {
                        .heads_q = static_cast<int>(args.q.heads),
                        .sm_count = sm_count,
                        .scores = score_scale_of(scale == 0 ? 1 : std::abs(scale), args.attention.softcap),
-                       .sign = scale > 0   ? 1.0f
-                               : scale < 0 ? -1.0f
-                                           : 0.0f,
+                       .sign = sign_of(scale),
                        .sink = sink_of(args.attention.sink),
                        .out = out.view(),
                        .lse = args.lse,

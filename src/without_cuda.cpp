@@ -1,4 +1,6 @@
 // A build without CUDA: what needs a GPU links, and says what is missing.
+#ifndef WEFT_WITH_CUDA
+
 #include "device/device.h"
 #include "weft/device_rows.h"
 #include "weft/error.h"
@@ -97,3 +99,5 @@ int count() { return 0; }
 
 }  // namespace device
 }  // namespace weft
+
+#endif

@@ -1,0 +1,13 @@
+// The communicator of a rank that is a process.
+#pragma once
+
+#include <memory>
+
+#include "comm/processes/sockets.h"
+#include "weft/communicator.h"
+
+namespace weft::processes {
+
+std::unique_ptr<Communicator> make_communicator(Index ranks, std::shared_ptr<Sockets> sockets, double time_limit);
+
+}  // namespace weft::processes
