@@ -145,12 +145,12 @@ class Answer {
   struct Row {
     Index token, head, row, kv_head;
     double lse = -kUnbounded, spread = 0;  // spread: sum of P·|dx|
-    double sink_prob = 0;                 // P of the sink
-    double d = 0, d_terms = 0;            // D = dout·out, and the sum of its absolute terms
-    double d_bound = 0;                   // error of D from errors of P
-    double d_error = 0;                   // error of D from rounding P and out to 16 bits
-    double walked = 0, drifted = 0;       // errors of the sum of exponentials beyond `order`
-    double d_drifted = 0;                 // error of D from drift, times its terms
+    double sink_prob = 0;                  // P of the sink
+    double d = 0, d_terms = 0;             // D = dout·out, and the sum of its absolute terms
+    double d_bound = 0;                    // error of D from errors of P
+    double d_error = 0;                    // error of D from rounding P and out to 16 bits
+    double walked = 0, drifted = 0;        // errors of the sum of exponentials beyond `order`
+    double d_drifted = 0;                  // error of D from drift, times its terms
   };
 
   double beyond(double roundings) const { return std::max(0.0, roundings - by_.order); }

@@ -13,7 +13,7 @@
 namespace weft::draw {
 namespace {
 
-constexpr int kExact = 15;                       // digits, so that the page rounds as the table does
+constexpr int kExact = 15;                           // digits, so that the page rounds as the table does
 constexpr Index kTimelines = 24, kRankEvents = 400;  // timelines of a page, and events of a rank in one
 
 std::string window_words(const Simulation& s) { return s.window.empty() ? "" : text(", window ", s.window); }
