@@ -30,7 +30,7 @@ build:
 	tools/setup.sh build mpi
 	$(call built,release)
 
-# A build of its own, with less optimisation: two minutes instead of four.
+# A build of its own without optimisation: half the time of the other, and the demo computes for a second.
 demo:
 	tools/setup.sh build
 	$(call built,demo) --target weft_command
