@@ -18,6 +18,7 @@ import tarfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build/wheels", ROOT / "dist"
 TOOLS = BUILD / "tools/bin"
+HEADERS = BUILD / "headers"
 GLIBC = "2.28"
 
 # zig spells this instruction set in its own way. -O2, which a later -O3 replaces, also for what is tried by CMake: zig has a
@@ -29,7 +30,7 @@ for word; do
   set -- "$@" "$word"
 done
 shift $n
-exec "{zig}" {language} -target {machine}-linux-gnu.{glibc} -O2 "$@"
+exec "{zig}" {language} -target {machine}-linux-gnu.{glibc} -isystem "{headers}" -O2 "$@"
 """
 
 # Machine code for Ampere and Hopper, and PTX from which the driver compiles for newer chips.
@@ -66,7 +67,7 @@ def compilers():
     zig = next(TOOLS.parent.glob("lib/*/site-packages/ziglang/zig"))
     for language in ("cc", "c++"):
         write_if_new(TOOLS / f"zig-{language}", COMPILER.format(
-            zig=zig, language=language, machine=platform.machine(), glibc=GLIBC))
+            zig=zig, headers=HEADERS, language=language, machine=platform.machine(), glibc=GLIBC))
     return {"CC": str(TOOLS / "zig-cc"), "CXX": str(TOOLS / "zig-c++")}
 
 
@@ -84,6 +85,18 @@ def pythons():
                 return found
     print("wheels: no Python of 3.12 or later with its headers on the PATH, so no wheel for those", file=sys.stderr)
     return found
+
+
+def link_headers(python):
+    """Debian has a Python's pyconfig.h in /usr/include/<architecture>/python3.N, which zig does not see."""
+    ask = ("import sys, sysconfig; print(sysconfig.get_path('include').rsplit('/', 1)[0], sysconfig.get_config_var('MULTIARCH'), "
+           "'python%d.%d' % sys.version_info[:2])")
+    include, multiarch, name = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    config = pathlib.Path(include) / multiarch / name
+    link = HEADERS / multiarch / name
+    if config.exists() and not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(config)
 
 
 def make_sdist(environment):
@@ -114,6 +127,7 @@ def main():
     shutil.rmtree(raw, ignore_errors=True)
     options = [option for setting in settings for option in ("-C", setting)]
     for python in pythons():
+        link_headers(python)
         run(TOOLS / "python", "-m", "pip", "--python", python, "--disable-pip-version-check", "wheel", "--no-deps",
             "--wheel-dir", raw, *options, folder, env=environment)
     tag = "auto" if cuda else f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
