@@ -164,7 +164,7 @@ def test_recorded_times_that_are_none(weft, tmp_path, text, says):
 
 
 def test_trace_has_the_timelines_of_the_json(weft, tmp_path):
-    found, _ = lines(weft, tmp_path, "--schedule", "ring,exact", "--trace", tmp_path / "trace.json")
+    found, _ = lines(weft, "--schedule", "ring,exact", "--trace", tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert sorted(names.values()) == [f"{n}. {x['schedule']}, {x['layout']}, 4 ranks: rank {r}"
