@@ -119,7 +119,9 @@ def main():
     cuda = parser.parse_args().cuda
     BUILD.mkdir(parents=True, exist_ok=True)
     make_tools(cuda)
-    settings = [f"build-dir={BUILD / ('cmake-cuda' if cuda else 'cmake')}", *(CUDA if cuda else [])]
+    # zig does not tell CMake where Debian has the files by which CLI11, fmt and nlohmann-json are found.
+    zig = [f"cmake.define.CMAKE_LIBRARY_ARCHITECTURE={platform.machine()}-linux-gnu"]
+    settings = [f"build-dir={BUILD / ('cmake-cuda' if cuda else 'cmake')}", *(CUDA if cuda else zig)]
     environment = {**os.environ, **({"WEFT_WITH_CUDA": "1"} if cuda else compilers())}
 
     sdist, raw = make_sdist(environment), BUILD / "raw"

@@ -47,7 +47,7 @@ def in_root(folder, minor):
     for name in ("cc", "c++", "gcc", "g++", "clang", "cmake"):
         if shutil.which(name, path=f"{root}/usr/bin"):
             sys.exit(f"{name} is in what should be a bare root")
-    return root / "test", ["chroot", root], "/test"
+    return root / "test", [shutil.which("chroot"), root], "/test"
 
 
 def in_environment(folder, minor):
