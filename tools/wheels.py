@@ -21,6 +21,7 @@ TOOLS = BUILD / "tools/bin"
 HEADERS = BUILD / "headers"
 GLIBC = "2.28"
 
+# nanobind takes it that Python.h includes stdio.h, which it does not for the stable ABI.
 # zig spells this instruction set in its own way. -O2, which a later -O3 replaces, also for what is tried by CMake: zig has a
 # libc++ for each kind of optimisation, which it builds when it is first linked.
 COMPILER = """#!/bin/sh
@@ -30,7 +31,7 @@ for word; do
   set -- "$@" "$word"
 done
 shift $n
-exec "{zig}" {language} -target {machine}-linux-gnu.{glibc} -isystem "{headers}" -O2 "$@"
+exec "{zig}" {language} -target {machine}-linux-gnu.{glibc} -isystem "{headers}" -include stdio.h -O2 "$@"
 """
 
 # Machine code for Ampere and Hopper, and PTX from which the driver compiles for newer chips.
