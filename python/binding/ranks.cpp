@@ -33,14 +33,14 @@ struct Calls {
   nb::object fn, begin, end;
 };
 
-struct OneRank {
+struct RankThread {
   nb::object result;
   nb::object raised;  // with its traceback
   std::string problem;
   unsigned long thread = 0;  // as Python names it, while the rank runs Python code
 };
 
-// Python's exception on its way through C++: the object itself is in OneRank.
+// Python's exception on its way through C++: the object itself is in RankThread.
 struct Raised : std::exception {
   Raised(Index on, std::string said) : rank(on), text(std::move(said)) {}
   const char* what() const noexcept override { return text.c_str(); }
@@ -54,7 +54,7 @@ struct Shared {
   Calls calls;
   Index ranks = 0;
   ThreadRanks how;
-  std::vector<OneRank> all;
+  std::vector<RankThread> all;
   std::stop_source stop = {};
 
   std::mutex mutex = {};
@@ -81,7 +81,7 @@ std::string words_of(nb::handle object, const char* attribute, const char* other
 }
 
 // An Error of Weft's goes through C++ as one, so that run_ranks can say which rank it was; others go as they are.
-[[noreturn]] void pass_on(nb::python_error& e, Index rank, OneRank& mine) {
+[[noreturn]] void pass_on(nb::python_error& e, Index rank, RankThread& mine) {
   mine.raised = nb::borrow(e.value());
   if (e.matches(nb::module_::import_("weft._core").attr("Error")) && nb::hasattr(e.value(), "problem")) {
     const std::string problem = words_of(e.value(), "problem", "");
@@ -95,7 +95,7 @@ std::string words_of(nb::handle object, const char* attribute, const char* other
 // A rank's communicator as Python holds it, until the rank ends.
 class Lent {
  public:
-  Lent(const Calls& calls, Communicator& communicator, OneRank& mine) : calls_(calls), mine_(mine) {
+  Lent(const Calls& calls, Communicator& communicator, RankThread& mine) : calls_(calls), mine_(mine) {
     auto comm = std::make_unique<Comm>(communicator);
     held_ = comm.get();
     object = nb::cast(std::move(comm));
@@ -120,13 +120,13 @@ class Lent {
 
  private:
   const Calls& calls_;
-  OneRank& mine_;
+  RankThread& mine_;
   Comm* held_;
 };
 
 void run_rank(Shared& shared, Communicator& communicator) {
   const AcquireGil gil;
-  OneRank& mine = shared.all[at(communicator.rank())];
+  RankThread& mine = shared.all[at(communicator.rank())];
   try {
     const Lent comm(shared.calls, communicator, mine);
     if (shared.stop.stop_requested()) throw Error("the ranks were told to stop before they began", "run them again");
@@ -195,7 +195,7 @@ class Ranks {
   // Ranks that run Python code get a KeyboardInterrupt, those that wait for others an Error.
   void stop() {
     shared_->stop.request_stop();
-    for (const OneRank& rank : shared_->all)
+    for (const RankThread& rank : shared_->all)
       if (rank.thread != 0) PyThreadState_SetAsyncExc(rank.thread, PyExc_KeyboardInterrupt);
   }
 
@@ -207,7 +207,7 @@ class Ranks {
       if (thread_.joinable()) thread_.join();
     }
     // Once: an exception's traceback refers to the caller, and that to this object.
-    const std::vector<OneRank> all = std::exchange(shared_->all, {});
+    const std::vector<RankThread> all = std::exchange(shared_->all, {});
     const std::exception_ptr failure = std::exchange(shared_->failure, {});
     shared_->calls = {};
     try {
@@ -218,12 +218,12 @@ class Ranks {
       throw nb::python_error();
     } catch (const Error& e) {
       nb::handle cause;
-      for (const OneRank& rank : all)
+      for (const RankThread& rank : all)
         if (rank.raised.is_valid() && rank.problem == e.problem()) cause = rank.raised;
       raise_from(e, cause);
     }
     nb::list out;
-    for (const OneRank& rank : all) out.append(rank.result);
+    for (const RankThread& rank : all) out.append(rank.result);
     return out;
   }
 

@@ -12,7 +12,7 @@
 namespace weft::draw {
 namespace {
 
-constexpr double kStrip = 7, kGap = 3, kFar = kGap + kStrip;
+constexpr double kStrip = 7, kGap = 3, kOut = kGap + kStrip;
 constexpr Index kRuns = 10'000;  // with more, each would be far below a pixel
 constexpr double kLeast = 0.05;  // pixels: narrower padding is not drawn
 
@@ -31,7 +31,7 @@ struct Side {
   }
   Box strip(Index begin, Index end) const {
     const double from = along(static_cast<double>(begin)), size = along(static_cast<double>(end)) - from;
-    const Point corner = at(from, kFar);
+    const Point corner = at(from, kOut);
     return {corner.x, corner.y, keys ? size : kStrip, keys ? kStrip : size};
   }
 };
@@ -60,12 +60,12 @@ void draw_ticks(const Side& side, SvgWriter& svg) {
   for (double t = 0; t + (side.keys ? step * 0.25 : 0) < side.tokens(); t += step) {
     const std::string said = grouped(static_cast<Index>(t));
     const double place = side.along(t + middle), half = text_width(said) / 2;
-    svg.line(side.at(place, kFar + 4), side.at(place, kFar));
+    svg.line(side.at(place, kOut + 4), side.at(place, kOut));
     if (side.keys)
-      svg.label(side.at(std::clamp(place, side.first() + half, side.first() + side.length() - half), kFar + 6), said,
+      svg.label(side.at(std::clamp(place, side.first() + half, side.first() + side.length() - half), kOut + 6), said,
                 "small mid");
     else
-      svg.label(side.at(place + (t == 0 && middle == 0 ? 7 : 3.5), kFar + 6), said, "small end");
+      svg.label(side.at(place + (t == 0 && middle == 0 ? 7 : 3.5), kOut + 6), said, "small end");
   }
 }
 
@@ -77,7 +77,7 @@ void draw_edges(const Stream& stream, const Side& side, SvgWriter& svg) {
     const double edge = side.along(static_cast<double>(stream.offset(i)));
     if (edge - drawn < 2.5 || stream.padded(i) == 0) continue;
     drawn = edge;
-    svg.line(side.at(edge, kFar), side.at(edge, few ? -side.depth() : kGap));
+    svg.line(side.at(edge, kOut), side.at(edge, few ? -side.depth() : kGap));
   }
 }
 
@@ -103,7 +103,7 @@ void name_documents(const Stream& stream, const Side& side, SvgWriter& svg) {
                     [&](const auto& t) { return middle - half < t.second && middle + half > t.first; }))
       continue;
     taken.emplace_back(middle - half, middle + half);
-    svg.label(side.at(middle, side.keys ? kFar + 19 : 73), said, "small quiet mid", side.keys ? 0 : -90);
+    svg.label(side.at(middle, side.keys ? kOut + 19 : 73), said, "small quiet mid", side.keys ? 0 : -90);
   }
 }
 
