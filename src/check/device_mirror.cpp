@@ -22,7 +22,7 @@ Index span_bytes(const ConstTensorView& view) {
 
 weft::Place place_of(std::string_view kernel, Index rank) {
   if (!kernel.starts_with("cuda")) return {};
-  const auto gpu = static_cast<int>(rank % max_of(1, static_cast<Index>(device::count())));
+  const auto gpu = rank == 0 ? 0 : static_cast<int>(rank % max_of(1, static_cast<Index>(device::count())));
   return {.kind = DeviceKind::cuda, .device = gpu, .stream = device::thread_stream()};
 }
 

@@ -38,6 +38,8 @@ std::vector<Slice> plan_on_device(const Problem& problem, const RunList& q, cons
                   std::get<RegularRuns>(k.source().runs),
                   q.stride(),
                   k.in_sequence_order()};
+  planner.q.offsets = q_offsets.get();
+  planner.k.offsets = k_offsets.get();
   const Index n = qs.sequences();
   const unsigned blocks = static_cast<unsigned>(n / 128 + 1);
   const DeviceArray<Index> counts(at(n));
