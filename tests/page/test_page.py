@@ -57,6 +57,7 @@ def step(schedule, ranks, q, k):
     return 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout, multiple", [("zigzag", 1), ("contiguous", 3), ("striped", 1), ("dual_chunk", 8)])
 def test_every_pair_is_as_the_plan_says(weft, show, mask, layout, multiple):

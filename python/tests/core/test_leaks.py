@@ -14,6 +14,8 @@ import weft
 
 from test_errors import BAD
 
+pytestmark = pytest.mark.long
+
 X = np.random.default_rng(0).standard_normal((8, 2, 4), np.float32)
 CU = [0, 3, 8]
 

@@ -108,7 +108,7 @@ def said(errors):
     return out
 
 
-@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize("checker", [mypy, pytest.param(pyright, marks=pytest.mark.long)])
 def test_examples_and_mistakes(checker, package, tmp_path):
     if not importlib.util.find_spec(checker.__name__):
         pytest.skip(f"no {checker.__name__} (tools/setup.sh test lint)")

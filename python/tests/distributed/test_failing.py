@@ -8,6 +8,8 @@ pytest.importorskip("torch")
 import failing_worker
 import processes
 
+pytestmark = pytest.mark.long
+
 OTHERS = [rank for rank in range(failing_worker.RANKS) if rank != failing_worker.LOST]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import processes
 
+pytestmark = pytest.mark.long
+
 SECONDS = 18  # that ranks would go on if nobody interrupted them
 
 # Interrupted after a second, spawn must end long before its ranks would; it says when it did.

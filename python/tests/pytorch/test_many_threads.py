@@ -104,6 +104,7 @@ class Mixed:
 MICRO = weft.torch.MicroSequenceAttention()
 
 
+@pytest.mark.long
 def test_mixed_calls_have_the_bits_of_one_thread(group):
     kinds = [Mixed(number, group) for number in range(150)]
 

@@ -46,6 +46,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
             "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [[sys.executable], TORCHRUN], ids=["python", "torchrun"])
 def test_the_program(tmp_path, start):
     pytest.importorskip("matplotlib")
