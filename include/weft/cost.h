@@ -74,7 +74,7 @@ WEFT_API const Machine& machine_preset(std::string_view name);
 // The machine as it is to ranks that are `degree` GPUs apart: context-parallel ranks beside tensor parallelism of that
 // degree. Fewer of them share a node, and what leaves a node is shared by all `degree` of each. Error where the degree
 // neither divides the ranks of a level nor is a multiple of them, or ranks share a processor.
-WEFT_API Machine strided(const Machine& machine, Index degree);
+WEFT_API Machine tensor_parallel(const Machine& machine, Index degree);
 
 // A machine file. Errors name the file and the place; at most 1 MiB and 8 levels deep.
 WEFT_API Machine machine_from_json(std::string_view json, std::string_view file = "machine");

@@ -58,18 +58,18 @@ TEST(Machine, WrongFilesAreRefusedWithThePlace) {
 TEST(Machine, StridedRanksShareFewerNodes) {
   Machine m = machine_preset("h100-400g");
   m.levels[1].uplink = 80e9;
-  EXPECT_EQ(to_json(strided(m, 1)), to_json(m));
+  EXPECT_EQ(to_json(tensor_parallel(m, 1)), to_json(m));
   for (const auto& [degree, ranks, uplink] : {std::tuple{2, 4, 40e9}, {8, 1, 10e9}, {16, 1, 10e9}}) {
-    const Machine apart = strided(m, degree);
+    const Machine apart = tensor_parallel(m, degree);
     EXPECT_EQ(apart.levels[0].ranks, ranks) << degree;
     EXPECT_EQ(apart.levels[1].ranks, 0) << degree;
     EXPECT_EQ(apart.levels[1].uplink, uplink) << degree;
     EXPECT_EQ(apart.levels[0].bandwidth, m.levels[0].bandwidth) << degree;
     EXPECT_NO_THROW(check_machine(apart)) << degree;
   }
-  EXPECT_THROW(strided(m, 3), Error);
-  EXPECT_THROW(strided(m, 0), Error);
-  EXPECT_THROW(strided(machine_preset("cpu"), 2), Error);
+  EXPECT_THROW(tensor_parallel(m, 3), Error);
+  EXPECT_THROW(tensor_parallel(m, 0), Error);
+  EXPECT_THROW(tensor_parallel(machine_preset("cpu"), 2), Error);
 }
 
 TEST(Models, SayTheirLayersAndWhereTheyComeFrom) {

@@ -58,7 +58,7 @@ void check_machine(const Machine& m) {
   check_fields(m, whole);
 }
 
-Machine strided(const Machine& machine, Index degree) {
+Machine tensor_parallel(const Machine& machine, Index degree) {
   if (degree < 1) throw Error(text("a tensor-parallel degree of ", degree), "use 1 or more");
   if (degree > 1 && machine.processor_ranks != 1)
     throw Error(text("tensor parallelism on machine '", machine.name, "', whose ranks share a processor"),

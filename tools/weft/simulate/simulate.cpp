@@ -119,7 +119,7 @@ class Sweep {
   Sweep(const Flags& flags, const Machine& machine)
       : flags_(flags),
         tp_(flags.within("tp", 1, 1, kMostRanks)),
-        machine_(strided(machine, tp_)),
+        machine_(tensor_parallel(machine, tp_)),
         passes_(passes_of(flags)) {
     flags.exclude("model", {"heads", "dim", "mask", "align", "window", "chunk", "slices", "docs-k", "cu-seqlens-k"},
                   "a model brings its heads, widths and masks");
