@@ -52,5 +52,6 @@ else:
 print("\n".join(f"{known[name]} {name}" for name in sorted(wanted)))
 PYTHON
   xargs -r -P "$(nproc)" -n 2 clang-tidy-19 --quiet \
-    --extra-arg=-Wno-ignored-optimization-argument --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-sign-conversion -p
+    --extra-arg=-Wno-ignored-optimization-argument --extra-arg=-Wno-unknown-warning-option \
+    --extra-arg=-Wno-deprecated-declarations --extra-arg=-Wno-sign-conversion -p
 echo "lint: clang-tidy: $tidied files"
