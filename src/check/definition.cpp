@@ -82,8 +82,7 @@ void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
   if (m.slices) {
     for (const Slice& s : *m.slices) {
       if (q_token < s.q_begin || q_token >= s.q_end) continue;
-      add(is_unlimited(s.lo) ? s.k_begin : std::max(s.k_begin, q_token + s.lo),
-          is_unlimited(s.hi) ? s.k_end - 1 : std::min(s.k_end - 1, q_token + s.hi));
+      add(std::max(s.k_begin, shift_bound(s.lo, q_token)), std::min(s.k_end - 1, shift_bound(s.hi, q_token)));
     }
     std::sort(to.begin(), to.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
     return;
@@ -94,8 +93,8 @@ void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
   const Index i = a.position + (m.align == Align::bottom_right ? k_length_[s] - q_length_[s] : 0);
   Index first = 0, last = k_length_[s] - 1;
   if (m.causal) last = std::min(last, i);
-  if (m.left != -1) first = std::max(first, i - m.left);
-  if (m.right != -1) last = std::min(last, i + m.right);
+  if (m.left != -1) first = std::max(first, shift_bound(-m.left, i));
+  if (m.right != -1) last = std::min(last, shift_bound(m.right, i));
   if (m.chunk) {
     first = std::max(first, chunk_of(i, *m.chunk) * *m.chunk);
     last = std::min(last, chunk_of(i, *m.chunk) * *m.chunk + *m.chunk - 1);

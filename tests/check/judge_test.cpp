@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -106,26 +107,42 @@ TEST(Judge, OfSomeRowsAndKeysSaysTheSame) {
   }
 }
 
+void expect_runs_are_the_visible_pairs(const Case& c) {
+  const Definition definition(c);
+  std::vector<Range> runs;
+  for (Index q = 0; q < definition.q_tokens(); ++q) {
+    runs.clear();
+    definition.visible_runs(q, runs);
+    std::vector<bool> seen(at(definition.k_tokens()), false);
+    Index end = 0;
+    for (const Range& r : runs) {
+      EXPECT_LE(end, r.begin) << flags(c);
+      end = r.end;
+      for (Index k = r.begin; k < r.end; ++k) seen[at(k)] = true;
+    }
+    for (Index k = 0; k < definition.k_tokens(); ++k)
+      ASSERT_EQ(seen[at(k)], definition.visible(q, k)) << q << ", " << k << ": " << flags(c);
+  }
+}
+
 TEST(Judge, VisibleRunsAreTheVisiblePairs) {
   for (unsigned long long seed = 0; seed < 300; ++seed) {
     RandomChoices choices(seed);
-    const Case c = seed % 2 == 0 ? random_case(choices) : random_large_case(choices, {.least = 30, .most = 120});
-    const Definition definition(c);
-    std::vector<Range> runs;
-    for (Index q = 0; q < definition.q_tokens(); ++q) {
-      runs.clear();
-      definition.visible_runs(q, runs);
-      std::vector<bool> seen(at(definition.k_tokens()), false);
-      Index end = 0;
-      for (const Range& r : runs) {
-        EXPECT_LE(end, r.begin) << flags(c);
-        end = r.end;
-        for (Index k = r.begin; k < r.end; ++k) seen[at(k)] = true;
-      }
-      for (Index k = 0; k < definition.k_tokens(); ++k)
-        ASSERT_EQ(seen[at(k)], definition.visible(q, k)) << q << ", " << k << ": " << flags(c);
-    }
+    expect_runs_are_the_visible_pairs(seed % 2 == 0 ? random_case(choices)
+                                                    : random_large_case(choices, {.least = 30, .most = 120}));
   }
+}
+
+TEST(Judge, VisibleRunsOfBoundsOfAnySize) {
+  const Index huge = std::numeric_limits<Index>::max();
+  for (const Align align : {Align::top_left, Align::bottom_right})
+    for (const Index left : {Index{-1}, Index{0}, huge - 3, huge})
+      for (const Index right : {Index{-1}, Index{0}, huge})
+        expect_runs_are_the_visible_pairs(
+            {.q = {{0, 5, 7}}, .k = Side{{0, 3, 7}}, .mask = {.align = align, .left = left, .right = right}});
+  for (const Index bound : {-huge, -kUnlimited, Index{0}, kUnlimited, huge})
+    expect_runs_are_the_visible_pairs(
+        {.q = {{0, 7}}, .mask = {.slices = std::vector<Slice>{{0, 7, 0, 4, -huge, bound}, {0, 7, 4, 7, bound, huge}}}});
 }
 
 TEST(Judge, LargeCasesAreOfTheSizeAskedFor) {
