@@ -1,0 +1,34 @@
+"""Ranks that run the cases of small_megatron.py; what came out goes to test_megatron.py.
+
+python megatron_worker.py FOLDER RANKS [CASE ...]
+"""
+
+import sys
+from pathlib import Path
+
+import processes
+import torch
+
+
+def rank(folder, rank, ranks, names):
+    import small_megatron
+    from megatron.core import parallel_state
+
+    sizes = [2, ranks // 2] if ranks > 1 else None
+    parallel_state.initialize_model_parallel(context_parallel_size=ranks, hierarchical_context_parallel_sizes=sizes)
+    found = {}
+    for name in names or small_megatron.CASES:
+        case = small_megatron.CASES[name]
+        if ranks == 1:
+            found[name, "dense"] = small_megatron.step(case, dense=True)
+        found[name] = small_megatron.step(case)
+    if rank == 0:
+        torch.save(found, Path(folder) / "found.pt")
+
+
+if __name__ == "__main__":
+    folder, ranks = sys.argv[1], int(sys.argv[2])
+    import megatron.core.models.gpt.gpt_model  # noqa: F401  once, before the ranks are forked
+
+    ended = processes.fork(ranks, lambda r: rank(folder, r, ranks, sys.argv[3:]), folder, seconds=240)
+    sys.exit(any(status for status, _ in ended))
