@@ -3,6 +3,7 @@
 Megatron asks for CUDA at a few places where CPUs would do; these are replaced here, in the tests alone.
 """
 
+import functools
 import itertools
 
 import megatron.core.models.common.embeddings.rotary_pos_embedding as rotary
@@ -39,11 +40,14 @@ random_state._set_cuda_rng_state = lambda *a, **k: None
 CASES = {
     "packed": {}, "window": dict(window_size=(6, 0)), "every other window": dict(window_size=(6, 0), window_attn_skip_freq=2),
     "off-by-one": dict(softmax_type="off-by-one"), "learnable": dict(softmax_type="learnable"),
-    "qk_clip": dict(qk_clip=True), "scale": dict(softmax_scale=0.3), "mla": dict(mla=True), "mla qk_clip": dict(mla=True, qk_clip=True),
-    "mla yarn": dict(mla=True, rope_type="yarn"), "all_gather": dict(cp_comm_type="all_gather"), "a2a": dict(cp_comm_type="a2a"),
+    "qk_clip": dict(qk_clip=True), "scale": dict(softmax_scale=0.3), "mla": dict(mla=True),
+    "mla qk_clip": dict(mla=True, qk_clip=True), "mla yarn": dict(mla=True, rope_type="yarn"),
+    "all_gather": dict(cp_comm_type="all_gather"), "a2a": dict(cp_comm_type="a2a"),
     "a2a+p2p": dict(cp_comm_type="a2a+p2p"), "a schedule a layer": dict(weft=dict(schedule=["exact", "all_gather"])),
     "window, sink, exact": dict(window_size=(6, 0), softmax_type="learnable", weft=dict(schedule="exact", checked=True)),
-    "chunks": dict(weft=dict(chunk_size=[8, None])), "batch": dict(sbhd=True), "batch, window": dict(sbhd=True, window_size=(6, 0)),
+    "chunks": dict(weft=dict(chunk_size=[8, None])), "batch": dict(sbhd=True),
+    "batch, window": dict(sbhd=True, window_size=(6, 0)),
+    "a batch's own group": dict(own_group=True),
     "recomputed": dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1),
     "core recomputed": dict(recompute_granularity="selective", recompute_modules=["core_attn"]),
     "balanced": dict(layout="balanced"), "zigzag, a2a": dict(layout="zigzag", cp_comm_type="a2a"),
@@ -52,6 +56,13 @@ CASES = {
     "balanced, window, sink": dict(layout="balanced", window_size=(6, 0), softmax_type="learnable"),
     "balanced, recomputed": dict(layout="balanced", recompute_granularity="full", recompute_method="uniform",
                                  recompute_num_layers=1),
+}
+
+# On two tensor-parallel by two context-parallel ranks. A gated MLP's parts are others there than those of one rank.
+TENSOR_PARALLEL = {
+    name: dict(gated_linear_unit=False, activation_func=torch.nn.functional.gelu, **case)
+    for name, case in {"tensor parallel": {}, "tensor parallel, sink": dict(softmax_type="learnable", window_size=(6, 0)),
+                       "tensor parallel, balanced": dict(layout="balanced")}.items()
 }
 
 
@@ -95,7 +106,8 @@ class Dense(MegatronModule):
         group = query.shape[-2] // key.shape[-2]
         q, k, v = query.double(), *(x.double().repeat_interleave(group, -2) for x in (key, value))
         if query.dim() == 4:
-            return torch.stack([self.one(q[:, b], k[:, b], v[:, b], causal) for b in range(q.shape[1])], 1).flatten(2).to(query.dtype)
+            parts = [self.one(q[:, b], k[:, b], v[:, b], causal) for b in range(q.shape[1])]
+            return torch.stack(parts, 1).flatten(2).to(query.dtype)
         p, parts, end = packed_seq_params, [], 0
         for n, begin in zip(p.cu_seqlens_q.diff().tolist(), p.cu_seqlens_q_padded.tolist()):
             parts += [q.new_zeros(begin - end, q.shape[1], v.shape[2]),
@@ -109,16 +121,18 @@ def config_of(**changes):
     given = dict(num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=128,
                  use_cpu_initialization=True, hidden_dropout=0.0, attention_dropout=0.0, gated_linear_unit=True,
                  activation_func=torch.nn.functional.silu, normalization="RMSNorm", add_bias_linear=False,
-                 params_dtype=torch.float32, init_method_std=0.15, context_parallel_size=parallel_state.get_context_parallel_world_size())
+                 params_dtype=torch.float32, init_method_std=0.15,
+                 context_parallel_size=parallel_state.get_context_parallel_world_size(),
+                 tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size())
     if not multi_latent:
         return TransformerConfig(**{**given, **changes})
     del given["num_query_groups"]
-    return MLATransformerConfig(**{**given, "multi_latent_attention": True, "q_lora_rank": None, "kv_lora_rank": 32, "qk_head_dim": 16,
-                                   "qk_pos_emb_head_dim": 8, "v_head_dim": 12, "rope_type": "rope", **changes})
+    widths = dict(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=16, qk_pos_emb_head_dim=8, v_head_dim=12)
+    return MLATransformerConfig(**{**given, **widths, "multi_latent_attention": True, "rope_type": "rope", **changes})
 
 
 def model_of(case, dense=False):
-    changes = {name: value for name, value in case.items() if name not in ("weft", "layout", "sbhd")}
+    changes = {name: value for name, value in case.items() if name not in ("weft", "layout", "sbhd", "own_group")}
     config, options = config_of(**changes), case.get("weft", {})
     spec = get_gpt_layer_local_spec(multi_latent_attention=config.multi_latent_attention, normalization="RMSNorm")
     spec = weft.megatron.with_weft(spec, **options)
@@ -159,9 +173,35 @@ def batch_of(case, dense=False):
         mask[:, -1] = 0
         batch = dict(tokens=tokens, labels=tokens.roll(-1, 1), loss_mask=mask, position_ids=torch.arange(24).repeat(2, 1))
         return get_batch_on_this_cp_rank(batch), None, mask.sum()
+    if "own_group" in case:
+        return own_batch()
     layout = "dual_chunk" if dense else case.get("layout", "dual_chunk")
     cu, cup, batch = pack(2 * ranks if layout == "dual_chunk" else 1)
     return *weft.megatron.get_batch_on_this_cp_rank(batch, cu, cup, layout=layout), batch["loss_mask"].sum()
+
+
+@functools.lru_cache(None)
+def pairs():
+    """The group of this rank and its neighbour, of an even number of ranks."""
+    groups = [dist.new_group([r, r + 1]) for r in range(0, dist.get_world_size(), 2)]
+    return groups[dist.get_rank() // 2]
+
+
+def own_batch():
+    """One sequence on each pair of ranks: what Megatron calls a hybrid context-parallel batch."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.utils import get_batch_on_this_cp_rank
+
+    tokens = torch.randint(0, VOCABULARY, (1, 24), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(1, 24)
+    mask[:, -1] = 0
+    batch = dict(tokens=tokens, labels=tokens.roll(-1, 1), loss_mask=mask, position_ids=torch.arange(24)[None])
+    ranks = min(2, dist.get_world_size())
+    group, lengths = pairs() if ranks > 1 else None, torch.tensor([0, 24], dtype=torch.int32)
+    params = PackedSeqParams(qkv_format="sbhd", cu_seqlens_q=lengths, cu_seqlens_kv=lengths, max_seqlen_q=24, max_seqlen_kv=24,
+                             local_cp_size=ranks, cp_group=group)
+    copies = dist.get_world_size() // ranks  # each counts the same targets
+    return get_batch_on_this_cp_rank(batch, cp_group=group) if group else batch, params, mask.sum() * copies
 
 
 def step(case, dense=False):
@@ -175,6 +215,11 @@ def step(case, dense=False):
     found = {"loss": loss.detach().clone(), **{name: p.grad for name, p in model.named_parameters()}}
     for x in found.values():
         dist.all_reduce(x, group=parallel_state.get_context_parallel_group())
+    for name, p in model.named_parameters():  # parts of tensor-parallel ranks together
+        if getattr(p, "tensor_model_parallel", False):
+            parts = [torch.empty_like(p.grad) for _ in range(parallel_state.get_tensor_model_parallel_world_size())]
+            dist.all_gather(parts, p.grad, group=parallel_state.get_tensor_model_parallel_group())
+            found[name] = torch.cat(parts, p.partition_dim)
     if case.get("qk_clip"):
         for i, layer in enumerate(model.decoder.layers):
             found[f"top {i}"] = layer.self_attention.core_attention.current_max_attn_logits

@@ -156,7 +156,9 @@ def get_batch_on_this_cp_rank(
 
 
 def _full(packing: weft.Packing, group: Any, place: Dict[str, Any]) -> bool:
-    return bool(weft.torch.valid_rows(packing, group, **place).all())
+    """Whether every row of every rank holds a token: the same answer on all of them."""
+    rows = weft.torch.valid_rows(packing, group, **place).shape[0]
+    return rows * group.size() == int(packing.lengths_q.sum())
 
 
 _batches: Dict[Tuple[int, int], Tensor] = {}  # (sequences, length): their packing
