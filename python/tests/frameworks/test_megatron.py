@@ -1,6 +1,10 @@
 """A GPT of Megatron-Core with Weft's attention on 1, 2 and 4 ranks, against dense attention in f64 on one rank."""
 
 import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +60,28 @@ def edges(tmp_path_factory):
 @pytest.mark.parametrize("case", megatron_edges.CASES)
 def test_edges(edges, case):
     processes.check(edges, case)
+
+
+SOURCE = Path(__file__).parents[3]
+
+
+def test_three_lines():
+    """What the page says that changes in a program is what the example has, and no more than three lines."""
+    (block,) = re.findall(r"^```diff\n(.*?)^```$", (SOURCE / "docs/megatron.md").read_text(), re.M | re.S)
+    added = [line[1:] for line in block.splitlines() if line.startswith("+")]
+    program = (SOURCE / "examples/megatron_gpt.py").read_text().splitlines()
+    own = [line.strip() for line in program if "weft" in line and not line.startswith("#")]
+    assert own == added and len(added) == 3
+
+
+def test_the_example(tmp_path):
+    losses = {}
+    for ranks in (1, 2):  # by address: there are machines that do not know the name localhost
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", SOURCE / "examples/megatron_gpt.py"],
+            capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        losses[ranks] = [float(x) for x in re.findall(rf"loss (\S+) on {ranks} ranks", done.stdout)]
+    assert len(losses[1]) == 8 and losses[1][-1] < 0.5 * losses[1][0]
+    assert losses[2] == pytest.approx(losses[1], abs=2e-4)
