@@ -1,5 +1,5 @@
-# Hugging Face's Trainer on documents of uneven length, packed, each batch spread over all ranks; losses and norms of gradients are
-# those of one rank. Three lines are Weft's.
+# Hugging Face's Trainer on packed documents of uneven length, each batch spread over all ranks; losses and norms of gradients
+# are those of one rank. Three lines are Weft's.
 #   torchrun --nproc-per-node 2 examples/hf_trainer.py          or with 1, or 4
 import random
 import tempfile
@@ -9,7 +9,7 @@ import transformers
 import weft.trainer
 
 
-class OurTrainer(weft.trainer.ContextParallelMixin, transformers.Trainer):
+class OurTrainer(weft.trainer.ContextParallelMixin, transformers.Trainer):  # type: ignore
     def log(self, logs, start_time=None):  # type: ignore
         if "grad_norm" in logs and self.is_world_process_zero():
             print(f"step {self.state.global_step:2}: loss {logs['loss']:.3f}, norm of gradients {logs['grad_norm']:.3f} "
@@ -24,8 +24,8 @@ for _ in range(64):
     words = [(first + i) % 64 for i in range(length)]
     documents.append({"input_ids": words, "labels": words})
 
-config = transformers.LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-                                  num_key_value_heads=2)
+config = transformers.LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                                  num_attention_heads=4, num_key_value_heads=2)
 torch.manual_seed(0)
 model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft")
 arguments = transformers.TrainingArguments(
