@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arrays import error
+from .._arrays import error, refuse_strange
 from .._core import Mask, Packing
 from .._options import constant
 from ..schedule import Schedule
@@ -101,6 +101,12 @@ def _packed(packing: Any) -> Optional[Tensor]:
             _packings.clear()
         known = _packings[id(packing)] = packing, pack(packing)
     return known[1]
+
+
+def _refuse_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if value is not True and value is not False:
+            raise error(f"{name} is {value!r}", "give True or False")
 
 
 def _settled(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_rank: bool,
@@ -201,12 +207,14 @@ def context_parallel_attention(
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
-    for name, value in (("one_rank", one_rank), ("return_lse", return_lse), ("return_max_logit", return_max_logit)):
-        if value is not True and value is not False:
-            raise error(f"{name} is {value!r}", "give True or False")
+    if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
+        _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
     statistics = return_lse or return_max_logit
     if torch.compiler.is_compiling() or not _plain(q, k, v):
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            if getattr(x, "is_nested", False):
+                refuse_strange(x, name)
         out, lse, max_logit = torch.ops.weft.attention(q, k, v, logits, whole, how)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
                                       or (logits is not None and logits.requires_grad)):

@@ -46,7 +46,9 @@ def _kernels() -> Optional[Tuple[Callable[..., Any], Callable[..., Any]]]:
     for name in ("run", "run_backward"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     _core.torch_register()
-    return torch.ops.weft.run.default, torch.ops.weft.run_backward.default
+    # Without the Python method around it, where there is one.
+    run, run_backward = torch.ops.weft.run.default, torch.ops.weft.run_backward.default
+    return getattr(run, "_op", run), getattr(run_backward, "_op", run_backward)
 
 
 _native = _kernels()
@@ -212,13 +214,18 @@ def _settings(sink: Optional[Tensor], call: Call) -> _core.Settings:
                           said["off_by_one"], said["head_map"])
 
 
-def _tried(kernel: Callable[..., Any], *args: Any) -> Tuple[Any, str]:
-    """(results, "") of a kernel, or (None, what Python has to do). An error of the library is raised as it is."""
+def _tried(kernel: Callable[..., Any], *args: Any) -> Any:
+    """Results of a kernel; None if Python has to do something first (_core.torch_raise). The library's errors are raised as
+    they are, though torch makes a RuntimeError of everything."""
     try:
-        return kernel(*args), ""
-    except RuntimeError:  # torch makes one of everything
-        pass
-    return None, _core.torch_raise()
+        results = kernel(*args)
+    except RuntimeError:
+        results = None
+    if results is None:
+        _core.torch_raise()
+    elif _core.torch_asked():
+        return None
+    return results
 
 
 def _forward_of(run: Run, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], call: Call) -> Tuple[Tensor, ...]:
@@ -242,22 +249,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Te
         return _forward_of(run_of(q, k, v, packing, call), q, k, v, sink, call)
     args = (q, k, v, q, packing, call.number) if sink is None else (q, k, v, sink, packing, call.number + 1)
     if not call.group:
-        try:
-            return _native[0](*args)
-        except RuntimeError:  # torch makes one of everything
-            pass
-        if _core.torch_raise() == "missing":
-            run_of(q, k, v, packing, call)
-            results, _ = _tried(_native[0], *args)
-            if results is not None:
-                return results
-        return _forward_of(run_of(q, k, v, packing, call), q, k, v, sink, call)
+        results = _tried(_native[0], *args)
+        if results is not None:
+            return results
+        run = run_of(q, k, v, packing, call)
+        results = _tried(_native[0], *args) if _core.torch_raise() == "missing" else None
+        return _forward_of(run, q, k, v, sink, call) if results is None else results
     run = run_of(q, k, v, packing, call)
     if run.core is None:
         return _forward_of(run, q, k, v, sink, call)
     with _using(run, call):
         run.check_rows()
-        results, _ = _tried(_native[0], *args)
+        results = _tried(_native[0], *args)
         return _forward_of(run, q, k, v, sink, call) if results is None else results
 
 
@@ -282,15 +285,15 @@ def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tenso
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
     if _native is not None and not call.group:
-        results, todo = _tried(_native[1], *args)
-        if todo == "missing":
+        results = _tried(_native[1], *args)
+        if results is None and _core.torch_raise() == "missing":
             run_of(q, k, v, packing, call)
-            results, _ = _tried(_native[1], *args)
+            results = _tried(_native[1], *args)
     elif _native is not None:
         run = run_of(q, k, v, packing, call)
         if run.core is not None:
             with _using(run, call):
-                results, _ = _tried(_native[1], *args)
+                results = _tried(_native[1], *args)
     if results is None:
         run = run or run_of(q, k, v, packing, call)
         results = _backward_of(run, dout, q, k, v, sink, out, lse, call)
