@@ -135,11 +135,11 @@ CPU_BARS = [("dense128", "f32", "one call", "dim 128, f32"), ("dense64", "f32", 
 def cpu():
     run = results("arm")
     ratios = {(r["case"], r["dtype"], r["peer"], r["pass"]): r["ratio"] for r in run["rows"]}
-    in_bf16 = [r["ratio"] for r in run["rows"] if r["dtype"] == "bf16" and r["peer"] == "one call"]
+    in_bf16 = [round(r["ratio"]) for r in run["rows"] if r["dtype"] == "bf16" and r["peer"] == "one call"]
     p = Picture("CPU: times the speed of torch's scaled_dot_product_attention",
                 [f"{run['machine']}.",
-                 f"The same problem, causal, in the same rounds. torch's own bf16 is {min(in_bf16)} to {max(in_bf16)} times slower "
-                 "and not drawn."])
+                 f"The same problem, causal, in the same rounds. torch's own bf16 is {min(in_bf16)} to {max(in_bf16)} times "
+                 "slower and not drawn."])
     p.legend(["forward", "backward"])
     left, scale, y = 290, 45, p.top
     begin = y - 8
