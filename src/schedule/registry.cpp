@@ -55,6 +55,13 @@ std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const 
   return all;
 }
 
+Index groups_a_node(Index node, Index groups) {
+  if (groups % node != 0)
+    throw Error(text("nodes of ", node, " do not divide ", groups, " ranks or groups of ranks"),
+                "use a node option that divides them, or 1 for one level of links");
+  return node == groups ? 1 : node;
+}
+
 Index relay_distance(const Description& d, Index n) {
   return is_shift(d, n - 1) ? d.steps[at(n)].distances.begin - d.steps[at(n - 1)].distances.begin : 0;
 }
