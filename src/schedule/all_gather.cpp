@@ -21,11 +21,11 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   return d;
 }
 
-std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
+std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
   constexpr Index kGroups = 4;
   if (shape.ranks == 1) return {};
-  if (shape.heads_k == 1) return {{}};
-  return {{}, {.head_groups = min_of(kGroups, shape.heads_k)}};
+  if (shape.heads_k == 1) return with_nodes({{}}, shape, levels);
+  return with_nodes({{}, {.head_groups = min_of(kGroups, shape.heads_k)}}, shape, levels);
 }
 
 }  // namespace

@@ -67,6 +67,9 @@ inline bool same_keys(const StepDescription& a, const StepDescription& b) {
   return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
          a.sequence_order == b.sequence_order;
 }
+// The candidates, and each of them in nodes of the ranks that the innermost level joins, if there are several nodes.
+std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const Shape& shape,
+                                        std::span<const Index> levels);
 // Groups of a node for so many groups: 1 if there is only one node. Error unless nodes divide them.
 Index groups_a_node(Index node, Index groups);
 // How many groups further shift n sends what came in step n - 1; 0: it takes the keys from their owners.

@@ -23,9 +23,9 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   return d;
 }
 
-std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
+std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
   if (shape.ranks == 1) return {{.stages = 1}};
-  return {{.stages = 1}, {}};
+  return with_nodes({{.stages = 1}, {}}, shape, levels);
 }
 
 }  // namespace
