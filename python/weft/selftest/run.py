@@ -57,7 +57,8 @@ def _several(option: str, said: str, known: Sequence[str]) -> List[Any]:
 
 
 def _asked(args: argparse.Namespace, ranks: int) -> _Asked:
-    schedules: List[Any] = _core.schedules() if args.schedule == "all" else _several("--schedule", args.schedule, _core.schedules())
+    every = _core.schedules()
+    schedules: List[Any] = every if args.schedule == "all" else _several("--schedule", args.schedule, every)
     if ranks % 2 or ranks < 2:
         schedules = [name for name in schedules if name != "hybrid"]  # it swaps heads in pairs of ranks, or more
     known = world.dtypes()
