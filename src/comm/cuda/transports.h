@@ -48,6 +48,8 @@ class NcclConnection;
 // Collective.
 std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call);
 bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place);
+// PeerError if calls over it were given up.
+void check(const NcclConnection& connection);
 std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
                                               std::shared_ptr<NcclConnection> connection);
 
