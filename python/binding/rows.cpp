@@ -259,16 +259,16 @@ void bind_copies(nb::module_& m) {
         const Spread spread = spread_of(layout, ranks, rank);
         const RowTensor source = rows_view(from, "x", Format::thd, Use::read);
         const RowTensor target = rows_view(to, "the result", Format::thd, Use::write);
-        const Place place = place_of({{"x", from}, {"the result", to}, {"cu_seqlens", cu}, {"cu_seqlens_padded", padded}},
-                                     stream);
+        const Place place =
+            place_of({{"x", from}, {"the result", to}, {"cu_seqlens", cu}, {"cu_seqlens_padded", padded}}, stream);
         const ReleaseGil others_run;
         if (place.kind == DeviceKind::cpu) return copy_on_cpu(what, offsets, spread, source, target);
         with_shared_context(place, [&](DeviceContext& context) {
           copy_in_context(context, what, offsets.on_gpu(), spread, source, target);
         });
       },
-      "what"_a, "source"_a, "to"_a, "cu_seqlens"_a, "cu_seqlens_padded"_a.none(), "tokens"_a.none(), "layout"_a, "ranks"_a,
-      "rank"_a, "stream"_a, "Copies rows; the others become zero on a GPU, and must be zero on a CPU.");
+      "what"_a, "source"_a, "to"_a, "cu_seqlens"_a, "cu_seqlens_padded"_a.none(), "tokens"_a.none(), "layout"_a,
+      "ranks"_a, "rank"_a, "stream"_a, "Copies rows; the others become zero on a GPU, and must be zero on a CPU.");
   m.def(
       "check_offsets", [](int device) { check_shared_contexts(device); }, "device"_a, nb::call_guard<ReleaseGil>(),
       "Raises what completed work on a GPU found wrong with cu_seqlens there.");
@@ -293,8 +293,7 @@ void bind_offsets(nb::module_& m) {
         const Spread spread = spread_of(layout, ranks, rank);
         const Index rows = out.shape.empty() ? 0 : out.shape.front();
         std::int32_t* const to = numbers_of(out, rows);
-        const Place place =
-            place_of({{"the result", out}, {"cu_seqlens", cu}, {"cu_seqlens_padded", padded}}, stream);
+        const Place place = place_of({{"the result", out}, {"cu_seqlens", cu}, {"cu_seqlens_padded", padded}}, stream);
         const ReleaseGil others_run;
         if (place.kind != DeviceKind::cpu)
           return with_shared_context(place, [&](DeviceContext& context) {
@@ -314,11 +313,9 @@ void bind_offsets(nb::module_& m) {
         const Spread spread = spread_of(layout, ranks, rank);
         const Index count = offsets.sequences() + 1;
         const DeviceRankOffsets to{numbers_of(out, count), numbers_of(out_padded, count)};
-        const Place place = place_of({{"the result", out},
-                                      {"the padded result", out_padded},
-                                      {"cu_seqlens", cu},
-                                      {"cu_seqlens_padded", padded}},
-                                     stream);
+        const Place place = place_of(
+            {{"the result", out}, {"the padded result", out_padded}, {"cu_seqlens", cu}, {"cu_seqlens_padded", padded}},
+            stream);
         const ReleaseGil others_run;
         if (place.kind != DeviceKind::cpu)
           return with_shared_context(place, [&](DeviceContext& context) {
@@ -391,9 +388,9 @@ void make_step(std::string_view kind, const DeviceStepArgs& args, const Offsets&
   const Stream queries = q.on_cpu();
   const Problem problem(k ? Packing(queries, k->on_cpu()) : Packing(queries), args.mask);
   const Layout layout = Layout::dual_chunk(queries, args.layout.ranks);
-  write_step(ring ? ring_step(problem, layout, args.rank, args.step)
-                  : all_gather_step(problem, layout, args.rank, args.step),
-             to);
+  write_step(
+      ring ? ring_step(problem, layout, args.rank, args.step) : all_gather_step(problem, layout, args.rank, args.step),
+      to);
 }
 
 void bind_device_steps(nb::module_& m) {
@@ -435,7 +432,8 @@ std::vector<Block> parts_of(const Array& array, std::string_view name, const std
   Index first = 0;
   for (const Index n : counts) {
     if (n < 0 || n > rows.rows - first)
-      throw Error(text(name, " has ", rows.rows, " rows, and those for the ranks are more"), "give what they add up to");
+      throw Error(text(name, " has ", rows.rows, " rows, and those for the ranks are more"),
+                  "give what they add up to");
     blocks.push_back({row_of(rows, first), n, 1, rows.row_bytes, rows.row_bytes, rows.row_bytes});
     first += n;
   }

@@ -27,8 +27,8 @@ TEST(RankOffsets, CountTheRowsBefore) {
     for (Index rank = 0; rank < layout.ranks(); ++rank) {
       const std::vector<Index> held = layout.tokens(rank);
       const RankOffsets got = cu_seqlens_on_rank(layout, rank);
-      const RunsSpec spec = runs_spec("query", {layout.kind(), layout.ranks(), layout.rows(), {rank, 1, 1}},
-                                      stream.tokens());
+      const RunsSpec spec =
+          runs_spec("query", {layout.kind(), layout.ranks(), layout.rows(), {rank, 1, 1}}, stream.tokens());
       const RankRows rows{spec, rank, stream.extent()};
       Index real = 0;
       for (Index i = 0; i <= stream.sequences(); ++i) {
@@ -49,8 +49,8 @@ TEST(RankOffsets, CountTheRowsBefore) {
 
 TEST(RankOffsets, RefusesRowsOutOfOrder) {
   const Index lengths[] = {8};
-  const Layout layout =
-      Layout::explicit_runs(Stream::from_lengths(lengths), {{{0, 4, 2, 1}, {2, 0, 2, 1}}, {{0, 2, 2, 1}, {2, 6, 2, 1}}});
+  const Layout layout = Layout::explicit_runs(Stream::from_lengths(lengths),
+                                              {{{0, 4, 2, 1}, {2, 0, 2, 1}}, {{0, 2, 2, 1}, {2, 6, 2, 1}}});
   EXPECT_EQ(cu_seqlens_on_rank(layout, 1).cu_seqlens, (std::vector<Index>{0, 4}));
   expect_refusal([&] { cu_seqlens_on_rank(layout, 0); }, {"row 2 of rank 0 holds token 0 after token 5"});
 }

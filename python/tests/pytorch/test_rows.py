@@ -178,7 +178,8 @@ def test_steps_are_those_of_the_host(device):
                         values = getattr(wanted, name).clip(-(2**31 - 1), 2**31 - 1).tolist()
                         array = getattr(got, name).tolist()
                         assert array[:len(values)] == values, (number, kind, step, name)
-                        rest = values[-1] if name.startswith("cu") else {"lo": -(2**31 - 1), "hi": 2**31 - 1, "sequence": -1}.get(name, 0)
+                        rest = {"lo": -(2**31 - 1), "hi": 2**31 - 1, "sequence": -1}.get(name, 0)
+                        rest = values[-1] if name.startswith("cu") else rest
                         assert array[len(values):] == [rest] * (len(array) - len(values)), (number, kind, step, name)
 
 
@@ -188,11 +189,11 @@ def test_gradients(device):
     x = torch.randn(18, 3, dtype=torch.float64, device=device, requires_grad=True)
     for layout in LAYOUTS:
         options = dict(cu_seqlens_padded=padded, layout=layout)
-        assert torch.autograd.gradcheck(lambda x: rows.sequence_to_rank_order(x, cu, 2, **options), x)  # noqa: B023
+        assert torch.autograd.gradcheck(lambda x: rows.sequence_to_rank_order(x, cu, 2, **options), x)
         local = rows.shard(x, cu, 2, 1, **options).detach().requires_grad_()
-        assert torch.autograd.gradcheck(lambda y: rows.unshard(y, cu, 2, 1, tokens=18, **options), local)  # noqa: B023
-        assert torch.autograd.gradcheck(lambda y: rows.copy_valid_rows(y, cu, padded, ranks=2, rank=1, layout=layout), local)  # noqa: B023
-        assert torch.autograd.gradgradcheck(lambda x: rows.shard(x, cu, 2, 1, **options), x)  # noqa: B023
+        assert torch.autograd.gradcheck(lambda y: rows.unshard(y, cu, 2, 1, tokens=18, **options), local)
+        assert torch.autograd.gradcheck(lambda y: rows.copy_valid_rows(y, cu, padded, ranks=2, rank=1, layout=layout), local)
+        assert torch.autograd.gradgradcheck(lambda x: rows.shard(x, cu, 2, 1, **options), x)
     assert torch.autograd.gradcheck(lambda x: rows.copy_valid_rows(x, cu, padded), x)
     x = torch.full((16, 2), float("nan"), device=device, requires_grad=True)
     out = rows.copy_valid_rows(x, cu, padded)

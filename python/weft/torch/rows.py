@@ -108,7 +108,7 @@ class _Function(torch.autograd.Function):
         return _copy(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
         cu, padded = ctx.saved_tensors
         if gradient.requires_grad and torch.is_grad_enabled():
             moved: Tensor = _Function.apply(gradient, cu, padded, *ctx.rest)

@@ -1,5 +1,3 @@
-#include "plan/shared_context.h"
-
 #include <list>
 #include <map>
 #include <mutex>
@@ -7,6 +5,7 @@
 
 #include "cuda/runtime.h"
 #include "plan/cuda/context.h"
+#include "plan/shared_context.h"
 #include "text.h"
 
 namespace weft {
@@ -72,8 +71,7 @@ DeviceContext& shared_context(const Place& place) {
     shared.used.splice(shared.used.end(), shared.used, i);
     return i->context;
   }
-  shared.used.push_back(
-      {place.stream, captured ? spare_context(shared, place) : fresh_context(shared, place)});
+  shared.used.push_back({place.stream, captured ? spare_context(shared, place) : fresh_context(shared, place)});
   return shared.used.back().context;
 }
 

@@ -77,8 +77,7 @@ detail::ContextData& enter(DeviceContext& context, const DeviceStream& stream, s
 // All ranks' rows, or one rank's.
 OrderMap all_ranks_map(const DeviceStream& stream, const DeviceLayout& layout, const RowTensor& ranks,
                        OrderMap::Kind kind, OtherRows others) {
-  return order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), kind,
-                   others == OtherRows::zero);
+  return order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), kind, others == OtherRows::zero);
 }
 OrderMap rank_map(const DeviceStream& stream, const DeviceLayout& layout, Index rank, const RowTensor& local,
                   OrderMap::Kind kind, bool zero) {
@@ -164,9 +163,9 @@ void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLay
   const detail::ContextData& data = enter(context, stream, "whole", whole, "local", local);
   // A row of the launch for each row that is written.
   const bool zero = others == OtherRows::zero;
-  launch_copy<Replace>(
-      data, rank_map(stream, layout, rank, local, zero ? OrderMap::to_stream : OrderMap::to_tokens, zero),
-      zero ? whole.rows : local.rows, local, whole);
+  launch_copy<Replace>(data,
+                       rank_map(stream, layout, rank, local, zero ? OrderMap::to_stream : OrderMap::to_tokens, zero),
+                       zero ? whole.rows : local.rows, local, whole);
 }
 
 void partition_indices(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
