@@ -95,7 +95,8 @@ void bind_schedule(nb::module_& m) {
             const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
                                       backward ? Pass::backward : Pass::forward);
             return dict_of("bytes_sent", t.bytes_sent, "bytes_received", t.bytes_received, "messages_sent",
-                           t.messages_sent, "messages_received", t.messages_received);
+                           t.messages_sent, "messages_received", t.messages_received, "bytes_sent_between",
+                           t.bytes_sent_between, "bytes_received_between", t.bytes_received_between);
           },
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
 }
