@@ -308,13 +308,14 @@ def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tenso
     run: Optional[Run] = None
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
-    usable = _native is not None and (q.is_cpu or _on_gpus)
-    if usable and not call.group:
+    if _native is None or not (q.is_cpu or _on_gpus):
+        pass
+    elif not call.group:
         results = _tried(_native[1], *args)
         if results is None and _core.torch_raise() == "missing":
             run_of(q, k, v, packing, call)
             results = _tried(_native[1], *args)
-    elif usable:
+    else:
         run = run_of(q, k, v, packing, call)
         if run.core is not None:
             with _using(run, call):
