@@ -31,6 +31,7 @@ _CAUSE = "weft: first failure"  # in the store of the group
 _communicators: Dict[str, Tuple[Any, _Transport, Communicator]] = {}  # by name of the group: (group, transport, communicator)
 _making = threading.Lock()
 _given: Dict[str, Communicator] = {}  # by name: communicators that were given as a group, such as those of weft.spawn
+_given_by: Dict[str, int] = {}  # by the same name: the thread that gave it last
 _scopes: Dict[str, Tuple[Any, Any]] = {}  # by name of the group: (weak reference to it, its scope in _placed)
 _warned = False
 
@@ -332,7 +333,20 @@ def own_name(comm: Communicator) -> str:
     return f"weft.Communicator {id(comm):#x}"
 
 
-ranks.ends.append(lambda comm: _given.pop(own_name(comm), None))
+ended: List[Callable[[str], None]] = []  # called with the name of a communicator that was given as a group and has ended
+
+
+def _forget(comm: Communicator) -> None:
+    """A rank of weft.spawn ends, and with it its communicator and all splits, which it alone has given as groups."""
+    here = threading.get_ident()
+    for name in {own_name(comm), *(name for name, thread in list(_given_by.items()) if thread == here)}:
+        _given.pop(name, None)
+        _given_by.pop(name, None)
+        for end in ended:
+            end(name)
+
+
+ranks.ends.append(_forget)
 
 
 def rank_and_ranks(group: Any) -> Tuple[int, int]:
@@ -346,8 +360,9 @@ def name_of(group: Any) -> str:
     """The name that operators pass on; "" if there is no group."""
     group = resolve(group)
     if isinstance(group, Communicator):
-        _given[own_name(group)] = group
-        return own_name(group)
+        name = own_name(group)
+        _given[name], _given_by[name] = group, threading.get_ident()
+        return name
     return "" if group is None else group.group_name
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core, _options, _placed, ranks
+from .. import _arrays, _core, _options, _placed
 from .._arrays import error
 from ..attention import rank_schedule
 from ..cost import machine_numbered
@@ -21,7 +21,7 @@ from ..schedule import Schedule
 from ..sharding import batch_shape, layout_of
 from . import how as settings_text
 from . import step_log
-from .group import all_or_nobody, communicator, own_name
+from .group import all_or_nobody, communicator, ended
 from .packed import unpack
 from .sharding import USE
 
@@ -72,9 +72,8 @@ _calls: Dict[str, Call] = {}
 _lock = threading.Lock()
 
 
-def _end(comm: Any) -> None:
+def _end(name: str) -> None:
     """Forgets all of a communicator that has ended: another one may have its name."""
-    name = own_name(comm)
     with _lock:
         runs = _runs.pop(name, None)
         for how in [how for how, call in _calls.items() if call.group == name]:
@@ -83,7 +82,7 @@ def _end(comm: Any) -> None:
         runs.clear()
 
 
-ranks.ends.append(_end)
+ended.append(_end)
 
 
 def clear_cache() -> None:
