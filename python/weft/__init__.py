@@ -18,6 +18,7 @@ from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
 from .cost import choose, machine, set_machine
 from .explain import Explanation, explain
+from .packings import packing_from_position_ids
 from .ranks import spawn
 from .schedule import Schedule
 from .sharding import position_ids, shard, unshard, use_layout
@@ -46,6 +47,7 @@ __all__ = [
     "choose",
     "explain",
     "machine",
+    "packing_from_position_ids",
     "plan",
     "position_ids",
     "prepare",
