@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, TypedDict, Union
 
 import torch
 import torch.distributed as dist
@@ -14,13 +14,50 @@ from .. import _core
 from .._arrays import error
 from .._core import Error, Layout, Mask
 from ..schedule import schedule_of, unexpected
-from ..types import AnySchedule, LayoutName, Side
+from ..types import AnySchedule, LayoutName, Numbers, Side
 from . import sharding
 from .functional import context_parallel_attention, in_own_words
 from .group import all_gather, name_of, rank_and_ranks, resolve
 from .packed import AnyPacking, pack, packing_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Reduction = Literal["sum", "mean"]
+
+
+class LayerOptions(TypedDict, total=False):
+    """Keywords of ContextParallel for all layers, beside its named parameters; a call of attention may give others."""
+
+    causal: bool
+    bottom_right: bool
+    window: Tuple[int, int]
+    chunk_size: Optional[int]
+    scale: Optional[float]
+    softcap: float
+    head_map: Optional[Numbers]
+    deterministic: bool
+    kernel: Optional[str]
+    checked: bool
+    sink: Union[None, str, Tensor]
+    return_lse: bool
+    return_max_logit: bool
+    # Other libraries' spellings (weft.spellings).
+    is_causal: bool
+    window_size: Tuple[int, int]
+    softmax_scale: Optional[float]
+    sm_scale: Optional[float]
+    logits_soft_cap: float
+    enable_gqa: bool
+
+
+class CallOptions(LayerOptions, total=False):
+    """Keywords of ContextParallel.attention."""
+
+    schedule: AnySchedule
+    cp_comm_type: AnySchedule
+    layer: Optional[int]
+
 
 _MASK = ("causal", "bottom_right", "window", "chunk_size")
 # What is said when the object is made, and so is not said again in a call.
@@ -107,13 +144,13 @@ class ContextParallel:
     def __init__(
         self, packing: AnyPacking, group_or_mesh: Any = None, *, mask: Optional[Mask] = None, layout: LayoutName = "balanced",
         schedule: AnySchedule = "auto", reduction: Optional[Reduction] = None, ignore_index: int = -100,
-        **options: Any,
+        **options: Unpack[LayerOptions],
     ) -> None:
         if not isinstance(layout, str):
             raise error(f"layout is a {type(layout).__name__}", "give its name: it is made anew for every packing")
         if reduction not in (None, "sum", "mean"):
             raise error(f"there is no reduction {reduction!r}", 'give "sum" or "mean": what happens to gradients of the ranks')
-        given = dict(in_own_words(options))
+        given = dict(in_own_words({**options}))
         _refuse_said_twice(given, "ContextParallel")
         schedule_of(schedule)  # refuses what is none
         self.group = _name_of(group_or_mesh)
@@ -200,7 +237,8 @@ class ContextParallel:
         """Says that rows were dealt out so elsewhere, in a worker of a data loader, say: else attention refuses them."""
         sharding.use_layout(self.packing, self.group, layout=self._layout)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Optional[Mask] = None, **overrides: Any) -> Any:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Optional[Mask] = None,
+                  **overrides: Unpack[CallOptions]) -> Any:
         """Attention of this rank's queries [rows, heads, dim] over the whole pack, as of context_parallel_attention.
 
         mask, or parts of it (window=(w, 0), chunk_size=c: the others stay as they are), sink, scale, softcap, schedule and the
@@ -210,7 +248,7 @@ class ContextParallel:
             if x.dim() != 3 or x.shape[0] != rows:
                 raise error(f"{name} has shape {list(x.shape)}, and this rank {rows} rows of the pack",
                             "give [rows, heads, dim] of the rows that this object's shard gave")
-        options = dict(in_own_words(overrides))
+        options = dict(in_own_words({**overrides}))
         _refuse_said_twice(options, "attention")
         if mask is None and self._parts:  # numbers alone, which torch.compile can see through
             return context_parallel_attention(q, k, v, self._packed, **{**self._options, **self._parts, **options})
