@@ -14,6 +14,7 @@ try:
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError("weft.torch needs PyTorch; pip install '.[torch]' where Weft was cloned", name="torch") from e
 
+from . import rows
 from .context import ContextParallel, context_parallel
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
@@ -21,6 +22,7 @@ from .micro import MicroSequenceAttention, micro_sequence_attention
 from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
+from .relayout import relayout
 from .sharding import next_token_labels, position_ids, shard, unshard, use_layout, valid_rows
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "next_token_labels",
     "pack",
     "position_ids",
+    "relayout",
+    "rows",
     "shard",
     "unshard",
     "use_layout",
