@@ -1,6 +1,6 @@
 """A small decoder with FSDP2 and context parallelism: parameters and tokens are spread over the same ranks.
 
-    python examples/fsdp2.py                                            # one process: the whole model and every token
+    python examples/fsdp2.py                                            # one process: the whole model and every pack
     torchrun --nproc-per-node 2 examples/fsdp2.py                       # parameters and each pack in two parts
     torchrun --nproc-per-node 4 examples/fsdp2.py --dp 2                # two packs a step, each on two ranks
 
@@ -61,11 +61,11 @@ def batch(step: int, index: int) -> tuple[Tensor, list[int]]:
     return torch.cat(documents), [0, *torch.tensor(lengths).cumsum(0).tolist()]
 
 
-def loss_and_gradients(model: nn.Module, input_ids: Tensor, cp: weft.torch.ContextParallel) -> Tensor:
-    """The mean loss of the pack. Gradients are in the parameters."""
+def loss_and_gradients(model: nn.Module, input_ids: Tensor, cp: weft.torch.ContextParallel, packs: int = 1) -> Tensor:
+    """The mean loss of the pack. Gradients are in the parameters, one of `packs` parts of them if several are accumulated."""
     ids, labels, positions = cp.shard(input_ids), cp.labels(input_ids), cp.position_ids(device=input_ids.device)
     loss = cp.loss(F.cross_entropy(model(ids, positions, cp), labels, reduction="none"))
-    loss.backward()
+    (loss / packs).backward()
     return cp.reduce(loss)
 
 
@@ -86,26 +86,27 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)  # equal weights on every rank
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, group, index, first = Decoder().to(device), None, 0, True
+    model, group, packs, first = Decoder().to(device), None, list(range(args.dp)), True
     if "RANK" in os.environ:  # of torchrun
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
         mesh = init_device_mesh(device, (args.dp, dist.get_world_size() // args.dp), mesh_dim_names=("dp", "cp"))
         sharded(model, mesh)
-        group, index, first = mesh["cp"], mesh.get_local_rank("dp"), dist.get_rank() == 0
+        group, packs, first = mesh["cp"], [mesh.get_local_rank("dp")], dist.get_rank() == 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(args.steps):
-        input_ids, cu_seqlens = batch(step, index)
-        cp = weft.torch.ContextParallel(cu_seqlens, group, reduction="mean")  # FSDP averages
         optimizer.zero_grad()
-        loss = loss_and_gradients(model, input_ids.to(device), cp)
+        for pack in packs:
+            input_ids, cu_seqlens = batch(step, pack)
+            cp = weft.torch.ContextParallel(cu_seqlens, group, reduction="mean")  # FSDP averages
+            loss = loss_and_gradients(model, input_ids.to(device), cp, len(packs))
         norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()
         if first and (step % 10 == 0 or step == args.steps - 1):
-            print(f"step {step:3}  loss {loss.item():.5f}  norm of gradients {norm.item():.5f}", flush=True)
+            print(f"step {step:3}  loss of a pack {loss.item():.5f}  norm of gradients {norm.item():.5f}", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 
