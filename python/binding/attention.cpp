@@ -1,8 +1,11 @@
 // Attention on one rank and by schedules.
+#include "attention.h"
+
 #include <memory>
 #include <optional>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -10,128 +13,19 @@
 #include "communicator.h"
 #include "convert.h"
 #include "gil.h"
-#include "held.h"
+#include "kernel/registry.h"
 #include "module.h"
 #include "problem.h"
+#include "run/executor_data.h"
 #include "schedule_options.h"
-#include "settings.h"
-#include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
-#include "weft/executor.h"
-#include "weft/plan.h"
 #include "weft/support.h"
 
 namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-template <class Args>  // of attend or of an executor
-Args forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                  const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-                  std::uintptr_t stream) {
-  Args args{
-      .q = view(q, "q", format),
-      .k = view(k, "k", format),
-      .v = view(v, "v", format),
-      .attention = settings.attention(),
-      .out = view(out, "out", format, Use::write),
-      .place = place_of(
-          {{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"max_logit", max_logit}},
-          stream)};
-  if (lse) args.lse = token_heads_view(*lse, "lse", format, Use::write);
-  if (max_logit) args.max_logit = per_head_view(*max_logit, "max_logit", Use::write);
-  return args;
-}
-
-struct Gradients {
-  const Array &dq, &dk, &dv;
-  const std::optional<Array>& dsink;
-};
-
-template <class Args>
-Args backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                   const Array& out, const Array& lse, const Array& dout, const Gradients& to, std::uintptr_t stream) {
-  Args args{.q = view(q, "q", format),
-            .k = view(k, "k", format),
-            .v = view(v, "v", format),
-            .attention = settings.attention(),
-            .dout = view(dout, "dout", format),
-            .out = view(out, "out", format),
-            .lse = token_heads_view(lse, "lse", format),
-            .dq = view(to.dq, "dq", format, Use::write),
-            .dk = view(to.dk, "dk", format, Use::write),
-            .dv = view(to.dv, "dv", format, Use::write),
-            .place = place_of({{"q", q},
-                               {"k", k},
-                               {"v", v},
-                               {"sink", settings.sink},
-                               {"out", out},
-                               {"lse", lse},
-                               {"dout", dout},
-                               {"dq", to.dq},
-                               {"dk", to.dk},
-                               {"dv", to.dv},
-                               {"dsink", to.dsink}},
-                              stream)};
-  if (to.dsink) args.dsink = per_head_view(*to.dsink, "dsink", Use::write);
-  return args;
-}
-
-// The whole problem, on the one rank there is.
-struct OneRank {
-  using Forward = ForwardArgs;
-  using Backward = BackwardArgs;
-
-  void check_rows(const ConstTensorView& q, const ConstTensorView& k) const {
-    if (q.rows != plan.q_rows || k.rows != plan.k_rows)
-      throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
-                       plan.k_rows, " tokens"),
-                  "make cu_seqlens end with the rows of the tensors, or cut the tensors");
-  }
-  void forward(ForwardArgs& args, Index) const {
-    check_rows(args.q, args.k);
-    args.slices = plan.slices;
-    attend(args, kernel);
-  }
-  void backward(BackwardArgs& args, Index) const {
-    check_rows(args.q, args.k);
-    args.slices = plan.slices;
-    args.deterministic = deterministic;
-    attend_backward(args, kernel);
-  }
-
-  Plan plan;
-  std::string kernel;
-  bool deterministic;
-};
-
-// An executor with the communicator it needs.
-struct HeldExecutor {
-  using Forward = ExecutorForwardArgs;
-  using Backward = ExecutorBackwardArgs;
-
-  HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
-      : comm(comm), last(options.place), executor(comm.get(), std::move(schedule), std::move(options)) {}
-
-  void forward(ExecutorForwardArgs& args, Index layer) {
-    const InTurn turn(comm);
-    args.layer = layer;
-    last.use(args.place);
-    executor.forward(args);
-  }
-  void backward(ExecutorBackwardArgs& args, Index layer) {
-    const InTurn turn(comm);
-    args.layer = layer;
-    last.use(args.place);
-    executor.backward(args);
-  }
-
-  Comm& comm;  // kept alive by Python
-  LastStream last;
-  Executor executor;
-};
 
 template <class Run>
 void bind_passes(nb::class_<Run>& run) {
@@ -204,9 +98,18 @@ void bind_schedule(nb::module_& m) {
             const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
                                       backward ? Pass::backward : Pass::forward);
             return dict_of("bytes_sent", t.bytes_sent, "bytes_received", t.bytes_received, "messages_sent",
-                           t.messages_sent, "messages_received", t.messages_received);
+                           t.messages_sent, "messages_received", t.messages_received, "bytes_sent_between",
+                           t.bytes_sent_between, "bytes_received_between", t.bytes_received_between);
           },
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
+}
+
+nb::list step_events(const HeldExecutor& e) {
+  constexpr const char* kKinds[] = {"wait", "compute", "give back"};
+  nb::list out;
+  for (const StepEvent& event : *e.events)
+    out.append(nb::make_tuple(kKinds[static_cast<int>(event.kind)], event.step, event.slices, event.begin, event.end));
+  return out;
 }
 
 void bind_executor(nb::module_& m) {
@@ -215,7 +118,7 @@ void bind_executor(nb::module_& m) {
       .def(
           "__init__",
           [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
-             bool checked, std::optional<int> device, std::uintptr_t stream) {
+             bool checked, std::optional<int> device, std::uintptr_t stream, bool observe) {
             Schedule copy = schedule;
             const ReleaseGil others_run;  // checked, or on a GPU: ranks meet
             const InTurn turn(comm);
@@ -223,10 +126,13 @@ void bind_executor(nb::module_& m) {
                                     {.kernel = std::move(kernel),
                                      .deterministic = deterministic,
                                      .checked = checked,
-                                     .place = place_on(device, stream)});
+                                     .place = place_on(device, stream)},
+                                    observe);
           },
           "comm"_a, "schedule"_a, "kernel"_a = "", "deterministic"_a = false, "checked"_a = false,
-          "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
+          "device"_a.none() = nb::none(), "stream"_a = 0, "observe"_a = false, nb::keep_alive<1, 2>())
+      .def_prop_ro("events", step_events,
+                   "What the last pass did, if it is observed: (kind, step, slices, begin, end).")
       .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); });
   bind_passes(executor);
 }
@@ -249,6 +155,27 @@ void bind_support(nb::module_& m) {
     }
     return out;
   });
+  m.def(
+      "kernel_choice",
+      [](std::string_view kernel, bool backward, DType dtype, Index dim_qk, Index dim_v, std::optional<int> device,
+         const Schedule* schedule) {
+        const KernelRequest request{.pass = backward ? Pass::backward : Pass::forward,
+                                    .dtype = dtype,
+                                    .dim_qk = dim_qk,
+                                    .dim_v = dim_v,
+                                    .partial = !backward && schedule != nullptr && !run::Computed(*schedule).once(),
+                                    .device = device ? DeviceKind::cuda : DeviceKind::cpu,
+                                    .gpu = device.value_or(0)};
+        const std::string_view chosen = select_kernel(kernel, request).name;
+        std::vector<std::pair<std::string, std::string>> others;
+        for (const Kernel& other : kernels()) {
+          if (other.name == chosen) break;
+          if (kernel.empty() || other.name == kernel) others.emplace_back(other.name, *other.refusal(request));
+        }
+        return std::pair(std::string(chosen), others);
+      },
+      "kernel"_a, "backward"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "device"_a.none(), "schedule"_a.none(),
+      "The kernel that does such a call, and why better ones do not: (name, [(name, reason)]).");
   m.def("schedules", [] {
     std::vector<std::string> names;
     for (const ScheduleKind kind : schedule_kinds()) names.emplace_back(name(kind));

@@ -7,6 +7,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -175,6 +176,10 @@ class PythonCommunicator : public Communicator {
   static std::unique_ptr<Communicator> make(Index rank, std::vector<Index> members, std::string name,
                                             nb::object transport, bool reaches_gpus);
   std::string_view name() const override { return name_; }
+  double time_limit() const override {
+    const AcquireGil gil;
+    return nb::hasattr(transport_, "time_limit") ? nb::cast<double>(transport_.attr("time_limit")) : 300;
+  }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -272,6 +277,19 @@ Block block_of(const Array& array, std::string_view name, Use use) {
   return {rows.data, rows.rows, 1, rows.row_bytes, stride, rows.row_bytes};
 }
 
+using Mail = std::vector<std::pair<Index, Array>>;
+
+std::vector<Message> messages_of(const Mail& mail, const Place& place, Use use) {
+  std::vector<Message> out;
+  for (const auto& [peer, array] : mail) {
+    const Place here = place_of({{"what is exchanged", array}}, 0);
+    if (here.kind != place.kind || here.device != place.device)
+      throw Error("arrays of one exchange lie on several devices", "make one exchange for each device");
+    out.push_back({.peer = peer, .blocks = {block_of(array, "what is exchanged", use)}});
+  }
+  return out;
+}
+
 }  // namespace
 
 Communicator& Comm::get() const {
@@ -363,11 +381,31 @@ void bind_communicator(nb::module_& m) {
           },
           "mine"_a, "all"_a, "stream"_a = 0, "Every rank's array, of any dtype, into one array a rank.")
       .def(
+          "exchange",
+          [](Comm& c, const Mail& sends, const Mail& receives, std::uintptr_t stream, Index times) {
+            Place place{};
+            for (const auto* some : {&sends, &receives})
+              if (!some->empty()) place = place_of({{"what is exchanged", some->front().second}}, stream);
+            const auto out = messages_of(sends, place, Use::read), in = messages_of(receives, place, Use::write);
+            const ReleaseGil others_run;
+            const InTurn turn(c);
+            const auto gpu = place.kind == DeviceKind::cpu ? nullptr : c.get().on(place);
+            Communicator& over = gpu ? *gpu : c.get();
+            for (Index n = 0; n < times; ++n) over.exchange(out, in).wait();
+          },
+          "sends"_a, "receives"_a, "stream"_a = 0, "times"_a = 1,
+          "Sends arrays to ranks and receives others, lists of (rank, array), and waits; so many times, one after "
+          "another. "
+          "All ranks call it, those on GPUs with something to send or to receive.")
+      .def(
           "turn", [](Comm& c) { return std::make_unique<HeldTurn>(c); }, nb::keep_alive<0, 1>(),
           "A context manager: several calls that no other thread's calls may come between.")
       .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
       .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
       .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
+      .def(
+          "flight_record", [](const Comm& c) { return c.get().flight_record(); },
+          "The last 64 calls of this rank, a line each, oldest first: number, pass and step, peers, bytes, age, state.")
       .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); }, "Counts bytes and messages from 0 again.");
   nb::class_<HeldTurn>(m, "Turn", "with communicator.turn(): calls over it belong to this thread.")
       .def(
