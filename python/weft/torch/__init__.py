@@ -23,6 +23,7 @@ from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
 from .relayout import relayout
+from .runs import log
 from .sharding import next_token_labels, position_ids, shard, unshard, use_layout, valid_rows
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "communicator",
     "context_parallel",
     "context_parallel_attention",
+    "log",
     "micro_sequence_attention",
     "next_token_labels",
     "pack",
