@@ -1,0 +1,114 @@
+"""Hugging Face's Trainer on two ranks with weft.trainer against the Trainer itself on one rank."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="the Trainer wants accelerate (tools/setup.sh test)")
+
+import weft
+import weft.trainer
+
+import processes
+import trainer_worker
+
+ids = torch.arange(6)[None]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    runs = []
+    for ranks in (1, 2):
+        folder = tmp_path_factory.mktemp("trainer")
+        processes.start("trainer_worker.py", folder, ranks)
+        runs.append(torch.load(folder / "found.pt"))
+    return runs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("resumed", [0, 1])
+@pytest.mark.parametrize("case", trainer_worker.CASES)
+def test_two_ranks(found, case, resumed):
+    """Loss, norm of gradients before clipping, loss of evaluation, and parameters after four steps and after resuming."""
+    (log, loss, parameters), (our_log, our_loss, our_parameters) = (run[case][resumed] for run in found)
+    assert len(log) == len(our_log) == 6 and our_loss == pytest.approx(loss, rel=1e-5)
+    for line, ours in zip(log, our_log):
+        assert line.keys() == ours.keys()
+        assert ours == pytest.approx(line, rel=1e-5)
+    assert max(line.get("grad_norm", 0) for line in log) > 0.5  # so that clipping does something
+    for name, x in parameters.items():
+        assert (our_parameters[name] - x).abs().max() <= 1e-5 * x.abs().max(), name
+
+
+def test_documents():
+    positions = torch.tensor([[0, 1, 2, 0, 0, 1]])
+    packing, tokens, labels = weft.trainer.documents(dict(input_ids=ids, position_ids=positions, labels=ids))
+    assert packing.cu_seqlens_q.tolist() == [0, 3, 4, 6] and torch.equal(tokens, ids[0]) and torch.equal(labels, ids[0])
+    seen = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    packing, tokens, labels = weft.trainer.documents(dict(input_ids=ids.view(2, 3), attention_mask=seen))
+    assert packing.cu_seqlens_q.tolist() == [0, 2, 4] and tokens.tolist() == [0, 1, 4, 5] and labels is None
+
+
+@pytest.mark.parametrize("batch, words", [
+    (dict(input_ids=ids, pixel_values=ids), "pixel_values"), (dict(input_ids=ids, position_ids=ids + 1), "do not count"),
+    (dict(input_ids=ids, position_ids=torch.tensor([[0, 1, 2, 0, 2, 3]])), "do not count"),
+    (dict(input_ids=ids.view(2, 3), position_ids=ids.view(2, 3)), "2 rows"),
+    (dict(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]])), "inside a sequence"),
+    (dict(input_ids=ids, attention_mask=ids[:, None]), "[batch, length]"),
+])
+def test_batches_refused(refused, batch, words):
+    with refused(words):
+        weft.trainer.documents(batch)
+
+
+def trainer(folder, args=None, **changes):
+    from small_models import config_of
+
+    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer), {})
+    model = transformers.AutoModelForCausalLM.from_config(config_of("llama"), attn_implementation="weft")
+    given = transformers.TrainingArguments(output_dir=folder, use_cpu=True, report_to=[], **(args or {}))
+    return kind(model=model, args=given, **changes)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(args=dict(label_smoothing_factor=0.1)), "label_smoothing_factor"), (dict(compute_loss_func=print), "compute_loss_func"),
+])
+def test_trainers_refused(refused, tmp_path, changes, words):
+    with refused(words):
+        trainer(tmp_path, **changes)
+
+
+def test_logits_refused(refused, tmp_path):
+    with refused("logits", "compute_metrics"):
+        trainer(tmp_path).prediction_step(None, {}, False)
+
+
+SOURCE = Path(__file__).parents[3]
+
+
+def test_three_lines():
+    """What the page says that changes in a program is what the example has, and no more than three lines."""
+    (block,) = re.findall(r"^```diff\n(.*?)^```$", (SOURCE / "docs/transformers.md").read_text(), re.M | re.S)
+    added = [line[1:].strip() for line in block.splitlines() if line.startswith("+")]
+    program = (SOURCE / "examples/hf_trainer.py").read_text().splitlines()
+    own = [line.partition("  #")[0].strip() for line in program if "weft" in line and not line.startswith("#")]
+    assert own == added and len(added) == 3
+
+
+@pytest.mark.long
+def test_the_example(tmp_path):
+    losses = {}
+    for ranks in (1, 2):  # by address: there are machines that do not know the name localhost
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", SOURCE / "examples/hf_trainer.py"],
+            capture_output=True, text=True, timeout=240, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        losses[ranks] = [float(x) for x in re.findall(rf"loss (\S+), norm of gradients \S+ on {ranks} ranks", done.stdout)]
+    assert len(losses[1]) == 6 and losses[1][-1] < 0.9 * losses[1][0]
+    assert losses[2] == pytest.approx(losses[1], abs=2e-3)
