@@ -106,6 +106,12 @@ class WEFT_API Communicator {
   // f32 or f64: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank]; it
   // must not lie in `parts`.
   Request reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype = DType::f32);
+  // The same two with lists of blocks: what exchange(sends, receives) does, in one collective where the transport has
+  // one. A message to and from each rank, in their order and all of equal size. all_gather: all sends have the same
+  // blocks. reduce_scatter: all receives have the same blocks, whose contents are lost: the first replaces, the others
+  // add. A transport's own sum has an order of its own.
+  Request all_gather(std::vector<Message> sends, std::vector<Message> receives);
+  Request reduce_scatter(std::vector<Message> sends, std::vector<Message> receives);
   // A block for each rank and from each rank, of any sizes, none included.
   Request all_to_all(std::span<const Block> to, std::span<const Block> from);
   Request send_receive(Index to, const Block& sent, Index from, const Block& received);

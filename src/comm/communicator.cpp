@@ -89,6 +89,20 @@ void check_count(const char* what, std::size_t count, Index ranks) {
   throw Error(text(what, " has ", count, " blocks and there are ", ranks, " ranks"), "give a block for each rank");
 }
 
+// Error unless there is a message to and from each rank, in their order, all of one size.
+void check_equal(const char* what, std::span<const Message> sends, std::span<const Message> receives, Index ranks) {
+  for (const std::span<const Message> messages : {sends, receives}) {
+    check_count(what, messages.size(), ranks);
+    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
+      const Message& m = messages[rank];
+      if (m.peer == static_cast<Index>(rank) && m.size() == sends[0].size()) continue;
+      throw Error(text(what, ": message ", rank, " is that of rank ", m.peer, " and has ", m.size(),
+                       " bytes; the first has ", sends[0].size()),
+                  "give a message for each rank, in their order, of equal size");
+    }
+  }
+}
+
 // Both sides of a collective leave out empty messages.
 void append(std::vector<Message>& messages, Index peer, const Block& block,
             Message::Combine how = Message::Combine::replace) {
@@ -218,6 +232,16 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
     append(receives, peer, mine, peer == 0 ? Message::Combine::replace : add);
   }
   for (Message& m : receives) m.at_once = true;
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::all_gather(std::vector<Message> sends, std::vector<Message> receives) {
+  check_equal("all_gather", sends, receives, ranks_);
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::reduce_scatter(std::vector<Message> sends, std::vector<Message> receives) {
+  check_equal("reduce_scatter", sends, receives, ranks_);
   return exchange(std::move(sends), std::move(receives));
 }
 
