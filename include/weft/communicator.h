@@ -10,12 +10,14 @@
 #include <memory>
 #include <span>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "weft/device.h"
 #include "weft/dtype.h"
+#include "weft/error.h"
 #include "weft/slice.h"
 #include "weft/tensor.h"
 #include "weft/traffic.h"
@@ -59,6 +61,28 @@ WEFT_API Message::Combine adding(DType dtype);
 // How all_reduce combines numbers.
 enum class Reduce { sum, max };
 
+// A call ended because another rank failed, left, or did not come within the time limit.
+class WEFT_API PeerError : public Error {
+ public:
+  // `consequence`: of a failure that another rank reports itself.
+  PeerError(std::string problem, std::string remedy, bool consequence = false);
+  ~PeerError() override;
+
+  bool consequence() const noexcept { return consequence_; }
+  // The same with the last calls of this rank (Communicator::flight_record) behind the problem.
+  PeerError with_calls(const std::string& calls) const;
+  bool has_calls() const noexcept { return has_calls_; }
+
+ private:
+  bool consequence_, has_calls_ = false;
+};
+
+namespace detail {
+class Board;
+class Calls;
+class FlightRecorder;
+}  // namespace detail
+
 // A call in flight.
 class WEFT_API Request {
  public:
@@ -70,6 +94,9 @@ class WEFT_API Request {
 
   Request() = default;
   explicit Request(std::unique_ptr<Pending> pending) : pending_(std::move(pending)) {}
+  // The recorder is told what becomes of the call.
+  Request(std::unique_ptr<Pending> pending, std::shared_ptr<detail::FlightRecorder> recorder, Index call)
+      : pending_(std::move(pending)), recorder_(std::move(recorder)), call_(call) {}
 
   bool in_flight() const { return pending_ != nullptr; }
   // What follows sees what was received, and may change what was sent. Error if a peer failed; once is enough.
@@ -79,12 +106,11 @@ class WEFT_API Request {
 
  private:
   std::unique_ptr<Pending> pending_;
+  std::shared_ptr<detail::FlightRecorder> recorder_;
+  Index call_ = 0;
 };
 
 class DeviceCommunicator;
-namespace detail {
-class Calls;
-}
 
 // The ranks that take part in a computation, and the calls between them. Transports derive from it.
 class WEFT_API Communicator {
@@ -96,6 +122,11 @@ class WEFT_API Communicator {
   Index rank() const { return rank_; }
   Index ranks() const { return ranks_; }
   virtual std::string_view name() const = 0;  // threads, mpi, ...
+  // Whether all_gather, reduce_scatter and all_to_all are the transport's own (ncclAllGather) where it has them, and
+  // not made of messages. The same on all ranks.
+  virtual bool has_collectives() const { return false; }
+  // Seconds that a call waits for other ranks before it gives up with a PeerError.
+  virtual double time_limit() const { return 300; }
 
   // All the others are made of this one. Messages from one rank to another are matched in the order of the lists; a
   // rank may send to itself.
@@ -103,8 +134,8 @@ class WEFT_API Communicator {
 
   // `all`: where the block of each rank goes.
   Request all_gather(const Block& mine, std::span<const Block> all);
-  // f32 or f64: `mine` becomes the sum, in the order of ranks, of what each rank has for this one in parts[rank]; it
-  // must not lie in `parts`.
+  // f32 or f64: `mine` becomes the sum of what each rank has for this one in parts[rank]; it must not lie in `parts`.
+  // The sum is made in the order of ranks, unless the transport makes it itself (has_collectives, equal blocks of f32).
   Request reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype = DType::f32);
   // The same two with lists of blocks: what exchange(sends, receives) does, in one collective where the transport has
   // one. A message to and from each rank, in their order and all of equal size. all_gather: all sends have the same
@@ -123,6 +154,13 @@ class WEFT_API Communicator {
   // build without CUDA.
   std::unique_ptr<DeviceCommunicator> on(const Place& place);
 
+  // Error if calls on GPUs that had been started were given up since, because a rank failed. Such calls are ordered in
+  // a stream and end there as if all were well; the next call says so too, but after the last one only this does.
+  void check() const;
+  // The last 64 calls of this rank, here and on GPUs, a line each, oldest first: number, pass and step, peers, bytes,
+  // age and state.
+  std::string flight_record() const;
+
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
   // Ranks r of equal r / ranks_per_node share fast links: from now on bytes between nodes are counted too. Error unless
@@ -136,22 +174,38 @@ class WEFT_API Communicator {
   // Calls are counted by another one.
   Communicator(Index rank, Index ranks, Communicator& counts) : rank_(rank), ranks_(ranks), counts_(&counts) {}
 
+  // Of calls of this communicator and of those whose calls it counts.
+  const std::shared_ptr<detail::FlightRecorder>& recorder() const;
+
  private:
   // Messages are checked: peers exist, blocks are not null where they have bytes.
   virtual std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) = 0;
+  // Collectives, if has_collectives(). Null: made of messages, on all ranks. Blocks of all_gather and of
+  // reduce_scatter, which adds f32, are equal and not empty; those of all_to_all may have any sizes. Wherever the
+  // blocks lie, all ranks make the same collective.
+  virtual std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all);
+  virtual std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine);
+  virtual std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block> to, std::span<const Block> from);
   virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
   virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
   // start() takes memory of GPUs as it does that of CPUs.
   virtual bool reaches_gpus() const { return false; }
   // Numbers of f64 can be added where they arrive; on GPUs only those of f32 can.
   virtual bool adds_f64() const { return true; }
+  // What ranks see of each other beside their calls, for those on GPUs; null: nothing.
+  virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
+
+  template <class Start>
+  Request start_recorded(const char* kind, std::span<const Message> sends, std::span<const Message> receives,
+                         const Start& start);
 
   Index rank_, ranks_;
   Communicator* counts_ = this;
   Traffic traffic_;
   Index node_ = 1;                        // ranks of a node
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
-  std::shared_ptr<void> nccl_;            // the connection of GPUs, none before on()
+  mutable std::shared_ptr<detail::FlightRecorder> recorder_;
+  std::shared_ptr<void> nccl_;  // the connection of GPUs, none before on()
 };
 
 // A communicator for memory of a GPU. Calls are ordered in a stream of the caller's: what it sends is what is there

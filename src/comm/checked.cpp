@@ -142,6 +142,7 @@ class Checked final : public Communicator {
       : Communicator(inner->rank(), inner->ranks()), owned_(std::move(inner)), inner_(*owned_) {}
 
   std::string_view name() const override { return inner_.name(); }
+  double time_limit() const override { return inner_.time_limit(); }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {

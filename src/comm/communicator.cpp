@@ -1,11 +1,13 @@
 #include "weft/communicator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
 
 #include "comm/blocks.h"
 #include "comm/checked.h"
+#include "comm/flight.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
@@ -109,6 +111,19 @@ void append(std::vector<Message>& messages, Index peer, const Block& block,
   if (block.size() != 0) messages.push_back({peer, {block}, how});
 }
 
+// What is the same on all ranks of a call that they agree on: the sizes of what each rank has or gets.
+bool are_equal(std::span<const Block> blocks) {
+  const Index size = blocks[0].size();
+  return size > 0 && std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.size() == size; });
+}
+
+// The error of a call that failed for want of a peer, with the last calls.
+PeerError failed(detail::FlightRecorder& recorder, Index call, const PeerError& e) {
+  const std::string calls = recorder.last_calls(4);
+  recorder.set(call, detail::RecordedCall::State::failed);
+  return e.with_calls(calls);
+}
+
 template <class T>
 void reduce(T& into, T value, Reduce how) {
   if (how == Reduce::sum) {
@@ -178,11 +193,22 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 void Request::wait() {
   // Moved out, so that the call is over and withdrawn even if wait() throws.
   const std::unique_ptr<Pending> pending = std::move(pending_);
-  if (pending != nullptr) pending->wait();
+  if (pending == nullptr) return;
+  if (recorder_ == nullptr) return pending->wait();
+  recorder_->set(call_, detail::RecordedCall::State::waiting);
+  try {
+    pending->wait();
+    recorder_->end_wait(call_);
+  } catch (const PeerError& e) {
+    throw failed(*recorder_, call_, e);
+  } catch (...) {
+    recorder_->set(call_, detail::RecordedCall::State::failed);
+    throw;
+  }
 }
 
 Request Request::after(std::function<void()> then) && {
-  return Request(std::make_unique<Then>(std::move(pending_), std::move(then)));
+  return Request(std::make_unique<Then>(std::move(pending_), std::move(then)), std::move(recorder_), call_);
 }
 
 Communicator::~Communicator() = default;
@@ -190,6 +216,45 @@ Communicator::~Communicator() = default;
 detail::Calls& Communicator::calls() {
   if (calls_ == nullptr) calls_ = std::make_shared<detail::Calls>();
   return *calls_;
+}
+
+const std::shared_ptr<detail::FlightRecorder>& Communicator::recorder() const {
+  if (counts_->recorder_ == nullptr) counts_->recorder_ = std::make_shared<detail::FlightRecorder>();
+  return counts_->recorder_;
+}
+
+std::string Communicator::flight_record() const { return recorder()->text(); }
+
+void Communicator::check() const {
+#ifdef WEFT_WITH_NCCL
+  if (counts_->nccl_ != nullptr) cuda::check(*std::static_pointer_cast<cuda::NcclConnection>(counts_->nccl_));
+#endif
+}
+
+// Counts and records a call. `start` may give null: then there is none.
+template <class Start>
+Request Communicator::start_recorded(const char* kind, std::span<const Message> sends,
+                                     std::span<const Message> receives, const Start& start) {
+  Traffic traffic;
+  const Index node = counts_->node_;
+  count(sends, rank_, node, traffic.messages_sent, traffic.bytes_sent, traffic.bytes_sent_between);
+  count(receives, rank_, node, traffic.messages_received, traffic.bytes_received, traffic.bytes_received_between);
+  const std::shared_ptr<detail::FlightRecorder>& record = recorder();
+  const Index call = record->begin(kind, rank_, sends, receives);
+  try {
+    std::unique_ptr<Request::Pending> pending = start();
+    if (pending == nullptr) {
+      record->cancel(call);
+      return {};
+    }
+    counts_->traffic_ += traffic;
+    return Request(std::move(pending), record, call);
+  } catch (const PeerError& e) {
+    throw failed(*record, call, e);
+  } catch (...) {
+    record->set(call, detail::RecordedCall::State::failed);
+    throw;
+  }
 }
 
 Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> receives) {
@@ -200,13 +265,17 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
       if (m.combine == Message::Combine::add_f64)
         throw Error(text("communicator ", name(), " is to add f64 on a GPU"),
                     "add f32 there, or use tensors on the CPU");
-  Traffic traffic;
-  const Index node = counts_->node_;
-  count(sends, rank_, node, traffic.messages_sent, traffic.bytes_sent, traffic.bytes_sent_between);
-  count(receives, rank_, node, traffic.messages_received, traffic.bytes_received, traffic.bytes_received_between);
-  Request request(start(std::move(sends), std::move(receives)));
-  counts_->traffic_ += traffic;
-  return request;
+  return start_recorded("exchange", sends, receives, [&] { return start(std::move(sends), std::move(receives)); });
+}
+
+std::unique_ptr<Request::Pending> Communicator::start_all_gather(const Block&, std::span<const Block>) {
+  return nullptr;
+}
+std::unique_ptr<Request::Pending> Communicator::start_reduce_scatter(std::span<const Block>, const Block&) {
+  return nullptr;
+}
+std::unique_ptr<Request::Pending> Communicator::start_all_to_all(std::span<const Block>, std::span<const Block>) {
+  return nullptr;
 }
 
 void Communicator::set_node(Index ranks_per_node) {
@@ -218,7 +287,18 @@ void Communicator::set_node(Index ranks_per_node) {
 
 Request Communicator::all_gather(const Block& mine, std::span<const Block> all) {
   check_count("all_gather: all", all.size(), ranks_);
-  return all_to_all(std::vector<Block>(at(ranks_), mine), all);
+  std::vector<Message> sends, receives;
+  for (Index peer = 0; peer < ranks_; ++peer) {
+    append(sends, peer, mine);
+    append(receives, peer, all[at(peer)]);
+  }
+  if (has_collectives() && are_equal(all) && mine.size() == all[0].size()) {
+    check_messages(sends, "all_gather: mine, send", ranks_);
+    check_messages(receives, "all_gather: receive", ranks_);
+    Request request = start_recorded("all_gather", sends, receives, [&] { return start_all_gather(mine, all); });
+    if (request.in_flight()) return request;
+  }
+  return exchange(std::move(sends), std::move(receives));
 }
 
 Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype) {
@@ -230,6 +310,13 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
     check_block(parts[at(peer)], text("reduce_scatter: part ", peer), add);
     append(sends, peer, parts[at(peer)]);
     append(receives, peer, mine, peer == 0 ? Message::Combine::replace : add);
+  }
+  if (has_collectives() && dtype == DType::f32 && are_equal(parts) && mine.size() == parts[0].size()) {
+    check_messages(sends, "reduce_scatter: part", ranks_);
+    check_messages(receives, "reduce_scatter: receive", ranks_);
+    Request request =
+        start_recorded("reduce_scatter", sends, receives, [&] { return start_reduce_scatter(parts, mine); });
+    if (request.in_flight()) return request;
   }
   for (Message& m : receives) m.at_once = true;
   return exchange(std::move(sends), std::move(receives));
@@ -252,6 +339,12 @@ Request Communicator::all_to_all(std::span<const Block> to, std::span<const Bloc
   for (Index peer = 0; peer < ranks_; ++peer) {
     append(sends, peer, to[at(peer)]);
     append(receives, peer, from[at(peer)]);
+  }
+  if (has_collectives()) {
+    check_messages(sends, "all_to_all: to", ranks_);
+    check_messages(receives, "all_to_all: from", ranks_);
+    Request request = start_recorded("all_to_all", sends, receives, [&] { return start_all_to_all(to, from); });
+    if (request.in_flight()) return request;
   }
   return exchange(std::move(sends), std::move(receives));
 }

@@ -167,6 +167,7 @@ class Faulty final : public Communicator {
   }
 
   std::string_view name() const override { return inner_.name(); }
+  double time_limit() const override { return inner_.time_limit(); }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {

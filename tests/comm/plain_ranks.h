@@ -14,6 +14,7 @@ class PlainRanks final : public Communicator {
  public:
   explicit PlainRanks(Communicator& ranks) : Communicator(ranks.rank(), ranks.ranks()), ranks_(ranks) {}
   std::string_view name() const override { return "plain"; }
+  double time_limit() const override { return ranks_.time_limit(); }
 
  private:
   struct Under final : Request::Pending {

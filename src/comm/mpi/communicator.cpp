@@ -11,6 +11,7 @@
 #include "comm/blocks.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/transfers.h"
+#include "comm/split.h"
 #include "index.h"
 #include "text.h"
 #include "weft/mpi.h"
@@ -182,9 +183,9 @@ void Exchange::refuse(const Transfers::Mismatch& wrong) const {
 void Exchange::give_up() const {
   std::string names;
   for (const Index peer : transfers_.peers_left()) names += text(names.empty() ? "" : ", ", link_->name(peer));
-  throw Error(text(link_->name(link_->rank), " waited ", link_->options.time_limit, " seconds in call ", number_,
-                   " for ", names),
-              "see what those ranks do, or raise MpiOptions::time_limit");
+  throw PeerError(text(link_->name(link_->rank), " waited ", link_->options.time_limit, " seconds in call ", number_,
+                       " for ", names),
+                  "see what those ranks do, or raise MpiOptions::time_limit");
 }
 
 class MpiCommunicator final : public Communicator {
@@ -193,6 +194,7 @@ class MpiCommunicator final : public Communicator {
       : Communicator(link->rank, static_cast<Index>(link->members.size())), link_(std::move(link)) {}
 
   std::string_view name() const override { return "mpi"; }
+  double time_limit() const override { return link_->options.time_limit; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -205,32 +207,22 @@ class MpiCommunicator final : public Communicator {
   Index calls_ = 0;
 };
 
-struct Choice {
-  Index color = 0, key = 0, rank = 0;
-
-  friend auto operator<=>(const Choice&, const Choice&) = default;
-};
-
 // MPI's colors and keys are ints, so it is given positions in the sorted list of all choices instead.
 std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key) {
-  Choice mine{color, key, rank()};
-  std::vector<Choice> all(at(ranks()));
-  std::vector<Message> sends, receives;
-  for (Index peer = 0; peer < ranks(); ++peer) {
-    sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
-    receives.push_back({peer, {{.data = &all[at(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
-  }
-  start(std::move(sends), std::move(receives))->wait();  // not counted as traffic; waits no longer than the time limit
-  std::sort(all.begin(), all.end());
+  const SplitChoice mine{color, key, rank()};
+  std::vector<SplitChoice> all =  // not counted as traffic
+      gather_choices(mine, ranks(),
+                     [this](auto sends, auto receives) { return start(std::move(sends), std::move(receives)); });
   const auto place = std::find(all.begin(), all.end(), mine) - all.begin();
-  const auto group = std::find_if(all.begin(), all.end(), [&](const Choice& c) { return c.color == color; });
+  const auto group = std::find_if(all.begin(), all.end(), [&](const SplitChoice& c) { return c.color == color; });
 
   MPI_Comm part = MPI_COMM_NULL;
   check(MPI_Comm_split(link_->comm, static_cast<int>(group - all.begin()), static_cast<int>(place), &part),
         "MPI_Comm_split");
   const std::shared_ptr<Link> link = make_link(part, link_->options);
   link->whole = false;
-  std::erase_if(all, [&](const Choice& c) { return c.color != color; });
+  Index me = 0;
+  all = choices_of(std::move(all), mine, me);
   for (std::size_t i = 0; i < all.size(); ++i) link->members[i] = link_->members[at(all[i].rank)];
   return std::make_unique<MpiCommunicator>(link);
 }

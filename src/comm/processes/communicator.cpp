@@ -1,11 +1,11 @@
 #include "comm/processes/communicator.h"
 
-#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <utility>
 
 #include "comm/blocks.h"
+#include "comm/split.h"
 #include "index.h"
 #include "text.h"
 
@@ -79,9 +79,9 @@ class Exchange final : public Request::Pending {
     std::optional<Bytes> got = group_->sockets->take(peer, call_);
     if (!got && group_->sockets->is_past(peer, call_)) refuse(m, "no message");
     if (!got && group_->sockets->is_closed(peer)) {
-      throw PeerLost(text(group_->name(m.peer), " ended while ", group_->name(group_->rank), " waited for it in call ",
-                          call_.number),
-                     "see what that rank did");
+      throw PeerError(text(group_->name(m.peer), " ended while ", group_->name(group_->rank), " waited for it in call ",
+                           call_.number),
+                      "see what that rank did", true);
     }
     if (!got) return false;
     if (static_cast<Index>(got->size()) != m.size()) refuse(m, text(got->size(), " bytes"));
@@ -99,9 +99,9 @@ class Exchange final : public Request::Pending {
   [[noreturn]] void give_up(std::size_t next) const {
     const std::string whom =
         next < receives_.size() ? group_->name(receives_[next].peer) : "ranks that take no messages";
-    throw Error(text(group_->name(group_->rank), " waited ", group_->time_limit, " seconds in call ", call_.number,
-                     " for ", whom),
-                "see what those ranks do, or raise ProcessRanks::time_limit");
+    throw PeerError(text(group_->name(group_->rank), " waited ", group_->time_limit, " seconds in call ", call_.number,
+                         " for ", whom),
+                    "see what those ranks do, or raise ProcessRanks::time_limit");
   }
 
   std::shared_ptr<Group> group_;
@@ -116,6 +116,7 @@ class ProcessCommunicator final : public Communicator {
       : Communicator(group->rank, static_cast<Index>(group->members.size())), group_(std::move(group)) {}
 
   std::string_view name() const override { return "processes"; }
+  double time_limit() const override { return group_->time_limit; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -123,31 +124,21 @@ class ProcessCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> make_split(Index color, Index key) override {
-    struct Choice {
-      Index color = 0, key = 0, rank = 0;
-      auto operator<=>(const Choice&) const = default;
-    };
-    Choice mine{color, key, rank()};
-    std::vector<Choice> all(at(ranks()));
-    const auto block = [](Choice& c) { return Block{.data = &c, .rows = 1, .bytes = sizeof(Choice)}; };
-    std::vector<Message> sends, receives;
-    for (Index peer = 0; peer < ranks(); ++peer) {
-      sends.push_back({peer, {block(mine)}});
-      receives.push_back({peer, {block(all[at(peer)])}});
-    }
+    Index me = 0;
+    const SplitChoice mine{color, key, rank()};
     const std::uint64_t number = calls_;  // the same on all ranks, so it can name the new communicators
-    start(std::move(sends), std::move(receives))->wait();  // not counted as traffic
-    std::sort(all.begin(), all.end());
+    const std::vector<SplitChoice> all =  // not counted as traffic
+        choices_of(
+            gather_choices(mine, ranks(),
+                           [this](auto sends, auto receives) { return start(std::move(sends), std::move(receives)); }),
+            mine, me);
     auto part = std::make_shared<Group>(*group_);
     // Colors are told apart by their members: two parts of one split have no sockets in common.
     part->context = (group_->context * 1'000'003 + number + 1) * 0x9e3779b97f4a7c15;
     part->whole = false;
     part->members.clear();
-    for (const Choice& c : all) {
-      if (c.color != color) continue;
-      if (c.rank == rank()) part->rank = static_cast<Index>(part->members.size());
-      part->members.push_back(group_->members[at(c.rank)]);
-    }
+    part->rank = me;
+    for (const SplitChoice& c : all) part->members.push_back(group_->members[at(c.rank)]);
     return std::make_unique<ProcessCommunicator>(std::move(part));
   }
 

@@ -64,9 +64,9 @@ End run_rank(Index ranks, const std::shared_ptr<Sockets>& sockets, const std::fu
     const std::unique_ptr<Communicator> communicator = make_communicator(ranks, sockets, time_limit);
     body(*communicator);
     return End::well;
-  } catch (const PeerLost& e) {
+  } catch (const PeerError& e) {
     what = e.what();
-    return End::consequence;
+    return e.consequence() ? End::consequence : End::failure;
   } catch (const std::exception& e) {
     what = e.what();
   } catch (...) {

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "weft/error.h"
 #include "weft/slice.h"
 
 namespace weft::processes {
@@ -21,12 +20,6 @@ using Bytes = std::vector<std::byte>;
 struct CallId {
   std::uint64_t context = 0, number = 0;
   friend auto operator<=>(const CallId&, const CallId&) = default;
-};
-
-// A peer has ended: the consequence of another failure, which is the one to report.
-class PeerLost : public Error {
- public:
-  using Error::Error;
 };
 
 // One rank's sockets. Messages are copied into queues when they are sent and when they arrive, so nothing here refers

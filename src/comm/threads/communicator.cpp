@@ -1,7 +1,7 @@
 // The communicator of a rank that is a thread.
-#include <algorithm>
 #include <string_view>
 
+#include "comm/split.h"
 #include "comm/threads/exchange.h"
 
 namespace weft::threads {
@@ -14,6 +14,7 @@ class ThreadCommunicator final : public Communicator {
       : Communicator(self.rank, static_cast<Index>(self.group->members.size())), self_(std::move(self)) {}
 
   std::string_view name() const override { return "threads"; }
+  double time_limit() const override { return self_.world->how.time_limit; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -28,35 +29,24 @@ class ThreadCommunicator final : public Communicator {
   Index calls_ = 0;
 };
 
-// What each rank says in a split.
-struct Choice {
-  Index color = 0, key = 0, rank = 0;
-};
-
 std::unique_ptr<Communicator> ThreadCommunicator::make_split(Index color, Index key) {
-  Choice mine{color, key, rank()};
-  std::vector<Choice> all(at(ranks()));
-  std::vector<Message> sends, receives;
-  for (Index peer = 0; peer < ranks(); ++peer) {
-    sends.push_back({peer, {{.data = &mine, .rows = 1, .bytes = sizeof(Choice)}}});
-    receives.push_back({peer, {{.data = &all[at(peer)], .rows = 1, .bytes = sizeof(Choice)}}});
-  }
+  const SplitChoice mine{color, key, rank()};
   const Index number = calls_;
-  start(std::move(sends), std::move(receives))->wait();  // not counted as traffic
-
-  std::erase_if(all, [&](const Choice& choice) { return choice.color != color; });
-  std::sort(all.begin(), all.end(),
-            [](const Choice& a, const Choice& b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
-  const auto me = std::find_if(all.begin(), all.end(), [&](const Choice& choice) { return choice.rank == rank(); });
+  Index me = 0;
+  const std::vector<SplitChoice> all =  // not counted as traffic
+      choices_of(
+          gather_choices(mine, ranks(),
+                         [this](auto sends, auto receives) { return start(std::move(sends), std::move(receives)); }),
+          mine, me);
 
   const Lock lock(self_.world->mutex);
   Group::Split& split = self_.group->splits[{number, color}];
   if (split.group == nullptr) {  // the first rank makes it for all
     split.group = std::make_shared<Group>();
-    for (const Choice& choice : all) split.group->members.push_back(self_.world_rank(choice.rank));
+    for (const SplitChoice& choice : all) split.group->members.push_back(self_.world_rank(choice.rank));
     split.missing = static_cast<Index>(all.size());
   }
-  Member member{self_.world, split.group, me - all.begin()};
+  Member member{self_.world, split.group, me};
   if (--split.missing == 0) self_.group->splits.erase({number, color});
   return std::make_unique<ThreadCommunicator>(std::move(member));
 }

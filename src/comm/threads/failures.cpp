@@ -66,13 +66,13 @@ void Exchange::check_peer(Index peer, Time now, Time& until) const {
       until = std::min(until, post->learn_until);
       return;
     }
-    throw PeerFailure(text(self_.name(peer), " gave up call ", number_, " that ", self_.name(self_.rank), " waits in"),
-                      "wait() for every request before it goes, or see why that rank ended");
+    throw PeerError(text(self_.name(peer), " gave up call ", number_, " that ", self_.name(self_.rank), " waits in"),
+                    "wait() for every request before it goes, or see why that rank ended", true);
   }
   if (left) {
-    throw PeerFailure(
+    throw PeerError(
         text(self_.name(peer), " has left, and ", self_.name(self_.rank), " waits for it in call ", number_),
-        "let all ranks make the same calls in the same order");
+        "let all ranks make the same calls in the same order", true);
   }
 }
 
@@ -82,12 +82,12 @@ Time Exchange::check(Time deadline) const {
   check_unwanted();
   const World& world = *self_.world;
   if (world.failure) {
-    throw PeerFailure(text("rank ", world.failure->rank, " failed: ", world.failure->what),
-                      text("see to rank ", world.failure->rank, "; the others end because of it"));
+    throw PeerError(text("rank ", world.failure->rank, " failed: ", world.failure->what),
+                    text("see to rank ", world.failure->rank, "; the others end because of it"), true);
   }
   if (world.how.stop.stop_requested())
-    throw PeerFailure(text("the ranks were told to stop, and ", self_.name(self_.rank), " waits in call ", number_),
-                      "run them again");
+    throw PeerError(text("the ranks were told to stop, and ", self_.name(self_.rank), " waits in call ", number_),
+                    "run them again", true);
   const Time now = Clock::now();
   Time until = deadline;
   for (const Index peer : waited_for()) check_peer(peer, now, until);
@@ -102,9 +102,9 @@ void Exchange::give_up() const {
   if (started != peers.begin()) peers.erase(started, peers.end());
   std::string names;
   for (const Index peer : peers) names += text(names.empty() ? "" : ", ", self_.name(peer));
-  throw Error(text(self_.name(self_.rank), " waited ", self_.world->how.time_limit, " seconds in call ", number_,
-                   " for ", names),
-              "see what those ranks do, or raise ThreadRanks::time_limit");
+  throw PeerError(text(self_.name(self_.rank), " waited ", self_.world->how.time_limit, " seconds in call ", number_,
+                       " for ", names),
+                  "see what those ranks do, or raise ThreadRanks::time_limit");
 }
 
 }  // namespace weft::threads

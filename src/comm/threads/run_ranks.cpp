@@ -69,8 +69,8 @@ void run_rank(Member self, const std::function<void(Communicator&)>& body) {
     const std::unique_ptr<Communicator> communicator = make_communicator(std::move(self));
     body(*communicator);
     leave(world, rank);
-  } catch (const PeerFailure& e) {
-    set_failure(world, {rank, words_of(e.what()), std::current_exception(), true});
+  } catch (const PeerError& e) {
+    set_failure(world, {rank, words_of(e.what()), std::current_exception(), e.consequence()});
   } catch (const std::exception& e) {
     set_failure(world, {rank, words_of(e.what()), std::current_exception(), false});
   } catch (...) {

@@ -31,11 +31,6 @@ inline Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(count, kMost)));
 }
 
-// The failure of a rank that another rank's failure caused. run_ranks throws the cause, not the consequence.
-struct PeerFailure : Error {
-  using Error::Error;
-};
-
 // What one rank does in one call, as the others see it.
 struct Post {
   std::vector<Message> sends;

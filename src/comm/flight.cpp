@@ -1,0 +1,138 @@
+#include "comm/flight.h"
+
+#include <algorithm>
+#include <iomanip>
+
+#include "text.h"
+
+namespace weft {
+
+PeerError::PeerError(std::string problem, std::string remedy, bool consequence)
+    : Error(std::move(problem), std::move(remedy)), consequence_(consequence) {}
+PeerError::~PeerError() = default;
+
+PeerError PeerError::with_calls(const std::string& calls) const {
+  if (has_calls_ || calls.empty()) return *this;
+  PeerError with(text(problem(), " (last calls: ", calls, ")"), remedy(), consequence_);
+  with.has_calls_ = true;
+  return with;
+}
+
+namespace detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Label {
+  const char* pass = nullptr;
+  Index step = 0;
+};
+thread_local Label current;
+
+RecordedCall::Peers peers_of(Index self, std::span<const Message> messages) {
+  RecordedCall::Peers peers;
+  for (const Message& m : messages) {
+    if (m.peer == self) continue;
+    const auto named = static_cast<std::size_t>(peers.count);
+    const auto end = peers.first.begin() + static_cast<std::ptrdiff_t>(std::min(named, RecordedCall::Peers::kNamed));
+    peers.bytes += m.size();
+    if (std::find(peers.first.begin(), end, m.peer) != end) continue;
+    if (named < RecordedCall::Peers::kNamed) peers.first[named] = m.peer;
+    ++peers.count;
+  }
+  return peers;
+}
+
+std::string peers_text(const char* way, const RecordedCall::Peers& peers) {
+  if (peers.count == 0) return {};
+  std::string words = text(", ", peers.bytes, " bytes ", way, " ");
+  const auto named = std::min(static_cast<std::size_t>(peers.count), RecordedCall::Peers::kNamed);
+  for (std::size_t i = 0; i < named; ++i) words += text(i == 0 ? "" : "+", peers.first[i]);
+  if (named < static_cast<std::size_t>(peers.count)) words += "+..";
+  return words;
+}
+
+constexpr std::array kStates{"posted", "waiting", "in the stream", "done", "failed"};
+
+std::string call_text(const RecordedCall& call, Clock::time_point now) {
+  const auto seconds = [](Clock::duration d) {
+    return text(std::fixed, std::setprecision(3), std::chrono::duration<double>(d).count(), " s");
+  };
+  const bool over = call.state == RecordedCall::State::done || call.state == RecordedCall::State::failed;
+  const std::string step = step_text(call.pass, call.step);
+  return text("#", call.number, " ", call.kind, step.empty() ? "" : " of ", step, peers_text("to", call.to),
+              peers_text("from", call.from), ", ", kStates[static_cast<std::size_t>(call.state)],
+              over ? " after " : " for ", seconds((over ? call.changed : now) - call.posted));
+}
+
+}  // namespace
+
+void label_calls(const char* pass, Index step) { current = {pass, step}; }
+
+std::string step_text(const char* pass, Index step) { return pass == nullptr ? "" : text(pass, " step ", step); }
+
+Index FlightRecorder::begin(const char* kind, Index self, std::span<const Message> sends,
+                            std::span<const Message> receives) {
+  RecordedCall call{.number = 0,
+                    .kind = kind,
+                    .pass = current.pass,
+                    .step = current.step,
+                    .to = peers_of(self, sends),
+                    .from = peers_of(self, receives)};
+  call.posted = call.changed = Clock::now();
+  const std::lock_guard lock(mutex_);
+  call.number = next_++;
+  at_(call.number) = call;
+  return call.number;
+}
+
+void FlightRecorder::cancel(Index call) {
+  const std::lock_guard lock(mutex_);
+  if (call + 1 != next_) return;
+  at_(call) = {};
+  --next_;
+}
+
+void FlightRecorder::set(Index call, RecordedCall::State state) {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  RecordedCall& entry = at_(call);
+  if (entry.number != call) return;
+  entry.state = state;
+  entry.changed = now;
+}
+
+void FlightRecorder::end_wait(Index call) {
+  {
+    const std::lock_guard lock(mutex_);
+    const RecordedCall& entry = at_(call);
+    if (entry.number != call || entry.state != RecordedCall::State::waiting) return;
+  }
+  set(call, RecordedCall::State::done);
+}
+
+RecordedCall FlightRecorder::last() const {
+  const std::lock_guard lock(mutex_);
+  return next_ == 0 ? RecordedCall{} : at_(next_ - 1);
+}
+
+std::string FlightRecorder::text() const {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::string lines;
+  for (Index call = std::max<Index>(0, next_ - kCalls); call < next_; ++call)
+    if (at_(call).number == call) lines += call_text(at_(call), now) + "\n";
+  return lines;
+}
+
+std::string FlightRecorder::last_calls(Index most) const {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::string words;
+  for (Index call = std::max<Index>(0, next_ - std::min(most, kCalls)); call < next_; ++call)
+    if (at_(call).number == call) words += (words.empty() ? "" : "; ") + call_text(at_(call), now);
+  return words;
+}
+
+}  // namespace detail
+}  // namespace weft

@@ -1,0 +1,65 @@
+// The flight recorder: the last calls of a rank, for the errors of calls that others did not answer. Costs a clock read
+// when a call starts, begins to wait and ends.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "weft/communicator.h"
+
+namespace weft::detail {
+
+// Calls that this thread starts from now on belong to a step of a pass. `pass` must be a literal; null: to nothing.
+void label_calls(const char* pass, Index step);
+
+struct RecordedCall {
+  // queued: wait() has returned and a stream of a GPU waits in its place.
+  enum class State { posted, waiting, queued, done, failed };
+  struct Peers {
+    static constexpr std::size_t kNamed = 4;
+    std::array<Index, kNamed> first = {};
+    Index count = 0, bytes = 0;
+  };
+
+  Index number = -1;
+  const char* kind = "";       // exchange, all_gather, ...
+  const char* pass = nullptr;  // of label_calls
+  Index step = 0;
+  Peers to = {}, from = {};  // other ranks
+  std::chrono::steady_clock::time_point posted = {}, changed = {};
+  State state = State::posted;
+};
+
+// "forward step 3", or nothing.
+std::string step_text(const char* pass, Index step);
+
+class FlightRecorder {
+ public:
+  static constexpr Index kCalls = 64;
+
+  // Returns the number of the call; the first has number 0.
+  Index begin(const char* kind, Index self, std::span<const Message> sends, std::span<const Message> receives);
+  // The last call was not made after all.
+  void cancel(Index call);
+  void set(Index call, RecordedCall::State state);
+  // A call that was waited for is done, unless it was queued in a stream.
+  void end_wait(Index call);
+  // The last call, or an empty record if there was none.
+  RecordedCall last() const;
+
+  std::string text() const;                  // a line a call
+  std::string last_calls(Index most) const;  // one line, for an error
+
+ private:
+  RecordedCall& at_(Index call) { return calls_[static_cast<std::size_t>(call % kCalls)]; }
+  const RecordedCall& at_(Index call) const { return calls_[static_cast<std::size_t>(call % kCalls)]; }
+
+  mutable std::mutex mutex_;  // transports end calls in threads of their own
+  std::array<RecordedCall, kCalls> calls_;
+  Index next_ = 0;
+};
+
+}  // namespace weft::detail
