@@ -186,6 +186,11 @@ class WEFT_API Communicator {
   virtual std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all);
   virtual std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine);
   virtual std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block> to, std::span<const Block> from);
+  // The first two with lists of blocks: of all ranks one after another, equally many bytes each.
+  virtual std::unique_ptr<Request::Pending> start_all_gather_lists(std::span<const Block> mine,
+                                                                   std::span<const Block> all);
+  virtual std::unique_ptr<Request::Pending> start_reduce_scatter_lists(std::span<const Block> parts,
+                                                                       std::span<const Block> mine);
   virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
   virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
   // start() takes memory of GPUs as it does that of CPUs.
