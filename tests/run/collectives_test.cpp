@@ -69,17 +69,17 @@ struct Calls {
 
 // The calls of one rank, and whether results and traffic are those without collectives.
 Calls calls_of(Index tokens, LayoutKind kind, const ScheduleOptions& options, bool deterministic = false) {
-  constexpr Index kRanks = 4;
+  constexpr Index kFour = 4;
   const Problem problem(Stream::from_lengths(std::vector<Index>{tokens - 20, 20}), {.causal = true});
   const RanksProblem p{.problem = problem, .heads_q = 4, .heads_k = 2, .dim_qk = 24, .dim_v = 16};
   RanksInput in(p);
-  const Layouts layouts = make_layouts(kind, problem, kRanks);
+  const Layouts layouts = make_layouts(kind, problem, kFour);
   const ExecutorOptions how{.deterministic = deterministic};
   const RanksResult want = run_on_ranks(p, in, layouts, options, how);
-  RanksResult got = empty_result(p, kRanks);
+  RanksResult got = empty_result(p, kFour);
   std::mutex mutex;
   Calls calls;
-  run_ranks(kRanks, [&](Communicator& threads) {
+  run_ranks(kFour, [&](Communicator& threads) {
     OwnCollectives c(threads);
     run_one_rank(c, p, in, layouts, options, how, got, mutex);
     if (c.rank() == 0) calls = {c.gathers, c.sums};
