@@ -100,7 +100,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
+  run::GradientReturn home(schedule, *communicator, workspace, args.place, own, options.deterministic);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
     const Step& step = schedule.steps[at(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });

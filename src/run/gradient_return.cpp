@@ -11,13 +11,18 @@ std::size_t odd(Index n) { return at(n % 2); }
 }  // namespace
 
 GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
-                               const Place& place, const Kv& own)
-    : schedule_(schedule), communicator_(communicator), workspace_(workspace), place_(place), own_(own) {
+                               const Place& place, const Kv& own, bool deterministic)
+    : schedule_(schedule),
+      communicator_(communicator),
+      workspace_(workspace),
+      place_(place),
+      own_(own),
+      deterministic_(deterministic),
+      written_(!schedule.steps.empty() && !schedule.steps.front().move) {
   // A first step on the own keys, or messages that replace, write every own row; otherwise own_ is cleared and added
   // to.
-  const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
-  adds_ = written || !whole();
-  clear_ = !written && adds_;
+  adds_ = written_ || !whole();
+  clear_ = !written_ && adds_;
 }
 
 // Whether no other step returns gradients to the own rows of this step's heads.
@@ -116,7 +121,11 @@ void GradientReturn::end(Index n) {
     }
     for (Message& m : passed) home.push_back(std::move(m));
   }
-  in_flight_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
+  std::vector<Message> away = messages(move.receives, constant(buffer(n)));
+  const bool collective = move.collective && alone(n) && !written_ && !deterministic_;
+  if (collective) home = at_once(std::move(home), true);
+  in_flight_[odd(n)] = collective ? communicator_.reduce_scatter(std::move(away), std::move(home))
+                                  : communicator_.exchange(std::move(away), std::move(home));
 }
 
 void GradientReturn::finish() {

@@ -70,7 +70,9 @@ class KeyFeed {
       entered_[odd(n)].wait();
       for (Message& m : messages(move.relay->passes, constant(relays_[odd(n)]))) sends.push_back(std::move(m));
     }
-    arrivals_[odd(n)] = communicator_.exchange(std::move(sends), messages(move.receives, constant(buffers_[odd(n)])));
+    std::vector<Message> receives = messages(move.receives, constant(buffers_[odd(n)]));
+    arrivals_[odd(n)] = move.collective ? communicator_.all_gather(std::move(sends), std::move(receives))
+                                        : communicator_.exchange(std::move(sends), std::move(receives));
   }
 
   const Schedule& schedule_;
