@@ -97,7 +97,9 @@ void FlightRecorder::set(Index call, RecordedCall::State state) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   RecordedCall& entry = at_(call);
-  if (entry.number != call) return;
+  // A call in a stream may be done before anybody waits for it.
+  if (entry.number != call || (entry.state == RecordedCall::State::done && state != RecordedCall::State::failed))
+    return;
   entry.state = state;
   entry.changed = now;
 }
