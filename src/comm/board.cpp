@@ -152,7 +152,7 @@ std::optional<Trouble> Board::ended(Index peer, Index call) const {
   return std::nullopt;
 }
 
-std::optional<Trouble> Board::mismatch(Index peer, Index call) const {
+std::optional<Trouble> Board::mismatch_with(Index peer, Index call) const {
   Word* theirs = link_of(peer);
   if (call < 0 || mine_ == nullptr || theirs == nullptr) return std::nullopt;
   const Index ranks = memory_->ranks();
@@ -196,17 +196,24 @@ Trouble Board::over(Index call, double limit) const {
   return {text(waits(call), " for ", seconds_text(limit), ", for ", whom)};
 }
 
+std::optional<Trouble> Board::mismatch(Index call) const {
+  for (Index peer = 0; peer < static_cast<Index>(members_.size()); ++peer)
+    if (peer != self_)
+      if (std::optional<Trouble> found = mismatch_with(peer, call)) return found;
+  return std::nullopt;
+}
+
 std::optional<Trouble> Board::trouble(Index call, double waited, double limit) {
   for (Index peer = 0; peer < static_cast<Index>(members_.size()); ++peer) {
     Seen& seen = seen_[at(peer)];
     const std::uint64_t beats = memory_->beats(members_[at(peer)]);
     if (beats != seen.beats) seen = {beats, Clock::now()};
   }
-  // A mismatch first: it names the cause where others have already given up because of it.
-  for (const auto look : {&Board::mismatch, &Board::ended})
-    for (Index peer = 0; peer < static_cast<Index>(members_.size()); ++peer)
-      if (peer != self_)
-        if (std::optional<Trouble> found = (this->*look)(peer, call)) return found;
+  // First, because it names the cause where others have already given up because of it.
+  if (std::optional<Trouble> found = mismatch(call)) return found;
+  for (Index peer = 0; peer < static_cast<Index>(members_.size()); ++peer)
+    if (peer != self_)
+      if (std::optional<Trouble> found = ended(peer, call)) return found;
   if (waited > limit) return over(call, limit);
   return std::nullopt;
 }

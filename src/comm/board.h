@@ -70,6 +70,8 @@ class Board {
   // What keeps a call, in which this rank has waited so many seconds, from ending: a rank that has ended or failed, or
   // names other sizes; and, once the limit is over, whoever is missing. call -1: the connection itself.
   std::optional<Trouble> trouble(Index call, double waited, double limit);
+  // A rank that sends or receives other sizes in a call than this one: data may have come all the same.
+  std::optional<Trouble> mismatch(Index call) const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -81,7 +83,7 @@ class Board {
 
   Word* link_of(Index peer) const;
   std::optional<Trouble> ended(Index peer, Index call) const;
-  std::optional<Trouble> mismatch(Index peer, Index call) const;
+  std::optional<Trouble> mismatch_with(Index peer, Index call) const;
   Trouble over(Index call, double limit) const;
   std::string waits(Index call) const;
 

@@ -119,6 +119,7 @@ class ProcessCommunicator final : public Communicator {
 
   std::string_view name() const override { return "processes"; }
   double time_limit() const override { return group_->time_limit; }
+  std::shared_ptr<detail::Board> board() const override { return group_->board; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -144,8 +145,6 @@ class ProcessCommunicator final : public Communicator {
     part->board = group_->board->part(part->members, me);
     return std::make_unique<ProcessCommunicator>(std::move(part));
   }
-
-  std::shared_ptr<detail::Board> board() const override { return group_->board; }
 
   std::shared_ptr<Group> group_;
   std::uint64_t calls_ = 0;
