@@ -2,6 +2,7 @@
 #ifndef WEFT_WITH_CUDA
 
 #include "device/device.h"
+#include "plan/shared_context.h"
 #include "weft/device_rows.h"
 #include "weft/error.h"
 
@@ -32,19 +33,28 @@ void DevicePlan::upload(const Plan&) { absent(); }
 const Place& DevicePlan::place() const { absent(); }
 DeviceSlices DevicePlan::slices() const { absent(); }
 std::vector<Slice> DevicePlan::download() const { absent(); }
+void with_shared_context(const Place&, const std::function<void(DeviceContext&)>&) { absent(); }
+void check_shared_contexts(int) {}
 
 void sequence_to_rank_order(DeviceContext&, const DeviceStream&, const DeviceLayout&, const RowTensor&,
-                            const RowTensor&) {
+                            const RowTensor&, OtherRows) {
   absent();
 }
 void rank_to_sequence_order(DeviceContext&, const DeviceStream&, const DeviceLayout&, const RowTensor&,
-                            const RowTensor&) {
+                            const RowTensor&, OtherRows) {
   absent();
 }
 void shard(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index, const RowTensor&, const RowTensor&) {
   absent();
 }
-void unshard(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index, const RowTensor&, const RowTensor&) {
+void unshard(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index, const RowTensor&, const RowTensor&,
+             OtherRows) {
+  absent();
+}
+void partition_indices(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index, Index, std::int32_t*) {
+  absent();
+}
+void cu_seqlens_on_rank(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index, const DeviceRankOffsets&) {
   absent();
 }
 void copy_valid_rows(DeviceContext&, const DeviceStream&, const RowTensor&, const RowTensor&, OtherRows) { absent(); }

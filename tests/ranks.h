@@ -110,6 +110,7 @@ inline void run_one_rank(Communicator& comm, const RanksProblem& p, RanksInput& 
   args.forward.max_logit = mirror.out(t.max_logit.view);
   if (p.sink) args.backward.dsink = mirror.out(t.dsink.view);
   mirror.send();
+  comm.set_node(uses(options, "node") ? options.node : 1);
   comm.reset_traffic();
   executor.forward(args.forward);
   r.forward[at(rank)] = comm.traffic();

@@ -157,6 +157,9 @@ class WEFT_API Communicator {
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
+  // Ranks r of equal r / ranks_per_node share fast links: from now on bytes between nodes are counted too. Error unless
+  // it divides the ranks; 1: one level, as at first.
+  void set_node(Index ranks_per_node);
 
   detail::Calls& calls();  // for checked mode, which counts them
   // What ranks see of each other beside their calls, for transports of GPUs; null: nothing.
@@ -193,6 +196,7 @@ class WEFT_API Communicator {
   Index rank_, ranks_;
   Communicator* counts_ = this;
   Traffic traffic_;
+  Index node_ = 1;                        // ranks of a node
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
   mutable std::shared_ptr<detail::FlightRecorder> recorder_;
   std::shared_ptr<void> nccl_;  // the connection of GPUs, none before on()

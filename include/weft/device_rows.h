@@ -16,23 +16,39 @@
 
 namespace weft {
 
+// What happens to rows of the destination that nothing is copied to: they are left as they are, or set to zero bytes.
+enum class OtherRows { leave, zero };
+
 // --- Orders; layouts contiguous, dual_chunk, zigzag and striped ---
 
 // Copies rows from sequence order to rank order, or back.
 WEFT_API void sequence_to_rank_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
-                                     const RowTensor& sequence, const RowTensor& ranks);
+                                     const RowTensor& sequence, const RowTensor& ranks,
+                                     OtherRows others = OtherRows::leave);
 WEFT_API void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
-                                     const RowTensor& ranks, const RowTensor& sequence);
-// One rank's rows. shard sets rows that hold no token to zero bytes; unshard leaves other ranks' tokens as they are.
+                                     const RowTensor& ranks, const RowTensor& sequence,
+                                     OtherRows others = OtherRows::leave);
+// One rank's rows. shard sets rows that hold no token to zero bytes; unshard leaves other ranks' tokens as they are,
+// unless told otherwise.
 WEFT_API void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
                     const RowTensor& whole, const RowTensor& local);
 WEFT_API void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
-                      const RowTensor& local, const RowTensor& whole);
+                      const RowTensor& local, const RowTensor& whole, OtherRows others = OtherRows::leave);
+
+// Writes the token of each of a rank's rows, as Layout::tokens: -1 where a row holds none.
+WEFT_API void partition_indices(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
+                                Index rank, Index rows, std::int32_t* tokens);  // [rows]
+// Where the stream's sequences begin in a rank's rows, and prefix sums of the real ones. Zeros if offsets are invalid.
+struct DeviceRankOffsets {
+  std::int32_t* cu_seqlens = nullptr;         // [sequences + 1]
+  std::int32_t* cu_seqlens_padded = nullptr;  // [sequences + 1]
+};
+// Writes them, in one launch.
+WEFT_API void cu_seqlens_on_rank(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
+                                 Index rank, const DeviceRankOffsets& out);
 
 // --- Valid rows: those that hold a real token ---
 
-// What happens to rows that are not valid: they are left as they are, or set to zero bytes.
-enum class OtherRows { leave, zero };
 // Copies valid rows. Both tensors are in sequence order [tokens], or both hold the rows of one rank.
 WEFT_API void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const RowTensor& from,
                               const RowTensor& to, OtherRows others = OtherRows::leave);

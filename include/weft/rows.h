@@ -35,6 +35,14 @@ WEFT_API std::vector<Index> rank_rows_of_sequence_order(const Layout& layout);  
 WEFT_API std::vector<std::uint8_t> valid_rows(const Stream& stream);              // [tokens]
 WEFT_API std::vector<std::uint8_t> valid_rows(const Layout& layout, Index rank);  // [rows]
 
+// Where sequences lie in one rank's rows, which then are a stream of their own.
+struct RankOffsets {
+  std::vector<Index> cu_seqlens;         // [n + 1] prefix sums of the rank's real tokens of each sequence, from 0
+  std::vector<Index> cu_seqlens_padded;  // [n + 1] the rank's first row of each sequence; the last: rows with a token
+};
+// Error if the rank's rows are not in the order of their tokens, as those of balanced layouts may be.
+WEFT_API RankOffsets cu_seqlens_on_rank(const Layout& layout, Index rank);
+
 // --- Sequences cut at multiples of a chunk's size ---
 
 // Chunks of all sequences. Every sequence has at least one: an empty one if it is empty. Padding goes with the last

@@ -48,6 +48,7 @@ struct ScheduleOptions {
   ScheduleKind outer = ScheduleKind::ring;
   Index stages = 4;
   Index ranks_per_step = 2;
+  Index node = 1;
 };
 
 // A line of the table of options. Flags of the command, keywords of Python, words(), fingerprints and the table of
@@ -91,6 +92,16 @@ struct PeerRows {
   std::vector<Range> rows;
 };
 
+// The first of two hops: a row that ranks of another node want goes to that node once, to the rank at the sender's
+// place in the node, which passes it on. Gradients come back the same way: added up inside the node, then one row
+// leaves it.
+struct Relay {
+  std::vector<PeerRows> sends;     // rows of the own K/V, to other nodes
+  std::vector<PeerRows> receives;  // rows of the relay buffer
+  Index rows = 0;                  // of the relay buffer
+  std::vector<PeerRows> passes;    // rows of the relay buffer, to the ranks of the node, this one included
+};
+
 // K and V on their way into a step's buffer.
 struct Move {
   enum class Kind {
@@ -104,6 +115,9 @@ struct Move {
   // shift: rows of this step's buffer that travel no further, whose gradients go home to their owner; and rows of the
   // own K/V whose gradients come back in this step.
   std::vector<PeerRows> home = {}, back = {};
+  // With it, `sends` stay inside the node, and `receives` are those of the second hop: first what the ranks of the node
+  // own, then what they pass on.
+  std::optional<Relay> relay = {};
 };
 
 // One step of a rank: what must arrive, then what is attended.
@@ -155,7 +169,8 @@ struct TensorShape {
   bool dsink = false;                                 // asked for in the backward
 };
 
-// What the rank's communicator will count in one pass, to the byte.
-WEFT_API Traffic traffic(const Schedule& schedule, const TensorShape& shape, Pass pass);
+// What the rank's communicator will count in one pass, to the byte. `node`: ranks of a node, if the communicator was
+// told (Communicator::set_node); 0: the schedule's option.
+WEFT_API Traffic traffic(const Schedule& schedule, const TensorShape& shape, Pass pass, Index node = 0);
 
 }  // namespace weft

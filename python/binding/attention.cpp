@@ -1,4 +1,6 @@
 // Attention on one rank and by schedules.
+#include "attention.h"
+
 #include <memory>
 #include <optional>
 
@@ -10,128 +12,17 @@
 #include "communicator.h"
 #include "convert.h"
 #include "gil.h"
-#include "held.h"
 #include "module.h"
 #include "problem.h"
 #include "schedule_options.h"
-#include "settings.h"
-#include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
-#include "weft/executor.h"
-#include "weft/plan.h"
 #include "weft/support.h"
 
 namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-template <class Args>  // of attend or of an executor
-Args forward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                  const Array& out, const std::optional<Array>& lse, const std::optional<Array>& max_logit,
-                  std::uintptr_t stream) {
-  Args args{
-      .q = view(q, "q", format),
-      .k = view(k, "k", format),
-      .v = view(v, "v", format),
-      .attention = settings.attention(),
-      .out = view(out, "out", format, Use::write),
-      .place = place_of(
-          {{"q", q}, {"k", k}, {"v", v}, {"sink", settings.sink}, {"out", out}, {"lse", lse}, {"max_logit", max_logit}},
-          stream)};
-  if (lse) args.lse = token_heads_view(*lse, "lse", format, Use::write);
-  if (max_logit) args.max_logit = per_head_view(*max_logit, "max_logit", Use::write);
-  return args;
-}
-
-struct Gradients {
-  const Array &dq, &dk, &dv;
-  const std::optional<Array>& dsink;
-};
-
-template <class Args>
-Args backward_args(const Array& q, const Array& k, const Array& v, Format format, const Settings& settings,
-                   const Array& out, const Array& lse, const Array& dout, const Gradients& to, std::uintptr_t stream) {
-  Args args{.q = view(q, "q", format),
-            .k = view(k, "k", format),
-            .v = view(v, "v", format),
-            .attention = settings.attention(),
-            .dout = view(dout, "dout", format),
-            .out = view(out, "out", format),
-            .lse = token_heads_view(lse, "lse", format),
-            .dq = view(to.dq, "dq", format, Use::write),
-            .dk = view(to.dk, "dk", format, Use::write),
-            .dv = view(to.dv, "dv", format, Use::write),
-            .place = place_of({{"q", q},
-                               {"k", k},
-                               {"v", v},
-                               {"sink", settings.sink},
-                               {"out", out},
-                               {"lse", lse},
-                               {"dout", dout},
-                               {"dq", to.dq},
-                               {"dk", to.dk},
-                               {"dv", to.dv},
-                               {"dsink", to.dsink}},
-                              stream)};
-  if (to.dsink) args.dsink = per_head_view(*to.dsink, "dsink", Use::write);
-  return args;
-}
-
-// The whole problem, on the one rank there is.
-struct OneRank {
-  using Forward = ForwardArgs;
-  using Backward = BackwardArgs;
-
-  void check_rows(const ConstTensorView& q, const ConstTensorView& k) const {
-    if (q.rows != plan.q_rows || k.rows != plan.k_rows)
-      throw Error(text("q has ", q.rows, " rows and k has ", k.rows, ", but the packing has ", plan.q_rows, " and ",
-                       plan.k_rows, " tokens"),
-                  "make cu_seqlens end with the rows of the tensors, or cut the tensors");
-  }
-  void forward(ForwardArgs& args, Index) const {
-    check_rows(args.q, args.k);
-    args.slices = plan.slices;
-    attend(args, kernel);
-  }
-  void backward(BackwardArgs& args, Index) const {
-    check_rows(args.q, args.k);
-    args.slices = plan.slices;
-    args.deterministic = deterministic;
-    attend_backward(args, kernel);
-  }
-
-  Plan plan;
-  std::string kernel;
-  bool deterministic;
-};
-
-// An executor with the communicator it needs.
-struct HeldExecutor {
-  using Forward = ExecutorForwardArgs;
-  using Backward = ExecutorBackwardArgs;
-
-  HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
-      : comm(comm), last(options.place), executor(comm.get(), std::move(schedule), std::move(options)) {}
-
-  void forward(ExecutorForwardArgs& args, Index layer) {
-    const InTurn turn(comm);
-    args.layer = layer;
-    last.use(args.place);
-    executor.forward(args);
-  }
-  void backward(ExecutorBackwardArgs& args, Index layer) {
-    const InTurn turn(comm);
-    args.layer = layer;
-    last.use(args.place);
-    executor.backward(args);
-  }
-
-  Comm& comm;  // kept alive by Python
-  LastStream last;
-  Executor executor;
-};
 
 template <class Run>
 void bind_passes(nb::class_<Run>& run) {
@@ -204,7 +95,8 @@ void bind_schedule(nb::module_& m) {
             const Traffic t = traffic(s, {.dtype = dtype, .dim_qk = dim_qk, .dim_v = dim_v},
                                       backward ? Pass::backward : Pass::forward);
             return dict_of("bytes_sent", t.bytes_sent, "bytes_received", t.bytes_received, "messages_sent",
-                           t.messages_sent, "messages_received", t.messages_received);
+                           t.messages_sent, "messages_received", t.messages_received, "bytes_sent_between",
+                           t.bytes_sent_between, "bytes_received_between", t.bytes_received_between);
           },
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
 }

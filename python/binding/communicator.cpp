@@ -7,6 +7,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -272,6 +273,19 @@ Block block_of(const Array& array, std::string_view name, Use use) {
   return {rows.data, rows.rows, 1, rows.row_bytes, stride, rows.row_bytes};
 }
 
+using Mail = std::vector<std::pair<Index, Array>>;
+
+std::vector<Message> messages_of(const Mail& mail, const Place& place, Use use) {
+  std::vector<Message> out;
+  for (const auto& [peer, array] : mail) {
+    const Place here = place_of({{"what is exchanged", array}}, 0);
+    if (here.kind != place.kind || here.device != place.device)
+      throw Error("arrays of one exchange lie on several devices", "make one exchange for each device");
+    out.push_back({.peer = peer, .blocks = {block_of(array, "what is exchanged", use)}});
+  }
+  return out;
+}
+
 }  // namespace
 
 Communicator& Comm::get() const {
@@ -362,6 +376,23 @@ void bind_communicator(nb::module_& m) {
             c.get().on(place)->all_gather(from, to).wait();
           },
           "mine"_a, "all"_a, "stream"_a = 0, "Every rank's array, of any dtype, into one array a rank.")
+      .def(
+          "exchange",
+          [](Comm& c, const Mail& sends, const Mail& receives, std::uintptr_t stream, Index times) {
+            Place place{};
+            for (const auto* some : {&sends, &receives})
+              if (!some->empty()) place = place_of({{"what is exchanged", some->front().second}}, stream);
+            const auto out = messages_of(sends, place, Use::read), in = messages_of(receives, place, Use::write);
+            const ReleaseGil others_run;
+            const InTurn turn(c);
+            const auto gpu = place.kind == DeviceKind::cpu ? nullptr : c.get().on(place);
+            Communicator& over = gpu ? *gpu : c.get();
+            for (Index n = 0; n < times; ++n) over.exchange(out, in).wait();
+          },
+          "sends"_a, "receives"_a, "stream"_a = 0, "times"_a = 1,
+          "Sends arrays to ranks and receives others, lists of (rank, array), and waits; so many times, one after "
+          "another. "
+          "All ranks call it, those on GPUs with something to send or to receive.")
       .def(
           "turn", [](Comm& c) { return std::make_unique<HeldTurn>(c); }, nb::keep_alive<0, 1>(),
           "A context manager: several calls that no other thread's calls may come between.")

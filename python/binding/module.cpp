@@ -64,4 +64,5 @@ NB_MODULE(_core, m) {
   weft::python::bind_support(m);
   weft::python::bind_draw(m);
   weft::python::bind_command(m);
+  weft::python::torch::bind_op(m);
 }

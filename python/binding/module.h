@@ -33,4 +33,8 @@ void bind_rows(nanobind::module_& m);
 void bind_schedule_options(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
 
+namespace torch {
+void bind_op(nanobind::module_& m);
+}
+
 }  // namespace weft::python

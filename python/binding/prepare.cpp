@@ -11,6 +11,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "attention.h"
 #include "communicator.h"
 #include "convert.h"
 #include "gil.h"
@@ -18,7 +19,6 @@
 #include "index.h"
 #include "module.h"
 #include "problem.h"
-#include "settings.h"
 #include "tensor.h"
 #include "text.h"
 #include "weft/error.h"
@@ -200,7 +200,7 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
           "backward",
           [](HeldKvBuffer& b, Index micro, const Array& q, const Array& out, const Array& lse, const Array& dout,
              const Settings& settings, const Array& dq, const Array& dk, const Array& dv,
-             const std::optional<Array>& dsink, std::uintptr_t stream) {
+             const std::optional<Array>& dsink, std::uintptr_t stream, bool deterministic) {
             const InTurn turn(b.comm);
             const Place place = place_of({{"q", q},
                                           {"out", out},
@@ -222,10 +222,11 @@ void bind_passes(nb::class_<HeldKvBuffer>& buffer) {
                                       .dk = view(dk, "dk", Format::thd, Use::write),
                                       .dv = view(dv, "dv", Format::thd, Use::write),
                                       .dsink = dsink ? per_head_view(*dsink, "dsink", Use::write) : TensorView{},
-                                      .place = place});
+                                      .place = place,
+                                      .deterministic = deterministic});
           },
           "micro"_a, "q"_a, "out"_a, "lse"_a, "dout"_a, "settings"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
-          "stream"_a = 0, nb::call_guard<ReleaseGil>());
+          "stream"_a = 0, "deterministic"_a = false, nb::call_guard<ReleaseGil>());
 }
 
 void bind_kv_buffer(nb::module_& m) {

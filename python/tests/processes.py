@@ -93,8 +93,11 @@ def _rank(rank, ranks, fn, folder, limit, backend):
         torch.set_num_threads(1)
         weft.set_cpu_threads(1)
         if "nccl" in backend:
-            # NCCL refuses two ranks on one GPU of one host: each says that it is on another, and they talk by sockets.
-            os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
+            gpus = torch.cuda.device_count()
+            if gpus < ranks:
+                # NCCL refuses two ranks on one GPU of one host: each says that it is on another, and they talk by sockets.
+                os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
+            torch.cuda.set_device(rank % gpus)
         dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
         weft.torch.communicator(time_limit=limit)
         fn(rank)

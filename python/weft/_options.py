@@ -51,7 +51,11 @@ def _kernels() -> List[str]:
 def _kernel(value: Any) -> str:
     if isinstance(value, str) and (value in ("", "cpu") or value in _kernels()):
         return value
-    raise error(f"there is no kernel {value!r}", f"use one of {', '.join(_kernels())}, or cpu for the best CPU target")
+    instead = f"use one of {', '.join(_kernels())}, or cpu for the best CPU target"
+    if isinstance(value, str) and value.startswith("cuda") and not any(name.startswith("cuda") for name in _kernels()):
+        raise error(f"there is no kernel {value!r} in a build of Weft without CUDA",
+                    f"install the wheel of version +cu13, or build with -DWEFT_CUDA=ON; or {instead}")
+    raise error(f"there is no kernel {value!r}", instead)
 
 
 def option(name: str, value: Any) -> Any:

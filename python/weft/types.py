@@ -32,6 +32,7 @@ class ScheduleOptions(TypedDict, total=False):
     outer: Literal["ring", "all_gather"]
     stages: int
     ranks_per_step: int
+    node: int
 
 
 class CommonOptions(TypedDict, total=False):

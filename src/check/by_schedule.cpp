@@ -55,7 +55,8 @@ Local shard(const Case& c, const Shard& side, Tensor& whole) {
 
 std::string words(const Traffic& t) {
   return text(t.bytes_sent, " bytes in ", t.messages_sent, " messages sent and ", t.bytes_received, " in ",
-              t.messages_received, " received");
+              t.messages_received, " received; ", t.bytes_sent_between, " and ", t.bytes_received_between,
+              " between nodes");
 }
 
 class Ranks {
@@ -91,6 +92,9 @@ class Ranks {
   void run_rank(Communicator& communicator) {
     const Shard q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const weft::Place place = place_of(way_.kernel, way_.world != nullptr ? q.rank : 0);
+    // Bytes between nodes are counted too, if the schedule knows nodes.
+    communicator.set_node(uses(way_.schedule, "node") && case_.ranks % way_.schedule.node == 0 ? way_.schedule.node
+                                                                                               : 1);
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
     Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
                       {.kernel = way_.kernel, .checked = way_.checked, .place = place});

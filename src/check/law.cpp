@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "check/definition.h"
+#include "check/moves.h"
 #include "index.h"
 #include "weft/error.h"
 #include "weft/plan.h"
@@ -67,6 +68,53 @@ class Checker {
       for (Index r = 0; r < a; ++r) columns.push_back(rank_buffer(k, {r, n / a, a}));
       check("a mesh", a, columns);
     }
+    for (Index node = 2; node < n; ++node) {
+      if (n % node != 0) continue;
+      check_moves({.kind = ScheduleKind::exact, .stages = 2, .node = node});
+      check_moves({.kind = ScheduleKind::all_gather, .node = node});
+    }
+  }
+
+  // The steps of a schedule in two hops, on what its messages bring: a row enters a node once, if it is wanted there.
+  void check_moves(const ScheduleOptions& options) {
+    const std::string how = words(options);
+    std::vector<Schedule> all;
+    for (Index r = 0; r < case_.ranks; ++r) all.push_back(make_schedule(problem_, layouts_, r, {1, 1}, options));
+    Moves moves(all);
+    std::vector<std::uint8_t> covered(visible_.size(), 0);
+    for (std::size_t n = 0; n < all.front().steps.size(); ++n) {
+      std::string fault;
+      const std::vector<std::vector<Index>> held = moves.step(n, fault);
+      if (!fault.empty()) fail(how, ", step ", n, ": ", fault);
+      for (Index r = 0; r < case_.ranks; ++r) {
+        const Buffer q = rank_buffer(layouts_.q, {r, 1, 1});
+        const Buffer k{q.runs, held[at(r)]};  // nobody looks at its runs
+        for (const Slice& s : all[at(r)].plans[at(all[at(r)].steps[n].plan)].slices) cover(how, r, s, q, k, covered);
+      }
+    }
+    check_covered(how, covered);
+    check_entered(moves, options);
+  }
+
+  void check_entered(const Moves& moves, const ScheduleOptions& options) {
+    const Index node = options.node, nodes = case_.ranks / node;
+    std::vector<std::uint8_t> wanted(at(definition_.k_tokens() * nodes), 0);
+    std::vector<Index> owner(at(definition_.k_tokens()), -1);
+    for (Index r = 0; r < case_.ranks; ++r)
+      for (const Index t : layouts_.k.tokens(r))
+        if (t != kNoToken) owner[at(t)] = r / node;
+    for (Index r = 0; r < case_.ranks; ++r)
+      for (const Index q : layouts_.q.tokens(r))
+        for (Index k = 0; q != kNoToken && k < definition_.k_tokens(); ++k)
+          if (visible(q, k)) wanted[at(k * nodes + r / node)] = 1;
+    for (Index k = 0; k < definition_.k_tokens(); ++k)
+      for (Index n = 0; n < nodes; ++n) {
+        const bool foreign = owner[at(k)] >= 0 && owner[at(k)] != n;
+        const bool due = foreign && (options.kind == ScheduleKind::all_gather || wanted[at(k * nodes + n)] != 0);
+        if (moves.entered()[at(k * nodes + n)] != (due ? 1 : 0))
+          fail(words(options), ": key ", k, " enters node ", n, " ", moves.entered()[at(k * nodes + n)],
+               " times instead of ", due ? 1 : 0);
+      }
   }
 
   // Every rank: disjoint tokens, in the rows that the definition gives them; together all that is dealt out.
@@ -126,6 +174,11 @@ class Checker {
         slices += static_cast<Index>(plan.slices.size());
       }
     }
+    check_covered(how, covered);
+    return slices;
+  }
+
+  void check_covered(const std::string& how, const std::vector<std::uint8_t>& covered) const {
     for (Index q = 0; q < definition_.q_tokens(); ++q) {
       for (Index k = 0; k < definition_.k_tokens(); ++k) {
         const int times = covered[at(q * definition_.k_tokens() + k)];
@@ -134,7 +187,6 @@ class Checker {
                times, " slices");
       }
     }
-    return slices;
   }
 
   void cover(const std::string& how, Index rank, const Slice& s, const Buffer& q, const Buffer& k,

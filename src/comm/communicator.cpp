@@ -76,12 +76,13 @@ void check_messages(std::span<const Message> messages, const char* kind, Index r
   }
 }
 
-// Counts messages and bytes to or from other ranks.
-void count(std::span<const Message> messages, Index self, Index& number, Index& bytes) {
+// Counts messages and bytes to or from other ranks, and the bytes to or from other nodes.
+void count(std::span<const Message> messages, Index self, Index node, Index& number, Index& bytes, Index& between) {
   for (const Message& message : messages) {
     if (message.peer == self) continue;
     ++number;
     bytes += message.size();
+    if (node > 1 && message.peer / node != self / node) between += message.size();
   }
 }
 
@@ -170,6 +171,8 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   bytes_received += other.bytes_received;
   messages_sent += other.messages_sent;
   messages_received += other.messages_received;
+  bytes_sent_between += other.bytes_sent_between;
+  bytes_received_between += other.bytes_received_between;
   return *this;
 }
 
@@ -219,8 +222,9 @@ template <class Start>
 Request Communicator::start_recorded(const char* kind, std::span<const Message> sends,
                                      std::span<const Message> receives, const Start& start) {
   Traffic traffic;
-  count(sends, rank_, traffic.messages_sent, traffic.bytes_sent);
-  count(receives, rank_, traffic.messages_received, traffic.bytes_received);
+  const Index node = counts_->node_;
+  count(sends, rank_, node, traffic.messages_sent, traffic.bytes_sent, traffic.bytes_sent_between);
+  count(receives, rank_, node, traffic.messages_received, traffic.bytes_received, traffic.bytes_received_between);
   const std::shared_ptr<detail::FlightRecorder>& record = recorder();
   const Index call = record->begin(kind, rank_, sends, receives);
   try {
@@ -258,6 +262,13 @@ std::unique_ptr<Request::Pending> Communicator::start_reduce_scatter(std::span<c
 }
 std::unique_ptr<Request::Pending> Communicator::start_all_to_all(std::span<const Block>, std::span<const Block>) {
   return nullptr;
+}
+
+void Communicator::set_node(Index ranks_per_node) {
+  if (ranks_per_node < 1 || ranks_ % ranks_per_node != 0)
+    throw Error(text("nodes of ", ranks_per_node, " ranks do not divide ", ranks_, " ranks"),
+                "give a number of ranks that divides them");
+  node_ = ranks_per_node;
 }
 
 Request Communicator::all_gather(const Block& mine, std::span<const Block> all) {

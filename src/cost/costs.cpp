@@ -96,14 +96,19 @@ RankMemory Costs::memory(const Frame& f, std::span<const StepFrame> steps, bool 
   if (backward)
     m.tensors += rows * (dv * size(shape_.dout) + dqk * size(shape_.dq)) + f.k_rows * f.heads_k * dims() * size({});
 
-  Index keys[2] = {0, 0}, gradients[2] = {0, 0};
+  Index keys[2] = {0, 0}, gradients[2] = {0, 0}, relays[2] = {0, 0}, relay_gradients[2] = {0, 0};
   for (std::size_t n = 0; n < steps.size(); ++n) {
     const StepFrame& s = steps[n];
     if (s.moves) keys[n % 2] = max_of(keys[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, shape_.dtype));
     if (backward && s.moves)
       gradients[n % 2] = max_of(gradients[n % 2], kv_size(s.key_rows, s.heads_k, dqk, dv, sums()));
+    if (!s.relay_rows) continue;
+    relays[n % 2] = max_of(relays[n % 2], kv_size(*s.relay_rows, s.heads_k, dqk, dv, shape_.dtype));
+    if (backward)
+      relay_gradients[n % 2] = max_of(relay_gradients[n % 2], kv_size(*s.relay_rows, s.heads_k, dqk, dv, sums()));
   }
   m.workspace = keys[0] + keys[1] + gradients[0] + gradients[1];
+  m.workspace += relays[0] + relays[1] + relay_gradients[0] + relay_gradients[1];
   const Index step_rows = f.step_q_rows() * f.step_heads_q;
   if (backward) {
     const bool own = shape_.dtype != sums();

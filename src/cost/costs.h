@@ -25,6 +25,7 @@ Frame frame_of(const Schedule& schedule);
 struct StepFrame {
   Index key_rows = 0, heads_q = 0, heads_k = 0;
   bool moves = false;
+  std::optional<Index> relay_rows = {};  // of a move in two hops
 };
 
 class Costs {

@@ -1,6 +1,7 @@
 // The quick estimate: the outline of a schedule on the samples of a sketch, with their own loads and works, and peers
 // that do as the samples do.
 #include <algorithm>
+#include <map>
 
 #include "cost/engine.h"
 #include "cost/outline_builder.h"
@@ -37,9 +38,12 @@ class Estimate : private OutlineBuilder {
  private:
   // A step that moves what is seen, by sample.
   struct Sends {
-    explicit Sends(std::size_t samples = 0) : there(samples), back(samples), senders(samples) {}
+    explicit Sends(std::size_t samples = 0)
+        : there(samples), back(samples), enter(samples), leave(samples), senders(samples) {}
     std::vector<Load> there, back;
+    std::vector<Load> enter, leave;           // of other nodes, in two hops
     std::vector<std::vector<Index>> senders;  // samples that stand for those who send
+    Index relayed = 0;                        // rows of the relay buffer of the sample at hand
   };
 
   const Sketch::Sample& sample(Index n) const { return s_.samples_[at(n)]; }
@@ -101,11 +105,38 @@ class Estimate : private OutlineBuilder {
   Pattern gather(Index step, double each, bool back) const override {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
-      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k);
-      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held * each, back);
+      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      if (!relays()) {
+        p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
+        continue;
+      }
+      const double passed = held * static_cast<double>(groups_ / node());  // by each rank of the node
+      const Index first = rank(n) / node_ranks() * node_ranks() + rank(n) % ulysses_;
+      for (Index mate = first; mate < first + node_ranks(); mate += ulysses_) {
+        p.loads[at(n)].copied += back ? 2 * passed : passed;
+        if (mate == rank(n)) continue;
+        topology_.receive(p.loads[at(n)], rank(n), mate, passed);
+        topology_.send(p.loads[at(n)], rank(n), mate, passed);
+      }
     }
     return finished(std::move(p));
   }
+
+  Pattern enter(Index step, double each, bool back) const override {
+    if (this->step(step).move == Move::Kind::send) {
+      const Sends& sends = sends_[at(step)];
+      Pattern p = listed(sends.senders);
+      p.loads = back ? sends.leave : sends.enter;
+      return finished(std::move(p));
+    }
+    Pattern p = together();
+    for (Index n = 0; n < count_; ++n) {
+      const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
+      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
+    }
+    return finished(std::move(p));
+  }
+  Index node_ranks() const { return node() * ulysses_; }
 
   Pattern shift(Range distances, Index groups, double each, bool adds) override {
     std::vector<std::vector<Index>> before(at(count_));
@@ -168,12 +199,11 @@ class Estimate : private OutlineBuilder {
     if (step(0).sequence_order)
       work[0] = sample(n).in_sequence[which()];
     else
-      for (const Sketch::Cell& c : sample(n).cells)
-        work[at(meeting_at(distance(rank(n), c.source)))] += c.work[which()];
+      for (const Sketch::Cell& c : sample(n).cells) work[at(meeting_of(rank(n), c.source))] += c.work[which()];
     for (TileWork& w : work) w = times(w, group_over_own(n));
     return work;
   }
-  Index distance(Index from, Index before) const { return floor_mod(from / ulysses_ - before / ulysses_, groups_); }
+  Index meeting_of(Index rank, Index source) const { return meeting_at(met_at(rank / ulysses_, source / ulysses_)); }
 
   void add_sample(Index n) {
     const Place& p = places_[at(n)];
@@ -191,17 +221,28 @@ class Estimate : private OutlineBuilder {
     const bool partial = (met.size() > 1 || (ulysses_ > 1 && meetings() > 1)) && p.frame.step_heads_q > 0;
     o_.begin_rows.push_back(static_cast<float>(costs_.begin_rows(p.frame, step(0).move.has_value())));
     o_.end_rows.push_back(static_cast<float>(costs_.end_rows(p.frame, partial)));
-    add_memory(p, rows, partial);
+    std::vector<Index> relayed;
+    for (Index m = 0; m < steps(); ++m)
+      relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(m)].relayed
+                                                         : (groups_ / node() - 1) * group_rows());
+    add_memory(p, rows, partial, relayed);
   }
 
   // Rows that the sample sends and gets in steps that move only what is seen.
   void add_touched(Index n, std::vector<Index>& rows) {
+    for (Sends& sends : sends_) sends.relayed = 0;
     const double heads = static_cast<double>(s_.layer_.heads_k);
     for (const Sketch::Cell& c : sample(n).cells) {
-      const Index of = steps_of(meeting_at(distance(rank(n), c.source))).begin;
+      const Index of = steps_of(meeting_of(rank(n), c.source)).begin;
       if (step(of).move != Move::Kind::send) continue;
       Sends& sends = sends_[at(of)];
       const double values = static_cast<double>(c.touched) * heads;
+      if (relays() && rank(n) / node() != c.source / node()) {
+        add_relayed(n, c.source, values, sends);
+        rows[at(of)] += c.touched;
+        sends.relayed += c.touched / node();
+        continue;
+      }
       topology_.receive(sends.there[at(n)], rank(n), c.source, values * costs_.kv_bytes());
       sends.there[at(n)].copied += values * costs_.kv_bytes();
       topology_.send(sends.back[at(n)], rank(n), c.source, values * costs_.gradient_bytes());
@@ -210,15 +251,48 @@ class Estimate : private OutlineBuilder {
       const Index sender = nearest(c.source);
       if (sender != n && std::find(from.begin(), from.end(), sender) == from.end()) from.push_back(sender);
     }
+    std::map<Index, Index> to_nodes;  // rows by node
     for (const Sketch::Sent& sent : sample(n).sent) {
-      const Index of = steps_of(meeting_at(distance(sent.to, rank(n)))).begin;
+      const Index of = steps_of(meeting_of(sent.to, rank(n))).begin;
       if (step(of).move != Move::Kind::send) continue;
       Sends& sends = sends_[at(of)];
+      if (relays() && rank(n) / node() != sent.to / node()) {
+        Index& most = to_nodes[sent.to / node()];
+        most = max_of(most, sent.rows);
+        continue;
+      }
       const double values = static_cast<double>(sent.rows) * heads, gradients = values * costs_.gradient_bytes();
       topology_.send(sends.there[at(n)], rank(n), sent.to, values * costs_.kv_bytes());
       topology_.receive(sends.back[at(n)], rank(n), sent.to, gradients);
       sends.back[at(n)].copied += 2 * gradients;
     }
+    for (const auto& [to, sent] : to_nodes) {
+      const Index peer = to * node() + rank(n) % node();
+      Sends& sends = sends_[at(steps_of(meeting_of(peer, rank(n))).begin)];
+      const double values = static_cast<double>(sent) * heads, gradients = values * costs_.gradient_bytes();
+      topology_.send(sends.enter[at(n)], rank(n), peer, values * costs_.kv_bytes());
+      topology_.receive(sends.leave[at(n)], rank(n), peer, gradients);
+      sends.leave[at(n)].copied += 2 * gradients;
+    }
+  }
+
+  // Rows of another node, passed on by the rank at the source's place. The others of the node see about the same rows,
+  // so that the sample brings its share of them into the node, and passes on as much as it gets.
+  void add_relayed(Index n, Index source, double values, Sends& sends) {
+    const double kv = values * costs_.kv_bytes(), gradients = values * costs_.gradient_bytes();
+    const double share = 1 / static_cast<double>(node());
+    const Index peer = source / node() * node() + rank(n) % node();
+    topology_.receive(sends.enter[at(n)], rank(n), peer, kv * share);
+    topology_.send(sends.leave[at(n)], rank(n), peer, gradients * share);
+    sends.enter[at(n)].copied += kv * share;
+    sends.there[at(n)].copied += kv;
+    sends.back[at(n)].copied += 2 * gradients;
+    const Index mate = rank(n) / node() * node() + source % node();
+    if (mate == rank(n)) return;
+    topology_.receive(sends.there[at(n)], rank(n), mate, kv);
+    topology_.send(sends.there[at(n)], rank(n), mate, kv);
+    topology_.receive(sends.back[at(n)], rank(n), mate, gradients);
+    topology_.send(sends.back[at(n)], rank(n), mate, gradients);
   }
 
   const Sketch& s_;
@@ -245,8 +319,8 @@ double Sketch::at_least(const ScheduleOptions& options, Pass pass) const {
   for (const double each : {costs.kv_bytes(), pass == Pass::backward ? costs.gradient_bytes() : 0.0}) {
     if (each == 0) continue;
     // Each row comes once, in whichever step.
-    if (gathers) {
-      Load load = Patterns(machine_, ranks_).gather_load(0, ulysses, values * each, false);
+    if (gathers) {  // in two hops, the first alone
+      Load load = Patterns(machine_, ranks_).gather_load(0, ulysses * d.node, values * each, false);
       for (std::size_t l = 0; l < topology.levels(); ++l)
         load.up[l] = load.in[l] * static_cast<double>(topology.below(l));
       sum += topology.seconds(load);
@@ -267,7 +341,8 @@ double Sketch::listed_steps(const ScheduleOptions& options) const {
   const schedule::Description d = schedule::describe_schedule(options, shape_);
   double steps = 0;
   for (const schedule::StepDescription& step : d.steps)
-    if (step.move && step.move != Move::Kind::send && !schedule::meets_all(step, ranks_ / max_of(1, d.ulysses)))
+    if (step.move && step.move != Move::Kind::send &&
+        (d.node > 1 || !schedule::meets_all(step, ranks_ / max_of(1, d.ulysses))))
       ++steps;
   return steps * static_cast<double>(ranks_);
 }

@@ -69,6 +69,7 @@ struct Work {
 
 struct StepOutline {
   int kv = -1, gradients = -1, home = -1;  // patterns; -1: nothing moves
+  int enter = -1, leave = -1;              // the first hop of K and V into nodes, and the last of their gradients
   bool shifts = false;                     // gradients travel on with the keys, and come home from some steps
   std::vector<Work> work;                  // by rank; ranks that see nothing are left out
 };

@@ -15,7 +15,10 @@ OutlineBuilder::OutlineBuilder(Schedule base, schedule::Description description,
       meetings_.back().end = n + 1;
     else
       meetings_.push_back({n, n + 1});
-    for (Index d = step(n).distances.begin; d < step(n).distances.end; ++d) meeting_at_[at(d)] = meetings() - 1;
+    by_node_ = by_node_ || step(n).by_node;
+    const Index each = step(n).by_node ? node() : 1;
+    for (Index d = step(n).distances.begin * each; d < step(n).distances.end * each; ++d)
+      if (!step(n).by_node || d > 0) meeting_at_[at(d)] = meetings() - 1;  // place 0 is the own group's
     parts_ = parts_ || step(n).parts > 1;
     // A step with no more rows and heads than the one two before it needs no more memory: two buffers take turns.
     const bool more = n < 3 || step(n).move == Move::Kind::send || step(n).parts > 1 ||
@@ -33,6 +36,14 @@ OutlineBuilder::Place OutlineBuilder::place(Index n) {
     p.heads.push_back({heads.q.size(), heads.k.size()});
   }
   return p;
+}
+
+Index OutlineBuilder::met_at(Index group, Index source) const {
+  if (!by_node_) return floor_mod(group - source, groups_);
+  // The own group, the others of its node, then node after node.
+  const Index distance = floor_mod(group / node() - source / node(), groups_ / node());
+  if (distance > 0) return distance * node() + source % node();
+  return source == group ? 0 : source < group ? source % node() + 1 : source % node();
 }
 
 std::vector<Index> OutlineBuilder::key_rows() const {
@@ -63,6 +74,10 @@ void OutlineBuilder::add_moves() {
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
     if (!step(n).move) continue;
+    if (relays()) {
+      to.enter = add(enter(n, kv, false));
+      if (backward) to.leave = add(enter(n, gradients, true));
+    }
     if (step(n).move == Move::Kind::shift) {
       add_shift(n);
     } else if (step(n).move == Move::Kind::send) {
@@ -99,10 +114,13 @@ void OutlineBuilder::add_shift(Index n) {
   if (backward && last.size() > 0) to.home = add(shift(way_back(last), 1, costs_.gradient_bytes(), true));
 }
 
-void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial) {
+void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
+                                const std::vector<Index>& relayed) {
   std::vector<StepFrame> frames;
-  for (Index n = 0; n < memory_steps_; ++n)
+  for (Index n = 0; n < memory_steps_; ++n) {
     frames.push_back({rows[at(n)], at_place.of(n).q, at_place.of(n).k, step(n).move.has_value()});
+    if (relays() && step(n).move) frames.back().relay_rows = relayed[at(n)];
+  }
   const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
   if (m.total() > o_.memory.total()) o_.memory = m;
 }

@@ -19,6 +19,8 @@ class OutlineBuilder {
   // Member i of a group gets bytes[i] from each of the others.
   virtual Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const = 0;
   virtual Pattern gather(Index step, double each, bool back) const = 0;  // all groups' keys to everybody
+  // Of a move in two hops: rows into other nodes. gather() and send() are then about the hop inside nodes.
+  virtual Pattern enter(Index step, double each, bool back) const = 0;
   // Every rank sends the rows of so many groups to each of its peers at these distances after its own group.
   virtual Pattern shift(Range distances, Index groups, double each, bool adds) = 0;
   virtual Pattern send(Index step, double each, bool back) const = 0;  // the rows that are seen
@@ -40,7 +42,9 @@ class OutlineBuilder {
   // Steps that meet the same keys are one meeting: they attend the same slices, for other heads each.
   Index meetings() const { return static_cast<Index>(meetings_.size()); }
   Range steps_of(Index meeting) const { return meetings_[at(meeting)]; }
-  Index meeting_at(Index distance) const { return meeting_at_[at(distance)]; }
+  // Where a group stands among those whose keys another one meets, in the order of steps; and which meeting that is.
+  Index met_at(Index group, Index source) const;
+  Index meeting_at(Index place) const { return meeting_at_[at(place)]; }
   Index group_rows() const { return base_.k_rows * ulysses_; }  // K/V rows of a group
   std::vector<Index> key_rows() const;                          // by step; 0 where it depends on what is seen
 
@@ -51,8 +55,11 @@ class OutlineBuilder {
   template <class WorkOf>
   double add_work(Index rank, const Place& at_place, const std::vector<Index>& seen, const std::vector<Index>& rows,
                   bool partial, const WorkOf& work_of);
-  // The rank needs so much memory; the most of all ranks is kept.
-  void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial);
+  // The rank needs so much memory; the most of all ranks is kept. `relayed`: rows of relay buffers by step, if any.
+  void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
+                  const std::vector<Index>& relayed = {});
+  bool relays() const { return description_.node > 1; }
+  Index node() const { return description_.node; }  // groups of a node
 
   Pass pass_;
   Costs costs_;
@@ -67,7 +74,8 @@ class OutlineBuilder {
   Range way_back(Range distances) const { return {groups_ + 1 - distances.end, groups_ + 1 - distances.begin}; }
 
   std::vector<Range> meetings_;    // steps of each
-  std::vector<Index> meeting_at_;  // by distance
+  std::vector<Index> meeting_at_;  // by place
+  bool by_node_ = false;           // steps count distances in nodes
   bool parts_ = false;             // some steps are about a part of the heads
   Index memory_steps_ = 0;         // no later step needs larger buffers
   Range shared_ = {};              // relays of the last shift: steps that are alike share their patterns

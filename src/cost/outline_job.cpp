@@ -7,6 +7,7 @@
 #include "cost/outline_builder.h"
 #include "cost/patterns.h"
 #include "plan/plan_subset.h"
+#include "ranges.h"
 #include "text.h"
 #include "weft/error.h"
 
@@ -36,8 +37,15 @@ class JobOutline : private OutlineBuilder {
             machine, job.shape, pass),
         job_(job),
         make_(machine, ranks()),
-        messages_(at(steps())) {
+        messages_(at(steps())),
+        hops_(at(steps())) {
     for (Index n = 0; n < ulysses_; ++n) places_.push_back(place(n));
+    moved_.assign(at(groups_), group_rows());
+    if (step(0).sequence_order) {  // only rows that hold tokens move
+      moved_.assign(at(groups_), 0);
+      for (Index r = 0; r < ranks(); ++r)
+        for (const Run& run : job_.layouts.k.runs(r).runs()) moved_[at(r / ulysses_)] += run.count;
+    }
     for (Index n = 0; n < steps(); ++n)
       if (step(n).move == Move::Kind::send) messages_[at(n)] = std::make_shared<std::vector<Span>>();
   }
@@ -100,6 +108,7 @@ class JobOutline : private OutlineBuilder {
       std::sort(seen.begin(), seen.end(), [](const Seen& a, const Seen& b) { return a.meeting < b.meeting; });
       std::vector<Index> rows = fixed_rows;
       add_touched(group, rows);
+      end_rank(group);
       add_group(group, seen, rows);
     }
   }
@@ -120,9 +129,9 @@ class JobOutline : private OutlineBuilder {
     }
   }
 
-  // Sources by their distance before the group.
+  // Sources in the order in which the group meets them.
   std::uint32_t place_of(Index group, Index source) const {
-    return static_cast<std::uint32_t>(floor_mod(group - source / ulysses_, groups_) * ulysses_ + source % ulysses_);
+    return static_cast<std::uint32_t>(met_at(group, source / ulysses_) * ulysses_ + source % ulysses_);
   }
 
   // By distance, each source's together.
@@ -162,7 +171,7 @@ class JobOutline : private OutlineBuilder {
   void choose_sample(const RunList& keys) {
     o_.stride = ulysses_;
     constexpr Index kFew = 256;
-    if (ranks() > kFew) {
+    if (ranks() > kFew && !relays()) {  // what a node wants together is known if all its ranks are planned
       double most = 0;
       for (const Index rank : {Index{0}, ranks() / 2, ranks() - 1})
         most = std::max(most, static_cast<double>(plan_of(rank, keys).slices.size()));
@@ -182,17 +191,68 @@ class JobOutline : private OutlineBuilder {
       if (!messages_[at(of)]) continue;
       ranges.push_back(touched_keys(items_[n].slice));
       if (n + 1 < items_.size() && items_[n + 1].source == items_[n].source) continue;
-      std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-      Index touched = 0, end = 0;
-      for (const Range& r : ranges) {
-        touched += max_of(0, r.end - max_of(end, r.begin));
-        end = max_of(end, r.end);
-      }
-      ranges.clear();
+      ranges = joined(std::move(ranges));
+      const Index touched = schedule::rows_in(ranges);
       rows[at(of)] += touched;
-      if (touched > 0)
+      if (relays()) add_hops(hops_[at(of)], rank, items_[n].source, ranges);
+      ranges.clear();
+      if (touched > 0 && !relays())
         messages_[at(of)]->push_back({static_cast<std::uint32_t>(rank), items_[n].place, static_cast<double>(touched)});
     }
+  }
+
+  // Rows that a rank sees of a source, on their way through its node.
+  struct Hops {
+    std::vector<Patterns::Sent> enter, pass;     // rows
+    std::map<Index, Index> passed;               // by rank of the node: rows that it passes on to the rank at hand
+    std::map<Index, std::vector<Range>> wanted;  // by source of another node: what the node at hand sees
+    std::vector<Index> relayed = {};             // by rank of the node at hand
+  };
+  void add_hops(Hops& hops, Index rank, Index source, const std::vector<Range>& seen) {
+    const Index rows = schedule::rows_in(seen);
+    if (rank / node() == source / node()) {
+      hops.pass.push_back({source, rank, static_cast<double>(rows)});
+      return;
+    }
+    hops.passed[relay(rank, source)] += rows;
+    std::vector<Range>& wanted = hops.wanted[source];
+    wanted.insert(wanted.end(), seen.begin(), seen.end());
+  }
+  void end_rank(Index rank) {
+    for (Hops& hops : hops_) {
+      for (const auto& [from, rows] : hops.passed) hops.pass.push_back({from, rank, static_cast<double>(rows)});
+      hops.passed.clear();
+    }
+  }
+  // The rank of `rank`'s node that brings rows of a source into it.
+  Index relay(Index rank, Index source) const { return rank / node() * node() + source % node(); }
+  // The last rank of a node has been planned: what they want together enters the node.
+  void end_node(Index last) {
+    for (Hops& hops : hops_) {
+      hops.relayed.assign(at(node()), 0);
+      for (auto& [source, ranges] : hops.wanted) {
+        const Index rows = schedule::rows_in(joined(std::move(ranges)));
+        hops.enter.push_back({source, relay(last, source), static_cast<double>(rows)});
+        hops.relayed[at(source % node())] += rows;
+      }
+      hops.wanted.clear();
+    }
+    for (const Pending& p : pending_) {
+      std::vector<Index> relayed;
+      for (Index n = 0; n < steps(); ++n)
+        relayed.push_back(step(n).move == Move::Kind::send ? hops_[at(n)].relayed[at(p.rank % node())]
+                                                           : gathered_rows(p.rank, n));
+      add_memory(places_[at(p.rank % ulysses_)], p.rows, p.partial, relayed);
+    }
+    pending_.clear();
+  }
+  // Rows that a rank of a gather brings into its node.
+  Index gathered_rows(Index rank, Index n) const {
+    Index rows = 0;
+    const Index group = rank / ulysses_;
+    for (Index g = group % node(); g < groups_ && step(n).move; g += node())
+      if (g != group) rows += moved_[at(g)];
+    return rows;
   }
 
   void add_group(Index group, const std::vector<Seen>& seen, const std::vector<Index>& rows) {
@@ -213,25 +273,71 @@ class JobOutline : private OutlineBuilder {
         o_.end_rows[at(same)] = static_cast<float>(end);
         o_.pairs[at(same)] = static_cast<Index>(pairs);
       }
-      add_memory(p, rows, partial);
+      if (relays())
+        pending_.push_back({rank, rows, partial});
+      else
+        add_memory(p, rows, partial);
     }
+    if (relays() && group % node() == node() - 1) end_node(group);
   }
 
   Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const override {
     return make_.swap(ulysses_, bytes, back, adds);
   }
 
-  Pattern gather(Index n, double each, bool back) const override {
-    std::vector<double> rows(at(groups_), static_cast<double>(group_rows()));
-    if (step(n).sequence_order) {  // only rows that hold tokens move
-      rows.assign(at(groups_), 0);
-      for (Index r = 0; r < ranks(); ++r)
-        for (const Run& run : job_.layouts.k.runs(r).runs()) rows[at(r / ulysses_)] += static_cast<double>(run.count);
-    }
+  // What each rank gives to a gather.
+  std::vector<double> gathered_bytes(Index n, double each) const {
     std::vector<double> bytes;
-    for (Index r = 0; r < ranks(); ++r)
-      bytes.push_back(rows[at(r / ulysses_)] * (each * static_cast<double>(places_[at(r % ulysses_)].of(n).k)));
-    return make_.gather(ulysses_, bytes, back);
+    for (Index g = 0; g < groups_; ++g) {
+      const double rows = static_cast<double>(moved_[at(g)]);
+      for (const Place& p : places_) bytes.push_back(rows * (each * static_cast<double>(p.of(n).k)));
+    }
+    return bytes;
+  }
+
+  Pattern gather(Index n, double each, bool back) const override {
+    const std::vector<double> bytes = gathered_bytes(n, each);
+    if (!relays()) return make_.gather(ulysses_, bytes, back);
+    const Index block = node() * ulysses_;  // ranks of a node
+    std::vector<double> passed(at(block), 0);
+    for (Index r = 0; r < ranks(); ++r) passed[at(r % block)] += bytes[at(r)];
+    std::vector<Patterns::Sent> sent;
+    for (Index from = 0; from < ranks(); ++from) {
+      const double own = bytes[at(from)], others = passed[at(from % block)] - own;
+      for (Index to = from / block * block + from % ulysses_; to / block == from / block; to += ulysses_) {
+        sent.push_back({from, to, own});
+        sent.push_back({from, to, others});
+      }
+    }
+    return listed(std::move(sent), back, false);
+  }
+
+  Pattern enter(Index n, double each, bool back) const override {
+    std::vector<Patterns::Sent> sent;
+    if (step(n).move == Move::Kind::send) {
+      sent = in_bytes(hops_[at(n)].enter, each);
+    } else {
+      const std::vector<double> bytes = gathered_bytes(n, each);
+      const Index block = node() * ulysses_;
+      for (Index from = 0; from < ranks(); ++from)
+        for (Index to = from % block; to < ranks(); to += block)
+          if (to != from) sent.push_back({from, to, bytes[at(from)]});
+    }
+    return listed(std::move(sent), back, step(n).move == Move::Kind::send);
+  }
+  std::vector<Patterns::Sent> in_bytes(std::vector<Patterns::Sent> rows, double each) const {
+    for (Patterns::Sent& s : rows) s.bytes *= static_cast<double>(job_.heads_k) * each;
+    return rows;
+  }
+  // One way, or back, where it is added.
+  Pattern listed(std::vector<Patterns::Sent> sent, bool back, bool uneven) const {
+    if (back)
+      for (Patterns::Sent& s : sent) std::swap(s.from, s.to);
+    if (static_cast<Index>(sent.size()) > kMostMessages)
+      throw Error(
+          text(words(job_.schedule), " on ", ranks(), " ranks: ", sent.size(), " messages are too many to simulate"),
+          "use fewer ranks, or larger nodes");
+    return make_.listed(std::move(sent), back, uneven);
   }
 
   Pattern shift(Range distances, Index groups, double each, bool adds) override {
@@ -252,6 +358,7 @@ class JobOutline : private OutlineBuilder {
   }
 
   Pattern send(Index n, double each, bool back) const override {
+    if (relays()) return listed(in_bytes(hops_[at(n)].pass, each), back, true);
     return make_.spans(messages_[at(n)], o_.repeat, static_cast<double>(job_.heads_k) * each, back);
   }
 
@@ -259,10 +366,18 @@ class JobOutline : private OutlineBuilder {
   Index skip_ = 1;  // of a group's members every so many-th is planned
   Patterns make_;
   std::vector<Place> places_;
+  std::vector<Index> moved_;                                  // K/V rows of each group that a gather moves
   std::vector<std::shared_ptr<std::vector<Span>>> messages_;  // by step that moves what is seen
-  std::vector<Item> items_, sorted_;                          // of one group; members so as to reuse their memory
-  std::vector<std::size_t> counts_;                           // of items by place
-  Index listed_ = 0;                                          // messages so far
+  std::vector<Hops> hops_;                                    // the same, in two hops
+  struct Pending {
+    Index rank = 0;
+    std::vector<Index> rows;
+    bool partial = false;
+  };
+  std::vector<Pending> pending_;      // ranks of the node at hand, whose relay buffers are not known yet
+  std::vector<Item> items_, sorted_;  // of one group; members so as to reuse their memory
+  std::vector<std::size_t> counts_;   // of items by place
+  Index listed_ = 0;                  // messages so far
 };
 
 }  // namespace

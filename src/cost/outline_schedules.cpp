@@ -43,8 +43,10 @@ bool is_shift(const Schedule& s, std::size_t n) {
 
 std::vector<StepFrame> frames(const Schedule& s) {
   std::vector<StepFrame> all;
-  for (const Step& step : s.steps)
+  for (const Step& step : s.steps) {
     all.push_back({step.key_rows, step.heads_q.size(), step.heads_k.size(), step.move.has_value()});
+    if (step.move && step.move->relay) all.back().relay_rows = step.move->relay->rows;
+  }
   return all;
 }
 
@@ -77,25 +79,33 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
   for (std::size_t n = 0; n < first.steps.size(); ++n) {
     if (!first.steps[n].move) continue;
     const bool shifts = is_shift(first, n), uneven = first.steps[n].move->kind == Move::Kind::send;
-    std::vector<Patterns::Sent> there, back, home;
+    const bool relays = first.steps[n].move->relay.has_value();
+    std::vector<Patterns::Sent> there, back, home, enter, leave;
     for (const Schedule& s : all) {
       const Step& step = s.steps[n];
       const auto values = [&](const PeerRows& peer) {
         return static_cast<double>(schedule::rows_in(peer.rows) * step.heads_k.size());
       };
-      for (const PeerRows& peer : step.move->sends) {
-        there.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});
+      const auto both_ways = [&](const PeerRows& peer, auto& to, auto& from) {
+        to.push_back({s.rank, peer.peer, values(peer) * costs.kv_bytes()});
         const double gradients = values(peer) * costs.gradient_bytes();
-        back.push_back(shifts ? Patterns::Sent{s.rank, peer.peer, gradients}
+        from.push_back(shifts ? Patterns::Sent{s.rank, peer.peer, gradients}
                               : Patterns::Sent{peer.peer, s.rank, gradients});
-      }
+      };
+      for (const PeerRows& peer : step.move->sends) both_ways(peer, there, back);
+      for (const PeerRows& peer : relays ? step.move->relay->passes : std::vector<PeerRows>{})
+        both_ways(peer, there, back);
+      for (const PeerRows& peer : relays ? step.move->relay->sends : std::vector<PeerRows>{})
+        both_ways(peer, enter, leave);
       for (const PeerRows& peer : step.move->home)
         home.push_back({s.rank, peer.peer, values(peer) * costs.gradient_bytes()});
     }
     StepOutline& to = o.steps[n];
     to.shifts = shifts;
     to.kv = add(make.listed(std::move(there), false, uneven));
+    if (relays) to.enter = add(make.listed(std::move(enter), false, uneven));
     if (!backward) continue;
+    if (relays) to.leave = add(make.listed(std::move(leave), true, uneven));
     if (!shifts || is_shift(first, n - 1)) to.gradients = add(make.listed(std::move(back), true, uneven));
     if (!first.steps[n].move->home.empty()) to.home = add(make.listed(std::move(home), true, false));
   }

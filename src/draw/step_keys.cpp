@@ -53,6 +53,46 @@ void receive(const std::vector<Run>& theirs, const std::vector<PeerRows>& sends,
   }
 }
 
+bool sends_to(const std::vector<PeerRows>& sends, Index rank) {
+  return std::any_of(sends.begin(), sends.end(), [&](const PeerRows& p) { return p.peer == rank; });
+}
+
+// What the first hop of a move in two brought to a rank.
+std::vector<Run> relayed(const std::vector<Schedule>& all, Index rank, Index step) {
+  std::vector<Run> runs;
+  for (const PeerRows& p : step_of(of(all, rank), step).move->relay->receives) {
+    const Schedule& peer = of(all, p.peer);
+    receive(own(peer), step_of(peer, step).move->relay->sends, rank, p.rows, runs);
+  }
+  return by_row(std::move(runs));
+}
+
+// Calls f(message, whether it was passed on) for what a rank receives: of a peer, first what that one owns.
+template <class F>
+void for_each_receive(const std::vector<Schedule>& all, Index rank, Index step, F&& f) {
+  std::vector<Index> met;
+  for (const PeerRows& p : step_of(of(all, rank), step).move->receives) {
+    const Move& theirs = *step_of(of(all, p.peer), step).move;
+    const bool again = std::find(met.begin(), met.end(), p.peer) != met.end();
+    f(p, theirs.relay && (again || !sends_to(theirs.sends, rank)));
+    met.push_back(p.peer);
+  }
+}
+
+// Whose rows a rank passes on to another.
+std::vector<Index> owners_passed(const Schedule& from, Index to, Index step) {
+  const Relay& relay = *step_of(from, step).move->relay;
+  std::vector<Index> owners;
+  for (const PeerRows& owner : relay.receives)
+    for (const PeerRows& passed : relay.passes) {
+      const auto in = [&](const Range& r) {
+        return r.begin < owner.rows.front().end && owner.rows.front().begin < r.end;
+      };
+      if (passed.peer == to && std::any_of(passed.rows.begin(), passed.rows.end(), in)) owners.push_back(owner.peer);
+    }
+  return owners;
+}
+
 // For each group the groups whose keys it holds at a step, given those of the step before.
 using Held = std::vector<std::vector<Index>>;
 Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
@@ -70,7 +110,11 @@ Held next(const std::vector<Schedule>& all, const Held& before, Index step) {
         held[group].insert(held[group].end(), theirs.begin(), theirs.end());
       }
     } else {
-      for (const PeerRows& p : move->receives) held[group].push_back(p.peer / group_size);
+      for_each_receive(all, s.rank, step, [&](const PeerRows& p, bool passed) {
+        if (!passed) held[group].push_back(p.peer / group_size);
+        for (const Index owner : passed ? owners_passed(of(all, p.peer), s.rank, step) : std::vector<Index>{})
+          held[group].push_back(owner / group_size);
+      });
     }
   }
   return held;
@@ -83,12 +127,15 @@ std::vector<Run> keys_of_step(const std::vector<Schedule>& all, Index rank, Inde
   const std::optional<Move>& move = step_of(s, step).move;
   if (!move) return own(s);
   std::vector<Run> runs;
-  for (const PeerRows& p : move->receives) {
+  const bool shift = move->kind == Move::Kind::shift;
+  for_each_receive(all, rank, step, [&](const PeerRows& p, bool passed) {
     const Schedule& peer = of(all, p.peer);
-    const bool shift = move->kind == Move::Kind::shift;
-    receive(shift ? keys_of_step(all, p.peer, step - 1) : own(peer), step_of(peer, step).move->sends, rank, p.rows,
-            runs);
-  }
+    const Move& theirs = *step_of(peer, step).move;
+    if (passed)
+      receive(relayed(all, p.peer, step), theirs.relay->passes, rank, p.rows, runs);
+    else
+      receive(shift ? keys_of_step(all, p.peer, step - 1) : own(peer), theirs.sends, rank, p.rows, runs);
+  });
   return by_row(std::move(runs));
 }
 

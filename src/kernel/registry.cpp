@@ -100,7 +100,10 @@ const Kernel& find_kernel(std::string_view name) {
     if (meant(name, kernel) && here) return kernel;
     names += text(names.empty() ? "" : ", ", kernel.name);
   }
-  throw Error(text("there is no kernel '", name, "'"), text("use one of ", names, ", or cpu for the best CPU target"));
+  const bool without_cuda = name.starts_with("cuda") && names.find("cuda") == std::string::npos;
+  throw Error(text("there is no kernel '", name, "'", without_cuda ? " in a build of Weft without CUDA" : ""),
+              text(without_cuda ? "install the wheel of version +cu13, or build with -DWEFT_CUDA=ON; or " : "",
+                   "use one of ", names, ", or cpu for the best CPU target"));
 }
 
 std::optional<std::string> f32_refusal(DType dtype) {

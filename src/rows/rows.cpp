@@ -109,6 +109,30 @@ std::vector<std::uint8_t> valid_rows(const Layout& layout, Index rank) {
   return valid;
 }
 
+RankOffsets cu_seqlens_on_rank(const Layout& layout, Index rank) {
+  std::vector<Index> tokens = layout.tokens(rank);
+  while (!tokens.empty() && tokens.back() == kNoToken) tokens.pop_back();
+  // A row without a token is below all others.
+  for (std::size_t row = 0; row < tokens.size(); ++row)
+    if (tokens[row] == kNoToken || (row > 0 && tokens[row] < tokens[row - 1]))
+      throw Error(text("row ", row, " of rank ", rank, " holds ",
+                       tokens[row] == kNoToken ? "no token" : text("token ", tokens[row]), " after token ",
+                       row > 0 ? tokens[row - 1] : kNoToken, ": sequences are no ranges of this rank's rows"),
+                  "use layout contiguous, dual_chunk, zigzag or striped");
+  const auto rows_before = [&](Index token) {
+    return std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin();
+  };
+  const Stream& stream = layout.stream();
+  RankOffsets out{{0}, {}};
+  for (Index i = 0; i < stream.sequences(); ++i) {
+    const Index begin = rows_before(stream.offset(i));
+    out.cu_seqlens_padded.push_back(begin);
+    out.cu_seqlens.push_back(out.cu_seqlens.back() + rows_before(stream.offset(i) + stream.used(i)) - begin);
+  }
+  out.cu_seqlens_padded.push_back(rows_before(stream.extent().end));
+  return out;
+}
+
 Chunks sequences_to_chunks(const Stream& stream, Index chunk) {
   if (chunk < 1) throw Error(text("chunk size ", chunk, " is below 1"), "give 1 or more positions a chunk");
   chunk = min_of(chunk, kMaxTokens);  // no sequence is longer, and sums stay small

@@ -1,6 +1,7 @@
 #include "run/gradient_return.h"
 
 #include "index.h"
+#include "schedule/build.h"
 
 namespace weft::run {
 namespace {
@@ -55,6 +56,21 @@ Kv GradientReturn::buffer(Index n) {
                  shape_like(own_, step(n).key_rows, step(n).heads_k.size()));
 }
 
+Kv GradientReturn::relay_buffer(Index n) {
+  return take_kv(workspace_, n % 2 == 0 ? Slot::relay_gradients_0 : Slot::relay_gradients_1,
+                 shape_like(own_, step(n).move->relay->rows, step(n).heads_k.size()));
+}
+
+// What the node has summed of step n goes home.
+void GradientReturn::leave_node(Index n) {
+  if (!relays(n)) return;
+  in_flight_[odd(n)].wait();
+  const Relay& relay = *step(n).move->relay;
+  std::vector<Message> home = messages(relay.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
+  if (alone(n)) home = at_once(std::move(home), false);
+  leaving_[odd(n)] = communicator_.exchange(messages(relay.receives, constant(relay_buffer(n))), std::move(home));
+}
+
 Kv GradientReturn::begin(Index n, bool nothing) {
   in_flight_[odd(n)].wait();  // of step n - 2: its buffer is used again
   const Kv to = step(n).move ? buffer(n) : heads_of(own_, step(n).heads_k);
@@ -72,6 +88,7 @@ Kv GradientReturn::begin(Index n, bool nothing) {
 }
 
 void GradientReturn::end(Index n) {
+  leave_node(n - 1);
   if (!step(n).move) return;
   const Move& move = *step(n).move;
   if (shifts(n)) {
@@ -86,6 +103,19 @@ void GradientReturn::end(Index n) {
   clear_once();
   std::vector<Message> home = messages(move.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), !adds_);
+  if (relays(n)) {
+    leaving_[odd(n)].wait();  // of step n - 2: its buffer is used again
+    const Kv sums = relay_buffer(n);
+    const Relay& relay = *move.relay;
+    std::vector<Message> passed = at_once(messages(relay.passes, constant(sums), adding(own_.k.dtype)), true);
+    // The first message has all rows, or they are cleared.
+    if (passed.empty() || schedule::rows_in(relay.passes.front().rows) != relay.rows) {
+      clear(place_, sums.k);
+      clear(place_, sums.v);
+      for (Message& m : passed) m.combine = adding(own_.k.dtype);
+    }
+    for (Message& m : passed) home.push_back(std::move(m));
+  }
   in_flight_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
 }
 
@@ -95,6 +125,9 @@ void GradientReturn::finish() {
   // In the order in which they were started, so that sums are deterministic.
   if (steps > 1) in_flight_[odd(steps - 2)].wait();
   if (steps > 0) in_flight_[odd(steps - 1)].wait();
+  leave_node(steps - 1);
+  if (steps > 1) leaving_[odd(steps - 2)].wait();
+  if (steps > 0) leaving_[odd(steps - 1)].wait();
 }
 
 }  // namespace weft::run

@@ -1,5 +1,6 @@
 // Returns the dK and dV of each step, in f32 or, of f64 inputs, in f64, to the ranks that own the keys: the moves of K
-// and V transposed, all-gather to reduce-scatter and send to return-and-add.
+// and V transposed, all-gather to reduce-scatter and send to return-and-add. Those that came in two hops are added up
+// inside the node first; the hop that leaves it is started when the next step ends.
 #pragma once
 
 #include <array>
@@ -31,6 +32,9 @@ class GradientReturn {
   bool whole() const;
   void clear_once();
   Kv buffer(Index n);
+  bool relays(Index n) const { return n >= 0 && step(n).move && step(n).move->relay; }
+  Kv relay_buffer(Index n);
+  void leave_node(Index n);
 
   const Schedule& schedule_;
   Communicator& communicator_;
@@ -40,6 +44,7 @@ class GradientReturn {
   bool adds_ = true;                  // the first message too is added to own_, which must be zeros or a step's sums
   bool clear_ = false;                // own_ must still be cleared
   std::array<Request, 2> in_flight_;  // of even and odd steps
+  std::array<Request, 2> leaving_;    // their second hop: from the node to the owners
 };
 
 // Whether the own sums reuse the memory of the step's keys: with one step, the keys are done before sums arrive.

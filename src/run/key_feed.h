@@ -11,46 +11,75 @@
 
 namespace weft::run {
 
+// Of a move in two hops, the first is started two steps ahead: while a step is computed, the next one's second hop and
+// the first hop of the one after it are in flight.
 class KeyFeed {
  public:
   KeyFeed(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const ConstKv& own)
       : schedule_(schedule), communicator_(communicator), workspace_(workspace), own_(own) {
-    start(0);
+    enter_nodes(0);
+    start(0, false);
+    enter_nodes(1);
   }
 
   // K and V of step n, which must be the next one; the move of step n + 1 is then in flight.
   ConstKv take(Index n) {
+    start(n, true);  // if its rows have only entered the node so far
     arrivals_[odd(n)].wait();
-    start(n + 1);
+    // The first hop of step n + 1 had this step's second hop to hide under; without that it has this step's compute.
+    start(n + 1, schedule_.steps[at(n)].move.has_value());
+    enter_nodes(n + 2);
     return kv_of(n);
   }
 
  private:
   static std::size_t odd(Index n) { return at(n % 2); }
+  bool moves(Index n) const {
+    return n < static_cast<Index>(schedule_.steps.size()) && schedule_.steps[at(n)].move.has_value();
+  }
 
   ConstKv kv_of(Index n) const {
     const Step& step = schedule_.steps[at(n)];
     return step.move ? constant(buffers_[odd(n)]) : heads_of(own_, step.heads_k);
   }
 
-  // The buffer is free: step n - 2 has been computed, and the rows that it sent on arrived with step n - 1.
-  void start(Index n) {
-    if (n >= static_cast<Index>(schedule_.steps.size())) return;
+  // The first hop of step n. The relay buffer is free: the second hop of step n - 2 is over.
+  void enter_nodes(Index n) {
+    if (!moves(n) || !schedule_.steps[at(n)].move->relay) return;
     const Step& step = schedule_.steps[at(n)];
-    if (!step.move) return;
+    const Relay& relay = *step.move->relay;
+    relays_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1,
+                              shape_like(own_, relay.rows, step.heads_k.size()));
+    entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, step.heads_k)),
+                                              messages(relay.receives, constant(relays_[odd(n)])));
+  }
+
+  // Starts the move of step n unless that was done. The buffer is free: step n - 2 has been computed, and the rows that
+  // it sent on arrived with step n - 1. `relayed`: a second hop too, for which this waits for the first.
+  void start(Index n, bool relayed) {
+    if (n < next_ || !moves(n)) return;
+    const Step& step = schedule_.steps[at(n)];
+    const Move& move = *step.move;
+    if (move.relay && !relayed) return;
+    next_ = n + 1;
     buffers_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::keys_0 : Slot::keys_1,
                                shape_like(own_, step.key_rows, step.heads_k.size()));
-    const ConstKv from = step.move->kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k);
-    arrivals_[odd(n)] = communicator_.exchange(messages(step.move->sends, from),
-                                               messages(step.move->receives, constant(buffers_[odd(n)])));
+    const ConstKv from = move.kind == Move::Kind::shift ? kv_of(n - 1) : heads_of(own_, step.heads_k);
+    std::vector<Message> sends = messages(move.sends, from);
+    if (move.relay) {
+      entered_[odd(n)].wait();
+      for (Message& m : messages(move.relay->passes, constant(relays_[odd(n)]))) sends.push_back(std::move(m));
+    }
+    arrivals_[odd(n)] = communicator_.exchange(std::move(sends), messages(move.receives, constant(buffers_[odd(n)])));
   }
 
   const Schedule& schedule_;
   Communicator& communicator_;
   Workspace& workspace_;
   ConstKv own_;
-  std::array<Kv, 2> buffers_;
-  std::array<Request, 2> arrivals_;
+  Index next_ = 0;  // the first step whose move has not been started
+  std::array<Kv, 2> buffers_, relays_;
+  std::array<Request, 2> arrivals_, entered_;
 };
 
 }  // namespace weft::run

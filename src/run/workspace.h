@@ -17,6 +17,10 @@ enum class Slot {
   key_gradients_0,    // dK and dV of even steps
   key_gradients_1,    // dK and dV of odd steps
   own_key_gradients,  // sums of the rank's own dK and dV
+  relay_0,            // K and V that a move in two hops brings into the node, of even steps
+  relay_1,
+  relay_gradients_0,  // their dK and dV, summed inside the node
+  relay_gradients_1,
   sums,               // partial sums, or dQ
   states,
   step_dq,

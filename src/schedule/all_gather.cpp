@@ -11,7 +11,7 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
                 text("use from 1 to ", shape.heads_k, " groups"));
   const bool sequence =
       o.key_order == KeyOrder::sequence || (o.key_order == KeyOrder::automatic && shape.key_stride == 1);
-  Description d;
+  Description d{.node = groups_a_node(o.node, shape.ranks)};
   for (Index part = 0; part < o.head_groups; ++part)
     d.steps.push_back({.move = Move::Kind::gather,
                        .distances = {0, shape.ranks},
@@ -21,11 +21,11 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   return d;
 }
 
-std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
+std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
   constexpr Index kGroups = 4;
   if (shape.ranks == 1) return {};
-  if (shape.heads_k == 1) return {{}};
-  return {{}, {.head_groups = min_of(kGroups, shape.heads_k)}};
+  if (shape.heads_k == 1) return with_nodes({{}}, shape, levels);
+  return with_nodes({{}, {.head_groups = min_of(kGroups, shape.heads_k)}}, shape, levels);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Inde
 Definition all_gather() {
   return {.name = "all_gather",
           .help = "every rank gathers all K and V",
-          .options = {"key_order", "head_groups"},
+          .options = {"key_order", "head_groups", "node"},
           .describe = describe,
           .candidates = candidates,
           .outer = true,

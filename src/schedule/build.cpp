@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index.h"
+#include "schedule/groups.h"
 #include "text.h"
 #include "weft/support.h"
 
@@ -43,14 +44,8 @@ Index kv_head(const Schedule& s, Index q) {
   return s.head_map.empty() ? q / (s.heads_q / s.heads_k) : s.head_map[at(q)];
 }
 
-void append(std::vector<Range>& to, Range next) {
-  if (!to.empty() && to.back().end == next.begin)
-    to.back().end = next.end;
-  else
-    to.push_back(next);
-}
+}  // namespace
 
-// Adds a slice whose keys lie `by` rows further in the buffer at hand.
 void add_shifted(Slice s, Index by, std::vector<Slice>& to) {
   s.k_begin += by;
   s.k_end += by;
@@ -59,7 +54,6 @@ void add_shifted(Slice s, Index by, std::vector<Slice>& to) {
   to.push_back(s);
 }
 
-// Adds the slices of a plan against a group's rows, of which only `touched` are in the buffer, from row `first` on.
 void add_touched(const Plan& plan, const std::vector<Range>& touched, Index first, std::vector<Slice>& slices) {
   std::vector<Index> places;  // of the touched ranges in the buffer
   for (const Range& r : touched) {
@@ -76,16 +70,11 @@ void add_touched(const Plan& plan, const std::vector<Range>& touched, Index firs
   }
 }
 
+namespace {
+
 class Builder {
  public:
-  Builder(Schedule& s, const Description& d)
-      : s_(s),
-        d_(d),
-        size_(s.ulysses()),
-        count_(s.ranks / size_),
-        mine_(s.rank / size_),
-        rows_(s.k_rows * size_),
-        queries_(s.layouts.q.rank_order(members(mine_))) {}
+  Builder(Schedule& s, const Description& d) : s_(s), d_(d), groups_(s), queries_(groups_.queries(groups_.mine())) {}
 
   void add_steps() {
     for (Index n = 0; n < static_cast<Index>(d_.steps.size()); ++n) {
@@ -101,24 +90,18 @@ class Builder {
   }
 
  private:
-  RunList::Members members(Index group) const { return {group * size_, size_, 1}; }
-  RunList keys(Index group) const { return s_.layouts.k.rank_order(members(group)); }
-  // The group so far before the own one, or after it if the distance is negative, and this rank's peer there.
-  Index group(Index distance) const { return floor_mod(mine_ - distance, count_); }
-  Index peer(Index group) const { return group * size_ + s_.rank % size_; }
-
   void add_keys(Index n, const StepDescription& step) {
     Plan plan{.slices = {}, .q_rows = queries_.rows(), .k_rows = 0};
     std::optional<Move> move;
-    if (meets_all(step, count_)) {
+    if (meets_all(step, groups_.count())) {
       const Layout& k = s_.layouts.k;
       plan = make_plan(s_.problem, queries_, step.sequence_order ? k.sequence_order() : k.rank_order());
-      move = gather_all(step.sequence_order);
+      move = d_.node > 1 ? gather_by_node(groups_, d_.node, step.sequence_order) : gather_all(step.sequence_order);
     } else if (step.move == Move::Kind::send) {
-      move = send(step.distances, plan);
+      move = step.by_node ? send_by_node(groups_, d_.node, step.distances, plan) : send(step.distances, plan);
     } else {
       for (Index d = step.distances.begin; d < step.distances.end; ++d) {
-        const Plan more = make_plan(s_.problem, queries_, keys(group(d)));
+        const Plan more = groups_.plan(groups_.at_distance(d));
         for (const Slice& s : more.slices) add_shifted(s, plan.k_rows, plan.slices);
         plan.k_rows += more.k_rows;
       }
@@ -128,28 +111,12 @@ class Builder {
     s_.plans.push_back(std::move(plan));
   }
 
-  // Which rows of a group go where in the gathered buffer: all of them, or those that hold tokens to their tokens.
-  struct Placed {
-    std::vector<Range> rows, to;
-  };
-  Placed placed(Index group, bool sequence_order) const {
-    if (!sequence_order) return {{{0, rows_}}, {{group * rows_, (group + 1) * rows_}}};
-    std::vector<Run> runs = keys(group).runs();
-    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.row < b.row; });
-    Placed p;
-    for (const Run& run : runs) {
-      append(p.rows, {run.row, run.row + run.count});
-      append(p.to, {run.token, run.token + run.count});
-    }
-    return p;
-  }
-
   Move gather_all(bool sequence_order) const {
     Move move{.kind = Move::Kind::gather, .sends = {}, .receives = {}};
-    const std::vector<Range> own = placed(mine_, sequence_order).rows;
-    for (Index g = 0; g < count_; ++g) {
-      move.sends.push_back({peer(g), own});
-      move.receives.push_back({peer(g), placed(g, sequence_order).to});
+    const std::vector<Range> own = groups_.placed(groups_.mine(), sequence_order).rows;
+    for (Index g = 0; g < groups_.count(); ++g) {
+      move.sends.push_back({groups_.peer(g), own});
+      move.receives.push_back({groups_.peer(g), groups_.placed(g, sequence_order).to});
     }
     return move;
   }
@@ -157,18 +124,17 @@ class Builder {
   Move send(Range distances, Plan& plan) const {
     Move move{.kind = Move::Kind::send, .sends = {}, .receives = {}};
     for (Index d = distances.begin; d < distances.end; ++d) {
-      const Index from = group(d), to = group(-d);
-      const Plan part = make_plan(s_.problem, queries_, keys(from));
+      const Index from = groups_.at_distance(d), to = groups_.at_distance(-d);
+      const Plan part = groups_.plan(from);
       const std::vector<Range> touched = touched_keys(part);
       if (!touched.empty()) {
         add_touched(part, touched, plan.k_rows, plan.slices);
         const Index rows = rows_in(touched);
-        move.receives.push_back({peer(from), {{plan.k_rows, plan.k_rows + rows}}});
+        move.receives.push_back({groups_.peer(from), {{plan.k_rows, plan.k_rows + rows}}});
         plan.k_rows += rows;
       }
-      std::vector<Range> wanted =
-          touched_keys(make_plan(s_.problem, s_.layouts.q.rank_order(members(to)), keys(mine_)));
-      if (!wanted.empty()) move.sends.push_back({peer(to), std::move(wanted)});
+      std::vector<Range> wanted = groups_.touched(to, 1, groups_.mine());
+      if (!wanted.empty()) move.sends.push_back({groups_.peer(to), std::move(wanted)});
     }
     return move;
   }
@@ -176,30 +142,31 @@ class Builder {
   // All rows of the groups at the step's distances, from their owners or from the step before.
   Move shift(Index n, Move::Kind kind) const {
     const Range distances = d_.steps[at(n)].distances;
-    const auto place = [&](Index d) { return Range{(d - distances.begin) * rows_, (d - distances.begin + 1) * rows_}; };
+    const Index rows = groups_.rows();
+    const auto peer = [&](Index d) { return groups_.peer(groups_.at_distance(d)); };
+    const auto place = [&](Index d) { return Range{(d - distances.begin) * rows, (d - distances.begin + 1) * rows}; };
     Move move{.kind = kind, .sends = {}, .receives = {}};
     if (const Index relay = relay_distance(d_, n); relay > 0) {
-      const Range all{0, distances.size() * rows_};
-      move.sends.push_back({peer(group(-relay)), {all}});
-      move.receives.push_back({peer(group(relay)), {all}});
+      const Range all{0, distances.size() * rows};
+      move.sends.push_back({peer(-relay), {all}});
+      move.receives.push_back({peer(relay), {all}});
     } else {
       for (Index d = distances.begin; d < distances.end; ++d) {
-        move.sends.push_back({peer(group(-d)), {{0, rows_}}});
-        move.receives.push_back({peer(group(d)), {place(d)}});
+        move.sends.push_back({peer(-d), {{0, rows}}});
+        move.receives.push_back({peer(d), {place(d)}});
       }
     }
     const Range last = kind == Move::Kind::shift ? last_met(d_, n) : Range{};
     for (Index d = last.begin; d < last.end; ++d) {
-      move.home.push_back({peer(group(d)), {place(d)}});
-      move.back.push_back({peer(group(-d)), {{0, rows_}}});
+      move.home.push_back({peer(d), {place(d)}});
+      move.back.push_back({peer(-d), {{0, rows}}});
     }
     return move;
   }
 
   Schedule& s_;
   const Description& d_;
-  Index size_, count_, mine_;  // ranks of a group, groups, the own group
-  Index rows_;                 // of K and V of a group
+  Groups groups_;
   RunList queries_;
 };
 

@@ -21,6 +21,7 @@ struct StepDescription {
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
   Range distances = {0, 1};        // groups whose keys are met: so far before the own group, around all groups
+  bool by_node = false;            // distances count nodes: all groups of those are met, but not the own group
   bool sequence_order = false;     // a gather of all groups: keys by token, not by rank
   Index head_part = 0, parts = 1;  // which part of the K/V heads
 };
@@ -28,6 +29,9 @@ struct StepDescription {
 struct Description {
   Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
   std::vector<StepDescription> steps = {};
+  // Groups of a node, whose links are fast. If more than 1, keys of other nodes come in two hops (Move::relay): those
+  // of a gather of all groups, or of steps by_node.
+  Index node = 1;
 };
 
 struct Definition {
@@ -60,8 +64,14 @@ inline bool is_shift(const Description& d, Index n) {
 }
 // Do these steps meet the same keys, for other heads?
 inline bool same_keys(const StepDescription& a, const StepDescription& b) {
-  return a.move == b.move && a.distances == b.distances && a.sequence_order == b.sequence_order;
+  return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
+         a.sequence_order == b.sequence_order;
 }
+// The candidates, and each of them in nodes of the ranks that the innermost level joins, if there are several nodes.
+std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const Shape& shape,
+                                        std::span<const Index> levels);
+// Groups of a node for so many groups: 1 if there is only one node. Error unless nodes divide them.
+Index groups_a_node(Index node, Index groups);
 // How many groups further shift n sends what came in step n - 1; 0: it takes the keys from their owners.
 Index relay_distance(const Description& d, Index n);
 // Distances of shift n whose keys travel no further, so that their gradients go home.

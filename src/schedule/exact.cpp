@@ -8,16 +8,24 @@ namespace {
 // Peers at the same distance are in the same stage on every rank, so that both sides of a message agree.
 Description describe(const ScheduleOptions& o, const Shape& shape) {
   const Index others = shape.ranks - 1, stages = min_of(o.stages, others);
-  Description d{.steps = {{}}};
+  Description d{.steps = {{}}, .node = groups_a_node(o.node, shape.ranks)};
+  if (d.node > 1) {
+    // All ranks of a node get what they see of a rank in the same stage, so that a row crosses once.
+    const Index nodes = shape.ranks / d.node, parts = min_of(o.stages, nodes);
+    for (Index n = 0; n < parts; ++n)
+      d.steps.push_back(
+          {.move = Move::Kind::send, .distances = {nodes * n / parts, nodes * (n + 1) / parts}, .by_node = true});
+    return d;
+  }
   for (Index n = 0; n < stages; ++n)
     d.steps.push_back(
         {.move = Move::Kind::send, .distances = {others * n / stages + 1, others * (n + 1) / stages + 1}});
   return d;
 }
 
-std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
+std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index> levels) {
   if (shape.ranks == 1) return {{.stages = 1}};
-  return {{.stages = 1}, {}};
+  return with_nodes({{.stages = 1}, {}}, shape, levels);
 }
 
 }  // namespace
@@ -25,7 +33,7 @@ std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Inde
 Definition exact() {
   return {.name = "exact",
           .help = "each rank is sent the rows that it sees",
-          .options = {"stages"},
+          .options = {"stages", "node"},
           .describe = describe,
           .candidates = candidates,
           .tie_order = 0};

@@ -7,13 +7,24 @@
 namespace weft::schedule {
 namespace {
 
+// Groups of a node: ranks at the same place in their groups exchange keys. A group that is as large as a node, or
+// larger, has one such rank in each.
+Index groups_in(const ScheduleOptions& o) {
+  if (!uses(o, "node") || o.ulysses % o.node == 0) return 1;
+  if (o.node % o.ulysses == 0) return o.node / o.ulysses;
+  throw Error(text("groups of ulysses = ", o.ulysses, " ranks and nodes of ", o.node, " ranks cut each other"),
+              "use a Ulysses degree that divides the ranks of a node, or a multiple of them");
+}
+
 Description describe(const ScheduleOptions& o, const Shape& shape) {
   if (shape.ranks % o.ulysses != 0)
     throw Error(text("groups of ulysses = ", o.ulysses, " ranks do not divide ", shape.ranks, " ranks"),
                 "use a Ulysses degree that divides them");
   Shape groups = shape;
   groups.ranks /= o.ulysses;
-  Description d = definition(o.outer).describe(o, groups);
+  ScheduleOptions outer = o;
+  outer.node = groups_in(o);
+  Description d = definition(o.outer).describe(outer, groups);
   d.ulysses = o.ulysses;
   return d;
 }

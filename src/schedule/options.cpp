@@ -26,7 +26,10 @@ constexpr ScheduleOption kOptions[] = {
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
      .help = "a step brings the keys of so many ranks (hybrid: groups); more are fewer steps and larger buffers",
-     .whole = &ScheduleOptions::ranks_per_step}};
+     .whole = &ScheduleOptions::ranks_per_step},
+    {.name = "node",
+     .help = "so many consecutive ranks share fast links: a row enters such a node once and is passed on inside it",
+     .whole = &ScheduleOptions::node}};
 
 constexpr std::string_view kOrders[] = {"auto", "sequence", "rank"};  // by KeyOrder
 

@@ -55,6 +55,24 @@ std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const 
   return all;
 }
 
+std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const Shape& shape,
+                                        std::span<const Index> levels) {
+  const Index node = levels.size() > 1 ? levels.front() : 1;
+  if (node <= 1 || node >= shape.ranks || shape.ranks % node != 0) return all;
+  for (std::size_t n = 0, flat = all.size(); n < flat; ++n) {
+    all.push_back(all[n]);
+    all.back().node = node;
+  }
+  return all;
+}
+
+Index groups_a_node(Index node, Index groups) {
+  if (groups % node != 0)
+    throw Error(text("nodes of ", node, " do not divide ", groups, " ranks or groups of ranks"),
+                "use a node option that divides them, or 1 for one level of links");
+  return node == groups ? 1 : node;
+}
+
 Index relay_distance(const Description& d, Index n) {
   return is_shift(d, n - 1) ? d.steps[at(n)].distances.begin - d.steps[at(n - 1)].distances.begin : 0;
 }

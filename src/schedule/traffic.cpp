@@ -1,6 +1,8 @@
 // Bytes of a schedule, counted from the same moves that the executor makes.
 #include "index.h"
 #include "schedule/build.h"
+#include "text.h"
+#include "weft/error.h"
 
 namespace weft {
 namespace {
@@ -9,19 +11,25 @@ using schedule::rows_in;
 
 class Counter {
  public:
-  Counter(const Schedule& s, const TensorShape& shape) : s_(s), shape_(shape) {}
+  Counter(const Schedule& s, const TensorShape& shape, Index node) : s_(s), shape_(shape), node_(node) {}
 
-  void message(Index peer, Index sent, Index received) {
-    if (peer == s_.rank) return;
-    total += {sent, received, 1, 1};
+  void sent(Index peer, Index bytes) {
+    if (peer != s_.rank) total += {bytes, 0, 1, 0, between(peer) * bytes, 0};
+  }
+  void received(Index peer, Index bytes) {
+    if (peer != s_.rank) total += {0, bytes, 0, 1, 0, between(peer) * bytes};
   }
 
   // K and V of a row are one message.
   void move(const std::vector<PeerRows>& to, const std::vector<PeerRows>& from, Index row_bytes) {
-    for (const PeerRows& p : to)
-      if (p.peer != s_.rank) total += {rows_in(p.rows) * row_bytes, 0, 1, 0};
-    for (const PeerRows& p : from)
-      if (p.peer != s_.rank) total += {0, rows_in(p.rows) * row_bytes, 0, 1};
+    for (const PeerRows& p : to) sent(p.peer, rows_in(p.rows) * row_bytes);
+    for (const PeerRows& p : from) received(p.peer, rows_in(p.rows) * row_bytes);
+  }
+  // Both hops, one way or the other.
+  void relayed(const Relay& relay, Index row_bytes, bool back) {
+    move(back ? relay.receives : relay.sends, back ? relay.sends : relay.receives, row_bytes);
+    for (const PeerRows& p : relay.passes)
+      back ? received(p.peer, rows_in(p.rows) * row_bytes) : sent(p.peer, rows_in(p.rows) * row_bytes);
   }
 
   // Each member's heads of the own rows one way, the own heads of each member's rows the other way. q and k: bytes of a
@@ -34,7 +42,9 @@ class Counter {
         return s_.q_rows * swap.heads_q[member].size() * q + s_.k_rows * swap.heads_k[member].size() * k;
       };
       const Index theirs = bytes(i), mine = bytes(me);
-      message(swap.group.begin + static_cast<Index>(i), home ? mine : theirs, home ? theirs : mine);
+      const Index peer = swap.group.begin + static_cast<Index>(i);
+      sent(peer, home ? mine : theirs);
+      received(peer, home ? theirs : mine);
     }
   }
 
@@ -55,15 +65,22 @@ class Counter {
   Traffic total;
 
  private:
+  // 1: the peer is in another node.
+  Index between(Index peer) const { return node_ > 1 && peer / node_ != s_.rank / node_ ? 1 : 0; }
+
   const Schedule& s_;
   const TensorShape& shape_;
+  Index node_;
 };
 
 }  // namespace
 
-Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
+Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass, Index node) {
   schedule::check_shape(s.layouts, s.heads_q, s.heads_k, shape);
-  Counter count(s, shape);
+  if (node < 0 || (node > 0 && s.ranks % node != 0))
+    throw Error(text("nodes of ", node, " ranks do not divide ", s.ranks, " ranks"),
+                "give a number of ranks that divides them");
+  Counter count(s, shape, node > 0 ? node : uses(s.options, "node") ? s.options.node : 1);
   const Index dims = shape.dim_qk + shape.dim_v;
   bool shifted = false;  // gradients of what came in the step before travel on
   if (s.swap) count.swaps(pass);
@@ -72,6 +89,7 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
     const Move& move = *step.move;
     const Index width = step.heads_k.size() * dims, sums = width * size_of(sum_type(shape.dtype));
     count.move(move.sends, move.receives, width * size_of(shape.dtype));
+    if (move.relay) count.relayed(*move.relay, width * size_of(shape.dtype), false);
     if (pass == Pass::forward) continue;
     if (move.kind == Move::Kind::shift) {
       if (shifted) count.move(move.sends, move.receives, sums);
@@ -79,11 +97,14 @@ Traffic traffic(const Schedule& s, const TensorShape& shape, Pass pass) {
       shifted = true;
     } else {
       count.move(move.receives, move.sends, sums);
+      if (move.relay) count.relayed(*move.relay, sums, true);
     }
   }
   if (pass == Pass::forward ? shape.max_logit : shape.dsink) {
-    const Index others = s.ranks - 1, bytes = others * s.heads_q * size_of(DType::f64);
-    count.total += {bytes, bytes, others, others};
+    for (Index peer = 0; peer < s.ranks; ++peer) {  // everyone sends to everyone
+      count.sent(peer, s.heads_q * size_of(DType::f64));
+      count.received(peer, s.heads_q * size_of(DType::f64));
+    }
   }
   return count.total;
 }

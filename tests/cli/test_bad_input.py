@@ -182,6 +182,7 @@ CASES = [
     ("explain --docs 24 --micro 2 --layout zigzag", ["--layout zigzag", "leave it out"]),
     ("explain --docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
     ("explain --docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
+    ("verify --docs 4 --kernel cuda.none", ["there is no kernel 'cuda.none'"]),
     ("bench --docs 4 --graph", ["--graph", "--kernel cuda.sm90"]),
     ("bench --docs 4 --keys-per-split 8", ["--keys-per-split", "--kernel cuda.sm90"]),
     ("bench --kernel cuda.sm90 --host --graph", ["--host", "--graph"]),

@@ -95,6 +95,7 @@ def test_totals_of_a_model(weft):
     assert [x["tokens"] for x in found] == 4 * [65536 + 524288]
     assert result.json["model"] == "llama4-scout" and len(totals) == 2
     for total, chunked, full in zip(totals, found[::2], found[1::2]):
+        assert total["schedule"] == " / ".join(dict.fromkeys([chunked["schedule"], full["schedule"]]))
         assert total["layers"] == 48 and total["layout"] == chunked["layout"] == full["layout"] == "zigzag"
         for p in ("forward", "backward"):
             assert total[p]["seconds"] == pytest.approx(36 * chunked[p]["seconds"] + 12 * full[p]["seconds"])
@@ -102,6 +103,7 @@ def test_totals_of_a_model(weft):
         assert both["seconds"] == pytest.approx(total["forward"]["seconds"] + total["backward"]["seconds"])
         assert both["bytes_in"] == 36 * chunked["both"]["bytes_in"] + 12 * full["both"]["bytes_in"]
         assert total["tokens_per_second_per_gpu"] == pytest.approx(total["tokens"] / both["seconds"] / 8)
+    assert totals[0]["schedule"] == "all_gather" and " / " in totals[1]["schedule"], "auto has a schedule for each kind here"
     lines = [x for x in result.out.splitlines() if " zigzag " in x]
     assert [next(w for w in ("1 of 36 chunk 8192", "1 of 12 full", "all 48") if w in x) for x in lines] == 2 * [
         "1 of 36 chunk 8192", "1 of 12 full", "all 48"]

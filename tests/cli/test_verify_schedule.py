@@ -148,7 +148,7 @@ def test_matrix_meets_every_pair_of_a_schedule_and_anything(weft):
         assert len(of[(axis,)]) == count, axis
     for axes, rows in of.items():
         for values, by in rows.items():
-            if axes[0] in ("head_groups", "ulysses", "stages", "ranks_per_step"):
+            if axes[0] in ("head_groups", "ulysses", "stages", "ranks_per_step", "node"):
                 assert sum(c["ok"] for c in by.values()) > 0, (axes, values)
                 continue
             assert set(by) == set(COLUMNS), (axes, values)

@@ -56,6 +56,12 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
                    .ranks_per_step = ranks_per_step});
     all.push_back(
         {.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = ulysses, .outer = ScheduleKind::all_gather});
+    const Index node = ulysses;  // any divisor of the ranks
+    if (node == 1) continue;
+    all.push_back({.kind = ScheduleKind::all_gather, .head_groups = groups, .node = node});
+    all.push_back({.kind = ScheduleKind::exact, .stages = c.pick(1, 5), .node = node});
+    if (node == 4)
+      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
   }
   return all;
 }
@@ -111,7 +117,7 @@ Index each_pass(unsigned long long first, unsigned long long count, const Body& 
         EXPECT_THROW(simulate(q.job(options), machine(), Pass::forward), Error) << seed;
         continue;
       }
-      SCOPED_TRACE(check::flags(q.given) + " " + std::string(name(options.kind)));
+      SCOPED_TRACE(check::flags(q.given) + " " + words(options));
       for (const Pass pass : kPasses) {
         body(q, options, *made, pass);
         ++passes;

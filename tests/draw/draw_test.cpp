@@ -81,7 +81,8 @@ TEST(Draw, EveryPairIsDrawnOnceInItsStep) {
                             .heads_k = 2,
                             .shape = {.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64},
                             .machine = machine_preset("h100-400g")};
-      const ScheduleOptions options{.kind = kind, .ulysses = c.ranks % 2 == 0 ? 2 : 1};
+      const ScheduleOptions options{
+          .kind = kind, .ulysses = c.ranks % 2 == 0 ? 2 : 1, .node = c.ranks % 2 == 0 ? 2 : 1};
       std::optional<Figure> figure;
       try {
         figure = make_figure(subject, {{layouts, options, {}}});

@@ -25,7 +25,7 @@ using weft::fuzz::ByteChoices;
   std::abort();
 }
 
-constexpr Index kMostRanks = 3;
+constexpr Index kMostRanks = 4;
 
 weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
   weft::ScheduleOptions o{.kind = weft::schedule_kinds()[at(bytes.pick(0, 4))]};
@@ -39,12 +39,13 @@ weft::ScheduleOptions options_of(ByteChoices& bytes, const Case& c) {
   }
   o.stages = bytes.pick(1, 5);
   o.ranks_per_step = bytes.pick(1, 3);
+  o.node = c.ranks % 2 == 0 && bytes.one_in(2) ? 2 : 1;
   return o;
 }
 
 void spoil(weft::ScheduleOptions& o, ByteChoices& bytes) {
-  Index* const fields[] = {&o.head_groups, &o.ulysses, &o.stages, &o.ranks_per_step};
-  Index& x = *fields[bytes.pick(0, 3)];
+  Index* const fields[] = {&o.head_groups, &o.ulysses, &o.stages, &o.ranks_per_step, &o.node};
+  Index& x = *fields[bytes.pick(0, 4)];
   x = weft::fuzz::hostile(bytes, x);
   if (bytes.one_in(4)) o.outer = static_cast<weft::ScheduleKind>(bytes.pick(0, 4));
 }

@@ -213,6 +213,7 @@ def test_every_layout_and_schedule_of_a_million_tokens_fits(weft):
         assert (weft.folder / f"{layout}.html").stat().st_size < 5_000_000
 
 
+@pytest.mark.long
 def test_a_million_documents_are_drawn_in_bundles(weft, show):
     page = show("--docs", "lognormal:count=1000000,median=1,sigma=0.01,min=1,max=1", "--mask", "causal", "--ranks", 4)
     assert (weft.folder / "page.html").stat().st_size < 5_000_000
@@ -223,6 +224,7 @@ def test_a_million_documents_are_drawn_in_bundles(weft, show):
     assert said["Visible"] == "not known: 25 slices are drawn as one"
 
 
+@pytest.mark.long
 def test_many_ranks(weft, show):
     page = show("--docs", "30000,10000,5000", "--mask", "causal", "--ranks", 256, "--schedule", "ring")
     s = model.stream([30000, 10000, 5000])
@@ -325,6 +327,7 @@ def test_light_and_dark(show, scheme):
     assert max(dark) < 60 and min(light) > 200
 
 
+@pytest.mark.long
 def test_print_is_light(show):
     page = show("--docs", "7,3,6", "--ranks", 2, context={"color_scheme": "dark"})
     seen = page.evaluate("""() => {
@@ -360,6 +363,7 @@ def test_titles_that_are_no_text(weft, show):
     assert page.title() == "a\ufffd\ufffd(\ufffdb"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", ["--docs 0", "--docs 0,0,5 --ranks 7", "--docs 1", "--docs 5 --tokens 40",
                                    "--docs 8 --slices []", "--docs 3,4 --docs-k 50,0 --ranks 3 --schedule all_gather"])
 def test_small_and_empty_problems(show, flags):

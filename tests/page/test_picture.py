@@ -92,6 +92,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*(p.stem for p in sorted((SOURCE / "docs/pictures").glob("*.svg"))), *PICTURES])
 def test_no_text_lies_over_another(weft, show, name):
     path = SOURCE / f"docs/pictures/{name}.svg"
@@ -145,6 +146,7 @@ def test_charts_change_with_their_results(tmp_path):
     assert len(made) == 4 and all(p.read_text() != (SOURCE / "docs/pictures" / p.name).read_text() for p in made)
 
 
+@pytest.mark.long
 def test_a_notebook_shows_the_page(weft, show):
     module = pytest.importorskip("weft")
     e = module.explain([0, 7, 10, 16], module.Mask(causal=True), ranks=4, schedule=["ring", "exact"],

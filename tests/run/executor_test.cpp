@@ -44,6 +44,14 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
       all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .outer = across});
     all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside, .ranks_per_step = 1});
   }
+  for (const Index node : {2, 4}) {
+    if (ranks % node != 0) continue;
+    for (const Index stages : {1, 2, 4}) all.push_back({.kind = ScheduleKind::exact, .stages = stages, .node = node});
+    all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .node = node});
+    if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = node});
+    if (node == 4)
+      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
+  }
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
   if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2});
   return all;
@@ -72,7 +80,8 @@ TEST(Executor, EqualsTheReference) {
         for (const ScheduleOptions& options : all_schedules(2, kind != LayoutKind::striped || ranks == 1, ranks)) {
           SCOPED_TRACE(testing::Message() << name(kind) << " " << ranks << " ranks " << name(options.kind) << " "
                                           << name(options.key_order) << " groups " << options.head_groups << " inside "
-                                          << options.ulysses << " across " << name(options.outer));
+                                          << options.ulysses << " across " << name(options.outer) << " node "
+                                          << options.node << " stages " << options.stages);
           const RanksResult r = run_on_ranks(p, in, layouts, options);
           EXPECT_LT(worst_error(r, want, true), 2e-6);
           for (Index rank = 0; rank < ranks; ++rank) {
@@ -112,9 +121,9 @@ TEST(Executor, AllGatherInSequenceOrderHasTheSameBitsOnAnyRanks) {
         run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, problem, 1), {.key_order = KeyOrder::sequence});
     for (const Index ranks : {2, 4, 8}) {
       for (const LayoutKind kind : {LayoutKind::dual_chunk, LayoutKind::zigzag, LayoutKind::contiguous}) {
-        for (const Index groups : {1, 2}) {
+        for (const auto& [groups, node] : {std::pair<Index, Index>{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
           const RanksResult r = run_on_ranks(p, in, make_layouts(kind, problem, ranks),
-                                             {.key_order = KeyOrder::sequence, .head_groups = groups});
+                                             {.key_order = KeyOrder::sequence, .head_groups = groups, .node = node});
           EXPECT_EQ(r.out.bytes, one.out.bytes) << name(dtype) << " " << name(kind) << " " << ranks;
           EXPECT_EQ(r.lse.bytes, one.lse.bytes) << name(dtype) << " " << name(kind) << " " << ranks;
           EXPECT_EQ(r.max_logit.bytes, one.max_logit.bytes);

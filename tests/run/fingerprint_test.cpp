@@ -157,7 +157,8 @@ TEST(Fingerprint, OfSchedulesAndHeads) {
                                          {.kind = Kind::hybrid, .ulysses = 4},
                                          {.kind = Kind::hybrid, .outer = Kind::all_gather},
                                          {.kind = Kind::exact},
-                                         {.kind = Kind::exact, .stages = 3}};
+                                         {.kind = Kind::exact, .stages = 3},
+                                         {.kind = Kind::exact, .node = 2}};
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t j = 0; j < all.size(); ++j)
       EXPECT_EQ(differing(of(problem, layouts, all[i]), of(problem, layouts, all[j])),

@@ -45,8 +45,9 @@ TEST(Schedule, RefusesAbsurdOptions) {
   const Machine& machine = machine_preset("h100-400g");
   const TensorShape shape{.dtype = DType::bf16, .dim_qk = 64, .dim_v = 64};
   for (const ScheduleKind kind : schedule_kinds()) {
-    for (Index ScheduleOptions::* option : {&ScheduleOptions::stages, &ScheduleOptions::ranks_per_step,
-                                            &ScheduleOptions::head_groups, &ScheduleOptions::ulysses}) {
+    for (Index ScheduleOptions::* option :
+         {&ScheduleOptions::stages, &ScheduleOptions::ranks_per_step, &ScheduleOptions::head_groups,
+          &ScheduleOptions::ulysses, &ScheduleOptions::node}) {
       for (const Index value : {Index{0}, Index{-1}, Index{1} << 31, Index{1} << 62}) {
         ScheduleOptions options{.kind = kind};
         options.*option = value;

@@ -58,11 +58,11 @@ def test_layers_are_numbers(layer):
 
 def test_one_executor_is_kept_for_all_layers():
     pytest.importorskip("torch")
-    from weft.torch import op
+    from weft.torch import how
 
-    hows = [op.how_of(causal=True, checked=True, layer=n) for n in range(3)]
-    assert len(set(hows)) == 3 and len(set(map(op._for_all_layers, hows))) == 1
-    assert op.how_of(causal=True, layer=3) == op.how_of(causal=True)  # unchecked it costs nothing
+    hows = [how.how_of(causal=True, checked=True, layer=n) for n in range(3)]
+    assert len(set(hows)) == 3 and len(set(map(how.for_all_layers, hows))) == 1
+    assert how.how_of(causal=True, layer=3) == how.how_of(causal=True)  # unchecked it costs nothing
 
 
 def test_models_of_transformers_give_their_layers():

@@ -9,6 +9,7 @@ from kinds import DlpackOnly
 
 X = np.random.default_rng(0).standard_normal((8, 2, 4), np.float32)
 CU = [0, 3, 8]
+HAS_CUDA = any(kernel["name"].startswith("cuda") for kernel in weft._core.kernels())
 
 
 def attend(q=X, k=X, v=X, **options):
@@ -99,6 +100,8 @@ BAD = {
                           "slices are given together with causal"),
     "mask and causal": (lambda: attend(causal=True, mask=weft.Mask()), "mask is given together with causal"),
     "an unknown kernel": (lambda: attend(kernel="gpu"), "there is no kernel 'gpu'", "cpu.scalar", "reference"),
+    "a GPU's kernel": (lambda: attend(kernel="cuda.none"), "there is no kernel 'cuda.none'",
+                       *(() if HAS_CUDA else ("without CUDA", "+cu13", "-DWEFT_CUDA=ON"))),
     "an unknown format": (lambda: attend(format="hdt"), "there is no format 'hdt'", "thd", "bshd", "sbhd"),
     "an unknown layout": (lambda: weft.Layout("tartan", weft.Packing(CU), 2), "'tartan'", "zigzag", "dual_chunk"),
     "an unknown sink": (lambda: attend(sink="kitchen"), "there is no sink 'kitchen'", "off_by_one"),

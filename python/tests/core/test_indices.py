@@ -166,7 +166,8 @@ for bad in BAD:  # of no names
             _core.rank_plan(*arguments)
         except (weft.Error, OverflowError):
             pass
-for owner, option in (("all_gather", "head_groups"), ("hybrid", "ulysses"), ("exact", "stages"), ("ring", "ranks_per_step")):
+for owner, option in (("all_gather", "head_groups"), ("hybrid", "ulysses"), ("exact", "stages"), ("ring", "ranks_per_step"),
+                      ("exact", "node")):
     for bad in BAD:
         print(option, bad, flush=True)
         tried += 1

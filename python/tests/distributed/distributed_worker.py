@@ -5,7 +5,8 @@ import sys
 import torch._dynamo  # noqa: F401  once, before ranks are forked
 
 import cases_attention  # noqa: F401
-import cases_groups  # noqa: F401
+import cases_exchange  # noqa: F401
+import cases_groups  # noqa: F401  the last: it ends the world
 import processes
 from group_cases import CASES, RANKS
 

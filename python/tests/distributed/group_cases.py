@@ -11,6 +11,7 @@ from refusals import refused
 
 RANKS = 4
 CASES = {}
+DEVICE = ["cpu"]  # where tensors lie
 
 
 def case(fn):
@@ -48,10 +49,11 @@ def tensors(packing, seed=0, *, heads=(4, 2), dim=8, dim_v=12, dtype=torch.float
         (packing.tokens_q, heads[0], dim), (packing.tokens_k, heads[1], dim), (packing.tokens_k, heads[1], dim_v),
         (packing.tokens_q, heads[0], dim_v),
     )
-    return [torch.randn(s, generator=g).to(dtype) for s in shapes]
+    return [torch.randn(s, generator=g).to(dtype).to(DEVICE[0]) for s in shapes]
 
 
 def close(got, expected, what, tolerance=2e-5):
+    """The worst element decides."""
     worst = (got.double() - expected.double()).abs().max().item() if got.numel() else 0.0
     assert got.shape == expected.shape, f"{what}: {got.shape}, not {expected.shape}"
     assert worst <= tolerance * max(1.0, expected.abs().max().item()), f"{what}: off by {worst}"
@@ -72,7 +74,7 @@ def compare(packing, mask, how, *, group=None, layout="zigzag", sink=None, toler
     rows = [weft.torch.shard(x, packing, group, layout=layout, mask=mask, side=side) for x, side in zip(whole, "qkkq")]
     dealt = dict(layout_mask=mask) if layout == "balanced" else {}
     got = run(*rows, packing, mask, group=group, layout=layout, sink=sink, **dealt, **how)
-    real = [weft.torch.valid_rows(packing, group, layout=layout, mask=mask, side=side) for side in "qk"]
+    real = [weft.torch.valid_rows(packing, group, layout=layout, mask=mask, side=side, device=DEVICE[0]) for side in "qk"]
     for g, e, side, name in zip(got, expected, "qqkk", ("out", "dq", "dk", "dv")):
         e = weft.torch.shard(e, packing, group, layout=layout, mask=mask, side=side)
         close(g, e, f"{name} of {how}, {layout}, {mask}", tolerance)

@@ -1,5 +1,7 @@
 """Ranks that are processes over gloo: every case of the workers, on every rank."""
 
+import json
+
 import pytest
 
 pytest.importorskip("torch")
@@ -26,3 +28,13 @@ def test_distributed(distributed, case):
 @pytest.mark.parametrize("case", micro_worker.CASES)
 def test_micro_sequences(micro, case):
     processes.check(micro, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_cases_of_gpus(tmp_path, ranks):
+    """What cuda/test_nccl.py runs over NCCL, over gloo."""
+    processes.start("nccl_worker.py", tmp_path, ranks)
+    for rank in range(ranks):
+        said = json.loads((tmp_path / f"results{rank}.json").read_text())
+        assert len(said) >= 27 and set(said.values()) == {None}, said

@@ -319,7 +319,25 @@ def test_inputs_in_any_shape():
     assert torch.equal(out, want[0]) and torch.equal(qkv.grad, torch.stack(want[1:], 1))
 
 
-def test_no_copies(seen):
+def test_no_copies():
+    """Kernels get the tensors as they are: torch's operators copy nothing on the way."""
+    inputs = [x.requires_grad_() for x in torch.randn(10, 3, 4, 8).unbind(1)]
+    dout = torch.randn(10, 4, 8)
+    attend(*inputs, weft.Packing(CU), causal=True)  # makes the plan
+    packing = weft.torch.pack(weft.Packing(CU))
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(attend(*inputs, packing, causal=True), inputs, dout)
+    done = {event.key: event.count for event in profile.key_averages() if event.key.startswith(("aten::", "weft::"))}
+    assert done == {"weft::run": 1, "weft::run_backward": 1}
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """As with a torch that has no C interface for kernels."""
+    monkeypatch.setattr(weft.torch.runs, "_native", None)
+
+
+def test_no_copies_in_python(in_python, seen):
     q, k, v = tensors()
     out, lse = attend(q, k, v, weft.Packing(CU), causal=True, return_lse=True)
     assert seen["forward"] == [x.data_ptr() for x in (q, k, v, out, lse)]

@@ -13,12 +13,14 @@ try:
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError("weft.torch needs PyTorch; pip install '.[torch]' where Weft was cloned", name="torch") from e
 
+from . import rows
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
 from .micro import MicroSequenceAttention, micro_sequence_attention
 from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
+from .relayout import relayout
 from .sharding import next_token_labels, position_ids, shard, unshard, use_layout, valid_rows
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "next_token_labels",
     "pack",
     "position_ids",
+    "relayout",
+    "rows",
     "shard",
     "unshard",
     "use_layout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Literal, Optional, Tuple, Union, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._arrays import error, refuse_strange
@@ -14,8 +15,10 @@ from ..schedule import Schedule
 from ..spellings import own_words
 from ..types import TorchOptions
 from .group import name_of
-from .op import OPTIONS, how_of
+from .how import OPTIONS, how_of
+from .op import EagerAttention
 from .packed import AnyPacking, is_packed, pack
+from .runs import call_of, forward
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +71,96 @@ def _packing_of(packing: Optional[AnyPacking], options: Dict[str, Any]) -> AnyPa
     return next(x for x in (packing, both, q) if x is not None)
 
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._get_tracing_state
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether these are tensors that no mode, transform, tracer or subclass watches: then no operator is needed."""
+    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and _modes() == 0 and not _transforms()
+            and _tracing() is None and not q.is_meta)
+
+
+_initialized = dist.is_initialized if dist.is_available() else lambda: False
+_MEMOISED = frozenset(OPTIONS)
+_hows: Dict[Any, str] = {}  # settings that were read before
+_packings: Dict[int, Tuple[Packing, Tensor]] = {}  # by id of the Packing, which is kept so that no other has the id
+
+
+def _packed(packing: Any) -> Optional[Tensor]:
+    """The packing as a tensor, if that is simple; a tensor may also be cu_seqlens, which the operator finds out."""
+    if isinstance(packing, Tensor):
+        return packing
+    if type(packing) is not Packing:
+        return None
+    known = _packings.get(id(packing))
+    if known is None:
+        if len(_packings) >= 64:
+            _packings.clear()
+        known = _packings[id(packing)] = packing, pack(packing)
+    return known[1]
+
+
+def _refuse_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if value is not True and value is not False:
+            raise error(f"{name} is {value!r}", "give True or False")
+
+
+def _settled(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_rank: bool,
+             given: Dict[str, Any]) -> Tuple[str, Tensor, Optional[Tensor]]:
+    """The settings as a text, the packing as a tensor, and the sink if it is one."""
+    whole = None if torch.compiler.is_compiling() else _packed(packing)
+    if whole is None or not _MEMOISED.issuperset(given):
+        return _read(packing, mask, group, sink, max_logit, one_rank, given)
+    name = "" if one_rank or (group is None and not _initialized()) else name_of(group)
+    # Types too, because 1 and True are equal and not the same.
+    key = (name, one_rank, mask, sink if isinstance(sink, str) else None, max_logit, *given.items(), *map(type, given.values()))
+    try:
+        how = _hows.get(key)
+    except TypeError:  # a list or an array
+        return _read(packing, mask, group, sink, max_logit, one_rank, given)
+    if how is not None:
+        return how, whole, None if isinstance(sink, str) else sink
+    result = _read(packing, mask, group, sink, max_logit, one_rank, given)
+    # A text that names the machine is for the machine of this call. Slices are in the packing and not in the text.
+    if '"machine"' not in result[0] and (mask is None or mask.slices is None):
+        if len(_hows) >= 1024:
+            _hows.clear()
+        _hows[key] = result[0]
+    return result
+
+
+def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_rank: bool,
+          given: Dict[str, Any]) -> Tuple[str, Tensor, Optional[Tensor]]:
+    options: Dict[str, Any] = dict(in_own_words(given, group))
+    group, packing = options.pop("group", group), _packing_of(packing, options)
+    if mask is not None and not isinstance(mask, Mask):
+        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
+    if options.get("layout_mask") is not None:
+        options["layout_mask"] = _layout_mask(options["layout_mask"], mask)
+    if mask is not None and mask.slices is not None:
+        if isinstance(packing, torch.Tensor) and (torch.compiler.is_compiling() or is_packed(packing)):
+            raise error("a mask of slices with a packing that is a tensor",
+                        "put the slices into it: weft.torch.pack(packing, slices)")
+        packing, mask = pack(packing, mask.slices), Mask()
+    if not isinstance(packing, torch.Tensor):  # a tensor may also be cu_seqlens, which the operator finds out
+        packing = pack(packing)
+    if isinstance(sink, str):
+        if sink != "off_by_one":
+            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
+        sink, options["off_by_one"] = None, True
+    if max_logit:
+        options["max_logit"] = True
+    if torch.compiler.is_compiling():
+        if isinstance(options.get("schedule"), Schedule):
+            options["schedule"] = [options["schedule"].name, options["schedule"].given]
+        options = {name: constant(value) for name, value in options.items()}
+    return _how(mask, "" if one_rank else group, options), packing, sink
+
+
 @overload
 def context_parallel_attention(
     q: Tensor, k: Tensor, v: Tensor, packing: Optional[AnyPacking] = ..., mask: Optional[Mask] = ..., *, group: Any = ...,
@@ -114,37 +207,23 @@ def context_parallel_attention(
         >>> q.grad.shape
         torch.Size([16, 2, 8])
     """
-    options: Dict[str, Any] = in_own_words(given, group)
-    group, packing = options.pop("group", group), _packing_of(packing, options)
-    for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        if getattr(x, "is_nested", False):
-            refuse_strange(x, name)
-    if mask is not None and not isinstance(mask, Mask):
-        raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
-    if options.get("layout_mask") is not None:
-        options["layout_mask"] = _layout_mask(options["layout_mask"], mask)
-    if mask is not None and mask.slices is not None:
-        if isinstance(packing, torch.Tensor) and (torch.compiler.is_compiling() or is_packed(packing)):
-            raise error("a mask of slices with a packing that is a tensor",
-                        "put the slices into it: weft.torch.pack(packing, slices)")
-        packing, mask = pack(packing, mask.slices), Mask()
-    if not isinstance(packing, torch.Tensor):  # a tensor may also be cu_seqlens, which the operator finds out
-        packing = pack(packing)
-    if isinstance(sink, str):
-        if sink != "off_by_one":
-            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
-        sink, options["off_by_one"] = None, True
-    for name, value in (("one_rank", one_rank), ("return_lse", return_lse), ("return_max_logit", return_max_logit)):
-        if value is not True and value is not False:
-            raise error(f"{name} is {value!r}", "give True or False")
-    if return_max_logit:
-        options["max_logit"] = True
-    if torch.compiler.is_compiling():
-        if isinstance(options.get("schedule"), Schedule):
-            options["schedule"] = [options["schedule"].name, options["schedule"].given]
-        options = {name: constant(value) for name, value in options.items()}
-    how = _how(mask, "" if one_rank else group, options)
-    out, lse, max_logit = torch.ops.weft.attention(q, k, v, sink, packing, how)
-    if not return_lse and not return_max_logit:
+    if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
+        _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
+    how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
+    statistics = return_lse or return_max_logit
+    if torch.compiler.is_compiling() or not _plain(q, k, v):
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            if getattr(x, "is_nested", False):
+                refuse_strange(x, name)
+        out, lse, max_logit = torch.ops.weft.attention(q, k, v, logits, whole, how)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+                                      or (logits is not None and logits.requires_grad)):
+        result = EagerAttention.apply(q, k, v, logits, whole, call_of(how), statistics)
+        if not statistics:
+            return result
+        out, lse, max_logit = result
+    else:
+        out, lse, max_logit = forward(q, k, v, logits, whole, call_of(how))
+    if not statistics:
         return out
     return (out, *([lse.detach()] if return_lse else []), *([max_logit.detach()] if return_max_logit else []))

@@ -8,7 +8,7 @@ from typing import Any, ContextManager, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core
+from .. import _arrays, _core, _options
 from .._arrays import error
 from .._core import Communicator, Mask, MicroSequences
 from .group import all_or_nobody, by_name, communicator, name_of, resolve
@@ -39,7 +39,7 @@ class MicroSequenceAttention(torch.nn.Module):
     concatenated. The backward goes through the windows in reverse and returns gradients of all of them.
 
     Buffers are used again: one for each call whose backward is still to come. checked: ranks compare what they do, and
-    messages carry checksums; layer as in ContextParallelAttention.
+    messages carry checksums; layer as in ContextParallelAttention. deterministic: gradients have the same bits on every run.
 
         >>> import torch, weft, weft.torch
         >>> micros = weft.prepare.MicroSequences(weft.Packing([0, 5, 12]), ranks=1, micros=3)
@@ -53,10 +53,11 @@ class MicroSequenceAttention(torch.nn.Module):
 
     def __init__(self, *, mask: Optional[Mask] = None, scale: Optional[float] = None, softcap: float = 0.0,
                  drop: bool = False, kernel: Optional[str] = None, group: Any = None, checked: bool = False,
-                 layer: Optional[int] = None) -> None:
+                 layer: Optional[int] = None, deterministic: bool = False) -> None:
         super().__init__()
         self.mask, self.scale, self.softcap = mask or Mask(causal=True), scale, softcap
         self.drop, self.kernel, self.group = drop, kernel or "", by_name(group)
+        self.deterministic: bool = _options.option("deterministic", deterministic)
         self.checked, self.number = checked, own_number() if layer is None else _arrays.layer_number(layer)
         self._free: List[Any] = []  # (shape of the keys, buffer)
         self._alone: Optional[Communicator] = None
@@ -164,7 +165,8 @@ class _Region(torch.autograd.Function):
                     buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped), stream)
                 buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), settings,
                                 *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
-                                None if part is None else _arrays.array(part, True), stream)
+                                None if part is None else _arrays.array(part, True), stream,
+                                getattr(layer, "deterministic", False))  # layers saved by an earlier version have none
                 if part is not None:
                     dsink += part
         layer._give_back(taken)

@@ -13,7 +13,7 @@ from .._core import Mask
 from ..types import TorchOptions
 from .functional import context_parallel_attention, in_own_words
 from .group import by_name
-from .op import how_of
+from .how import how_of
 from .packed import AnyPacking
 
 if TYPE_CHECKING:

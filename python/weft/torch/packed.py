@@ -45,7 +45,7 @@ def pack(packing: AnyPacking, slices: Any = None) -> Tensor:
 
 def is_packed(x: Tensor) -> bool:
     """Whether a tensor is one that pack made."""
-    return x.dim() == 1 and x.dtype == torch.int64 and x.device.type == "cpu" and x.shape[0] >= 6 and x[0].item() == _FIRST
+    return x.dim() == 1 and x.dtype == torch.int64 and x.device.type == "cpu" and x.shape[0] >= 6 and int(x.numpy()[0]) == _FIRST
 
 
 def packing_of(packing: AnyPacking) -> Packing:

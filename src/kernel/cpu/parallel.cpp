@@ -30,7 +30,8 @@ namespace cpu {
 namespace {
 
 int threads() {
-  const int machine = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  // Asked once, because the answer opens a file.
+  static const int machine = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int wanted = limit.load();
   return wanted == 0 ? machine : std::min(wanted, machine);
 }

@@ -24,6 +24,7 @@ struct TokenMap {
   bool sequence_order;
   FastDivisor ranks, rows;  // rows of each rank
   int first_rank;           // the buffers are those of ranks first_rank, first_rank + 1, ...
+  int members;              // how many of them
   Index multiple;
   bool real_only;  // padding does not count as a token
 
@@ -83,7 +84,7 @@ struct TokenMap {
     return token - found.begin < used ? static_cast<int>(token) : -1;
   }
 
-  // The inverse, in the rows of all ranks: -1 for tokens that no rank holds.
+  // The inverse, in the rows of the buffers at hand: -1 for tokens that none of them holds.
   __device__ int row(const Known& known, int token) const {
     if (stream.sequences == 0) return -1;
     const int at = token - known.begin, n = static_cast<int>(ranks.divisor);
@@ -108,8 +109,9 @@ struct TokenMap {
       fold(token - found.begin, share(found.end - found.begin) / 2);
       r += share(found.begin - known.begin);
     }
+    const int member = rank - first_rank;
     if (at < 0 || at >= known.dealt || rank < 0 || r < 0 || r >= static_cast<int>(rows.divisor)) return -1;
-    return rank * static_cast<int>(rows.divisor) + r;
+    return member < 0 || member >= members ? -1 : member * static_cast<int>(rows.divisor) + r;
   }
 
   // Each thread of the launch checks some of the sequences.
@@ -132,7 +134,7 @@ struct OrderMap {
   enum Kind {
     to_rows,    // for each row of the ranks its token
     to_tokens,  // the same rows, the other way
-    to_stream,  // for each token its row, with all ranks' rows at hand
+    to_stream,  // for each token its row in the buffers at hand
     same_rows
   };
 
@@ -143,9 +145,13 @@ struct OrderMap {
   using Known = TokenMap::Known;
   __device__ Known known() const { return tokens.known(); }
   __device__ RowPair at(const Known& known, int row) const {
-    if (kind == to_stream) return {tokens.row(known, row), row};
+    const int none = zero ? RowPair::kZeros : RowPair::kNothing;
+    if (kind == to_stream) {
+      const int source = tokens.row(known, row);
+      return {source < 0 ? none : source, row};
+    }
     const int token = tokens.token(known, row);
-    if (token < 0) return {zero ? RowPair::kZeros : RowPair::kNothing, row};
+    if (token < 0) return {none, row};
     return {kind == to_rows ? token : row, kind == to_tokens ? token : row};
   }
   __device__ void check(const Reporter& reporter) const { tokens.check(reporter); }

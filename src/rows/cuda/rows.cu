@@ -24,6 +24,7 @@ TokenMap whole_stream(const DeviceStream& stream) {
           .ranks = FastDivisor(1),
           .rows = FastDivisor(1),
           .first_rank = 0,
+          .members = 1,
           .multiple = 1,
           .real_only = false};
 }
@@ -37,6 +38,7 @@ TokenMap ranks_rows(const DeviceStream& stream, const DeviceLayout& layout, RunL
           .ranks = FastDivisor(static_cast<unsigned>(spec.ranks)),
           .rows = FastDivisor(static_cast<unsigned>(max_of(1, rows))),
           .first_rank = static_cast<int>(members.first),
+          .members = static_cast<int>(members.count),
           .multiple = spec.multiple(),
           .real_only = false};
 }
@@ -74,8 +76,8 @@ detail::ContextData& enter(DeviceContext& context, const DeviceStream& stream, s
 
 // All ranks' rows, or one rank's.
 OrderMap all_ranks_map(const DeviceStream& stream, const DeviceLayout& layout, const RowTensor& ranks,
-                       OrderMap::Kind kind) {
-  return order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), kind, false);
+                       OrderMap::Kind kind, OtherRows others) {
+  return order_map(stream, layout, {0, layout.ranks, 1}, rows_of_each(layout, ranks), kind, others == OtherRows::zero);
 }
 OrderMap rank_map(const DeviceStream& stream, const DeviceLayout& layout, Index rank, const RowTensor& local,
                   OrderMap::Kind kind, bool zero) {
@@ -83,28 +85,36 @@ OrderMap rank_map(const DeviceStream& stream, const DeviceLayout& layout, Index 
   return order_map(stream, layout, {rank, 1, 1}, local.rows, kind, zero);
 }
 
-struct ValidMask {
+struct Listing {
   TokenMap tokens;
-  std::uint8_t* valid;
+  std::uint8_t* valid;    // 1 where the row has a token, or
+  std::int32_t* indices;  // the token itself
   int rows;
   Reporter reporter;
 };
 
-__global__ void mark_valid(const __grid_constant__ ValidMask mask) {
+__global__ void list_tokens(const __grid_constant__ Listing list) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   // The whole warp takes part, also where the rows end inside it.
-  const int token = mask.tokens.token(mask.tokens.known(), min(row, mask.rows - 1));
-  if (row < mask.rows) mask.valid[row] = token >= 0 ? 1 : 0;
-  mask.tokens.check(mask.reporter);
+  const int token = list.tokens.token(list.tokens.known(), min(row, list.rows - 1));
+  if (row < list.rows && list.valid != nullptr) list.valid[row] = token >= 0 ? 1 : 0;
+  if (row < list.rows && list.indices != nullptr) list.indices[row] = token;
+  list.tokens.check(list.reporter);
+}
+
+void launch_listing(const detail::ContextData& context, const TokenMap& tokens, Index rows, std::uint8_t* valid,
+                    std::int32_t* indices) {
+  constexpr Index kThreads = 256;
+  cuda::launch(list_tokens,
+               {.blocks = dim3(static_cast<unsigned>(ceil_div(rows, kThreads))), .threads = dim3(kThreads)},
+               context.stream(), Listing{tokens, valid, indices, static_cast<int>(rows), context.reporter()});
 }
 
 void launch_mask(const detail::ContextData& context, TokenMap tokens, Index rows, std::uint8_t* valid) {
   if (rows == 0) return;
   if (valid == nullptr) throw Error("the mask has no data", text("give a device pointer to ", rows, " bytes"));
   tokens.real_only = true;
-  constexpr Index kThreads = 256;
-  cuda::launch(mark_valid, {.blocks = dim3(static_cast<unsigned>(ceil_div(rows, kThreads))), .threads = dim3(kThreads)},
-               context.stream(), ValidMask{tokens, valid, static_cast<int>(rows), context.reporter()});
+  launch_listing(context, tokens, rows, valid, nullptr);
 }
 
 void check_ranges(const DeviceRanges& ranges) {
@@ -129,15 +139,17 @@ void move_ranges(DeviceContext& context, const DeviceRanges& ranges, const RowTe
 }  // namespace
 
 void sequence_to_rank_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
-                            const RowTensor& sequence, const RowTensor& ranks) {
+                            const RowTensor& sequence, const RowTensor& ranks, OtherRows others) {
   const detail::ContextData& data = enter(context, stream, "sequence", sequence, "ranks", ranks);
-  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_rows), ranks.rows, sequence, ranks);
+  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_rows, others), ranks.rows, sequence,
+                       ranks);
 }
 
 void rank_to_sequence_order(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout,
-                            const RowTensor& ranks, const RowTensor& sequence) {
+                            const RowTensor& ranks, const RowTensor& sequence, OtherRows others) {
   const detail::ContextData& data = enter(context, stream, "sequence", sequence, "ranks", ranks);
-  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_stream), sequence.rows, ranks, sequence);
+  launch_copy<Replace>(data, all_ranks_map(stream, layout, ranks, OrderMap::to_stream, others), sequence.rows, ranks,
+                       sequence);
 }
 
 void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
@@ -147,10 +159,24 @@ void shard(DeviceContext& context, const DeviceStream& stream, const DeviceLayou
 }
 
 void unshard(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
-             const RowTensor& local, const RowTensor& whole) {
+             const RowTensor& local, const RowTensor& whole, OtherRows others) {
   const detail::ContextData& data = enter(context, stream, "whole", whole, "local", local);
-  launch_copy<Replace>(data, rank_map(stream, layout, rank, local, OrderMap::to_tokens, false), local.rows, local,
-                       whole);
+  // A row of the launch for each row that is written.
+  const bool zero = others == OtherRows::zero;
+  launch_copy<Replace>(data,
+                       rank_map(stream, layout, rank, local, zero ? OrderMap::to_stream : OrderMap::to_tokens, zero),
+                       zero ? whole.rows : local.rows, local, whole);
+}
+
+void partition_indices(DeviceContext& context, const DeviceStream& stream, const DeviceLayout& layout, Index rank,
+                       Index rows, std::int32_t* tokens) {
+  context.data().enter();
+  check_offsets(stream);
+  check_rank_rows(layout, rows);
+  const TokenMap map = ranks_rows(stream, layout, {rank, 1, 1}, rows);
+  if (rows == 0) return;
+  if (tokens == nullptr) throw Error("the tokens have no data", text("give a device pointer to ", rows, " numbers"));
+  launch_listing(context.data(), map, rows, nullptr, tokens);
 }
 
 void copy_valid_rows(DeviceContext& context, const DeviceStream& stream, const RowTensor& from, const RowTensor& to,

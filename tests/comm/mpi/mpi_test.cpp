@@ -192,6 +192,10 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
       {.kind = ScheduleKind::all_to_all}, {.kind = ScheduleKind::exact}};
   for (const Index inside : {1, 2, 3, 4})
     if (ranks % inside == 0) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = inside});
+  if (ranks % 2 == 0) {
+    all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = 2});
+    all.push_back({.kind = ScheduleKind::exact, .node = 2});
+  }
   return all;
 }
 

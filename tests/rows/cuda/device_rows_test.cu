@@ -124,6 +124,56 @@ TEST(DeviceRows, OrdersEqualTheHosts) {
   }
 }
 
+// Rows of the destination that nothing is copied to.
+TEST(DeviceRows, OtherRowsBecomeZero) {
+  DeviceContext context(gpu());
+  for (unsigned long long seed = 0; seed < random_problems(500); ++seed) {
+    Drawn d(seed);
+    const Rows rows = random_rows(d.choices);
+    const Index rank = d.choices.pick(0, d.c.ranks - 1);
+    const auto clear = [](const RowTensor& t) {
+      for (Index r = 0; r < t.rows; ++r) std::fill_n(row(t, r), t.row_bytes, 0);
+    };
+    Tensor sequence(d.choices, d.stream().tokens(), rows.bytes, rows.align);
+    Tensor all(d.choices, d.c.ranks * d.l.q.rows(), rows.bytes, rows.align);
+    clear(all.host());
+    sequence_to_rank_order(d.l.q, sequence.host(), all.host());
+    sequence_to_rank_order(context, d.offsets.stream(), d.layout, sequence.device(), all.device(), OtherRows::zero);
+    all.expect_equal(flags(d.c));
+    Tensor back(d.choices, d.stream().tokens(), rows.bytes, rows.align);
+    clear(back.host());
+    rank_to_sequence_order(d.l.q, all.host(), back.host());
+    rank_to_sequence_order(context, d.offsets.stream(), d.layout, all.device(), back.device(), OtherRows::zero);
+    back.expect_equal(flags(d.c));
+    Tensor local(d.choices, d.l.q.rows(), rows.bytes, rows.align);
+    clear(back.host());
+    d.l.q.unshard(rank, local.host(), back.host());
+    unshard(context, d.offsets.stream(), d.layout, rank, local.device(), back.device(), OtherRows::zero);
+    back.expect_equal(flags(d.c));
+    ASSERT_NO_THROW(context.check()) << flags(d.c);
+  }
+}
+
+TEST(DeviceRows, OffsetsOfARankEqualTheHosts) {
+  DeviceContext context(gpu());
+  for (unsigned long long seed = 0; seed < random_problems(1000); ++seed) {
+    Drawn d(seed);
+    const Index rank = d.choices.pick(0, d.c.ranks - 1);
+    const std::size_t n = at(d.offsets.stream().sequences + 1);
+    DeviceArray<std::int32_t> tokens(at(d.l.q.rows())), cu(n), padded(n);
+    partition_indices(context, d.offsets.stream(), d.layout, rank, d.l.q.rows(), tokens.get());
+    cu_seqlens_on_rank(context, d.offsets.stream(), d.layout, rank, {cu.get(), padded.get()});
+    const auto wide = [](const std::vector<std::int32_t>& v) { return Indices(v.begin(), v.end()); };
+    ASSERT_EQ(wide(tokens.host()), d.l.q.tokens(rank)) << flags(d.c);
+    const RankOffsets there = cu_seqlens_on_rank(d.l.q, rank);
+    // A capacity of more sequences than there are repeats the last offset.
+    const auto head = [&](Indices v) { return v.resize(there.cu_seqlens.size()), v; };
+    ASSERT_EQ(head(wide(cu.host())), there.cu_seqlens) << flags(d.c);
+    ASSERT_EQ(head(wide(padded.host())), there.cu_seqlens_padded) << flags(d.c);
+    ASSERT_NO_THROW(context.check()) << flags(d.c);
+  }
+}
+
 TEST(DeviceRows, ValidRowsEqualTheHosts) {
   DeviceContext context(gpu());
   for (unsigned long long seed = 0; seed < random_problems(1000); ++seed) {

@@ -41,8 +41,8 @@ TEST(DeviceExecutor, EqualsTheDefinitionOnRandomProblems) {
     if (c.dtype == DType::f64) c.dtype = DType::bf16;
     check::Oracle oracle(c, check::executor_arithmetic(c));
     for (const ScheduleKind kind : schedule_kinds()) {
-      const ScheduleOptions options{
-          .kind = kind, .head_groups = min_of(c.heads_k, 2), .ulysses = std::gcd(c.ranks, Index{2})};
+      const Index two = std::gcd(c.ranks, Index{2});
+      const ScheduleOptions options{.kind = kind, .head_groups = min_of(c.heads_k, 2), .ulysses = two, .node = two};
       const check::Tried tried = check::try_schedule(oracle, c, {.schedule = options, .kernel = kKernel});
       ASSERT_FALSE(tried.failure) << "seed " << first << " + " << seed << ": " << *tried.failure << "\n"
                                   << check::flags(c);
@@ -140,7 +140,9 @@ std::vector<ScheduleOptions> some_of_each() {
           {.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::ring},
           {.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather},
           {.kind = ScheduleKind::exact, .stages = 1},
-          {.kind = ScheduleKind::exact, .stages = 3}};
+          {.kind = ScheduleKind::exact, .stages = 3},
+          {.kind = ScheduleKind::exact, .stages = 3, .node = 2},
+          {.kind = ScheduleKind::all_gather, .head_groups = 2, .node = 2}};
 }
 
 void expect_same_bits(const RanksResult& a, const RanksResult& b) {

@@ -204,6 +204,9 @@ std::vector<std::string> leave_out_impossible(const Flags& flags, const check::C
 ScheduleOptions fitted(ScheduleOptions options, const check::Case& c) {
   options.head_groups = min_of(options.head_groups, c.heads_k);
   if (uses(options, "ulysses")) options.ulysses = std::gcd(options.ulysses, c.ranks);
+  options.node = std::gcd(options.node, c.ranks);
+  if (uses(options, "ulysses") && options.node % options.ulysses != 0 && options.ulysses % options.node != 0)
+    options.node = options.ulysses;
   return options;
 }
 

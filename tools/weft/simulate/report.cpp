@@ -4,6 +4,7 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "terminal/columns.h"
@@ -114,18 +115,19 @@ json total_json(const std::vector<const Simulation*>& kinds, Index tp) {
   out["gpus"] = first.ranks * tp;
   Index layers = 0;
   double forward = 0, backward = 0, flops = 0;
-  std::set<std::string> schedules;
+  std::vector<std::string> schedules;  // of the kinds of layers, each once
   for (const Simulation* l : kinds) {
     layers += l->layers;
     forward += seconds(l->forward) * static_cast<double>(l->layers);
     backward += seconds(l->backward) * static_cast<double>(l->layers);
     flops += l->flops * static_cast<double>(l->layers);
-    schedules.insert(weft::words(l->schedule));
+    const std::string words = weft::words(l->schedule);
+    if (std::find(schedules.begin(), schedules.end(), words) == schedules.end()) schedules.push_back(words);
     if (!l->refused.empty()) out["refused"] = l->refused;
   }
   out["layers"] = layers;
   out["layer"] = fmt::format("all {}", layers);
-  if (schedules.size() > 1) out["schedule"] = "as above";
+  out["schedule"] = fmt::format("{}", fmt::join(schedules, " / "));
   if (out.contains("refused")) return out;
   if (first.forward) out["forward"] = {{"seconds", forward}};
   if (first.backward) out["backward"] = {{"seconds", backward}};

@@ -54,11 +54,14 @@ ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Inde
   if (uses(options, "head_groups") && can_group(placed) && two_groups) options.head_groups = 2;
   if (uses(options, "stages")) options.stages = stages;
   if (uses(options, "ranks_per_step")) options.ranks_per_step = ranks_per_step;
-  if (!uses(options, "ulysses")) return options;
-  std::vector<Index> degrees;  // 1 and all ranks are hardly hybrids, but must work
+  std::vector<Index> degrees;  // 1 and all ranks are hardly hybrids or nodes, but must work
   for (Index degree = 1; degree <= placed.ranks; ++degree)
     if (placed.ranks % degree == 0) degrees.push_back(degree);
-  options.ulysses = degrees[static_cast<std::size_t>(mesh) % degrees.size()];
+  if (uses(options, "ulysses")) options.ulysses = degrees[static_cast<std::size_t>(mesh) % degrees.size()];
+  if (!uses(options, "node")) return options;
+  const Index group = uses(options, "ulysses") ? options.ulysses : 1;
+  std::erase_if(degrees, [&](Index degree) { return degree % group != 0 && group % degree != 0; });
+  options.node = degrees[static_cast<std::size_t>(choices.pick(0, 99)) % degrees.size()];
   return options;
 }
 

@@ -30,7 +30,7 @@ struct GridCell {
   Labels labels = {};
 };
 
-// In variants that take turns: head_groups, ulysses, stages, ranks_per_step. `turn` counts placements.
+// In variants that take turns: head_groups, ulysses, stages, ranks_per_step, node. `turn` counts placements.
 ScheduleOptions by_turn(ScheduleOptions options, const check::Case& placed, Index turn);
 Labels variant_labels(const ScheduleOptions& options);
 // The schedule in words without its numbers, which are axes of their own.

@@ -1,0 +1,301 @@
+"""Attention below autograd: a plan or an executor is made once for a packing, and used by the backward and the next layers.
+
+Calls go to kernels of the module weft._core, which torch finds by its dispatcher (weft::run, weft::run_backward), and which keep
+the cache of plans. What they leave to Python, and all where torch has no C interface that they could use, is done here.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _arrays, _core, _options, _placed, ranks
+from .._arrays import error
+from ..attention import rank_schedule
+from ..cost import machine_numbered
+from ..schedule import Schedule
+from ..sharding import batch_shape, layout_of
+from . import how as settings_text
+from .group import all_or_nobody, communicator, own_name
+from .packed import unpack
+from .sharding import USE
+
+_LIBRARY = torch.library.Library("weft", "FRAGMENT")
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor sink"
+_log = logging.getLogger("weft.torch")
+
+
+def _kernels() -> Optional[Tuple[Callable[..., Any], Callable[..., Any]]]:
+    """weft::run and weft::run_backward; None, and a line in the log, if this torch has no C interface for them.
+
+    They are called below autograd and with numbers of this process, so they are in no graph: weft::attention is.
+    """
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    missing = _core.torch_load([os.path.join(folder, f"lib{name}.so") for name in ("torch_cpu", "torch_cuda", "torch")])
+    if missing:
+        _log.warning("torch %s has no %s: weft.torch works, and calls take longer", torch.__version__, missing)
+        return None
+    _LIBRARY.define(f"run({_TENSORS}, Tensor packing, int settings) -> (Tensor, Tensor, Tensor)")
+    _LIBRARY.define(f"run_backward(Tensor dout, {_TENSORS}, Tensor out, Tensor lse, Tensor packing, int settings) -> "
+                    "(Tensor, Tensor, Tensor, Tensor)")
+    for name in ("run", "run_backward"):
+        _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    _core.torch_register()
+    # Without the Python method around it, where there is one.
+    run, run_backward = torch.ops.weft.run.default, torch.ops.weft.run_backward.default
+    return getattr(run, "_op", run), getattr(run_backward, "_op", run_backward)
+
+
+_native = _kernels()
+
+
+class Call(NamedTuple):
+    """Settings, read once."""
+
+    how: str
+    said: Dict[str, Any]
+    group: str  # "": one rank
+    settings: _core.TorchSettings
+    number: int  # of the settings as kernels are given it; one more if there is a sink
+    max_logit: bool
+
+
+_CACHED, _CACHED_ON_GPUS = 16, 4  # fewer executors on GPUs, where workspaces take memory from the model
+# By name of the group. One cache a group, because its ranks must evict the same executors.
+_runs: Dict[str, _core.TorchRuns] = {}
+_calls: Dict[str, Call] = {}
+_lock = threading.Lock()
+
+
+def _end(comm: Any) -> None:
+    """Forgets all of a communicator that has ended: another one may have its name."""
+    name = own_name(comm)
+    with _lock:
+        runs = _runs.pop(name, None)
+        for how in [how for how, call in _calls.items() if call.group == name]:
+            del _calls[how]
+    if runs is not None:
+        runs.clear()
+
+
+ranks.ends.append(_end)
+
+
+def clear_cache() -> None:
+    """Forgets all plans and executors, and gives back their workspaces (on GPUs to Weft's pool, which keeps them)."""
+    with _lock:
+        for runs in _runs.values():
+            runs.clear()
+
+
+def call_of(how: str) -> Call:
+    """The settings that a text says."""
+    return _calls.get(how) or _new_call(how)
+
+
+def _new_call(how: str) -> Call:
+    said = settings_text.read(how)
+    # What is made of the settings is for all layers.
+    for_all = settings_text.for_all_layers(how)
+    problem = None if for_all == how else call_of(for_all).settings.problem
+    with _lock:
+        runs = _runs.setdefault(said["group"], _core.TorchRuns())
+    settings = _core.TorchSettings(
+        runs, problem, _arrays.format_of(said["format"]), said["scale"], said["softcap"], said["off_by_one"], said["head_map"],
+        said["max_logit"], _arrays.layer_number(said["layer"]))
+    call = Call(how, said, said["group"], settings, 2 * settings.number, said["max_logit"])
+    with _lock:
+        if len(_calls) >= 1024:
+            _calls.clear()
+        return _calls.setdefault(how, call)
+
+
+def _dealt_by(said: Dict[str, Any], mask: _core.Mask) -> Optional[_core.Mask]:
+    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one."""
+    if said["layout_mask"] is None:
+        return None
+    if said["layout_mask"] == "own":
+        return mask
+    causal, bottom_right, window, chunk_size = said["layout_mask"]
+    return _core.Mask(causal, bottom_right, tuple(window), chunk_size)
+
+
+class Run:
+    """A problem with its plan or executor."""
+
+    def __init__(self, packing: Tensor, said: Dict[str, Any], heads: Tuple[int, int], dtype: _core.DType, dims: Tuple[int, int],
+                 device: Optional[int], stream: int) -> None:
+        self.ranks = 1
+        self.comm: Optional[_core.Communicator] = None
+        self.core: Any = None  # OneRank or Executor; None: a new executor for each call
+        self.schedule: Optional[_core.RankSchedule] = None
+        self.placed = None  # the layout that rows have still to be checked against
+        whole, slices = unpack(packing)
+        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
+        problem = _core.Problem(whole, mask)
+        if not said["group"]:
+            self.core = _core.OneRank(problem, said["kernel"], said["deterministic"])
+            return
+        self.comm = comm = communicator(said["group"])
+        self.ranks = comm.ranks
+        dealt_by = _dealt_by(said, mask)
+        where = machine_numbered(said["machine"])
+        self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, said["format"])
+        if said["format"] != "thd" and comm.ranks > 1:
+            batch_shape(placed, said["format"], [comm.ranks, comm.ranks], comm.ranks)
+        name, options = said["schedule"]
+        self.schedule = rank_schedule(Schedule(name, **options), problem, placed, comm.rank, heads, said["head_map"],
+                                      (dtype, *dims), where)
+        self.executor = functools.partial(_core.Executor, comm, self.schedule, said["kernel"], said["deterministic"],
+                                          said["checked"], device, stream)
+        if not said["checked"]:
+            self.core = self.executor()
+
+    def run(self) -> Any:
+        """What computes: of checked ranks anew each time, because making it compares the problems of all ranks."""
+        return self.core or self.executor()
+
+    def check_rows(self) -> None:
+        """That this rank's rows were dealt out under the layout that is asked for; once is enough."""
+        if self.placed is not None and self.comm is not None:
+            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE)
+            self.placed = None
+
+
+def run_of(q: Tensor, k: Tensor, v: Tensor, packing: Tensor, call: Call) -> Run:
+    """The plan or executor for such tensors, from the cache or new."""
+    view = _arrays.array(q, name="q")
+    if packing.device.type != "cpu":
+        raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        if x.dim() < 2:
+            raise error(f"{name} has shape {list(x.shape)}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
+    heads, dims = (q.shape[-2], k.shape[-2]), (q.shape[-1], v.shape[-1])
+    key = (call.settings.problem, heads, view.dtype, dims, view.device, packing.numpy().tobytes())
+    runs = call.settings.runs
+    run = runs.get(*key)
+    # A group may have ended, and another one have its name.
+    if run is None or run.comm is not (communicator(call.group) if call.group else None):
+        _options.heads(*heads, call.said["head_map"])
+        run = Run(packing, call.said, heads, view.dtype, dims, view.device, _arrays.stream_of(q))
+        runs.put(*key, run, run.core, _CACHED if view.device is None or run.comm is None else _CACHED_ON_GPUS)
+    return run
+
+
+@contextlib.contextmanager
+def _using(run: Run, call: Call) -> Iterator[Any]:
+    try:
+        # Checked ranks fail together, so their group can be used again.
+        with all_or_nobody("" if call.said["checked"] else call.group):
+            yield run.run()
+    except BaseException:
+        call.settings.runs.drop(run)  # its state is undefined after a failure
+        raise
+
+
+def _usable(x: Tensor) -> Tensor:
+    """Gradients come as they like, expanded from one number for instance."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def statistics(dtype: torch.dtype) -> torch.dtype:
+    """Of LSE and the largest logits."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _settings(sink: Optional[Tensor], call: Call) -> _core.Settings:
+    said = call.said
+    return _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
+                          said["off_by_one"], said["head_map"])
+
+
+def _tried(kernel: Callable[..., Any], *args: Any) -> Any:
+    """Results of a kernel; None if Python has to do something first (_core.torch_raise). The library's errors are raised as
+    they are, though torch makes a RuntimeError of everything."""
+    try:
+        results = kernel(*args)
+    except RuntimeError:
+        results = None
+    if results is None:
+        _core.torch_raise()
+    elif _core.torch_asked():
+        return None
+    return results
+
+
+def _forward_of(run: Run, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], call: Call) -> Tuple[Tensor, ...]:
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    if sink is not None:
+        _options.sink(sink.shape, q.shape[-2])
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(q.shape[:-1], dtype=statistics(q.dtype))
+    largest = q.new_empty(q.shape[-2:-1], dtype=statistics(q.dtype)) if call.max_logit else lse
+    with _using(run, call) as it:
+        run.check_rows()  # after checked ranks have compared their problems, whose error says more
+        it.forward(*views, _arrays.format_of(call.said["format"]), _settings(sink, call), _arrays.array(out, True),
+                   _arrays.array(lse, True), _arrays.array(largest, True) if call.max_logit else None,
+                   stream=_arrays.stream_of(q), layer=_arrays.layer_number(call.said["layer"]))
+    return out, lse, largest
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call) -> Tuple[Tensor, ...]:
+    """out, lse, max_logit; the last is something else unless it is asked for."""
+    if _native is None:
+        return _forward_of(run_of(q, k, v, packing, call), q, k, v, sink, call)
+    args = (q, k, v, q, packing, call.number) if sink is None else (q, k, v, sink, packing, call.number + 1)
+    if not call.group:
+        results = _tried(_native[0], *args)
+        if results is not None:
+            return results
+        run = run_of(q, k, v, packing, call)
+        results = _tried(_native[0], *args) if _core.torch_raise() == "missing" else None
+        return _forward_of(run, q, k, v, sink, call) if results is None else results
+    run = run_of(q, k, v, packing, call)
+    if run.core is None:
+        return _forward_of(run, q, k, v, sink, call)
+    with _using(run, call):
+        run.check_rows()
+        results = _tried(_native[0], *args)
+        return _forward_of(run, q, k, v, sink, call) if results is None else results
+
+
+def _backward_of(run: Run, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
+                 call: Call) -> Tuple[Tensor, ...]:
+    views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dsink = dq if sink is None else q.new_empty(sink.shape, dtype=statistics(q.dtype))
+    results = [_arrays.array(x, True) for x in (dq, dk, dv)]
+    with _using(run, call) as it:
+        it.backward(*views, _arrays.format_of(call.said["format"]), _settings(sink, call), _arrays.array(out), _arrays.array(lse),
+                    _arrays.array(dout, name="dout"), *results, None if sink is None else _arrays.array(dsink, True),
+                    stream=_arrays.stream_of(q), layer=_arrays.layer_number(call.said["layer"]))
+    return dq, dk, dv, dsink
+
+
+def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, packing: Tensor,
+             call: Call) -> Tuple[Tensor, ...]:
+    """dq, dk, dv, dsink; the last is something else without a sink."""
+    dout = _usable(dout)
+    run: Optional[Run] = None
+    results = None
+    args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
+    if _native is not None and not call.group:
+        results = _tried(_native[1], *args)
+        if results is None and _core.torch_raise() == "missing":
+            run_of(q, k, v, packing, call)
+            results = _tried(_native[1], *args)
+    elif _native is not None:
+        run = run_of(q, k, v, packing, call)
+        if run.core is not None:
+            with _using(run, call):
+                results = _tried(_native[1], *args)
+    if results is None:
+        run = run or run_of(q, k, v, packing, call)
+        results = _backward_of(run, dout, q, k, v, sink, out, lse, call)
+    # dsink is summed over the ranks already; divided by them, the sum over the group is right.
+    return results if sink is None or run is None or run.ranks == 1 else (*results[:3], results[3] / run.ranks)
