@@ -55,7 +55,7 @@ std::string call_name(Word* link, Index call, Index ranks) {
   if (posted[kNumber] != static_cast<std::uint64_t>(call + 1)) return text("call ", call);
   const std::string pass = read_text(posted + kPass, 1);
   if (pass.empty()) return text("call ", call);
-  return text("call ", call, " (", pass, " step ", static_cast<Index>(posted[kStep].load()), ")");
+  return text("call ", call, " (", step_text(pass.c_str(), static_cast<Index>(posted[kStep].load())), ")");
 }
 
 }  // namespace

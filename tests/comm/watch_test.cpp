@@ -77,7 +77,8 @@ void make_calls(Communicator& c, Shared& shared, Index calls, Harm harm, Index v
       sends.push_back({peer, {{memory.data(), 1, 1, bytes}}});
       receives.push_back({peer, {{memory.data(), 1, 1, bytes}}});
     }
-    detail::label_calls("forward", n);
+    const detail::PassLabel pass("forward");
+    detail::label_step(n);
     recorder->begin("exchange", c.rank(), sends, receives);
     const auto call = std::make_shared<FakeCall>(watch.post(sends, receives), shared);
     shared.posted[c.rank()] = n + 1;
