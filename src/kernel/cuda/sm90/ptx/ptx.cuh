@@ -153,12 +153,18 @@ __device__ inline void stmatrix_x4(unsigned to, const unsigned (&m)[4]) {
 
 // --- programmatic dependent launch (cuda::Shape::programmatic) ---
 
+// Kernels that use nothing else of sm_90 are compiled for older architectures too, where they are never launched.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // The previous kernel has completed and its writes are visible.
 __device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
 // The next kernel may start once every block has called this or exited.
 __device__ inline void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
+#else
+__device__ inline void griddepcontrol_wait() {}
+__device__ inline void griddepcontrol_launch_dependents() {}
+#endif
 
 // --- register reallocation and named barriers ---
 
