@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -12,8 +13,10 @@
 #include "communicator.h"
 #include "convert.h"
 #include "gil.h"
+#include "kernel/registry.h"
 #include "module.h"
 #include "problem.h"
+#include "run/executor_data.h"
 #include "schedule_options.h"
 #include "text.h"
 #include "weft/error.h"
@@ -101,13 +104,21 @@ void bind_schedule(nb::module_& m) {
           "dtype"_a, "dim_qk"_a, "dim_v"_a, "backward"_a = false, "Bytes and messages of one pass on this rank.");
 }
 
+nb::list step_events(const HeldExecutor& e) {
+  constexpr const char* kKinds[] = {"wait", "compute", "give back"};
+  nb::list out;
+  for (const StepEvent& event : *e.events)
+    out.append(nb::make_tuple(kKinds[static_cast<int>(event.kind)], event.step, event.slices, event.begin, event.end));
+  return out;
+}
+
 void bind_executor(nb::module_& m) {
   nb::class_<HeldExecutor> executor(m, "Executor", "Runs a schedule. Belongs to one thread at a time.");
   executor
       .def(
           "__init__",
           [](HeldExecutor* self, Comm& comm, const Schedule& schedule, std::string kernel, bool deterministic,
-             bool checked, std::optional<int> device, std::uintptr_t stream) {
+             bool checked, std::optional<int> device, std::uintptr_t stream, bool observe) {
             Schedule copy = schedule;
             const ReleaseGil others_run;  // checked, or on a GPU: ranks meet
             const InTurn turn(comm);
@@ -115,10 +126,13 @@ void bind_executor(nb::module_& m) {
                                     {.kernel = std::move(kernel),
                                      .deterministic = deterministic,
                                      .checked = checked,
-                                     .place = place_on(device, stream)});
+                                     .place = place_on(device, stream)},
+                                    observe);
           },
           "comm"_a, "schedule"_a, "kernel"_a = "", "deterministic"_a = false, "checked"_a = false,
-          "device"_a.none() = nb::none(), "stream"_a = 0, nb::keep_alive<1, 2>())
+          "device"_a.none() = nb::none(), "stream"_a = 0, "observe"_a = false, nb::keep_alive<1, 2>())
+      .def_prop_ro("events", step_events,
+                   "What the last pass did, if it is observed: (kind, step, slices, begin, end).")
       .def_prop_ro("workspace_bytes", [](const HeldExecutor& e) { return e.executor.workspace_bytes(); });
   bind_passes(executor);
 }
@@ -141,6 +155,27 @@ void bind_support(nb::module_& m) {
     }
     return out;
   });
+  m.def(
+      "kernel_choice",
+      [](std::string_view kernel, bool backward, DType dtype, Index dim_qk, Index dim_v, std::optional<int> device,
+         const Schedule* schedule) {
+        const KernelRequest request{.pass = backward ? Pass::backward : Pass::forward,
+                                    .dtype = dtype,
+                                    .dim_qk = dim_qk,
+                                    .dim_v = dim_v,
+                                    .partial = !backward && schedule != nullptr && !run::Computed(*schedule).once(),
+                                    .device = device ? DeviceKind::cuda : DeviceKind::cpu,
+                                    .gpu = device.value_or(0)};
+        const std::string_view chosen = select_kernel(kernel, request).name;
+        std::vector<std::pair<std::string, std::string>> others;
+        for (const Kernel& other : kernels()) {
+          if (other.name == chosen) break;
+          if (kernel.empty() || other.name == kernel) others.emplace_back(other.name, *other.refusal(request));
+        }
+        return std::pair(std::string(chosen), others);
+      },
+      "kernel"_a, "backward"_a, "dtype"_a, "dim_qk"_a, "dim_v"_a, "device"_a.none(), "schedule"_a.none(),
+      "The kernel that does such a call, and why better ones do not: (name, [(name, reason)]).");
   m.def("schedules", [] {
     std::vector<std::string> names;
     for (const ScheduleKind kind : schedule_kinds()) names.emplace_back(name(kind));

@@ -1,6 +1,7 @@
 // What a call of attention is given, and what runs it: a plan on one rank, or an executor.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -119,24 +120,35 @@ struct HeldExecutor {
   using Forward = ExecutorForwardArgs;
   using Backward = ExecutorBackwardArgs;
 
-  HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options)
-      : comm(comm), last(options.place), executor(comm.get(), std::move(schedule), std::move(options)) {}
+  // observe: `events` are those of the last pass.
+  HeldExecutor(Comm& comm, Schedule schedule, ExecutorOptions options, bool observe)
+      : comm(comm),
+        last(options.place),
+        executor(comm.get(), std::move(schedule), observed(std::move(options), observe ? events.get() : nullptr)) {}
 
   void forward(ExecutorForwardArgs& args, Index layer) {
     const InTurn turn(comm);
+    events->clear();
     args.layer = layer;
     last.use(args.place);
     executor.forward(args);
   }
   void backward(ExecutorBackwardArgs& args, Index layer) {
     const InTurn turn(comm);
+    events->clear();
     args.layer = layer;
     last.use(args.place);
     executor.backward(args);
   }
 
+  static ExecutorOptions observed(ExecutorOptions options, std::vector<StepEvent>* events) {
+    if (events != nullptr) options.observer = [events](const StepEvent& event) { events->push_back(event); };
+    return options;
+  }
+
   Comm& comm;  // kept alive by Python
   LastStream last;
+  std::unique_ptr<std::vector<StepEvent>> events = std::make_unique<std::vector<StepEvent>>();
   Executor executor;
 };
 

@@ -176,6 +176,10 @@ class PythonCommunicator : public Communicator {
   static std::unique_ptr<Communicator> make(Index rank, std::vector<Index> members, std::string name,
                                             nb::object transport, bool reaches_gpus);
   std::string_view name() const override { return name_; }
+  double time_limit() const override {
+    const AcquireGil gil;
+    return nb::hasattr(transport_, "time_limit") ? nb::cast<double>(transport_.attr("time_limit")) : 300;
+  }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -399,6 +403,9 @@ void bind_communicator(nb::module_& m) {
       .def_prop_ro("bytes_sent", [](const Comm& c) { return c.get().traffic().bytes_sent; })
       .def_prop_ro("bytes_received", [](const Comm& c) { return c.get().traffic().bytes_received; })
       .def_prop_ro("messages_sent", [](const Comm& c) { return c.get().traffic().messages_sent; })
+      .def(
+          "flight_record", [](const Comm& c) { return c.get().flight_record(); },
+          "The last 64 calls of this rank, a line each, oldest first: number, pass and step, peers, bytes, age, state.")
       .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); }, "Counts bytes and messages from 0 again.");
   nb::class_<HeldTurn>(m, "Turn", "with communicator.turn(): calls over it belong to this thread.")
       .def(

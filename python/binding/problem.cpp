@@ -134,6 +134,15 @@ bool same_mask(const Mask& a, const Mask& b) {
   return all(a) == all(b);
 }
 
+// Masks are keys of settings that are looked up in every call: no text is made.
+Py_hash_t mask_hash(const Mask& m) {
+  RowHash hash;
+  for (const Index x : {Index{m.causal}, static_cast<Index>(m.align), m.left, m.right, m.chunk.value_or(-1),
+                        m.slices ? static_cast<Index>(m.slices->size()) : -1})
+    hash.add(x);
+  return static_cast<Py_hash_t>(hash.value());
+}
+
 // A hash of where sequences begin, whatever part of them is real: layouts of two packings may place the same rows.
 std::uint64_t fingerprint(const Stream& stream) {
   RowHash hash;
@@ -236,7 +245,7 @@ void bind_mask(nb::module_& m) {
       .def_prop_ro("slices", slices_or_none, kNew,
                    nb::for_getter(nb::sig("def slices(self) -> numpy.typing.NDArray[numpy.int64] | None")))
       .def("__eq__", same_mask, nb::is_operator())
-      .def("__hash__", [](const Mask& mask) { return std::hash<std::string>{}(mask_text(mask)); })
+      .def("__hash__", mask_hash)
       .def("__reduce__", mask_again)
       .def("__repr__", mask_text);
 

@@ -53,10 +53,11 @@ def run_cases(rank, cases, folder):
     (Path(folder) / f"results{rank}.json").write_text(json.dumps(results))
 
 
-def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False, backend="gloo"):
+def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False, backend="gloo", stops=None):
     """Runs fn(rank) in `ranks` processes; a list of (exit status, seconds it took), -9 for those that had to be ended.
 
     full_exit: processes end as a user's do, with all that Python does then (seconds, with torch loaded).
+    stops: a rank that will not end by itself, and is ended when all the others have.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def fork(ranks, fn, folder, *, seconds, limit=60.0, full_exit=False, backend="gl
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             ended[running.pop(pid)] = (os.waitstatus_to_exitcode(status), time.monotonic() - begin)
-        elif time.monotonic() - begin > seconds:
+        elif time.monotonic() - begin > seconds or list(running.values()) == [stops]:
             for late in running:
                 os.kill(late, signal.SIGKILL)
         else:

@@ -16,8 +16,10 @@ from ._core import UNLIMITED as _UNLIMITED
 from ._core import Communicator, Error, Layout, Machine, Mask, Packing, Plan, Problem, set_cpu_threads
 from ._core import __version__ as __version__
 from .attention import Attended, Gradients, attention, plan
+from .audit import Audit, AuditCase, audit
 from .cost import choose, machine, set_machine
 from .explain import Explanation, explain
+from .packings import packing_from_position_ids
 from .ranks import spawn
 from .schedule import Schedule
 from .sharding import position_ids, shard, unshard, use_layout
@@ -30,6 +32,8 @@ UNLIMITED: int = _UNLIMITED
 __all__ = [
     "UNLIMITED",
     "Attended",
+    "Audit",
+    "AuditCase",
     "Communicator",
     "Error",
     "Explanation",
@@ -43,9 +47,11 @@ __all__ = [
     "Schedule",
     "Support",
     "attention",
+    "audit",
     "choose",
     "explain",
     "machine",
+    "packing_from_position_ids",
     "plan",
     "position_ids",
     "prepare",

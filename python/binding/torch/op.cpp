@@ -145,15 +145,8 @@ void bind_op(nb::module_& m) {
   bind_runs(m);
   m.def("torch_load", &load, "libraries"_a,
         "Looks up torch's C interface; returns the name of a function that is missing, or nothing.");
-  m.def(
-      "torch_register",
-      [] {
-        register_kernels("CPU");
-#ifdef WEFT_WITH_CUDA
-        if (shim().get_current_cuda_stream != nullptr) register_kernels("CUDA");
-#endif
-      },
-      "Gives torch the kernels of weft::run and weft::run_backward, which are defined.");
+  m.def("torch_register", &register_kernels, "key"_a,
+        "Gives torch the kernels of weft::run and weft::run_backward, which are defined, for CPU or CUDA.");
   m.def(
       "torch_asked", [] { return kept != nullptr; }, "Whether the last kernel of this thread left its work to Python.");
   m.def(

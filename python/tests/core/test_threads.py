@@ -53,6 +53,19 @@ def test_nothing_is_kept():
     assert set(weft.torch.op._runs) <= before and not weft.torch.group._given
 
 
+def test_no_split_is_kept():
+    def rank(comm):
+        for _ in range(3):
+            part = comm.split(comm.rank % 2, comm.rank)
+            q, k, v, _ = (weft.torch.shard(x, PACKING, part) for x in tensors())
+            weft.torch.context_parallel_attention(q, k, v, PACKING, group=part)
+        comm.barrier()
+
+    before = set(weft.torch.op._runs)
+    weft.spawn(RANKS, rank)
+    assert set(weft.torch.op._runs) <= before and not weft.torch.group._given and not weft.torch.group._given_by
+
+
 def test_a_layer():
     """A layer keeps the communicator by its name, so that it can be copied."""
 

@@ -27,7 +27,9 @@ name, this_rank, model, x = "model", 0, torch.nn.Linear(8, 8), torch.zeros(16, 8
 def one_of_many() -> weft.Communicator: raise NotImplementedError
 def train(group: weft.Communicator) -> float: return 0.0
 def one_group() -> dist.ProcessGroup: raise NotImplementedError
-comm, group = one_of_many(), one_group()
+def one_mesh() -> torch.distributed.device_mesh.DeviceMesh: raise NotImplementedError
+comm, group, mesh = one_of_many(), one_group(), one_mesh()
+ids, labels, cp = input_ids, input_ids, weft.torch.ContextParallel(cu)
 """
 
 # Each line has one mistake, of which both must speak.
@@ -44,6 +46,9 @@ weft.shard(q, 0, ranks=2, packing=packing, layout="zigzga")
 weft.simulate(packing, mask, ranks=2, abreast=1)
 weft.torch.context_parallel_attention(q, k, v, packing, schedle="ring")
 weft.torch.ContextParallelAttention(ranks_per_stp=2)
+weft.torch.ContextParallel(cu, shedule="ring")
+weft.torch.ContextParallel(cu, reduction="average")
+cp.attention(q, k, v, window=4)
 """.strip()
 
 

@@ -150,12 +150,12 @@ def groups_that_end_are_forgotten():
 @case
 def messages_of_gpus():
     """The operations that NCCL is asked for, by gloo: ranks of a group, in the order of the lists, none for some ranks."""
-    from weft.torch import group as module
+    from weft.torch import transport as module
 
     group = dist.new_group([3, 1, 2])
     if dist.get_rank() == 0:
         return
-    transport, streams = module._Transport(group, 20.0), module._in_stream
+    transport, streams = module.Transport(group, 20.0), module._in_stream
     module._in_stream = lambda device, stream: contextlib.nullcontext()
     try:
         mine, got = transport.rank, [torch.zeros(8, dtype=torch.uint8) for _ in range(2)]

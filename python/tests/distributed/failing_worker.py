@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,8 +26,8 @@ class Unwell(Exception):
 
 def _fails_midway(after):
     """This rank's transport raises in its next exchange but `after`, with others under way."""
-    from weft.torch import group
-    start, calls = group._Transport.exchange, [0]
+    from weft.torch import transport
+    start, calls = transport.Transport.exchange, [0]
 
     def exchange(self, sends, receives):
         calls[0] += 1
@@ -33,13 +35,13 @@ def _fails_midway(after):
             raise Unwell("the network card fell off")
         return start(self, sends, receives)
 
-    group._Transport.exchange = exchange
+    transport.Transport.exchange = exchange
 
 
-def attend(schedule, rows=16, heads=4, backward=True):
-    q = torch.randn(rows, heads, 8, requires_grad=True)
-    weft.torch.use_layout(PACKING)
-    out = weft.torch.context_parallel_attention(q, q, q, PACKING, causal=True, schedule=schedule)
+def attend(schedule, rows=16, heads=4, backward=True, packing=PACKING, device="cpu", **options):
+    q = torch.randn(rows, heads, 8 if device == "cpu" else 64, requires_grad=True, device=device)
+    weft.torch.use_layout(packing)
+    out = weft.torch.context_parallel_attention(q, q, q, packing, causal=True, schedule=schedule, **options)
     if backward:
         out.sum().backward()
 
@@ -106,8 +108,48 @@ WAYS = {f"{name}: {schedule}": way(name, schedule) for name, schedules in {
 WAYS["killed: micro-sequences"] = micro
 
 
+AT_RANDOM = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "another packing": None, "another packing, checked": None}
+LIMIT = 3.0  # seconds that a rank waits for another
+
+
+def at_random(seed, backend):
+    """(what happens, to which rank, what each rank does): at a moment that depends on the seed, or on the machine's mood."""
+    draw = random.Random(seed)
+    name = list(AT_RANDOM)[seed % (3 if "nccl" in backend else 4)]
+    lost, delay, calls = draw.randrange(RANKS), draw.uniform(0.0, 0.4), draw.randrange(12)
+    device = "cuda" if "nccl" in backend else "cpu"
+
+    def rank(me):
+        attend("ring", device=device)  # connections are made
+        choose = random.Random(seed)
+        if me == lost and AT_RANDOM[name] is not None:
+            threading.Timer(delay, os.kill, (os.getpid(), AT_RANDOM[name])).start()
+        for call in range(100000):
+            odd = me == lost and AT_RANDOM[name] is None and call >= calls
+            packing = weft.Packing([0, 7, 10, 40, 64] if name.endswith("checked") else [0, 7, 10, 33, 72]) if odd else PACKING
+            attend(choose.choice(["all_gather", "ring", "all_to_all", "hybrid", "exact"]), packing=packing, device=device,
+                   checked=name.endswith("checked"))
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+    return name, lost, rank
+
+
+def run_at_random(folder, seeds, backend):
+    for seed in seeds:
+        name, lost, fn = at_random(seed, backend)
+        here = folder / f"random{seed}"
+        ended = processes.fork(RANKS, fn, here, seconds=60, limit=LIMIT, backend=backend,
+                               stops=lost if name == "stopped" else None)
+        said = [(here / f"rank{r}.txt").read_text() for r in range(RANKS)]
+        print(json.dumps(dict(way=f"{seed}: {name}", lost=lost, ended=ended, said=said)), flush=True)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
+    if sys.argv[2:3] == ["random"]:
+        run_at_random(folder, range(int(sys.argv[3]), int(sys.argv[4])), sys.argv[5])
+        sys.exit()
     for number, (name, fn) in enumerate(WAYS.items()):
         if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue

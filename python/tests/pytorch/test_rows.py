@@ -214,6 +214,25 @@ def test_operator_and_compile(device):
     same(x.grad, 2 * rows.unshard(torch.ones(8, 3, device=device), cu, 2, 1), "gradient")
 
 
+def test_relayout_over_threads():
+    """Ranks of weft.spawn, explicit runs included; over gloo: distributed/cases_exchange.py."""
+    packing = weft.Packing([0, 5, 12, 20])
+    own = weft.Layout.explicit(packing, [[(0, 12, 8)], [(0, 0, 3), (3, 5, 4)], [(2, 3, 2), (4, 9, 3)]])
+    x = torch.randn(20, 2, dtype=torch.float64)
+    weight = torch.randn(20, 2, dtype=torch.float64)
+
+    def rank(comm):
+        weft.torch.use_layout(packing, comm, layout=own)
+        held = torch.from_numpy(own.tokens(comm.rank))
+        mine = take(x, held.tolist()).requires_grad_()
+        moved = weft.torch.relayout(mine, own, "zigzag", group=comm)
+        same(moved.detach(), weft.torch.shard(x, packing, comm, layout="zigzag"), "moved")
+        (moved * weft.torch.shard(weight, packing, comm, layout="zigzag")).sum().backward()
+        same(mine.grad, take(weight, held.tolist()), "gradient")
+
+    weft.spawn(3, rank)
+
+
 def test_refusals():
     x, cu = torch.zeros(8, 2), torch.tensor([0, 8])
     with refused("there is no rank 2 of 2"):

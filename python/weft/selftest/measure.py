@@ -89,12 +89,13 @@ def _level(world: World, name: str, ranks: int, neighbours: List[Tuple[int, int]
     """neighbours: (to, from) of this rank, the nearest first."""
     times = 20
     one = _seconds(world, _exchange(world, neighbours[:1], _FEW, times), 5, best=True) / times
-    many = _seconds(world, _exchange(world, neighbours, _FEW, times), 5, best=True) / times
+    others = len(neighbours) - 1
+    many = _seconds(world, _exchange(world, neighbours, _FEW, times), 5, best=True) / times if others else one
     large = _seconds(world, _exchange(world, neighbours[:1], size, 4), 5, best=True) / 4
-    per_message = min(max(0.0, (many - one) / max(1, len(neighbours) - 1)), one)
+    per_message = min(max(0.0, (many - one) / max(1, others)), one / 2)
     # Where the large message takes hardly longer than the small one, all of its time counts: a lower bound.
     moving = large - one if large > 2 * one else large
-    return Link(name, ranks, max(one - per_message, 1e-9), per_message, size / moving)
+    return Link(name, ranks, one - per_message, per_message, size / moving)
 
 
 def links(world: World, quick: bool) -> List[Link]:

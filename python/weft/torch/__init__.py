@@ -1,11 +1,12 @@
 """Weft for PyTorch: context parallelism over a torch.distributed process group, with autograd, on CPUs and GPUs.
 
-    packing = weft.Packing(cu_seqlens)                        # of the whole pack, the same on every rank
-    ids = weft.torch.shard(input_ids, packing, group)         # this rank's rows
-    positions = weft.torch.position_ids(packing, group)       # for rotary embeddings
-    out = weft.torch.context_parallel_attention(q, k, v, packing, weft.Mask(causal=True), group=group, schedule="ring")
+    cp = weft.torch.ContextParallel(cu_seqlens, mesh["cp"], reduction="mean")   # of the whole pack, the same on every rank
+    ids, labels, positions = cp.shard(input_ids), cp.labels(input_ids), cp.position_ids()    # this rank's rows
+    out = cp.attention(q, k, v)                                                 # in each layer
+    loss = cp.loss(F.cross_entropy(logits, labels, reduction="none"))
 
-Gradients of parameters are those of this rank's rows, sinks included: sum them over the group, as always.
+ContextParallel is one pack with its ranks, layout and schedule; the free functions take each of these by itself. Gradients of
+parameters are those of this rank's rows, sinks included: they add up over the group.
 """
 
 try:
@@ -14,6 +15,7 @@ except ModuleNotFoundError as e:
     raise ModuleNotFoundError("weft.torch needs PyTorch; pip install '.[torch]' where Weft was cloned", name="torch") from e
 
 from . import rows
+from .context import ContextParallel, context_parallel
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
 from .micro import MicroSequenceAttention, micro_sequence_attention
@@ -21,15 +23,19 @@ from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
 from .relayout import relayout
+from .runs import log
 from .sharding import next_token_labels, position_ids, shard, unshard, use_layout, valid_rows
 
 __all__ = [
+    "ContextParallel",
     "ContextParallelAttention",
     "MicroSequenceAttention",
     "all_gather",
     "clear_cache",
     "communicator",
+    "context_parallel",
     "context_parallel_attention",
+    "log",
     "micro_sequence_attention",
     "next_token_labels",
     "pack",

@@ -16,7 +16,7 @@ from ..spellings import own_words
 from ..types import TorchOptions
 from .group import name_of
 from .how import OPTIONS, how_of
-from .op import EagerAttention
+from .op import attend
 from .packed import AnyPacking, is_packed, pack
 from .runs import call_of, forward
 
@@ -218,7 +218,7 @@ def context_parallel_attention(
         out, lse, max_logit = torch.ops.weft.attention(q, k, v, logits, whole, how)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
                                       or (logits is not None and logits.requires_grad)):
-        result = EagerAttention.apply(q, k, v, logits, whole, call_of(how), statistics)
+        result = attend(q, k, v, logits, whole, call_of(how), statistics)
         if not statistics:
             return result
         out, lse, max_logit = result

@@ -12,7 +12,7 @@ from torch import Tensor
 from .how import OPTIONS, how_of
 from .runs import _LIBRARY, Call, _runs, backward, call_of, clear_cache, forward, statistics
 
-__all__ = ["OPTIONS", "EagerAttention", "_runs", "clear_cache", "how_of"]
+__all__ = ["OPTIONS", "EagerAttention", "_runs", "attend", "clear_cache", "how_of"]
 
 
 def _max_logit_asked(how: str) -> bool:
@@ -84,9 +84,9 @@ class EagerAttention(torch.autograd.Function):
         out, lse, largest = forward(q, k, v, sink, packing, call)
         ctx.save_for_backward(q, k, v, sink, out, lse, packing)
         ctx.call = call
-        ctx.set_materialize_grads(False)
         if not statistics:
             return out
+        ctx.set_materialize_grads(False)  # of the others, which have none
         largest = largest if call.max_logit else lse.new_empty(0)
         ctx.mark_non_differentiable(lse, largest)
         return out, lse, largest
@@ -103,3 +103,7 @@ class EagerAttention(torch.autograd.Function):
         if sink is None:
             return dq, dk, dv, None, None, None, None
         return dq, dk, dv, dsink if dsink.dtype is sink.dtype else dsink.to(sink.dtype), None, None, None
+
+
+# What Function.apply does beyond this is for transforms of torch.func, under which the operator is called.
+attend = super(torch.autograd.Function, EagerAttention).apply

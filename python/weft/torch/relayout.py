@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from .. import _arrays, _core, _placed
-from .. import sharding as _sharding
 from .._arrays import error
 from .._core import Layout, Mask
 from ..types import AnyLayout, Side
-from .group import all_or_nobody, communicator, name_of, rank_and_ranks, scope_of
+from .group import all_or_nobody, communicator, name_of, scope_of
 from .packed import AnyPacking, packing_of
-from .sharding import USE
+from .sharding import USE, place
 
 
 class _Moves(NamedTuple):
@@ -120,24 +119,25 @@ def relayout(x: Tensor, from_layout: Optional[AnyLayout], to_layout: Optional[An
     Each rank sends what changes hands, once; rows that hold no token become zero, and gradients go the other way. x has any
     dtype and any shape after its rows. Layouts are names, of the packing (its mask as in shard), or weft.Layout objects, both of
     one packing and of the group's ranks. Collective: every rank calls it. Attention may then be asked for under to_layout.
+    Without a group rows are tokens, whatever the layouts.
 
         >>> import torch, weft, weft.torch
         >>> x = torch.arange(5.0)
         >>> weft.torch.relayout(x, "zigzag", "contiguous", weft.Packing([0, 5])).tolist()
         [0.0, 1.0, 2.0, 3.0, 4.0]
     """
-    rank, ranks = rank_and_ranks(group)
     given = [x.packing for x in (from_layout, to_layout) if isinstance(x, Layout)]
     if packing is None and not given:
         raise error(f"layouts {from_layout!r} and {to_layout!r} of no packing", "give packing=..., or a weft.Layout")
     whole = given[0] if packing is None else packing_of(packing)
-    first, second = (_sharding.layout_of(layout, whole, ranks, mask) for layout in (from_layout, to_layout))
+    rank, first = place(whole, group, from_layout, mask)
+    second = place(whole, group, to_layout, mask)[1]
     moves = _moves(first, second, rank, side, x.device)
     if x.dim() < 1 or x.shape[0] != moves.rows[0]:
         raise error(f"x has shape {list(x.shape)}, and rank {rank} has {moves.rows[0]} rows under layout {first.kind}",
                     "give this rank's rows under from_layout, as shard makes them")
-    if ranks > 1:
+    if first.ranks > 1:
         _placed.check(first, rank, scope_of(group), "relayout", USE)
         _placed.register(second, rank, scope_of(group))
     return torch.ops.weft.exchange_rows(x, moves.send, moves.send_counts, moves.receive, moves.receive_counts, moves.rows[1],
-                                        name_of(group) if ranks > 1 else "")
+                                        name_of(group) if first.ranks > 1 else "")

@@ -6,7 +6,6 @@ the cache of plans. What they leave to Python, and all where torch has no C inte
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
@@ -14,20 +13,20 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core, _options, _placed, ranks
+from .. import _arrays, _core, _options, _placed
 from .._arrays import error
 from ..attention import rank_schedule
 from ..cost import machine_numbered
 from ..schedule import Schedule
 from ..sharding import batch_shape, layout_of
 from . import how as settings_text
-from .group import all_or_nobody, communicator, own_name
+from . import step_log
+from .group import all_or_nobody, communicator, ended
 from .packed import unpack
 from .sharding import USE
 
 _LIBRARY = torch.library.Library("weft", "FRAGMENT")
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor sink"
-_log = logging.getLogger("weft.torch")
 
 
 def _kernels() -> Optional[Tuple[Callable[..., Any], Callable[..., Any]]]:
@@ -38,20 +37,21 @@ def _kernels() -> Optional[Tuple[Callable[..., Any], Callable[..., Any]]]:
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     missing = _core.torch_load([os.path.join(folder, f"lib{name}.so") for name in ("torch_cpu", "torch_cuda", "torch")])
     if missing:
-        _log.warning("torch %s has no %s: weft.torch works, and calls take longer", torch.__version__, missing)
+        step_log.logger.warning("torch %s has no %s: weft.torch works, and calls take longer", torch.__version__, missing)
         return None
     _LIBRARY.define(f"run({_TENSORS}, Tensor packing, int settings) -> (Tensor, Tensor, Tensor)")
     _LIBRARY.define(f"run_backward(Tensor dout, {_TENSORS}, Tensor out, Tensor lse, Tensor packing, int settings) -> "
                     "(Tensor, Tensor, Tensor, Tensor)")
     for name in ("run", "run_backward"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    _core.torch_register()
+    _core.torch_register("CPU")
     # Without the Python method around it, where there is one.
     run, run_backward = torch.ops.weft.run.default, torch.ops.weft.run_backward.default
     return getattr(run, "_op", run), getattr(run_backward, "_op", run_backward)
 
 
 _native = _kernels()
+_on_gpus = False  # whether the kernels take tensors on GPUs too
 
 
 class Call(NamedTuple):
@@ -72,9 +72,8 @@ _calls: Dict[str, Call] = {}
 _lock = threading.Lock()
 
 
-def _end(comm: Any) -> None:
+def _end(name: str) -> None:
     """Forgets all of a communicator that has ended: another one may have its name."""
-    name = own_name(comm)
     with _lock:
         runs = _runs.pop(name, None)
         for how in [how for how, call in _calls.items() if call.group == name]:
@@ -83,7 +82,7 @@ def _end(comm: Any) -> None:
         runs.clear()
 
 
-ranks.ends.append(_end)
+ended.append(_end)
 
 
 def clear_cache() -> None:
@@ -91,6 +90,20 @@ def clear_cache() -> None:
     with _lock:
         for runs in _runs.values():
             runs.clear()
+
+
+def log(level: int = 1) -> None:
+    """Writes a line for every call of attention to the log `weft.torch` (Python's logging; to standard error unless that has
+    another place): shapes, schedule, bytes, and which kernel was chosen and why. Level 2: each step of an executor as well,
+    with the time it took on the host. Level 0: none, the default.
+
+        >>> import weft.torch
+        >>> weft.torch.log(0)
+    """
+    watched = step_log.level() > 1
+    step_log.set_level(level)
+    if watched != (step_log.level() > 1):
+        clear_cache()  # executors are watched or not from their beginning
 
 
 def call_of(how: str) -> Call:
@@ -152,7 +165,7 @@ class Run:
         self.schedule = rank_schedule(Schedule(name, **options), problem, placed, comm.rank, heads, said["head_map"],
                                       (dtype, *dims), where)
         self.executor = functools.partial(_core.Executor, comm, self.schedule, said["kernel"], said["deterministic"],
-                                          said["checked"], device, stream)
+                                          said["checked"], device, stream, step_log.level() > 1)
         if not said["checked"]:
             self.core = self.executor()
 
@@ -172,9 +185,11 @@ def run_of(q: Tensor, k: Tensor, v: Tensor, packing: Tensor, call: Call) -> Run:
     view = _arrays.array(q, name="q")
     if packing.device.type != "cpu":
         raise error(f"the packing lies on {packing.device}", "keep it on the CPU: plans are made there")
+    wanted = 3 if call.said["format"] == "thd" else 4
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        if x.dim() < 2:
-            raise error(f"{name} has shape {list(x.shape)}", "thd is [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
+        if x.dim() != wanted:  # in the library's words
+            raise error(f"{name} has shape {list(x.shape)}, but format {call.said['format']} has {wanted} dimensions",
+                        "reshape it, or name its format: thd [t, h, d], bshd [b, s, h, d], sbhd [s, b, h, d]")
     heads, dims = (q.shape[-2], k.shape[-2]), (q.shape[-1], v.shape[-1])
     key = (call.settings.problem, heads, view.dtype, dims, view.device, packing.numpy().tobytes())
     runs = call.settings.runs
@@ -243,17 +258,17 @@ def _forward_of(run: Run, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor
     return out, lse, largest
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call) -> Tuple[Tensor, ...]:
-    """out, lse, max_logit; the last is something else unless it is asked for."""
-    if _native is None:
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call) -> Tuple[Tensor, ...]:
+    if _native is None or not (q.is_cpu or _on_gpus):
         return _forward_of(run_of(q, k, v, packing, call), q, k, v, sink, call)
     args = (q, k, v, q, packing, call.number) if sink is None else (q, k, v, sink, packing, call.number + 1)
     if not call.group:
         results = _tried(_native[0], *args)
         if results is not None:
             return results
+        missing = _core.torch_raise() == "missing"
         run = run_of(q, k, v, packing, call)
-        results = _tried(_native[0], *args) if _core.torch_raise() == "missing" else None
+        results = _tried(_native[0], *args) if missing else None
         return _forward_of(run, q, k, v, sink, call) if results is None else results
     run = run_of(q, k, v, packing, call)
     if run.core is None:
@@ -262,6 +277,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Te
         run.check_rows()
         results = _tried(_native[0], *args)
         return _forward_of(run, q, k, v, sink, call) if results is None else results
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], packing: Tensor, call: Call) -> Tuple[Tensor, ...]:
+    """out, lse, max_logit; the last is something else unless it is asked for."""
+    results = _forward(q, k, v, sink, packing, call)
+    if step_log._level:
+        step_log.say(False, run_of(q, k, v, packing, call), q, k, v, call.said, _arrays.array(q))
+    return results
 
 
 def _backward_of(run: Run, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
@@ -284,12 +307,14 @@ def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tenso
     run: Optional[Run] = None
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
-    if _native is not None and not call.group:
+    if _native is None or not (q.is_cpu or _on_gpus):
+        pass
+    elif not call.group:
         results = _tried(_native[1], *args)
         if results is None and _core.torch_raise() == "missing":
             run_of(q, k, v, packing, call)
             results = _tried(_native[1], *args)
-    elif _native is not None:
+    else:
         run = run_of(q, k, v, packing, call)
         if run.core is not None:
             with _using(run, call):
@@ -297,5 +322,7 @@ def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tenso
     if results is None:
         run = run or run_of(q, k, v, packing, call)
         results = _backward_of(run, dout, q, k, v, sink, out, lse, call)
+    if step_log._level:
+        step_log.say(True, run or run_of(q, k, v, packing, call), q, k, v, call.said, _arrays.array(q))
     # dsink is summed over the ranks already; divided by them, the sum over the group is right.
     return results if sink is None or run is None or run.ranks == 1 else (*results[:3], results[3] / run.ranks)

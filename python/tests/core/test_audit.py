@@ -1,0 +1,171 @@
+"""weft.audit finds every planted fault, names the pair, and passes what is right."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import weft
+
+
+def attend(q, k, v, case, *, visible=lambda case: case.visible(), heads=None, scale=1.0, sink=True,
+           twist=lambda *gradients: gradients, rows=None):
+    """A right attention in numpy, f32; each keyword plants a fault."""
+    seen = visible(case)
+    of = heads or (lambda h: h // (case.heads[0] // case.heads[1]))
+    real = np.ones(len(q), bool) if rows == "all" else case.real()
+    q, k, v = (np.where(real[:, None, None], x, 0) for x in (q, k, v))
+    factor = scale * q.shape[-1] ** -0.5
+    ps = []
+    for h in range(q.shape[1]):
+        s = np.where(seen, q[:, h] @ k[:, of(h)].T * factor, -np.inf)
+        top = np.maximum(s.max(1, initial=-50), -50)[:, None]
+        p = np.exp(s - top)
+        more = np.exp(float(case.sink[h]) - top[:, 0]) if sink and case.sink is not None else 0
+        total = p.sum(1) + more
+        ps.append(p / np.where(total > 0, total, 1)[:, None])
+    out = np.stack([p @ v[:, of(h)] for h, p in enumerate(ps)], 1)
+
+    def backward(dout):
+        dout = np.where(case.real()[:, None, None], dout, 0)
+        dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+        for h, p in enumerate(ps):
+            dp = dout[:, h] @ v[:, of(h)].T
+            ds = p * (dp - (p * dp).sum(1, keepdims=True))
+            dq[:, h] = ds @ k[:, of(h)] * factor
+            dk[:, of(h)] += ds.T @ q[:, h] * factor
+            dv[:, of(h)] += p.T @ dout[:, h]
+        return twist(dq, dk, dv)
+    return out, backward
+
+
+def case_with(**changes):
+    """Who sees whom in a case that has something else."""
+    return lambda case: dataclasses.replace(case, **{name: value(case) for name, value in changes.items()}).visible()
+
+
+def dense(change):
+    """A fault in the matrix of who sees whom."""
+    return lambda case: change(case.visible(), case)
+
+
+def one_document(seen, case):
+    tokens = np.arange(len(seen))
+    return tokens[:, None] >= tokens if case.causal else np.ones_like(seen)
+
+
+def without(seen, query, key):
+    seen = seen.copy()
+    seen[query, key] = False
+    return seen
+
+
+def shifted_by_empty(seen, case):
+    """Documents after an empty one are taken for the ones before."""
+    return seen if 0 not in case.lengths else np.roll(seen, 1, 0)
+
+
+def wider(left, right):
+    return lambda case: tuple(n if n < 0 else n + more for n, more in zip(case.window, (left, right)))
+
+
+FAULTS = {
+    "documents see each other": (dict(visible=dense(one_document)), "documents"),
+    "not causal": (dict(visible=case_with(causal=lambda case: False)), "causal"),
+    "always causal": (dict(visible=case_with(causal=lambda case: True)), "full"),
+    "causal without the token itself": (dict(visible=dense(lambda s, c: s & ~np.eye(len(s), dtype=bool))), "causal"),
+    "one token ahead": (dict(visible=dense(lambda s, c: s | (np.eye(len(s), k=1) > 0) & s.any(1)[:, None] & (
+        s.T @ s))), "causal"),
+    "window a token too wide": (dict(visible=case_with(window=wider(1, 0))), "window to the left"),
+    "window a token too narrow": (dict(visible=dense(
+        lambda s, c: s & ~(np.eye(len(s), k=-c.window[0]) > 0) if c.window[0] > 0 else s)), "window to the left"),
+    "no window": (dict(visible=case_with(window=lambda case: (-1, -1))), "window to the left"),
+    "no right side of a window": (dict(visible=case_with(window=lambda case: (case.window[0], -1))), "window to the right"),
+    "right side is none": (dict(visible=case_with(window=lambda case: (case.window[0], min(case.window[1], 0)))),
+                           "window to the right"),
+    "no sink": (dict(sink=False), "sink"),
+    "heads in turn": (dict(heads=lambda h: h % 2), "documents"),
+    "first K/V head for all": (dict(heads=lambda h: 0), "as many K/V heads"),
+    "no scale": (dict(scale=8 ** 0.5), "causal"),
+    "padding is read": (dict(rows="all"), "padding"),
+    "last token of odd documents is lost": (dict(visible=dense(
+        lambda s, c: without(s, slice(None), [b + n - 1 for b, n in zip(c.cu_seqlens, c.lengths) if n % 2]))), "odd lengths"),
+    "documents of one token see nothing": (dict(visible=dense(
+        lambda s, c: without(s, [b for b, n in zip(c.cu_seqlens, c.lengths) if n == 1], slice(None)))), "odd lengths"),
+    "empty documents shift others": (dict(visible=dense(shifted_by_empty)), "documents of no tokens"),
+    "first offset is taken for 0": (dict(visible=case_with(cu_seqlens=lambda case: tuple(
+        x - case.cu_seqlens[0] for x in case.cu_seqlens[:-1]) + case.cu_seqlens[-1:])), "first offset above 0"),
+    "dq without the scale": (dict(twist=lambda dq, dk, dv: (dq * 8 ** 0.5, dk, dv)), "gradients"),
+    "dk is half": (dict(twist=lambda dq, dk, dv: (dq, dk / 2, dv)), "gradients"),
+    "dk and dv exchanged": (dict(twist=lambda dq, dk, dv: (dq, dv, dk)), "gradients"),
+    "dv misses the last row": (dict(twist=lambda dq, dk, dv: (dq, dk, np.concatenate([dv[:-1], dv[-1:] * 0]))), "gradients"),
+}
+
+
+def wrong(report):
+    return [v.property for v in report if v.result == "wrong"]
+
+
+def test_the_right_one():
+    report = weft.audit(attend)
+    assert report.right and {v.result for v in report} == {"right"}, str(report)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults(fault):
+    options, where = FAULTS[fault]
+    report = weft.audit(lambda q, k, v, case: attend(q, k, v, case, **options))
+    assert not report.right and where in wrong(report), str(report)
+    assert all(v.detail for v in report if v.result == "wrong")
+
+
+def test_the_first_wrong_pair():
+    def details(**options):
+        return {v.property: v.detail for v in weft.audit(lambda q, k, v, case: attend(q, k, v, case, **options)[0])}
+
+    assert details(visible=dense(one_document))["documents"] == "query token 8 sees key token 0"
+    assert details(visible=case_with(window=wider(1, 0)))["window to the left"] == "query token 4 sees key token 0"
+    assert details(visible=case_with(causal=lambda case: True))["full"] == "query token 0 does not see key token 1"
+    assert details(sink=False)["sink"].startswith("out of token ")
+    assert weft.audit(lambda q, k, v, case: attend(q, k, v, case)[0])[-1].result == "not tried"
+
+
+def by_weft(q, k, v, case):
+    ranks = {} if case.comm is None else dict(comm=case.comm, schedule="ring")
+    r = weft.attention(q, k, v, case.packing, causal=case.causal, window=case.window, sink=case.sink, **ranks)
+    return r.out, r.backward
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weft(ranks):
+    report = weft.audit(by_weft, ranks=ranks)
+    assert {v.result for v in report} == {"right"}, str(report)
+
+
+class Swapped:
+    """Two ranks' rows put together in the wrong order."""
+
+    def shard(self, x, case):
+        return weft.shard(x, case.comm, packing=case.packing)
+
+    def unshard(self, parts, case):
+        return weft.unshard(parts[::-1], packing=case.packing)
+
+
+def test_a_wrong_sharder():
+    report = weft.audit(by_weft, Swapped(), 2)
+    assert not report.right and "causal" in wrong(report)
+
+
+def test_what_is_refused_and_what_fails():
+    def some(q, k, v, case):
+        if case.sink is not None:
+            raise NotImplementedError("no sinks here")
+        if case.window[1] > 0:
+            raise ZeroDivisionError("oh")
+        return attend(q, k, v, case)[0]
+
+    report = weft.audit(some)
+    assert [v for v in report if v.result == "refused"] == [("sink", "refused", "no sinks here")]
+    assert wrong(report) == ["window to the right"] and "ZeroDivisionError: oh" in str(report)
+    with pytest.raises(weft.Error, match="divide"):
+        weft.audit(some, heads=(4, 3))
