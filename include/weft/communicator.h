@@ -168,6 +168,8 @@ class WEFT_API Communicator {
   void set_node(Index ranks_per_node);
 
   detail::Calls& calls();  // for checked mode, which counts them
+  // What ranks see of each other beside their calls, for transports of GPUs; null: nothing.
+  virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
 
  protected:
   Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
@@ -197,8 +199,6 @@ class WEFT_API Communicator {
   virtual bool reaches_gpus() const { return false; }
   // Numbers of f64 can be added where they arrive; on GPUs only those of f32 can.
   virtual bool adds_f64() const { return true; }
-  // What ranks see of each other beside their calls, for those on GPUs; null: nothing.
-  virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
 
   template <class Start>
   Request start_recorded(const char* kind, std::span<const Message> sends, std::span<const Message> receives,

@@ -1,3 +1,4 @@
+#include "comm/flight.h"
 #include "index.h"
 #include "kernel/sink_gradient.h"
 #include "run/executor_data.h"
@@ -133,6 +134,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
 
 void Executor::backward(const ExecutorBackwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
+  const detail::PassLabel label("backward");
   const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
   data_->context.use(args.place, "executor");

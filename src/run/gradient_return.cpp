@@ -1,5 +1,6 @@
 #include "run/gradient_return.h"
 
+#include "comm/flight.h"
 #include "index.h"
 #include "schedule/build.h"
 
@@ -73,6 +74,7 @@ void GradientReturn::leave_node(Index n) {
   const Relay& relay = *step(n).move->relay;
   std::vector<Message> home = messages(relay.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), false);
+  detail::label_step(n);
   leaving_[odd(n)] = communicator_.exchange(messages(relay.receives, constant(relay_buffer(n))), std::move(home));
 }
 
@@ -83,6 +85,7 @@ Kv GradientReturn::begin(Index n, bool nothing) {
   // the own keys stay here.
   if (shifts(n) && shifts(n - 1)) {
     const Message::Combine combine = nothing ? Message::Combine::replace : adding(own_.k.dtype);
+    detail::label_step(n);
     in_flight_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
@@ -101,6 +104,7 @@ void GradientReturn::end(Index n) {
     if (move.home.empty()) return;
     in_flight_[odd(n - 1)].wait();  // in order, so that sums are deterministic
     const ConstKv own = constant(heads_of(own_, step(n).heads_k));
+    detail::label_step(n);
     in_flight_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
                                                 at_once(messages(move.back, own, adding(own_.k.dtype)), false));
     return;
@@ -121,6 +125,7 @@ void GradientReturn::end(Index n) {
     }
     for (Message& m : passed) home.push_back(std::move(m));
   }
+  detail::label_step(n);
   std::vector<Message> away = messages(move.receives, constant(buffer(n)));
   const bool collective = move.collective && alone(n) && !written_ && !deterministic_;
   if (collective) home = at_once(std::move(home), true);
