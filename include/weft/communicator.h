@@ -137,6 +137,12 @@ class WEFT_API Communicator {
   // f32 or f64: `mine` becomes the sum of what each rank has for this one in parts[rank]; it must not lie in `parts`.
   // The sum is made in the order of ranks, unless the transport makes it itself (has_collectives, equal blocks of f32).
   Request reduce_scatter(std::span<const Block> parts, const Block& mine, DType dtype = DType::f32);
+  // The same two with lists of blocks: what exchange(sends, receives) does, in one collective where the transport has
+  // one. A message to and from each rank, in their order and all of equal size. all_gather: all sends have the same
+  // blocks. reduce_scatter: all receives have the same blocks, whose contents are lost: the first replaces, the others
+  // add. A transport's own sum has an order of its own.
+  Request all_gather(std::vector<Message> sends, std::vector<Message> receives);
+  Request reduce_scatter(std::vector<Message> sends, std::vector<Message> receives);
   // A block for each rank and from each rank, of any sizes, none included.
   Request all_to_all(std::span<const Block> to, std::span<const Block> from);
   Request send_receive(Index to, const Block& sent, Index from, const Block& received);
@@ -162,6 +168,8 @@ class WEFT_API Communicator {
   void set_node(Index ranks_per_node);
 
   detail::Calls& calls();  // for checked mode, which counts them
+  // What ranks see of each other beside their calls, for transports of GPUs; null: nothing.
+  virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
 
  protected:
   Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
@@ -180,14 +188,17 @@ class WEFT_API Communicator {
   virtual std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all);
   virtual std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine);
   virtual std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block> to, std::span<const Block> from);
+  // The first two with lists of blocks: of all ranks one after another, equally many bytes each.
+  virtual std::unique_ptr<Request::Pending> start_all_gather_lists(std::span<const Block> mine,
+                                                                   std::span<const Block> all);
+  virtual std::unique_ptr<Request::Pending> start_reduce_scatter_lists(std::span<const Block> parts,
+                                                                       std::span<const Block> mine);
   virtual std::unique_ptr<Communicator> make_split(Index color, Index key) = 0;
   virtual std::unique_ptr<DeviceCommunicator> make_on(const Place& place);
   // start() takes memory of GPUs as it does that of CPUs.
   virtual bool reaches_gpus() const { return false; }
   // Numbers of f64 can be added where they arrive; on GPUs only those of f32 can.
   virtual bool adds_f64() const { return true; }
-  // What ranks see of each other beside their calls, for those on GPUs; null: nothing.
-  virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
 
   template <class Start>
   Request start_recorded(const char* kind, std::span<const Message> sends, std::span<const Message> receives,

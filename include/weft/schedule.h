@@ -115,6 +115,9 @@ struct Move {
   // shift: rows of this step's buffer that travel no further, whose gradients go home to their owner; and rows of the
   // own K/V whose gradients come back in this step.
   std::vector<PeerRows> home = {}, back = {};
+  // gather: equal parts of all ranks, in their order, so that transports that have an all-gather of their own use it,
+  // and for the gradients their reduce-scatter. Bytes and messages are the same.
+  bool collective = false;
   // With it, `sends` stay inside the node, and `receives` are those of the second hop: first what the ranks of the node
   // own, then what they pass on.
   std::optional<Relay> relay = {};

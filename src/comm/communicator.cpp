@@ -91,6 +91,26 @@ void check_count(const char* what, std::size_t count, Index ranks) {
   throw Error(text(what, " has ", count, " blocks and there are ", ranks, " ranks"), "give a block for each rank");
 }
 
+// Error unless there is a message to and from each rank, in their order, all of one size.
+void check_equal(const char* what, std::span<const Message> sends, std::span<const Message> receives, Index ranks) {
+  for (const std::span<const Message> messages : {sends, receives}) {
+    check_count(what, messages.size(), ranks);
+    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
+      const Message& m = messages[rank];
+      if (m.peer == static_cast<Index>(rank) && m.size() == sends[0].size()) continue;
+      throw Error(text(what, ": message ", rank, " is that of rank ", m.peer, " and has ", m.size(),
+                       " bytes; the first has ", sends[0].size()),
+                  "give a message for each rank, in their order, of equal size");
+    }
+  }
+}
+
+std::vector<Block> blocks_of(std::span<const Message> messages) {
+  std::vector<Block> all;
+  for (const Message& m : messages) all.insert(all.end(), m.blocks.begin(), m.blocks.end());
+  return all;
+}
+
 // Both sides of a collective leave out empty messages.
 void append(std::vector<Message>& messages, Index peer, const Block& block,
             Message::Combine how = Message::Combine::replace) {
@@ -264,6 +284,14 @@ std::unique_ptr<Request::Pending> Communicator::start_all_to_all(std::span<const
   return nullptr;
 }
 
+std::unique_ptr<Request::Pending> Communicator::start_all_gather_lists(std::span<const Block>, std::span<const Block>) {
+  return nullptr;
+}
+std::unique_ptr<Request::Pending> Communicator::start_reduce_scatter_lists(std::span<const Block>,
+                                                                           std::span<const Block>) {
+  return nullptr;
+}
+
 void Communicator::set_node(Index ranks_per_node) {
   if (ranks_per_node < 1 || ranks_ % ranks_per_node != 0)
     throw Error(text("nodes of ", ranks_per_node, " ranks do not divide ", ranks_, " ranks"),
@@ -305,6 +333,30 @@ Request Communicator::reduce_scatter(std::span<const Block> parts, const Block& 
     if (request.in_flight()) return request;
   }
   for (Message& m : receives) m.at_once = true;
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::all_gather(std::vector<Message> sends, std::vector<Message> receives) {
+  check_equal("all_gather", sends, receives, ranks_);
+  if (has_collectives() && sends[0].size() > 0) {
+    check_messages(sends, "all_gather: send", ranks_);
+    check_messages(receives, "all_gather: receive", ranks_);
+    Request request = start_recorded("all_gather", sends, receives,
+                                     [&] { return start_all_gather_lists(sends[0].blocks, blocks_of(receives)); });
+    if (request.in_flight()) return request;
+  }
+  return exchange(std::move(sends), std::move(receives));
+}
+
+Request Communicator::reduce_scatter(std::vector<Message> sends, std::vector<Message> receives) {
+  check_equal("reduce_scatter", sends, receives, ranks_);
+  if (has_collectives() && sends[0].size() > 0 && receives.back().combine == Message::Combine::add) {
+    check_messages(sends, "reduce_scatter: send", ranks_);
+    check_messages(receives, "reduce_scatter: receive", ranks_);
+    Request request = start_recorded("reduce_scatter", sends, receives,
+                                     [&] { return start_reduce_scatter_lists(blocks_of(sends), receives[0].blocks); });
+    if (request.in_flight()) return request;
+  }
   return exchange(std::move(sends), std::move(receives));
 }
 

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Label {
   const char* pass = nullptr;
-  Index step = 0;
+  Index step = -1;
 };
 thread_local Label current;
 
@@ -67,9 +67,14 @@ std::string call_text(const RecordedCall& call, Clock::time_point now) {
 
 }  // namespace
 
-void label_calls(const char* pass, Index step) { current = {pass, step}; }
+PassLabel::PassLabel(const char* pass) { current = {pass, -1}; }
+PassLabel::~PassLabel() { current = {}; }
+void label_step(Index step) { current.step = step; }
 
-std::string step_text(const char* pass, Index step) { return pass == nullptr ? "" : text(pass, " step ", step); }
+std::string step_text(const char* pass, Index step) {
+  if (pass == nullptr) return "";
+  return step < 0 ? pass : text(pass, " step ", step);
+}
 
 Index FlightRecorder::begin(const char* kind, Index self, std::span<const Message> sends,
                             std::span<const Message> receives) {
@@ -97,7 +102,9 @@ void FlightRecorder::set(Index call, RecordedCall::State state) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   RecordedCall& entry = at_(call);
-  if (entry.number != call) return;
+  // A call in a stream may be done before anybody waits for it.
+  if (entry.number != call || (entry.state == RecordedCall::State::done && state != RecordedCall::State::failed))
+    return;
   entry.state = state;
   entry.changed = now;
 }

@@ -12,8 +12,16 @@
 
 namespace weft::detail {
 
-// Calls that this thread starts from now on belong to a step of a pass. `pass` must be a literal; null: to nothing.
-void label_calls(const char* pass, Index step);
+// While it lives, calls that this thread starts belong to a pass; first to no step of it. `pass` must be a literal.
+class PassLabel {
+ public:
+  explicit PassLabel(const char* pass);
+  ~PassLabel();
+  PassLabel(const PassLabel&) = delete;
+  PassLabel& operator=(const PassLabel&) = delete;
+};
+// Calls that this thread starts from now on belong to a step of the pass.
+void label_step(Index step);
 
 struct RecordedCall {
   // queued: wait() has returned and a stream of a GPU waits in its place.
@@ -26,14 +34,14 @@ struct RecordedCall {
 
   Index number = -1;
   const char* kind = "";       // exchange, all_gather, ...
-  const char* pass = nullptr;  // of label_calls
-  Index step = 0;
-  Peers to = {}, from = {};  // other ranks
+  const char* pass = nullptr;  // of PassLabel
+  Index step = -1;             // -1: none
+  Peers to = {}, from = {};    // other ranks
   std::chrono::steady_clock::time_point posted = {}, changed = {};
   State state = State::posted;
 };
 
-// "forward step 3", or nothing.
+// "forward step 3", "forward", or nothing.
 std::string step_text(const char* pass, Index step);
 
 class FlightRecorder {

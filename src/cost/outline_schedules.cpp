@@ -50,6 +50,31 @@ std::vector<StepFrame> frames(const Schedule& s) {
   return all;
 }
 
+// Kernels, passes over rows and memory of all ranks.
+void add_work(Outline& o, std::span<const Schedule> all, const Costs& costs) {
+  for (const Schedule& s : all) {
+    const Frame frame = frame_of(s);
+    const std::vector<StepFrame> shapes = frames(s);
+    const bool several = partial(s);
+    bool first_step = true;
+    double pairs = 0;
+    for (std::size_t n = 0; n < s.steps.size(); ++n) {
+      const Step& step = s.steps[n];
+      if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
+      const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
+      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
+      pairs += work.pairs;
+      first_step = false;
+    }
+    o.pairs[at(s.rank)] = static_cast<Index>(pairs);
+    o.begin_rows.push_back(
+        static_cast<float>(costs.begin_rows(frame, !s.steps.empty() && s.steps.front().move.has_value())));
+    o.end_rows.push_back(static_cast<float>(costs.end_rows(frame, several)));
+    const RankMemory m = costs.memory(frame, shapes, several);
+    if (m.total() > o.memory.total()) o.memory = m;
+  }
+}
+
 }  // namespace
 
 Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, const Machine& machine, Pass pass) {
@@ -110,27 +135,7 @@ Outline outline_of(std::span<const Schedule> all, const TensorShape& shape, cons
     if (!first.steps[n].move->home.empty()) to.home = add(make.listed(std::move(home), true, false));
   }
 
-  for (const Schedule& s : all) {
-    const Frame frame = frame_of(s);
-    const std::vector<StepFrame> shapes = frames(s);
-    const bool several = partial(s);
-    bool first_step = true;
-    double pairs = 0;
-    for (std::size_t n = 0; n < s.steps.size(); ++n) {
-      const Step& step = s.steps[n];
-      if (slices(s, step).empty() || step.heads_q.size() == 0) continue;
-      const TileWork work = tile_work(slices(s, step), step.heads_q.size(), step.heads_k.size(), costs.rate());
-      o.steps[n].work.push_back(costs.work(s.rank, frame, shapes[n], work, several, first_step));
-      pairs += work.pairs;
-      first_step = false;
-    }
-    o.pairs[at(s.rank)] = static_cast<Index>(pairs);
-    o.begin_rows.push_back(
-        static_cast<float>(costs.begin_rows(frame, !s.steps.empty() && s.steps.front().move.has_value())));
-    o.end_rows.push_back(static_cast<float>(costs.end_rows(frame, several)));
-    const RankMemory m = costs.memory(frame, shapes, several);
-    if (m.total() > o.memory.total()) o.memory = m;
-  }
+  add_work(o, all, costs);
   if (backward ? shape.dsink : shape.max_logit)
     o.numbers = add(make.numbers(static_cast<double>(first.heads_q) * sizeof(double)));
   return o;

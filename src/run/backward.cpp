@@ -1,3 +1,4 @@
+#include "comm/flight.h"
 #include "index.h"
 #include "kernel/sink_gradient.h"
 #include "run/executor_data.h"
@@ -100,7 +101,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
   run::KeyFeed keys(schedule, *communicator, workspace, {args.k, args.v});
-  run::GradientReturn home(schedule, *communicator, workspace, args.place, own);
+  run::GradientReturn home(schedule, *communicator, workspace, args.place, own, options.deterministic);
   for (Index n = 0; n < static_cast<Index>(schedule.steps.size()); ++n) {
     const Step& step = schedule.steps[at(n)];
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
@@ -133,6 +134,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
 
 void Executor::backward(const ExecutorBackwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
+  const detail::PassLabel label("backward");
   const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
   data_->context.use(args.place, "executor");

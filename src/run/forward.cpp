@@ -1,3 +1,4 @@
+#include "comm/flight.h"
 #include "index.h"
 #include "kernel/check_args.h"
 #include "run/executor_data.h"
@@ -96,6 +97,7 @@ void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArg
 
 void Executor::forward(const ExecutorForwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
+  const detail::PassLabel label("forward");
   run::check_forward(data_->schedule, args);
   data_->context.use(args.place, "executor");
   Communicator& communicator = *data_->communicator;

@@ -1,5 +1,6 @@
 #include "run/gradient_return.h"
 
+#include "comm/flight.h"
 #include "index.h"
 #include "schedule/build.h"
 
@@ -11,13 +12,18 @@ std::size_t odd(Index n) { return at(n % 2); }
 }  // namespace
 
 GradientReturn::GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace,
-                               const Place& place, const Kv& own)
-    : schedule_(schedule), communicator_(communicator), workspace_(workspace), place_(place), own_(own) {
+                               const Place& place, const Kv& own, bool deterministic)
+    : schedule_(schedule),
+      communicator_(communicator),
+      workspace_(workspace),
+      place_(place),
+      own_(own),
+      deterministic_(deterministic),
+      written_(!schedule.steps.empty() && !schedule.steps.front().move) {
   // A first step on the own keys, or messages that replace, write every own row; otherwise own_ is cleared and added
   // to.
-  const bool written = !schedule.steps.empty() && !schedule.steps.front().move;
-  adds_ = written || !whole();
-  clear_ = !written && adds_;
+  adds_ = written_ || !whole();
+  clear_ = !written_ && adds_;
 }
 
 // Whether no other step returns gradients to the own rows of this step's heads.
@@ -68,6 +74,7 @@ void GradientReturn::leave_node(Index n) {
   const Relay& relay = *step(n).move->relay;
   std::vector<Message> home = messages(relay.sends, constant(heads_of(own_, step(n).heads_k)), adding(own_.k.dtype));
   if (alone(n)) home = at_once(std::move(home), false);
+  detail::label_step(n);
   leaving_[odd(n)] = communicator_.exchange(messages(relay.receives, constant(relay_buffer(n))), std::move(home));
 }
 
@@ -78,6 +85,7 @@ Kv GradientReturn::begin(Index n, bool nothing) {
   // the own keys stay here.
   if (shifts(n) && shifts(n - 1)) {
     const Message::Combine combine = nothing ? Message::Combine::replace : adding(own_.k.dtype);
+    detail::label_step(n);
     in_flight_[odd(n)] = communicator_.exchange(messages(step(n).move->sends, constant(buffer(n - 1))),
                                                 messages(step(n).move->receives, constant(to), combine));
   } else if (nothing) {
@@ -96,6 +104,7 @@ void GradientReturn::end(Index n) {
     if (move.home.empty()) return;
     in_flight_[odd(n - 1)].wait();  // in order, so that sums are deterministic
     const ConstKv own = constant(heads_of(own_, step(n).heads_k));
+    detail::label_step(n);
     in_flight_[odd(n)] = communicator_.exchange(messages(move.home, constant(buffer(n))),
                                                 at_once(messages(move.back, own, adding(own_.k.dtype)), false));
     return;
@@ -116,7 +125,12 @@ void GradientReturn::end(Index n) {
     }
     for (Message& m : passed) home.push_back(std::move(m));
   }
-  in_flight_[odd(n)] = communicator_.exchange(messages(move.receives, constant(buffer(n))), std::move(home));
+  detail::label_step(n);
+  std::vector<Message> away = messages(move.receives, constant(buffer(n)));
+  const bool collective = move.collective && alone(n) && !written_ && !deterministic_;
+  if (collective) home = at_once(std::move(home), true);
+  in_flight_[odd(n)] = collective ? communicator_.reduce_scatter(std::move(away), std::move(home))
+                                  : communicator_.exchange(std::move(away), std::move(home));
 }
 
 void GradientReturn::finish() {

@@ -18,7 +18,7 @@ class GradientReturn {
   // `own`: sums of the rank's own keys. Every element is written when finish() returns, and none before the first
   // step's end() if keys_share(schedule).
   GradientReturn(const Schedule& schedule, Communicator& communicator, Workspace& workspace, const Place& place,
-                 const Kv& own);
+                 const Kv& own, bool deterministic);
 
   // Where step n writes dK and dV, every element of them. `nothing`: the step has no slices, and they are zeros.
   Kv begin(Index n, bool nothing);
@@ -41,6 +41,8 @@ class GradientReturn {
   Workspace& workspace_;
   Place place_;
   Kv own_;
+  bool deterministic_;                // sums over ranks are made in the order of ranks
+  bool written_;                      // the first step writes own_
   bool adds_ = true;                  // the first message too is added to own_, which must be zeros or a step's sums
   bool clear_ = false;                // own_ must still be cleared
   std::array<Request, 2> in_flight_;  // of even and odd steps

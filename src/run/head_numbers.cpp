@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "comm/flight.h"
 #include "device/device.h"
 #include "kernel/convert.h"
 
@@ -21,6 +22,7 @@ HeadNumbers::HeadNumbers(const Place& place, Workspace& workspace, Index heads, 
 TensorView HeadNumbers::view() const { return per_head(numbers_, DType::f64, heads_); }
 
 void HeadNumbers::reduce_into(Communicator& communicator, Reduce how, const TensorView& to) {
+  detail::label_step(-1);  // of the whole pass
   if (place_.kind == DeviceKind::cpu) {
     communicator.all_reduce(numbers_, DType::f64, heads_, how).wait();
     for (Index h = 0; h < to.heads; ++h) store_row(to, 0, h, numbers_ + h);

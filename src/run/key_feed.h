@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "comm/flight.h"
 #include "index.h"
 #include "run/rows.h"
 #include "run/workspace.h"
@@ -50,6 +51,7 @@ class KeyFeed {
     const Relay& relay = *step.move->relay;
     relays_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1,
                               shape_like(own_, relay.rows, step.heads_k.size()));
+    detail::label_step(n);
     entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, step.heads_k)),
                                               messages(relay.receives, constant(relays_[odd(n)])));
   }
@@ -70,7 +72,10 @@ class KeyFeed {
       entered_[odd(n)].wait();
       for (Message& m : messages(move.relay->passes, constant(relays_[odd(n)]))) sends.push_back(std::move(m));
     }
-    arrivals_[odd(n)] = communicator_.exchange(std::move(sends), messages(move.receives, constant(buffers_[odd(n)])));
+    detail::label_step(n);
+    std::vector<Message> receives = messages(move.receives, constant(buffers_[odd(n)]));
+    arrivals_[odd(n)] = move.collective ? communicator_.all_gather(std::move(sends), std::move(receives))
+                                        : communicator_.exchange(std::move(sends), std::move(receives));
   }
 
   const Schedule& schedule_;

@@ -21,7 +21,7 @@ enum class Slot {
   relay_1,
   relay_gradients_0,  // their dK and dV, summed inside the node
   relay_gradients_1,
-  sums,               // partial sums, or dQ
+  sums,  // partial sums, or dQ
   states,
   step_dq,
   numbers,  // one per head

@@ -118,6 +118,9 @@ class Builder {
       move.sends.push_back({groups_.peer(g), own});
       move.receives.push_back({groups_.peer(g), groups_.placed(g, sequence_order).to});
     }
+    const auto as_many = [&](const PeerRows& p) { return rows_in(p.rows) == rows_in(own); };
+    move.collective = groups_.count() == s_.ranks && s_.ranks > 1 && rows_in(own) > 0 &&
+                      std::all_of(move.receives.begin(), move.receives.end(), as_many);
     return move;
   }
 

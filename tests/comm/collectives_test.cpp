@@ -97,9 +97,12 @@ TEST(FlightRecord, NamesCallsStepsPeersAndBytes) {
     const Index next = (c.rank() + 1) % 3, last = (c.rank() + 2) % 3;
     std::vector<float> from(4), to(4);
     EXPECT_EQ(c.flight_record(), "");
-    detail::label_calls("forward", 2);
-    Request request = c.send_receive(next, block(from), last, block(to));
-    detail::label_calls(nullptr, 0);
+    Request request;
+    {
+      const detail::PassLabel pass("forward");
+      detail::label_step(2);
+      request = c.send_receive(next, block(from), last, block(to));
+    }
     expect_parts(c.flight_record(), {"#0 exchange of forward step 2, 16 bytes to " + std::to_string(next),
                                      "16 bytes from " + std::to_string(last), "posted for"});
     request.wait();
@@ -120,7 +123,8 @@ TEST(FlightRecord, EndsTheErrorsOfTimeLimitsAndLostPeers) {
         run_ranks(2,
                   [](Communicator& c) {
                     double one = 1;
-                    if (c.rank() == 0) detail::label_calls("backward", 1);
+                    const detail::PassLabel pass("backward");
+                    detail::label_step(1);
                     if (c.rank() == 0) c.all_reduce(&one, DType::f64, 1, Reduce::sum).wait();
                     if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
                   },

@@ -30,6 +30,7 @@ def one_group() -> dist.ProcessGroup: raise NotImplementedError
 def one_mesh() -> torch.distributed.device_mesh.DeviceMesh: raise NotImplementedError
 comm, group, mesh = one_of_many(), one_group(), one_mesh()
 ids, labels, cp = input_ids, input_ids, weft.torch.ContextParallel(cu)
+def attention(x: torch.Tensor, packing: weft.Packing, layout: str) -> torch.Tensor: raise NotImplementedError
 """
 
 # Each line has one mistake, of which both must speak.

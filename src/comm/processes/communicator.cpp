@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/blocks.h"
+#include "comm/board.h"
 #include "comm/split.h"
 #include "index.h"
 #include "text.h"
@@ -17,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 // What a communicator and its calls share.
 struct Group {
   std::shared_ptr<Sockets> sockets;
+  std::shared_ptr<detail::Board> board;
   double time_limit = 0;
   std::uint64_t context = 0;   // tells the messages of this communicator from those of others over the same sockets
   std::vector<Index> members;  // ranks of the whole, which the sockets know
@@ -117,6 +119,7 @@ class ProcessCommunicator final : public Communicator {
 
   std::string_view name() const override { return "processes"; }
   double time_limit() const override { return group_->time_limit; }
+  std::shared_ptr<detail::Board> board() const override { return group_->board; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -139,6 +142,7 @@ class ProcessCommunicator final : public Communicator {
     part->members.clear();
     part->rank = me;
     for (const SplitChoice& c : all) part->members.push_back(group_->members[at(c.rank)]);
+    part->board = group_->board->part(part->members, me);
     return std::make_unique<ProcessCommunicator>(std::move(part));
   }
 
@@ -148,13 +152,15 @@ class ProcessCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(Index ranks, std::shared_ptr<Sockets> sockets, double time_limit) {
+std::unique_ptr<Communicator> make_communicator(Index ranks, std::shared_ptr<Sockets> sockets,
+                                                std::shared_ptr<detail::BoardMemory> board, double time_limit) {
   auto group = std::make_shared<Group>();
   group->rank = sockets->rank();
   group->sockets = std::move(sockets);
   group->time_limit = time_limit;
   group->members.resize(at(ranks));
   std::iota(group->members.begin(), group->members.end(), Index{0});
+  group->board = std::make_shared<detail::Board>(std::move(board), group->members, group->rank);
   return std::make_unique<ProcessCommunicator>(std::move(group));
 }
 

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "comm/board.h"
 #include "comm/processes/communicator.h"
 #include "index.h"
 #include "text.h"
@@ -58,10 +59,10 @@ void report(int pipe, End end, const std::string& what) {
   }
 }
 
-End run_rank(Index ranks, const std::shared_ptr<Sockets>& sockets, const std::function<void(Communicator&)>& body,
-             double time_limit, std::string& what) {
+End run_rank(Index ranks, const std::shared_ptr<Sockets>& sockets, const std::shared_ptr<detail::BoardMemory>& board,
+             const std::function<void(Communicator&)>& body, double time_limit, std::string& what) {
   try {
-    const std::unique_ptr<Communicator> communicator = make_communicator(ranks, sockets, time_limit);
+    const std::unique_ptr<Communicator> communicator = make_communicator(ranks, sockets, board, time_limit);
     body(*communicator);
     return End::well;
   } catch (const PeerError& e) {
@@ -89,7 +90,7 @@ std::string death(int status) {
 }
 
 // Reads what the ranks report until all have ended. After a failure the others have the grace to end by themselves.
-void wait_for(std::vector<Child>& children, Descriptors& pipes, double grace) {
+void wait_for(std::vector<Child>& children, Descriptors& pipes, detail::BoardMemory& board, double grace) {
   auto limit = Clock::time_point::max();
   for (std::size_t left = children.size(); left > 0;) {
     std::vector<pollfd> polled;
@@ -119,6 +120,8 @@ void wait_for(std::vector<Child>& children, Descriptors& pipes, double grace) {
         child.end = static_cast<End>(child.what.front());
         child.what.erase(0, 1);
       }
+      board.end(static_cast<Index>(of[p])) = static_cast<std::uint64_t>(
+          child.end == End::well ? detail::BoardMemory::End::well : detail::BoardMemory::End::failed);
       const auto now = Clock::now();
       if (child.end != End::well)
         limit =
@@ -136,6 +139,7 @@ void wait_for(std::vector<Child>& children, Descriptors& pipes, double grace) {
 
 // In the forked process: runs the rank and ends.
 [[noreturn]] void be_rank(Index rank, Index ranks, Descriptors& links, int pipe,
+                          const std::shared_ptr<detail::BoardMemory>& board,
                           const std::function<void(Communicator&)>& body, const ProcessRanks& how) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the process that started it
   std::vector<int> mine;
@@ -146,7 +150,7 @@ void wait_for(std::vector<Child>& children, Descriptors& pipes, double grace) {
   End end = End::failure;
   {
     const auto sockets = std::make_shared<Sockets>(rank, std::move(mine));
-    end = run_rank(ranks, sockets, body, how.time_limit, what);
+    end = run_rank(ranks, sockets, board, body, how.time_limit, what);
   }
   std::fflush(nullptr);
   report(pipe, end, what);
@@ -176,6 +180,7 @@ void run_processes(Index ranks, const std::function<void(Communicator&)>& body, 
     pipes[at(a)] = pipe[0];
     ends[at(a)] = pipe[1];
   }
+  const auto board = std::make_shared<detail::BoardMemory>(ranks);
   std::fflush(nullptr);  // or every rank would write what is buffered here
   std::vector<Child> children;
   for (Index rank = 0; rank < ranks; ++rank) {
@@ -186,7 +191,7 @@ void run_processes(Index ranks, const std::function<void(Communicator&)>& body, 
         ::close(pipes.take(at(i)));
         if (i != rank) ::close(ends.take(at(i)));
       }
-      be_rank(rank, ranks, links, own, body, how);
+      be_rank(rank, ranks, links, own, board, body, how);
     }
     if (process < 0) {
       const int error = errno;
@@ -203,7 +208,7 @@ void run_processes(Index ranks, const std::function<void(Communicator&)>& body, 
   for (Index i = 0; i < ranks * ranks; ++i)
     if (const int d = links.take(at(i)); d >= 0) ::close(d);
   for (Index i = 0; i < ranks; ++i) ::close(ends.take(at(i)));
-  wait_for(children, pipes, how.grace);
+  wait_for(children, pipes, *board, how.grace);
   for (const End wanted : {End::failure, End::consequence}) {
     for (std::size_t rank = 0; rank < children.size(); ++rank) {
       if (children[rank].end != wanted) continue;

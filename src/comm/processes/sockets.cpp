@@ -109,7 +109,7 @@ bool Sockets::write(Peer& peer) {
 bool Sockets::read(Peer& peer) {
   bool moved = false;
   while (!peer.closed && read_once(peer)) moved = true;
-  return moved || peer.closed;
+  return moved;  // that a peer has ended is no progress: others may wait for a third
 }
 
 bool Sockets::read_once(Peer& peer) {

@@ -1,0 +1,98 @@
+// What ranks that are processes of one machine see of each other beside their messages: shared memory in which each
+// writes what it is at. Ranks on GPUs need it, because a call that hangs in NCCL does not say who is missing.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/flight.h"
+#include "weft/communicator.h"
+
+namespace weft::detail {
+
+// Memory that forked processes share, as words that any of them may read and write.
+class BoardMemory {
+ public:
+  using Word = std::atomic<std::uint64_t>;
+  enum class End : std::uint64_t { runs, well, failed };
+  static constexpr Index kLinks = 8;  // connections of a rank at a time; of further ones nothing is seen
+
+  explicit BoardMemory(Index ranks);  // before the fork
+  ~BoardMemory();
+  BoardMemory(const BoardMemory&) = delete;
+  BoardMemory& operator=(const BoardMemory&) = delete;
+
+  Index ranks() const { return ranks_; }
+  Word& beats(Index rank) { return rank_(rank)[0]; }  // grows as long as the rank lives
+  Word& end(Index rank) { return rank_(rank)[1]; }
+  Word* link(Index rank, Index link) { return rank_(rank) + kRankWords + link * link_words_; }
+
+ private:
+  static constexpr Index kRankWords = 8;
+  Word* rank_(Index rank) { return words_ + rank * (kRankWords + kLinks * link_words_); }
+
+  Index ranks_, link_words_;
+  std::size_t bytes_;
+  Word* words_;
+};
+
+// Why a call will not end.
+struct Trouble {
+  std::string problem;
+  bool consequence = false;  // of a failure that another rank reports itself
+};
+
+// The ranks of a communicator on the board, and one connection of theirs.
+class Board {
+ public:
+  Board(std::shared_ptr<BoardMemory> memory, std::vector<Index> members, Index self);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  // The same ranks for another connection; `context`: what tells it from others on all its ranks, not 0.
+  std::unique_ptr<Board> connection(std::uint64_t context) const;
+  // The ranks of a split.
+  std::unique_ptr<Board> part(std::vector<Index> members, Index self) const;
+
+  void beat();
+  // This rank has started a call.
+  void post(const RecordedCall& call, std::span<const Message> sends, std::span<const Message> receives);
+  // This rank gives up the connection; the others learn why.
+  void fail(const std::string& why);
+
+  // What keeps a call, in which this rank has waited so many seconds, from ending: a rank that has ended or failed, or
+  // names other sizes; and, once the limit is over, whoever is missing. call -1: the connection itself.
+  std::optional<Trouble> trouble(Index call, double waited, double limit);
+  // A rank that sends or receives other sizes in a call than this one: data may have come all the same.
+  std::optional<Trouble> mismatch(Index call) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Word = BoardMemory::Word;
+  struct Seen {
+    std::uint64_t beats = 0;
+    Clock::time_point since = Clock::now();
+  };
+
+  Word* link_of(Index peer) const;
+  std::optional<Trouble> ended(Index peer, Index call) const;
+  std::optional<Trouble> mismatch_with(Index peer, Index call) const;
+  Trouble over(Index call, double limit) const;
+  std::string waits(Index call) const;
+
+  std::shared_ptr<BoardMemory> memory_;
+  std::vector<Index> members_;  // ranks of the whole
+  Index self_;
+  std::uint64_t context_ = 0;
+  Word* mine_ = nullptr;  // of the connection; null: no room
+  std::vector<Seen> seen_;
+};
+
+}  // namespace weft::detail
