@@ -383,6 +383,7 @@ void bind_communicator(nb::module_& m) {
       .def(
           "exchange",
           [](Comm& c, const Mail& sends, const Mail& receives, std::uintptr_t stream, Index times) {
+            if (times < 1) throw Error(text(times, " times"), "exchange once or more often");
             Place place{};
             for (const auto* some : {&sends, &receives})
               if (!some->empty()) place = place_of({{"what is exchanged", some->front().second}}, stream);

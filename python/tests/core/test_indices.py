@@ -3,6 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+import weft
+from weft import _arrays
+
 SWEEP = r"""
 import re, resource
 import numpy as np
@@ -26,6 +32,12 @@ def array(*shape):
 def cache():
     return _core.KvCache(array(20, 1, 8), array(20, 1, 8), [0, 8, 20], [6, 0])
 
+def integers(*numbers):
+    return _arrays.array(np.array(numbers, np.int32), True, "x")
+
+ROWS = {"cu_seqlens": lambda: integers(0, 8, 16), "cu_seqlens_padded": None, "tokens": 16, "layout": "zigzag", "stream": 0}
+STEP = {"q": lambda: (integers(0, 8, 16), None, 16), "k": None, "stream": 0}
+
 comms, buffers = [], []
 
 # What a call takes beside the number that is tried, by the name of the argument.
@@ -43,7 +55,8 @@ GOOD = {
     "seqused_q": None, "seqused_k": None, "keys": 0,
 }
 LISTS = {"lengths", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "seqused_q", "seqused_k", "offsets", "used",
-         "counts", "detail", "head_map", "window", "runs", "slices", "lengths_k", "runs_k", "shape"}
+         "counts", "detail", "head_map", "window", "runs", "slices", "lengths_k", "runs_k", "shape",
+         "send_counts", "receive_counts"}
 # Named otherwise in one place, or meaning something else there.
 SPECIAL = {
     "Layout.__init__": {"kind": "zigzag"}, "KvCache.__init__": {"used": [6, 0]}, "choose": {"layouts": []},
@@ -62,14 +75,23 @@ SPECIAL = {
     "KvBuffer.missing": {"self": lambda: buffers[0]}, "KvBuffer.start_gather": {"self": lambda: buffers[0]},
     "KvBuffer.gather_again": {"self": lambda: buffers[0]},
     "Communicator.split": {"self": lambda: comms[0]},
+    "copy_rows": {**ROWS, "what": _core.RowCopy.to_ranks, "source": lambda: array(16, 2), "to": lambda: array(16, 2)},
+    "cu_seqlens_on_rank": {**ROWS, "out": lambda: integers(0, 0, 0), "out_padded": lambda: integers(0, 0, 0)},
+    "partition_indices": {**ROWS, "out": lambda: integers(*range(8))},
+    "exchange_rows": {"send": lambda: array(2, 2), "send_counts": [2], "receive": lambda: array(2, 2), "receive_counts": [2],
+                      "stream": 0},
+    "kernel_choice": {"kernel": "cpu", "device": None, "schedule": None},
+    "make_step": {**STEP, "out": lambda: integers(*range(64))}, "step_capacity": STEP,
     "python_communicator": {"rank": 0, "ranks": 1, "name": "x", "transport": object()},
 }
 # Streams and devices are handles, not indices; ranks of spawn and all passes of tensors are tested by name elsewhere.
 HANDLES = {"stream", "device", "requires_grad"}
 LEFT_OUT = {"Ranks.__init__", "OneRank.forward", "OneRank.backward", "Executor.forward", "Executor.backward", "KvBuffer.forward",
-            "KvBuffer.backward", "KvCache.attend", "Communicator.all_gather", "sequence_to_rank_order",
+            "KvBuffer.backward", "KvCache.attend", "Communicator.all_gather", "Communicator.exchange", "sequence_to_rank_order",
             "rank_to_sequence_order", "rank_plan", "KvBuffer.begin", "Executor.__init__",
-            "array_at"}  # array_at: an address, which only the caller knows
+            "array_at",  # an address, which only the caller knows
+            "TorchRuns.get", "TorchRuns.put",  # keys of a cache, which are compared and nothing else
+            "TorchSettings.__init__"}  # test_torch_call.py
 SLOW = {("choose", "ranks", 10**6)}  # a number like others, but a million ranks take long
 
 def signature(function):
@@ -95,7 +117,8 @@ tried, unknown = 0, []
 def sweep(where, function, made):
     global tried
     parameters = signature(function)
-    numbers = [n for n, kind in parameters if (re.search(r"\bint\b", kind) or n in LISTS) and n not in HANDLES]
+    numbers = [n for n, kind in parameters
+               if (re.search(r"\bint\b", kind) or n in LISTS) and n not in HANDLES and "Array" not in kind]
     if not numbers or where in LEFT_OUT:
         return
     for number in numbers:
@@ -177,7 +200,7 @@ for owner, option in (("all_gather", "head_groups"), ("hybrid", "ulysses"), ("ex
                 call({option: bad})
             except (weft.Error, OverflowError, MemoryError):
                 pass
-assert not unknown, unknown[:3]
+assert not unknown, sorted({(u[0], u[1], u[3][:500]) for u in unknown})
 assert tried > 300, tried
 print("done", tried)
 """
@@ -210,3 +233,14 @@ def test_numbers_out_of_range_are_errors():
     last = run.stdout.strip().splitlines()[-1:] or ["nothing"]
     assert run.returncode == 0, f"ended with {run.returncode} at {last[0]}: {run.stderr[-2000:]}"
     assert last[0].startswith("done")
+
+
+@pytest.mark.parametrize("peer, times, words", [(1, 1, "rank 1"), (-1, 1, "rank -1"), (0, 0, "0 times"), (0, -1, "-1 times")])
+def test_exchange_of_ranks_and_times_that_are_not(peer, times, words):
+    rows = np.zeros(4, np.float32)
+
+    def on_rank(comm):
+        comm.exchange([(peer, _arrays.array(rows))], [], times=times)
+
+    with pytest.raises(weft.Error, match=words):
+        weft.spawn(1, on_rank)
