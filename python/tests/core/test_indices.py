@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-
 import weft
 from weft import _arrays
 
