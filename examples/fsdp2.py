@@ -97,16 +97,17 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(args.steps):
         optimizer.zero_grad()
+        losses = []
         for pack in packs:
             input_ids, cu_seqlens = batch(step, pack)
             cp = weft.torch.ContextParallel(cu_seqlens, group, reduction="mean")  # FSDP averages
-            loss = loss_and_gradients(model, input_ids.to(device), cp, len(packs))
+            losses.append(loss_and_gradients(model, input_ids.to(device), cp, len(packs)))
         norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()
         if first and (step % 10 == 0 or step == args.steps - 1):
-            print(f"step {step:3}  loss of a pack {loss.item():.5f}  norm of gradients {norm.item():.5f}", flush=True)
+            print(f"step {step:3}  loss of a pack {losses[-1].item():.5f}  norm of gradients {norm.item():.5f}", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -276,7 +276,7 @@ def test_libraries_that_are_not_torch():
 
 @pytest.mark.long
 def test_nothing_is_left_behind():
-    """1,000 calls with packings, settings and errors of their own."""
+    """4,000 calls with packings, settings and errors of their own."""
     q, k, v = tensors(16, 2, 8)
 
     def call(i):
@@ -293,8 +293,8 @@ def test_nothing_is_left_behind():
     for i in range(2100):
         call(i)
     tensors_before, before = now()
-    for i in range(1000):
+    for i in range(4000):
         call(i)
     tensors_after, after = now()
     assert tensors_after <= tensors_before + 64  # packings that are remembered
-    assert after - before < 2 << 20
+    assert after - before < 4 << 20  # a kilobyte a call; the allocator's own pages come and go by one megabyte
