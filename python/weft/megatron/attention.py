@@ -191,7 +191,7 @@ class WeftCoreAttention(MegatronModule):
         attn_mask_type: Optional[AttnMaskType] = None, attention_bias: Optional[Tensor] = None,
         packed_seq_params: Optional[PackedSeqParams] = None, **other: Any,
     ) -> Tensor:
-        """thd: [t, h, d] to [t, h·dv]; sbhd: [s, b, h, d] to [s, b, h·dv]; t and s are this rank's rows."""
+        """Attends [t, h, d] (thd) to [t, h·dv], or [s, b, h, d] (sbhd) to [s, b, h·dv]; t and s are this rank's rows."""
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         self._check(query, key, value, kind, attention_bias, other)
         rows = rows_of(query, packed_seq_params, self.group, self.config)
@@ -222,7 +222,7 @@ class WeftCoreAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Tuple[Tuple[int, int, int], ...] = (), metadata: Optional[Dict[str, Any]] = None,
     ) -> Any:
-        """softmax_offset, split over the tensor-parallel ranks; nothing without it. As of Megatron's own core attention."""
+        """The sink's softmax_offset, split over the tensor-parallel ranks, or nothing: as of Megatron's own core attention."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True), prefix, {"softmax_offset": 0}, sharded_offsets, tp_group=self.tp_group,
             dp_cp_group=(metadata or {}).get("dp_cp_group"))

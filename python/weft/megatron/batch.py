@@ -22,7 +22,7 @@ _KEPT = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "loc
 
 @dataclasses.dataclass
 class WholePackParams(PackedSeqParams):
-    """packed_seq_params of rows that lie under one of Weft's layouts of the whole pack, where nothing is padded to 2·cp.
+    """The packed_seq_params of rows that lie under one of Weft's layouts of the whole pack, where nothing is padded to 2·cp.
 
     qkv_format is "sbhd" with a batch of one: Megatron's thd stands for two chunks of each padded document.
     """
