@@ -92,11 +92,11 @@ class Ranks {
   void run_rank(Communicator& communicator) {
     const Shard q{layouts_.q, communicator.rank()}, k{layouts_.k, communicator.rank()};
     const weft::Place place = place_of(way_.kernel, way_.world != nullptr ? q.rank : 0);
-    // Bytes between nodes are counted too, if the schedule knows nodes.
-    communicator.set_node(uses(way_.schedule, "node") && case_.ranks % way_.schedule.node == 0 ? way_.schedule.node
-                                                                                               : 1);
     const Heads heads{.q = case_.heads_q, .k = case_.heads_k, .map = case_.head_map};
-    Executor executor(communicator, make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule),
+    Schedule schedule = make_schedule(oracle_.problem(), layouts_, q.rank, heads, way_.schedule);
+    // Bytes between nodes are counted too, if the schedule knows nodes.
+    communicator.set_node(uses(way_.schedule, "node") ? way_.schedule.node : 1);
+    Executor executor(communicator, std::move(schedule),
                       {.kernel = way_.kernel, .checked = way_.checked, .place = place});
     const Local own_q = shard(case_, q, oracle_.q()), own_k = shard(case_, k, oracle_.k()),
                 own_v = shard(case_, k, oracle_.v()), dout = shard(case_, q, oracle_.dout());
