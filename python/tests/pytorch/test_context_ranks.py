@@ -12,6 +12,7 @@ def two_ranks(tmp_path_factory):
     return processes.results(context_worker, tmp_path_factory.mktemp("context"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", context_worker.CASES)
 def test_two_ranks(two_ranks, case):
     processes.check(two_ranks, case)

@@ -183,6 +183,7 @@ def test_steps_are_those_of_the_host(device):
                         assert array[len(values):] == [rest] * (len(array) - len(values)), (number, kind, step, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients(device):
     cu, padded = torch.tensor([0, 5, 9], device=device), torch.tensor([0, 8, 16], device=device)
@@ -202,6 +203,7 @@ def test_gradients(device):
     assert (out[empty] == 0).all() and (x.grad[empty] == 0).all() and out[:5].isnan().all() and x.grad[8:12].isnan().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_operator_and_compile(device):
     cu = torch.tensor([0, 8, 16], dtype=torch.int32, device=device)
