@@ -7,6 +7,7 @@
 A wheel for each Python below 3.12 on the PATH that has its headers, and one for all from 3.12 on (stable ABI).
 """
 import argparse
+import hashlib
 import os
 import pathlib
 import platform
@@ -107,8 +108,16 @@ def make_sdist(environment):
     return next((BUILD / "sdist").iterdir())
 
 
-def unpack(sdist):
-    """Into the same folder each time, so that what is compiled already stays."""
+def unpack(sdist, build):
+    """Into the same folder each time, so that what is compiled already stays if the sdist is the same one.
+
+    Its files have one date, whatever is in them, so another sdist is compiled from nothing.
+    """
+    digest, known = hashlib.sha256(sdist.read_bytes()).hexdigest(), build / "sdist.sha256"
+    if not known.exists() or known.read_text() != digest:
+        shutil.rmtree(build, ignore_errors=True)
+        build.mkdir()
+        known.write_text(digest)
     with tarfile.open(sdist) as archive:
         archive.extractall(BUILD)
     return (BUILD / sdist.name.removesuffix(".tar.gz")).rename(BUILD / "source")
@@ -122,11 +131,12 @@ def main():
     make_tools(cuda)
     # zig does not tell CMake where Debian has the files by which CLI11, fmt and nlohmann-json are found.
     zig = [f"cmake.define.CMAKE_LIBRARY_ARCHITECTURE={platform.machine()}-linux-gnu"]
-    settings = [f"build-dir={BUILD / ('cmake-cuda' if cuda else 'cmake')}", *(CUDA if cuda else zig)]
+    build = BUILD / ("cmake-cuda" if cuda else "cmake")
+    settings = [f"build-dir={build}", *(CUDA if cuda else zig)]
     environment = {**os.environ, **({"WEFT_WITH_CUDA": "1"} if cuda else compilers())}
 
     sdist, raw = make_sdist(environment), BUILD / "raw"
-    folder = unpack(sdist)
+    folder = unpack(sdist, build)
     shutil.rmtree(raw, ignore_errors=True)
     options = [option for setting in settings for option in ("-C", setting)]
     for python in pythons():
