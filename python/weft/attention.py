@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, Generic, List, NamedTuple, Optional
 
 from . import _arrays, _core, _options, _placed
 from ._arrays import error
-from ._core import Communicator, DType, Mask, Packing, Plan, Problem
+from ._core import Communicator, DType, Layout, Mask, Packing, Plan, Problem
 from .cost import chosen_schedule
 from .schedule import Schedule, schedule_of
 from .sharding import as_packing, batch_shape, layout_of
@@ -162,6 +162,25 @@ def _views_of(tensors: Dict[str, Array], format: str, stream: int) -> List[_core
     return views
 
 
+def _own_words(parts: Dict[str, Any], *values: Any) -> Sequence[Any]:
+    """The values of _RENAMED's options, taken from `parts` where they stand there under another library's name."""
+    if all(name in _OPTIONS for name in parts):
+        return values
+    named = dict(zip(_RENAMED, values))
+    own = own_words("attention", parts, (*_OPTIONS, *named), [name for name in named if named[name] != _RENAMED[name]])
+    parts.clear()
+    parts.update(own)
+    return [parts.pop(name, value) for name, value in named.items()]
+
+
+def _check_batch(placed: Layout, format: str, shape: Sequence[int], ranks: int) -> None:
+    """Raises for batches of which the layout does not give each rank as much as it has."""
+    if format != "thd":
+        whole = list(shape)
+        whole[1 if format == "bshd" else 0] *= ranks
+        batch_shape(placed, format, whole, ranks)
+
+
 def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] = None, mask: Optional[Mask] = None, *,
               format: FormatName = "thd", scale: Optional[float] = None, softcap: float = 0.0,
               sink: Union[None, str, Array] = None, head_map: Optional[Numbers] = None, max_logit: bool = False,
@@ -169,9 +188,8 @@ def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] =
               layout: Optional[AnyLayout] = None, checked: bool = False, **options: Unpack[AttentionOptions]) -> Attended[A]:
     """Exact attention over packed sequences.
 
-    q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; on
-    CPUs f64 too, by kernel "reference", and what ranks sum is then f64. Query head h uses K/V
-    head h // (hq // hk), or head_map[h].
+    q [t, hq, d], k [t, hk, d], v [t, hk, dv] (format "thd"; also "bshd" and "sbhd" batches), f32, bf16 or f16; on CPUs f64 too,
+    by kernel "reference", and what ranks sum is then f64. Query head h uses K/V head h // (hq // hk), or head_map[h].
 
     packing says which sequences there are: a Packing, or cu_seqlens. Or give what it is made of by keyword: cu_seqlens (prefix
     sums of lengths), cu_seqlens_padded if there is padding between sequences, seqused for how much of each is real; if keys
@@ -211,10 +229,7 @@ def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] =
         True
     """
     parts: Dict[str, Any] = {**options}
-    if any(name not in _OPTIONS for name in parts):
-        named = {"scale": scale, "softcap": softcap, "format": format, "schedule": schedule}
-        parts = own_words("attention", parts, (*_OPTIONS, *named), [name for name in named if named[name] != _RENAMED[name]])
-        scale, softcap, format, schedule = (parts.pop(name, value) for name, value in named.items())
+    scale, softcap, format, schedule = _own_words(parts, scale, softcap, format, schedule)
     layer, layout_mask, stream = parts.get("layer"), parts.get("layout_mask"), parts.get("stream")
     fmt, how = _arrays.format_of(format), schedule_of(schedule)
     deterministic, max_logit, checked = (_options.option(name, value) for name, value in (
@@ -240,10 +255,7 @@ def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] =
         r._run = _core.OneRank(problem, kernel, deterministic)
     else:
         placed = layout_of(layout, packing, ranks, layout_mask, format=format)
-        if format != "thd":
-            whole = list(q_shape)
-            whole[1 if format == "bshd" else 0] *= ranks
-            batch_shape(placed, format, whole, ranks)
+        _check_batch(placed, format, q_shape, ranks)
         made = rank_schedule(how, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
         r._run = _core.Executor(comm, made, kernel, deterministic, checked, views[0].device, stream)
         _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
