@@ -9,6 +9,7 @@
 
 #include "comm/flight.h"
 #include "comm/letters.h"
+#include "comm/plain_ranks.h"
 #include "refusal.h"
 #include "weft/communicator.h"
 
@@ -16,38 +17,26 @@ namespace weft::test {
 namespace {
 
 // Ranks whose transport has collectives: those of another communicator, which counts how often they are asked for.
-class WithCollectives final : public Communicator {
+class WithCollectives final : public PlainRanks {
  public:
-  explicit WithCollectives(Communicator& ranks) : Communicator(ranks.rank(), ranks.ranks()), ranks_(ranks) {}
+  using PlainRanks::PlainRanks;
   std::string_view name() const override { return "with collectives"; }
   bool has_collectives() const override { return true; }
-  Index gathers = 0, sums = 0, swaps = 0, exchanges = 0;
+  Index gathers = 0, sums = 0, swaps = 0;
 
  private:
-  struct Under final : Request::Pending {
-    explicit Under(Request r) : request(std::move(r)) {}
-    void wait() override { request.wait(); }
-    Request request;
-  };
-  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    ++exchanges;
-    return std::make_unique<Under>(ranks_.exchange(std::move(sends), std::move(receives)));
-  }
   std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all) override {
     ++gathers;
-    return std::make_unique<Under>(ranks_.all_gather(mine, all));
+    return forwarded(inner().all_gather(mine, all));
   }
   std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine) override {
     ++sums;
-    return std::make_unique<Under>(ranks_.reduce_scatter(parts, mine));
+    return forwarded(inner().reduce_scatter(parts, mine));
   }
   std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block>, std::span<const Block>) override {
     ++swaps;
     return nullptr;
   }
-  std::unique_ptr<Communicator> make_split(Index, Index) override { throw Error("no split here", "use another"); }
-
-  Communicator& ranks_;
 };
 
 TEST(Collectives, EqualBlocksGoToTheTransport) {

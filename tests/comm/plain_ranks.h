@@ -10,20 +10,29 @@
 
 namespace weft::test {
 
-class PlainRanks final : public Communicator {
+class PlainRanks : public Communicator {
  public:
   explicit PlainRanks(Communicator& ranks) : Communicator(ranks.rank(), ranks.ranks()), ranks_(ranks) {}
   std::string_view name() const override { return "plain"; }
   double time_limit() const override { return ranks_.time_limit(); }
+  Index exchanges = 0;  // that were started
+
+ protected:
+  // The other communicator's call as this one's.
+  static std::unique_ptr<Request::Pending> forwarded(Request request) {
+    struct Forwarded final : Request::Pending {
+      explicit Forwarded(Request r) : request(std::move(r)) {}
+      void wait() override { request.wait(); }
+      Request request;
+    };
+    return std::make_unique<Forwarded>(std::move(request));
+  }
+  Communicator& inner() { return ranks_; }
 
  private:
-  struct Under final : Request::Pending {
-    explicit Under(Request r) : request(std::move(r)) {}
-    void wait() override { request.wait(); }
-    Request request;
-  };
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<Under>(ranks_.exchange(std::move(sends), std::move(receives)));
+    ++exchanges;
+    return forwarded(ranks_.exchange(std::move(sends), std::move(receives)));
   }
   std::unique_ptr<Communicator> make_split(Index, Index) override { throw Error("no split here", "use another"); }
 

@@ -1,6 +1,7 @@
 // Executors on ranks whose transport has collectives of its own: which calls they make, and the same results.
 #include <gtest/gtest.h>
 
+#include "comm/plain_ranks.h"
 #include "index.h"
 #include "ranks.h"
 
@@ -8,23 +9,14 @@ namespace weft::test {
 namespace {
 
 // The collectives of threads, counted.
-class OwnCollectives final : public Communicator {
+class OwnCollectives final : public PlainRanks {
  public:
-  explicit OwnCollectives(Communicator& ranks) : Communicator(ranks.rank(), ranks.ranks()), ranks_(ranks) {}
+  using PlainRanks::PlainRanks;
   std::string_view name() const override { return "own collectives"; }
   bool has_collectives() const override { return true; }
-  Index gathers = 0, sums = 0, exchanges = 0;
+  Index gathers = 0, sums = 0;
 
  private:
-  struct Under final : Request::Pending {
-    explicit Under(Request r) : request(std::move(r)) {}
-    void wait() override { request.wait(); }
-    Request request;
-  };
-  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    ++exchanges;
-    return std::make_unique<Under>(ranks_.exchange(std::move(sends), std::move(receives)));
-  }
   // A list cut into one list a rank, of equal bytes.
   std::vector<Message> cut(std::span<const Block> all) const {
     Index bytes = 0;
@@ -44,7 +36,7 @@ class OwnCollectives final : public Communicator {
     ++gathers;
     std::vector<Message> sends;
     for (Index r = 0; r < ranks(); ++r) sends.push_back({.peer = r, .blocks = {mine.begin(), mine.end()}});
-    return std::make_unique<Under>(ranks_.exchange(std::move(sends), cut(all)));
+    return forwarded(inner().exchange(std::move(sends), cut(all)));
   }
   std::unique_ptr<Request::Pending> start_reduce_scatter_lists(std::span<const Block> parts,
                                                                std::span<const Block> mine) override {
@@ -55,11 +47,8 @@ class OwnCollectives final : public Communicator {
                           .blocks = {mine.begin(), mine.end()},
                           .combine = r == 0 ? Message::Combine::replace : Message::Combine::add,
                           .at_once = true});
-    return std::make_unique<Under>(ranks_.exchange(cut(parts), std::move(receives)));
+    return forwarded(inner().exchange(cut(parts), std::move(receives)));
   }
-  std::unique_ptr<Communicator> make_split(Index, Index) override { throw Error("no split here", "use another"); }
-
-  Communicator& ranks_;
 };
 
 struct Calls {
