@@ -154,6 +154,9 @@ class WEFT_API Communicator {
   // build without CUDA.
   std::unique_ptr<DeviceCommunicator> on(const Place& place);
 
+  // Error if calls on GPUs that had been started were given up since, because a rank failed. Such calls are ordered in
+  // a stream and end there as if all were well; the next call says so too, but after the last one only this does.
+  void check() const;
   // The last 64 calls of this rank, here and on GPUs, a line each, oldest first: number, pass and step, peers, bytes,
   // age and state.
   std::string flight_record() const;

@@ -231,6 +231,12 @@ const std::shared_ptr<detail::FlightRecorder>& Communicator::recorder() const {
 
 std::string Communicator::flight_record() const { return recorder()->text(); }
 
+void Communicator::check() const {
+#ifdef WEFT_WITH_NCCL
+  if (counts_->nccl_ != nullptr) cuda::check(*std::static_pointer_cast<cuda::NcclConnection>(counts_->nccl_));
+#endif
+}
+
 // Counts and records a call. `start` may give null: then there is none.
 template <class Start>
 Request Communicator::start_recorded(const char* kind, std::span<const Message> sends,

@@ -1,3 +1,4 @@
+#include "comm/cuda/packed_blocks.h"
 #include "comm/cuda/packed_message.h"
 #include "comm/cuda/transports.h"
 #include "cuda/runtime.h"
@@ -47,24 +48,85 @@ class PackedExchange final : public Request::Pending {
   std::unique_ptr<Request::Pending> moving_;  // destroyed first, because it may use the messages' memory
 };
 
-class Packed final : public DeviceCommunicator {
+// A collective of the transport between two contiguous buffers.
+class PackedCollective final : public Request::Pending {
  public:
-  Packed(Communicator& ranks, const Place& place, Carry carry)
-      : DeviceCommunicator(ranks, place), carry_(std::move(carry)) {}
+  // `start` is given both buffers.
+  template <class Start>
+  PackedCollective(const Place& place, std::span<const Block> from, std::span<const Block> to, const Start& start)
+      : device_(place.device),
+        stream_(static_cast<cudaStream_t>(place.stream)),
+        from_(from, stream_),
+        to_(to, stream_) {
+    from_.pack(stream_);
+    moving_ = start(from_.data(), to_.data());
+  }
+
+  void wait() override {
+    moving_->wait();
+    const DeviceGuard on(device_);
+    to_.unpack(stream_);
+  }
 
  private:
+  int device_;
+  cudaStream_t stream_;
+  PackedBlocks from_, to_;
+  std::unique_ptr<Request::Pending> moving_;  // destroyed first, because it may use the buffers
+};
+
+std::vector<Index> sizes_of(std::span<const Block> blocks) {
+  std::vector<Index> sizes;
+  for (const Block& b : blocks) sizes.push_back(b.size());
+  return sizes;
+}
+
+class Packed final : public DeviceCommunicator {
+ public:
+  Packed(Communicator& ranks, const Place& place, Carry carry, CarryCollectives collectives)
+      : DeviceCommunicator(ranks, place), carry_(std::move(carry)), own_(std::move(collectives)) {}
+
+  bool has_collectives() const override {
+    return own_.all_gather != nullptr || own_.reduce_scatter != nullptr || own_.all_to_all != nullptr;
+  }
+
+ private:
+  std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all) override {
+    if (own_.all_gather == nullptr) return nullptr;
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedCollective>(place(), std::span(&mine, 1), all, [&](const char* from, char* to) {
+      return own_.all_gather(place(), from, to, mine.size());
+    });
+  }
+  std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine) override {
+    if (own_.reduce_scatter == nullptr) return nullptr;
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedCollective>(place(), parts, std::span(&mine, 1), [&](const char* from, char* to) {
+      return own_.reduce_scatter(place(), reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
+                                 mine.size() / Index{sizeof(float)});
+    });
+  }
+  std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block> to, std::span<const Block> from) override {
+    if (own_.all_to_all == nullptr) return nullptr;
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedCollective>(place(), to, from, [&](const char* sent, char* received) {
+      return own_.all_to_all(place(), sent, sizes_of(to), received, sizes_of(from));
+    });
+  }
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     const DeviceGuard on(place().device);
     return std::make_unique<PackedExchange>(rank(), place(), std::move(sends), std::move(receives), carry_);
   }
 
   Carry carry_;
+  CarryCollectives own_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry) {
-  return std::make_unique<Packed>(ranks, place, std::move(carry));
+std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry,
+                                                CarryCollectives collectives) {
+  return std::make_unique<Packed>(ranks, place, std::move(carry), std::move(collectives));
 }
 
 }  // namespace weft::cuda

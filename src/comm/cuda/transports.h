@@ -40,7 +40,22 @@ struct Parcel {
 // wait() the destructor does the same, because the memory is freed in stream order.
 using Carry = std::function<std::unique_ptr<Request::Pending>(const Place& place, std::span<const Parcel> sends,
                                                               std::span<const Parcel> receives)>;
-std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry);
+// Collectives of the same transport over contiguous buffers in the order of ranks, stream-ordered like Carry; those
+// that are null are made of messages.
+struct CarryCollectives {
+  // `bytes` of each rank.
+  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* mine, void* all, Index bytes)>
+      all_gather = nullptr;
+  // `count` numbers of each rank.
+  std::function<std::unique_ptr<Request::Pending>(const Place& place, const float* parts, float* mine, Index count)>
+      reduce_scatter = nullptr;
+  // Bytes to and from each rank.
+  std::function<std::unique_ptr<Request::Pending>(const Place& place, const void* to, std::span<const Index> to_bytes,
+                                                  void* from, std::span<const Index> from_bytes)>
+      all_to_all = nullptr;
+};
+std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place& place, Carry carry,
+                                                CarryCollectives collectives = {});
 
 // NCCL, for ranks that have a GPU each, which is the place's device. All communicators that are made of one host
 // communicator share one connection, because to make one takes seconds on many ranks.
@@ -48,6 +63,8 @@ class NcclConnection;
 // Collective.
 std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call);
 bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place);
+// PeerError if calls over it were given up.
+void check(const NcclConnection& connection);
 std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
                                               std::shared_ptr<NcclConnection> connection);
 

@@ -217,8 +217,8 @@ std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key
   const auto group = std::find_if(all.begin(), all.end(), [&](const SplitChoice& c) { return c.color == color; });
 
   MPI_Comm part = MPI_COMM_NULL;
-  check(MPI_Comm_split(link_->comm, static_cast<int>(group - all.begin()), static_cast<int>(place), &part),
-        "MPI_Comm_split");
+  mpi::check(MPI_Comm_split(link_->comm, static_cast<int>(group - all.begin()), static_cast<int>(place), &part),
+             "MPI_Comm_split");
   const std::shared_ptr<Link> link = make_link(part, link_->options);
   link->whole = false;
   Index me = 0;
