@@ -5,6 +5,7 @@
 #   test      the GPU tests, a process a suite                        sanitize  compute-sanitizer's four tools on some of them
 #   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
+#   nccl      2, 4 and 8 processes over NCCL: collectives, failures, weft verify
 #   all of these if none is named
 # WEFT_BUILT=1: BUILD_DIR holds the programs already, and BUILD_DIR/race those for racecheck.
 # WEFT_KERNEL: kernel of the executor's soak and of the timings (cuda.sm90).
@@ -13,7 +14,7 @@
 set -u
 build=${1:?usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]} out=${2:?}
 shift 2
-parts=${*:-test trace matrix soak sanitize bench}
+parts=${*:-test trace matrix nccl soak sanitize bench}
 source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out"
 test=$build/tests/cuda_test faults=$build/tests/cuda_faults_test weft=$build/weft trace=$build/bench/cupti/trace
@@ -77,6 +78,23 @@ if has matrix && need "$weft" matrix; then
   for kernel in cuda.portable cuda.sm90; do
     step matrix.$kernel 600 "$weft" verify --kernel $kernel --comm threads --matrix full --ranks 2,4,8
   done
+fi
+if has nccl; then
+  export NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo  # processes that share a GPU talk over sockets
+  if need "$build/tests/nccl_test" nccl.test; then
+    for ranks in 2 4 8; do
+      WEFT_FAILURES=${WEFT_FAILURES:-6} step "nccl.test.$ranks" 300 "$build/tests/nccl_test" \
+        --gtest_filter="*/$(case $ranks in 2) echo 0 ;; 4) echo 1 ;; 8) echo 2 ;; esac)"
+    done
+  fi
+  if need "$weft" nccl.verify; then
+    for ranks in 2 4 8; do
+      for dtype in bf16 f16; do
+        step "nccl.$dtype.$ranks" 300 "$weft" verify --comm processes --ranks $ranks --kernel cuda.sm90 --dtype $dtype --matrix quick
+      done
+      step "nccl.f32.$ranks" 300 "$weft" verify --comm processes --ranks $ranks --kernel cuda.portable --dtype f32 --matrix quick
+    done
+  fi
 fi
 if has soak; then
   problems=${WEFT_PROBLEMS:-10000} seed=${WEFT_SEED:-$(date +%s)}

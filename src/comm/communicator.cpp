@@ -408,7 +408,7 @@ std::unique_ptr<DeviceCommunicator> Communicator::make_on(const Place& place) {
   auto connection = std::static_pointer_cast<cuda::NcclConnection>(nccl_);
   const cuda::Meeting met = cuda::meet(*this, place, cuda::connects(connection, place), host_call);
   if (!met.share_a_gpu) {
-    if (!met.connected) nccl_ = connection = cuda::connect_nccl(*this, place, host_call);
+    if (!met.connected) nccl_ = connection = cuda::connect_nccl(*this, place, host_call, board(), recorder());
     return cuda::make_nccl(*this, place, connection);
   }
 #endif

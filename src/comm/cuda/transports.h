@@ -60,8 +60,10 @@ std::unique_ptr<DeviceCommunicator> make_packed(Communicator& ranks, const Place
 // NCCL, for ranks that have a GPU each, which is the place's device. All communicators that are made of one host
 // communicator share one connection, because to make one takes seconds on many ranks.
 class NcclConnection;
-// Collective.
-std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call);
+// Collective. `board`: what the ranks see of each other, or null.
+std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call,
+                                             const std::shared_ptr<detail::Board>& board,
+                                             const std::shared_ptr<detail::FlightRecorder>& recorder);
 bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place);
 // PeerError if calls over it were given up.
 void check(const NcclConnection& connection);

@@ -1,11 +1,14 @@
 // A call packs what is not contiguous, sends and receives everything as one NCCL group in a stream of its own, and
 // unpacks. Events order all of it; the CPU waits for nothing.
+#include <functional>
+#include <span>
+#include <string_view>
 #include <vector>
 
-#include <nccl.h>
-
+#include "comm/cuda/packed_blocks.h"
 #include "comm/cuda/packed_message.h"
 #include "comm/cuda/transports.h"
+#include "comm/nccl/connection.h"
 #include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
 #include "index.h"
@@ -14,94 +17,127 @@
 namespace weft::cuda {
 namespace {
 
-void check(ncclResult_t result, const char* call) {
-  if (result == ncclSuccess || result == ncclInProgress) return;
-  throw Error(text("NCCL: ", call, ": ", ncclGetErrorString(result)),
-              "see that every rank has a GPU of its own and that all make the same calls; NCCL_DEBUG=INFO says more");
-}
-#define WEFT_NCCL(call) check((call), #call)
-
-}  // namespace
-
-// What all calls of the communicators of one device share.
-class NcclConnection {
+// A call in the connection's stream; wait() makes the caller's stream wait for it.
+class NcclCall : public Request::Pending {
  public:
-  explicit NcclConnection(int of_device) : device(of_device) {}
-  ~NcclConnection() {
-    if (comm != nullptr) ncclCommDestroy(comm);
-  }
-  NcclConnection(const NcclConnection&) = delete;
-  NcclConnection& operator=(const NcclConnection&) = delete;
+  NcclCall(std::shared_ptr<NcclConnection> link, const Place& place, std::span<const Message> sends,
+           std::span<const Message> receives)
+      : link_(std::move(link)),
+        device_(place.device),
+        caller_(static_cast<cudaStream_t>(place.stream)),
+        call_(link_->begin(caller_, sends, receives)) {}
 
-  int device;
-  ncclComm_t comm = nullptr;
-  PooledStream stream{true};  // high priority, because the next step waits for these messages
-  PooledEvent ready;          // the point that the caller's stream has reached
+  ~NcclCall() override {
+    if (issued_ && !waited_) clear_last_error(cudaEventSynchronize(call_->done.get()));
+  }
+
+  void wait() final {
+    link_->watch().check();
+    const DeviceGuard on(device_);
+    WEFT_CUDA(cudaStreamWaitEvent(caller_, call_->done.get()));
+    waited_ = true;
+    unpack(caller_);
+    // The connection's stream frees the memory, after the caller's stream is done with it.
+    WEFT_CUDA(cudaEventRecord(unpacked_.get(), caller_));
+    WEFT_CUDA(cudaStreamWaitEvent(stream(), unpacked_.get()));
+    link_->queued(*call_);
+  }
+
+ protected:
+  cudaStream_t stream() const { return link_->stream(); }
+  template <class Issue>
+  void issue(const Issue& what) {
+    link_->group(*call_, what);
+  }
+  void end() {
+    link_->end(call_);
+    issued_ = true;
+  }
+  virtual void unpack(cudaStream_t caller) = 0;
+
+ private:
+  std::shared_ptr<NcclConnection> link_;
+  int device_;
+  cudaStream_t caller_;
+  std::shared_ptr<StreamCall> call_;
+  PooledEvent unpacked_;
+  bool issued_ = false, waited_ = false;
 };
 
-namespace {
-
-class NcclExchange final : public Request::Pending {
+class NcclExchange final : public NcclCall {
  public:
   NcclExchange(std::shared_ptr<NcclConnection> link, Index rank, const Place& place, std::vector<Message> sends,
                std::vector<Message> receives)
-      : link_(std::move(link)), device_(place.device), caller_(static_cast<cudaStream_t>(place.stream)) {
-    const cudaStream_t stream = link_->stream.get();
-    WEFT_CUDA(cudaEventRecord(link_->ready.get(), caller_));
-    WEFT_CUDA(cudaStreamWaitEvent(stream, link_->ready.get()));
-    sends_ = pack_sends(std::move(sends), stream);
+      : NcclCall(std::move(link), place, sends, receives) {
+    sends_ = pack_sends(std::move(sends), stream());
+    bool moves = false;
     for (Message& m : receives) {
       const bool in_place = m.combine != Message::Combine::add;
-      if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream);
+      if (m.size() > 0) receives_.emplace_back(std::move(m), in_place, stream());
     }
-    WEFT_NCCL(ncclGroupStart());
-    for (const PackedMessage& p : sends_)
-      if (p.message.peer != rank)
-        WEFT_NCCL(ncclSend(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
-    for (const PackedMessage& p : receives_)
-      if (p.message.peer != rank)
-        WEFT_NCCL(ncclRecv(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), link_->comm, stream));
-    WEFT_NCCL(ncclGroupEnd());
-    copy_to_self(rank, stream);
-    WEFT_CUDA(cudaEventRecord(done_.get(), stream));
-  }
-
-  ~NcclExchange() override {
-    if (!waited_) clear_last_error(cudaEventSynchronize(done_.get()));
-  }
-
-  void wait() override {
-    const DeviceGuard on(device_);
-    WEFT_CUDA(cudaStreamWaitEvent(caller_, done_.get()));
-    waited_ = true;
-    for (const PackedMessage& p : receives_) {
-      const Block whole = p.block();
-      if (!p.is_in_place()) unpack(p.message, {&whole, 1}, caller_);
-    }
-    // The exchange's stream frees the memory, after the caller's stream is done with it.
-    WEFT_CUDA(cudaEventRecord(done_.get(), caller_));
-    WEFT_CUDA(cudaStreamWaitEvent(link_->stream.get(), done_.get()));
+    for (const auto* list : {&sends_, &receives_})
+      for (const PackedMessage& p : *list) moves = moves || p.message.peer != rank;
+    if (moves) issue([&](ncclComm_t comm, cudaStream_t on) { send_and_receive(rank, comm, on); });
+    copy_to_self(rank, stream());
+    end();
   }
 
  private:
   static std::size_t size(const PackedMessage& p) { return at(p.message.size()); }
 
-  void copy_to_self(Index rank, cudaStream_t stream) {
+  void send_and_receive(Index rank, ncclComm_t comm, cudaStream_t on) const {
+    for (const PackedMessage& p : sends_)
+      if (p.message.peer != rank)
+        WEFT_NCCL(ncclSend(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), comm, on));
+    for (const PackedMessage& p : receives_)
+      if (p.message.peer != rank)
+        WEFT_NCCL(ncclRecv(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), comm, on));
+  }
+
+  void copy_to_self(Index rank, cudaStream_t on) {
     std::size_t next = 0;
     for (const PackedMessage& to : receives_) {
       if (to.message.peer != rank) continue;
       const Block from = sent_to_self(sends_, rank, to.message, next), whole = to.block();
-      copy(segments({&from, 1}, {&whole, 1}), stream);
+      copy(segments({&from, 1}, {&whole, 1}), on);
     }
   }
 
-  std::shared_ptr<NcclConnection> link_;
-  int device_;
-  cudaStream_t caller_;
+  void unpack(cudaStream_t caller) override {
+    for (const PackedMessage& p : receives_) {
+      const Block whole = p.block();
+      if (!p.is_in_place()) cuda::unpack(p.message, {&whole, 1}, caller);
+    }
+  }
+
   std::vector<PackedMessage> sends_, receives_;
-  PooledEvent done_;
-  bool waited_ = false;
 };
+
+// A collective between two contiguous buffers.
+class NcclCollective final : public NcclCall {
+ public:
+  template <class Issue>
+  NcclCollective(std::shared_ptr<NcclConnection> link, const Place& place, std::span<const Block> from,
+                 std::span<const Block> to, std::span<const Message> sends, std::span<const Message> receives,
+                 const Issue& what)
+      : NcclCall(std::move(link), place, sends, receives), from_(from, stream()), to_(to, stream()) {
+    from_.pack(stream());
+    issue([&](ncclComm_t comm, cudaStream_t on) { what(from_.data(), to_.data(), comm, on); });
+    end();
+  }
+
+ private:
+  void unpack(cudaStream_t caller) override { to_.unpack(caller); }
+
+  PackedBlocks from_, to_;
+};
+
+// The messages that equal blocks stand for.
+std::vector<Message> messages_of(const Block& block, Index ranks) {
+  std::vector<Message> all;
+  for (Index peer = 0; peer < ranks; ++peer) all.push_back({peer, {block}});
+  return all;
+}
 
 class NcclCommunicator final : public DeviceCommunicator {
  public:
@@ -109,21 +145,42 @@ class NcclCommunicator final : public DeviceCommunicator {
       : DeviceCommunicator(ranks, place), link_(std::move(connection)) {}
 
   std::string_view name() const override { return "nccl"; }
+  bool has_collectives() const override { return true; }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     const DeviceGuard on(place().device);
     return std::make_unique<NcclExchange>(link_, rank(), place(), std::move(sends), std::move(receives));
   }
+  std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all) override {
+    const DeviceGuard on(place().device);
+    const std::vector<Message> messages = messages_of(mine, ranks());
+    return std::make_unique<NcclCollective>(
+        link_, place(), std::span(&mine, 1), all, messages, messages,
+        [&](const char* from, char* to, ncclComm_t comm, cudaStream_t stream) {
+          WEFT_NCCL(ncclAllGather(from, to, at(mine.size()), ncclChar, comm, stream));
+        });
+  }
+  std::unique_ptr<Request::Pending> start_reduce_scatter(std::span<const Block> parts, const Block& mine) override {
+    const DeviceGuard on(place().device);
+    const std::vector<Message> messages = messages_of(mine, ranks());
+    return std::make_unique<NcclCollective>(
+        link_, place(), parts, std::span(&mine, 1), messages, messages,
+        [&](const char* from, char* to, ncclComm_t comm, cudaStream_t stream) {
+          WEFT_NCCL(ncclReduceScatter(from, to, at(mine.size()) / sizeof(float), ncclFloat, ncclSum, comm, stream));
+        });
+  }
+  // all_to_all: a group of sends and receives, which is what ncclAlltoAll is too and takes blocks of any sizes.
 
   std::shared_ptr<NcclConnection> link_;
 };
 
 }  // namespace
 
-std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call) {
+std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Place& place, const HostCall& host_call,
+                                             const std::shared_ptr<detail::Board>& board,
+                                             const std::shared_ptr<detail::FlightRecorder>& recorder) {
   const DeviceGuard on(place.device);
-  auto connection = std::make_shared<NcclConnection>(place.device);
   ncclUniqueId id{};
   if (ranks.rank() == 0) WEFT_NCCL(ncclGetUniqueId(&id));
   // Everybody gets rank 0's id.
@@ -133,15 +190,18 @@ std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Pl
   for (Index peer = 0; ranks.rank() == 0 && peer < ranks.ranks(); ++peer) to.push_back({peer, {block(&id)}});
   from.push_back({0, {block(&got)}});
   host_call(std::move(to), std::move(from))->wait();
-  WEFT_NCCL(ncclCommInitRank(&connection->comm, static_cast<int>(ranks.ranks()), got, static_cast<int>(ranks.rank())));
-  return connection;
+  detail::Watch::Connection who{
+      .rank = ranks.rank(), .time_limit = ranks.time_limit(), .recorder = recorder, .board = nullptr};
+  if (board != nullptr)
+    who.board = board->connection(std::hash<std::string_view>()({got.internal, sizeof got.internal}) | 1);
+  return std::make_shared<NcclConnection>(place.device, got, ranks.ranks(), std::move(who));
 }
 
 bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& place) {
-  return connection != nullptr && connection->device == place.device;
+  return connection != nullptr && connection->device() == place.device && connection->watch().works();
 }
 
-void check(const NcclConnection&) {}
+void check(const NcclConnection& connection) { connection.watch().check(); }
 
 std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
                                               std::shared_ptr<NcclConnection> connection) {
