@@ -81,6 +81,12 @@ std::vector<Index> sizes_of(std::span<const Block> blocks) {
   return sizes;
 }
 
+Index total_size(std::span<const Block> blocks) {
+  Index bytes = 0;
+  for (const Block& b : blocks) bytes += b.size();
+  return bytes;
+}
+
 class Packed final : public DeviceCommunicator {
  public:
   Packed(Communicator& ranks, const Place& place, Carry carry, CarryCollectives collectives)
@@ -104,6 +110,23 @@ class Packed final : public DeviceCommunicator {
     return std::make_unique<PackedCollective>(place(), parts, std::span(&mine, 1), [&](const char* from, char* to) {
       return own_.reduce_scatter(place(), reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
                                  mine.size() / Index{sizeof(float)});
+    });
+  }
+  std::unique_ptr<Request::Pending> start_all_gather_lists(std::span<const Block> mine,
+                                                           std::span<const Block> all) override {
+    if (own_.all_gather == nullptr) return nullptr;
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedCollective>(place(), mine, all, [&](const char* from, char* to) {
+      return own_.all_gather(place(), from, to, total_size(mine));
+    });
+  }
+  std::unique_ptr<Request::Pending> start_reduce_scatter_lists(std::span<const Block> parts,
+                                                               std::span<const Block> mine) override {
+    if (own_.reduce_scatter == nullptr) return nullptr;
+    const DeviceGuard on(place().device);
+    return std::make_unique<PackedCollective>(place(), parts, mine, [&](const char* from, char* to) {
+      return own_.reduce_scatter(place(), reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to),
+                                 total_size(mine) / Index{sizeof(float)});
     });
   }
   std::unique_ptr<Request::Pending> start_all_to_all(std::span<const Block> to, std::span<const Block> from) override {
