@@ -1,6 +1,7 @@
 """Ranks that are processes over torch's process group of NCCL: a GPU each, or all on one by sockets."""
 
 import json
+import os
 
 import pytest
 
@@ -27,3 +28,18 @@ def test_nccl_alone(tmp_path):
     processes.start("nccl_worker.py", tmp_path, 2, "nccl", "all_gather f32", "ring bf16", "gathered", seconds=100)
     for rank in range(2):
         assert set(json.loads((tmp_path / f"results{rank}.json").read_text()).values()) == {None}
+
+
+def test_ranks_that_fail(tmp_path):
+    """kill -9, SIGSTOP or another packing on one of four ranks, at some moment; WEFT_FAILURES: so many times.
+
+    All others end: by Weft's error, or by torch's watchdog, which ends a process when NCCL tells it that a peer has gone.
+    """
+    count = int(os.environ.get("WEFT_FAILURES", "3"))
+    lines = processes.start("failing_worker.py", tmp_path, "random", 0, count, "cpu:gloo,cuda:nccl", seconds=30 + 40 * count)
+    for said in map(json.loads, lines.splitlines()):
+        for rank, ((status, seconds), text) in enumerate(zip(said["ended"], said["said"])):
+            if rank != said["lost"]:
+                assert status not in (0, -9) and seconds < 40, f"{said['way']}: rank {rank}: {status}, {seconds:.1f} s\n{text}"
+                assert "weft.Error: " in text or "NCCL" in text, f"{said['way']}: rank {rank}: {status}\n{text}"
+            print(said["way"], said["lost"], rank, status, f"{seconds:.1f} s", text.strip().splitlines()[-1:])

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import sys
+import time
 
 import numpy as np
 import torch
@@ -169,6 +170,49 @@ def messages_of_gpus():
             assert got[0][0].item() == 10 * other
     finally:
         module._in_stream = streams
+
+
+class _Event:
+    """What lies in a stream behind messages."""
+
+    def __init__(self, passed):
+        self.passed, self.asked = passed, 0
+
+    def query(self):
+        self.asked += 1
+        return self.passed
+
+
+class _Group:
+    """A group that counts how often it is aborted."""
+
+    def __init__(self, group):
+        self.group, self.aborted = group, 0
+
+    def abort(self):
+        self.aborted += 1
+
+    def __getattr__(self, name):
+        return getattr(self.group, name)
+
+
+@case
+def a_stream_that_does_not_come_past_its_messages():
+    """The watch over NCCL, with streams made up: asks after the time limit alone, gives up once, and the next call raises."""
+    from weft.torch import transport as module
+
+    group = _Group(dist.new_group([0, 1, 2, 3]))
+    transport = module.Transport(group, 0.2)
+    for passed in (True, False):
+        event = _Event(passed)
+        transport.watch.last = time.monotonic(), event, 0, [(dist.get_rank() + 1) % RANKS]
+        assert transport.watch._next_look() > 0 and event.asked == 0
+        time.sleep(0.25)
+        assert (transport.watch._next_look() > 0) == passed and event.asked == 1
+        assert (transport.watch.last is None) == passed and group.aborted == (not passed)
+    assert transport.watch._next_look() == 0 and group.aborted == 1
+    with refused("waited 0.2 seconds on GPU 0 for rank", "cannot be used any more"):
+        transport.exchange_on_gpu([], [], 0, 0)
 
 
 @case

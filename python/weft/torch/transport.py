@@ -10,7 +10,8 @@ import re
 import socket
 import threading
 import time
-from typing import Any, Callable, ContextManager, List, Optional, Set, Tuple, TypeVar
+import weakref
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -121,7 +122,7 @@ class _Handle:
             del work  # a traceback would keep it alive
             if not done:
                 if time.monotonic() >= ends - 0.01:
-                    failure = self.transport.waited(peer)
+                    failure = self.transport.waited("", [peer])
                 else:
                     failure = self.transport.fail(f"lost rank {self.transport.named(peer, text)}")
                 self.works = []
@@ -139,16 +140,76 @@ class _Handle:
 class _GpuHandle:
     """Operations of NCCL, which are ordered in a stream: to wait for them is that the stream does."""
 
-    def __init__(self, works: List[Any], tensors: Any, place: Tuple[int, int]) -> None:
-        self.works, self.tensors, self.place = works, tensors, place
+    def __init__(self, transport: Transport, works: List[Any], tensors: Any, place: Tuple[int, int], peers: List[int]) -> None:
+        self.transport, self.works, self.tensors, self.place, self.peers = transport, works, tensors, place, peers
 
     def wait(self) -> None:
-        with _in_stream(*self.place):
-            for work in self.works:
-                work.wait()
-        self.works, self.tensors = [], []
+        works, self.works = self.works, []
+        try:
+            with _in_stream(*self.place):
+                for work in works:
+                    work.wait()
+                if works:
+                    self.transport.watch.see(self.place[0], self.peers)
+        except RuntimeError as e:  # what torch's watchdog has found
+            ranks = ", ".join(map(self.transport.named, self.peers))
+            raise self.transport.fail(f"lost one of the ranks {ranks} on GPU {self.place[0]} ({_words(e)})") from None
+        finally:
+            self.tensors = []
 
     abandon = wait
+
+
+class _Watch:
+    """Looks after the last messages of NCCL: a stream that has not come past them within the time limit never will.
+
+    Nobody else would notice soon: the CPU has gone on, or waits for the stream, and torch gives up when its own, longer limit
+    has passed. The event is asked only when the limit has passed, because a question may disturb the capture of a graph.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = weakref.ref(transport)
+        self.last: Optional[Tuple[float, Any, int, List[int]]] = None  # since when, what is recorded behind them, GPU, peers
+        self.events: Dict[int, Any] = {}  # by GPU
+        self.runs = False
+
+    def see(self, device: int, peers: List[int]) -> None:
+        """Messages from and to these peers have been put into the current stream."""
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return
+        event = self.events.get(device)
+        if event is None:
+            event = self.events[device] = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        self.last = time.monotonic(), event, device, peers
+        if not self.runs:
+            self.runs = True
+            threading.Thread(target=self._look, name="weft.torch watches NCCL", daemon=True).start()
+
+    def _look(self) -> None:
+        pause = 0.05
+        while pause > 0:
+            time.sleep(pause)
+            pause = self._next_look()
+
+    def _next_look(self) -> float:
+        """Seconds until the next look; 0 if there is nothing to look after any more."""
+        transport, last = self.transport(), self.last
+        if transport is None or transport.broken:
+            return 0.0
+        if last is not None and time.monotonic() - last[0] >= transport.time_limit:
+            if not last[1].query():
+                self._give_up(transport, *last[2:])
+                return 0.0
+            if self.last is last:
+                self.last = None
+        return min(transport.time_limit / 4, 1.0)
+
+    @staticmethod
+    def _give_up(transport: Transport, device: int, peers: List[int]) -> None:
+        transport.waited(f"on GPU {device} ", peers)
+        with contextlib.suppress(AttributeError, RuntimeError):  # torch before 2.6: its watchdog ends the process
+            transport.group.abort()  # the stream goes on, and what follows raises
 
 
 def _in_stream(device: int, stream: int) -> ContextManager[Any]:
@@ -173,8 +234,10 @@ class Transport:
         self.sent, self.received = [0] * self.ranks, [0] * self.ranks
         self.exchanges = 0
         self.broken: Optional[str] = None
+        self.failure: Optional[Error] = None  # with which it broke
         self.mute = False  # the store did not answer once
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
+        self.watch = _Watch(self)
         self.calls: Callable[[], str] = str  # the last calls, a line each
         self._store(lambda store: store.set(_PROCESS.format(self.rank), f"pid {os.getpid()} on {socket.gethostname()}"))
 
@@ -207,7 +270,7 @@ class Transport:
 
     def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> _GpuHandle:
         if self.broken:
-            raise error(self.broken, "make a new process group")
+            raise self._again()
         self.exchanges += 1
         sends, receives = ([(peer, torch.from_dlpack(data)) for peer, data in some] for some in (sends, receives))
         operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
@@ -217,7 +280,12 @@ class Transport:
                 works = dist.batch_isend_irecv(operations)
         except RuntimeError as e:
             raise self.fail(f"could not start messages on GPU {device} ({_words(e)})") from None
-        return _GpuHandle(works, (sends, receives), (device, stream))
+        return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
+
+    def _again(self) -> Error:
+        """The error of a call after the one that failed, which the watch may have found, so that nobody has seen it yet."""
+        assert self.failure is not None
+        return error(self.failure.problem, self.failure.remedy)
 
     def fail(self, text: str, slow: bool = False) -> Error:
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began.
@@ -244,19 +312,23 @@ class Transport:
             process = re.findall(r"pid (\d+) on ([^,)]+)", text)
             if process:
                 hint += "; if it still runs, it has to be ended: kill -9 {} on {}".format(*process[-1])
-        return error(problem, f"{hint}; the process group cannot be used any more")
+        self.failure = error(problem, f"{hint}; the process group cannot be used any more")
+        return self.failure
 
-    def waited(self, peer: int) -> Error:
+    def waited(self, where: str, peers: List[int]) -> Error:
         """The error after the time limit. A rank that is waited for may wait itself, for the one that is to blame."""
-        self._store(lambda store: store.set(_WAITS.format(self.rank), str(peer)))
-        time.sleep(0.2)  # others whose limit has passed say so meanwhile
-        text, chain = f"waited {self.time_limit:g} seconds for rank {self.named(peer)}", [self.rank, peer]
-        while True:
-            said = self._said(_WAITS.format(chain[-1]))
-            if said is None or int(said) in chain:
-                break
-            chain.append(int(said))
-            text += f", which waits for rank {self.named(chain[-1])}"
+        text = f"waited {self.time_limit:g} seconds {where}for rank{'s' if len(peers) > 1 else ''} "
+        text += ", ".join(self.named(peer) for peer in peers)
+        if len(peers) == 1:
+            self._store(lambda store: store.set(_WAITS.format(self.rank), str(peers[0])))
+            time.sleep(0.2)  # others whose limit has passed say so meanwhile
+            chain = [self.rank, peers[0]]
+            while True:
+                said = self._said(_WAITS.format(chain[-1]))
+                if said is None or int(said) in chain:
+                    break
+                chain.append(int(said))
+                text += f", which waits for rank {self.named(chain[-1])}"
         return self.fail(text, slow=True)
 
     def named(self, peer: int, text: str = "") -> str:
