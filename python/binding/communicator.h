@@ -69,7 +69,8 @@ class InTurn {
 // whose wait() returns when all is done, and whose abandon() makes sure that nobody touches the arrays any more.
 // `reaches_gpus`: it also has exchange_on_gpu(sends, receives, device, stream), for bytes on a GPU as objects with
 // __dlpack__, all in the order of the stream, and meet_on_gpu(device), which all ranks call before the first of them.
-// Without it bytes of a GPU go as the library sends them.
+// It may have collective_on_gpu(kind, sent, bytes to each rank, received, bytes from each rank, device, stream), too,
+// for all_gather, reduce_scatter (of f32) and all_to_all. Without it bytes of a GPU go as the library sends them.
 std::unique_ptr<Comm> make_python_communicator(Index rank, Index ranks, std::string name, nb::object transport,
                                                bool reaches_gpus);
 

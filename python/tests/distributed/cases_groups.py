@@ -164,6 +164,15 @@ def messages_of_gpus():
         sent = [torch.full((8,), 10 * mine + i, dtype=torch.uint8) for i in range(2)]
         transport.exchange_on_gpu([(to, x) for x in sent], [(back, x) for x in got], 0, 0).wait()
         assert [x[0].item() for x in got] == [10 * back, 10 * back + 1], got
+        everyone = torch.zeros(12, dtype=torch.uint8)
+        transport.collective_on_gpu("all_gather", sent[0][:4], [4], everyone, [4] * 3, 0, 0).wait()
+        assert everyone.tolist() == [0] * 4 + [10] * 4 + [20] * 4
+        parts, total = torch.arange(6.0) + mine, torch.zeros(2)
+        transport.collective_on_gpu("reduce_scatter", parts.view(torch.uint8), [8] * 3, total.view(torch.uint8), [8], 0, 0).wait()
+        assert total.tolist() == [6 * mine + 3, 6 * mine + 6], total
+        to, came = torch.full((6,), mine, dtype=torch.uint8), torch.zeros(3 * (mine + 1), dtype=torch.uint8)
+        transport.collective_on_gpu("all_to_all", to, [1, 2, 3], came, [mine + 1] * 3, 0, 0).wait()
+        assert came.tolist() == [r for r in range(3) for _ in range(mine + 1)], came
         if mine < 2:
             other = 1 - mine
             transport.exchange_on_gpu([(other, sent[0])], [(other, got[0])], 0, 0).wait()

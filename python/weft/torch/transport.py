@@ -282,6 +282,26 @@ class Transport:
             raise self.fail(f"could not start messages on GPU {device} ({_words(e)})") from None
         return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
 
+    def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
+                          device: int, stream: int) -> _GpuHandle:
+        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks."""
+        if self.broken:
+            raise self._again()
+        self.exchanges += 1
+        mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
+        try:
+            with _in_stream(device, stream):
+                if kind == "all_gather":
+                    work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
+                elif kind == "reduce_scatter":
+                    work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,
+                                                      async_op=True)
+                else:
+                    work = dist.all_to_all_single(into, mine, received_bytes, sent_bytes, group=self.group, async_op=True)
+        except RuntimeError as e:
+            raise self.fail(f"could not start {kind} on GPU {device} ({_words(e)})") from None
+        return _GpuHandle(self, [work], (mine, into), (device, stream), [r for r in range(self.ranks) if r != self.rank])
+
     def _again(self) -> Error:
         """The error of a call after the one that failed, which the watch may have found, so that nobody has seen it yet."""
         assert self.failure is not None
