@@ -45,13 +45,15 @@ def _kernels() -> Optional[Tuple[Callable[..., Any], Callable[..., Any]]]:
     for name in ("run", "run_backward"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     _core.torch_register("CPU")
+    if _core.has_cuda and torch.version.cuda is not None:
+        _core.torch_register("CUDA")
     # Without the Python method around it, where there is one.
     run, run_backward = torch.ops.weft.run.default, torch.ops.weft.run_backward.default
     return getattr(run, "_op", run), getattr(run_backward, "_op", run_backward)
 
 
 _native = _kernels()
-_on_gpus = False  # whether the kernels take tensors on GPUs too
+_on_gpus = _native is not None and _core.has_cuda and torch.version.cuda is not None  # they take tensors on GPUs too
 
 
 class Call(NamedTuple):
