@@ -29,6 +29,7 @@ void bind_draw(nanobind::module_& m);
 void bind_layouts(nanobind::module_& m);
 void bind_prepare(nanobind::module_& m);
 void bind_ranks(nanobind::module_& m);
+void bind_offsets_attention(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_schedule_options(nanobind::module_& m);
 void bind_support(nanobind::module_& m);

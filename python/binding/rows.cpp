@@ -19,6 +19,7 @@
 #include "problem.h"
 #include "rows/row_tensor.h"
 #include "tensor.h"
+#include "torch/offsets.h"
 #include "weft/device_rows.h"
 
 namespace weft::python {
@@ -119,47 +120,6 @@ void bind_steps(nb::module_& m) {
 }
 
 // --- Row operators of weft.torch: cu_seqlens and rows are arrays in the same place, on a CPU or a GPU ---
-
-// One side's cu_seqlens, both of one integer type, one-dimensional and contiguous: weft.torch has seen to that.
-struct Offsets {
-  Array cu;
-  std::optional<Array> padded;
-  std::optional<Index> tokens;  // none: as many as the offsets say
-
-  Index sequences() const { return cu.shape.front() - 1; }
-  Stream on_cpu() const {
-    const std::vector<Index> real = numbers(cu), begins = padded ? numbers(*padded) : std::vector<Index>{};
-    return Stream::from_cu_seqlens({.cu_seqlens = real, .cu_seqlens_padded = begins, .tokens = tokens});
-  }
-  DeviceStream on_gpu() const {
-    return {.cu_seqlens = cu.data,
-            .cu_seqlens_padded = padded ? padded->data : nullptr,
-            .type = cu.item_bytes == 4 ? OffsetType::i32 : OffsetType::i64,
-            .sequences = sequences(),
-            .tokens = tokens.value_or(kMaxTokens)};
-  }
-
- private:
-  static std::vector<Index> numbers(const Array& a) {
-    std::vector<Index> out(at(a.shape.front()));
-    for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] =
-          a.item_bytes == 4 ? static_cast<const std::int32_t*>(a.data)[i] : static_cast<const std::int64_t*>(a.data)[i];
-    return out;
-  }
-};
-
-Offsets offsets_of(const Array& cu, const std::optional<Array>& padded, std::optional<Index> tokens) {
-  const auto check = [&](const Array& a, std::string_view name) {
-    if (a.floating || (a.item_bytes != 4 && a.item_bytes != 8) || a.shape.size() != 1 || a.shape.front() < 1 ||
-        (a.shape.front() > 1 && a.strides.front() != 1) || a.item_bytes != cu.item_bytes || a.shape != cu.shape)
-      throw Error(text(name, " are no offsets, or not of cu_seqlens' shape and type"),
-                  "give [sequences + 1] numbers of int32 or int64, contiguous");
-  };
-  check(cu, "cu_seqlens");
-  if (padded) check(*padded, "cu_seqlens_padded");
-  return {cu, padded, tokens};
-}
 
 // The rows of a rank begin at multiples of `rows`, of which the layout may need fewer.
 RowTensor rows_of_rank(const RowTensor& all, Index rows, Index rank, const Layout& layout) {

@@ -132,6 +132,26 @@ def test_rows_suffice():
                     assert rows.rows_for(tokens, ranks, layout) == weft.Layout(layout, weft.Packing([0, tokens]), ranks).rows
 
 
+def test_dealt_by_offsets():
+    """What shard, position_ids and valid_rows do with cu_seqlens on a GPU, here with those of the CPU."""
+    from weft.torch.dealt import Dealt
+
+    for number, (cu, padded, tokens, ranks, layout) in enumerate(packings(3, 80)):
+        packing = weft.Packing(cu, cu_seqlens_q_padded=padded, tokens_q=tokens)
+        placed = weft.Layout(layout, packing, ranks)
+        offsets, begins = offsets_on("cpu", cu, padded, number)
+        x = torch.arange(1, tokens + 1)
+        for rank in range(ranks):
+            there = Dealt(offsets, begins, layout, ranks, rank)
+            n = placed.rows  # rows for any offsets may be more
+            held = torch.from_numpy(placed.tokens(rank))
+            filled = there.shard(x, fill=-100)
+            assert filled[:n].tolist() == [t + 1 if t >= 0 else -100 for t in held.tolist()] and (filled[n:] == -100).all()
+            assert there.positions(tokens).clamp(min=0)[:n].tolist() == placed.position_ids(rank).tolist()
+            assert (there.positions(tokens) >= 0)[:n].tolist() == placed.valid(rank).astype(bool).tolist()
+            assert (there.positions(tokens)[n:] == -1).all()
+
+
 def te_indices(cu, tokens, ranks, rank):
     """thd_get_partitioned_indices as Transformer Engine's kernel computes it: token i of a rank's rows, by search."""
     out, scaled = [], [c // ranks for c in cu]

@@ -14,6 +14,7 @@ from .._options import constant
 from ..schedule import Schedule
 from ..spellings import own_words
 from ..types import TorchOptions
+from . import offsets
 from .group import name_of
 from .how import OPTIONS, how_of
 from .op import attend
@@ -197,6 +198,10 @@ def context_parallel_attention(
     that of shard as layout_mask, unless it was causal, the default. Under a layout that rows were not dealt out in, attention
     raises (use_layout). sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
 
+    The packing may also be cu_seqlens on the GPU where q is, with cu_seqlens_q_padded or seqused_q, and cu_seqlens_k,
+    cu_seqlens_k_padded, seqused_k if keys are other sequences: planned there, in the current stream, without waiting. Layouts
+    contiguous, dual_chunk, zigzag (the default then) and striped, schedule all_gather; on one rank the call can be captured.
+
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
 
@@ -209,6 +214,13 @@ def context_parallel_attention(
     """
     if not type(one_rank) is type(return_lse) is type(return_max_logit) is bool:
         _refuse_flags(one_rank=one_rank, return_lse=return_lse, return_max_logit=return_max_logit)
+    if offsets.given_on_gpu(packing, given):
+        found = offsets.offsets_of(packing, given)
+        options = dict(in_own_words(given, group))
+        group = options.pop("group", group)
+        result = offsets.context_parallel(q, k, v, found, mask, "" if one_rank else group, sink, options)
+        kept = [x for x, asked in zip(result, (True, return_lse, return_max_logit)) if asked]
+        return kept[0] if len(kept) == 1 else tuple(kept)
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
     statistics = return_lse or return_max_logit
     if torch.compiler.is_compiling() or not _plain(q, k, v):

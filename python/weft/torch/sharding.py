@@ -12,6 +12,7 @@ from .. import sharding as _sharding
 from .._arrays import error
 from .._core import Layout, Mask
 from ..types import AnyLayout, FormatName, Side
+from .dealt import Dealt, dealt, on_gpu
 from .group import all_gather, rank_and_ranks, resolve, scope_of
 from .packed import AnyPacking, packing_of
 
@@ -58,13 +59,34 @@ def _rows_first(x: Tensor, dim: int) -> Tensor:
     return x[0]
 
 
+def _by_offsets(packing: Any, padded: Optional[Tensor], group: Any, layout: Optional[AnyLayout],
+                side: Side) -> Optional[Dealt]:
+    """How rows lie by cu_seqlens on a GPU; None if the packing is one that the host can read."""
+    if on_gpu(packing):
+        return dealt(packing, padded, group, layout, side)
+    if padded is not None:
+        raise error("cu_seqlens_padded are given with a packing on the CPU", "put them into it: weft.Packing(cu_seqlens, "
+                    "cu_seqlens_q_padded=...)")
+    return None
+
+
+def _of_how_many(tokens: Optional[int]) -> int:
+    if tokens is None:
+        raise error("cu_seqlens lie on a GPU, and the number of tokens is not given", "give tokens=..., those of the pack")
+    return tokens
+
+
 def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
-          mask: Optional[Mask] = None, side: Side = "q", dim: int = 0, fill: float = 0) -> Tensor:
+          mask: Optional[Mask] = None, side: Side = "q", dim: int = 0, fill: float = 0,
+          cu_seqlens_padded: Optional[Tensor] = None) -> Tensor:
     """This rank's rows of x, which holds all tokens of the pack in dimension `dim` (0, or 1 of a batch of one).
 
     Rows that hold no token become `fill`: -100 for labels. side: "k" for keys that are not where the queries are; layout:
     "balanced" unless said otherwise, which goes by mask, causal unless one is given. The layout is remembered for the group
     and packing: attention under another raises.
+
+    The packing may also be cu_seqlens on x's GPU (with cu_seqlens_padded, if they are): nobody waits for it then, the layout is
+    zigzag unless said, a rank has rows for any offsets within x (weft.torch.rows.rows_for), and nothing is remembered.
 
         >>> import torch, weft, weft.torch
         >>> weft.torch.shard(torch.arange(16), weft.Packing([0, 7, 16])).tolist() == list(range(16))
@@ -72,6 +94,10 @@ def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional
     """
     if x.requires_grad:
         raise error("shard of a tensor that requires a gradient", "shard inputs, not activations; detach it if that is meant")
+    there = _by_offsets(packing, cu_seqlens_padded, group, layout, side)
+    if there is not None:
+        local = there.shard(_rows_first(x, dim), fill)
+        return local if dim == 0 else local[None]
     rank, placed = _deal(packing, group, layout, mask)
     local = _sharding.shard_rows(_rows_first(x, dim).contiguous(), placed, rank, side)
     if fill != 0:
@@ -81,11 +107,19 @@ def shard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional
 
 
 def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None,
-            mask: Optional[Mask] = None, side: Side = "q", dim: int = 0) -> Tensor:
-    """All ranks' rows as the whole pack, on every rank. Carries no gradient. layout and mask: those of shard."""
+            mask: Optional[Mask] = None, side: Side = "q", dim: int = 0, cu_seqlens_padded: Optional[Tensor] = None,
+            tokens: Optional[int] = None) -> Tensor:
+    """All ranks' rows as the whole pack, on every rank. Carries no gradient. layout and mask: those of shard.
+
+    cu_seqlens on a GPU as in shard; tokens: of the whole pack then, all ranks' rows unless said.
+    """
     if x.requires_grad and torch.is_grad_enabled():
         raise error("unshard of a tensor that requires a gradient",
                     "it carries none: detach it first, or compute the loss on the rank's rows")
+    there = _by_offsets(packing, cu_seqlens_padded, group, layout, side)
+    if there is not None:
+        whole = there.unshard(_rows_first(x, dim), group, tokens)
+        return whole if dim == 0 else whole[None]
     rank, placed = place(packing, group, layout, mask)
     _placed.check(placed, rank, scope_of(group), "unshard", USE)
     whole = _sharding.unshard_rows(all_gather(_rows_first(x, dim), group), placed, side)
@@ -93,15 +127,20 @@ def unshard(x: Tensor, packing: AnyPacking, group: Any = None, *, layout: Option
 
 
 def position_ids(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-                 side: Side = "q", format: FormatName = "thd", device: Any = None) -> Tensor:
+                 side: Side = "q", format: FormatName = "thd", device: Any = None, cu_seqlens_padded: Optional[Tensor] = None,
+                 tokens: Optional[int] = None) -> Tensor:
     """Position of each of this rank's rows in its document, int64; 0 where a row is padding. device: where it is wanted.
 
-    layout and mask: those of shard; format: that of attention, which for batches has another usual layout.
+    layout and mask: those of shard; format: that of attention, which for batches has another usual layout. cu_seqlens on a GPU
+    as in shard; tokens, the rows of the whole pack, must be given then.
 
         >>> import weft, weft.torch
         >>> weft.torch.position_ids(weft.Packing([0, 3, 5])).tolist()
         [0, 1, 2, 0, 1]
     """
+    there = _by_offsets(packing, cu_seqlens_padded, group, layout, side)
+    if there is not None:
+        return there.positions(_of_how_many(tokens)).clamp(min=0)
     rank, placed = _deal(packing, group, layout, mask, format)
     positions = torch.from_numpy(placed.position_ids(rank, side))
     if placed.ranks > 1:
@@ -111,8 +150,12 @@ def position_ids(packing: AnyPacking, group: Any = None, *, layout: Optional[Any
 
 
 def valid_rows(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLayout] = None, mask: Optional[Mask] = None,
-               side: Side = "q", format: FormatName = "thd", device: Any = None) -> Tensor:
+               side: Side = "q", format: FormatName = "thd", device: Any = None, cu_seqlens_padded: Optional[Tensor] = None,
+               tokens: Optional[int] = None) -> Tensor:
     """True where this rank's row holds a real token. Arguments as of position_ids."""
+    there = _by_offsets(packing, cu_seqlens_padded, group, layout, side)
+    if there is not None:
+        return there.positions(_of_how_many(tokens)) >= 0
     rank, placed = _deal(packing, group, layout, mask, format)
     return _on(device, torch.from_numpy(placed.valid(rank, side)).bool())
 

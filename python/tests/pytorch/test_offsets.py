@@ -1,0 +1,161 @@
+"""Attention from cu_seqlens as tensors, one rank and many, here by the host's planner; on a GPU: cuda/test_cuda_offsets.py."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft
+import weft.torch
+from torch.library import opcheck
+from weft.torch import offsets, rows
+
+from refusals import refused
+
+PADDED, USED, TOKENS = [0, 16, 24, 48, 64], [13, 0, 24, 9], 66
+CU = [0, 13, 13, 37, 46]
+PACKING = weft.Packing(CU, cu_seqlens_q_padded=PADDED, tokens_q=TOKENS)
+MASKS = {"full": {}, "causal": dict(causal=True), "window": dict(causal=True, window=(5, 0)),
+         "chunks": dict(causal=True, chunk_size=6), "bottom_right": dict(causal=True, bottom_right=True)}
+attend = weft.torch.context_parallel_attention
+
+
+def ints(numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype)
+
+
+def tensors(dtype=torch.float32, tokens=TOKENS):
+    g = torch.Generator().manual_seed(1)
+    return [torch.randn(tokens, h, 8, generator=g, dtype=torch.float64).to(dtype) for h in (4, 2, 2, 4)]
+
+
+def gradients(call, inputs, dout, **options):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out, lse = call(*inputs, **options)[:2]
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out, inputs, dout)]
+
+
+def same(got, wanted, what, tolerance=0.0):
+    for number, (g, w) in enumerate(zip(got, wanted)):
+        assert torch.equal(g, w) if not tolerance else torch.allclose(g, w, atol=tolerance, rtol=tolerance), (what, number)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_one_rank(mask):
+    *inputs, dout = tensors()
+    for extra in ({}, {"softcap": 5.0}, {"scale": 0.3}):
+        wanted = gradients(attend, inputs, dout, packing=PACKING, return_lse=True, one_rank=True, **MASKS[mask], **extra)
+        for lengths in (dict(cu_seqlens_q=ints(CU), cu_seqlens_q_padded=ints(PADDED)),
+                        dict(cu_seqlens_q=ints(PADDED, torch.int64), seqused_q=ints(USED))):
+            same(gradients(offsets.attention, inputs, dout, **lengths, **MASKS[mask], **extra), wanted, (mask, extra))
+
+
+def test_other_keys_and_sinks():
+    (q, _, _, dout), (_, k, v, _) = tensors(), tensors(tokens=40)
+    packing = weft.Packing(CU, [0, 9, 12, 30, 40], cu_seqlens_q_padded=PADDED, tokens_q=TOKENS)
+    lengths = dict(cu_seqlens_q=ints(CU), cu_seqlens_q_padded=ints(PADDED), cu_seqlens_k=ints([0, 9, 12, 30, 40]))
+    for extra in ({}, dict(causal=True, bottom_right=True)):
+        wanted = gradients(attend, (q, k, v), dout, packing=packing, return_lse=True, one_rank=True, **extra)
+        same(gradients(offsets.attention, (q, k, v), dout, **lengths, **extra), wanted, extra)
+    sink = torch.randn(4).requires_grad_()
+    results = []
+    for call, how in ((attend, dict(packing=packing, one_rank=True)), (offsets.attention, lengths)):
+        out = call(q, k, v, sink=sink, **how)
+        out = out[0] if isinstance(out, tuple) else out
+        results.append((out.detach(), *torch.autograd.grad(out, sink, dout)))
+    same(*results, "sink")
+
+
+def test_gradcheck():
+    q, k, v, _ = (x.requires_grad_() for x in tensors(torch.float64))
+    cu, padded = ints(CU), ints(PADDED)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: offsets.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_q_padded=padded, causal=True)[0], (q, k, v),
+        fast_mode=True)
+
+
+@pytest.mark.long
+def test_opcheck():
+    q, k, v, _ = (x.requires_grad_() for x in tensors())
+    cu, padded = ints(CU), ints(PADDED)
+    opcheck(torch.ops.weft.attention_offsets.default, (q, k, v, None, cu, padded, None, None, '{"causal": true}'))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "dual_chunk", "zigzag", "striped"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks(layout, ranks):
+    """Each rank's rows by rows.shard of the same offsets; more tokens than documents fill, so ranks have empty rows too."""
+    *inputs, dout = tensors(tokens=72)
+    packing = weft.Packing(CU, cu_seqlens_q_padded=PADDED, tokens_q=72)
+    cu, padded = ints(CU), ints(PADDED)
+    for mask in MASKS.values():
+        wanted = gradients(attend, inputs, dout, packing=packing, return_lse=True, one_rank=True, **mask)
+        largest = attend(*inputs, packing, return_max_logit=True, one_rank=True, **mask)[1]
+
+        def rank(comm):
+            how = dict(cu_seqlens_padded=padded, layout=layout)
+            mine = [rows.shard(x, cu, ranks, comm.rank, **how) for x in (*inputs, dout)]
+            lengths = dict(cu_seqlens_q=cu, cu_seqlens_q_padded=padded, group=comm, layout=layout, **mask)
+            got = gradients(offsets.attention, mine[:3], mine[3], **lengths)
+            assert torch.allclose(offsets.attention(*mine[:3], **lengths)[2], largest)
+            return [rows.unshard(x, cu, ranks, comm.rank, tokens=72, **how) for x in got]
+
+        parts = weft.spawn(ranks, rank)
+        real = rows.copy_valid_rows(torch.ones(72), cu, padded).bool()
+        for number in (0, 2, 3, 4):
+            same([sum(part[number] for part in parts)[real]], [wanted[number][real]], (layout, mask, number), 2e-5)
+
+
+def test_refusals():
+    *inputs, _ = tensors()
+    cu = ints([0, TOKENS])
+    with refused("layout balanced"):
+        offsets.attention(*inputs, cu_seqlens_q=cu, layout="balanced")
+    with refused("checked is given"):
+        offsets.attention(*inputs, cu_seqlens_q=cu, checked=True)
+    with refused("seqused_q has shape [2]"):
+        offsets.attention(*inputs, cu_seqlens_q=cu, seqused_q=ints([3, 4]))
+    with refused("less than"):
+        offsets.attention(*inputs, cu_seqlens_q=ints([0, 40, 30]))
+    with refused("a mask of slices"):
+        offsets.context_parallel(*inputs, {"cu_seqlens_q": cu}, weft.Mask(slices=[[0, 4, 0, 4, 0, 0]]), "", None, {})
+
+    def over(schedule):
+        def rank(comm):
+            mine = [rows.shard(x, cu, 2, comm.rank) for x in inputs]
+            offsets.attention(*mine, cu_seqlens_q=cu, group=comm, schedule=schedule)
+
+        weft.spawn(2, rank)
+
+    with refused("schedule exact, whose messages depend on lengths"):
+        over("exact")
+    with refused("schedule ring, whose steps are planned on the host"):
+        over(weft.Schedule("ring"))
+
+
+def test_the_call_by_any_names():
+    cu, other = ints([0, TOKENS]), ints([0, TOKENS])
+    found = offsets.offsets_of(None, dict(cu_seqlens_q=cu, cu_seqlens_k=cu))
+    assert found["cu_seqlens_q"] is cu and found["cu_seqlens_k"] is None
+    assert offsets.offsets_of(None, dict(cu_seqlens_q=cu, cu_seqlens_k=other))["cu_seqlens_k"] is other
+    with refused("packing is given together with cu_seqlens_q"):
+        offsets.offsets_of(cu, dict(cu_seqlens_q=cu))
+    with refused("there are no cu_seqlens of the queries"):
+        offsets.offsets_of(None, dict(seqused_q=cu))
+    *inputs, _ = tensors()
+    got = offsets.context_parallel(*inputs, offsets.offsets_of(cu, {}), weft.Mask(causal=True), "", "off_by_one",
+                                   dict(format="thd", layer=3, layout=None))
+    wanted = attend(*inputs, cu, causal=True, sink="off_by_one", one_rank=True, return_lse=True)
+    same(got[:2], wanted, "off_by_one")
+
+
+def test_context_parallel_attention_goes_this_way(monkeypatch):
+    """As for cu_seqlens on a GPU, by the names that it takes."""
+    *inputs, _ = tensors()
+    cu = ints([0, 30, TOKENS])
+    wanted = attend(*inputs, cu, causal=True, softcap=4.0, return_lse=True, return_max_logit=True, one_rank=True)
+    monkeypatch.setattr(offsets, "given_on_gpu", lambda packing, options: True)
+    got = attend(*inputs, cu, softmax_scale=None, is_causal=True, softcap=4.0, return_lse=True, return_max_logit=True)
+    same(got, wanted, "all three")
+    same([attend(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, softcap=4.0)], wanted, "out alone")
+    padded = attend(*inputs, cu_seqlens_q=ints(PADDED), seqused_q=ints(USED), one_rank=True)
+    monkeypatch.undo()
+    same([padded], [attend(*inputs, PACKING, one_rank=True)], "padded")

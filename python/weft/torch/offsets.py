@@ -1,0 +1,237 @@
+"""Attention from cu_seqlens where the tensors are: on a GPU the plan is made there, in the current stream, and the host
+never waits. On a CPU, for comparison, it is made by the host's planner, and wrong offsets raise.
+
+Lengths are not known on the host, so what depends on them there is refused: layouts balanced and placed, slices of the user's
+own, schedules but all_gather. Wrong offsets (falling, past the end) let the documents of the call see nothing; what was found is
+raised by weft.torch.rows.check_offsets, or by the next such call in the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _arrays, _core
+from .._arrays import error
+from .group import all_gather, all_or_nobody, communicator, name_of, rank_and_ranks
+from .rows import _offsets
+
+_LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped")
+_DEFAULTS: Dict[str, Any] = dict(
+    causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False, head_map=None,
+    deterministic=False, kernel="", layout="zigzag", group="")
+
+
+def _read(how: str) -> Dict[str, Any]:
+    return {**_DEFAULTS, **json.loads(how)}
+
+
+def _refuse(said: Dict[str, Any], ranks: int) -> None:
+    why = "cu_seqlens lie on a GPU, where the host does not see lengths"
+    if said["layout"] not in _LAYOUTS:
+        raise error(f"layout {said['layout']}, and {why}", "use zigzag, dual_chunk, contiguous or striped, or the CPU")
+    if ranks > 1 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise error(f"a CUDA graph is captured over {ranks} ranks", "capture on one rank, or call it outside of the capture")
+
+
+def _statistics(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
+    return _arrays.array(cu), None if padded is None else _arrays.array(padded), tokens
+
+
+class _Problem:
+    """What both passes need: the plan's question, and the keys of all ranks."""
+
+    def __init__(self, q: Tensor, k: Tensor, sink: Optional[Tensor], offsets: Tuple[Optional[Tensor], ...], how: str) -> None:
+        self.said = said = _read(how)
+        self.group = said["group"]
+        rank, self.ranks = rank_and_ranks(self.group)
+        _refuse(said, self.ranks)
+        cu_q, padded_q, cu_k, padded_k = offsets
+        assert cu_q is not None
+        keys = None if cu_k is None else _side(cu_k, padded_k, self.ranks * k.shape[0])
+        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
+        self.planned = _core.OffsetsProblem(_side(cu_q, padded_q, self.ranks * q.shape[0]), keys, mask, said["layout"],
+                                            self.ranks, rank, q.shape[0], k.shape[0])
+        self.settings = _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
+                                       said["off_by_one"], said["head_map"])
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """All ranks' rows, in rank order."""
+        return x if self.ranks == 1 else torch.cat(all_gather(x, self.group))
+
+    def summed(self, x: Tensor, like: Tensor) -> Tensor:
+        """This rank's rows of the sum over ranks, rounded once."""
+        if self.ranks == 1:
+            return x
+        mine = x.new_empty(like.shape)
+        with all_or_nobody(self.group):
+            _core.sum_rows(communicator(self.group), _arrays.array(x), _arrays.array(mine, True), _arrays.stream_of(x))
+        return mine.to(like.dtype)
+
+
+@torch.library.custom_op("weft::attention_offsets", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
+             cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
+    problem = _Problem(q, k, sink, (cu_q, padded_q, cu_k, padded_k), how)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
+    largest = q.new_empty(q.shape[1:2], dtype=_statistics(q.dtype))
+    arrays = [_arrays.array(x, name=name) for x, name in ((q, "q"), (problem.gathered(k), "k"), (problem.gathered(v), "v"))]
+    _core.attend_offsets(problem.planned, *arrays, problem.settings, _arrays.array(out, True), _arrays.array(lse, True),
+                         _arrays.array(largest, True), problem.said["kernel"], _arrays.stream_of(q))
+    if problem.ranks > 1:
+        largest = torch.stack(all_gather(largest, problem.group)).amax(0)
+    return out, lse, largest
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor], cu_k: Optional[Tensor],
+      padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, ...]:
+    return (q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype)),
+            q.new_empty(q.shape[1:2], dtype=_statistics(q.dtype)))
+
+
+@torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
+def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
+                 padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
+                 how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem = _Problem(q, k, sink, (cu_q, padded_q, cu_k, padded_k), how)
+    keys, values = problem.gathered(k), problem.gathered(v)
+    dout = dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
+    dq = q.new_empty(q.shape)
+    # Over ranks sums of keys' gradients are made in f32.
+    dk, dv = (x.new_empty(x.shape, dtype=x.dtype if problem.ranks == 1 else _statistics(x.dtype)) for x in (keys, values))
+    dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
+    arrays = [_arrays.array(x, name=name)
+              for x, name in ((q, "q"), (keys, "k"), (values, "v"))]
+    _core.attend_offsets_backward(
+        problem.planned, *arrays, problem.settings, _arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"),
+        *(_arrays.array(x, True) for x in (dq, dk, dv)), None if sink is None else _arrays.array(dsink, True),
+        problem.said["kernel"], problem.said["deterministic"], _arrays.stream_of(q))
+    return dq, problem.summed(dk, k), problem.summed(dv, v), dsink
+
+
+@_backward_op.register_fake
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
+      padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, ...]:
+    return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape),
+            q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype)))
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.how = inputs
+    out, lse, largest = output
+    ctx.save_for_backward(*tensors, out, lse)
+    ctx.mark_non_differentiable(lse, largest)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dout: Optional[Tensor], dlse: Any, dlargest: Any) -> Tuple[Optional[Tensor], ...]:
+    q, k, v, sink, cu_q, padded_q, cu_k, padded_k, out, lse = ctx.saved_tensors
+    if dout is None:
+        return (None,) * 9
+    dq, dk, dv, dsink = torch.ops.weft.attention_offsets_backward(dout, q, k, v, sink, out, lse, cu_q, padded_q, cu_k, padded_k,
+                                                                  ctx.how)
+    return dq, dk, dv, None if sink is None else dsink.to(sink.dtype), None, None, None, None, None
+
+
+_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _lengths(cu: Optional[Tensor], padded: Optional[Tensor], seqused: Optional[Tensor],
+             side: str) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """cu_seqlens and cu_seqlens_padded, also from seqused, which are then summed on the GPU."""
+    if seqused is not None:
+        begins = padded if padded is not None else cu
+        if begins is None:
+            raise error(f"seqused_{side} without cu_seqlens_{side}", "say where sequences begin")
+        if seqused.device != begins.device or seqused.shape[0] != begins.shape[0] - 1:
+            raise error(f"seqused_{side} has shape {list(seqused.shape)} on {seqused.device}, and offsets "
+                        f"{list(begins.shape)} on {begins.device}", "give a length for each sequence, in the same place")
+        return torch.nn.functional.pad(torch.cumsum(seqused, 0, dtype=begins.dtype), (1, 0)), begins
+    return (padded, None) if cu is None else (cu, padded)
+
+
+_OFFSETS = ("cu_seqlens_q_padded", "seqused_q", "cu_seqlens_k", "cu_seqlens_k_padded", "seqused_k")
+_KNOWN = ("cu_seqlens", "cu_seqlens_q", *_OFFSETS)
+_IDLE: Dict[str, Any] = dict(format="thd", checked=False, layout_mask=None)  # what says nothing here
+
+
+def given_on_gpu(packing: Any, options: Dict[str, Any]) -> bool:
+    """Whether the packing of a call is given by cu_seqlens on a GPU."""
+    if isinstance(packing, torch.Tensor):
+        return packing.is_cuda
+    return packing is None and any(isinstance(options.get(name), torch.Tensor) and options[name].is_cuda for name in _KNOWN)
+
+
+def offsets_of(packing: Any, options: Dict[str, Any]) -> Dict[str, Optional[Tensor]]:
+    """The offsets of a call by the names of attention; they are taken out of the options."""
+    found = {name: options.pop(name, None) for name in _KNOWN}
+    first = [(name, x) for name, x in (("packing", packing), *((n, found.pop(n)) for n in ("cu_seqlens", "cu_seqlens_q")))
+             if x is not None]
+    if len(first) > 1:
+        raise error(f"{first[0][0]} is given together with {first[1][0]}", "give one of them")
+    begins = first[0][1] if first else found["cu_seqlens_q_padded"]
+    if begins is None:
+        raise error("there are no cu_seqlens of the queries", "give cu_seqlens_q")
+    if not first:
+        found["cu_seqlens_q_padded"] = None
+    same = found["cu_seqlens_k"] is not None and found["cu_seqlens_k"] is begins
+    if same and all(found[name] is None for name in ("cu_seqlens_k_padded", "seqused_k")):
+        found["cu_seqlens_k"] = None  # the queries' own
+    return {"cu_seqlens_q": begins, **found}
+
+
+def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mask: Any, group: Any, sink: Any,
+                     options: Dict[str, Any]) -> Tuple[Tensor, Tensor, Tensor]:
+    """context_parallel_attention of offsets_of(...); options by Weft's names."""
+    # Only checked ranks compare a layer's number.
+    options = {name: value for name, value in options.items()
+               if name != "layer" and (name not in _IDLE or value != _IDLE[name])}
+    if mask is not None:
+        if mask.slices is not None:
+            raise error("a mask of slices, and cu_seqlens lie on a GPU", "keep cu_seqlens on the CPU: slices are planned there")
+        parts = {name: getattr(mask, name) for name in ("causal", "bottom_right", "window", "chunk_size")}
+        clash = [name for name in parts if name in options]
+        if clash:
+            raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
+        options.update(parts)
+    if isinstance(sink, str):
+        if sink != "off_by_one":
+            raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
+        sink, options["off_by_one"] = None, True
+    return attention(q, k, v, sink=sink, group=group, **found, **options)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_q_padded: Optional[Tensor] = None,
+              seqused_q: Optional[Tensor] = None, cu_seqlens_k: Optional[Tensor] = None,
+              cu_seqlens_k_padded: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, sink: Optional[Tensor] = None,
+              group: Any = "", schedule: Any = "all_gather", **options: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    """(out, lse, max_logit) of this rank's rows, q and k and v [rows, heads, dim] on the GPU where cu_seqlens are.
+
+    Without cu_seqlens_k keys are the queries' own sequences. Over a group rows lie by `layout`, zigzag unless said.
+    """
+    name, ranks = getattr(schedule, "name", schedule), rank_and_ranks(group)[1]
+    if ranks > 1 and name not in ("all_gather", "auto"):
+        why = "whose messages depend on lengths" if name == "exact" else "whose steps are planned on the host"
+        raise error(f"schedule {name}, {why}, and cu_seqlens lie on a GPU", 'use schedule="all_gather", or keep them on the CPU')
+    for option in options:
+        if option not in _DEFAULTS or option == "group":
+            raise error(f"{option} is given, and cu_seqlens lie on a GPU", "leave it out, or keep cu_seqlens on the CPU")
+    cu_q, padded_q = _lengths(cu_seqlens_q, cu_seqlens_q_padded, seqused_q, "q")
+    cu_k, padded_k = _lengths(cu_seqlens_k, cu_seqlens_k_padded, seqused_k, "k")
+    assert cu_q is not None
+    cu_q, padded_q = _offsets(cu_q, padded_q, q.device)
+    if cu_k is not None:
+        cu_k, padded_k = _offsets(cu_k, padded_k, q.device)
+    said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
+    if ranks > 1:
+        said["group"] = name_of(group)
+    return torch.ops.weft.attention_offsets(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, json.dumps(said, sort_keys=True))
