@@ -171,7 +171,7 @@ def checked_ranks(ranks):
         compare(packing, WINDOW, dict(how, checked=True), **SHAPE)
         rows = [weft.torch.shard(x, packing) for x in tensors(packing, **SHAPE)]
         with refused("attention (scale, softcap, sink, head_map): rank"):
-            run(*rows, packing, CAUSAL, checked=True, softcap=20.0 if odd else None, **how)
+            run(*rows, packing, CAUSAL, checked=True, softcap=20.0 if odd else 0.0, **how)
     compare(packing, CAUSAL, dict(schedule="ring", checked=True), **SHAPE)
 
 
