@@ -72,6 +72,7 @@ def rank(number, ranks, args, folder, results):
     torch.cuda.set_device(number % gpus)
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/rendezvous", rank=number, world_size=ranks)
     packing = weft.Packing([0, args.tokens])
+    weft.torch.use_layout(packing, layout="zigzag")  # rows are random numbers
     heads_q, heads_k = map(int, args.heads.split(":"))
     generator = torch.Generator(device="cuda").manual_seed(number)
     rows = args.tokens // ranks
