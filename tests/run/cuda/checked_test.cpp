@@ -115,7 +115,7 @@ TEST_F(DeviceChecked, ChecksumsSeeEveryByte) {
   for (Index i = 0; i < 30; ++i)
     same.push_back({static_cast<char*>(data) + i / 3 * 300 + i % 3 * 100, 1, 1, 50, 50, 50});
   EXPECT_EQ(checksum(gaps, place), checksum(same, place));
-  for (const std::size_t i : {0, 1, 1499, 2999}) {
+  for (const std::size_t i : std::vector<std::size_t>{0, 1, 1499, 2999}) {
     host[i] ^= 1;
     EXPECT_NE(sum(1, 1), right) << i;
     host[i] ^= 1;
