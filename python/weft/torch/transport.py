@@ -233,7 +233,7 @@ class _Watch:
         if last is not None and transport.has_nccl_error():
             transport.lost_on_gpu(last[3], last[2], "NCCL tells of an error")
             return 0.0
-        quiet = min(transport.time_limit / 2, 1.0) if transport.on_gpus else transport.time_limit / 2
+        quiet = min(transport.time_limit / 2, 1.0 if transport.on_gpus else 5.0)
         if not self.answered and now - transport.touched >= quiet:
             self.answered = transport.answer()
         if last is None and transport.gone:
@@ -356,10 +356,10 @@ class Transport:
         slow: a time limit passed. A process that is stopped stays then, and somebody has to end it. blame: the ranks that are
         the reason.
         """
-        self.broken = f"rank {self.rank} {text}"
-        first = self._first_failure()
-        if first and first != self.broken:
-            self.broken += f"; before that, {first}"
+        broken = f"rank {self.rank} {text}"
+        first = self._first_failure(broken)
+        if first and first != broken:
+            broken += f"; before that, {first}"
         # A wait that times out is the only way to make gloo close all connections of a group.
         for peer in range(self.ranks):
             if peer != self.rank:
@@ -369,15 +369,16 @@ class Transport:
                 except RuntimeError:
                     pass  # the connection is closed
         last = "; ".join(self.calls().splitlines()[-_SHOWN_CALLS:])
-        problem = f"{self.broken} (last calls: {last})" if last else self.broken
+        problem = f"{broken} (last calls: {last})" if last else broken
         hint = "see what became of it"
         if slow:
             hint = "it is slow, has gone, or was given another problem (checked=True finds out)"
             process = self._process_of(blame[0]) if blame else None
             if process:
                 hint += "; if it still runs, it has to be ended: kill -9 {1} {2} {3}".format(*process.split(maxsplit=3))
-        self.failure = error(problem, f"{hint}; the process group cannot be used any more")
-        return self.failure
+        self.failure = failure = error(problem, f"{hint}; the process group cannot be used any more")
+        self.broken = broken  # last, because another thread that sees it takes the failure
+        return failure
 
     def waited(self, where: str, peers: List[int]) -> Error:
         """The error after the time limit. A rank that is waited for may wait itself, for the one that is to blame."""
@@ -445,14 +446,14 @@ class Transport:
     def _process_of(self, peer: int) -> Optional[str]:
         return self._store(lambda store: roll_call.process_of(store, peer))
 
-    def _first_failure(self) -> Optional[str]:
+    def _first_failure(self, mine: str) -> Optional[str]:
         """What the first rank that failed said; it is this one's if nobody has."""
         state = None if self.watch.answered else self._state([], failed=True)  # this rank's watch ends
 
         def asked(store: Any) -> str:
             if state is not None:
                 roll_call.answer(store, self.rank, state)
-            return str(store.compare_set(_CAUSE, "", self.broken).decode())
+            return str(store.compare_set(_CAUSE, "", mine).decode())
 
         return self._store(asked)
 
