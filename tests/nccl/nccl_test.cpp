@@ -20,10 +20,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "comm/faulty.h"
 #include "comm/letters.h"
 #include "device/device.h"
+#include "ranks.h"
 #include "refusal.h"
 #include "said.h"
+#include "weft/kernel.h"
 #include "weft/processes.h"
 
 namespace weft::test {
@@ -159,6 +162,135 @@ TEST_P(NcclRanks, PartsOfTheWorld) {
     EXPECT_EQ(gpu.get(from_row, 64), values(64, 2, c.rank() / 2 * 2 + last(*row)));
     EXPECT_EQ(gpu.get(across, 64), values(64, 2, last(*column) * 2 + c.rank() % 2));
   });
+}
+
+// ---- attention
+
+// The fastest that takes the problem on this GPU.
+std::string kernel_for(const RanksProblem& p) {
+  const KernelRequest request{
+      .pass = Pass::backward, .dtype = p.dtype, .dim_qk = p.dim_qk, .dim_v = p.dim_v, .device = DeviceKind::cuda};
+  for (const Kernel& kernel : kernels())
+    if (kernel.name == "cuda.sm90" && !kernel.refusal(request)) return "cuda.sm90";
+  return "cuda.portable";
+}
+
+RanksProblem documents(Index ranks) {
+  return {
+      .problem = Problem(Stream::from_lengths(std::vector<Index>{700, 60, 264}).padded_to(2 * ranks), {.causal = true}),
+      .heads_q = 8,
+      .heads_k = 8,
+      .dim_qk = 64,
+      .dim_v = 64,
+      .dtype = DType::bf16,
+      .sink = true};
+}
+
+// Whether the rows of `rank` are the same in both.
+bool same_rows(const Layout& layout, Index rank, const check::Tensor& a, const check::Tensor& b) {
+  const std::vector<Index> tokens = layout.tokens(rank);
+  return std::all_of(tokens.begin(), tokens.end(), [&](Index token) {
+    const auto row = static_cast<std::ptrdiff_t>(a.row_bytes()), begin = static_cast<std::ptrdiff_t>(token) * row;
+    return token == kNoToken ||
+           std::equal(a.bytes.begin() + begin, a.bytes.begin() + begin + row, b.bytes.begin() + begin);
+  });
+}
+
+RanksResult attend(Communicator& c, const RanksProblem& p, RanksInput& in, const Layouts& layouts,
+                   const ScheduleOptions& options, ExecutorOptions how) {
+  how.kernel = kernel_for(p);
+  RanksResult result = empty_result(p, layouts.q.ranks());
+  std::mutex mutex;
+  run_one_rank(c, p, in, layouts, options, how, result, mutex);
+  return result;
+}
+
+// A rank's rows have the bits that one rank alone gives them.
+TEST_P(NcclRanks, AllGatherHasTheBitsOfOneRank) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const RanksResult one = run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, p.problem, 1),
+                                         {.key_order = KeyOrder::sequence}, {.kernel = kernel_for(p)});
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    for (const Index groups : {1, 2}) {
+      const RanksResult many = attend(c, p, in, layouts, {.key_order = KeyOrder::sequence, .head_groups = groups}, {});
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), many.out, one.out)) << groups << " groups";
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), many.lse, one.lse)) << groups << " groups";
+      EXPECT_EQ(many.max_logit.bytes, one.max_logit.bytes);
+    }
+  });
+}
+
+TEST_P(NcclRanks, DeterministicGradientsAreTheSameInFiveRuns) {
+  run(
+      GetParam(),
+      [](Communicator& c, OnGpu&) {
+        const RanksProblem p = documents(c.ranks());
+        RanksInput in(p);
+        const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+        for (const ScheduleKind kind : schedule_kinds()) {
+          const auto once = [&] { return attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true}); };
+          const RanksResult first = once();
+          for (int i = 1; i < 5; ++i) EXPECT_TRUE(same_bytes(once(), first)) << name(kind) << ", run " << i;
+        }
+      },
+      {.time_limit = 60, .grace = 10});
+}
+
+// Nodes of half of the ranks: bytes, and those between nodes, to the byte as traffic() says.
+TEST_P(NcclRanks, BytesPerLevelAreThoseOfTraffic) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    const TensorShape shape{.dtype = p.dtype,
+                            .dim_qk = p.dim_qk,
+                            .dim_v = p.dim_v,
+                            .out = p.dtype,
+                            .dout = p.dtype,
+                            .dq = p.dtype,
+                            .lse = DType::f32,
+                            .max_logit = true,
+                            .dsink = true};
+    for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::exact}) {
+      const ScheduleOptions options{.kind = kind, .node = c.ranks() / 2};
+      const RanksResult got = attend(c, p, in, layouts, options, {});
+      const Schedule schedule = make_schedule(p.problem, layouts, c.rank(), {p.heads_q, p.heads_k}, options);
+      EXPECT_EQ(got.forward[at(c.rank())], traffic(schedule, shape, Pass::forward)) << name(kind);
+      EXPECT_EQ(got.backward[at(c.rank())], traffic(schedule, shape, Pass::backward)) << name(kind);
+      if (c.ranks() > 2) {
+        EXPECT_GT(got.forward[at(c.rank())].bytes_sent_between, 0) << name(kind);
+      }
+    }
+  });
+}
+
+TEST_P(NcclRanks, CheckedRanksHaveTheSameBits) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    for (const ScheduleKind kind : {ScheduleKind::ring, ScheduleKind::exact, ScheduleKind::all_to_all}) {
+      const RanksResult plain = attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true});
+      const RanksResult checked = attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true, .checked = true});
+      EXPECT_TRUE(same_bytes(checked, plain)) << name(kind);
+    }
+  });
+}
+
+TEST_P(NcclRanks, AMessageThatChangesOnItsWayIsNamed) {
+  const std::string error = error_of([&] {
+    run(GetParam(), [](Communicator& c, OnGpu&) {
+      const RanksProblem p = documents(c.ranks());
+      RanksInput in(p);
+      // The first two calls compare problem and arguments on the host; then keys move.
+      const auto faulty = make_faulty(c, {{.kind = Fault::Kind::corrupt, .rank = 0, .call = 2, .seed = 3}});
+      const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+      attend(*faulty, p, in, layouts, {.kind = ScheduleKind::ring}, {.checked = true});
+    });
+  });
+  expect_parts(error, {"received other bytes than were sent from rank 0"});
 }
 
 // ---- failure
