@@ -20,7 +20,7 @@ struct Executor::Data {
         workspace(context.memory()) {}
 
   // The kernel of the options that can do the call. Error if there is none.
-  Kernel kernel_for(KernelRequest request) const;
+  Kernel kernel_for(KernelRequest request, bool device_plans) const;
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
   void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 
@@ -90,6 +90,14 @@ struct StepHeads {
 StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
+// Of the step, among those that a call is given; null: none are given, and slices_of counts.
+DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step);
+// Gives a kernel call the step's slices, on the host or on the device.
+template <class Call>
+void set_slices(Call& call, const Schedule& schedule, const Step& step, std::span<DevicePlan* const> plans) {
+  call.device_plan = device_plan(plans, step);
+  if (call.device_plan == nullptr) call.slices = slices_of(schedule, step);
+}
 
 // Ranges of query rows that slices of any step hold, cut where no slice crosses, and of each the last kernel call that
 // has slices for it: rows and ends of QuerySteps.

@@ -79,9 +79,15 @@ def test_opcheck():
     opcheck(torch.ops.weft.attention_offsets.default, (q, k, v, None, cu, padded, None, None, '{"causal": true}'))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "dual_chunk", "zigzag", "striped"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks(layout, ranks):
+SCHEDULES = {"all_gather": "all_gather", "by head groups": weft.Schedule("all_gather", head_groups=2), "ring": "ring",
+             "all_to_all": "ulysses", "hybrid": weft.Schedule("hybrid", ulysses=2),
+             "hybrid, gathers": weft.Schedule("hybrid", ulysses=2, outer="all_gather")}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout, ranks", [pytest.param("contiguous", 2, marks=pytest.mark.long), ("dual_chunk", 2), ("zigzag", 4),
+                                           pytest.param("striped", 4, marks=pytest.mark.long)])
+def test_ranks(layout, ranks, schedule):
     """Each rank's rows by rows.shard of the same offsets; more tokens than documents fill, so ranks have empty rows too."""
     *inputs, dout = tensors(tokens=72)
     packing = weft.Packing(CU, cu_seqlens_q_padded=PADDED, tokens_q=72)
@@ -93,7 +99,8 @@ def test_ranks(layout, ranks):
         def rank(comm):
             how = dict(cu_seqlens_padded=padded, layout=layout)
             mine = [rows.shard(x, cu, ranks, comm.rank, **how) for x in (*inputs, dout)]
-            lengths = dict(cu_seqlens_q=cu, cu_seqlens_q_padded=padded, group=comm, layout=layout, **mask)
+            lengths = dict(cu_seqlens_q=cu, cu_seqlens_q_padded=padded, group=comm, layout=layout,
+                           schedule=SCHEDULES[schedule], **mask)
             got = gradients(offsets.attention, mine[:3], mine[3], **lengths)
             assert torch.allclose(offsets.attention(*mine[:3], **lengths)[2], largest)
             return [rows.unshard(x, cu, ranks, comm.rank, tokens=72, **how) for x in got]
@@ -102,6 +109,66 @@ def test_ranks(layout, ranks):
         real = rows.copy_valid_rows(torch.ones(72), cu, padded).bool()
         for number in (0, 2, 3, 4):
             same([sum(part[number] for part in parts)[real]], [wanted[number][real]], (layout, mask, number), 2e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_other_keys_and_sinks_over_ranks(schedule):
+    """Keys of other lengths, fewer rows of them, and a sink whose gradients of all ranks sum up to one rank's."""
+    (q, _, _, dout), (_, k, v, _) = tensors(tokens=72), tensors(tokens=40)
+    cu, padded, cu_k = ints(CU), ints(PADDED), ints([0, 9, 12, 30, 38])
+    sink = torch.linspace(-1, 1, 4)
+    how = dict(causal=True, bottom_right=True, softcap=3.0)
+
+    def run(inputs, dout, **more):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out, lse, _ = offsets.attention(*inputs[:3], sink=inputs[3], cu_seqlens_q=cu, cu_seqlens_q_padded=padded,
+                                        cu_seqlens_k=cu_k, **how, **more)
+        return [out.detach(), lse, *torch.autograd.grad(out, inputs, dout)]
+
+    wanted = run((q, k, v, sink), dout)
+
+    def rank(comm):
+        on_q = dict(cu_seqlens_padded=padded, layout="zigzag")
+        mine = [rows.shard(q, cu, 4, comm.rank, **on_q), *(rows.shard(x, cu_k, 4, comm.rank, layout="zigzag") for x in (k, v))]
+        got = run((*mine, sink), rows.shard(dout, cu, 4, comm.rank, **on_q), group=comm, schedule=SCHEDULES[schedule])
+        back = [rows.unshard(got[i], cu, 4, comm.rank, tokens=72, **on_q) for i in (0, 2)]
+        return [*back, *(rows.unshard(got[i], cu_k, 4, comm.rank, tokens=40, layout="zigzag") for i in (3, 4)), got[5]]
+
+    parts = weft.spawn(4, rank)
+    real = rows.copy_valid_rows(torch.ones(72), cu, padded).bool()
+    for got, want in zip((sum(x) for x in zip(*parts)), (wanted[0][real], wanted[2][real], *wanted[3:])):
+        same([got[real] if got.shape[0] == 72 else got], [want], schedule, 2e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_messages_depend_on_capacity_alone(schedule):
+    """The same bytes for one document and for many, so that a graph of one is right for the other."""
+    *inputs, dout = tensors(tokens=72)
+    sent = []
+    for cu in ([0, 72, 72, 72, 72], [0, 3, 3, 40, 41], [0, 0, 0, 0, 0]):
+        cu = ints(cu)
+
+        def rank(comm):
+            mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in (*inputs, dout)]
+            comm.reset_traffic()
+            gradients(offsets.attention, mine[:3], mine[3], cu_seqlens_q=cu, group=comm, causal=True,
+                      schedule=SCHEDULES[schedule])
+            return comm.bytes_sent, comm.bytes_received, comm.messages_sent
+
+        sent.append(weft.spawn(4, rank))
+    assert sent[0] == sent[1] == sent[2] and sent[0][0][0] > 0
+
+
+@pytest.mark.long
+def test_compiled():
+    """One node, without a break, forward and backward, also by the names of context_parallel_attention."""
+    *inputs, dout = tensors()
+    cu = ints(CU)
+
+    def call(q, k, v):
+        return offsets.attention(q, k, v, cu_seqlens_q=cu, causal=True, schedule="ring", softcap=2.0)[:2]
+
+    same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, dout), gradients(call, inputs, dout), "ring")
 
 
 def test_refusals():
@@ -127,8 +194,11 @@ def test_refusals():
 
     with refused("schedule exact, whose messages depend on lengths"):
         over("exact")
-    with refused("schedule ring, whose steps are planned on the host"):
-        over(weft.Schedule("ring"))
+    with refused("ranks_per_step = 3"):
+        over(weft.Schedule("ring", ranks_per_step=3))
+    with refused("keys in sequence order"):
+        over(weft.Schedule("all_gather", key_order="sequence"))
+    over("auto")
 
 
 def test_the_call_by_any_names():
