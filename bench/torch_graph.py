@@ -84,13 +84,14 @@ class Decoder(nn.Module):
 class Training:
     """A decoder, its optimizer, and the tensors that a step reads, at one address for all steps."""
 
-    def __init__(self, tokens: int, documents: int = 64, lr: float = 1e-3, seed: int = 1, group: Any = "", **options: Any) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, tokens: int, documents: int = 64, device: str = "cuda", dtype: torch.dtype = torch.bfloat16,
+                 group: Any = "", **options: Any) -> None:
+        torch.manual_seed(1)
         self.group = group
-        self.model = Decoder(group=group, **options).cuda().bfloat16()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, capturable=True)
-        self.ids = torch.zeros(tokens, dtype=torch.int64, device="cuda")
-        self.cu = torch.zeros(documents + 1, dtype=torch.int32, device="cuda")
+        self.model = Decoder(group=group, **options).to(device, dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=device == "cuda")
+        self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+        self.cu = torch.zeros(documents + 1, dtype=torch.int32, device=device)
         self.graph = None
 
     def set(self, seed: int, documents: int) -> None:

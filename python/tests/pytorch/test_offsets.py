@@ -1,13 +1,18 @@
 """Attention from cu_seqlens as tensors, one rank and many, here by the host's planner; on a GPU: cuda/test_cuda_offsets.py."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 import weft
 import weft.torch
 from torch.library import opcheck
-from weft.torch import offsets, rows
+from weft.torch import dealt, offsets, rows, sharding
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+import torch_graph
 from refusals import refused
 
 PADDED, USED, TOKENS = [0, 16, 24, 48, 64], [13, 0, 24, 9], 66
@@ -85,7 +90,8 @@ SCHEDULES = {"all_gather": "all_gather", "by head groups": weft.Schedule("all_ga
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("layout, ranks", [pytest.param("contiguous", 2, marks=pytest.mark.long), ("dual_chunk", 2), ("zigzag", 4),
+@pytest.mark.parametrize("layout, ranks", [("dual_chunk", 2), ("zigzag", 4),
+                                           pytest.param("contiguous", 2, marks=pytest.mark.long),
                                            pytest.param("striped", 4, marks=pytest.mark.long)])
 def test_ranks(layout, ranks, schedule):
     """Each rank's rows by rows.shard of the same offsets; more tokens than documents fill, so ranks have empty rows too."""
@@ -169,6 +175,30 @@ def test_compiled():
         return offsets.attention(q, k, v, cu_seqlens_q=cu, causal=True, schedule="ring", softcap=2.0)[:2]
 
     same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, dout), gradients(call, inputs, dout), "ring")
+
+
+def test_a_decoder_over_ranks(monkeypatch):
+    """The training step that graphs capture (bench/torch_graph.py): labels, positions and rows all by offsets as tensors."""
+    for module, name in ((offsets, "given_on_gpu"), (dealt, "on_gpu"), (sharding, "on_gpu")):
+        monkeypatch.setattr(module, name, lambda *packing: True)
+    model = dict(documents=6, device="cpu", dtype=torch.float32, layers=2, hidden=32, heads=(4, 2), dim=8, words=50)
+    same_start = torch_graph.Training(60, **model).model.state_dict()  # threads share torch's seed
+    for seed, documents in ((1, 1), (2, 3), (3, 6)):
+
+        def loss(group, **options):
+            training = torch_graph.Training(60, **model, group=group, **options)
+            training.model.load_state_dict(same_start)
+            training.set(seed, documents)
+            share = training.model.loss(training.ids, training.cu)
+            share.backward()
+            return [share.detach(), *training.gradients()]
+
+        alone = loss("")
+        assert alone[0] > 3  # log 50 at the beginning
+        parts = weft.spawn(4, lambda comm: loss(comm, schedule=["all_gather", "ring", "all_to_all"][seed - 1]))
+        for number, want in enumerate(alone):
+            got = sum(part[number] for part in parts)
+            assert (got - want).norm() <= 1e-4 * want.norm(), (documents, number)
 
 
 def test_refusals():
