@@ -1,5 +1,5 @@
 // Schedules by capacity: the same moves as for documents that are known, and plans of the ranks that they name.
-#include "schedule/capacity.h"
+#include "weft/capacity.h"
 
 #include <random>
 #include <string>
@@ -65,8 +65,8 @@ TEST(Capacity, MovesAndPlansAreThoseOfKnownDocuments) {
       known.ranks_per_step = 1;
       for (Index rank = 0; rank < kRanks; ++rank) {
         const Schedule want = make_schedule(problem, layouts, rank, {4, 2}, known);
-        const schedule::CapacitySchedule got =
-            schedule::capacity_schedule({kRanks, rank, kTokens / kRanks, kTokens / kRanks}, {4, 2}, options);
+        const CapacitySchedule got =
+            capacity_schedule({kRanks, rank, kTokens / kRanks, kTokens / kRanks}, {4, 2}, options);
         ASSERT_EQ(got.schedule.steps.size(), want.steps.size());
         ASSERT_EQ(got.met.size(), want.plans.size());
         for (std::size_t n = 0; n < want.steps.size(); ++n) {
@@ -85,10 +85,10 @@ TEST(Capacity, MovesAndPlansAreThoseOfKnownDocuments) {
 }
 
 TEST(Capacity, RefusesWhatNeedsLengths) {
-  const schedule::Capacity rows{4, 0, 8, 8};
-  expect_refusal([&] { schedule::capacity_schedule(rows, {4, 2}, {.kind = ScheduleKind::exact}); },
+  const Capacity rows{4, 0, 8, 8};
+  expect_refusal([&] { capacity_schedule(rows, {4, 2}, {.kind = ScheduleKind::exact}); },
                  {"schedule exact", "messages depend on lengths", "all_gather"});
-  expect_refusal([&] { schedule::capacity_schedule(rows, {4, 2}, {.key_order = KeyOrder::sequence}); },
+  expect_refusal([&] { capacity_schedule(rows, {4, 2}, {.key_order = KeyOrder::sequence}); },
                  {"sequence order", "lengths are not known"});
 }
 

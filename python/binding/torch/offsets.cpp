@@ -20,9 +20,9 @@
 #include "held.h"
 #include "module.h"
 #include "plan/shared_context.h"
-#include "schedule/capacity.h"
 #include "schedule_options.h"
 #include "weft/attention.h"
+#include "weft/capacity.h"
 #include "weft/executor.h"
 #include "weft/layout.h"
 #include "weft/mask.h"
@@ -57,7 +57,7 @@ struct OffsetsProblem {
     args.q_runs = args.k_runs = DeviceLayout::sequence_order();
     return args;
   }
-  DevicePlanArgs on_gpu(const schedule::MetRanks& met) const {
+  DevicePlanArgs on_gpu(const MetRanks& met) const {
     DevicePlanArgs args = on_gpu();
     args.q_runs = DeviceLayout{kind, ranks, q_rows}.rank_order(met.q);
     args.k_runs = DeviceLayout{kind, ranks, k_rows}.rank_order(met.k);
@@ -84,7 +84,7 @@ class HostPlans {
     if (asked.ranks > 1) layouts_ = make_layouts(asked.kind, problem_, asked.ranks);
   }
   Plan whole() const { return make_plan(problem_, RunList::sequence_order(q_rows_), RunList::sequence_order(k_rows_)); }
-  Plan of(const schedule::MetRanks& met) const {
+  Plan of(const MetRanks& met) const {
     return make_plan(problem_, with_room(layouts_->q, met.q, q_rows_), with_room(layouts_->k, met.k, k_rows_));
   }
 
@@ -136,7 +136,7 @@ void planned(const OffsetsProblem& problem, Args& args, const Call& call) {
 // Several ranks: an executor whose steps are planned where the offsets are, anew in each call.
 class OffsetsExecutor {
  public:
-  OffsetsExecutor(Comm& comm, schedule::CapacitySchedule made, ExecutorOptions options)
+  OffsetsExecutor(Comm& comm, CapacitySchedule made, ExecutorOptions options)
       : comm_(comm), made_(std::move(made)), options_(std::move(options)), last_(options_.place) {
     if (options_.place.kind != DeviceKind::cpu) on_gpu_.emplace(comm.get(), made_.schedule, options_);
   }
@@ -158,7 +158,7 @@ class OffsetsExecutor {
     plans.reserve(made_.met.size());
     // The context is free again before ranks meet: those that are threads may share a stream.
     with_shared_context(args.place, [&](DeviceContext& context) {
-      for (const schedule::MetRanks& met : made_.met) {
+      for (const MetRanks& met : made_.met) {
         const DevicePlanArgs asked = problem.on_gpu(met);
         plans.emplace_back(context, device_plan_capacity(asked)).plan(asked);
       }
@@ -174,7 +174,7 @@ class OffsetsExecutor {
 
  private:
   Comm& comm_;  // kept alive by Python
-  schedule::CapacitySchedule made_;
+  CapacitySchedule made_;
   ExecutorOptions options_;
   LastStream last_;
   std::optional<Executor> on_gpu_;
@@ -215,9 +215,9 @@ void bind_offsets_executor(nb::module_& m) {
             const ScheduleOptions said = schedule_options(schedule, options);
             const ReleaseGil others_run;  // on a GPU ranks meet
             const InTurn turn(comm);
-            const schedule::Capacity capacity{comm.get().ranks(), comm.get().rank(), q_rows, k_rows};
+            const Capacity capacity{comm.get().ranks(), comm.get().rank(), q_rows, k_rows};
             new (self) OffsetsExecutor(
-                comm, schedule::capacity_schedule(capacity, {heads_q, heads_k, map}, said),
+                comm, capacity_schedule(capacity, {heads_q, heads_k, map}, said),
                 {.kernel = std::move(kernel), .deterministic = deterministic, .place = place_on(device, stream)});
           },
           "comm"_a, "q_rows"_a, "k_rows"_a, "heads_q"_a, "heads_k"_a, "head_map"_a.none(), "schedule"_a, "options"_a,
@@ -248,8 +248,8 @@ void bind_offsets_executor(nb::module_& m) {
 
 namespace {
 
+void use_graph_memory([[maybe_unused]] nb::object take, [[maybe_unused]] nb::object give_back) {
 #ifdef WEFT_WITH_CUDA
-void use_graph_memory(nb::object take, nb::object give_back) {
   // Never let go: what was taken may be given back while the process ends.
   const auto* const taking = new nb::object(std::move(take));
   const auto* const giving = new nb::object(std::move(give_back));
@@ -268,16 +268,14 @@ void use_graph_memory(nb::object take, nb::object give_back) {
                                   e.discard_as_unraisable("giving back memory of a graph");
                                 }
                               }});
-}
 #endif
+}
 
 }  // namespace
 
 void bind_offsets_attention(nb::module_& m) {
-#ifdef WEFT_WITH_CUDA
   m.def("use_graph_memory", &use_graph_memory, "take"_a, "give_back"_a,
         "Memory of captured graphs is take(bytes, device, stream), an address, until give_back(address).");
-#endif
   nb::class_<OffsetsProblem>(m, "OffsetsProblem", "What ranks attend, by cu_seqlens as tensors.")
       .def(
           "__init__",

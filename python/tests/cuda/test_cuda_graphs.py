@@ -127,9 +127,9 @@ def test_ranks_that_meet_on_the_host_are_refused():
         offsets.attention(*mine, cu_seqlens_q=cu, group=comm)
         torch.cuda.synchronize()
         if comm.rank == 0:
-            with refused("a CUDA graph is captured over 2 ranks that meet on the host (threads)"):
-                with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-                    offsets.attention(*mine, cu_seqlens_q=cu, group=comm)
+            with refused("a CUDA graph is captured over 2 ranks that meet on the host (threads)"), \
+                    torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                offsets.attention(*mine, cu_seqlens_q=cu, group=comm)
             torch.cuda.synchronize()
         return True
 
