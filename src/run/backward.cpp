@@ -139,7 +139,7 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
   data_->context.use(args.place, "executor", !args.device_plans.empty());
-  const run::Workspace::Apart apart(data_->workspace, device::is_captured(args.place));
+  const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::backward, args.layer};

@@ -21,6 +21,8 @@ struct Executor::Data {
 
   // The kernel of the options that can do the call. Error if there is none.
   Kernel kernel_for(KernelRequest request, bool device_plans) const;
+  // In a capture, unless memory is the caller's, who keeps it as long as the graph.
+  bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
   void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 

@@ -102,7 +102,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   const detail::PassLabel label("forward");
   run::check_forward(data_->schedule, args);
   data_->context.use(args.place, "executor", !args.device_plans.empty());
-  const run::Workspace::Apart apart(data_->workspace, device::is_captured(args.place));
+  const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::forward, args.layer};
