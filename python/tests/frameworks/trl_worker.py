@@ -1,6 +1,6 @@
 """TRL's SFTTrainer on two ranks with weft.trainer, and on one rank without (test_trl.py).
 
-python trl_worker.py FOLDER RANKS
+python trl_worker.py FOLDER RANKS [CASE...]
 """
 
 import os
@@ -72,7 +72,8 @@ def train(folder, changes, options, alone):
 def rank(folder, rank, ranks):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")  # the group is there already
-    found = {name: train(f"{folder}/{number}", *case, alone=ranks == 1) for number, (name, case) in enumerate(CASES.items())}
+    found = {name: train(f"{folder}/{number}", *case, alone=ranks == 1) for number, (name, case) in enumerate(CASES.items())
+             if name in (sys.argv[3:] or CASES)}
     if rank == 0:
         torch.save(found, Path(folder) / "found.pt")
 
