@@ -32,7 +32,7 @@ torch.manual_seed(0)
 model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft")
 words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 2, **{f"w{i}": i for i in range(3, 64)}}, unk_token="</s>"))
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
-arguments = trl.SFTConfig(
+arguments = trl.SFTConfig(  # pyright: ignore[reportPrivateImportUsage]
     tempfile.mkdtemp(), packing=True, max_length=256, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=6,
     learning_rate=1e-2, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, bf16=torch.cuda.is_available(),
     use_cpu=not torch.cuda.is_available())
