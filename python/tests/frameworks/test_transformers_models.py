@@ -1,0 +1,113 @@
+"""Every model that docs/transformers.md names, against its own eager attention on each document alone: on one rank and on two.
+
+    python test_transformers_models.py FOLDER      # prints the table of that page, from two ranks
+"""
+
+import functools
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import weft
+import weft.torch
+import weft.transformers
+
+import processes
+from small_models import CONFIGS, RANKS, alone, config_of, difference, models, packing_of, tokens, worst
+
+# Of the largest logit, of the loss, and of the norm of all gradients together. An element of a gradient may be off by more, of
+# the largest of its parameter: it is a sum of many terms that cancel, most of all for the decay rates of recurrent layers.
+BOUNDS = dict(logits=2e-6, loss=2e-6, norm=2e-6)
+ELEMENTS = {False: 5e-6, True: 5e-5}  # by whether the model is hybrid
+HYBRID = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"]
+QUICK = ["deepseek_v3", "qwen3_next"]
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in CONFIGS]
+
+_CASES = [
+    *((name, layout, schedule, {}) for name in CONFIGS for layout, schedule in (("balanced", "all_gather"), ("zigzag", "ring"))),
+    *((name, "balanced", "exact", {"checkpointing": how}) for name in HYBRID for how in (False, True)),
+    ("qwen3_next", "striped", "ring", {"checked": True}), ("qwen3_next", "dual_chunk", "all_to_all", {}),
+]
+CASES = {"-".join([*case[:3], *(f"{k}={v}" for k, v in case[3].items())]): case for case in _CASES}
+FIGURES = {}  # by model: the worst of its cases
+
+
+@functools.lru_cache(None)
+def pair_of(name):
+    """Weights as at the start of a training, so that rounding does not grow from layer to layer."""
+    config = config_of(name)
+    config.initializer_range = 0.45 / config.hidden_size**0.5
+    return models(config)
+
+
+def check(name, layout, schedule, options, packing=None):
+    found = difference(*pair_of(name), packing or packing_of(layout), None, layout, schedule, **options)
+    FIGURES[name] = {what: max(value, FIGURES.get(name, {}).get(what, 0.0)) for what, value in found.items()}
+    bounds = {**BOUNDS, "gradients": ELEMENTS[name in HYBRID]}
+    assert all(value <= bounds[what] for what, value in found.items()), found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank(name):
+    check(name, "balanced", "all_gather", {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_matter(name):
+    """The check above can fail: other documents give other logits."""
+    _, ours = pair_of(name)
+    ids, logits = tokens(47), []
+    for packing in (packing_of("zigzag"), weft.Packing([0, 47])):
+        with weft.transformers.packed(packing), torch.no_grad():
+            logits.append(ours(**weft.transformers.inputs(ids, packing), use_cache=False).logits)
+    assert worst(*logits) > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_of_a_flattening_collator(name):
+    """Without packed(): documents by their positions."""
+    eager, ours = pair_of(name)
+    packing, ids = packing_of("zigzag"), tokens(47)
+    with torch.no_grad():
+        got = ours(ids[None], position_ids=weft.torch.position_ids(packing)[None], use_cache=False).logits[0]
+    assert worst(got, alone(eager, ids, packing)[0]) <= BOUNDS["logits"]
+
+
+# --- On two ranks ---
+
+def few_documents(name, lengths):
+    """Hybrid models where a rank has no document while recurrent layers run, or hardly any."""
+    packing = weft.Packing([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    check(name, "balanced", "exact", {}, packing)
+    if weft.torch.group.rank_and_ranks(None)[1] > 1:
+        assert all(p.grad is not None for n, p in pair_of(name)[1].named_parameters() if "linear_attn" in n)
+
+
+_FEW = [("qwen3_next", [31]), ("qwen3_next", [70, 1]), ("qwen3_next", [64, 65, 63, 9]), ("olmo_hybrid", [2])]
+OTHERS = {f"{name}-documents={lengths}": functools.partial(few_documents, name, lengths) for name, lengths in _FEW}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory):
+    return processes.results(sys.modules[__name__], tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [*CASES, *OTHERS])
+def test_two_ranks(on_two_ranks, case):
+    processes.check(on_two_ranks, case)
+
+
+def run(rank):
+    cases = {name: functools.partial(check, *case) for name, case in CASES.items()}
+    processes.run_cases(rank, {**cases, **OTHERS}, sys.argv[1])
+    for name, figures in FIGURES.items():
+        print(f"| {name} |", " | ".join(f"{value:.1e}" for value in figures.values()), "|")
+
+
+if __name__ == "__main__":
+    ended = processes.fork(RANKS, run, sys.argv[1], seconds=280)
+    sys.exit(any(status for status, _ in ended))
