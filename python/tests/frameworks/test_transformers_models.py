@@ -1,6 +1,6 @@
 """Every model that docs/transformers.md names, against its own eager attention on each document alone: on one rank and on two.
 
-    python test_transformers_models.py FOLDER      # prints the table of that page, from two ranks
+    python test_transformers_models.py FOLDER [NAME]     # two ranks alone, of cases with NAME in their name; figures in rank0.txt
 """
 
 import functools
@@ -76,7 +76,53 @@ def test_positions_of_a_flattening_collator(name):
     assert worst(got, alone(eager, ids, packing)[0]) <= BOUNDS["logits"]
 
 
+def with_router_loss(name, packing, group, layout="balanced"):
+    """Loss, aux_loss and gradients of all ranks together, with the loss that balances experts, and the routers' logits."""
+    _, ours = pair_of(name)
+    ids = tokens(packing.tokens_q)
+    with weft.transformers.packed(packing, group, layout):
+        result = ours(**weft.transformers.inputs(ids, packing, group, layout=layout), use_cache=False, output_router_logits=True)
+    ours.zero_grad()
+    result.loss.backward()
+    sums = [result.loss.detach().clone(), result.aux_loss.detach().clone()]
+    sums += [p.grad for p in ours.parameters() if p.grad is not None]
+    if weft.torch.group.resolve(group) is not None:
+        for x in sums:
+            torch.distributed.all_reduce(x)
+    return sums, [x.detach() for x in result.router_logits]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_router_loss(name, monkeypatch):
+    """On one rank it is that of transformers, of all tokens of the pack; padding has no part in it."""
+    (loss, aux, *_), logits = with_router_loss(name, packing_of("zigzag"), "")
+    config, module = pair_of(name)[1].config, sys.modules[type(pair_of(name)[1]).__module__]
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    original = module.load_balancing_loss_func.__wrapped__
+    assert float(aux) == pytest.approx(float(original(tuple(logits), experts, config.num_experts_per_tok)), rel=1e-6)
+    (padded_loss, padded_aux, *_), padded = with_router_loss(name, packing_of("dual_chunk"), "")
+    assert len(padded[0]) > len(logits[0])
+    with_padding = float(original(tuple(padded), experts, config.num_experts_per_tok))
+    assert abs(with_padding - float(padded_aux)) > 1e-3  # so it would show
+    monkeypatch.setattr(weft.transformers._routers, "_is_known", lambda _: False)
+    monkeypatch.setattr(weft.transformers._routers, "_seen", set())
+    monkeypatch.setattr(module, "load_balancing_loss_func", original)
+    with pytest.raises(weft.Error, match="set output_router_logits=False"):
+        with_router_loss(name, packing_of("zigzag"), "")
+
+
 # --- On two ranks ---
+
+def routers(name):
+    """The loss that balances experts over both ranks' rows is that of one rank with the whole pack, and so are gradients."""
+    want, _ = with_router_loss(name, packing_of("zigzag"), "")
+    want = [x.clone() for x in want]
+    for layout in ("balanced", "zigzag"):
+        got, _ = with_router_loss(name, packing_of(layout), None, layout)
+        assert len(got) == len(want)
+        largest = max(float(x.abs().max()) for x in want)
+        assert max(worst(g, w, 1e-3 * largest) for g, w in zip(got, want)) < ELEMENTS[name in HYBRID], (got[:2], want[:2])
+
 
 def few_documents(name, lengths):
     """Hybrid models where a rank has no document while recurrent layers run, or hardly any."""
@@ -86,8 +132,12 @@ def few_documents(name, lengths):
         assert all(p.grad is not None for n, p in pair_of(name)[1].named_parameters() if "linear_attn" in n)
 
 
+_ROUTED = ("gpt_oss", "qwen3_moe", "qwen3_next")
 _FEW = [("qwen3_next", [31]), ("qwen3_next", [70, 1]), ("qwen3_next", [64, 65, 63, 9]), ("olmo_hybrid", [2])]
-OTHERS = {f"{name}-documents={lengths}": functools.partial(few_documents, name, lengths) for name, lengths in _FEW}
+OTHERS = {
+    **{f"{name}-documents={lengths}": functools.partial(few_documents, name, lengths) for name, lengths in _FEW},
+    **{f"{name}-router loss": functools.partial(routers, name) for name in _ROUTED},
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +152,8 @@ def test_two_ranks(on_two_ranks, case):
 
 
 def run(rank):
-    cases = {name: functools.partial(check, *case) for name, case in CASES.items()}
-    processes.run_cases(rank, {**cases, **OTHERS}, sys.argv[1])
+    cases, wanted = {name: functools.partial(check, *case) for name, case in CASES.items()}, "".join(sys.argv[2:])
+    processes.run_cases(rank, {name: case for name, case in {**cases, **OTHERS}.items() if wanted in name}, sys.argv[1])
     for name, figures in FIGURES.items():
         print(f"| {name} |", " | ".join(f"{value:.1e}" for value in figures.values()), "|")
 

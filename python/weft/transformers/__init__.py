@@ -30,7 +30,7 @@ from ..torch.op import how_of
 from ..torch.packed import AnyPacking, packing_of
 from ..torch.sharding import place
 from ..types import AnySchedule, LayoutName
-from . import _outside, _recurrent
+from . import _outside, _recurrent, _routers
 from ._batches import (
     Batch,
     current,
@@ -236,6 +236,7 @@ def _mask(
                     "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
     known = _recurrent.known_layers(config, NAME)
     only_attention(config, known)
+    _routers.take_over(config)
     if here.recurrent is None and any(x in known for x in other_layers(config)):
         here.recurrent = False
     return Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
