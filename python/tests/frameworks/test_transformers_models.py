@@ -24,7 +24,6 @@ BOUNDS = dict(logits=2e-6, loss=2e-6, norm=2e-6)
 ELEMENTS = {False: 5e-6, True: 5e-5}  # by whether the model is hybrid
 HYBRID = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"]
 QUICK = ["deepseek_v3", "qwen3_next"]
-NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in CONFIGS]
 
 _CASES = [
     *((name, layout, schedule, {}) for name in CONFIGS for layout, schedule in (("balanced", "all_gather"), ("zigzag", "ring"))),
@@ -50,12 +49,13 @@ def check(name, layout, schedule, options, packing=None):
     assert all(value <= bounds[what] for what, value in found.items()), found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in CONFIGS])
 def test_one_rank(name):
     check(name, "balanced", "all_gather", {})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONFIGS)
 def test_documents_matter(name):
     """The check above can fail: other documents give other logits."""
     _, ours = pair_of(name)
@@ -66,7 +66,8 @@ def test_documents_matter(name):
     assert worst(*logits) > 1e-3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONFIGS)
 def test_positions_of_a_flattening_collator(name):
     """Without packed(): documents by their positions."""
     eager, ours = pair_of(name)
@@ -92,6 +93,7 @@ def with_router_loss(name, packing, group, layout="balanced"):
     return sums, [x.detach() for x in result.router_logits]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_router_loss(name, monkeypatch):
     """On one rank it is that of transformers, of all tokens of the pack; padding has no part in it."""
