@@ -26,15 +26,17 @@ class Norm(NamedTuple):
     eps: float
     zero_centered: bool = False
 
-    def __call__(self, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
-        if self.kind == "L2Normalization":
-            wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + self.eps)).to(x.dtype)
-        assert weight is not None
-        gamma = weight + 1 if self.zero_centered else weight
-        if self.kind == "RMSNorm":
-            return F.rms_norm(x, gamma.shape, gamma, self.eps)
-        return F.layer_norm(x, gamma.shape, gamma, bias, self.eps)
+
+def normed(norm: Norm, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+    """x, normalised over its last dimension."""
+    if norm.kind == "L2Normalization":
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + norm.eps)).to(x.dtype)
+    assert weight is not None
+    gamma = weight + 1 if norm.zero_centered else weight
+    if norm.kind == "RMSNorm":
+        return F.rms_norm(x, gamma.shape, gamma, norm.eps)
+    return F.layer_norm(x, gamma.shape, gamma, bias, norm.eps)
 
 
 class Part(torch.nn.Module):
@@ -93,7 +95,7 @@ class Linear(Part):
     def forward(self, x: Tensor) -> Tensor:
         """The map of [..., inputs] to [..., outputs]."""
         if self.norm is not None:
-            x = self.norm(x, self.layer_norm_weight, self.layer_norm_bias)
+            x = normed(self.norm, x, self.layer_norm_weight, self.layer_norm_bias)
         return F.linear(x, self._whole(self.weights), self._whole(self.biases))
 
     def extra_repr(self) -> str:
@@ -112,7 +114,7 @@ class HeadNorm(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of [..., heads, features], over features."""
-        return self.norm(x, self.weight, self.bias)
+        return normed(self.norm, x, self.weight, self.bias)
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -154,7 +156,7 @@ class NormMlp(Part):
     def forward(self, x: Tensor) -> Tensor:
         """Of [..., hidden]."""
         function, gated = ACTIVATIONS[self.activation]
-        wide = F.linear(self.norm(x, self.layer_norm_weight, self.layer_norm_bias), self.fc1_weight, self.fc1_bias)
+        wide = F.linear(normed(self.norm, x, self.layer_norm_weight, self.layer_norm_bias), self.fc1_weight, self.fc1_bias)
         if gated:
             first, second = wide.chunk(2, -1)
             wide = function(first) * second

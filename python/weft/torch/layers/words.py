@@ -129,7 +129,9 @@ def same(theirs: str, value: Any, name: str, other: Any, usual: Any) -> Any:
     """One setting that has two names, of which one is given, both alike, or none."""
     if value is not None and other is not None and value != other:
         raise error(f"{theirs} is {value!r} and {name} {other!r}", "they are the same: give one of them")
-    return next((x for x in (value, other) if x is not None), usual)
+    if value is None:
+        value = other
+    return usual if value is None else value
 
 
 def mask_of(attn_mask_type: str, window_size: Optional[Tuple[int, int]], chunk_size: Optional[int]) -> Dict[str, Any]:
