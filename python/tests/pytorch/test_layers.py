@@ -200,8 +200,11 @@ def test_rotary_table(format):
     if format != "thd":
         b = torch.arange(9).expand(2, 9)
         assert torch.equal(own(x, position_ids=b), expected) and torch.equal(own(x, position_ids=b[0]), expected)
-        shifted = own(x, position_ids=torch.stack((b[0], b[0] + 3)))
-        close(shifted, expected, 1e-10)  # rotary embedding is of differences
+        close(own(x, position_ids=torch.stack((b[0], b[0] + 3))), expected, 1e-10)  # of differences alone
+        wider = own(x, position_ids=torch.stack((b[0], 2 * b[0])))  # of the second sequence
+        first, second = (0, 1) if format == "bshd" else ((slice(None), 0), (slice(None), 1))
+        close(wider[first], expected[first], 1e-10)
+        assert (wider[second] - expected[second]).abs().max() > 1e-3
 
 
 def test_names_and_first_values():
