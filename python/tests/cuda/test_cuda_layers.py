@@ -114,6 +114,6 @@ def test_refused():
         layer(x, attn_mask_type="padding_causal", cu_seqlens_q=torch.tensor([0, 9, 18], device="cuda"))
     layer, x = made("thd"), torch.randn(SHAPES["thd"], device="cuda")
     offsets = lengths("thd", "cuda")["cu_seqlens_q"]
-    with refused("cu_seqlens_kv", "both sides"):
+    with refused("cu_seqlens_kv", "the same one"):
         layer(x, cu_seqlens_q=offsets, cu_seqlens_kv=offsets.clone())
     layer(x, cu_seqlens_q=offsets, cu_seqlens_kv=offsets)

@@ -2,14 +2,15 @@
 
 import sys
 
-import processes
 import torch
 import torch.distributed as dist
 import weft
 import weft.torch
-from refusals import refused
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+
+import processes
+from refusals import refused
 
 RANKS = 2
 HIDDEN = 32
@@ -140,6 +141,12 @@ def context_parallel_object():
         loss = (model(cp.shard(x), cp=cp) * cp.shard(w)).sum()
         loss.backward()
         compare(model, loss, expected)
+    model = Model("thd", cp_comm_type="a2a")  # the layers' own schedule, over the same rows
+    loss = (model(cp.shard(x), cp=cp) * cp.shard(w)).sum()
+    loss.backward()
+    compare(model, loss, expected)
+    with refused("contiguous", "balanced", "cp says"):
+        Model("thd", layout="contiguous")(cp.shard(x), cp=cp)
 
 
 def groups_of_two_levels():

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense_layer
 import weft
 import weft.torch
 from torch.utils.checkpoint import checkpoint
+
+import dense_layer
 
 CU = [0, 7, 8, 17]
 HIDDEN, HEADS = 32, 4
@@ -108,7 +109,8 @@ OTHERS = {
     "layer_norm_of_heads": dict(LLAMA, qk_norm_type="LayerNorm"),
     "l2_of_heads": dict(LLAMA, qk_norm_type="L2Normalization", qk_norm_eps=1e-2),
     "bottom_right": dict(LLAMA, attn_mask_type="causal_bottom_right"),
-    **{name: dict(PLAIN, activation=name) for name in ("geglu", "relu", "reglu", "silu", "qgelu", "qgeglu", "srelu", "sreglu", "glu")},
+    **{name: dict(PLAIN, activation=name)
+       for name in ("geglu", "relu", "reglu", "silu", "qgelu", "qgeglu", "srelu", "sreglu", "glu")},
 }
 
 
@@ -253,7 +255,8 @@ def test_checkpoints():
 
 
 def test_made_on_meta():
-    layer = weft.torch.TransformerLayer(**LLAMA, device="meta", softmax_type="learnable", qkv_format="bshd").to_empty(device="cpu")
+    layer = weft.torch.TransformerLayer(**LLAMA, device="meta", softmax_type="learnable", qkv_format="bshd")
+    layer.to_empty(device="cpu")
     for part in layer.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
@@ -362,6 +365,8 @@ def test_refused_in_calls(refused):
         (dict(cu_seqlens_q=CU, packing=CU), ["packing is given together with cu_seqlens_q"]),
         (dict(cu_seqlens_q_padded=CU), ["without cu_seqlens_q"]),
         (dict(lengths, cu_seqlens_kv=[0, 3, 17]), ["cu_seqlens_kv", "both sides"]),
+        (dict(packing=CU, cu_seqlens_kv=CU), ["cu_seqlens_kv", "without cu_seqlens_q"]),
+        (dict(lengths, cu_seqlens_kv_padded=CU), ["cu_seqlens_kv_padded", "without cu_seqlens_q_padded"]),
         (dict(lengths, core_attention_bias=torch.zeros(1, 4, 9, 9)), ["core_attention_bias", "bias"]),
         (dict(lengths, core_attention_bias_type="alibi"), ["core_attention_bias_type"]),
         (dict(lengths, alibi_slopes=torch.zeros(4)), ["alibi_slopes"]),
@@ -379,6 +384,7 @@ def test_refused_in_calls(refused):
     for call, said in (
         (dict(cu_seqlens_q=[0, 9, 18]), ["without padding in its name", "padding_causal"]),
         (dict(attn_mask_type="padding_causal"), ["how long", "cu_seqlens_q"]),
+        (dict(attn_mask_type="padding_causal", cu_seqlens_q=[0, 9, 18], cu_seqlens_kv=[0, 9, 17]), ["both sides"]),
         (dict(attn_mask_type="padding_causal", cu_seqlens_q=[0, 9]), ["[2]", "3 of them"]),
         (dict(attn_mask_type="padding_causal", cu_seqlens_q=[0, 9, 19]), ["10"]),
         (dict(cu_seqlens_q=[0, 9, 18], cu_seqlens_q_padded=[0, 9, 18]), ["cu_seqlens_q_padded", "bshd"]),

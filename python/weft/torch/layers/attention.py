@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 NORMS = ("LayerNorm", "RMSNorm")
-_WORDS = ("hidden_size", "num_attention_heads", "kv_channels", "attention_dropout", "layernorm_epsilon", "init_method",
-          "output_layer_init_method", "layer_number", "attn_mask_type", "window_size", "chunk_size", "num_gqa_groups", "params_dtype",
-          "input_layernorm", "fuse_qkv_params", "zero_centered_gamma", "qkv_weight_interleaved", "rotary_pos_interleaved",
-          "rotary_base", "rotary_percent", "bias", "normalization", "device", "qkv_format", "qk_norm_type", "qk_norm_eps",
-          "qk_norm_before_rope", "softmax_type", "cp_comm_type", "layout")
+_WORDS = (
+    "hidden_size", "num_attention_heads", "kv_channels", "attention_dropout", "layernorm_epsilon", "init_method",
+    "output_layer_init_method", "layer_number", "attn_mask_type", "window_size", "chunk_size", "num_gqa_groups", "params_dtype",
+    "input_layernorm", "fuse_qkv_params", "zero_centered_gamma", "qkv_weight_interleaved", "rotary_pos_interleaved",
+    "rotary_base", "rotary_percent", "bias", "normalization", "device", "qkv_format", "qk_norm_type", "qk_norm_eps",
+    "qk_norm_before_rope", "softmax_type", "cp_comm_type", "layout")
 
 
 def _divided(name: str, whole: int, by: int, other: str) -> int:
@@ -56,7 +57,7 @@ class MultiheadAttention(torch.nn.Module):
         rotary_pos_interleaved: bool = False, rotary_base: Optional[float] = None, rotary_percent: float = 1.0, bias: bool = True,
         normalization: str = "LayerNorm", device: Any = None, qkv_format: FormatName = "sbhd", qk_norm_type: Optional[str] = None,
         qk_norm_eps: float = 1e-6, qk_norm_before_rope: bool = False, softmax_type: str = "vanilla",
-        cp_comm_type: AnySchedule = "p2p", layout: LayoutName = "dual_chunk", **other: Any,
+        cp_comm_type: Optional[AnySchedule] = None, layout: Optional[LayoutName] = None, **other: Any,
     ) -> None:
         super().__init__()
         options = attention_options("MultiheadAttention", other, _WORDS)

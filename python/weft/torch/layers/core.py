@@ -14,7 +14,7 @@ from ...schedule import Schedule, schedule_of
 from ...types import AnySchedule, LayoutName
 from ..functional import context_parallel_attention
 from ..group import name_of, rank_and_ranks, resolve
-from ..packed import AnyPacking, pack_batch, pack_offsets, packing_of
+from ..packed import AnyPacking, pack_batch, pack_offsets
 from ..sharding import place, position_ids
 from .parts import Part
 from .words import SOFTMAX, one_of
@@ -56,20 +56,23 @@ def _hierarchical(groups: Any, cp_global_ranks: Any) -> Tuple[Any, Schedule]:
                     "make it once, on all ranks: torch.distributed.new_group(cp_global_ranks)")
     rank, count = rank_and_ranks(whole)
     if count != inner[1] * outer[1] or rank != inner[1] * outer[0] + inner[0]:
-        raise error(f"rank {rank} of {count} is rank {inner[0]} of {inner[1]} in the a2a group and {outer[0]} of {outer[1]} in the "
-                    "p2p group", "let each a2a group have consecutive ranks of cp_global_ranks")
+        raise error(f"rank {rank} of {count} is rank {inner[0]} of {inner[1]} in the a2a group and {outer[0]} of {outer[1]} in "
+                    "the p2p group", "let each a2a group have consecutive ranks of cp_global_ranks")
     return whole, Schedule("hybrid", ulysses=inner[1])
 
 
 class CoreAttention(Part):
     """Attention of queries, keys and values of this rank's rows; the parameter softmax_offset is the learnable sink."""
 
-    def __init__(self, heads: int, *, qkv_format: str, softmax_type: str, cp_comm_type: AnySchedule, layout: LayoutName,
+    def __init__(self, heads: int, *, qkv_format: str, softmax_type: str, cp_comm_type: Optional[AnySchedule],
+                 layout: Optional[LayoutName],
                  layer_number: Optional[int], options: Dict[str, Any], dtype: Optional[torch.dtype], device: Any) -> None:
         # A sink is never narrower than f32.
         super().__init__(torch.float64 if dtype is torch.float64 else torch.float32, device)
         self.format, self.softmax_type = qkv_format, one_of("softmax_type", softmax_type, SOFTMAX)
-        self.schedule, self.layout, self.options = schedule_of(cp_comm_type), layout, options
+        self.schedule = None if cp_comm_type is None else schedule_of(cp_comm_type)
+        self.own_layout, self.options = layout, options
+        self.layout: LayoutName = layout or "dual_chunk"  # Transformer Engine's
         self.layer_number = layer_number
         self.group, self.rank, self.ranks = "", 0, 1
         self.add("softmax_offset", (heads,), torch.nn.init.zeros_ if softmax_type == "learnable" else None)
@@ -81,8 +84,9 @@ class CoreAttention(Part):
         if cp_comm_type is not None:
             self.schedule = schedule_of(cp_comm_type)
         if isinstance(cp_group, (list, tuple)):
-            if self.schedule.name != "hybrid":
-                raise error(f"cp_group is a list of {len(cp_group)} groups and cp_comm_type {self.schedule.name}",
+            name = "ring" if self.schedule is None else self.schedule.name
+            if name != "hybrid":
+                raise error(f"cp_group is a list of {len(cp_group)} groups and cp_comm_type {name}",
                             "give one group, or cp_comm_type='a2a+p2p'")
             cp_group, self.schedule = _hierarchical(cp_group, cp_global_ranks)
         self.group, self.rank, self.ranks = "", 0, 1
@@ -104,6 +108,9 @@ class CoreAttention(Part):
             raise error(f"{given[0]} is given together with {given[1]}", "give one of them: each says which documents there are")
         if padded is not None and offsets is None:
             raise error("cu_seqlens_q_padded are given without cu_seqlens_q", "give both, or a weft.Packing as packing=")
+        if offsets is not None:
+            offsets, padded = _tensor(offsets), None if padded is None else _tensor(padded)
+        _check_keys(offsets, padded, call)
         if cp is not None:
             return self._rows_of_cp(cp)
         if self.format != "thd":
@@ -113,8 +120,7 @@ class CoreAttention(Part):
                         "give cu_seqlens_q, a weft.Packing as packing=, or a ContextParallel as cp=")
         if packing is not None:
             return Rows(packing, None, None, None)
-        offsets, padded = _tensor(offsets), None if padded is None else _tensor(padded)
-        _check_keys(offsets, padded, call)
+        assert offsets is not None
         if offsets.is_cuda:
             return Rows(None, offsets, padded, None)
         return Rows(offsets if padded is None else pack_offsets(offsets, padded), offsets, padded, None)
@@ -125,6 +131,9 @@ class CoreAttention(Part):
         if self.group and self.group != cp.group:
             raise error("a ContextParallel is given whose group is not that of set_context_parallel_group",
                         "leave set_context_parallel_group out: cp says which ranks there are")
+        if self.own_layout is not None and cp.ranks > 1 and self.own_layout != cp.layout.kind:
+            raise error(f"the layer's layout is {self.own_layout} and that of the ContextParallel {cp.layout.kind}",
+                        "leave the layer's out: cp says where rows lie")
         return Rows(None, None, None, cp)
 
     def _batch(self, shape: Tuple[int, ...], packing: Any, offsets: Any, padded: Any, padding: bool) -> Rows:
@@ -142,7 +151,6 @@ class CoreAttention(Part):
         if not padding:
             raise error(f"cu_seqlens_q are given with qkv_format {self.format} and a mask without padding in its name",
                         "use attn_mask_type='padding_causal' or 'padding', or qkv_format='thd'")
-        offsets = _tensor(offsets)
         if offsets.is_cuda or offsets.dim() != 1 or offsets.shape[0] != batch + 1:
             raise error(f"cu_seqlens_q have shape {list(offsets.shape)} on {offsets.device}, for a batch of {batch}",
                         f"give {batch + 1} of them, on the CPU: lengths of batches are read there")
@@ -192,10 +200,12 @@ class CoreAttention(Part):
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if rows.cp is not None:
+                if self.schedule is not None:
+                    options["schedule"] = self.schedule
                 out: Tensor = rows.cp.attention(q, k, v, **options)
                 return out
             if self.group:
-                options.update(group=self.group, schedule=self.schedule, layout=self.layout)
+                options.update(group=self.group, schedule=self.schedule or "ring", layout=self.layout)
             if rows.packing is None:
                 options.update(cu_seqlens_q=rows.offsets, cu_seqlens_q_padded=rows.padded)
             if self.format != "thd":
@@ -209,7 +219,8 @@ class CoreAttention(Part):
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
-        ranks = f", rank {self.rank} of {self.ranks}, {self.schedule}, layout={self.layout!r}" if self.group else ""
+        how = f"{self.schedule or 'ring'}, layout={self.layout!r}"
+        ranks = f", rank {self.rank} of {self.ranks}, {how}" if self.group else ""
         return f"qkv_format={self.format!r}, softmax_type={self.softmax_type!r}{ranks}"
 
 
@@ -221,12 +232,18 @@ def _host(x: Any, device: torch.device) -> Tensor:
     return torch.from_numpy(x).to(device)
 
 
-def _check_keys(offsets: Tensor, padded: Optional[Tensor], call: Dict[str, Any]) -> None:
+def _check_keys(offsets: Optional[Tensor], padded: Optional[Tensor], call: Dict[str, Any]) -> None:
     """Keys are the queries' own tokens; of offsets on a GPU nobody reads the values, so they must be the same tensor."""
     for name, mine in (("cu_seqlens_kv", offsets), ("cu_seqlens_kv_padded", padded)):
-        theirs = call.get(name)
-        if theirs is None or theirs is call.get(name.replace("kv", "q")) or torch.compiler.is_compiling():
+        theirs, whose = call.get(name), name.replace("kv", "q")
+        if theirs is None or theirs is call.get(whose):
             continue
+        if mine is None:
+            raise error(f"{name} are given without {whose}", f"give {whose}: keys are the queries' own tokens")
         theirs = _tensor(theirs)
-        if mine is None or mine.is_cuda or theirs.is_cuda or not torch.equal(theirs.to(mine.dtype), mine):
-            raise error(f"{name} are not those of the queries", "self-attention has the same documents on both sides: leave them out")
+        if torch.compiler.is_compiling() or mine.is_cuda or theirs.is_cuda:
+            raise error(f"{name} are another tensor than {whose}, and nobody reads them here",
+                        f"give the same one, or {whose} alone")
+        if not torch.equal(theirs.to(mine.dtype), mine):
+            raise error(f"{name} are not those of the queries",
+                        "self-attention has the same documents on both sides: leave them out")

@@ -40,10 +40,10 @@ class TransformerLayer(torch.nn.Module):
         layernorm_epsilon: float = 1e-5, hidden_dropout: float = 0.0, attention_dropout: float = 0.0,
         init_method: Optional[InitMethod] = None, output_layer_init_method: Optional[InitMethod] = None,
         kv_channels: Optional[int] = None, attn_mask_type: Optional[str] = None, self_attn_mask_type: Optional[str] = None,
-        window_size: Optional[Tuple[int, int]] = None, chunk_size: Optional[int] = None, params_dtype: Optional[torch.dtype] = None,
-        zero_centered_gamma: bool = False, bias: bool = True, activation: str = "gelu", normalization: str = "LayerNorm",
-        device: Any = None, qkv_format: Optional[FormatName] = None, attn_input_format: Optional[FormatName] = None,
-        cp_comm_type: AnySchedule = "p2p", **attention: Any,
+        window_size: Optional[Tuple[int, int]] = None, chunk_size: Optional[int] = None,
+        params_dtype: Optional[torch.dtype] = None, zero_centered_gamma: bool = False, bias: bool = True,
+        activation: str = "gelu", normalization: str = "LayerNorm", device: Any = None, qkv_format: Optional[FormatName] = None,
+        attn_input_format: Optional[FormatName] = None, cp_comm_type: Optional[AnySchedule] = None, **attention: Any,
     ) -> None:
         super().__init__()
         if not 0 <= hidden_dropout < 1:

@@ -44,7 +44,6 @@ class CallOptions(TypedDict, total=False):
     pad_between_seqs: Optional[bool]
     bottom_right_diagonal: Optional[bool]
     # Refused, unless they ask for nothing.
-    attention_mask: Any
     encoder_output: Any
     inference_params: Any
     core_attention_bias_type: str
@@ -143,6 +142,6 @@ def mask_of(attn_mask_type: str, window_size: Optional[Tuple[int, int]], chunk_s
     if window_size is None:
         window_size = (-1, -1)
     elif not causal and tuple(window_size) == (-1, 0):
-        raise error(f"window_size is (-1, 0) with attn_mask_type {attn_mask_type}: a causal mask to some, and no window to others",
+        raise error(f"window_size is (-1, 0) with attn_mask_type {attn_mask_type}: causal to some, and no window to others",
                     f"say attn_mask_type='{'padding_' if attn_mask_type == 'padding' else ''}causal', or window_size=(-1, -1)")
     return dict(causal=causal, window=(window_size[0], window_size[1]), chunk_size=chunk_size)
