@@ -8,6 +8,7 @@ import weft
 import weft.torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import processes
 from refusals import refused
@@ -232,9 +233,26 @@ def ddp():
         assert (p.grad * RANKS - grad).abs().max() <= 1e-5 * grad.abs().max(), name
 
 
+def fsdp():
+    """FSDP2 averages or, where gloo does not know how, adds up."""
+    expected = one_rank("thd", cu_seqlens_q=CU)
+    average = torch.empty(1)
+    dist.reduce_scatter_tensor(average, torch.ones(RANKS), op=dist.ReduceOp.AVG)
+    model, (x, w) = Model("thd"), whole("thd")
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("cp",))
+    for layer in model.layers:
+        layer.set_context_parallel_group(mesh)
+        fully_shard(layer, mesh=mesh)
+    x, w = (mine(t, "thd", packing_of("thd")) for t in (x, w))
+    (fully_shard(model, mesh=mesh)(x, cu_seqlens_q=CU) * w).sum().backward()
+    for (name, p), grad in zip(model.named_parameters(), expected[1]):
+        found = p.grad.full_tensor() * (RANKS if average.item() == 1 else 1)
+        assert (found - grad).abs().max() <= 1e-5 * grad.abs().max(), name
+
+
 CASES = {f"{format}_{kind}": lambda format=format, kind=kind: by_kind(format, kind) for format in SHAPES for kind in KINDS}
 CASES.update({fn.__name__: fn for fn in (padded_documents, padded_batch, context_parallel_object, groups_of_two_levels,
-                                         other_layout, refusals, compiled, ddp)})
+                                         other_layout, refusals, compiled, ddp, fsdp)})
 
 
 if __name__ == "__main__":

@@ -345,7 +345,6 @@ def test_refused_when_made(refused):
         (dict(hidden_dropout=1.5), ["hidden_dropout is 1.5"]),
         (dict(rotary_base=10000.0, rotary_percent=0.9), ["rotary", "7 of 8"]),
         (dict(cp_comm_type="p2q"), ["p2q"]),
-        (dict(input_layernorm=False), ["input_layernorm", "MultiheadAttention"]),
     ):
         with refused(*said):
             make(**words)
@@ -415,22 +414,24 @@ def test_one_rank_without_a_group():
     assert torch.equal(layer(x, cu_seqlens_q=CU), expected)
 
 
-def test_threads_as_ranks():
-    cu = [0, 8, 12, 24]
-    words = dict(LLAMA, window_size=(5, 0), qkv_format="thd")
-    x = torch.randn(24, HIDDEN)
-    expected = made(torch.float32, **words)(x, cu_seqlens_q=cu)
-    one = made(torch.float32, **words)
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a", weft.Schedule("a2a+p2p", ulysses=2), "exact"], ids=str)
+def test_four_threads_as_ranks(kind):
+    cu = [0, 8, 16, 40]
+    x = torch.randn(40, HIDDEN)
+    one = made(torch.float32, **dict(VARIANTS["learnable"], chunk_size=6), qkv_format="thd")
+    expected = gradients(one, x, lambda x: one(x, cu_seqlens_q=cu))
 
     def rank(comm):
         layer = copy.deepcopy(one)
-        layer.set_context_parallel_group(comm)
+        layer.set_context_parallel_group(comm, cp_comm_type=kind)
         mine = weft.torch.shard(x, cu, comm, layout="dual_chunk")
-        out = layer(mine, cu_seqlens_q=cu)
-        return weft.torch.unshard(out.detach(), cu, comm, layout="dual_chunk")
+        found = gradients(layer, mine, lambda x: layer(x, cu_seqlens_q=cu))
+        whole = [weft.torch.unshard(part, cu, comm, layout="dual_chunk") for part in found[:2]]
+        return whole + [sum(weft.torch.all_gather(part, comm)) for part in found[2:]]
 
-    for out in weft.spawn(2, rank):
-        close(out, expected, 1e-5)
+    for found in weft.spawn(4, rank):
+        for a, b in zip(found, expected):
+            close(a, b, 1e-5)
 
 
 def test_the_page():

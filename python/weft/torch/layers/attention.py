@@ -11,7 +11,7 @@ from ..._arrays import error
 from ...types import AnySchedule, FormatName, LayoutName
 from .core import CoreAttention, Rows
 from .parts import HeadNorm, InitMethod, Linear, Norm, angles_of, rotate, usual_init
-from .words import FORMATS, CallOptions, attention_options, mask_of, one_of, refuse_in_call, same
+from .words import FORMATS, CallOptions, OtherOptions, attention_options, mask_of, one_of, refuse_in_call, same
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,10 +57,10 @@ class MultiheadAttention(torch.nn.Module):
         rotary_pos_interleaved: bool = False, rotary_base: Optional[float] = None, rotary_percent: float = 1.0, bias: bool = True,
         normalization: str = "LayerNorm", device: Any = None, qkv_format: FormatName = "sbhd", qk_norm_type: Optional[str] = None,
         qk_norm_eps: float = 1e-6, qk_norm_before_rope: bool = False, softmax_type: str = "vanilla",
-        cp_comm_type: Optional[AnySchedule] = None, layout: Optional[LayoutName] = None, **other: Any,
+        cp_comm_type: Optional[AnySchedule] = None, layout: Optional[LayoutName] = None, **other: Unpack[OtherOptions],
     ) -> None:
         super().__init__()
-        options = attention_options("MultiheadAttention", other, _WORDS)
+        options = attention_options("MultiheadAttention", {**other}, _WORDS)
         self.heads, self.groups = num_attention_heads, num_gqa_groups or num_attention_heads
         _divided("num_attention_heads", num_attention_heads, self.groups, "num_gqa_groups")
         self.channels = kv_channels or _divided("hidden_size", hidden_size, num_attention_heads, "num_attention_heads")

@@ -12,7 +12,7 @@ from ..._arrays import error
 from ...types import AnySchedule, FormatName
 from .attention import MultiheadAttention
 from .parts import InitMethod, Norm, NormMlp, usual_init
-from .words import CallOptions, same
+from .words import CallOptions, LayerOptions, same
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,13 +43,12 @@ class TransformerLayer(torch.nn.Module):
         window_size: Optional[Tuple[int, int]] = None, chunk_size: Optional[int] = None,
         params_dtype: Optional[torch.dtype] = None, zero_centered_gamma: bool = False, bias: bool = True,
         activation: str = "gelu", normalization: str = "LayerNorm", device: Any = None, qkv_format: Optional[FormatName] = None,
-        attn_input_format: Optional[FormatName] = None, cp_comm_type: Optional[AnySchedule] = None, **attention: Any,
+        attn_input_format: Optional[FormatName] = None, cp_comm_type: Optional[AnySchedule] = None,
+        **attention: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         if not 0 <= hidden_dropout < 1:
             raise error(f"hidden_dropout is {hidden_dropout}", "give a probability below 1")
-        if attention.pop("input_layernorm", True) is not True:
-            raise error("input_layernorm is False: layers are pre-norm", "use MultiheadAttention by itself")
         self.hidden_dropout = hidden_dropout
         self.self_attention = MultiheadAttention(
             hidden_size, num_attention_heads, kv_channels, num_gqa_groups=num_gqa_groups, layernorm_epsilon=layernorm_epsilon,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..._arrays import error
 from ...schedule import unexpected
+from ...types import LayoutName
 from ..packed import AnyPacking
 
 if TYPE_CHECKING:
@@ -51,6 +52,63 @@ class CallOptions(TypedDict, total=False):
     alibi_slopes: Any
 
 
+class OtherOptions(TypedDict, total=False):
+    """Keywords of a constructor beside its named parameters: Weft's own for its attention, and what asks for nothing."""
+
+    scale: Optional[float]
+    softmax_scale: Optional[float]
+    softcap: float
+    kernel: Optional[str]
+    deterministic: bool
+    checked: bool
+    # Taken, and not used: about tensor parallelism's communication, a decoder's second attention, warm-up, or names.
+    bottom_right_diagonal: Optional[bool]
+    set_parallel_mode: bool
+    get_rng_state_tracker: Any
+    seq_length: Optional[int]
+    micro_batch_size: Optional[int]
+    name: Optional[str]
+    enc_dec_attn_mask_type: Optional[str]
+    enc_dec_bottom_right_diagonal: Optional[bool]
+    enc_dec_window_size: Any
+    ub_overlap_ag: bool
+    ub_overlap_rs: bool
+    ub_overlap_rs_dgrad: bool
+    ub_bulk_dgrad: bool
+    ub_bulk_wgrad: bool
+    # Refused, unless they ask for nothing.
+    tp_group: Any
+    tp_size: int
+    sequence_parallel: bool
+    fuse_wgrad_accumulation: bool
+    return_bias: bool
+    return_layernorm_output: bool
+    attention_type: str
+    layer_type: str
+    apply_residual_connection_post_layernorm: bool
+    output_layernorm: bool
+    parallel_attention_mlp: bool
+    drop_path_rate: float
+    activation_params: Any
+    ub_tp_comm_overlap: bool
+
+
+class LayerOptions(OtherOptions, total=False):
+    """Keywords of TransformerLayer that are its attention's."""
+
+    layer_number: Optional[int]
+    fuse_qkv_params: bool
+    qkv_weight_interleaved: bool
+    rotary_pos_interleaved: bool
+    rotary_base: Optional[float]
+    rotary_percent: float
+    qk_norm_type: Optional[str]
+    qk_norm_eps: float
+    qk_norm_before_rope: bool
+    softmax_type: str
+    layout: Optional[LayoutName]
+
+
 CALL = tuple(CallOptions.__annotations__)
 
 _BIAS = ("logits have no bias here", "say which keys a query sees: attn_mask_type, window_size, chunk_size")
@@ -81,12 +139,9 @@ _REFUSED: Dict[str, Tuple[Any, str, str]] = {
     "activation_params": (None, "activations have no parameters here", "leave it out"),
     "ub_tp_comm_overlap": (False, *_TENSOR),
 }
-# Of a constructor: what is about tensor parallelism's communication, a decoder's second attention, warm-up, or names.
-_UNUSED = ("bottom_right_diagonal", "set_parallel_mode", "get_rng_state_tracker", "seq_length", "micro_batch_size", "name",
-           "enc_dec_attn_mask_type", "enc_dec_bottom_right_diagonal", "enc_dec_window_size", "ub_overlap_ag", "ub_overlap_rs",
-           "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad")
 # Weft's own, for its attention.
 ATTENTION = ("scale", "softcap", "kernel", "deterministic", "checked")
+_OTHERS = frozenset(OtherOptions.__annotations__)
 
 
 def attention_options(what: str, other: Dict[str, Any], known: Tuple[str, ...]) -> Dict[str, Any]:
@@ -101,7 +156,7 @@ def attention_options(what: str, other: Dict[str, Any], known: Tuple[str, ...]) 
             nothing, reason, remedy = _REFUSED[name]
             if value is not None and value != nothing:
                 raise error(f"{name} is {value!r}: {reason}", remedy)
-        elif name not in _UNUSED:
+        elif name not in _OTHERS:
             unexpected(what, name, (*known, *ATTENTION))
     return options
 
