@@ -18,6 +18,7 @@ from . import rows
 from .context import ContextParallel, context_parallel
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
+from .layers import MultiheadAttention, TransformerLayer
 from .micro import MicroSequenceAttention, micro_sequence_attention
 from .module import ContextParallelAttention
 from .op import clear_cache
@@ -30,6 +31,8 @@ __all__ = [
     "ContextParallel",
     "ContextParallelAttention",
     "MicroSequenceAttention",
+    "MultiheadAttention",
+    "TransformerLayer",
     "all_gather",
     "clear_cache",
     "communicator",
