@@ -138,6 +138,6 @@ def relayout(x: Tensor, from_layout: Optional[AnyLayout], to_layout: Optional[An
                     "give this rank's rows under from_layout, as shard makes them")
     if first.ranks > 1:
         _placed.check(first, rank, scope_of(group), "relayout", USE)
-        _placed.register(second, rank, scope_of(group))
+        _placed.register(second, rank, scope_of(group), used=True)
     return torch.ops.weft.exchange_rows(x, moves.send, moves.send_counts, moves.receive, moves.receive_counts, moves.rows[1],
                                         name_of(group) if first.ranks > 1 else "")
