@@ -317,7 +317,7 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
                 "use a causal mask, or micro-sequences that end where documents do");
   }
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::begin), run::fingerprints(micros, problem));
-  const Index begin = d.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
+  const Index begin = d.options.drop ? reach.needed.front() : Index{0};
   d.arrivals.clear();
   d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach)});
   d.held = {begin, micros.rows().begin};
