@@ -7,7 +7,7 @@ import weft.torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-VOCAB, DIM, HEADS, KV_HEADS, HEAD = 23, 32, 4, 2, 8
+VOCAB, DIM, HEADS, KV_HEADS = 23, 32, 4, 2
 MASKS = [weft.Mask(causal=True), weft.Mask(causal=True, window=(6, 0)), weft.Mask(causal=True, chunk_size=7),
          weft.Mask(causal=True)]
 
@@ -19,18 +19,18 @@ def text(packing):
 
 
 class Block(nn.Module):
-    def __init__(self, index, drop, sink, group, dropout, kernel=None):
+    def __init__(self, index, *, head=8, drop=False, sink=True, group=None, dropout=0.0, kernel=None):
         super().__init__()
-        self.mask, self.dropout = MASKS[index % len(MASKS)], dropout
-        self.qkv, self.o = nn.Linear(DIM, (HEADS + 2 * KV_HEADS) * HEAD, bias=False), nn.Linear(HEADS * HEAD, DIM, bias=False)
+        self.mask, self.dropout, self.head_dim = MASKS[index % len(MASKS)], dropout, head
+        self.qkv, self.o = nn.Linear(DIM, (HEADS + 2 * KV_HEADS) * head, bias=False), nn.Linear(HEADS * head, DIM, bias=False)
         self.up, self.down = nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
         self.norm, self.norm_mlp = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
         self.sink = nn.Parameter(torch.linspace(-1, 1, HEADS)) if sink and index % 2 else None
         self.attention = weft.torch.MicroSequenceAttention(mask=self.mask, drop=drop, group=group, kernel=kernel)
 
     def forward(self, x, attend):
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, HEAD)).split((HEADS, KV_HEADS, KV_HEADS), 1)
-        sink = None if self.sink is None else self.sink.float() if x.dtype != torch.float64 else self.sink
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, self.head_dim)).split((HEADS, KV_HEADS, KV_HEADS), 1)
+        sink = self.sink
         x = x + self.o(attend(self, q, k, v, sink).flatten(1))
         return x + self.down(F.dropout(F.gelu(self.up(self.norm_mlp(x))), self.dropout))
 
@@ -38,12 +38,12 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """saved: "", "layer" or "reentrant": a checkpoint around each layer."""
 
-    def __init__(self, *, layers=4, drop=False, sink=True, saved="", group=None, dropout=0.0, kernel=None):
+    def __init__(self, *, layers=4, saved="", **block):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.embed = nn.Embedding(VOCAB, DIM)
-            self.blocks = nn.ModuleList(Block(i, drop, sink, group, dropout, kernel) for i in range(layers))
+            self.blocks = nn.ModuleList(Block(i, **block) for i in range(layers))
             self.head = nn.Linear(DIM, VOCAB)
         self.saved = saved
 
@@ -51,7 +51,8 @@ class Decoder(nn.Module):
         x = self.embed(ids)
         for block in self.blocks:
             x = checkpoint(block, x, attend, use_reentrant=self.saved == "reentrant") if self.saved else block(x, attend)
-        return F.cross_entropy(self.head(x).float() if x.dtype != torch.float64 else self.head(x), labels, reduction="sum") / targets
+        logits = self.head(x)
+        return F.cross_entropy(logits if x.dtype == torch.float64 else logits.float(), labels, reduction="sum") / targets
 
     def loss(self, step, ids, labels):
         """Of one micro-sequence: its part of the mean over all tokens of the pack."""
@@ -60,4 +61,4 @@ class Decoder(nn.Module):
 
     def whole_loss(self, packing, ids, labels):
         return self._loss(ids, labels, lambda block, q, k, v, sink: weft.torch.context_parallel_attention(
-            q, k, v, packing, block.mask, sink=sink, one_rank=True), (labels >= 0).sum())
+            q, k, v, packing, block.mask, sink=sink, one_rank=True, kernel=block.attention.kernel or None), (labels >= 0).sum())

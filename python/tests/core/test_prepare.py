@@ -14,7 +14,8 @@ from problems import examples
 
 
 @examples(60)
-@given(st.lists(st.integers(0, 40), max_size=20), st.sampled_from([1, 4]), st.booleans(), st.booleans(), st.sampled_from([0, 1.1]))
+@given(st.lists(st.integers(0, 40), max_size=20), st.sampled_from([1, 4]), st.booleans(), st.booleans(),
+       st.sampled_from([0, 1.1]))
 def test_packs(lengths, multiple, keep_order, split, limit):
     budget, keep_order = 32, keep_order and not limit
     if not split:

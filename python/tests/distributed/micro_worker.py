@@ -180,7 +180,8 @@ def micro_batches(group):
         for step in micros.backward_steps():
             step.backward(losses[step.micro])
     assert len(layer._free) == 2
-    micros = weft.torch.MicroSequences(weft.Packing([0, 24 * dist.get_world_size(group)]), 2 if dist.get_rank(group) else 4, group)
+    count = 2 if dist.get_rank(group) else 4
+    micros = weft.torch.MicroSequences(weft.Packing([0, 24 * dist.get_world_size(group)]), count, group)
     rows = torch.randn(micros.cut.local, 2, DIM)
     with refused("micro-sequences"):
         layer(rows, rows, rows, next(micros.forward_steps()))

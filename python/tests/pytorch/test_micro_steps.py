@@ -1,6 +1,10 @@
 """Micro-sequences one at a time, on one rank: a decoder against its whole-sequence run, and every wrong order."""
 
 import gc
+import pathlib
+import re
+import subprocess
+import sys
 
 import pytest
 import weft
@@ -54,9 +58,10 @@ def test_a_decoder_is_its_whole_run(micros, recompute, drop):
     same(run(micros, recompute=recompute, drop=drop), whole())
 
 
-@pytest.mark.parametrize("how", [dict(saved="layer"), dict(saved="reentrant"), dict(saved="layer", recompute=False, drop=True),
-                                 dict(saved="reentrant", recompute=False), dict(batches=3), dict(batches=2, drop=True, saved="layer"),
-                                 dict(even_work=weft.Mask(causal=True))], ids=str)
+@pytest.mark.parametrize("how", [
+    dict(saved="layer"), dict(saved="reentrant"), dict(saved="layer", recompute=False, drop=True),
+    dict(saved="reentrant", recompute=False), dict(batches=3), dict(batches=2, drop=True, saved="layer"),
+    dict(even_work=weft.Mask(causal=True))], ids=str)
 def test_checkpoints_and_several_micro_batches(how):
     same(run(4, **how), whole())
 
@@ -232,7 +237,8 @@ def test_a_checkpoint_of_two_layers():
         weft.torch.MicroSequences(PACKING, 4).forward_backward(lambda step: wrap(both, step.take(leaf), step).sin().sum())
         return leaf.grad
 
-    assert torch.equal(gradient(lambda f, *given: f(*given)), gradient(lambda f, *given: checkpoint(f, *given, use_reentrant=False)))
+    saved = gradient(lambda f, *given: checkpoint(f, *given, use_reentrant=False))
+    assert torch.equal(gradient(lambda f, *given: f(*given)), saved)
 
 
 @pytest.mark.long
@@ -260,3 +266,17 @@ def test_a_thousand_steps_leak_nothing():
     for n in range(1000):
         step(n)
     assert abs(objects() - before) < 50 and len(layer._free) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_program(ranks):
+    program = pathlib.Path(__file__).parents[3] / "examples" / "long_document.py"
+    start = [sys.executable] if ranks == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]  # by address, as in test_train.py
+    done = subprocess.run([*start, program, "--tokens", "8192", "--micro", "8", "--window", "256", "--drop"], capture_output=True,
+                          text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    of = float(re.search(r"activations: 1/([\d.]+) of", done.stdout).group(1))
+    assert of >= 8 / 1.25, done.stdout

@@ -61,7 +61,7 @@ class LayerState:
     def _check_forward(self, step: MicroStep, recomputed: bool) -> None:
         m, what = step.micro, self.name(step.micro)
         if self.taken is None:
-            raise error(f"{what}: its micro-batch has ended", "go through forward_steps() once more, or make a new MicroSequences")
+            raise error(f"{what}: its micro-batch has ended", "go through forward_steps() anew, or make a new MicroSequences")
         if m > self.attended:
             raise error(f"{what} comes before micro-sequence {self.attended}",
                         "go through the micro-sequences in the order of forward_steps()")
@@ -94,7 +94,7 @@ class LayerState:
             if not first:
                 self._bring_again(m, stream)
             keys = [_arrays.array(x, name=name) for x, name in ((k, "k"), (v, "v"))] if first else [None, None]
-            buffer.forward(m, _arrays.array(q, name="q"), *keys, settings, _arrays.array(out, True), _arrays.array(lse, True), stream)
+            buffer.forward(m, _arrays.array(q, name="q"), *keys, settings, *(_arrays.array(x, True) for x in (out, lse)), stream)
         if first:
             self.attended += 1
             if layer.drop:
@@ -358,14 +358,15 @@ class MicroSequences:
         """
         if not torch.is_grad_enabled():
             raise error("forward_backward without gradients", "call it with gradients enabled; to evaluate, use forward_steps()")
-        total, kept, random = torch.zeros(()), [], []
+        total, random = torch.zeros(()), []
+        kept: List[Optional[Tensor]] = []
         for step in self.forward_steps():
-            random.append(_random_state() if recompute else None)
+            random.append(_random_state())
             with torch.set_grad_enabled(not recompute or step.micro == self.micros - 1):
                 loss = _fresh(loss_of, step)
             if loss is not None:
                 total = total.to(loss.device) + loss.detach()
-            kept.append(loss if torch.is_tensor(loss) and loss.requires_grad else None)
+            kept.append(None if loss is None or not loss.requires_grad else loss)
             del loss
         for step in self.backward_steps():
             again = recompute and step.micro < self.micros - 1
