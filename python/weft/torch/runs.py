@@ -226,7 +226,7 @@ def _using(run: Run, call: Call) -> Iterator[Any]:
         raise
 
 
-def _usable(x: Tensor) -> Tensor:
+def usable(x: Tensor) -> Tensor:
     """Gradients come as they like, expanded from one number for instance."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -316,7 +316,7 @@ def _backward_of(run: Run, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: 
 def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, packing: Tensor,
              call: Call) -> Tuple[Tensor, ...]:
     """dq, dk, dv, dsink; the last is something else without a sink."""
-    dout = _usable(dout)
+    dout = usable(dout)
     run: Optional[Run] = None
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
