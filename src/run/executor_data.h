@@ -26,7 +26,9 @@ struct Executor::Data {
         workspace(context.memory()) {}
 
   // The kernel of the options that can do the call. Error if there is none.
-  Kernel kernel_for(KernelRequest request) const;
+  Kernel kernel_for(KernelRequest request, bool device_plans) const;
+  // In a capture, unless memory is the caller's, who keeps it as long as the graph.
+  bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
   void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 
@@ -96,6 +98,14 @@ struct StepHeads {
 StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
+// Of the step, among those that a call is given; null: none are given, and slices_of counts.
+DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step);
+// Gives a kernel call the step's slices, on the host or on the device.
+template <class Call>
+void set_slices(Call& call, const Schedule& schedule, const Step& step, std::span<DevicePlan* const> plans) {
+  call.device_plan = device_plan(plans, step);
+  if (call.device_plan == nullptr) call.slices = slices_of(schedule, step);
+}
 
 // Ranges of query rows that slices of any step hold, cut where no slice crosses, and of each the last kernel call that
 // has slices for it: rows and ends of QuerySteps.

@@ -96,10 +96,12 @@ std::vector<Fingerprint> fingerprints(const Schedule& s) {
 
 std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem) {
   const Range rows = micros.rows();
+  Hash cuts;
+  cuts.add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end);
+  for (Index m = 0; m < micros.micros(); ++m) cuts.add(micros.rows(m).end);
   return {{"packing", of(problem.packing())},
           {"mask", of(problem.mask())},
-          {"micro-sequences",
-           Hash().add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end).value()}};
+          {"micro-sequences", cuts.value()}};
 }
 
 std::vector<Fingerprint> fingerprints(const ExecutorOptions& options) {

@@ -60,6 +60,13 @@ def test_four_ranks(dtype, schedule, own_streams):
         assert_same(got[:1], one[:1])  # in sequence order a row's bits do not depend on the ranks
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_four_ranks_by_default(dtype):
+    """Layout balanced, and the schedule that is predicted to be the best."""
+    *inputs, dout = tensors(DTYPES[dtype])
+    assert_right(on_ranks(inputs, dout, causal=True), reference(inputs, dout, dict(causal=True)), dtype)
+
+
 class Mail:
     """A transport as that of a process group with NCCL: a message is one tensor on the GPU, in the order of a stream."""
 
