@@ -99,9 +99,7 @@ std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Proble
   Hash cuts;
   cuts.add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end);
   for (Index m = 0; m < micros.micros(); ++m) cuts.add(micros.rows(m).end);
-  return {{"packing", of(problem.packing())},
-          {"mask", of(problem.mask())},
-          {"micro-sequences", cuts.value()}};
+  return {{"packing", of(problem.packing())}, {"mask", of(problem.mask())}, {"micro-sequences", cuts.value()}};
 }
 
 std::vector<Fingerprint> fingerprints(const ExecutorOptions& options) {

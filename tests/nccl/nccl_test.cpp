@@ -227,8 +227,7 @@ TEST_P(NcclRanks, AllGatherHasTheBitsOfOneRank) {
 }
 
 TEST_P(NcclRanks, DeterministicGradientsAreTheSameInFiveRuns) {
-  run(
-      GetParam(),
+  run(GetParam(),
       [](Communicator& c, OnGpu&) {
         const RanksProblem p = documents(c.ranks());
         RanksInput in(p);
