@@ -12,7 +12,7 @@ import ctypes
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -81,6 +81,21 @@ class Decoder(nn.Module):
         return functional.cross_entropy(self.head(x).float(), mine, reduction="sum") / count
 
 
+def captured(step: Callable[[], Any], warm_up: Optional[Callable[[], Any]] = None) -> Tuple[torch.cuda.CUDAGraph, Any]:
+    """The step as a graph, and its results, which a replay overwrites. It is called outside of the capture first."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            (warm_up or step)()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
+
+
 class Training:
     """A decoder, its optimizer, and the tensors that a step reads, at one address for all steps."""
 
@@ -92,7 +107,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=device == "cuda")
         self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.cu = torch.zeros(documents + 1, dtype=torch.int32, device=device)
-        self.graph = None
+        self.graph: Optional[torch.cuda.CUDAGraph] = None
 
     def set(self, seed: int, documents: int) -> None:
         """Other tokens in so many documents, some of them empty; the rest of the offsets repeat the last."""
@@ -124,17 +139,12 @@ class Training:
 
     def capture(self) -> None:
         """The step as a graph, whose results are in self.loss and in the gradients."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.eager()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = self.step()
+
+        def warm_up() -> None:
+            self.eager()
+            self.optimizer.zero_grad(set_to_none=True)  # so that the graph has gradients of its own
+
+        self.graph, self.loss = captured(self.step, warm_up)
 
     def replay(self) -> Tensor:
         assert self.graph is not None

@@ -166,15 +166,28 @@ def test_messages_depend_on_capacity_alone(schedule):
 
 
 @pytest.mark.long
-def test_compiled():
+def test_processes(tmp_path):
+    import processes
+
+    processes.start("offsets_worker.py", tmp_path, seconds=120)
+
+
+@pytest.mark.long
+def test_compiled(monkeypatch):
     """One node, without a break, forward and backward, also by the names of context_parallel_attention."""
     *inputs, dout = tensors()
     cu = ints(CU)
+    monkeypatch.setattr(offsets, "given_on_gpu", lambda packing, options: True)
 
     def call(q, k, v):
         return offsets.attention(q, k, v, cu_seqlens_q=cu, causal=True, schedule="ring", softcap=2.0)[:2]
 
-    same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, dout), gradients(call, inputs, dout), "ring")
+    def by_name(q, k, v):
+        return attend(q, k, v, cu, causal=True, deterministic=True, return_lse=True, one_rank=True)
+
+    for some in (call, by_name):
+        compiled = torch.compile(some, fullgraph=True, backend="aot_eager")
+        same(gradients(compiled, inputs, dout), gradients(some, inputs, dout), some)
 
 
 def test_a_decoder_over_ranks(monkeypatch):
@@ -208,6 +221,8 @@ def test_refusals():
         offsets.attention(*inputs, cu_seqlens_q=cu, layout="balanced")
     with refused("checked is given"):
         offsets.attention(*inputs, cu_seqlens_q=cu, checked=True)
+    with refused("k has shape [66, 16]"):
+        offsets.attention(inputs[0], inputs[1].flatten(1), inputs[2], cu_seqlens_q=cu)
     with refused("seqused_q has shape [2]"):
         offsets.attention(*inputs, cu_seqlens_q=cu, seqused_q=ints([3, 4]))
     with refused("less than"):

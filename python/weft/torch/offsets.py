@@ -9,6 +9,7 @@ of the call see nothing; what was found is raised by weft.torch.rows.check_offse
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -31,6 +32,7 @@ _DEFAULTS: Dict[str, Any] = dict(
     deterministic=False, kernel="", layout="zigzag", group="", schedule=["all_gather", {}], max_logit=True)
 
 
+@functools.lru_cache(1024)
 def _read(how: str) -> Dict[str, Any]:
     return {**_DEFAULTS, **json.loads(how)}
 
@@ -100,9 +102,8 @@ class _Problem:
             raise
 
 
-@torch.library.custom_op("weft::attention_offsets", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
-             cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
+            cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
     problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
@@ -117,6 +118,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tens
     return out, lse, largest
 
 
+@torch.library.custom_op("weft::attention_offsets", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
+             cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
+    return _attend(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
+
+
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor], cu_k: Optional[Tensor],
       padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, ...]:
@@ -124,10 +131,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, pad
             q.new_empty((q.shape[1] if _read(how)["max_logit"] else 0,), dtype=_statistics(q.dtype)))
 
 
-@torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
-def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
-                 padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
-                 how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attend_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
+                     cu_q: Tensor, padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
+                     how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     dout = dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
@@ -142,6 +148,13 @@ def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[T
             executor.backward(problem.asked, *problem.views, problem.settings, *given, problem.stream)
         dsink /= problem.ranks  # it is summed over the ranks already; so the sum over the group is right
     return dq, dk, dv, dsink
+
+
+@torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
+def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
+                 padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
+                 how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _attend_backward(dout, q, k, v, sink, out, lse, cu_q, padded_q, cu_k, padded_k, how)
 
 
 @_backward_op.register_fake
@@ -169,6 +182,24 @@ def _backward(ctx: Any, dout: Optional[Tensor], dlse: Any, dlargest: Any) -> Tup
 
 
 _forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Function(torch.autograd.Function):
+    """The same without the operators, whose way through the dispatcher takes the host longer than all the launches."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tuple[Tensor, Tensor, Tensor]:
+        output = _attend(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Any, dlargest: Any) -> Tuple[Optional[Tensor], ...]:
+        if torch.is_grad_enabled() or dout is None:  # create_graph: the operator refuses a second derivative, if there is one
+            return _backward(ctx, dout, dlse, dlargest)
+        q, k, v, sink, cu_q, padded_q, cu_k, padded_k, out, lse = ctx.saved_tensors
+        dq, dk, dv, dsink = _attend_backward(dout, q, k, v, sink, out, lse, cu_q, padded_q, cu_k, padded_k, ctx.how)
+        return dq, dk, dv, None if sink is None else dsink.to(sink.dtype), None, None, None, None, None
 
 
 def _lengths(cu: Optional[Tensor], padded: Optional[Tensor], seqused: Optional[Tensor],
@@ -236,9 +267,10 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
     return attention(q, k, v, sink=sink, group=group, max_logit=max_logit, **found, **options)
 
 
-def _schedule(schedule: Any) -> List[Any]:
+@functools.lru_cache(64)
+def _schedule(name: Any, given: Tuple[Tuple[str, Any], ...]) -> List[Any]:
     """Its name and options; auto is all_gather, whose messages are the largest and the fewest."""
-    named = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, (list, tuple)) else Schedule(schedule)
+    named = Schedule(name, **dict(given))
     if named.name == "auto":
         return ["all_gather", {}]
     if named.name == "exact":
@@ -260,7 +292,8 @@ def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
     if layout not in _LAYOUTS:
         raise error(f"layout {layout}, and cu_seqlens lie on a GPU, where the host does not see lengths",
                     "use zigzag, dual_chunk, contiguous or striped, or the CPU")
-    options = {**options, "schedule": _schedule("all_gather" if schedule is None else schedule)}
+    name, given = schedule if isinstance(schedule, (list, tuple)) else (schedule or "all_gather", ())
+    options = {**options, "schedule": _schedule(name, tuple(map(tuple, given)))}
     said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
     if rank_and_ranks(group)[1] > 1:
         said["group"] = name_of(group)
@@ -283,4 +316,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqle
     cu_q, padded_q = _offsets(cu_q, padded_q, q.device)
     if cu_k is not None:
         cu_k, padded_k = _offsets(cu_k, padded_k, q.device)
-    return torch.ops.weft.attention_offsets(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        if x.dim() != 3:
+            raise error(f"{name} has shape {list(x.shape)}, and cu_seqlens are given", "give [rows, heads, dim]")
+    inputs = (q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
+    if torch.compiler.is_compiling() or not runs.plain(q, k, v):
+        return torch.ops.weft.attention_offsets(*inputs)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:4]):
+        return _Function.apply(*inputs)
+    return _attend(*inputs)
