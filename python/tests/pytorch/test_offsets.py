@@ -243,7 +243,23 @@ def test_refusals():
         over(weft.Schedule("ring", ranks_per_step=3))
     with refused("keys in sequence order"):
         over(weft.Schedule("all_gather", key_order="sequence"))
-    over("auto")
+
+
+def test_auto_goes_by_capacity():
+    """What is predicted best for a document that fills all rows, the same for any offsets, and never exact."""
+    for mask, rows_a_rank in ((weft.Mask(causal=True), 64), (weft.Mask(causal=True, window=(8, 0)), 1 << 16)):
+        name, options = offsets._chosen((rows_a_rank, rows_a_rank), 8, "zigzag", mask, (32, 8), weft._core.DType.bf16, (128, 128))
+        assert name in ("all_gather", "ring", "all_to_all", "hybrid") and "ranks_per_step" not in options
+    *inputs, _ = tensors(tokens=72)
+    cu = ints([0, 30, 70])
+    wanted = offsets.attention(*inputs, cu_seqlens_q=cu, causal=True)[0]
+
+    def rank(comm):
+        mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in inputs]
+        out = offsets.attention(*mine, cu_seqlens_q=cu, causal=True, group=comm, schedule="auto")[0]
+        return rows.unshard(out, cu, 4, comm.rank, tokens=72, layout="zigzag")
+
+    same([sum(weft.spawn(4, rank))], [wanted], "auto", 2e-5)
 
 
 def test_the_call_by_any_names():

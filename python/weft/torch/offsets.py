@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options
 from .._arrays import error
+from ..cost import machine
 from ..schedule import Schedule
 from . import runs
 from .group import all_or_nobody, communicator, name_of, rank_and_ranks
@@ -26,6 +27,7 @@ from .rows import _offsets
 if _core.has_cuda and torch.version.cuda is not None:
     _core.use_graph_memory(torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
 
+_MASK = ("causal", "bottom_right", "window", "chunk_size")
 _LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped")
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False, head_map=None,
@@ -43,6 +45,25 @@ def _statistics(dtype: torch.dtype) -> torch.dtype:
 
 def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
     return _arrays.array(cu), None if padded is None else _arrays.array(padded), tokens
+
+
+@functools.lru_cache(256)
+def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, heads: Tuple[int, int], dtype: _core.DType,
+            dims: Tuple[int, int]) -> List[Any]:
+    """What schedule auto stands for: the best one predicted for a document that fills all rows, and never exact."""
+    packing = _core.Packing(*([0, ranks * n] for n in rows))
+    dtype = _core.DType.f32 if dtype is _core.DType.f64 else dtype  # machines have no rates for f64
+    try:
+        placed = _core.Layout(layout, packing, ranks)
+        choice = _core.choose_schedule(_core.Problem(packing, mask), placed, *heads, dtype, *dims, machine())
+    except _core.Error:  # no document can fill all rows
+        return ["all_gather", {}]
+    able = [c for c in choice.candidates if c["schedule"] != "exact" and c["fits"] and not c["refused"]]
+    if not able:
+        return ["all_gather", {}]
+    best = min(able, key=lambda c: c["seconds"])
+    forced = ("ranks_per_step", "key_order")  # as lengths on a GPU want them
+    return [best["schedule"], {name: value for name, value in best["options"].items() if name not in forced}]
 
 
 class _Run(NamedTuple):
@@ -63,7 +84,7 @@ class _Problem:
         cu_q, padded_q, cu_k, padded_k = offsets
         assert cu_q is not None
         keys = None if cu_k is None else _side(cu_k, padded_k, self.ranks * k.shape[0])
-        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
+        self.mask = mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
         self.asked = _core.OffsetsProblem(_side(cu_q, padded_q, self.ranks * q.shape[0]), keys, mask, said["layout"], self.ranks,
                                           q.shape[0], k.shape[0])
         self.settings = _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
@@ -78,13 +99,18 @@ class _Problem:
         heads, comm = (q.shape[1], k.shape[1]), communicator(self.group)
         _options.heads(*heads, said["head_map"])
         what = [said[name] for name in ("schedule", "head_map", "kernel", "deterministic")]
+        of_auto = [said[name] for name in (*_MASK, "layout")] if said["schedule"][0] == "auto" else []
         # No number of settings is below 0, and the text stands where others have their packing.
         key = (-1, heads, view.dtype, (q.shape[2], v.shape[2]), view.device,
-               json.dumps([q.shape[0], k.shape[0], what]).encode())
+               json.dumps([q.shape[0], k.shape[0], what, of_auto]).encode())
         self.cache = runs.cache_of(self.group)
         run: Optional[_Run] = self.cache.get(*key)
         if run is None or run.comm is not comm:
             (name, options), head_map, kernel, deterministic = what
+            if name == "auto":
+                rows, dims = (q.shape[0], k.shape[0]), (q.shape[2], v.shape[2])
+                name, options = ("all_gather", {}) if head_map is not None else _chosen(
+                    rows, comm.ranks, said["layout"], self.mask, heads, view.dtype, dims)
             run = _Run(comm, _core.OffsetsExecutor(comm, q.shape[0], k.shape[0], *heads, head_map, name, options, kernel,
                                                    deterministic, view.device, self.stream))
             self.cache.put(*key, run, None, runs.most_cached(view.device))
@@ -255,7 +281,7 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
     if mask is not None:
         if mask.slices is not None:
             raise error("a mask of slices, and cu_seqlens lie on a GPU", "keep cu_seqlens on the CPU: slices are planned there")
-        parts = {name: getattr(mask, name) for name in ("causal", "bottom_right", "window", "chunk_size")}
+        parts = {name: getattr(mask, name) for name in _MASK}
         clash = [name for name in parts if name in options]
         if clash:
             raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
@@ -269,10 +295,8 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
 
 @functools.lru_cache(64)
 def _schedule(name: Any, given: Tuple[Tuple[str, Any], ...]) -> List[Any]:
-    """Its name and options; auto is all_gather, whose messages are the largest and the fewest."""
+    """Its name and options."""
     named = Schedule(name, **dict(given))
-    if named.name == "auto":
-        return ["all_gather", {}]
     if named.name == "exact":
         raise error("schedule exact, whose messages depend on lengths, and cu_seqlens lie on a GPU",
                     "use all_gather, ring, all_to_all or hybrid, or keep them on the CPU")
