@@ -245,6 +245,26 @@ def test_refusals():
         over(weft.Schedule("all_gather", key_order="sequence"))
 
 
+def test_the_log(caplog):
+    *inputs, dout = tensors(tokens=72)
+    cu = ints([0, 30, 70])
+
+    def rank(comm):
+        mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in (*inputs, dout)]
+        gradients(offsets.attention, mine[:3], mine[3], cu_seqlens_q=cu, causal=True, group=comm, schedule="ring")
+
+    with caplog.at_level("INFO", "weft.torch"):
+        weft.torch.log(1)
+        try:
+            weft.spawn(4, rank)
+            offsets.attention(*inputs, cu_seqlens_q=cu)
+        finally:
+            weft.torch.log(0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 9 and sum("backward: q [18, 4, 8]" in line for line in said) == 4, said
+    assert sum("schedule ring of 4 steps, sends " in line for line in said) == 8 and "one rank" in said[-1], said
+
+
 def test_auto_goes_by_capacity():
     """What is predicted best for a document that fills all rows, the same for any offsets, and never exact."""
     for mask, rows_a_rank in ((weft.Mask(causal=True), 64), (weft.Mask(causal=True, window=(8, 0)), 1 << 16)):

@@ -20,7 +20,7 @@ from .. import _arrays, _core, _options
 from .._arrays import error
 from ..cost import machine
 from ..schedule import Schedule
-from . import runs
+from . import runs, step_log
 from .group import all_or_nobody, communicator, name_of, rank_and_ranks
 from .rows import _offsets
 
@@ -67,10 +67,15 @@ def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, he
 
 
 class _Run(NamedTuple):
-    """An executor, and the communicator that it was made for: a group may end, and another one have its name."""
+    """An executor, and the communicator that it was made for: a group may end, and another one have its name. None: one rank."""
 
-    comm: _core.Communicator
-    executor: _core.OffsetsExecutor
+    comm: Optional[_core.Communicator] = None
+    executor: Optional[_core.OffsetsExecutor] = None
+    core: None = None  # steps of it are not watched
+
+    @property
+    def schedule(self) -> Optional[_core.RankSchedule]:
+        return None if self.executor is None else self.executor.schedule
 
 
 class _Problem:
@@ -91,7 +96,7 @@ class _Problem:
                                        said["off_by_one"], said["head_map"])
         self.views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         self.stream = _arrays.stream_of(q)
-        self.run = None if self.ranks == 1 else self._run(q, k, v)
+        self.run = _Run() if self.ranks == 1 else self._run(q, k, v)
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor) -> _Run:
         """The group's executor for such tensors, from the cache of its executors or new."""
@@ -117,9 +122,8 @@ class _Problem:
         return run
 
     @contextlib.contextmanager
-    def executor(self) -> Iterator[_core.OffsetsExecutor]:
+    def executor(self) -> Iterator[Any]:
         """For one call. After a failure its state is undefined, so it is made anew."""
-        assert self.run is not None
         try:
             with all_or_nobody(self.group):
                 yield self.run.executor
@@ -136,11 +140,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tenso
     largest = q.new_empty((q.shape[1] if problem.said["max_logit"] else 0,), dtype=_statistics(q.dtype))
     results = (_arrays.array(out, True), _arrays.array(lse, True),
                _arrays.array(largest, True) if problem.said["max_logit"] else None)
-    if problem.run is None:
+    if problem.ranks == 1:
         _core.attend_offsets(problem.asked, *problem.views, problem.settings, *results, problem.said["kernel"], problem.stream)
     else:
         with problem.executor() as executor:
             executor.forward(problem.asked, *problem.views, problem.settings, *results, problem.stream)
+    if step_log.level():
+        step_log.say(False, problem.run, q, k, v, problem.said, problem.views[0])
     return out, lse, largest
 
 
@@ -166,13 +172,15 @@ def _attend_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Option
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
     given = (_arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"),
              *(_arrays.array(x, True) for x in (dq, dk, dv)), None if sink is None else _arrays.array(dsink, True))
-    if problem.run is None:
+    if problem.ranks == 1:
         _core.attend_offsets_backward(problem.asked, *problem.views, problem.settings, *given, problem.said["kernel"],
                                       problem.said["deterministic"], problem.stream)
     else:
         with problem.executor() as executor:
             executor.backward(problem.asked, *problem.views, problem.settings, *given, problem.stream)
         dsink /= problem.ranks  # it is summed over the ranks already; so the sum over the group is right
+    if step_log.level():
+        step_log.say(True, problem.run, q, k, v, problem.said, problem.views[0])
     return dq, dk, dv, dsink
 
 
