@@ -70,7 +70,8 @@ class Decoder(nn.Module):
         tokens = ids.shape[0]
         labels = ids.new_full((tokens + 1,), -100)
         labels[:tokens - 1] = ids[1:]
-        labels[(cu[1:] - 1).long() % (tokens + 1)] = -100  # ends of documents; those of empty ones at the start are the spare
+        # Ends of documents; those of empty ones at the start are the spare.
+        labels.index_fill_(0, (cu[1:] - 1).long() % (tokens + 1), -100)
         labels = torch.where(torch.arange(tokens, device=ids.device) < cu[-1], labels[:tokens], -100)
         count = (labels >= 0).sum().clamp(min=1)
         x = self.words(weft.torch.shard(ids, cu, self.group))
