@@ -36,7 +36,7 @@ struct ExecutorOptions {
   // kernels take longer with it.
   bool deterministic = false;
   // Ranks compare fingerprints of the problem, the options and each call's arguments, and messages carry checksums: an
-  // Error names the ranks that differ. Makes the constructor collective. On the CPU only.
+  // Error names the ranks that differ. Makes the constructor collective. On a GPU calls wait for it.
   bool checked = false;
   std::function<void(const StepEvent&)> observer = {};  // called by the rank's own thread; optional
   std::pmr::memory_resource* memory = nullptr;  // for workspaces; null: new and delete, or the GPU's memory pool

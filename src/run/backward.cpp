@@ -145,7 +145,7 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   const run::CollectiveCall call{run::CallKind::backward, args.layer};
   if (agreement)
     agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
-                       agreement->forwards_of(args.out, args.lse));
+                       agreement->forwards_of(args.out, args.lse, args.place));
   const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args), !args.device_plans.empty());
   const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {

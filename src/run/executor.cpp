@@ -139,6 +139,15 @@ void check_shape(const Schedule& s, const Args& args) {
 
 }  // namespace
 
+std::unique_ptr<Agreement> agree(Communicator& ranks, const Schedule& schedule, const ExecutorOptions& options) {
+  if (!options.checked) return nullptr;
+  auto agreement = std::make_unique<Agreement>(ranks);
+  std::vector<Fingerprint> what = fingerprints(schedule);
+  for (const Fingerprint& f : fingerprints(options)) what.push_back(f);
+  agreement->compare({CallKind::make_executor}, what);
+  return agreement;
+}
+
 DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step) {
   return plans.empty() ? nullptr : plans[at(step.plan)];
 }
@@ -169,16 +178,7 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                      " and the communicator that of rank ", communicator.rank(), " of ", communicator.ranks()),
                 "make the schedule with communicator.rank() and a layout of communicator.ranks()");
   find_kernel(options.kernel);  // Error here rather than in the first call
-  if (options.place.kind != DeviceKind::cpu && options.checked)
-    throw Error("checked mode with tensors on a GPU",
-                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   data_ = std::make_unique<Data>(communicator, std::move(schedule), std::move(options));
-  if (!data_->options.checked) return;
-  data_->agreement = std::make_unique<run::Agreement>(communicator);
-  data_->communicator = &data_->agreement->communicator();
-  std::vector<run::Fingerprint> what = run::fingerprints(data_->schedule);
-  for (const run::Fingerprint& f : run::fingerprints(data_->options)) what.push_back(f);
-  data_->agreement->compare({run::CallKind::make_executor}, what);
 }
 
 Executor::~Executor() = default;

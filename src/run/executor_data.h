@@ -11,11 +11,17 @@
 #include "weft/executor.h"
 
 namespace weft {
+namespace run {
+// Collective, if the options say checked; else null. Error if the ranks' schedules or options differ.
+std::unique_ptr<Agreement> agree(Communicator& ranks, const Schedule& schedule, const ExecutorOptions& options);
+}  // namespace run
+
 struct Executor::Data {
   Data(Communicator& world, Schedule what, ExecutorOptions how)
       : schedule(std::move(what)),
         options(std::move(how)),
-        context(world, options.place, options.memory),
+        agreement(run::agree(world, schedule, options)),
+        context(agreement ? agreement->communicator() : world, options.place, options.memory),
         communicator(&context.communicator()),
         workspace(context.memory()) {}
 
@@ -28,9 +34,9 @@ struct Executor::Data {
 
   Schedule schedule;
   ExecutorOptions options;
+  std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
   run::ExecutionContext context;
   Communicator* communicator;
-  std::unique_ptr<run::Agreement> agreement;  // if checked; `communicator` is then its own
   run::Workspace workspace;
   run::InUse in_use;
 };

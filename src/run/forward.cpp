@@ -129,7 +129,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.
-  if (agreement) agreement->end(call, number, args.out, args.lse);
+  if (agreement) agreement->end(call, number, args.out, args.lse, args.place);
 }
 
 }  // namespace weft

@@ -198,10 +198,11 @@ class Run:
         return self.core or self.executor()
 
     def check_rows(self) -> None:
-        """That this rank's rows were dealt out under the layout that is asked for; once is enough."""
+        """That this rank's rows were dealt out under the layout that is asked for; once is enough, unless ranks are checked."""
         if self.placed is not None and self.comm is not None:
-            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE)
-            self.placed = None
+            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE, checked=self.core is None)
+            if self.core is not None:
+                self.placed = None
 
 
 def run_of(q: Tensor, k: Tensor, v: Tensor, packing: Tensor, call: Call) -> Run:
@@ -237,7 +238,7 @@ def _using(run: Run, call: Call) -> Iterator[Any]:
         raise
 
 
-def _usable(x: Tensor) -> Tensor:
+def usable(x: Tensor) -> Tensor:
     """Gradients come as they like, expanded from one number for instance."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -327,7 +328,7 @@ def _backward_of(run: Run, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: 
 def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, packing: Tensor,
              call: Call) -> Tuple[Tensor, ...]:
     """dq, dk, dv, dsink; the last is something else without a sink."""
-    dout = _usable(dout)
+    dout = usable(dout)
     run: Optional[Run] = None
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)
