@@ -72,7 +72,7 @@ class Decoder(nn.Module):
         labels[:tokens - 1] = ids[1:]
         # Ends of documents; those of empty ones at the start are the spare.
         labels.index_fill_(0, (cu[1:] - 1).long() % (tokens + 1), -100)
-        labels = torch.where(torch.arange(tokens, device=ids.device) < cu[-1], labels[:tokens], -100)
+        labels = labels[:tokens].masked_fill(torch.arange(tokens, device=ids.device) >= cu[-1], -100)
         count = (labels >= 0).sum().clamp(min=1)
         x = self.words(weft.torch.shard(ids, cu, self.group))
         positions = weft.torch.position_ids(cu, self.group, tokens=tokens)
