@@ -254,8 +254,11 @@ def _check_positions(batch: Batch, given: Optional[Tensor]) -> None:
         expected = _outside.documents(batch.positions)
         right = torch.equal(torch.zeros_like(expected) if seen is None else seen[0].cpu(), expected)
     if not right:
-        raise error("the model's position_ids are not those of this rank's rows",
-                    "give position_ids of weft.transformers.inputs, with the same packing, group and layout, and use_cache=False")
+        hidden = which is batch and batch.rule.documents is None
+        raise error("the model's position_ids are not those of this rank's rows" + (", or it does not show them to its attention"
+                                                                                    if hidden else ""),
+                    "give position_ids of weft.transformers.inputs, with the same packing, group and layout, and use_cache=False"
+                    + ("; if that is so, packed(check_positions=False)" if hidden else ""))
     batch.checked = which
 
 
