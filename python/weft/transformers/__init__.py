@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
+from .. import _outside
 from .. import torch as _torch
 from .._arrays import error
 from .._core import Mask
@@ -30,10 +31,9 @@ from ..torch.op import how_of
 from ..torch.packed import AnyPacking, packing_of
 from ..torch.sharding import place
 from ..types import AnySchedule, LayoutName
-from . import _outside, _recurrent, _routers
+from . import _recurrent, _routers
 from ._batches import (
     Batch,
-    current,
     only_attention,
     only_known_layers,
     other_layers,
@@ -43,6 +43,7 @@ from ._batches import (
     unmasked_batch,
     varlen_batch,
 )
+from ._batches import current as _current
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,7 +133,7 @@ class packed:
 
     def __enter__(self) -> packed:
         global _entered
-        self.tokens.append(current.set(self))
+        self.tokens.append(_current.set(self))
         with _lock:
             _entered += 1
         return self
@@ -141,7 +142,7 @@ class packed:
         global _entered
         with _lock:
             _entered -= 1
-        current.reset(self.tokens.pop())
+        _current.reset(self.tokens.pop())
         if kind is None and not self.used:
             raise error("no layer of a model asked Weft for attention inside packed()",
                         'make the model with attn_implementation="weft", and call it inside; not every model of transformers '
@@ -159,7 +160,7 @@ class packed:
 
 def _open() -> Optional[packed]:
     """The pack that this thread is in."""
-    here = current.get()
+    here = _current.get()
     if here is None and _entered:
         raise error("packed() is open in another thread than the one that calls the model", "open it in the thread of the call")
     return here
@@ -222,7 +223,7 @@ def _mask(
         raise error(f"an attention_mask of shape {list(attention_mask.shape)}", "give one of [batch, length] or none")
     if here is None:
         if rule.documents is not None and config is not None:
-            only_known_layers(config, _recurrent.known_layers(config, NAME))
+            only_known_layers(config, _recurrent.known_layers(config, _mask))
         batch = plain_batch(rule, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask)
         batch.silent = attention_mask is None and rule.documents is None and q_offset == kv_offset == 0
         return batch
@@ -234,7 +235,7 @@ def _mask(
     if attention_mask is not None and not bool(attention_mask.all()):
         raise error("an attention_mask with zeros together with packed()",
                     "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
-    known = _recurrent.known_layers(config, NAME)
+    known = _recurrent.known_layers(config, _mask)
     only_attention(config, known)
     _routers.take_over(config)
     if here.recurrent is None and any(x in known for x in other_layers(config)):
@@ -341,7 +342,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = (
-        unmasked_batch(current.get(), module, query, key, is_causal, sliding_window)
+        unmasked_batch(_current.get(), module, query, key, is_causal, sliding_window)
         if attention_mask is None
         else attention_mask
     )

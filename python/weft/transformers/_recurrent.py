@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 
 from .._arrays import error
 from .._core import Layout, Packing
@@ -133,13 +134,21 @@ def _forward(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _mask(original: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+def _chooses(config: Any, attention_mask_of: Any) -> bool:
+    """Whether the masks of the model's attention are made by that function."""
+    try:
+        return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation] is attention_mask_of
+    except (AttributeError, KeyError):
+        return False
+
+
+def _mask(original: Callable[..., Any], attention_mask_of: Any) -> Callable[..., Any]:
     """In the place of a recurrent layer's mask of padding: what the rows are, which is still there when it is computed again."""
 
     @functools.wraps(original)
     def create(config: Any, inputs_embeds: Tensor, attention_mask: Any = None, past_key_values: Any = None,
                position_ids: Optional[Tensor] = None, **kwargs: Any) -> Any:
-        here, ours = current.get(), getattr(config, "_attn_implementation", None) == implementation
+        here, ours = current.get(), _chooses(config, attention_mask_of)
         if ours and here is not None:
             return RecurrentBatch(here.documents(), (1, here.rows, here.rows), here)
         if ours and position_ids is not None and attention_mask is None and past_key_values is None:
@@ -153,8 +162,9 @@ def _mask(original: Callable[..., Any], implementation: str) -> Callable[..., An
     return create
 
 
-def known_layers(config: Any, implementation: str) -> Sequence[str]:
-    """Which layers of the model, beside attention, run on whole documents inside packed(); from now on they do."""
+def known_layers(config: Any, attention_mask_of: Any) -> Sequence[str]:
+    """Which layers of the model, beside attention, run on whole documents inside packed(); from now on they do, in models whose
+    masks of attention are made by that function."""
     found: Optional[Tuple[str, str, Sequence[str]]] = _MODELS.get(getattr(config, "model_type", ""))
     if found is None:
         return ()
@@ -167,6 +177,6 @@ def known_layers(config: Any, implementation: str) -> Sequence[str]:
                 raise error(f"this version of transformers has no {name if kind is None else _MASK} in {module.__name__}",
                             "use the version that docs/transformers.md names")
             kind.forward = _forward(kind.forward)
-            setattr(module, _MASK, _mask(getattr(module, _MASK), implementation))
+            setattr(module, _MASK, _mask(getattr(module, _MASK), attention_mask_of))
             _replaced.add(path)
     return layers
