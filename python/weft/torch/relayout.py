@@ -146,5 +146,5 @@ def relayout(x: Tensor, from_layout: Optional[AnyLayout], to_layout: Optional[An
         _placed.check(first, rank, scope_of(group), "relayout", USE)
     moved = rows_between(x, first, second, rank, group, side)
     if first.ranks > 1:
-        _placed.register(second, rank, scope_of(group))
+        _placed.register(second, rank, scope_of(group), used=True)
     return moved
