@@ -34,6 +34,7 @@ from ..types import AnySchedule, LayoutName
 from . import _recurrent, _routers
 from ._batches import (
     Batch,
+    current,
     only_attention,
     only_known_layers,
     other_layers,
@@ -43,7 +44,6 @@ from ._batches import (
     unmasked_batch,
     varlen_batch,
 )
-from ._batches import current as _current
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,6 +78,7 @@ _REASONS = {
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
 
+_current = current
 _entered, _lock = 0, threading.Lock()
 
 
