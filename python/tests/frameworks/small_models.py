@@ -47,7 +47,7 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SMALL, **WINDOWS, attn_logit_softcapping=2.0, final_logit_softcapping=5.0, query_pre_attn_scalar=5),
     "gemma3": lambda: transformers.Gemma3TextConfig(
-        **small(head_dim=256), **WINDOWS, attn_logit_softcapping=3.0, query_pre_attn_scalar=128),
+        **small(head_dim=256), **WINDOWS, query_pre_attn_scalar=128),
     "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, **WINDOWS, num_local_experts=2, num_experts_per_tok=1),
     "qwen3": lambda: transformers.Qwen3Config(**small(head_dim=128), **WINDOWS, use_sliding_window=True),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**small(head_dim=128), **EXPERTS),
