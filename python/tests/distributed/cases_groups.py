@@ -105,6 +105,51 @@ def meshes():
 
 
 @case
+def whatever_takes_a_group():
+    """Takes a process group, its name, a DeviceMesh of one dimension, and the name of a dimension inside `with mesh:`."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    x, micros = tensors(SELF)[0], weft.prepare.MicroSequences(SELF, ranks=2, micros=2, pad=True)
+    group = mesh["cp"].get_group()
+    mine, window = weft.torch.shard(x, SELF, group), torch.ones(2 * micros.local, 2, 8)
+    uses = {
+        "attention": lambda g: weft.torch.context_parallel_attention(mine, mine, mine, SELF, group=g),
+        "layer": lambda g: weft.torch.ContextParallelAttention(group=g)(mine, mine, mine, SELF),
+        "ContextParallel": lambda g: weft.torch.ContextParallel(SELF, g).attention(mine, mine, mine),
+        "shard": lambda g: weft.torch.shard(x, SELF, g), "unshard": lambda g: weft.torch.unshard(mine, SELF, g),
+        "position_ids": lambda g: weft.torch.position_ids(SELF, g), "valid_rows": lambda g: weft.torch.valid_rows(SELF, g),
+        "use_layout": lambda g: weft.torch.use_layout(SELF, g),
+        "relayout": lambda g: weft.torch.relayout(mine, None, "contiguous", SELF, g),
+        "all_gather": lambda g: torch.stack(weft.torch.all_gather(mine, g)),
+        "micro layer": lambda g: weft.torch.MicroSequenceAttention(group=g)(window, window, window, micros),
+        "micro": lambda g: weft.torch.micro_sequence_attention(window, window, window, micros, group=g),
+        "communicator": lambda g: torch.tensor(weft.torch.communicator(g).ranks),
+    }
+    for name, use in uses.items():
+        expected = use(group)
+        found = [use(given) for given in (group.group_name, mesh["cp"])]
+        with mesh:
+            found.append(use("cp"))
+        assert all(x is expected is None or torch.equal(x, expected) for x in found), name
+        with refused("named 'cp'", 'mesh["cp"]', "with mesh"):
+            use("cp")
+    with mesh:  # a layer that is built inside, and used outside
+        layer, micro = weft.torch.ContextParallelAttention(group="cp"), weft.torch.MicroSequenceAttention(group="cp")
+    assert torch.equal(layer(mine, mine, mine, SELF), uses["layer"](group))
+    assert torch.equal(micro(window, window, window, micros), uses["micro"](group))
+    for cu in ([0, 7, 10, 33, 61], torch.tensor([0, 7, 10, 33, 61]), torch.tensor([0, 7, 10, 33, 61], dtype=torch.int32)):
+        assert torch.equal(weft.torch.shard(x, cu, group), mine)
+        assert torch.equal(weft.torch.unshard(mine, cu, group), x)
+        assert torch.equal(weft.torch.position_ids(cu, group), uses["position_ids"](group))
+        assert torch.equal(weft.torch.valid_rows(cu, group), uses["valid_rows"](group))
+        assert torch.equal(weft.torch.relayout(mine, None, "contiguous", cu, group), uses["relayout"](group))
+        assert torch.equal(weft.torch.context_parallel_attention(mine, mine, mine, cu, group=group), uses["attention"](group))
+        assert torch.equal(weft.torch.next_token_labels(torch.arange(61), cu),
+                           weft.torch.next_token_labels(torch.arange(61), SELF))
+
+
+@case
 def layouts_that_do_not_agree():
     """Over a group: unchecked and checked, attention and unshard, by group and by its communicator. The group stays whole."""
     packing, causal = weft.Packing([0, 9, 31, 77]), dict(causal=True, schedule="ring")

@@ -298,6 +298,9 @@ class Transport:
     def meet_on_gpu(self, device: int) -> None:
         """Before the first messages, which need not concern all ranks: NCCL begins with all of them, or hangs."""
         if device not in self.met:
+            if torch.cuda.is_current_stream_capturing():
+                raise error(f"the first call over {self.ranks} ranks on GPU {device} is inside the capture of a CUDA graph, "
+                            "where NCCL cannot begin", "make one such call outside of the capture first, as graphs are warmed up")
             try:
                 dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
             except RuntimeError as e:
