@@ -1,27 +1,119 @@
-// Weft's NCCL communicator between processes (gpu_ranks.h): collectives, parts of the world, attention, graphs. Ranks
-// that fail: failing_test.cpp. Schedules, layouts, masks and dtypes over NCCL: weft verify --comm processes.
+// Weft's NCCL communicator between processes that share one GPU, or have one each: each says that it is a host of its
+// own (NCCL_HOSTID), so NCCL takes sockets between them. CUDA is used after the fork only. A failed expectation in a
+// rank becomes its failure. Schedules, layouts, masks and dtypes over NCCL: weft verify --comm processes.
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <execinfo.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "comm/faulty.h"
 #include "comm/letters.h"
 #include "device/device.h"
-#include "nccl/gpu_ranks.h"
+#include "nccl/on_gpu.h"
 #include "ranks.h"
 #include "refusal.h"
-#include "weft/capacity.h"
-#include "weft/device_plan.h"
+#include "said.h"
 #include "weft/executor.h"
 #include "weft/kernel.h"
+#include "weft/processes.h"
 
 namespace weft::test {
 namespace {
 
+Block floats(float* data, Index count) { return {.data = data, .rows = 1, .bytes = count * Index{sizeof(float)}}; }
+
+// What a rank is at, for the alarm.
+char at_work[100] = "starts";
+
+// A rank that hangs says where and ends, which the test sees as its failure.
+void hung(int) {
+  const auto write = [](const char* text) {
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) std::_Exit(98);
+  };
+  write("a rank hung: ");
+  write(at_work);
+  write("\n");
+  void* stack[60];
+  ::backtrace_symbols_fd(stack, ::backtrace(stack, 60), STDERR_FILENO);
+  std::_Exit(99);
+}
+
+void set_alarm(unsigned seconds) {
+  void* once[1];
+  ::backtrace(once, 1);  // loads what it needs, which a signal handler must not
+  std::signal(SIGALRM, hung);
+  ::alarm(seconds);
+}
+
+int failed_parts() { return testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
+
+void run(Index ranks, const std::function<void(Communicator&, OnGpu&)>& body, const ProcessRanks& how = {30, 10}) {
+  const int before = failed_parts();  // of the test so far, which ranks inherit
+  run_processes(
+      ranks,
+      [&](Communicator& c) {
+        set_alarm(static_cast<unsigned>(how.time_limit) + 30);
+        std::snprintf(at_work, sizeof at_work, "rank %d", static_cast<int>(c.rank()));
+        ::setenv("NCCL_HOSTID", std::to_string(c.rank()).c_str(), 1);
+        OnGpu gpu(c);
+        body(c, gpu);
+        if (failed_parts() > before) throw std::runtime_error("an expectation failed, see above");
+      },
+      how);
+}
+
+// all_gather and reduce_scatter of NCCL against what they must give, where blocks are contiguous and where they are
+// not.
+void check_collectives(Communicator& c, OnGpu& gpu) {
+  const std::unique_ptr<DeviceCommunicator> on = c.on(gpu.place);
+  ASSERT_EQ(on->name(), "nccl");
+  ASSERT_TRUE(on->has_collectives());
+  constexpr Index kCount = 1000;
+  const Index ranks = c.ranks();
+  c.reset_traffic();
+  for (const Index gap : {Index{0}, Index{8}}) {
+    float* mine = gpu.put(values(kCount, 1, c.rank()));
+    float* all = gpu.put(std::vector<float>(at(ranks * (kCount + gap))));
+    std::vector<Block> to;
+    for (Index r = 0; r < ranks; ++r) to.push_back(floats(all + r * (kCount + gap), kCount));
+    on->all_gather(floats(mine, kCount), to).wait();
+    for (Index r = 0; r < ranks; ++r)
+      EXPECT_EQ(gpu.get(all + r * (kCount + gap), kCount), values(kCount, 1, r)) << "gap " << gap;
+    float* sum = gpu.put(std::vector<float>(kCount));
+    on->reduce_scatter(to, floats(sum, kCount)).wait();  // every rank has the same parts
+    const std::vector<float> got = gpu.get(sum, kCount), one = values(kCount, 1, c.rank());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], one[i] * static_cast<float>(ranks), 1e-4F) << "gap " << gap;
+  }
+  c.check();
+  const Index each = kCount * Index{sizeof(float)} * (ranks - 1);
+  EXPECT_EQ(c.traffic().bytes_sent, 4 * each);
+  EXPECT_EQ(c.traffic().messages_received, 4 * (ranks - 1));
+  for (int i = 0; i < 200 && c.flight_record().find("in the stream") != std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  expect_parts(c.flight_record(), {"all_gather", "reduce_scatter", "done after"});
+}
+
+class NcclRanks : public testing::TestWithParam<Index> {
+  void SetUp() override {
+    if (gpus() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclRanks, testing::Values(2, 4, 8));
 
 TEST_P(NcclRanks, Collectives) { run(GetParam(), check_collectives); }
@@ -171,116 +263,106 @@ TEST_P(NcclRanks, AMessageThatChangesOnItsWayIsNamed) {
   expect_parts(error, {"received other bytes than were sent from rank 0"});
 }
 
-// ---- graphs
+// ---- failure
 
-// A schedule whose steps are planned on the GPU, forward and backward captured once: replays on other offsets give what
-// the same schedule gives for documents that the host knows.
-class GraphOfASchedule {
- public:
-  static constexpr Index kTokens = 96, kDocuments = 4, kHeads = 4, kDim = 32;
+enum class Harm { dies, stops, other_sizes };
+constexpr std::array kHarms{"dies", "is stopped", "names other sizes"};
+constexpr Index kFloats = 1 << 16;  // of a message
 
-  GraphOfASchedule(Communicator& c, OnGpu& gpu, const ScheduleOptions& options)
-      : c_(c), gpu_(gpu), options_(options), rows_(kTokens / c.ranks()) {
-    gpu.place.stream = device::thread_stream();
-    gpu.memory->use(gpu.place.stream);
-    for (Index what = 0; what < 8; ++what)
-      all_.push_back(thd(gpu.put(values(rows_ * kHeads * kDim, what, c.rank())), DType::f32, rows_, kHeads, kDim));
-    lse_ = thd(gpu.put(values(rows_ * kHeads, 9, c.rank())), DType::f32, rows_, kHeads, 1);
-    cu_ = gpu.memory->allocate((kDocuments + 1) * sizeof(std::int32_t));
-  }
+struct Plan {
+  Harm harm;
+  Index victim;
+  int round;
+  std::chrono::microseconds delay;  // after the round has begun
 
-  void check() {
-    const CapacitySchedule made = capacity_schedule({c_.ranks(), c_.rank(), rows_, rows_}, {kHeads, kHeads}, options_);
-    DeviceContext context(gpu_.place);
-    std::vector<DevicePlan> plans;
-    for (const MetRanks& met : made.met) plans.emplace_back(context, device_plan_capacity(asked(met)));
-    std::vector<DevicePlan*> pointers;
-    for (DevicePlan& plan : plans) pointers.push_back(&plan);
-    Executor executor(c_, made.schedule, {.deterministic = true, .place = gpu_.place});
-    const auto step = [&] {
-      for (std::size_t i = 0; i < plans.size(); ++i) plans[i].plan(asked(made.met[i]));
-      pass(executor, pointers);
-    };
-    set({0, 96, 96, 96, 96});
-    step();  // NCCL begins outside of the capture
-    const std::function<void()> replay = device::captured(gpu_.place, step);
-    for (const std::vector<std::int32_t>& cu :
-         std::vector<std::vector<std::int32_t>>{{0, 96, 96, 96, 96}, {0, 5, 40, 41, 96}, {0, 0, 24, 96, 96}}) {
-      set(cu);
-      replay();
-      const std::vector<float> got = results();
-      context.check();
-      const Problem problem(Stream::from_cu_seqlens(cu), {.causal = true});
-      Executor known(c_,
-                     make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, c_.ranks()), c_.rank(),
-                                   {kHeads, kHeads}, options_),
-                     {.place = gpu_.place});
-      pass(known, {});
-      const std::vector<float> want = results();
-      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4F) << "number " << i;
-    }
-    c_.check();
+  std::string text() const {
+    return "rank " + std::to_string(victim) + " " + kHarms[static_cast<std::size_t>(harm)] + " in round " +
+           std::to_string(round) + " + " + std::to_string(delay.count()) + " us";
   }
-
- private:
-  DevicePlanArgs asked(const MetRanks& met) const {
-    const DeviceLayout layout{LayoutKind::zigzag, c_.ranks(), rows_};
-    return {.q = {.cu_seqlens = cu_, .sequences = kDocuments, .tokens = kTokens},
-            .k = {},
-            .mask = {.causal = true},
-            .q_runs = layout.rank_order(met.q),
-            .k_runs = layout.rank_order(met.k)};
-  }
-  void set(const std::vector<std::int32_t>& cu) {
-    device::to_device(gpu_.place, cu_, cu.data(), static_cast<Index>(cu.size() * sizeof(std::int32_t)));
-    device::synchronize(gpu_.place);
-  }
-  void pass(Executor& executor, std::span<DevicePlan* const> plans) {
-    executor.forward({.q = all_[0],
-                      .k = all_[1],
-                      .v = all_[2],
-                      .out = all_[4],
-                      .lse = lse_,
-                      .place = gpu_.place,
-                      .device_plans = plans});
-    executor.backward({.q = all_[0],
-                       .k = all_[1],
-                       .v = all_[2],
-                       .dout = all_[3],
-                       .out = all_[4],
-                       .lse = lse_,
-                       .dq = all_[5],
-                       .dk = all_[6],
-                       .dv = all_[7],
-                       .place = gpu_.place,
-                       .device_plans = plans});
-  }
-  std::vector<float> results() const {
-    std::vector<float> found;
-    for (const std::size_t i : {4, 5, 6, 7}) {
-      const std::vector<float> one = gpu_.get(static_cast<const float*>(all_[i].data), rows_ * kHeads * kDim);
-      found.insert(found.end(), one.begin(), one.end());
-    }
-    return found;
-  }
-
-  Communicator& c_;
-  OnGpu& gpu_;
-  ScheduleOptions options_;
-  Index rows_;
-  std::vector<TensorView> all_;  // q, k, v, dout, out, dq, dk, dv
-  TensorView lse_;
-  void* cu_ = nullptr;
 };
 
-TEST_P(NcclRanks, GraphsOfSchedules) {
-  for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::all_gather},
-                                         {.kind = ScheduleKind::ring},
-                                         {.kind = ScheduleKind::all_to_all},
-                                         {.kind = ScheduleKind::hybrid, .ulysses = 2}}) {
-    SCOPED_TRACE(words(options));
-    run(GetParam(), [&](Communicator& c, OnGpu& gpu) { GraphOfASchedule(c, gpu, options).check(); });
+// Rounds of messages around a ring until a rank fails, which every other rank must learn.
+void until_failure(Communicator& c, OnGpu& gpu, const Plan& plan) {
+  const auto on = c.on(gpu.place);
+  float *from = gpu.put(values(kFloats, 1, c.rank())), *to = gpu.put(std::vector<float>(kFloats));
+  const Index ranks = c.ranks();
+  std::jthread signal;
+  for (int round = 0;; ++round) {
+    std::snprintf(at_work, sizeof at_work, "rank %d in round %d", static_cast<int>(c.rank()), round);
+    const bool now = c.rank() == plan.victim && round == plan.round;
+    if (now && plan.harm != Harm::other_sizes)
+      signal = std::jthread([&] {
+        std::this_thread::sleep_for(plan.delay);
+        ::kill(::getpid(), plan.harm == Harm::dies ? SIGKILL : SIGSTOP);
+      });
+    const Index count = now && plan.harm == Harm::other_sizes ? kFloats / 2 : kFloats;
+    on->send_receive((c.rank() + 1) % ranks, floats(from, count), (c.rank() + ranks - 1) % ranks, floats(to, count))
+        .wait();
+    device::synchronize(gpu.place);
+    c.check();
   }
+}
+
+// All ranks but the harmed one must end with an Error that names it; after other sizes a new connection must work.
+void check_plan(Index ranks, const Plan& plan) {
+  const Said said(ranks);
+  const std::string error = error_of([&] {
+    run(ranks,
+        [&](Communicator& c, OnGpu& gpu) {
+          try {
+            until_failure(c, gpu, plan);
+          } catch (const Error& e) {
+            said.put(c.rank(), e.what());
+            if (plan.harm != Harm::other_sizes) throw;
+          }
+          std::snprintf(at_work, sizeof at_work, "rank %d with a new connection", static_cast<int>(c.rank()));
+          check_collectives(c, gpu);
+        },
+        {.time_limit = 3, .grace = 5});
+  });
+  const std::string name = "rank " + std::to_string(plan.victim);
+  for (Index r = 0; r < ranks; ++r) {
+    if (r == plan.victim) continue;
+    SCOPED_TRACE("rank " + std::to_string(r));
+    if (plan.harm == Harm::dies) expect_parts(said.of(r), {name + " has failed or died while rank "});
+    if (plan.harm == Harm::stops) expect_parts(said.of(r), {name + ", which has given no sign of life for "});
+    if (plan.harm == Harm::other_sizes)
+      expect_parts(said.of(r), {name, std::to_string(kFloats * 4), std::to_string(kFloats * 2), "different problems"});
+  }
+  if (plan.harm == Harm::dies) expect_parts(error, {name + ": was ended by signal 9"});
+  if (plan.harm == Harm::stops) expect_parts(error, {name + ", which has given no sign of life for "});
+  if (plan.harm == Harm::other_sizes) {
+    EXPECT_EQ(error, "");
+  }
+}
+
+// WEFT_FAILURES: so many plans, WEFT_SEED: others.
+TEST_P(NcclRanks, TheRankThatFailsIsNamed) {
+  const auto number = [](const char* name, int otherwise) {
+    const char* given = std::getenv(name);
+    return given == nullptr ? otherwise : std::atoi(given);
+  };
+  const int count = number("WEFT_FAILURES", 3);
+  std::mt19937_64 random(static_cast<std::uint64_t>(number("WEFT_SEED", 11)));
+  int right = 0;
+  double longest = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto victim = static_cast<Index>(random() % static_cast<std::uint64_t>(GetParam()));
+    const auto round = static_cast<int>(random() % 20);
+    const Plan plan{static_cast<Harm>(i % 3), victim, round, std::chrono::microseconds(random() % 20'000)};
+    std::printf("%d: %s of %d: ", i, plan.text().c_str(), static_cast<int>(GetParam()));
+    std::fflush(stdout);  // a hang must show what hung
+    SCOPED_TRACE(plan.text());
+    const int before = failed_parts();
+    const auto begin = std::chrono::steady_clock::now();
+    check_plan(GetParam(), plan);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const bool wrong = failed_parts() > before;
+    longest = std::max(longest, seconds);
+    std::printf("%s, %.1f s\n", wrong ? "WRONG" : "named by all", seconds);
+    if (!wrong) ++right;
+  }
+  std::printf("%d of %d failures named by all other ranks, the longest after %.1f s\n", right, count, longest);
 }
 
 }  // namespace
