@@ -95,7 +95,7 @@ def mypy(folder, package):
     config, cache = folder / "mypy.ini", SOURCE / ".cache/mypy"  # reading torch takes a while, once
     # Of the package nothing is said, as where it is installed. Tensor.backward and others of torch have no types.
     config.write_text("[mypy]\nstrict = True\nuntyped_calls_exclude = torch\n[mypy-weft.*]\nfollow_imports = silent\n"
-                      "[mypy-transformers.*,megatron.*,tqdm.*,matplotlib.*]\n"
+                      "[mypy-transformers.*,trl.*,datasets.*,tokenizers.*,megatron.*,tqdm.*,matplotlib.*]\n"
                       "follow_imports = skip\nignore_missing_imports = True\n")
     done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", cache, *folder.glob("*.py")],
                           capture_output=True, text=True, timeout=900, env={**os.environ, "MYPYPATH": str(package)})

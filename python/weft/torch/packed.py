@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _core
 from .._arrays import error
 from .._core import Packing
-from ..sharding import as_packing
+from ..packings import as_packing
 from ..types import Numbers
 
 AnyPacking = Union[Packing, Tensor, Numbers]  # an object, its tensor (pack), or cu_seqlens
