@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, TypedDict, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _core
@@ -194,6 +195,30 @@ class ContextParallel:
         self._targets = (whole != self.ignore_index).sum()
         local = self.shard(whole, fill=self.ignore_index)
         return local[None] if dim == 1 else local
+
+    def log_probs(self, logits: Tensor, input_ids: Tensor, *, shifted: bool = False, temperature: float = 1.0) -> Tensor:
+        """Log-probability that this rank's rows give to their next token: [rows], in f32 at least, with a gradient.
+
+        logits: of this rank's rows, [rows, vocabulary] or [1, rows, vocabulary]; input_ids and shifted as for labels, so that the
+        token after a rank's last row may lie on another one. 0 where there is no next token, or one that is not to be learned.
+        temperature: logits are divided by it. unshard gives those of the whole pack, if detached: the row of a token has what is
+        said of the one after it.
+
+            >>> import torch, weft.torch
+            >>> cp = weft.torch.ContextParallel([0, 2, 3])
+            >>> cp.log_probs(torch.zeros(3, 4), torch.tensor([1, 2, 3])).exp()
+            tensor([0.2500, 1.0000, 1.0000])
+        """
+        if not temperature > 0:
+            raise error(f"a temperature of {temperature}", "give one above 0")
+        dim = self._dim(logits, self.rows, "rows of this rank")
+        if logits.dim() != dim + 2:
+            raise error(f"logits of shape {list(logits.shape)}", "give those of all words a row: [rows, vocabulary]")
+        labels = self.labels(input_ids, shifted=shifted).view(-1).to(logits.device)
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        rows = (exact if temperature == 1 else exact / temperature).flatten(0, -2)
+        found = -F.cross_entropy(rows, labels, ignore_index=self.ignore_index, reduction="none")
+        return found.view(logits.shape[:-1])
 
     def position_ids(self, *, side: Side = "q", device: Any = None) -> Tensor:
         """Position of each of this rank's rows in its document; 0 where a row is padding. device: where it is wanted."""

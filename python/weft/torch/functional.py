@@ -203,7 +203,8 @@ def context_parallel_attention(
 
     The packing may also be cu_seqlens on the GPU where q is, with cu_seqlens_q_padded or seqused_q, and cu_seqlens_k,
     cu_seqlens_k_padded, seqused_k if keys are other sequences: planned there, in the current stream, without waiting. Layouts
-    contiguous, dual_chunk, zigzag (the default then) and striped, schedule all_gather; on one rank the call can be captured.
+    contiguous, dual_chunk, zigzag (the default then) and striped, all schedules but exact; the call can be captured in a CUDA
+    graph, over ranks with NCCL too.
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -221,7 +222,8 @@ def context_parallel_attention(
         found = offsets.offsets_of(packing, given)
         options = dict(in_own_words(given, group))
         group = options.pop("group", group)
-        result = offsets.context_parallel(q, k, v, found, mask, "" if one_rank else group, sink, options)
+        result = offsets.context_parallel(q, k, v, found, mask, "" if one_rank else group, sink, options,
+                                          return_max_logit)
         kept = [x for x, asked in zip(result, (True, return_lse, return_max_logit)) if asked]
         return kept[0] if len(kept) == 1 else tuple(kept)
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
