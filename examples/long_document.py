@@ -58,13 +58,12 @@ class Decoder(nn.Module):
     def __init__(self, asked: argparse.Namespace) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(i, asked) for i in range(asked.layers))
-        width = self.blocks[0].heads * asked.head_dim
+        width, self.planes = int(asked.heads.split(":")[0]) * asked.head_dim, asked.head_dim // 2
         self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB, bias=False)
 
     def forward(self, ids: Tensor, positions: Tensor, labels: Tensor, targets: int, attend: Attend) -> Tensor:
         """The rows' part of the mean loss over all targets."""
-        half = self.blocks[0].dim // 2
-        angles = positions[:, None, None] * 1e4 ** (-torch.arange(half, device=positions.device) / half)
+        angles = positions[:, None, None] * 1e4 ** (-torch.arange(self.planes, device=positions.device) / self.planes)
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x, angles, attend)
@@ -76,7 +75,7 @@ class Activations(TorchDispatchMode):
     """The most bytes of tensors that were there at once, of those that were made meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self.seen: Dict[int, Any] = {}
 
@@ -151,12 +150,13 @@ class Run:
 
         def loss(step: weft.torch.MicroStep) -> Tensor:
             rows = step.take(self.ids), step.position_ids(self.device), step.take(self.labels, fill=-100)
-            return self.model(*rows, self.targets, lambda block, q, k, v: block.attention(q, k, v, step))
+            part: Tensor = self.model(*rows, self.targets, lambda block, q, k, v: block.attention(q, k, v, step))
+            return part
 
         return micros.forward_backward(loss), micros.buffer_bytes
 
     def whole(self) -> Tuple[Tensor, int]:
-        shard = dict(packing=self.packing, layout="contiguous")
+        shard: Dict[str, Any] = dict(packing=self.packing, layout="contiguous")
         rows = [weft.torch.shard(x, fill=fill, **shard) for x, fill in ((self.ids, 0), (self.labels, -100))]
         loss = self.model(rows[0], weft.torch.position_ids(device=self.device, **shard), rows[1], self.targets,
                           lambda block, q, k, v: weft.torch.context_parallel_attention(
