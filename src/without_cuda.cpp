@@ -3,6 +3,7 @@
 
 #include "device/device.h"
 #include "plan/shared_context.h"
+#include "rows/round.h"
 #include "weft/device_rows.h"
 #include "weft/error.h"
 
@@ -67,6 +68,7 @@ void valid_rows(DeviceContext&, const DeviceStream&, const DeviceLayout&, Index,
 void copy_row_ranges(DeviceContext&, const DeviceRanges&, const RowTensor&, const RowTensor&) { absent(); }
 void add_row_ranges(DeviceContext&, const DeviceRanges&, const RowTensor&, const RowTensor&) { absent(); }
 void round_rows(DeviceContext&, const ConstTensorView&, const TensorView&, bool) { absent(); }
+void round_on_device(const Place&, const Rounding&, const Rounding*) { absent(); }
 void sequences_to_chunks(DeviceContext&, const DeviceStream&, Index, const DeviceChunks&) { absent(); }
 void all_gather_step(DeviceContext&, const DeviceStepArgs&, const DeviceStep&) { absent(); }
 void ring_step(DeviceContext&, const DeviceStepArgs&, const DeviceStep&) { absent(); }
@@ -83,10 +85,6 @@ namespace {
 std::unique_ptr<Memory> make_memory(const Place&) { refuse(); }
 void clear(const Place&, const TensorView&) { refuse(); }
 void add(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
-void round_to(const Place&, const TensorView&, const ConstTensorView&) { refuse(); }
-void round_to(const Place&, const TensorView&, const ConstTensorView&, const TensorView&, const ConstTensorView&) {
-  refuse();
-}
 void fill(const Place&, RowState<float>*, Index) { refuse(); }
 void fill(const Place&, double*, Index, double) { refuse(); }
 void sink_gradient(const Place&, const Sink&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,

@@ -23,12 +23,9 @@ class Memory : public std::pmr::memory_resource {
 };
 std::unique_ptr<Memory> make_memory(const Place& place);
 
-void clear(const Place& place, const TensorView& view);                                // sets zeros
-void add(const Place& place, const TensorView& to, const ConstTensorView& from);       // f32 += f32, same shape
-void round_to(const Place& place, const TensorView& to, const ConstTensorView& from);  // from f32, rounded once
-void round_to(const Place& place, const TensorView& to_a, const ConstTensorView& from_a, const TensorView& to_b,
-              const ConstTensorView& from_b);                         // two tensors in one launch
-void fill(const Place& place, RowState<float>* states, Index count);  // empty states
+void clear(const Place& place, const TensorView& view);                           // sets zeros
+void add(const Place& place, const TensorView& to, const ConstTensorView& from);  // f32 += f32, same shape
+void fill(const Place& place, RowState<float>* states, Index count);              // empty states
 void fill(const Place& place, double* numbers, Index count, double value);
 
 // -sum over rows of exp(sink - lse)·(out·dout), one number per head. Rows that see no key have out = 0, and their dout

@@ -6,6 +6,7 @@
 #include "index.h"
 #include "kernel/convert.h"
 #include "kernel/each_row.h"
+#include "rows/round.h"
 
 namespace weft::run {
 namespace {
@@ -41,7 +42,7 @@ void add(const Place& place, const TensorView& to, const ConstTensorView& from) 
 }
 
 void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
-  if (place.kind != DeviceKind::cpu) return device::round_to(place, to, from);
+  if (place.kind != DeviceKind::cpu) return round_on_device(place, {from, to});
   each_row(to, [&](Index row) {
     for (Index head = 0; head < to.heads; ++head) {
       if (from.dtype == DType::f64)
@@ -54,7 +55,10 @@ void round_to(const Place& place, const TensorView& to, const ConstTensorView& f
 
 void round_to(const Place& place, const Kv& to, const ConstKv& from) {
   const bool k = to.k.data != from.k.data, v = to.v.data != from.v.data;
-  if (k && v && place.kind != DeviceKind::cpu) return device::round_to(place, to.k, from.k, to.v, from.v);
+  if (k && v && place.kind != DeviceKind::cpu) {
+    const Rounding values{from.v, to.v};
+    return round_on_device(place, {from.k, to.k}, &values);
+  }
   if (k) round_to(place, to.k, from.k);
   if (v) round_to(place, to.v, from.v);
 }

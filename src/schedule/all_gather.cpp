@@ -9,6 +9,8 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   if (o.head_groups > shape.heads_k)
     throw Error(text("head_groups ", o.head_groups, " with ", shape.heads_k, " K/V heads"),
                 text("use from 1 to ", shape.heads_k, " groups"));
+  // One rank has all keys. In sequence order, if told, because its rows may lie in another one.
+  if (shape.ranks == 1 && o.key_order != KeyOrder::sequence) return {.steps = {{}}};
   const bool sequence =
       o.key_order == KeyOrder::sequence || (o.key_order == KeyOrder::automatic && shape.key_stride == 1);
   Description d{.node = groups_a_node(o.node, shape.ranks)};

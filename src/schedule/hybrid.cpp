@@ -25,7 +25,7 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   ScheduleOptions outer = o;
   outer.node = groups_in(o);
   Description d = definition(o.outer).describe(outer, groups);
-  d.ulysses = o.ulysses;
+  d.ulysses = o.ulysses > 1 ? o.ulysses : 0;
   return d;
 }
 

@@ -38,6 +38,21 @@ TEST(Schedule, Refusals) {
                  {"heads 1099511627776:1", "at most"});
 }
 
+// It holds all keys: nothing is copied into a buffer, and no gradients are brought home.
+TEST(Schedule, OneRankMovesNothing) {
+  const Problem problem(Stream::from_lengths(std::vector<Index>{40, 24}), {.causal = true});
+  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
+    for (const ScheduleKind kind : schedule_kinds()) {
+      ScheduleOptions options{.kind = kind};
+      if (kind == ScheduleKind::hybrid) options.ulysses = 1;
+      const Schedule s = make_schedule(problem, make_layouts(layout, problem, 1), 0, {2, 2}, options);
+      EXPECT_FALSE(s.swap.has_value()) << name(kind);
+      ASSERT_EQ(s.steps.size(), 1U) << name(kind);
+      EXPECT_FALSE(s.steps[0].move.has_value()) << name(kind);
+    }
+  }
+}
+
 // Whatever the kind, and in every place that takes options.
 TEST(Schedule, RefusesAbsurdOptions) {
   const Problem problem(Stream::from_lengths(std::vector<Index>{64}), {.causal = true});

@@ -65,6 +65,7 @@ def test_one_executor_is_kept_for_all_layers():
     assert how.how_of(causal=True, layer=3) == how.how_of(causal=True)  # unchecked it costs nothing
 
 
+@pytest.mark.long
 def test_models_of_transformers_give_their_layers():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     import weft.transformers

@@ -276,6 +276,7 @@ for taker, take in test_strange.TAKERS.items():
 """
 
 
+@pytest.mark.long
 def test_what_has_no_end():
     here = Path(__file__).parent
     program = LIMITED.format(folders=[str(here), str(here.parent)])

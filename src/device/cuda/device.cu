@@ -100,13 +100,6 @@ __global__ void add_elements(TensorView to, ConstTensorView from) {
     element<float>(to, row, head)[i] += element<float>(from, row, head)[i];
   });
 }
-// blockIdx.y selects the first or the second pair.
-__global__ void round_elements(TensorView to_a, ConstTensorView from_a, TensorView to_b, ConstTensorView from_b) {
-  const TensorView& to = blockIdx.y == 0 ? to_a : to_b;
-  const ConstTensorView& from = blockIdx.y == 0 ? from_a : from_b;
-  each_element(to.rows, to.heads, to.dim,
-               [&](Index row, Index head, Index i) { store(to, row, head, i, element<float>(from, row, head)[i]); });
-}
 
 template <class T>
 __global__ void fill_numbers(T* to, Index count, T value) {
@@ -174,15 +167,6 @@ std::unique_ptr<Memory> make_memory(const Place& place) { return std::make_uniqu
 void clear(const Place& place, const TensorView& view) { launch(place, clear_elements, shape_of(view), view); }
 void add(const Place& place, const TensorView& to, const ConstTensorView& from) {
   launch(place, add_elements, shape_of(to), to, from);
-}
-void round_to(const Place& place, const TensorView& to, const ConstTensorView& from) {
-  launch(place, round_elements, shape_of(to), to, from, to, from);
-}
-void round_to(const Place& place, const TensorView& to_a, const ConstTensorView& from_a, const TensorView& to_b,
-              const ConstTensorView& from_b) {
-  cuda::Shape shape = shape_of(max_of(elements_of(to_a), elements_of(to_b)));
-  shape.blocks.y = 2;
-  launch(place, round_elements, shape, to_a, from_a, to_b, from_b);
 }
 void fill(const Place& place, RowState<float>* states, Index count) {
   launch(place, fill_numbers<RowState<float>>, shape_of(count), states, count, RowState<float>{});

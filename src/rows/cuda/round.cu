@@ -5,8 +5,11 @@
 #include <cuda_fp16.h>
 
 #include "cuda/launch.h"
+#include "cuda/runtime.h"
+#include "index.h"
 #include "plan/cuda/context.h"
 #include "plan/cuda/divide.h"
+#include "rows/round.h"
 #include "text.h"
 #include "weft/device_rows.h"
 
@@ -33,12 +36,16 @@ struct Round {
   TensorView to;
   FastDivisor per_row, per_head;  // vectors per row and per head
   Index vectors;                  // in all
+};
+struct Rounds {
+  Round tensor[2];  // blockIdx.y selects one
   bool accumulate;
 };
 
 // Four vectors per thread, a block's width apart. Rows are 64-bit, because a tensor may have more than 2^31 vectors.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Round r) {
+__global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Rounds rounds) {
+  const Round& r = rounds.tensor[blockIdx.y];
   constexpr int kBatch = 4, kQuad = kWidth < 4 ? kWidth : 4;
   using Quad = Vector<float, kQuad>;  // no load is wider than 16 bytes
   struct Floats {
@@ -64,61 +71,93 @@ __global__ void __launch_bounds__(256) round_vectors(const __grid_constant__ Rou
   for (int j = 0; j < kBatch; ++j) {
     if (to[j] == nullptr) continue;
     Vector<T, kWidth> out;
-    if (r.accumulate) out = *to[j];
+    if (rounds.accumulate) out = *to[j];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float x = in[j].q[i / kQuad].v[i % kQuad];
-      out.v[i] = narrow<T>(r.accumulate ? widen(out.v[i]) + x : x);
+      out.v[i] = narrow<T>(rounds.accumulate ? widen(out.v[i]) + x : x);
     }
     *to[j] = out;
   }
 }
 
 // Heads that are contiguous in both tensors become one long head.
-void join_heads(ConstTensorView& from, TensorView& to) {
-  if (from.head_stride != from.dim || to.head_stride != to.dim) return;
-  from.dim = to.dim = from.dim * from.heads;
-  from.heads = to.heads = 1;
+Rounding join_heads(Rounding r) {
+  if (r.from.head_stride != r.from.dim || r.to.head_stride != r.to.dim) return r;
+  r.from.dim = r.to.dim = r.from.dim * r.from.heads;
+  r.from.heads = r.to.heads = 1;
+  return r;
 }
 
 // The most elements of a vector for which all accesses are aligned.
-int width_of(const ConstTensorView& from, const TensorView& to) {
+int width_of(const Rounding& r) {
   unsigned long long bits = 8;
-  bits |= static_cast<unsigned long long>(from.dim);
-  for (const ConstTensorView& t : {from, ConstTensorView(to)})
+  bits |= static_cast<unsigned long long>(r.from.dim);
+  for (const ConstTensorView& t : {r.from, ConstTensorView(r.to)})
     bits |= static_cast<unsigned long long>(t.row_stride) | static_cast<unsigned long long>(t.head_stride) |
             static_cast<unsigned long long>(t.outer_stride) |
             reinterpret_cast<std::uintptr_t>(t.data) / static_cast<std::uintptr_t>(size_of(t.dtype));
   const int width = static_cast<int>(bits & ~(bits - 1));
-  return to.dtype == DType::f32 && width > 4 ? 4 : width;
+  return r.to.dtype == DType::f32 && width > 4 ? 4 : width;
 }
 
 template <class T, int kWidth>
-void launch_round(const ConstTensorView& from, const TensorView& to, bool accumulate, cudaStream_t stream) {
-  const Index per_head = from.dim / kWidth, per_row = per_head * from.heads, vectors = per_row * from.rows;
-  const Round round{
-      from,    to,        FastDivisor(static_cast<unsigned>(per_row)), FastDivisor(static_cast<unsigned>(per_head)),
-      vectors, accumulate};
+void launch_round(const Rounding& a, const Rounding& b, int count, bool accumulate, cudaStream_t stream) {
+  const auto round = [](const Rounding& r) {
+    const Index per_head = r.from.dim / kWidth, per_row = per_head * r.from.heads;
+    return Round{r.from, r.to, FastDivisor(static_cast<unsigned>(per_row)),
+                 FastDivisor(static_cast<unsigned>(per_head)), per_row * r.from.rows};
+  };
+  const Rounds rounds{{round(a), round(b)}, accumulate};
+  const Index vectors = max_of(rounds.tensor[0].vectors, rounds.tensor[1].vectors);
   cuda::launch(round_vectors<T, kWidth>,
-               {.blocks = dim3(static_cast<unsigned>(ceil_div(vectors, 1024))), .threads = dim3(256)}, stream, round);
+               {.blocks = dim3(static_cast<unsigned>(ceil_div(vectors, 1024)), static_cast<unsigned>(count)),
+                .threads = dim3(256)},
+               stream, rounds);
 }
 
 template <class T>
-void launch_type(const ConstTensorView& from, const TensorView& to, bool accumulate, cudaStream_t stream) {
-  switch (width_of(from, to)) {
+void launch_type(const Rounding& a, const Rounding& b, int count, bool accumulate, cudaStream_t stream) {
+  switch (min_of(width_of(a), width_of(b))) {
     case 8:
-      if constexpr (sizeof(T) == 2) return launch_round<T, 8>(from, to, accumulate, stream);
+      if constexpr (sizeof(T) == 2) return launch_round<T, 8>(a, b, count, accumulate, stream);
       [[fallthrough]];
     case 4:
-      return launch_round<T, 4>(from, to, accumulate, stream);
+      return launch_round<T, 4>(a, b, count, accumulate, stream);
     case 2:
-      return launch_round<T, 2>(from, to, accumulate, stream);
+      return launch_round<T, 2>(a, b, count, accumulate, stream);
     default:
-      return launch_round<T, 1>(from, to, accumulate, stream);
+      return launch_round<T, 1>(a, b, count, accumulate, stream);
+  }
+}
+
+// One launch for both; the second may be the first again, with count 1.
+void launch_pair(const Rounding& a, const Rounding& b, int count, bool accumulate, cudaStream_t stream) {
+  switch (a.to.dtype) {
+    case DType::f32:
+      return launch_type<float>(a, b, count, accumulate, stream);
+    case DType::bf16:
+      return launch_type<__nv_bfloat16>(a, b, count, accumulate, stream);
+    case DType::f16:
+      return launch_type<__half>(a, b, count, accumulate, stream);
+    case DType::f64:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;  // callers have refused them
   }
 }
 
 }  // namespace
+
+void round_on_device(const Place& place, const Rounding& first, const Rounding* second) {
+  const cuda::DeviceGuard on(place.device);
+  const auto stream = static_cast<cudaStream_t>(place.stream);
+  const auto is_empty = [](const Rounding& r) { return r.to.rows == 0 || r.to.heads == 0 || r.to.dim == 0; };
+  if (second != nullptr && !is_empty(first) && !is_empty(*second) && first.to.dtype == second->to.dtype)
+    return launch_pair(join_heads(first), join_heads(*second), 2, false, stream);
+  for (const Rounding* r : {&first, second})
+    if (r != nullptr && !is_empty(*r)) launch_pair(join_heads(*r), join_heads(*r), 1, false, stream);
+}
 
 void round_rows(DeviceContext& context, const ConstTensorView& from, const TensorView& to, bool accumulate) {
   context.data().enter();
@@ -130,22 +169,8 @@ void round_rows(DeviceContext& context, const ConstTensorView& from, const Tenso
   if (from.heads > kMaxTokens / from.dim)
     throw Error(text("rows of ", from.heads, " heads of ", from.dim, " are too long"), "give shorter rows");
   if (from.rows == 0) return;
-  ConstTensorView a = from;
-  TensorView b = to;
-  join_heads(a, b);
-  const cudaStream_t stream = context.data().stream();
-  switch (to.dtype) {
-    case DType::f32:
-      return launch_type<float>(a, b, accumulate, stream);
-    case DType::bf16:
-      return launch_type<__nv_bfloat16>(a, b, accumulate, stream);
-    case DType::f16:
-      return launch_type<__half>(a, b, accumulate, stream);
-    case DType::f64:
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      break;  // not in kTo
-  }
+  const Rounding rounding = join_heads({from, to});
+  launch_pair(rounding, rounding, 1, accumulate, context.data().stream());
 }
 
 }  // namespace weft
