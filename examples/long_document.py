@@ -125,7 +125,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", default="2:1", help="of queries and of keys")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--drop", action="store_true", help="buffers of layers with a window hold what it reaches; own keys count as activations")
+    parser.add_argument("--drop", action="store_true",
+                        help="buffers of layers with a window hold what it reaches; own keys count as activations")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--alone", action="store_true", help="without the run of the whole sequence")
