@@ -58,6 +58,7 @@ class Decoder(nn.Module):
     def __init__(self, asked: argparse.Namespace) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(i, asked) for i in range(asked.layers))
+        self.bf16 = asked.dtype == "bf16"  # of activations; parameters and their gradients are f32
         width, self.planes = int(asked.heads.split(":")[0]) * asked.head_dim, asked.head_dim // 2
         self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB, bias=False)
 
@@ -65,9 +66,11 @@ class Decoder(nn.Module):
         """The rows' part of the mean loss over all targets."""
         angles = positions[:, None, None] * 1e4 ** (-torch.arange(self.planes, device=positions.device) / self.planes)
         x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x, angles, attend)
-        loss: Tensor = F.cross_entropy(self.head(x).float(), labels, reduction="sum") / targets
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            for block in self.blocks:
+                x = block(x, angles, attend)
+            logits = self.head(x)
+        loss: Tensor = F.cross_entropy(logits.float(), labels, reduction="sum") / targets
         return loss
 
 
@@ -139,7 +142,7 @@ class Run:
     def __init__(self, asked: argparse.Namespace, device: torch.device) -> None:
         torch.manual_seed(1)
         self.asked, self.device = asked, device
-        self.model = Decoder(asked).to(device, torch.bfloat16 if asked.dtype == "bf16" else torch.float32)
+        self.model = Decoder(asked).to(device)
         self.packing = weft.Packing([0, asked.tokens])
         self.ids = torch.randint(VOCAB, (asked.tokens,), generator=torch.Generator().manual_seed(2)).to(device)
         self.labels = weft.torch.next_token_labels(self.ids, self.packing)
