@@ -65,13 +65,13 @@ else
   [ -z "$absent" ] || die "not found:$absent"
 fi
 
-# pip_install STAMP FILE: the Python packages of FILE into .venv, unless the stamp says that they are there. The stamp
-# is written last, so what was cut short is done again.
+# pip_install STAMP FILE [OPTION]: the Python packages of FILE into .venv, unless the stamp says that they are there. The
+# stamp is written last, so what was cut short is done again.
 pip_install() {
   want=$(sha256sum "$2")
   if [ "$(cat ".venv/$1" 2> /dev/null)" = "$want" ]; then return; fi
   echo "setup: installing $2 into .venv"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement "$2"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${@:3}" --requirement "$2"
   printf '%s\n' "$want" > ".venv/$1"
 }
 
@@ -86,6 +86,8 @@ if has "$@" || { group=peer; has "$@"; }; then
   fi
   pip_install requirements.sha256 tools/requirements.txt
   pip_install requirements-python.sha256 tools/requirements-python.txt
+  group=full
+  if has "$@"; then pip_install requirements-trl.sha256 tools/requirements-trl.txt --no-deps; fi
   group=lint
   if has "$@"; then pip_install requirements-lint.sha256 tools/requirements-lint.txt; fi
   group=docs

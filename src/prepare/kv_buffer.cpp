@@ -47,6 +47,14 @@ Reach reach_of(const MicroSequences& micros, const Problem& problem) {
   return reach;
 }
 
+// Collective, if the options say checked; else null. Error if the ranks' options differ.
+std::unique_ptr<run::Agreement> agreement_of(Communicator& ranks, const KvBufferOptions& options) {
+  if (!options.checked) return nullptr;
+  auto agreement = std::make_unique<run::Agreement>(ranks);
+  agreement->compare({run::CallKind::make_buffer, options.layer}, run::fingerprints(options));
+  return agreement;
+}
+
 }  // namespace
 
 Index key_rows(const MicroSequences& micros, const Mask& mask, KeyRows how) {
@@ -73,11 +81,10 @@ struct KvBuffer::Data {
 
   Data(Communicator& comm, KvBufferOptions how)
       : options(std::move(how)),
-        context(comm, options.place, options.memory),
-        agreement(options.checked ? std::make_unique<run::Agreement>(comm) : nullptr),
-        communicator(agreement ? agreement->communicator() : context.communicator()),
+        agreement(agreement_of(comm, options)),
+        context(agreement ? agreement->communicator() : comm, options.place, options.memory),
+        communicator(context.communicator()),
         workspace(context.memory()) {
-    if (agreement) agreement->compare(call(run::CallKind::make_buffer), run::fingerprints(options));
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
@@ -126,8 +133,8 @@ struct KvBuffer::Data {
   void return_gradients(Index micro, const KvBufferBackwardArgs& args);
 
   KvBufferOptions options;
+  std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
   run::ExecutionContext context;
-  std::unique_ptr<run::Agreement> agreement;  // if checked
   Communicator& communicator;
   run::Workspace workspace;
   Kv kv, gradients;  // gradients of sum_type
@@ -289,9 +296,6 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
     checked_product("a K/V buffer", {options.rows, options.heads, dim, size_of(DType::f64)});
   require_support({.dtype = options.dtype});
   find_kernel(options.kernel);  // Error here rather than in the first call
-  if (options.place.kind != DeviceKind::cpu && options.checked)
-    throw Error("checked mode of a K/V buffer with tensors on a GPU",
-                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   data_ = std::make_unique<Data>(communicator, std::move(options));
 }
 
@@ -368,7 +372,7 @@ void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
   attend(kernel_args, d.options.kernel);
   if (largest) largest->reduce_into(d.communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.
-  if (d.agreement) d.agreement->end(call, number, args.out, args.lse);
+  if (d.agreement) d.agreement->end(call, number, args.out, args.lse, args.place);
   // The keys of the last micro-sequence stay: its backward comes first. One that is attended again needs what was
   // gathered again for it in its backward too.
   const bool again = micro < d.attended;
@@ -431,7 +435,7 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
   kernel_args.add_keys = true;
   if (d.agreement)
     d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel),
-                         d.agreement->forwards_of(args.out, args.lse));
+                         d.agreement->forwards_of(args.out, args.lse, args.place));
   while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);
   d.need_gradients(micro);
   d.held.end = micros.rows(micro).end;

@@ -11,6 +11,7 @@ RUN = '{"row":0,"token":0,"count":4}'
 CASES = [
     ("", ["no verb", "weft explain or weft verify"]),
     ("frobnicate", ["frobnicate", "use explain or verify"]),
+    ("audit mine:attention --ranks 2", ["functions of Python", "python -m weft audit module:function"]),
     ("--frobnicate", ["--frobnicate", "weft --help"]),
     ("verify --frobnicate 1", ["--frobnicate", "weft verify --help"]),
     ("explain --docs 4 stray", ["stray", "weft explain --help"]),

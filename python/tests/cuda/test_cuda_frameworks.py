@@ -16,11 +16,31 @@ from gpu import (
     assert_same,
     attend,
     needs_gpu,
+    no_waiting,
     run,
     tensors,
 )
 
 pytestmark = needs_gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probs(dtype):
+    """Of a policy: as on the CPU, with the gradient, and without waiting."""
+    cp, generator = weft.torch.ContextParallel([0, 20, 21, 64]), torch.Generator().manual_seed(3)
+    ids = torch.randint(0, 61, (64,), generator=generator)
+    logits = torch.randn(1, 64, 61, generator=generator).to(dtype).requires_grad_()
+    there, ids_there = logits.detach().cuda().requires_grad_(), ids.cuda()[None]
+    cp.log_probs(there, ids_there, temperature=0.7)
+    with no_waiting():
+        got = cp.log_probs(there, ids_there, temperature=0.7)
+        (gradient,) = torch.autograd.grad(got.exp().sum(), there)
+    expected = cp.log_probs(logits, ids[None], temperature=0.7)
+    (expected_gradient,) = torch.autograd.grad(expected.exp().sum(), logits)
+    assert got.is_cuda and got.dtype == torch.float32 and gradient.dtype == dtype
+    assert torch.allclose(got.cpu(), expected, rtol=1e-5, atol=1e-5)
+    rounding = 1e-5 if dtype == torch.float32 else 1e-2
+    assert torch.allclose(gradient.cpu().float(), expected_gradient.float(), rtol=rounding, atol=1e-5)
 
 
 def test_transformers():
@@ -45,6 +65,20 @@ def test_transformers():
         results.append([x.detach().cpu().clone() for x in (loss, *(p.grad for p in model.parameters()))])
     for got, want in zip(results[1], results[0]):
         assert (got - want).norm() <= 1e-4 * want.norm()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_audit(ranks):
+    """Tensors on a GPU, and what comes back is read from there; gradients too."""
+    def fn(q, k, v, case):
+        inputs = [torch.from_numpy(x).cuda().requires_grad_() for x in (q, k, v)]
+        sink = None if case.sink is None else torch.from_numpy(case.sink).cuda()
+        out = attend(*inputs, case.packing, causal=case.causal, window=case.window, sink=sink,
+                     group="" if case.comm is None else case.comm)
+        return out, lambda dout: torch.autograd.grad(out, inputs, torch.from_numpy(dout).cuda())
+
+    report = weft.audit(fn, ranks=ranks, dim=16)
+    assert {v.result for v in report} == {"right"}, str(report)
 
 
 # What is refused, and arrays of others.
@@ -73,8 +107,6 @@ def test_refusals(refused):
         weft.attention(q, k, v, packing=PACKING, stream=0)
     with refused("different places"):
         weft.prepare.KvCache(k, v, offsets=[0, TOKENS]).append([1], k[:1].cpu(), v[:1].cpu())
-    with refused("checked mode"):
-        weft.spawn(2, lambda comm: weft.attention(q[:256], k[:256], v[:256], packing=PACKING, comm=comm, checked=True))
     buffer_on_cpu = weft.prepare.MicroSequences(PACKING, micros=1)
 
     def rank(comm):

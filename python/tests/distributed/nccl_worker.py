@@ -16,6 +16,7 @@ import weft.torch
 import group_cases
 import processes
 from group_cases import DEVICE, LAYOUTS, MASKS, SCHEDULES, SLICES, close, compare, run, tensors
+from refusals import refused
 
 DTYPES = {"f32": (torch.float32, 3e-5), "bf16": (torch.bfloat16, 3e-2), "f16": (torch.float16, 4e-3)}
 LENGTHS = [37, 3, 100, 0, 64]
@@ -194,6 +195,17 @@ def bytes_are_those_of_traffic(ranks):
             sum(t[way] for t in want) for way in ("bytes_sent", "bytes_received")), name
 
 
+def checked_ranks(ranks):
+    """Checked ranks are right, are told what differs, and can go on."""
+    packing, odd = packing_of("zigzag", 0), dist.get_rank() == 1
+    for how in schedules(ranks).values():
+        compare(packing, WINDOW, dict(how, checked=True), **SHAPE)
+        rows = [weft.torch.shard(x, packing) for x in tensors(packing, **SHAPE)]
+        with refused("attention (scale, softcap, sink, head_map): rank"):
+            run(*rows, packing, CAUSAL, checked=True, softcap=20.0 if odd else 0.0, **how)
+    compare(packing, CAUSAL, dict(schedule="ring", checked=True), **SHAPE)
+
+
 def gathered(ranks):
     """weft.torch.all_gather, of every dtype and of no rows."""
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -212,6 +224,7 @@ def cases(ranks):
         "micro-sequences one at a time": lambda: micro_steps(ranks),
         "meshes": lambda: meshes(ranks), "two groups": lambda: two_groups_at_once(ranks), "streams": streams,
         "bytes": lambda: bytes_are_those_of_traffic(ranks), "gathered": lambda: gathered(ranks),
+        "checked": lambda: checked_ranks(ranks),
     }
 
 

@@ -18,6 +18,7 @@ from . import rows
 from .context import ContextParallel, context_parallel
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
+from .layers import MultiheadAttention, TransformerLayer
 from .micro import MicroSequenceAttention, micro_sequence_attention
 from .micro_steps import MicroSequences, MicroStep
 from .module import ContextParallelAttention
@@ -33,6 +34,8 @@ __all__ = [
     "MicroSequenceAttention",
     "MicroSequences",
     "MicroStep",
+    "MultiheadAttention",
+    "TransformerLayer",
     "all_gather",
     "clear_cache",
     "communicator",

@@ -1,0 +1,1 @@
+"""Weft under the names of other libraries, for programs that were written for them."""
