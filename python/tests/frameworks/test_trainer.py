@@ -72,6 +72,7 @@ def test_documents():
     (dict(input_ids=ids, position_ids=torch.tensor([[0, 1, 2, 0, 2, 3]])), "do not count"),
     (dict(input_ids=ids.view(2, 3), position_ids=ids.view(2, 3)), "do not count"),
     (dict(input_ids=ids, position_ids=ids.view(2, 3)), "position_ids [2, 3]"),
+    (dict(input_ids=ids, labels=torch.tensor([1])), "labels [1]"),
     (dict(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]), position_ids=ids), "do not count"),
     (dict(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]])), "inside a sequence"),
     (dict(input_ids=ids, attention_mask=ids[:, None]), "[batch, length]"),
@@ -101,6 +102,11 @@ def trainer(folder, args=None, size=None, router=False, **changes):
 def test_trainers_refused(refused, tmp_path, changes, words):
     with refused(words):
         trainer(tmp_path, **changes)
+
+
+def test_no_labels_refused(refused, tmp_path):
+    with refused("no labels"):
+        trainer(tmp_path)._prepare_context_parallel_inputs(None, dict(input_ids=ids))
 
 
 def test_logits_refused(refused, tmp_path):
