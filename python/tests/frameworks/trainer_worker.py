@@ -26,6 +26,7 @@ class Case:
     ranks: int = 2
     size: int = 2
     fsdp: bool = False
+    streamed: bool = False
 
 
 # With a state, without which torch does not load an optimizer of FSDP2; a large epsilon, so that it does not magnify rounding.
@@ -38,6 +39,7 @@ CASES = {
     "fsdp2": Case(changes=ADAM, fsdp=True),
     "two batches at a time": Case(ranks=4), "two batches at a time, fsdp2": Case("padded", ADAM, ranks=4, fsdp=True),
     "data parallel alone": Case(size=1),
+    "streamed": Case(changes=dict(accelerator_config={"dispatch_batches": False}), streamed=True),
 }
 
 
@@ -45,6 +47,13 @@ def data(count):
     generator = torch.Generator().manual_seed(3)
     return [{"input_ids": (ids := torch.randint(3, 61, (n,), generator=generator)).tolist(), "labels": ids.tolist()}
             for n in LENGTHS[:count]]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The same without a length, one after another."""
+
+    def __iter__(self):
+        return iter(data(12))
 
 
 def padded(rows, left=False):
@@ -111,7 +120,8 @@ def train(folder, case, alone):
         given["gradient_accumulation_steps"] *= times
         if case.fsdp and not alone:
             given.update(fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]})
-        trainer = kind(model=model, args=transformers.TrainingArguments(**given), train_dataset=data(12),
+        trainer = kind(model=model, args=transformers.TrainingArguments(**given),
+                       train_dataset=Stream() if case.streamed else data(12),
                        eval_dataset=data(13)[4 + (case.ranks // case.size > 1):], data_collator=collator[case.collator])
         result = trainer.train(resume_from_checkpoint=str(Path(folder) / "checkpoint-2") if resume else None)
         if case.fsdp and not alone:
