@@ -3,7 +3,7 @@
 # and ends with a table and a verdict.
 # Usage: bench/gpu.sh BUILD_DIR OUT_DIR [PART...]
 #   test      the GPU tests, a process a suite                        sanitize  compute-sanitizer's four tools on some of them
-#   trace     no call waits, exchange under compute (needs CUPTI)     soak      10,000 fresh random problems, by executor and kernel
+#   trace     no call waits, exchange under compute (CUPTI, torch)    soak      10,000 fresh random problems, by executor and kernel
 #   matrix    weft verify --matrix full on ranks 2,4,8                bench     timings of the kernels
 #   nccl      2, 4 and 8 processes over NCCL: collectives, failures, weft verify
 #   all of these if none is named
@@ -61,7 +61,7 @@ if has test; then
   pids= named='Ahead*'
   for suite in KernelForward KernelBackward KernelBits GpuQuerySteps GpuTiles GpuKeySplits GpuGraph GpuAgain GpuDqOrder \
     DevicePlan DeviceWork DeviceRows DeviceSteps \
-    DeviceCommunicator DeviceExecutor DeviceKvBuffer Nccl; do
+    DeviceCommunicator DeviceExecutor DeviceChecked DeviceKvBuffer Nccl; do
     step "test.$suite" 300 "$test" --gtest_filter="*$suite*-*/cpu_*:*/reference_*" &
     pids="$pids $!" named="$named:*$suite*"
   done
@@ -69,6 +69,15 @@ if has test; then
   wait $pids $!
   step test.Ahead 120 "$test" --gtest_filter='Ahead*'  # alone: it holds streams
   if need "$faults" test.faults; then step test.faults 300 "$faults"; fi
+fi
+python=${WEFT_PYTHON:-python3}
+if has trace; then
+  # Two ranks over torch's NCCL, by torch.profiler; needs the Python package.
+  if PYTHONPATH="$build/python" "$python" -c 'import torch, weft.torch; assert torch.cuda.is_available()' 2>"$out/torch.log"; then
+    PYTHONPATH="$build/python" step trace.nccl 120 "$python" "$source/bench/torch_overlap.py" --trace "$out/trace"
+  else
+    printf '%-28s left out: torch with a GPU and weft (WEFT_PACKAGE=ON) are not there\n' trace.nccl | tee "$out/trace.nccl.row"
+  fi
 fi
 if has trace && need "$trace" trace; then
   for schedule in ring all_gather exact; do step "trace.$schedule" 60 "$trace" $schedule; done
@@ -93,6 +102,7 @@ if has nccl; then
         step "nccl.$dtype.$ranks" 300 "$weft" verify --comm processes --ranks $ranks --kernel cuda.sm90 --dtype $dtype --matrix quick
       done
       step "nccl.f32.$ranks" 300 "$weft" verify --comm processes --ranks $ranks --kernel cuda.portable --dtype f32 --matrix quick
+      step "nccl.checked.$ranks" 300 "$weft" verify --comm processes --ranks $ranks --kernel cuda.portable --checked --matrix quick --pairwise
     done
   fi
 fi
@@ -129,6 +139,12 @@ if has sanitize; then
       some=$kernels:$ranks tested=$build/race/tests/cuda_test
       need "$tested" sanitize.racecheck || continue
     fi
+    if [ $tool = memcheck ] || [ $tool = initcheck ]; then
+      # One rank of two over NCCL.
+      if need "$build/tests/nccl_rank" sanitize.nccl; then
+        step "sanitize.nccl.$tool" 90 "$source/bench/nccl_sanitize.sh" "$build" $tool "${WEFT_KERNEL:-cuda.sm90}"
+      fi
+    fi
     # Initcheck does not know what another stream has written into memory of a pool.
     step "sanitize.$tool" 400 env WEFT_PLAIN_MEMORY=1 WEFT_KERNEL_PROBLEMS="${WEFT_SANITIZED:-6}" \
       WEFT_GPU_PROBLEMS="${WEFT_SANITIZED:-6}" WEFT_DEVICE_PROBLEMS=2 \
@@ -136,7 +152,7 @@ if has sanitize; then
   done
 fi
 if has bench && need "$weft" bench; then
-  kernel=${WEFT_KERNEL:-cuda.sm90} python=${WEFT_PYTHON:-python3} peer=()
+  kernel=${WEFT_KERNEL:-cuda.sm90} peer=()
   if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>"$out/torch.log"; then
     peer=(--peer "$python $source/bench/torch_peer.py")
   fi

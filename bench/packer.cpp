@@ -1,4 +1,4 @@
-// What packing costs: lognormal documents, best-fit decreasing and in order.
+// What packing costs: lognormal documents, best-fit decreasing, in order, and with a limit of pairs.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -20,10 +20,12 @@ std::vector<Index> documents(Index count) {
   return lengths;
 }
 
-void pack(benchmark::State& state, bool keep_order) {
+void pack(benchmark::State& state, bool keep_order, double pair_limit = 0) {
   const std::vector<Index> lengths = documents(state.range(0));
   weft::PackReport report;
-  for (auto _ : state) report = weft::pack_documents(lengths, {.budget = 65536, .keep_order = keep_order}).report;
+  for (auto _ : state)
+    report =
+        weft::pack_documents(lengths, {.budget = 65536, .keep_order = keep_order, .pair_limit = pair_limit}).report;
   state.counters["packs"] = static_cast<double>(report.packs);
   state.counters["least"] = static_cast<double>(report.least_packs);
   state.counters["waste"] = report.waste;
@@ -32,5 +34,9 @@ void pack(benchmark::State& state, bool keep_order) {
 
 BENCHMARK_CAPTURE(pack, best_fit, false)->RangeMultiplier(10)->Range(1000, 1000000)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(pack, in_order, true)->Arg(100000)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(pack, pair_limit, false, 1.1)
+    ->RangeMultiplier(10)
+    ->Range(1000, 1000000)
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -99,6 +99,7 @@ void give_back(void*) noexcept {}
 void to_device(const Place&, void*, const void*, Index) { refuse(); }
 void to_host(const Place&, std::span<const HostCopy>) { refuse(); }
 void refuse_capture(const Place&, std::string_view) {}
+bool is_captured(const Place&) { return false; }
 void synchronize(const Place&) { refuse(); }
 double seconds_of(const Place&, const std::function<void()>&) { refuse(); }
 std::function<void()> captured(const Place&, const std::function<void()>&) { refuse(); }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <span>
 #include <string>
 
 #include "weft/attention.h"
@@ -35,7 +36,7 @@ struct ExecutorOptions {
   // kernels take longer with it.
   bool deterministic = false;
   // Ranks compare fingerprints of the problem, the options and each call's arguments, and messages carry checksums: an
-  // Error names the ranks that differ. Makes the constructor collective. On the CPU only.
+  // Error names the ranks that differ. Makes the constructor collective. On a GPU calls wait for it.
   bool checked = false;
   std::function<void(const StepEvent&)> observer = {};  // called by the rank's own thread; optional
   std::pmr::memory_resource* memory = nullptr;  // for workspaces; null: new and delete, or the GPU's memory pool
@@ -57,6 +58,10 @@ struct ExecutorForwardArgs {
   Index keys_per_split = 0;   // as in ForwardArgs; 0: by the heads of the whole problem
   Place place = {};           // the device of ExecutorOptions::place; the stream may be another
   Index layer = kNoLayer;     // of the model; checked ranks compare it, because calls of two layers look alike
+  // One for each plan of the schedule, in its place, made in the stream of `place`. The schedule's own plans say only
+  // which steps there are, so its moves must not depend on them. Such a call can be captured in a CUDA graph, over
+  // ranks if all that they send is ordered in the stream (NCCL). Optional
+  std::span<DevicePlan* const> device_plans = {};
 };
 
 // Arguments of Executor::backward; the same rows.
@@ -74,6 +79,7 @@ struct ExecutorBackwardArgs {
   TensorView dsink = {};      // [hq] over all ranks, the same on each; optional, learnable sink only
   Place place = {};           // as in the forward
   Index layer = kNoLayer;     // as in the forward
+  std::span<DevicePlan* const> device_plans = {};  // as in the forward
 };
 
 // Runs one rank's schedule. Belongs to one thread at a time: a call that begins while another is in it is an Error. All

@@ -25,7 +25,7 @@ struct KvBufferOptions {
   std::pmr::memory_resource* memory = nullptr;  // null: new and delete, or the GPU's memory pool
   Place place = {};  // where the tensors of all calls lie; on a GPU the constructor is collective
   // As ExecutorOptions::checked: ranks compare options, sequences, micro-sequences and arguments, messages carry
-  // checksums. Makes the constructor, begin and start_gather collective. On the CPU only.
+  // checksums. Makes the constructor, begin and start_gather collective.
   bool checked = false;
   Index layer = kNoLayer;  // of the model, for checked ranks; a call that names a layer overrides it
 };

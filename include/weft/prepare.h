@@ -22,6 +22,9 @@ struct PackOptions {
   Index multiple = 1;                  // documents, and parts of one, are padded to a multiple of this
   bool keep_order = false;             // documents stay in the order given, at the price of more waste
   TooLong too_long = TooLong::refuse;  // a document whose padded length is above the budget
+  // If above 0: no pack has more visible pairs than so many times the mean, or than the longest document by itself
+  // (1.1: at most a tenth above the mean). Takes more packs where it must. Not with keep_order.
+  double pair_limit = 0;
 };
 
 // Tokens [begin, begin + length) of a document: all of it unless it was split.
@@ -55,7 +58,8 @@ struct WEFT_API Packs {
 };
 
 // Packs documents by best-fit decreasing, in n log n: the longest document first, each into the fullest pack that has
-// room for it. With keep_order: into the last pack, or into a new one. The same input gives the same packs.
+// room for it. With keep_order: into the last pack, or into a new one. With pair_limit: into that of a fixed number of
+// packs which has the fewest visible pairs, and with more packs until all fit. The same input gives the same packs.
 WEFT_API Packs pack_documents(std::span<const Index> lengths, const PackOptions& options);
 
 // --- Micro-sequences ---
@@ -68,6 +72,9 @@ struct MicroSplit {
   Remainder remainder = Remainder::refuse;  // tokens that do not divide by micros·ranks
   // Where the first document began, if rows before the first offset already hold a part of it.
   std::optional<Index> first_document_begin = {};
+  // Cut where visible pairs under this mask are even, not tokens: a later micro-sequence, whose queries see more keys,
+  // has fewer of them. Only tokens that do not divide by the ranks are then a remainder.
+  std::optional<Mask> even_work = {};
 };
 
 // The document of padding rows.
@@ -95,19 +102,24 @@ struct WEFT_API Window {
 };
 
 // A pack of T tokens, processed in M micro-sequences by G ranks that gather K/V: rank r covers in micro m the tokens
-// [b, b + T/(M·G)) with b = r·T/(M·G) + m·T/M, counted from the stream's first offset. Immutable.
+// [b, b + T/(M·G)) with b = r·T/(M·G) + m·T/M, counted from the stream's first offset; or micro-sequences of even work
+// (MicroSplit::even_work), each again in equal windows. Immutable.
 class WEFT_API MicroSequences {
  public:
   MicroSequences(const Stream& documents, const MicroSplit& split);
 
   Index ranks() const { return ranks_; }
   Index micros() const { return micros_; }
-  Index local() const { return local_; }      // rows of a window
+  Index local() const { return local_; }  // rows of a window; of the largest, if work is even
+  Index local(Index micro) const { return rows(micro).size() / ranks_; }
   Index padding() const { return padding_; }  // rows added because the tokens do not divide
   Range rows() const { return rows_; }        // all tokens, padding included
   Range rows(Index micro) const;
   Range rows(Index rank, Index micro) const;
   Window window(Index rank, Index micro) const;
+  Index micro_of(Index token) const;  // the micro-sequence that has the token, one of rows()
+  // Visible pairs of each window: [micros, ranks], micro after micro.
+  std::vector<Index> work(const Problem& problem) const;
 
   // The question in rows of the K/V buffer. Queries and keys of a document end together, so both aligns mean the same.
   Problem problem(Mask mask) const;
@@ -125,9 +137,11 @@ class WEFT_API MicroSequences {
     Index document;
   };
   void find_spans(const Stream& documents);
+  void cut_by_work(const Problem& problem);
 
   Index ranks_, micros_, local_ = 0, padding_ = 0;
   Range rows_;
+  std::vector<Index> cuts_;  // [micros + 1] where micro-sequences begin and end; none: all are equal
   Packing packing_;
   std::vector<Span> spans_;
 };

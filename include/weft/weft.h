@@ -2,6 +2,7 @@
 #pragma once
 
 #include "weft/attention.h"
+#include "weft/capacity.h"
 #include "weft/choose.h"
 #include "weft/communicator.h"
 #include "weft/config.h"

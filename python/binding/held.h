@@ -12,7 +12,8 @@ class LastStream {
   explicit LastStream(const Place& place) : last_(place) {}
   void use(const Place& place) {
     const bool same_gpu = place.kind != DeviceKind::cpu && place.kind == last_.kind && place.device == last_.device;
-    if (!same_gpu || place.stream == last_.stream) return;
+    // A call that is captured uses none of that memory, and must not wait for work outside of the graph.
+    if (!same_gpu || place.stream == last_.stream || device::is_captured(place)) return;
     device::follow(place, last_.stream);
     last_ = place;
   }

@@ -98,15 +98,18 @@ void bind_packs(nb::module_& m) {
       });
   m.def(
       "pack_documents",
-      [](nb::object lengths, Index budget, Index multiple, bool keep_order, bool split) {
+      [](nb::object lengths, Index budget, Index multiple, bool keep_order, bool split, double pair_limit) {
         return pack_documents(indices(lengths, "lengths"),
                               {.budget = budget,
                                .multiple = multiple,
                                .keep_order = keep_order,
-                               .too_long = split ? PackOptions::TooLong::split : PackOptions::TooLong::refuse});
+                               .too_long = split ? PackOptions::TooLong::split : PackOptions::TooLong::refuse,
+                               .pair_limit = pair_limit});
       },
-      "lengths"_a, "budget"_a, "multiple"_a = 1, "keep_order"_a = false, "split"_a = false,
+      "lengths"_a, "budget"_a, "multiple"_a = 1, "keep_order"_a = false, "split"_a = false, "pair_limit"_a = 0.0,
       R"(Packs documents of these lengths into packs of `budget` rows: best fit, longest first.
+
+pair_limit: no pack has more visible pairs of a causal mask than so many times the mean (1.1, say), or than the longest document.
 
     >>> import weft
     >>> packs = weft.prepare.pack_documents([700, 300, 600, 400], budget=1000)
@@ -140,7 +143,7 @@ void bind_micro_sequences(nb::module_& m) {
       .def(
           "__init__",
           [](MicroSequences* self, const Packing& packing, Index ranks, Index micros, bool pad,
-             std::optional<Index> first_document_begin) {
+             std::optional<Index> first_document_begin, std::optional<Mask> even_work) {
             if (!packing.self())
               throw Error("micro-sequences of a packing whose keys are not where its queries are",
                           "micro-sequences are for self-attention");
@@ -148,13 +151,16 @@ void bind_micro_sequences(nb::module_& m) {
                                       {.ranks = ranks,
                                        .micros = micros,
                                        .remainder = pad ? MicroSplit::Remainder::pad : MicroSplit::Remainder::refuse,
-                                       .first_document_begin = first_document_begin});
+                                       .first_document_begin = first_document_begin,
+                                       .even_work = std::move(even_work)});
           },
           "packing"_a, nb::kw_only(), "ranks"_a = 1, "micros"_a, "pad"_a = false,
-          "first_document_begin"_a.none() = nb::none())
+          "first_document_begin"_a.none() = nb::none(), "even_work"_a.none() = nb::none())
       .def_prop_ro("ranks", &MicroSequences::ranks)
       .def_prop_ro("micros", &MicroSequences::micros)
-      .def_prop_ro("local", &MicroSequences::local, "Rows of a window.")
+      .def_prop_ro(
+          "local", [](const MicroSequences& s) { return s.local(); },
+          "Rows of a window; of the largest, if work is even.")
       .def_prop_ro("padding", &MicroSequences::padding, "Rows added because the tokens do not divide.")
       .def(
           "rows",
@@ -171,6 +177,10 @@ void bind_micro_sequences(nb::module_& m) {
             return slices_array(s.slices(s.problem(mask), rank, micro, {w.first_document_begin, w.end}));
           },
           "mask"_a, "rank"_a, "micro"_a, "[n, 6]; key rows counted from the window's first_document_begin.")
+      .def(
+          "work",
+          [](const MicroSequences& s, const Mask& mask) { return array_of(s.work(s.problem(mask)), s.ranks()); },
+          "mask"_a, "[micros, ranks]: visible pairs of each window.")
       .def(
           "key_rows",
           [](const MicroSequences& s, const Mask& mask, bool drop, bool ahead) {

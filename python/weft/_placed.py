@@ -6,7 +6,7 @@ A tensor does not say under which layout its rows lie, and after a projection no
 
 import collections
 import threading
-from typing import Any, Dict, List, NoReturn, OrderedDict, Tuple
+from typing import Any, Dict, Iterable, List, NoReturn, OrderedDict, Tuple
 
 from ._arrays import error
 from ._core import Communicator, Layout
@@ -15,8 +15,20 @@ _MOST = 4096  # entries of _known; the least recently used are forgotten
 _MOST_LAYOUTS = 64  # of one packing
 
 _lock = threading.Lock()
-# (scope, rank, packing): {fingerprint of the rank's rows: the layout in words}
-_known: OrderedDict[Tuple[Any, int, int], Dict[int, str]] = collections.OrderedDict()
+
+
+class _Rows:
+    """One way in which a rank's rows of a packing lie."""
+
+    __slots__ = ("layout", "used")
+
+    def __init__(self, layout: str) -> None:
+        self.layout = layout  # in words
+        self.used = False  # attended, gathered or moved since, or said to lie so (use_layout)
+
+
+# (scope, rank, packing): {fingerprint of the rank's rows: how they lie}
+_known: OrderedDict[Tuple[Any, int, int], Dict[int, _Rows]] = collections.OrderedDict()
 _scopes: Dict[int, Any] = {}  # by id of a communicator
 gone: List[Any] = []  # scopes to forget later: the garbage collector, which finds them, must not wait for the lock
 
@@ -60,8 +72,11 @@ def _sides(placed: Layout) -> Tuple[Tuple[str, int], ...]:
     return (("q", numbers[0]),) if packing.self_attention else (("q", numbers[0]), ("k", numbers[1]))
 
 
-def register(placed: Layout, rank: int, scope: Any = None) -> None:
-    """The rank's rows are those of this layout. For the ranks of the scope and, where nobody names ranks, for their number."""
+def register(placed: Layout, rank: int, scope: Any = None, used: bool = False) -> None:
+    """The rank's rows are those of this layout. For the ranks of the scope and, where nobody names ranks, for their number.
+
+    used: somebody says so who knows that there may be others of the packing (check).
+    """
     while gone:
         forget(gone.pop())
     found = [(number, placed.fingerprint(rank, side)) for side, number in _sides(placed)]
@@ -70,16 +85,15 @@ def register(placed: Layout, rank: int, scope: Any = None) -> None:
             for key in {(scope, rank, number), (placed.ranks, rank, number)}:
                 layouts = _known.setdefault(key, {})
                 _known.move_to_end(key)
-                if rows in layouts:
-                    continue
-                layouts[rows] = _words(placed)
+                entry = layouts.setdefault(rows, _Rows(_words(placed)))
+                entry.used = entry.used or used
                 if len(layouts) > _MOST_LAYOUTS:
                     del layouts[next(iter(layouts))]
         while len(_known) > _MOST:
             _known.popitem(last=False)
 
 
-def _layouts_of(scope: Any, ranks: int, rank: int, number: int) -> Dict[int, str]:
+def _layouts_of(scope: Any, ranks: int, rank: int, number: int) -> Dict[int, _Rows]:
     """What is known of a rank's rows: of its own group or, if that has said nothing, of as many ranks."""
     with _lock:
         for key in ((scope, rank, number), (ranks, rank, number)):
@@ -90,24 +104,51 @@ def _layouts_of(scope: Any, ranks: int, rank: int, number: int) -> Dict[int, str
     return {}
 
 
-def _refuse(placed: Layout, rank: int, side: str, layouts: Dict[int, str], what: str, call: str) -> NoReturn:
-    rows = "rows" if placed.packing.self_attention else "query rows" if side == "q" else "key rows"
-    have = (
-        f"were dealt out under {', '.join(sorted(set(layouts.values())))}" if layouts else "were never dealt out in this process"
-    )
+def _names(layouts: Iterable[_Rows]) -> str:
+    return ", ".join(sorted({x.layout for x in layouts}))
+
+
+def _rows(placed: Layout, side: str) -> str:
+    return "rows" if placed.packing.self_attention else "query rows" if side == "q" else "key rows"
+
+
+def _refuse(placed: Layout, rank: int, side: str, layouts: Dict[int, _Rows], what: str, call: str) -> NoReturn:
+    rows = _rows(placed, side)
+    have = f"were dealt out under {_names(layouts.values())}" if layouts else "were never dealt out in this process"
     remedy = "give shard, position_ids and attention the same packing and layout, and the same mask for it to go by (mask=, " \
              f"layout_mask=), or say so if rows were dealt out elsewhere: {call}"
     raise error(f"{what} under layout {_words(placed)}, and rank {rank}'s {rows} of this packing {have}", remedy)
 
 
 def check(
-    placed: Layout, rank: int, scope: Any, what: str = "attention", call: str = "weft.use_layout(packing, comm, layout=...)"
+    placed: Layout, rank: int, scope: Any, what: str = "attention", call: str = "weft.use_layout(packing, comm, layout=...)",
+    checked: bool = False,
 ) -> None:
-    """An Error unless this rank's rows are known to lie so. On one rank nobody has to deal out rows."""
+    """An Error unless this rank's rows are known to lie so. On one rank nobody has to deal out rows.
+
+    checked: also if there are others of the packing, dealt out under another layout and used by nobody yet: inputs that
+    were dealt out under one layout and positions under another look like this.
+    """
     for side, number in _sides(placed):
-        layouts = _layouts_of(scope, placed.ranks, rank, number)
-        if placed.fingerprint(rank, side) not in layouts and (layouts or placed.ranks > 1):
+        layouts, mine = _layouts_of(scope, placed.ranks, rank, number), placed.fingerprint(rank, side)
+        if mine not in layouts and (layouts or placed.ranks > 1):
             _refuse(placed, rank, side, layouts, what, call)
+        others = [x for number_of, x in layouts.items() if number_of != mine and not x.used]
+        if checked and others and placed.ranks > 1:
+            rows = _rows(placed, side)
+            raise error(f"{what} under layout {_words(placed)}, and rank {rank}'s {rows} of this packing were dealt out under "
+                        f"{_names(others)} too, which nothing has used", "give shard, position_ids and attention the same "
+                        f"layout, and the same mask for it to go by, or say that both are meant: {call}")
+        if mine in layouts:
+            _use(scope, placed.ranks, rank, number, mine)
+
+
+def _use(scope: Any, ranks: int, rank: int, number: int, rows: int) -> None:
+    with _lock:
+        for key in ((scope, rank, number), (ranks, rank, number)):
+            entry = _known.get(key, {}).get(rows)
+            if entry is not None:
+                entry.used = True
 
 
 def check_all(placed: Layout, side: str, call: str = "weft.use_layout(packing, ranks=..., layout=...)") -> None:
@@ -119,5 +160,6 @@ def check_all(placed: Layout, side: str, call: str = "weft.use_layout(packing, r
         known += bool(layouts)
         if layouts and placed.fingerprint(rank, side) not in layouts:
             _refuse(placed, rank, side, layouts, "unshard", call)
+        _use(None, placed.ranks, rank, number, placed.fingerprint(rank, side))
     if not known and placed.ranks > 1:
         _refuse(placed, 0, side, {}, "unshard", call)

@@ -8,8 +8,9 @@ from . import _arrays, _core, _options, _placed
 from ._arrays import error
 from ._core import Communicator, DType, Layout, Mask, Packing, Plan, Problem
 from .cost import chosen_schedule
+from .packings import as_packing
 from .schedule import Schedule, schedule_of
-from .sharding import as_packing, batch_shape, layout_of
+from .sharding import batch_shape, layout_of
 from .spellings import own_words
 from .types import A, AnyLayout, AnySchedule, Array, AttentionOptions, FormatName, Numbers
 
@@ -20,7 +21,7 @@ _SIX = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_pad
 _THREE = ("cu_seqlens", "cu_seqlens_padded", "seqused")
 _MASK = ("causal", "bottom_right", "window", "chunk_size", "slices")
 _OPTIONS = (*_THREE, *_SIX, *_MASK, "kernel", "layout_mask", "layer", "stream")
-_RENAMED = {"scale": None, "softcap": 0.0, "format": "thd", "schedule": "all_gather"}  # parameters with other names elsewhere
+_RENAMED = {"scale": None, "softcap": 0.0, "format": "thd", "schedule": "auto"}  # parameters with other names elsewhere
 
 
 class Gradients(NamedTuple):
@@ -145,11 +146,12 @@ def _statistics(dtype: DType) -> DType:
 
 def rank_schedule(schedule: Schedule, problem: Problem, placed: _core.Layout, rank: int, heads: Tuple[int, int],
                   head_map: Optional[Numbers], shape: Tuple[DType, int, int], machine: Any = None) -> _core.RankSchedule:
-    """What the rank does by this schedule or, with auto, by the best predicted one. shape: dtype, dim of q and k, dim of v."""
+    """What the rank does by this schedule or, with auto, by the best predicted one. shape: dtype, dim of q and k, dim of v.
+
+    What a map of heads takes is not predicted: auto is all_gather then.
+    """
     if schedule.name == "auto":
-        if head_map is not None:
-            raise error("schedule auto with head_map", "name a schedule: what a map of heads takes is not predicted")
-        schedule = chosen_schedule(problem, placed, *heads, *shape, machine)
+        schedule = chosen_schedule(problem, placed, *heads, *shape, machine) if head_map is None else Schedule("all_gather")
     return _core.RankSchedule(problem, placed, rank, *heads, head_map, schedule.name, schedule.options)
 
 
@@ -184,7 +186,7 @@ def _check_batch(placed: Layout, format: str, shape: Sequence[int], ranks: int) 
 def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] = None, mask: Optional[Mask] = None, *,
               format: FormatName = "thd", scale: Optional[float] = None, softcap: float = 0.0,
               sink: Union[None, str, Array] = None, head_map: Optional[Numbers] = None, max_logit: bool = False,
-              deterministic: bool = False, comm: Optional[Communicator] = None, schedule: AnySchedule = "all_gather",
+              deterministic: bool = False, comm: Optional[Communicator] = None, schedule: AnySchedule = "auto",
               layout: Optional[AnyLayout] = None, checked: bool = False, **options: Unpack[AttentionOptions]) -> Attended[A]:
     """Exact attention over packed sequences.
 
@@ -199,11 +201,11 @@ def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] =
     sink: None, "off_by_one", or an array of one logit a query head.
 
     On many ranks make the same call on each with its own rows (weft.shard), the packing of the whole, a communicator, and a
-    schedule (docs/schedules.md): its name or, with options, a weft.Schedule; auto is the best predicted for the machine of
-    weft.set_machine (docs/cost.md). layout is that of weft.shard; `balanced`, which is the default (dual_chunk for batches),
-    goes by the causal mask, whatever this call's mask is. Under a layout that these rows were not dealt out in, attention
-    raises (weft.use_layout is for rows from elsewhere).
-    checked: ranks compare what they were given, and messages carry checksums.
+    schedule (docs/schedules.md): its name or, with options, a weft.Schedule; auto, the default, is the best predicted for the
+    machine of weft.set_machine (docs/cost.md), with a head_map all_gather. layout is that of weft.shard; `balanced`, which is the
+    default (dual_chunk for batches), goes by the causal mask, whatever this call's mask is. Under a layout that these rows were
+    not dealt out in, attention raises (weft.use_layout is for rows from elsewhere).
+    checked: ranks compare what they were given, messages carry checksums, and rows that were dealt out under two layouts raise.
 
     Rarely needed keywords: kernel, by name; layout_mask, what `balanced` goes by instead of the causal mask; layer, the number
     of the model's layer, which checked ranks compare too: without it a rank that has left out a layer looks like the others;
@@ -258,12 +260,13 @@ def attention(q: A, k: Array, v: Array, packing: Union[None, Packing, Numbers] =
         _check_batch(placed, format, q_shape, ranks)
         made = rank_schedule(how, problem, placed, comm.rank, heads, head_map, (dtype, q_shape[-1], v_shape[-1]))
         r._run = _core.Executor(comm, made, kernel, deterministic, checked, views[0].device, stream)
-        _placed.check(placed, comm.rank, _placed.scope_of(comm))  # after checked ranks have compared their problems
+        # After checked ranks have compared their problems.
+        _placed.check(placed, comm.rank, _placed.scope_of(comm), checked=checked)
     r._attend([*q_shape[:-1], v_shape[-1]], max_logit, stream)
     return r
 
 
-def plan(packing: Packing, mask: Optional[Mask] = None, *, layout: Optional[AnyLayout] = None,
+def plan(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *, layout: Optional[AnyLayout] = None,
          layout_mask: Optional[Mask] = None, ranks: int = 1, rank: int = 0, keys: Union[str, int] = "sequence") -> Plan:
     """The slices that one rank attends, in rows of its queries and of a key buffer.
 
@@ -274,6 +277,7 @@ def plan(packing: Packing, mask: Optional[Mask] = None, *, layout: Optional[AnyL
         >>> weft.plan(weft.Packing([0, 5, 8]), weft.Mask(causal=True), layout="zigzag", ranks=2).slices.tolist()
         [[0, 2, 0, 2, -1152921504606846976, 0], [2, 4, 5, 8, -1152921504606846976, 4]]
     """
+    packing = as_packing(packing)
     problem = Problem(packing, mask or Mask())
     if layout is None:
         return _core.whole_plan(problem)

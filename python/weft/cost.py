@@ -7,8 +7,9 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 from . import _core
 from ._arrays import dtype_of, error, listed
 from ._core import BatchChoice, DType, Layout, Machine, Mask, Packing, Problem
+from .packings import as_packing
 from .schedule import Schedule
-from .types import DTypeName
+from .types import DTypeName, Numbers
 
 AnyMachine = Union[None, str, "os.PathLike[str]", Machine]
 _machines: List[Union[str, Machine]] = ["h100-400g"]  # every default so far: a backward may need an earlier one
@@ -102,7 +103,7 @@ def chosen_schedule(problem: Problem, placed: Layout, heads_q: int, heads_k: int
                             dtype, dim_qk, dim_v, on)
 
 
-def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),
+def choose(packing: Union[Packing, Numbers], masks: Union[Mask, Sequence[Mask]], ranks: int, *, heads: Tuple[int, int] = (32, 8),
            dim: Union[int, Tuple[int, int]] = 128, dtype: DTypeName = "bf16", counts: Optional[Sequence[int]] = None,
            machine: AnyMachine = None, backward: bool = True, memory_bytes: float = 0) -> BatchChoice:
     """The layout for a batch and the schedule for each kind of layer (one mask each, `counts` layers of it).
@@ -115,6 +116,7 @@ def choose(packing: Packing, masks: Union[Mask, Sequence[Mask]], ranks: int, *, 
         >>> print(c.layers[0].why().split(";")[0].split(":")[0])
         all_gather head_groups=4
     """
+    packing = as_packing(packing)
     masks = [masks] if isinstance(masks, Mask) else listed(masks, "masks")
     dims = dim if isinstance(dim, tuple) else (dim, dim)
     counts = [1] * len(masks) if counts is None else listed(counts, "counts")

@@ -15,6 +15,7 @@ from . import _arrays, _core
 from ._core import Layout, Mask, Packing, Problem
 from .cost import AnyMachine
 from .cost import machine as machine_of
+from .packings import as_packing
 from .schedule import Schedule, schedule_of, unexpected
 from .sharding import layout_of
 from .types import AnyLayout, AnySchedule, DTypeName, Numbers
@@ -178,8 +179,7 @@ def explain(packing: Union[Packing, Numbers], mask: Optional[Mask] = None, *,
     for name in unknown:
         unexpected("explain", name, ("layout", "schedule", "ranks", "heads", "dims", "machine"))
     mask = mask or Mask()
-    if not isinstance(packing, Packing):
-        packing = Packing(packing)
+    packing = as_packing(packing)
     layouts = [layout_of(one, packing, ranks, layout_mask or mask, machine) for one in _list(layout, "layout")]
     drawn = {"machine": machine_of(machine), "title": title, "colour": colour}
     schedules = [schedule_of(one) for one in _list(schedule, "schedule")]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from ._arrays import error
-from ._core import Packing
+from ._core import Layout, Mask, Packing
+from .types import Numbers
+
+
+def as_packing(packing: Union[Packing, Numbers]) -> Packing:
+    """A Packing, or the cu_seqlens that it is made of."""
+    if isinstance(packing, Packing):
+        return packing
+    if packing is None or isinstance(packing, (str, bytes, Layout, Mask)) or not hasattr(packing, "__len__"):
+        raise error(f"packing is of type {type(packing).__name__}",
+                    "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")
+    return Packing(packing)
 
 
 def packing_from_position_ids(position_ids: Any) -> Packing:

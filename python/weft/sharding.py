@@ -9,6 +9,7 @@ from . import _arrays, _core, _placed
 from ._arrays import error
 from ._core import Communicator, Layout, Mask, Packing
 from .cost import chosen_layout
+from .packings import as_packing
 from .types import A, AnyLayout, Array, FormatName, LayoutName, Numbers, Side
 
 
@@ -33,16 +34,6 @@ def packing_of(
         batch, length = (x.shape[0], x.shape[1]) if format == "bshd" else (x.shape[1], x.shape[0])
         return Packing.from_batch(batch, length * length_factor, seqused_q=seqused)
     return Packing(cu_seqlens, cu_seqlens_q_padded=cu_seqlens_padded, seqused_q=seqused)
-
-
-def as_packing(packing: Union[Packing, Numbers]) -> Packing:
-    """A Packing, or the cu_seqlens that it is made of."""
-    if isinstance(packing, Packing):
-        return packing
-    if packing is None or isinstance(packing, (str, bytes, Layout, Mask)) or not hasattr(packing, "__len__"):
-        raise error(f"packing is of type {type(packing).__name__}",
-                    "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")
-    return Packing(packing)
 
 
 def usual_layout(packing: Packing, ranks: int, format: str) -> LayoutName:
@@ -233,4 +224,4 @@ def use_layout(packing: Union[Packing, Numbers], comm: Union[None, Communicator,
         rank, count, scope = _rank_of(comm, ranks)
     placed = layout_of(layout, packing, count, mask, format=format)
     for one in range(count) if comm is None else (rank,):
-        _placed.register(placed, one, scope)
+        _placed.register(placed, one, scope, used=True)

@@ -17,13 +17,15 @@ using Word = BoardMemory::Word;
 
 // Words of a connection of a rank: context, number of calls started, whether it failed, the reason, and the last calls.
 constexpr Index kContext = 0, kPosted = 1, kFailed = 2, kWhy = 3, kWhyWords = 64, kCallsAt = kWhy + kWhyWords;
-// Words of a call: number + 1, eight letters of the pass, step, then bytes to and from each rank of the whole.
+// Words of a call: place among the connection's calls + 1, eight letters of the pass, step, then bytes to and from each
+// rank of the whole.
 constexpr Index kNumber = 0, kPass = 1, kStep = 2, kTo = 3;
 
 Index call_words(Index ranks) { return kTo + 2 * ranks; }
 
-Word* call_at(Word* link, Index call, Index ranks) {
-  return link + kCallsAt + call % FlightRecorder::kCalls * call_words(ranks);
+// `place`: among the calls of the connection.
+Word* call_at(Word* link, Index place, Index ranks) {
+  return link + kCallsAt + place % FlightRecorder::kCalls * call_words(ranks);
 }
 
 std::string seconds_text(double seconds) { return text(std::fixed, std::setprecision(1), seconds, " s"); }
@@ -49,15 +51,6 @@ std::string read_text(const Word* words, Index count) {
   return all;
 }
 
-// "call 7 (forward step 2)", as the connection's owner has posted it.
-std::string call_name(Word* link, Index call, Index ranks) {
-  Word* posted = call_at(link, call, ranks);
-  if (posted[kNumber] != static_cast<std::uint64_t>(call + 1)) return text("call ", call);
-  const std::string pass = read_text(posted + kPass, 1);
-  if (pass.empty()) return text("call ", call);
-  return text("call ", call, " (", step_text(pass.c_str(), static_cast<Index>(posted[kStep].load())), ")");
-}
-
 }  // namespace
 
 BoardMemory::BoardMemory(Index ranks)
@@ -79,9 +72,10 @@ Board::~Board() {
   if (mine_ != nullptr && mine_[kFailed] == 0) mine_[kContext] = 0;  // a failure stays to be seen
 }
 
-std::unique_ptr<Board> Board::connection(std::uint64_t context) const {
+std::unique_ptr<Board> Board::connection(std::uint64_t context, Index first) const {
   auto made = std::make_unique<Board>(memory_, members_, self_);
   made->context_ = context;
+  made->first_ = first;
   const Index rank = members_[at(self_)];
   for (const bool reuse : {false, true}) {  // a place of a failed connection only if there is no other
     for (Index i = 0; i < BoardMemory::kLinks && made->mine_ == nullptr; ++i) {
@@ -89,6 +83,7 @@ std::unique_ptr<Board> Board::connection(std::uint64_t context) const {
       if (link[kContext] != 0 && !(reuse && link[kFailed] != 0)) continue;
       link[kContext] = 0;
       link[kPosted] = link[kFailed] = 0;
+      for (Index call = 0; call < FlightRecorder::kCalls; ++call) call_at(link, call, memory_->ranks())[kNumber] = 0;
       link[kContext] = context;
       made->mine_ = link;
     }
@@ -105,7 +100,8 @@ void Board::beat() { ++memory_->beats(members_[at(self_)]); }
 void Board::post(const RecordedCall& call, std::span<const Message> sends, std::span<const Message> receives) {
   if (mine_ == nullptr) return;
   const Index ranks = memory_->ranks();
-  Word* posted = call_at(mine_, call.number, ranks);
+  const auto number = static_cast<std::uint64_t>(place(call.number) + 1);
+  Word* posted = call_at(mine_, place(call.number), ranks);
   posted[kNumber] = 0;
   std::uint64_t pass = 0;
   if (call.pass != nullptr) std::memcpy(&pass, call.pass, std::min(sizeof pass, std::strlen(call.pass)));
@@ -114,13 +110,13 @@ void Board::post(const RecordedCall& call, std::span<const Message> sends, std::
   for (Index i = 0; i < 2 * ranks; ++i) posted[kTo + i].store(0, std::memory_order_relaxed);
   for (const Message& m : sends) posted[kTo + members_[at(m.peer)]] += static_cast<std::uint64_t>(m.size());
   for (const Message& m : receives) posted[kTo + ranks + members_[at(m.peer)]] += static_cast<std::uint64_t>(m.size());
-  posted[kNumber] = static_cast<std::uint64_t>(call.number + 1);
-  mine_[kPosted] = static_cast<std::uint64_t>(call.number + 1);
+  posted[kNumber] = number;
+  mine_[kPosted] = number;
 }
 
-void Board::fail(const std::string& why) {
+void Board::fail(const Trouble& why) {
   if (mine_ == nullptr || mine_[kFailed] != 0) return;
-  write_text(mine_ + kWhy, why);
+  write_text(mine_ + kWhy, why.cause.empty() ? why.problem : why.cause);
   mine_[kFailed] = 1;
 }
 
@@ -130,23 +126,31 @@ Word* Board::link_of(Index peer) const {
   return nullptr;
 }
 
+// "call 7 (forward step 2)", by this rank's number, as the connection's owner has posted it.
+std::string Board::call_name(Word* link, Index call) const {
+  if (link == nullptr) return text("call ", call);
+  Word* posted = call_at(link, place(call), memory_->ranks());
+  if (posted[kNumber] != static_cast<std::uint64_t>(place(call) + 1)) return text("call ", call);
+  const std::string pass = read_text(posted + kPass, 1);
+  if (pass.empty()) return text("call ", call);
+  return text("call ", call, " (", step_text(pass.c_str(), static_cast<Index>(posted[kStep].load())), ")");
+}
+
 std::string Board::waits(Index call) const {
-  return text("rank ", self_, " waits in ",
-              call < 0           ? "the start of NCCL"
-              : mine_ == nullptr ? text("call ", call)
-                                 : call_name(mine_, call, memory_->ranks()));
+  return text("rank ", self_, " waits in ", call < 0 ? "the start of NCCL" : call_name(mine_, call));
 }
 
 std::optional<Trouble> Board::ended(Index peer, Index call) const {
   const auto end = static_cast<BoardMemory::End>(memory_->end(members_[at(peer)]).load());
   Word* theirs = link_of(peer);
-  if (theirs != nullptr && theirs[kFailed] != 0)
-    return Trouble{text("rank ", peer, " gave up while ", waits(call), ": ", read_text(theirs + kWhy, kWhyWords)),
-                   true};
+  if (theirs != nullptr && theirs[kFailed] != 0) {
+    const std::string cause = read_text(theirs + kWhy, kWhyWords);
+    return Trouble{text("rank ", peer, " gave up while ", waits(call), ": ", cause), true, cause};
+  }
   if (end == BoardMemory::End::failed)
     return Trouble{text("rank ", peer, " has failed or died while ", waits(call)), true};
   const bool will_not_come =
-      theirs == nullptr || theirs[kPosted] <= static_cast<std::uint64_t>(std::max<Index>(call, 0));
+      theirs == nullptr || theirs[kPosted] <= static_cast<std::uint64_t>(std::max<Index>(place(call), 0));
   if (end == BoardMemory::End::well && will_not_come)
     return Trouble{text("rank ", peer, " has ended while ", waits(call)), true};
   return std::nullopt;
@@ -156,13 +160,13 @@ std::optional<Trouble> Board::mismatch_with(Index peer, Index call) const {
   Word* theirs = link_of(peer);
   if (call < 0 || mine_ == nullptr || theirs == nullptr) return std::nullopt;
   const Index ranks = memory_->ranks();
-  Word *here = call_at(mine_, call, ranks), *there = call_at(theirs, call, ranks);
-  const auto number = static_cast<std::uint64_t>(call + 1);
+  Word *here = call_at(mine_, place(call), ranks), *there = call_at(theirs, place(call), ranks);
+  const auto number = static_cast<std::uint64_t>(place(call) + 1);
   if (here[kNumber] != number || there[kNumber] != number) return std::nullopt;
   const Index me = members_[at(self_)], other = members_[at(peer)];
   const std::uint64_t sent = here[kTo + other], wanted = there[kTo + ranks + me];
   const std::uint64_t coming = there[kTo + me], taken = here[kTo + ranks + other];
-  const std::string name = call_name(mine_, call, ranks);
+  const std::string name = call_name(mine_, call);
   if (there[kNumber] != number) return std::nullopt;  // overwritten meanwhile
   const auto words = [&](Index from, std::uint64_t bytes, Index to, std::uint64_t takes) {
     return Trouble{text(name, ": rank ", from, " sends ", bytes, " bytes to rank ", to, ", which receives ", takes,
@@ -185,11 +189,11 @@ Trouble Board::over(Index call, double limit) const {
     if (quiet > longest) {
       silent += text(silent.empty() ? "" : ", ", "rank ", peer, ", which has given no sign of life for ",
                      seconds_text(quiet));
-    } else if (theirs == nullptr || posted <= call) {
+    } else if (theirs == nullptr || posted <= place(call)) {
       behind += text(behind.empty() ? "" : ", ", "rank ", peer, ", which ",
                      theirs == nullptr ? "is not there"
                      : posted == 0     ? "has made no call yet"
-                                       : "has come to " + call_name(theirs, posted - 1, memory_->ranks()));
+                                       : "has come to " + call_name(theirs, first_ + posted - 1));
     }
   }
   const std::string whom = !silent.empty() ? silent : !behind.empty() ? behind : "ranks that have all started it";

@@ -46,6 +46,7 @@ class BoardMemory {
 struct Trouble {
   std::string problem;
   bool consequence = false;  // of a failure that another rank reports itself
+  std::string cause = {};    // what the rank that gave up first has said, if it is not this one
 };
 
 // The ranks of a communicator on the board, and one connection of theirs.
@@ -56,8 +57,9 @@ class Board {
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
-  // The same ranks for another connection; `context`: what tells it from others on all its ranks, not 0.
-  std::unique_ptr<Board> connection(std::uint64_t context) const;
+  // The same ranks for another connection; `context`: what tells it from others on all its ranks, not 0. `first`: the
+  // number of its first call on this rank, which another has on a rank that gave up an earlier connection sooner.
+  std::unique_ptr<Board> connection(std::uint64_t context, Index first = 0) const;
   // The ranks of a split.
   std::unique_ptr<Board> part(std::vector<Index> members, Index self) const;
 
@@ -65,7 +67,7 @@ class Board {
   // This rank has started a call.
   void post(const RecordedCall& call, std::span<const Message> sends, std::span<const Message> receives);
   // This rank gives up the connection; the others learn why.
-  void fail(const std::string& why);
+  void fail(const Trouble& why);
 
   // What keeps a call, in which this rank has waited so many seconds, from ending: a rank that has ended or failed, or
   // names other sizes; and, once the limit is over, whoever is missing. call -1: the connection itself.
@@ -86,11 +88,15 @@ class Board {
   std::optional<Trouble> mismatch_with(Index peer, Index call) const;
   Trouble over(Index call, double limit) const;
   std::string waits(Index call) const;
+  std::string call_name(Word* link, Index call) const;
+  // The same for all ranks of a call.
+  Index place(Index call) const { return call < 0 ? call : call - first_; }
 
   std::shared_ptr<BoardMemory> memory_;
   std::vector<Index> members_;  // ranks of the whole
   Index self_;
   std::uint64_t context_ = 0;
+  Index first_ = 0;
   Word* mine_ = nullptr;  // of the connection; null: no room
   std::vector<Seen> seen_;
 };

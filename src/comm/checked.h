@@ -12,10 +12,13 @@
 
 namespace weft {
 
-// A checksum of the bytes of the blocks in order, which does not depend on how they are cut.
-std::uint64_t checksum(std::span<const Block> blocks);
+// A checksum of the bytes of the blocks in order, which does not depend on how they are cut. On a GPU it is another
+// one, and the call waits for it.
+std::uint64_t checksum(std::span<const Block> blocks, const Place& place = {});
 
-// `inner` must outlive it. Every message grows by 32 bytes, which `inner` counts as traffic and the result does not.
+// `inner` must outlive it. Every message grows by 32 bytes, which `inner` counts as traffic and the result does not. So
+// do those on GPUs, of its on(place), where sums are made by a kernel in the caller's stream and collectives are
+// messages.
 std::unique_ptr<Communicator> make_checked(Communicator& inner);
 
 namespace detail {

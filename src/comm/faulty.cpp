@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "comm/blocks.h"
+#include "comm/message_memory.h"
 #include "index.h"
 #include "text.h"
 
@@ -26,17 +26,10 @@ Index below(Random& random, Index end) { return static_cast<Index>(random() % st
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-Block block_of(std::vector<float>& data, Index bytes) {
-  return {.data = data.data(), .rows = 1, .bytes = bytes, .row_stride = bytes, .part_stride = bytes};
-}
-
 // Changes every byte of a range.
 void flip(unsigned char* bytes, Index begin, Index end, Random& random) {
   for (Index i = begin; i < end; ++i) bytes[i] = static_cast<unsigned char>(bytes[i] ^ (1 + below(random, 255)));
 }
-
-// Memory for so many bytes, aligned as numbers that are added.
-std::vector<float> room(Index bytes) { return std::vector<float>(at(bytes) / sizeof(float) + 1); }
 
 struct Call;
 
@@ -54,9 +47,9 @@ struct Shared {
   std::vector<Call*> in_flight = {};  // in the order in which they were started
 };
 
-// One call. Sums are added here, in wait(), so that the inner calls may end in any order.
+// One call with messages at `place`. Sums are added here, in wait(), so that the inner calls may end in any order.
 struct Call final : Request::Pending {
-  Call(std::shared_ptr<Shared> of, Index number, Communicator& inner, std::vector<Message> sends,
+  Call(std::shared_ptr<Shared> of, Index number, Communicator& inner, const Place& place, std::vector<Message> sends,
        std::vector<Message> receives);
   ~Call() override { std::erase(plan->in_flight, this); }
   Call(const Call&) = delete;
@@ -75,14 +68,14 @@ struct Call final : Request::Pending {
   Index number;
   std::vector<const Fault*> faults;
   std::vector<Message> receives;
-  std::vector<std::vector<float>> changed;  // copies that are sent in place of the caller's memory
-  std::vector<std::vector<float>> scratch;  // for each receive that adds
-  Request request;                          // last, so that it is destroyed before the memory that it uses
+  std::unique_ptr<MessageMemory> memory;  // of copies that are sent in place of the caller's memory, and of scratch
+  std::vector<Block> scratch;             // for each receive that adds
+  Request request;                        // last, so that it is destroyed before the memory that it uses
 };
 
-Call::Call(std::shared_ptr<Shared> of, Index call, Communicator& inner, std::vector<Message> sends,
+Call::Call(std::shared_ptr<Shared> of, Index call, Communicator& inner, const Place& place, std::vector<Message> sends,
            std::vector<Message> wanted)
-    : plan(std::move(of)), number(call), faults(plan->at(call)), receives(std::move(wanted)) {
+    : plan(std::move(of)), number(call), faults(plan->at(call)), receives(std::move(wanted)), memory(memory_of(place)) {
   sleep_if(false);
   spoil(sends);
   std::vector<Message> in = with_scratch();
@@ -114,19 +107,22 @@ void Call::spoil(std::vector<Message>& sends) {
 
 void Call::change(Message& message, Kind kind, Random& random) {
   const Index size = message.size();
-  std::vector<float>& copy = changed.emplace_back(room(size));
+  Block copy = memory->take(size);
+  memory->move(message.blocks, {&copy, 1}, Message::Combine::replace);
+  std::vector<unsigned char> bytes(at(size));
+  memory->read(copy, bytes.data());
   Index sent = size;
-  move_blocks(message.blocks, std::array{block_of(copy, size)}, Message::Combine::replace);
-  auto* bytes = reinterpret_cast<unsigned char*>(copy.data());
   if (kind == Kind::corrupt) {
     const Index first = below(random, size);
-    flip(bytes, first, min_of(size, first + 1 + below(random, 8)), random);
+    flip(bytes.data(), first, min_of(size, first + 1 + below(random, 8)), random);
   } else if (const Index kept = below(random, size); below(random, 2) == 0) {
     sent = kept;
   } else {  // of the right length, but with another end
-    flip(bytes, kept, size, random);
+    flip(bytes.data(), kept, size, random);
   }
-  message.blocks = {block_of(copy, sent)};
+  memory->write(bytes.data(), copy);
+  copy.bytes = copy.row_stride = copy.part_stride = sent;
+  message.blocks = {copy};
 }
 
 std::vector<Message> Call::with_scratch() {
@@ -134,8 +130,8 @@ std::vector<Message> Call::with_scratch() {
   scratch.resize(receives.size());
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!adds(in[i].combine)) continue;
-    scratch[i] = room(in[i].size());
-    in[i].blocks = {block_of(scratch[i], in[i].size())};
+    scratch[i] = memory->take(in[i].size());
+    in[i].blocks = {scratch[i]};
     in[i].combine = Message::Combine::replace;
   }
   return in;
@@ -151,9 +147,27 @@ void Call::wait() {
   request.wait();
   for (std::size_t i = 0; i < receives.size(); ++i) {
     Message& m = receives[i];
-    if (adds(m.combine)) move_blocks(std::array{block_of(scratch[i], m.size())}, m.blocks, m.combine);
+    if (adds(m.combine)) memory->move({&scratch[i], 1}, m.blocks, m.combine);
   }
 }
+
+// The same for memory of a GPU.
+class FaultyOnDevice final : public DeviceCommunicator {
+ public:
+  FaultyOnDevice(Communicator& faulty, std::unique_ptr<DeviceCommunicator> inner, const Place& place,
+                 std::shared_ptr<Shared> plan, Index& calls)
+      : DeviceCommunicator(faulty, place), inner_(std::move(inner)), plan_(std::move(plan)), calls_(calls) {}
+
+ private:
+  std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    inner_->use(place().stream);
+    return std::make_unique<Call>(plan_, calls_++, *inner_, place(), std::move(sends), std::move(receives));
+  }
+
+  std::unique_ptr<DeviceCommunicator> inner_;
+  std::shared_ptr<Shared> plan_;
+  Index& calls_;
+};
 
 class Faulty final : public Communicator {
  public:
@@ -171,10 +185,13 @@ class Faulty final : public Communicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    return std::make_unique<Call>(plan_, calls_++, inner_, std::move(sends), std::move(receives));
+    return std::make_unique<Call>(plan_, calls_++, inner_, Place{}, std::move(sends), std::move(receives));
   }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override {
     return std::make_unique<Faulty>(inner_.split(color, key), plan_->faults);
+  }
+  std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override {
+    return std::make_unique<FaultyOnDevice>(*this, inner_.on(place), place, plan_, calls_);
   }
 
   std::unique_ptr<Communicator> owned_;

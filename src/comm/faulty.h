@@ -34,7 +34,7 @@ std::string_view name(Fault::Kind kind);
 Fault make_fault(Fault::Kind kind, std::uint64_t seed, Index ranks, Index calls, double seconds);
 
 // `inner` and `calls`, which counts the calls that were started, must outlive it. Splits have the same plan, in their
-// own ranks and calls.
+// own ranks and calls; calls on GPUs, of its on(place), are numbered with those on the CPU.
 std::unique_ptr<Communicator> make_faulty(Communicator& inner, std::vector<Fault> plan, Index* calls = nullptr);
 
 }  // namespace weft

@@ -64,9 +64,10 @@ std::optional<Trouble> Watch::trouble(Index call, double waited, const std::opti
   if (board != nullptr)
     if (auto found = board->trouble(call, waited, limit)) return found;
   const std::string where = call < 0 ? "the start of the connection" : weft::text("call ", call);
-  // A transport tells of a lost peer at once and does not name it; the board does a moment later.
-  constexpr double kUntilKnown = 1;
-  if (fault && (board == nullptr || waited > kUntilKnown))
+  // A transport tells of a lost peer at once and does not name it; the board does when the process has ended.
+  constexpr auto kUntilKnown = std::chrono::seconds(2);
+  if (fault && !faulty_since_) faulty_since_ = Clock::now();
+  if (fault && (board == nullptr || Clock::now() - *faulty_since_ > kUntilKnown))
     return Trouble{weft::text("rank ", connection_.rank, " in ", where, ": ", *fault)};
   if (waited > limit)
     return Trouble{weft::text("rank ", connection_.rank, " waited ", limit, " seconds in ", where,
@@ -90,7 +91,7 @@ std::optional<Trouble> Watch::drop_ended() {
 void Watch::give_up(std::unique_lock<std::mutex>& lock, const Trouble& found) {
   if (failure_) return;
   failure_ = found;
-  if (connection_.board != nullptr) connection_.board->fail(found.problem);
+  if (connection_.board != nullptr) connection_.board->fail(found);
   for (const auto& call : queue_) connection_.recorder->set(call->record.number, RecordedCall::State::failed);
   queue_.clear();
   lock.unlock();

@@ -71,7 +71,8 @@ class Watch {
   mutable std::mutex mutex_;  // guards what follows, and the board
   std::condition_variable changed_;
   std::deque<std::shared_ptr<QueuedCall>> queue_;
-  std::optional<Clock::time_point> since_;  // when the first of them was seen to have begun
+  std::optional<Clock::time_point> since_;         // when the first of them was seen to have begun
+  std::optional<Clock::time_point> faulty_since_;  // when the transport first said that something is wrong
   std::optional<Trouble> failure_;
   bool finishes_ = false;
   std::thread thread_;

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -111,6 +112,37 @@ class OutsideCapture {
 
 std::atomic<bool> unpooled = false;
 
+// A framework's memory, and what is taken of it.
+struct TakenForGraphs {
+  std::atomic<bool> used = false;
+  std::mutex mutex;
+  GraphMemory memory = {};
+  std::unordered_set<void*> taken = {};
+};
+TakenForGraphs& for_graphs() {
+  static auto& only = *new TakenForGraphs;  // never destroyed, as the pools
+  return only;
+}
+
+void* take_for_graph(std::size_t bytes, cudaStream_t stream) {
+  TakenForGraphs& graphs = for_graphs();
+  void* data = graphs.memory.take(bytes, current_device(), stream);  // without the lock: it may wait for other threads
+  const std::lock_guard lock(graphs.mutex);
+  graphs.taken.insert(data);
+  return data;
+}
+
+bool give_back_of_graph(void* data) {
+  TakenForGraphs& graphs = for_graphs();
+  if (!graphs.used) return false;
+  {
+    const std::lock_guard lock(graphs.mutex);
+    if (graphs.taken.erase(data) == 0) return false;
+  }
+  graphs.memory.give_back(data);
+  return true;
+}
+
 }  // namespace
 
 cudaMemPool_t memory_pool() {
@@ -153,7 +185,16 @@ PooledPinned::PooledPinned(std::size_t bytes) : room_(std::bit_ceil(bytes)) {
 }
 PooledPinned::~PooledPinned() { pinned().put(room_, data_); }
 
+void use_graph_memory(GraphMemory memory) {
+  TakenForGraphs& graphs = for_graphs();
+  const std::lock_guard lock(graphs.mutex);
+  if (graphs.used) return;  // memory that is in use was taken from the first
+  graphs.memory = std::move(memory);
+  graphs.used = true;
+}
+
 void* allocate_async(std::size_t bytes, cudaStream_t stream) {
+  if (for_graphs().used && is_captured(stream)) return take_for_graph(bytes, stream);
   void* data = nullptr;
   if (!unpooled || is_captured(stream))  // a graph can only use the pool
     WEFT_CUDA(cudaMallocFromPoolAsync(&data, bytes, memory_pool(), stream));
@@ -162,6 +203,7 @@ void* allocate_async(std::size_t bytes, cudaStream_t stream) {
   return data;
 }
 void free_async(void* data, cudaStream_t stream) {
+  if (give_back_of_graph(data)) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (unpooled) clear_last_error(cudaStreamIsCapturing(stream, &capture));
   const bool in_order = !unpooled || capture != cudaStreamCaptureStatusNone;

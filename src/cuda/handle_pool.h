@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -60,6 +61,14 @@ class PooledPinned {
 void* allocate_async(std::size_t bytes, cudaStream_t stream);
 void free_async(void* data, cudaStream_t stream);  // errors are ignored
 cudaMemPool_t memory_pool();                       // of the current device, for tests and tools that measure its use
+// From now on memory that is taken while a graph is captured comes from a framework's allocator, which keeps what its
+// graphs use apart from all else. Otherwise it becomes nodes of the graph, which transports cannot register. Both
+// functions may be called by any thread; what was taken is given back the same way, in a capture or not.
+struct GraphMemory {
+  std::function<void*(std::size_t bytes, int device, cudaStream_t stream)> take;
+  std::function<void(void* data)> give_back;
+};
+void use_graph_memory(GraphMemory memory);
 // For memory checkers: from now on each array is allocated and freed by itself, synchronously.
 void use_unpooled_memory();
 

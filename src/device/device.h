@@ -54,6 +54,7 @@ struct HostCopy {
 void to_host(const Place& place, std::span<const HostCopy> copies);
 // Error while a graph is captured from the stream: `what` plans on the host, and graph memory would end with it.
 void refuse_capture(const Place& place, std::string_view what);
+bool is_captured(const Place& place);  // whether a graph is captured from the stream
 void synchronize(const Place& place);
 // GPU seconds between events around the work that `work` puts into the place's stream; synchronizes.
 double seconds_of(const Place& place, const std::function<void()>& work);

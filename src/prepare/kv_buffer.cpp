@@ -32,9 +32,9 @@ Reach reach_of(const MicroSequences& micros, const Problem& problem) {
   Reach reach;
   for (Index m = 0; m < micros.micros(); ++m) reach.first.push_back(micros.rows(m).begin);
   reach.end = reach.first;
-  const Index size = micros.local() * micros.ranks(), begin = micros.rows().begin;
   for (const Slice& s : problem.global_slices()) {
-    for (Index m = (s.q_begin - begin) / size; m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
+    if (s.q_begin >= s.q_end) continue;
+    for (Index m = micros.micro_of(s.q_begin); m < micros.micros() && micros.rows(m).begin < s.q_end; ++m) {
       const Range seen = touched_keys(within_rows(s, micros.rows(m)));
       if (seen.size() == 0) continue;
       reach.first[at(m)] = min_of(reach.first[at(m)], seen.begin);
@@ -45,6 +45,14 @@ Reach reach_of(const MicroSequences& micros, const Problem& problem) {
   for (std::size_t m = reach.needed.size(); m-- > 1;)
     reach.needed[m - 1] = min_of(reach.needed[m - 1], reach.needed[m]);
   return reach;
+}
+
+// Collective, if the options say checked; else null. Error if the ranks' options differ.
+std::unique_ptr<run::Agreement> agreement_of(Communicator& ranks, const KvBufferOptions& options) {
+  if (!options.checked) return nullptr;
+  auto agreement = std::make_unique<run::Agreement>(ranks);
+  agreement->compare({run::CallKind::make_buffer, options.layer}, run::fingerprints(options));
+  return agreement;
 }
 
 }  // namespace
@@ -73,11 +81,10 @@ struct KvBuffer::Data {
 
   Data(Communicator& comm, KvBufferOptions how)
       : options(std::move(how)),
-        context(comm, options.place, options.memory),
-        agreement(options.checked ? std::make_unique<run::Agreement>(comm) : nullptr),
-        communicator(agreement ? agreement->communicator() : context.communicator()),
+        agreement(agreement_of(comm, options)),
+        context(agreement ? agreement->communicator() : comm, options.place, options.memory),
+        communicator(context.communicator()),
         workspace(context.memory()) {
-    if (agreement) agreement->compare(call(run::CallKind::make_buffer), run::fingerprints(options));
     kv = run::take_kv(workspace, Slot::keys_0, shape(options.dtype));
   }
 
@@ -111,10 +118,10 @@ struct KvBuffer::Data {
     options.place = place;
   }
   std::vector<Slice> slices(Index micro) const;
-  void check_window(std::string_view k_name, const ConstTensorView& k, std::string_view v_name,
+  void check_window(Index micro, std::string_view k_name, const ConstTensorView& k, std::string_view v_name,
                     const ConstTensorView& v, std::span<const DType> dtypes, bool output) const;
-  void check_own(const ConstTensorView& k, const ConstTensorView& v) const {
-    check_window("k", k, "v", v, {&options.dtype, 1}, false);
+  void check_own(Index micro, const ConstTensorView& k, const ConstTensorView& v) const {
+    check_window(micro, "k", k, "v", v, {&options.dtype, 1}, false);
   }
   void check_next(Index micro, const ConstTensorView& k, const ConstTensorView& v) const;
   void gather(Index micro, const ConstTensorView& k, const ConstTensorView& v);
@@ -126,14 +133,15 @@ struct KvBuffer::Data {
   void return_gradients(Index micro, const KvBufferBackwardArgs& args);
 
   KvBufferOptions options;
+  std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
   run::ExecutionContext context;
-  std::unique_ptr<run::Agreement> agreement;  // if checked
   Communicator& communicator;
   run::Workspace workspace;
   Kv kv, gradients;  // gradients of sum_type
   std::optional<Sequence> sequence;
   Range held;                 // tokens in the buffer or in flight
   Index gathered = 0;         // micro-sequences whose gather has begun in the forward
+  Index attended = 0;         // micro-sequences whose forward is done
   bool backwards = false;     // a backward has begun
   Index back = 0;             // backward(back - 1) is next, once one has begun
   Index gradients_begin = 0;  // gradients of earlier tokens are not cleared yet
@@ -162,10 +170,11 @@ std::vector<Slice> KvBuffer::Data::slices(Index micro) const {
 }
 
 // That K and V, or their gradients, have the shape of the rank's window.
-void KvBuffer::Data::check_window(std::string_view k_name, const ConstTensorView& k, std::string_view v_name,
-                                  const ConstTensorView& v, std::span<const DType> dtypes, bool output) const {
+void KvBuffer::Data::check_window(Index micro, std::string_view k_name, const ConstTensorView& k,
+                                  std::string_view v_name, const ConstTensorView& v, std::span<const DType> dtypes,
+                                  bool output) const {
   TensorSpec spec{.name = k_name,
-                  .rows = now().micros.local(),
+                  .rows = now().micros.local(micro),
                   .heads = options.heads,
                   .dim = options.dim_qk,
                   .dtypes = dtypes,
@@ -225,7 +234,7 @@ void KvBuffer::Data::check_next(Index micro, const ConstTensorView& k, const Con
   if (micro != gathered || backwards)
     throw Error(text("gather of micro-sequence ", micro, ", and ", gathered, " is next"),
                 backwards ? "begin a new sequence: this one is in its backward" : "gather each one once, in order");
-  check_own(k, v);
+  check_own(micro, k, v);
   check_room_for(micro);
 }
 
@@ -258,11 +267,12 @@ void KvBuffer::Data::need_gradients(Index micro) {
 // The gradients of micro's keys are complete: a reduce-scatter takes them to the ranks that own the keys, where they
 // are added in the order of ranks.
 void KvBuffer::Data::return_gradients(Index micro, const KvBufferBackwardArgs& args) {
-  const Index local = now().micros.local();
+  const Index local = now().micros.local(micro), most = now().micros.local();  // memory for the largest window
   const DType type = sum_type(options.dtype);
   const bool there_k = args.dk.dtype == type, there_v = args.dv.dtype == type;  // summed in the outputs themselves
   Kv mine = run::take_kv(workspace, Slot::own_key_gradients,
-                         {local, options.heads, there_k ? 0 : options.dim_qk, there_v ? 0 : options.dim_v, type});
+                         {most, options.heads, there_k ? 0 : options.dim_qk, there_v ? 0 : options.dim_v, type});
+  mine.k.rows = mine.v.rows = local;
   if (there_k) mine.k = args.dk;
   if (there_v) mine.v = args.dv;
   std::vector<PeerRows> sends, own;
@@ -286,9 +296,6 @@ KvBuffer::KvBuffer(Communicator& communicator, KvBufferOptions options) {
     checked_product("a K/V buffer", {options.rows, options.heads, dim, size_of(DType::f64)});
   require_support({.dtype = options.dtype});
   find_kernel(options.kernel);  // Error here rather than in the first call
-  if (options.place.kind != DeviceKind::cpu && options.checked)
-    throw Error("checked mode of a K/V buffer with tensors on a GPU",
-                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   data_ = std::make_unique<Data>(communicator, std::move(options));
 }
 
@@ -314,11 +321,11 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
                 "use a causal mask, or micro-sequences that end where documents do");
   }
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::begin), run::fingerprints(micros, problem));
-  const Index begin = d.options.drop && micros.local() > 0 ? reach.needed.front() : Index{0};
+  const Index begin = d.options.drop ? reach.needed.front() : Index{0};
   d.arrivals.clear();
   d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach)});
   d.held = {begin, micros.rows().begin};
-  d.gathered = d.back = d.bytes_gathered = 0;
+  d.gathered = d.attended = d.back = d.bytes_gathered = 0;
   d.backwards = false;
 }
 
@@ -339,8 +346,8 @@ void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "K/V buffer");
   Data& d = *data_;
   d.use(args.place);
-  if (args.q.rows != d.now().micros.local())
-    throw Error(text("q has ", args.q.rows, " rows and a window has ", d.now().micros.local()),
+  if (const Index rows = d.now().micros.local(micro); args.q.rows != rows)
+    throw Error(text("q has ", args.q.rows, " rows and the window of micro-sequence ", micro, " has ", rows),
                 "give the rows of this rank's window");
   const bool gathers = micro >= d.gathered;
   if (gathers) {
@@ -365,9 +372,12 @@ void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
   attend(kernel_args, d.options.kernel);
   if (largest) largest->reduce_into(d.communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.
-  if (d.agreement) d.agreement->end(call, number, args.out, args.lse);
-  // The keys of the last micro-sequence stay: its backward comes first.
-  if (d.options.drop && micro + 1 < d.now().micros.micros())
+  if (d.agreement) d.agreement->end(call, number, args.out, args.lse, args.place);
+  // The keys of the last micro-sequence stay: its backward comes first. One that is attended again needs what was
+  // gathered again for it in its backward too.
+  const bool again = micro < d.attended;
+  d.attended = max_of(d.attended, micro + 1);
+  if (d.options.drop && !again && micro + 1 < d.now().micros.micros())
     d.held.begin = max_of(d.held.begin, d.now().reach.needed[at(micro + 1)]);
 }
 
@@ -377,7 +387,7 @@ std::optional<Index> KvBuffer::Data::missing(Index micro) const {
   if (held.begin <= micros.rows().begin)
     throw Error(text("rows before ", held.begin, " were filled in advance and have been dropped"),
                 "use a buffer without `drop` for a first document that began in the past");
-  return (held.begin - 1 - micros.rows().begin) / (micros.local() * micros.ranks());
+  return micros.micro_of(held.begin - 1);
 }
 
 std::optional<Index> KvBuffer::missing(Index micro) const {
@@ -394,7 +404,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
     throw Error(
         text("gather_again of micro-sequence ", micro, ", and ", wanted ? text(*wanted) : "none", " is missing"),
         "ask missing() which one is");
-  d.check_own(k, v);
+  d.check_own(micro, k, v);
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather_again, micro), {});
   const MicroSequences& micros = d.now().micros;
   d.held.end = micros.rows(next).end;  // later ones are done: their rows are free
@@ -413,19 +423,19 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
   if (micro != next || micro < 0)
     throw Error(text("backward of micro-sequence ", micro, ", and ", next < 0 ? "none" : text(next), " is next"),
                 "go through the micro-sequences of the forward in reverse");
-  if (!args.out.given() && micros.local() > 0)
+  if (!args.out.given() && micros.local(micro) > 0)
     throw Error("out and lse are left out", "give both, as the forward wrote them");
   if (const std::optional<Index> wanted = d.missing(micro))
     throw Error(text("backward of micro-sequence ", micro, " needs dropped rows of micro-sequence ", *wanted),
                 "call gather_again until missing() names none");
-  d.check_window("dk", args.dk, "dv", args.dv, kDTypes, true);
+  d.check_window(micro, "dk", args.dk, "dv", args.dv, kDTypes, true);
   const run::CollectiveCall call = d.call(run::CallKind::backward, micro, args.layer);
   KernelBackwardArgs kernel_args = run::backward_call(args, run::constant(d.kv));
   kernel_args.deterministic = args.deterministic;
   kernel_args.add_keys = true;
   if (d.agreement)
     d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel),
-                         d.agreement->forwards_of(args.out, args.lse));
+                         d.agreement->forwards_of(args.out, args.lse, args.place));
   while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);
   d.need_gradients(micro);
   d.held.end = micros.rows(micro).end;

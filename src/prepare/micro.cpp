@@ -58,12 +58,15 @@ MicroSequences::MicroSequences(const Stream& documents, const MicroSplit& split)
     : ranks_(split.ranks), micros_(split.micros), rows_(documents.extent()) {
   if (ranks_ < 1 || micros_ < 1 || ranks_ > kMaxTokens || micros_ > kMaxTokens)
     throw Error(text(micros_, " micro-sequences on ", ranks_, " ranks"), "give at least one of each");
-  const Index windows = micros_ * ranks_, tokens = rows_.size();
-  local_ = ceil_div(tokens, windows);
-  padding_ = local_ * windows - tokens;
+  const Index tokens = rows_.size(), parts = (split.even_work ? 1 : micros_) * ranks_;
+  local_ = ceil_div(tokens, parts);
+  padding_ = local_ * parts - tokens;
   if (padding_ > 0 && split.remainder == MicroSplit::Remainder::refuse)
     throw Error(text(tokens, " tokens do not divide into ", micros_, " micro-sequences on ", ranks_, " ranks"),
-                text("pad to ", local_ * windows, " (MicroSplit::Remainder::pad)"));
+                text("pad to ", local_ * parts, " (MicroSplit::Remainder::pad)"));
+  if (split.even_work && micros_ > max_of(local_, 1))
+    throw Error(text(micros_, " micro-sequences of even work from ", tokens, " tokens on ", ranks_, " ranks"),
+                text("give at most ", max_of(local_, 1), ", so that each has a token a rank"));
   rows_.end += padding_;
   if (rows_.end > kMaxTokens)
     throw Error(text("rows up to ", rows_.end, " are past the limit of ", kMaxTokens, " (rows are 32-bit on devices)"),
@@ -77,6 +80,51 @@ MicroSequences::MicroSequences(const Stream& documents, const MicroSplit& split)
     packing_ = Packing(q, key_stream(q, *first));
   }
   find_spans(q);
+  if (split.even_work) cut_by_work(problem(*split.even_work));
+}
+
+// Each cut is the last one, in steps of a token a rank, before which there is no more than its share of the work; every
+// micro-sequence has at least one step.
+void MicroSequences::cut_by_work(const Problem& problem) {
+  const Index steps = local_;
+  std::vector<double> before(at(steps + 1), 0);  // [steps + 1] pairs of the rows before each
+  for (const Slice& s : problem.global_slices()) {
+    for (Index n = (s.q_begin - rows_.begin) / ranks_; n < steps && rows_.begin + n * ranks_ < s.q_end; ++n) {
+      const Index row = rows_.begin + n * ranks_;
+      before[at(n + 1)] += static_cast<double>(visible_pairs(within_rows(s, {row, row + ranks_})));
+    }
+  }
+  for (std::size_t n = 1; n < before.size(); ++n) before[n] += before[n - 1];
+  cuts_ = {rows_.begin};
+  Index last = 0;
+  local_ = 0;
+  for (Index m = 1; m <= micros_; ++m) {
+    const double share = before.back() * static_cast<double>(m) / static_cast<double>(micros_);
+    const Index wanted = static_cast<Index>(std::upper_bound(before.begin(), before.end(), share) - before.begin()) - 1;
+    const Index next = m == micros_ ? steps : max_of(last + 1, min_of(wanted, steps - (micros_ - m)));
+    cuts_.push_back(rows_.begin + next * ranks_);
+    local_ = max_of(local_, next - last);
+    last = next;
+  }
+}
+
+std::vector<Index> MicroSequences::work(const Problem& problem) const {
+  std::vector<Index> pairs(at(micros_ * ranks_), 0);
+  for (const Slice& s : problem.global_slices()) {
+    if (s.q_begin >= s.q_end) continue;
+    for (Index m = micro_of(s.q_begin); m < micros_ && rows(m).begin < s.q_end; ++m)
+      for (Index r = 0; r < ranks_; ++r) {
+        const Slice part = within_rows(s, rows(r, m));
+        if (part.q_begin < part.q_end) pairs[at(m * ranks_ + r)] += visible_pairs(part);
+      }
+  }
+  return pairs;
+}
+
+Index MicroSequences::micro_of(Index token) const {
+  check_index("token", token - rows_.begin, rows_.size());
+  if (cuts_.empty()) return (token - rows_.begin) / (local_ * ranks_);
+  return static_cast<Index>(std::upper_bound(cuts_.begin(), cuts_.end(), token) - cuts_.begin()) - 1;
 }
 
 void MicroSequences::find_spans(const Stream& documents) {
@@ -96,14 +144,16 @@ void MicroSequences::find_spans(const Stream& documents) {
 
 Range MicroSequences::rows(Index micro) const {
   check_index("micro-sequence", micro, micros_);
+  if (!cuts_.empty()) return {cuts_[at(micro)], cuts_[at(micro + 1)]};
   const Index size = local_ * ranks_, begin = rows_.begin + micro * size;
   return {begin, begin + size};
 }
 
 Range MicroSequences::rows(Index rank, Index micro) const {
   check_index("rank", rank, ranks_);
-  const Index begin = rows(micro).begin + rank * local_;
-  return {begin, begin + local_};
+  const Range all = rows(micro);
+  const Index size = all.size() / ranks_, begin = all.begin + rank * size;
+  return {begin, begin + size};
 }
 
 Window MicroSequences::window(Index rank, Index micro) const {

@@ -120,11 +120,11 @@ void check_calls(const std::vector<Record>& all) {
   throw Error(text("calls made: ", each(by_number, words)), kInStep);
 }
 
-std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse) {
+std::uint64_t results_of(const ConstTensorView& out, const ConstTensorView& lse, const Place& place) {
   std::vector<Block> blocks;
   append_blocks(out, {0, out.rows}, blocks);
   append_blocks(lse, {0, lse.rows}, blocks);
-  return checksum(blocks);
+  return checksum(blocks, place);
 }
 
 }  // namespace
@@ -160,15 +160,16 @@ std::uint64_t Agreement::compare(const CollectiveCall& call, const std::vector<F
 void Agreement::end(const CollectiveCall& call) { compare({CallKind::end, call.layer, call.micro}, {}); }
 
 void Agreement::end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out,
-                    const ConstTensorView& lse) {
+                    const ConstTensorView& lse, const Place& place) {
   // Before the others are told: this may fail, and then the call must fail on all ranks.
-  if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse), number);
+  if (out.data != nullptr && lse.data != nullptr) ranks_.calls().remember(results_of(out, lse, place), number);
   end(call);
 }
 
-detail::Forwards Agreement::forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const {
+detail::Forwards Agreement::forwards_of(const ConstTensorView& out, const ConstTensorView& lse,
+                                        const Place& place) const {
   if (out.data == nullptr || lse.data == nullptr) return {};
-  return ranks_.calls().forwards_of(results_of(out, lse));
+  return ranks_.calls().forwards_of(results_of(out, lse, place));
 }
 
 }  // namespace weft::run

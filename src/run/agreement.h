@@ -32,7 +32,7 @@ class Agreement {
   // `ranks` must outlive it. Every rank makes the same objects in the same order.
   explicit Agreement(Communicator& ranks);
 
-  // The same ranks; its messages carry checksums.
+  // The same ranks; its messages carry checksums, and so do those of its on(place).
   Communicator& communicator() const { return *checked_; }
 
   // Collective. Error, the same on every rank, that names the ranks whose call or arguments differ from most. Returns
@@ -41,9 +41,10 @@ class Agreement {
                         const detail::Forwards& forwards = {});
   // Collective: returns when every rank has reached it. A checksum of a forward's results is stored for its backward.
   void end(const CollectiveCall& call);
-  void end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse);
+  void end(const CollectiveCall& call, std::uint64_t number, const ConstTensorView& out, const ConstTensorView& lse,
+           const Place& place);
   // The forwards of this rank that wrote these results.
-  detail::Forwards forwards_of(const ConstTensorView& out, const ConstTensorView& lse) const;
+  detail::Forwards forwards_of(const ConstTensorView& out, const ConstTensorView& lse, const Place& place) const;
 
  private:
   Communicator& ranks_;

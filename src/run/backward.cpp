@@ -96,7 +96,8 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
   KernelBackwardArgs whole = run::backward_call(args, {args.k, args.v});
   whole.deterministic = options.deterministic;
   whole.dsink = {};  // made of finished rows, once, not of steps
-  const bool summed = !computed.once() && kernel.takes_steps_backward != nullptr && kernel.takes_steps_backward(whole);
+  const bool summed = !computed.once() && args.device_plans.empty() && kernel.takes_steps_backward != nullptr &&
+                      kernel.takes_steps_backward(whole);
   const std::vector<Range> rows = summed ? run::rows_of_steps(schedule).rows : std::vector<Range>{};
   QuerySteps query_steps{.rows = rows};
   QueryGradient dq(computed, summed, workspace, args.place, args.dq, sum_type(args.q.dtype));
@@ -113,7 +114,7 @@ void Executor::Data::attend_steps_backward(const Kernel& kernel, const ExecutorB
       call.q = mine(args.q);
       call.k = kv.k;
       call.v = kv.v;
-      call.slices = run::slices_of(schedule, step);
+      run::set_slices(call, schedule, step, args.device_plans);
       call.attention = heads.attention;
       call.dout = mine(args.dout);
       call.out = mine(args.out);
@@ -137,14 +138,15 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   const detail::PassLabel label("backward");
   const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
-  data_->context.use(args.place, "executor");
+  data_->context.use(args.place, "executor", !args.device_plans.empty());
+  const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::backward, args.layer};
   if (agreement)
     agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
-                       agreement->forwards_of(args.out, args.lse));
-  const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args));
+                       agreement->forwards_of(args.out, args.lse, args.place));
+  const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args), !args.device_plans.empty());
   const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, data_->workspace);

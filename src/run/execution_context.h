@@ -19,8 +19,9 @@ class ExecutionContext {
 
   Communicator& communicator() const { return on_device_ != nullptr ? *on_device_ : ranks_; }
   std::pmr::memory_resource* memory() const { return own_memory_ != nullptr ? own_memory_.get() : memory_; }
-  // Communicator and memory use the stream of `place` from now on. Error, which names `what`, if it is another device.
-  void use(const Place& place, std::string_view what) const;
+  // Communicator and memory use the stream of `place` from now on. Error, which names `what`, if it is another device,
+  // and in the capture of a graph unless plans are made on the device and messages go in the order of the stream.
+  void use(const Place& place, std::string_view what, bool device_plans = false) const;
 
  private:
   Communicator& ranks_;

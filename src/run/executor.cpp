@@ -8,6 +8,7 @@
 #include "run/executor_data.h"
 #include "run/kernel_args.h"
 #include "text.h"
+#include "weft/device_plan.h"
 #include "weft/support.h"
 
 namespace weft {
@@ -23,11 +24,16 @@ ExecutionContext::ExecutionContext(Communicator& ranks, const Place& place, std:
   on_device_ = ranks.on(place);
 }
 
-void ExecutionContext::use(const Place& place, std::string_view what) const {
+void ExecutionContext::use(const Place& place, std::string_view what, bool device_plans) const {
   if (place.kind != place_.kind || place.device != place_.device)
     throw Error(text("the tensors lie on ", name(place), ", and the ", what, " was made for ", name(place_)),
                 "give its options the place of the tensors");
-  device::refuse_capture(place, what);
+  if (!device_plans) device::refuse_capture(place, what);
+  // Transports with collectives of their own (NCCL's) order all in the stream; with the others the host waits.
+  if (device_plans && ranks_.ranks() > 1 && !communicator().has_collectives() && device::is_captured(place))
+    throw Error(text("a CUDA graph is captured over ", ranks_.ranks(), " ranks that meet on the host (",
+                     communicator().name(), ")"),
+                "capture over NCCL, on one rank, or call it outside of the capture");
   if (own_memory_ != nullptr) own_memory_->use(place.stream);
   if (on_device_ != nullptr) on_device_->use(place.stream);
 }
@@ -89,6 +95,24 @@ Computed::Computed(const Schedule& schedule) {
 
 namespace {
 
+void check_device_plans(const Schedule& s, std::span<DevicePlan* const> plans, const Place& place) {
+  if (plans.empty()) return;
+  if (plans.size() != s.plans.size())
+    throw Error(text(plans.size(), " device plans for the ", s.plans.size(), " plans of the schedule"),
+                "give one for each of Schedule::plans");
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const DeviceSlices planned = plans[i]->slices();
+    const Plan& wanted = s.plans[i];
+    if (planned.q_rows != wanted.q_rows || planned.k_rows != wanted.k_rows)
+      throw Error(text("device plan ", i, " is for ", planned.q_rows, " query rows and ", planned.k_rows,
+                       " key rows, and that of the schedule for ", wanted.q_rows, " and ", wanted.k_rows),
+                  "plan with the rows that the schedule was made for");
+    if (plans[i]->place().device != place.device || plans[i]->place().stream != place.stream)
+      throw Error(text("device plan ", i, " is made in another stream than the tensors' (", name(place), ")"),
+                  "make it with a context of the call's stream");
+  }
+}
+
 template <class Args>
 void check_shape(const Schedule& s, const Args& args) {
   const ConstTensorView &q = args.q, &k = args.k;
@@ -110,9 +134,23 @@ void check_shape(const Schedule& s, const Args& args) {
   if (!std::equal(attention.head_map.begin(), attention.head_map.end(), s.head_map.begin(), s.head_map.end()))
     throw Error("the head map is not the one that the schedule was made with",
                 "give make_schedule the same Heads::map");
+  check_device_plans(s, args.device_plans, args.place);
 }
 
 }  // namespace
+
+std::unique_ptr<Agreement> agree(Communicator& ranks, const Schedule& schedule, const ExecutorOptions& options) {
+  if (!options.checked) return nullptr;
+  auto agreement = std::make_unique<Agreement>(ranks);
+  std::vector<Fingerprint> what = fingerprints(schedule);
+  for (const Fingerprint& f : fingerprints(options)) what.push_back(f);
+  agreement->compare({CallKind::make_executor}, what);
+  return agreement;
+}
+
+DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step) {
+  return plans.empty() ? nullptr : plans[at(step.plan)];
+}
 
 void check_forward(const Schedule& s, const ExecutorForwardArgs& args) {
   check_shape(s, args);
@@ -128,8 +166,9 @@ void check_backward(const Schedule& s, const ExecutorBackwardArgs& args) {
 
 }  // namespace run
 
-Kernel Executor::Data::kernel_for(KernelRequest request) const {
+Kernel Executor::Data::kernel_for(KernelRequest request, bool device_plans) const {
   request.partial = request.pass == Pass::forward && !run::Computed(schedule).once();
+  request.device_plan = device_plans;
   return select_kernel(options.kernel, request);
 }
 
@@ -139,16 +178,7 @@ Executor::Executor(Communicator& communicator, Schedule schedule, ExecutorOption
                      " and the communicator that of rank ", communicator.rank(), " of ", communicator.ranks()),
                 "make the schedule with communicator.rank() and a layout of communicator.ranks()");
   find_kernel(options.kernel);  // Error here rather than in the first call
-  if (options.place.kind != DeviceKind::cpu && options.checked)
-    throw Error("checked mode with tensors on a GPU",
-                "check on the CPU, or leave it out: messages of a GPU carry no sums");
   data_ = std::make_unique<Data>(communicator, std::move(schedule), std::move(options));
-  if (!data_->options.checked) return;
-  data_->agreement = std::make_unique<run::Agreement>(communicator);
-  data_->communicator = &data_->agreement->communicator();
-  std::vector<run::Fingerprint> what = run::fingerprints(data_->schedule);
-  for (const run::Fingerprint& f : run::fingerprints(data_->options)) what.push_back(f);
-  data_->agreement->compare({run::CallKind::make_executor}, what);
 }
 
 Executor::~Executor() = default;

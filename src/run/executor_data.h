@@ -11,24 +11,32 @@
 #include "weft/executor.h"
 
 namespace weft {
+namespace run {
+// Collective, if the options say checked; else null. Error if the ranks' schedules or options differ.
+std::unique_ptr<Agreement> agree(Communicator& ranks, const Schedule& schedule, const ExecutorOptions& options);
+}  // namespace run
+
 struct Executor::Data {
   Data(Communicator& world, Schedule what, ExecutorOptions how)
       : schedule(std::move(what)),
         options(std::move(how)),
-        context(world, options.place, options.memory),
+        agreement(run::agree(world, schedule, options)),
+        context(agreement ? agreement->communicator() : world, options.place, options.memory),
         communicator(&context.communicator()),
         workspace(context.memory()) {}
 
   // The kernel of the options that can do the call. Error if there is none.
-  Kernel kernel_for(KernelRequest request) const;
+  Kernel kernel_for(KernelRequest request, bool device_plans) const;
+  // In a capture, unless memory is the caller's, who keeps it as long as the graph.
+  bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
   void attend_steps_backward(const Kernel& kernel, const ExecutorBackwardArgs& args, const run::Kv& own);
 
   Schedule schedule;
   ExecutorOptions options;
+  std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
   run::ExecutionContext context;
   Communicator* communicator;
-  std::unique_ptr<run::Agreement> agreement;  // if checked; `communicator` is then its own
   run::Workspace workspace;
   run::InUse in_use;
 };
@@ -90,6 +98,14 @@ struct StepHeads {
 StepHeads heads_of_step(const Attention& attention, const Step& step);
 
 std::span<const Slice> slices_of(const Schedule& schedule, const Step& step);
+// Of the step, among those that a call is given; null: none are given, and slices_of counts.
+DevicePlan* device_plan(std::span<DevicePlan* const> plans, const Step& step);
+// Gives a kernel call the step's slices, on the host or on the device.
+template <class Call>
+void set_slices(Call& call, const Schedule& schedule, const Step& step, std::span<DevicePlan* const> plans) {
+  call.device_plan = device_plan(plans, step);
+  if (call.device_plan == nullptr) call.slices = slices_of(schedule, step);
+}
 
 // Ranges of query rows that slices of any step hold, cut where no slice crosses, and of each the last kernel call that
 // has slices for it: rows and ends of QuerySteps.

@@ -1,6 +1,8 @@
 #include "run/fingerprint.h"
 
+#include "device/device.h"
 #include "hash.h"
+#include "index.h"
 #include "kernel/check_args.h"
 #include "kernel/registry.h"
 
@@ -44,11 +46,23 @@ std::uint64_t of(const Attention& attention) {
       .value();
 }
 
-std::uint64_t values_of(const Sink& sink) {
-  const bool there = sink.kind == Sink::Kind::learnable && sink.logits.data != nullptr;
+std::uint64_t values_of(Sink sink, const Place& place) {
+  if (sink.kind != Sink::Kind::learnable || sink.logits.data == nullptr || sink.logits.heads == 0)
+    return Hash().value();
+  const Index bytes = (sink.logits.offset(0, sink.logits.heads - 1) + 1) * size_of(sink.logits.dtype);
+  std::vector<double> here(at(bytes) / sizeof(double) + 1);  // aligned for any dtype
+  if (place.kind != DeviceKind::cpu) {
+    const device::HostCopy copy{here.data(), sink.logits.data, bytes};
+    device::to_host(place, {&copy, 1});
+    sink.logits.data = here.data();
+  }
   Hash hash;
-  for (Index h = 0; there && h < sink.logits.heads; ++h) hash.add(sink_logit(sink, h));
+  for (Index h = 0; h < sink.logits.heads; ++h) hash.add(sink_logit(sink, h));
   return hash.value();
+}
+
+Fingerprint of(const Place& place) {
+  return {"where tensors lie (CPU or GPU)", static_cast<std::uint64_t>(place.kind)};
 }
 
 // The dtype of a tensor, 0 if it is left out. A rank may have no rows, so heads decide whether it is there.
@@ -67,7 +81,7 @@ std::vector<Fingerprint> of_call(const Args& args) {
   return {{"dtype of q", static_cast<std::uint64_t>(args.q.dtype)},
           {"dim of q and v", Hash().add(args.q.dim).add(args.v.dim).value()},
           {"attention (scale, softcap, sink, head_map)", of(args.attention)},
-          {"values of the sink", values_of(args.attention.sink)}};
+          {"values of the sink", values_of(args.attention.sink, args.place)}};
 }
 
 }  // namespace
@@ -82,14 +96,16 @@ std::vector<Fingerprint> fingerprints(const Schedule& s) {
 
 std::vector<Fingerprint> fingerprints(const MicroSequences& micros, const Problem& problem) {
   const Range rows = micros.rows();
+  Hash cuts;
+  cuts.add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end);
+  for (Index m = 0; m < micros.micros(); ++m) cuts.add(micros.rows(m).end);
   return {{"packing", of(problem.packing())},
           {"mask", of(problem.mask())},
-          {"micro-sequences",
-           Hash().add(micros.micros()).add(micros.ranks()).add(micros.local()).add(rows.begin).add(rows.end).value()}};
+          {"micro-sequences", cuts.value()}};
 }
 
 std::vector<Fingerprint> fingerprints(const ExecutorOptions& options) {
-  return {{"deterministic", options.deterministic}};
+  return {{"deterministic", options.deterministic}, of(options.place)};
 }
 
 std::vector<Fingerprint> fingerprints(const KvBufferOptions& options) {
@@ -97,7 +113,8 @@ std::vector<Fingerprint> fingerprints(const KvBufferOptions& options) {
           {"heads", static_cast<std::uint64_t>(options.heads)},
           {"dim of k and v", Hash().add(options.dim_qk).add(options.dim_v).value()},
           {"dtype of k and v", static_cast<std::uint64_t>(options.dtype)},
-          {"drop", options.drop}};
+          {"drop", options.drop},
+          of(options.place)};
 }
 
 std::vector<Fingerprint> fingerprints(const KernelForwardArgs& args, std::string_view kernel) {

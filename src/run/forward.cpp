@@ -37,15 +37,15 @@ PartialView empty_states(run::Workspace& workspace, const ExecutorForwardArgs& a
   return partial;
 }
 
-// A call for the heads of one step, with slices of the step; outputs are the call's own.
+// A call for the heads of one step, without slices yet; outputs are the call's own.
 KernelForwardArgs call_of_step(const ExecutorForwardArgs& args, Range heads_q, const run::StepHeads& heads,
-                               const ConstKv& kv, std::span<const Slice> slices) {
+                               const ConstKv& kv) {
   const auto mine = [&](TensorView view) {
     if (view.given()) return run::some_heads(view, heads_q);
     if (view.heads > 0) view.heads = heads_q.size();  // without rows, but not left out
     return view;
   };
-  KernelForwardArgs call = run::forward_call(args, kv, slices);
+  KernelForwardArgs call = run::forward_call(args, kv);
   call.q = run::some_heads(args.q, heads_q);
   call.attention = heads.attention;
   call.out = mine(args.out);
@@ -61,7 +61,8 @@ void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArg
   const run::Computed computed(schedule);
   const bool once = computed.once();
   const ConstKv own_kv{args.k, args.v};
-  const bool summed = !once && kernel.takes_steps != nullptr && kernel.takes_steps(run::forward_call(args, own_kv));
+  const bool summed = !once && args.device_plans.empty() && kernel.takes_steps != nullptr &&
+                      kernel.takes_steps(run::forward_call(args, own_kv));
   const run::RowsOfSteps held = summed ? run::rows_of_steps(schedule) : run::RowsOfSteps{};
   QuerySteps query_steps{.rows = held.rows, .ends = held.ends};
   const PartialView partial = once || summed ? PartialView{} : empty_states(workspace, args);
@@ -73,7 +74,8 @@ void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArg
     const ConstKv kv = log(StepEvent::Kind::wait, n, [&] { return keys.take(n); });
     if (!computed(n)) continue;
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    KernelForwardArgs call = call_of_step(args, step.heads_q, heads, kv, run::slices_of(schedule, step));
+    KernelForwardArgs call = call_of_step(args, step.heads_q, heads, kv);
+    run::set_slices(call, schedule, step, args.device_plans);
     query_steps.last = n == computed.last();
     if (summed) call.steps = &query_steps;
     if (!once && !summed) {
@@ -91,7 +93,7 @@ void Executor::Data::attend_steps(const Kernel& kernel, const ExecutorForwardArg
   }
   for (const Step& step : computed.blind()) {  // no slices: the kernel writes what rows without keys have
     const run::StepHeads heads = run::heads_of_step(args.attention, step);
-    kernel.forward(call_of_step(args, step.heads_q, heads, run::heads_of(own_kv, step.heads_k), {}));
+    kernel.forward(call_of_step(args, step.heads_q, heads, run::heads_of(own_kv, step.heads_k)));
   }
 }
 
@@ -99,7 +101,8 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
   const detail::PassLabel label("forward");
   run::check_forward(data_->schedule, args);
-  data_->context.use(args.place, "executor");
+  data_->context.use(args.place, "executor", !args.device_plans.empty());
+  const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;
   const run::CollectiveCall call{run::CallKind::forward, args.layer};
@@ -107,7 +110,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
       agreement ? agreement->compare(
                       call, run::fingerprints(run::forward_call(args, {args.k, args.v}), data_->options.kernel))
                 : 0;
-  const Kernel kernel = data_->kernel_for(request_of(Pass::forward, args));
+  const Kernel kernel = data_->kernel_for(request_of(Pass::forward, args), !args.device_plans.empty());
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, data_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);
@@ -126,7 +129,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   }
   if (args.max_logit.given()) largest->reduce_into(communicator, Reduce::max, args.max_logit);
   // No rank returns before all are done, so that an error on one is an error on all.
-  if (agreement) agreement->end(call, number, args.out, args.lse);
+  if (agreement) agreement->end(call, number, args.out, args.lse, args.place);
 }
 
 }  // namespace weft

@@ -64,7 +64,8 @@ ExecutorForwardArgs HeadSwap::bring(const ExecutorForwardArgs& args) {
                               .attention = attention(args.attention),
                               .out = buffer(Slot::swap_out, args.out, swap_.heads_q),
                               .keys_per_split = args.keys_per_split,
-                              .place = args.place};
+                              .place = args.place,
+                              .device_plans = args.device_plans};
   if (args.lse.given()) swapped.lse = buffer(Slot::swap_lse, args.lse, swap_.heads_q);
   to_swapped({{args.q, swapped.q, &swap_.heads_q}, {args.k, kv.k, &swap_.heads_k}, {args.v, kv.v, &swap_.heads_k}});
   return swapped;
@@ -91,7 +92,8 @@ ExecutorBackwardArgs HeadSwap::bring(const ExecutorBackwardArgs& args) {
                                      .dq = buffer(Slot::swap_dq, args.dq, swap_.heads_q),
                                      .dk = gradients.k,
                                      .dv = gradients.v,
-                                     .place = args.place};
+                                     .place = args.place,
+                                     .device_plans = args.device_plans};
   to_swapped({{args.q, swapped.q, &swap_.heads_q},
               {args.k, kv.k, &swap_.heads_k},
               {args.v, kv.v, &swap_.heads_k},

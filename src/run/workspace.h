@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory_resource>
+#include <utility>
 
 #include "index.h"
 #include "sizes.h"
@@ -36,6 +37,11 @@ enum class Slot {
 };
 
 class Workspace {
+  struct Buffer {
+    void* data = nullptr;
+    Index size = 0;
+  };
+
  public:
   explicit Workspace(std::pmr::memory_resource* memory)
       : memory_(memory != nullptr ? memory : std::pmr::new_delete_resource()) {}
@@ -56,6 +62,27 @@ class Workspace {
     return buffer.data;
   }
 
+  // In the capture of a graph: while it lives all slots are taken anew, and its end gives them back, so that the graph
+  // shares no memory with calls outside of it.
+  class Apart {
+   public:
+    Apart(Workspace& of, bool captured) : of_(of), captured_(captured) {
+      if (captured_) std::swap(kept_, of_.buffers_);
+    }
+    ~Apart() {
+      if (!captured_) return;
+      for (Buffer& buffer : of_.buffers_) of_.release(buffer);
+      std::swap(kept_, of_.buffers_);
+    }
+    Apart(const Apart&) = delete;
+    Apart& operator=(const Apart&) = delete;
+
+   private:
+    Workspace& of_;
+    bool captured_;
+    std::array<Buffer, static_cast<std::size_t>(Slot::count)> kept_;
+  };
+
   Index held() const {
     Index total = 0;
     for (const Buffer& buffer : buffers_) total += buffer.size;
@@ -64,10 +91,6 @@ class Workspace {
 
  private:
   static constexpr std::size_t kAlignment = 64;
-  struct Buffer {
-    void* data = nullptr;
-    Index size = 0;
-  };
 
   void release(Buffer& buffer) {
     if (buffer.data != nullptr) memory_->deallocate(buffer.data, at(buffer.size), kAlignment);

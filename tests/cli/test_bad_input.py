@@ -11,6 +11,7 @@ RUN = '{"row":0,"token":0,"count":4}'
 CASES = [
     ("", ["no verb", "weft explain or weft verify"]),
     ("frobnicate", ["frobnicate", "use explain or verify"]),
+    ("audit mine:attention --ranks 2", ["functions of Python", "python -m weft audit module:function"]),
     ("--frobnicate", ["--frobnicate", "weft --help"]),
     ("verify --frobnicate 1", ["--frobnicate", "weft verify --help"]),
     ("explain --docs 4 stray", ["stray", "weft explain --help"]),
@@ -182,6 +183,10 @@ CASES = [
     ("explain --docs 24 --micro 2 --layout zigzag", ["--layout zigzag", "leave it out"]),
     ("explain --docs 24 --remainder pad", ["--remainder pad", "--micro 4"]),
     ("explain --docs 24 --micro 2 --remainder drop", ["'drop'", "pad or refuse"]),
+    ("explain --docs 24 --even work", ["--even work", "--micro 4"]),
+    ("explain --docs 24 --micro 30 --even work", ["30 micro-sequences of even work from 24 tokens on 4 ranks", "at most 6"]),
+    ("verify --docs 24 --micro 0", ["--micro 0", "1 to 4096"]),
+    ("verify --docs 24 --micro 2 --schedule ring", ["--micro 2 and --schedule ring"]),
     ("verify --docs 4 --kernel cuda.none", ["there is no kernel 'cuda.none'"]),
     ("bench --docs 4 --graph", ["--graph", "--kernel cuda.sm90"]),
     ("bench --docs 4 --keys-per-split 8", ["--keys-per-split", "--kernel cuda.sm90"]),

@@ -1,4 +1,4 @@
-"""weft explain --micro: windows of micro-sequences against a definition per token."""
+"""weft explain --micro: windows of micro-sequences against a definition per token. weft verify --micro."""
 
 import random
 
@@ -61,3 +61,35 @@ def test_padding_and_rows_of_the_buffer(weft):
 
 def test_a_full_mask_where_the_keys_are_there(weft):
     assert weft("explain", "--docs", "4,8,12", "--micro", 2, "--ranks", 2, "--mask", "full").code == 0
+
+
+def test_even_work(weft):
+    flags = ["explain", "--docs", 4096, "--micro", 8, "--ranks", 2]
+    for even, most in (("tokens", 1.88), ("work", 1.01)):
+        result = weft.ok(*flags, "--even", even, json_file=True)
+        pairs = [0] * 8
+        for w in result.json["windows"]:
+            pairs[w["micro"]] += w["pairs"]
+        assert sum(pairs) == 4096 * 4097 // 2
+        assert max(pairs) * 8 / sum(pairs) <= most and f"has {max(pairs) * 8 / sum(pairs):.2f} times" in result.out
+
+
+def test_verify_one_problem(weft):
+    result = weft.ok("verify", "--docs", "9,5,10", "--ranks", 2, "--micro", 3, "--sink", "learnable", "--window", "4,0", json_file=True)
+    for way in ("3 micro-sequences ", "keys ahead", "dropped, recomputed", "even work"):
+        lines = [line for line in result.out.split("\n") if way in line]
+        assert len(lines) >= 7 and all(" ok " in line for line in lines), way
+    assert result.json["ran"] == 4 and result.json["failed"] == 0
+    assert "--micro 3" in result.json["worst"]["command"]
+    weft.again(result.json)
+
+
+def test_verify_random_problems(weft):
+    for micros, seed in ((1, 0), (2, 100), (3, 200), (5, 300)):
+        result = weft.ok("verify", "--random", 50, "--micro", micros, "--seed", seed, json_file=True)
+        assert result.json["cases"] == 50 and result.json["ran"] >= 150 and not result.json["skipped"]
+
+
+def test_verify_says_what_it_cannot(weft):
+    result = weft("verify", "--docs", "9,5", "--mask", "full", "--micro", 3)
+    assert result.code == 2 and "--micro 3 computed nothing" in result.err and "which come later" in result.err

@@ -103,6 +103,30 @@ TEST(Processes, TheFirstFailureIsNamed) {
       {"rank 1: was ended by signal 9"});
 }
 
+TEST(Processes, ARankThatIsStoppedWhileAllOthersEndIsKilled) {
+  expect_refusal(
+      [] {
+        run(3,
+            [](Communicator& c) {
+              if (c.rank() == 1) raise(SIGSTOP);
+            },
+            {.grace = 0.3});
+      },
+      {"rank 1: was stopped by a signal and could not end"});
+  const auto begin = std::chrono::steady_clock::now();
+  expect_refusal(
+      [] {
+        run(3,
+            [](Communicator& c) {
+              if (c.rank() == 1) raise(SIGSTOP);
+              if (c.rank() == 2) throw Error("no rows", "give some");
+            },
+            {.grace = 100});
+      },
+      {"rank 2: no rows"});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(50));  // it cannot use the grace
+}
+
 TEST(Processes, ARankThatLeavesIsNamedByThoseThatWaitForIt) {
   expect_refusal(
       [] {

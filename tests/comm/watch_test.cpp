@@ -7,7 +7,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -17,6 +16,7 @@
 #include <sys/mman.h>
 
 #include "refusal.h"
+#include "said.h"
 #include "weft/processes.h"
 
 namespace weft::test {
@@ -28,7 +28,6 @@ using Clock = std::chrono::steady_clock;
 
 struct Shared {
   std::atomic<Index> posted[kRanks];  // calls that a rank has put into its queue
-  char said[kRanks][1000];            // what a rank's call was refused with
   double seconds[kRanks];             // until then
 };
 
@@ -102,6 +101,7 @@ struct Outcome {
 
 Outcome run(Harm harm, Index victim, Index when) {
   const SharedMemory memory;
+  const Said said(kRanks);
   Outcome outcome;
   outcome.error = error_of([&] {
     run_processes(kRanks,
@@ -111,14 +111,14 @@ Outcome run(Harm harm, Index victim, Index when) {
                       make_calls(c, *memory.all, 60, harm, victim, when);
                     } catch (const PeerError& e) {
                       memory.all->seconds[c.rank()] = std::chrono::duration<double>(Clock::now() - begin).count();
-                      std::strncpy(memory.all->said[c.rank()], e.what(), sizeof(Shared::said[0]) - 1);
+                      said.put(c.rank(), e.what());
                       throw;
                     }
                   },
                   {.time_limit = kLimit, .grace = 0.5});
   });
   for (Index r = 0; r < kRanks; ++r) {
-    outcome.said[r] = memory.all->said[r];
+    outcome.said[r] = said.of(r);
     outcome.seconds[r] = memory.all->seconds[r];
   }
   return outcome;
@@ -195,6 +195,81 @@ TEST(Watch, WithoutABoardTheTransportsWordIsAllThereIs) {
   expect_refusal([&] { watch.check(); }, {"rank 3 in call 0: the link is down", "new communicator"});
   expect_refusal([&] { watch.post({}, {}); }, {"the link is down"});
   expect_parts(recorder->text(), {"failed after"});
+}
+
+// ---- two ranks of one process and what each sees of the other
+
+struct TwoRanks {
+  std::unique_ptr<detail::Board> connect(Index rank, std::uint64_t context, Index first = 0) const {
+    return detail::Board(memory, {0, 1}, rank).connection(context, first);
+  }
+  // As many bytes both ways.
+  static void post(detail::Board& board, Index peer, Index call, Index bytes) {
+    const Message m{peer, {{nullptr, 1, 1, bytes}}};
+    board.post({.number = call, .kind = "exchange"}, {&m, 1}, {&m, 1});
+  }
+  std::shared_ptr<detail::BoardMemory> memory = std::make_shared<detail::BoardMemory>(2);
+};
+
+// One rank may have made more calls over an earlier connection than another when both gave it up.
+TEST(Board, CallsOfAConnectionAreComparedByTheirPlaceInIt) {
+  const TwoRanks ranks;
+  const auto a = ranks.connect(0, 5, 7), b = ranks.connect(1, 5, 3);
+  TwoRanks::post(*a, 1, 7, 16);
+  TwoRanks::post(*b, 0, 3, 16);
+  EXPECT_FALSE(a->mismatch(7));
+  EXPECT_FALSE(b->mismatch(3));
+  TwoRanks::post(*a, 1, 8, 16);
+  TwoRanks::post(*b, 0, 4, 8);
+  ASSERT_TRUE(a->mismatch(8) && b->mismatch(4));
+  expect_parts(a->mismatch(8)->problem, {"call 8: rank 0 sends 16 bytes to rank 1, which receives 8"});
+  expect_parts(b->mismatch(4)->problem, {"call 4: rank 1 sends 8 bytes to rank 0, which receives 16"});
+  TwoRanks::post(*a, 1, 9, 16);
+  const auto late = a->trouble(9, 0, 1);
+  EXPECT_FALSE(late) << late->problem;
+  expect_parts(a->trouble(9, 2, 1)->problem, {"rank 0 waits in call 9", "rank 1, which has come to call 8"});
+}
+
+TEST(Board, AConnectionSeesNothingOfTheOneBeforeInItsPlace) {
+  const TwoRanks ranks;
+  for (const bool again : {false, true}) {
+    const auto a = ranks.connect(0, again ? 6 : 5), b = ranks.connect(1, again ? 6 : 5);
+    TwoRanks::post(*a, 1, 0, again ? 8 : 16);
+    EXPECT_FALSE(a->mismatch(0)) << a->mismatch(0)->problem;
+    TwoRanks::post(*b, 0, 0, again ? 8 : 16);
+    EXPECT_FALSE(a->mismatch(0));
+  }
+}
+
+// However many give up one after another, each says why the first did.
+TEST(Board, TheFirstCauseIsPassedOn) {
+  const TwoRanks ranks;
+  const auto a = ranks.connect(0, 5), b = ranks.connect(1, 5);
+  a->fail({"rank 7 is on fire"});
+  const auto found = b->trouble(0, 0, 1);
+  ASSERT_TRUE(found && found->consequence);
+  EXPECT_EQ(found->problem, "rank 0 gave up while rank 1 waits in call 0: rank 7 is on fire");
+  b->fail(*found);
+  EXPECT_EQ(a->trouble(0, 0, 1)->problem, "rank 1 gave up while rank 0 waits in call 0: rank 7 is on fire");
+}
+
+// A transport tells of a lost peer without its name, maybe long after a call began; the board has it a moment later.
+TEST(Watch, TheBoardHasTimeToNameARankThatTheTransportLost) {
+  const TwoRanks ranks;
+  const SharedMemory memory;
+  const auto recorder = std::make_shared<detail::FlightRecorder>();
+  std::atomic<bool> lost = false;
+  detail::Watch watch({.rank = 0, .time_limit = 60, .recorder = recorder, .board = ranks.connect(0, 5), .fault = [&] {
+                         return lost ? std::optional<std::string>("somebody has gone") : std::nullopt;
+                       }});
+  recorder->begin("exchange", 0, {}, {});
+  watch.add(std::make_shared<FakeCall>(watch.post({}, {}), *memory.all));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  lost = true;
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  ranks.memory->end(1) = static_cast<std::uint64_t>(detail::BoardMemory::End::failed);
+  watch.finish();
+  expect_refusal([&] { watch.check(); }, {"rank 1 has failed or died while rank 0 waits in call 0"});
 }
 
 }  // namespace

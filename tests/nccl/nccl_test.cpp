@@ -1,8 +1,12 @@
 // Weft's NCCL communicator between processes that share one GPU, or have one each: each says that it is a host of its
 // own (NCCL_HOSTID), so NCCL takes sockets between them. CUDA is used after the fork only. A failed expectation in a
 // rank becomes its failure. Schedules, layouts, masks and dtypes over NCCL: weft verify --comm processes.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -12,13 +16,21 @@
 #include <thread>
 #include <vector>
 
+#include <execinfo.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "comm/faulty.h"
 #include "comm/letters.h"
 #include "device/device.h"
+#include "ranks.h"
 #include "refusal.h"
+#include "said.h"
+#include "weft/capacity.h"
+#include "weft/device_plan.h"
+#include "weft/executor.h"
+#include "weft/kernel.h"
 #include "weft/processes.h"
 
 namespace weft::test {
@@ -61,15 +73,41 @@ struct OnGpu {
 
 Block floats(float* data, Index count) { return {.data = data, .rows = 1, .bytes = count * Index{sizeof(float)}}; }
 
-void run(Index ranks, const std::function<void(Communicator&, OnGpu&)>& body, double time_limit = 30) {
-  run_processes(ranks,
-                [&](Communicator& c) {
-                  ::setenv("NCCL_HOSTID", std::to_string(c.rank()).c_str(), 1);
-                  OnGpu gpu(c);
-                  body(c, gpu);
-                  if (testing::Test::HasFailure()) throw std::runtime_error("an expectation failed, see above");
-                },
-                {.time_limit = time_limit, .grace = 10});
+// What a rank is at, for the alarm.
+char at_work[100] = "starts";
+
+// A rank that hangs says where and ends, which the test sees as its failure.
+void hung(int) {
+  const auto write = [](const char* text) {
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) std::_Exit(98);
+  };
+  write("a rank hung: ");
+  write(at_work);
+  write("\n");
+  void* stack[60];
+  ::backtrace_symbols_fd(stack, ::backtrace(stack, 60), STDERR_FILENO);
+  std::_Exit(99);
+}
+
+void set_alarm(unsigned seconds) {
+  void* once[1];
+  ::backtrace(once, 1);  // loads what it needs, which a signal handler must not
+  std::signal(SIGALRM, hung);
+  ::alarm(seconds);
+}
+
+void run(Index ranks, const std::function<void(Communicator&, OnGpu&)>& body, const ProcessRanks& how = {30, 10}) {
+  run_processes(
+      ranks,
+      [&](Communicator& c) {
+        set_alarm(static_cast<unsigned>(how.time_limit) + 30);
+        std::snprintf(at_work, sizeof at_work, "rank %d", static_cast<int>(c.rank()));
+        ::setenv("NCCL_HOSTID", std::to_string(c.rank()).c_str(), 1);
+        OnGpu gpu(c);
+        body(c, gpu);
+        if (testing::Test::HasFailure()) throw std::runtime_error("an expectation failed, see above");
+      },
+      how);
 }
 
 // all_gather and reduce_scatter of NCCL against what they must give, where blocks are contiguous and where they are
@@ -130,21 +168,280 @@ TEST_P(NcclRanks, PartsOfTheWorld) {
   });
 }
 
+// ---- attention
+
+// The fastest that takes the problem on this GPU.
+std::string kernel_for(const RanksProblem& p) {
+  const KernelRequest request{
+      .pass = Pass::backward, .dtype = p.dtype, .dim_qk = p.dim_qk, .dim_v = p.dim_v, .device = DeviceKind::cuda};
+  for (const Kernel& kernel : kernels())
+    if (kernel.name == "cuda.sm90" && !kernel.refusal(request)) return "cuda.sm90";
+  return "cuda.portable";
+}
+
+RanksProblem documents(Index ranks) {
+  return {
+      .problem = Problem(Stream::from_lengths(std::vector<Index>{700, 60, 264}).padded_to(2 * ranks), {.causal = true}),
+      .heads_q = 8,
+      .heads_k = 8,
+      .dim_qk = 64,
+      .dim_v = 64,
+      .dtype = DType::bf16,
+      .sink = true};
+}
+
+// Whether the rows of `rank` are the same in both.
+bool same_rows(const Layout& layout, Index rank, const check::Tensor& a, const check::Tensor& b) {
+  const std::vector<Index> tokens = layout.tokens(rank);
+  return std::all_of(tokens.begin(), tokens.end(), [&](Index token) {
+    const auto row = static_cast<std::ptrdiff_t>(a.row_bytes()), begin = static_cast<std::ptrdiff_t>(token) * row;
+    return token == kNoToken ||
+           std::equal(a.bytes.begin() + begin, a.bytes.begin() + begin + row, b.bytes.begin() + begin);
+  });
+}
+
+RanksResult attend(Communicator& c, const RanksProblem& p, RanksInput& in, const Layouts& layouts,
+                   const ScheduleOptions& options, ExecutorOptions how) {
+  how.kernel = kernel_for(p);
+  RanksResult result = empty_result(p, layouts.q.ranks());
+  std::mutex mutex;
+  run_one_rank(c, p, in, layouts, options, how, result, mutex);
+  return result;
+}
+
+// A rank's rows have the bits that one rank alone gives them.
+TEST_P(NcclRanks, AllGatherHasTheBitsOfOneRank) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const RanksResult one = run_on_ranks(p, in, make_layouts(LayoutKind::zigzag, p.problem, 1),
+                                         {.key_order = KeyOrder::sequence}, {.kernel = kernel_for(p)});
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    for (const Index groups : {1, 2}) {
+      const RanksResult many = attend(c, p, in, layouts, {.key_order = KeyOrder::sequence, .head_groups = groups}, {});
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), many.out, one.out)) << groups << " groups";
+      EXPECT_TRUE(same_rows(layouts.q, c.rank(), many.lse, one.lse)) << groups << " groups";
+      EXPECT_EQ(many.max_logit.bytes, one.max_logit.bytes);
+    }
+  });
+}
+
+TEST_P(NcclRanks, DeterministicGradientsAreTheSameInFiveRuns) {
+  run(
+      GetParam(),
+      [](Communicator& c, OnGpu&) {
+        const RanksProblem p = documents(c.ranks());
+        RanksInput in(p);
+        const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+        for (const ScheduleKind kind : schedule_kinds()) {
+          const auto once = [&] { return attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true}); };
+          const RanksResult first = once();
+          for (int i = 1; i < 5; ++i) EXPECT_TRUE(same_bytes(once(), first)) << name(kind) << ", run " << i;
+        }
+      },
+      {.time_limit = 60, .grace = 10});
+}
+
+// Nodes of half of the ranks: bytes, and those between nodes, to the byte as traffic() says.
+TEST_P(NcclRanks, BytesPerLevelAreThoseOfTraffic) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    const TensorShape shape{.dtype = p.dtype,
+                            .dim_qk = p.dim_qk,
+                            .dim_v = p.dim_v,
+                            .out = p.dtype,
+                            .dout = p.dtype,
+                            .dq = p.dtype,
+                            .lse = DType::f32,
+                            .max_logit = true,
+                            .dsink = true};
+    for (const ScheduleKind kind : {ScheduleKind::all_gather, ScheduleKind::exact}) {
+      const ScheduleOptions options{.kind = kind, .node = c.ranks() / 2};
+      const RanksResult got = attend(c, p, in, layouts, options, {});
+      const Schedule schedule = make_schedule(p.problem, layouts, c.rank(), {p.heads_q, p.heads_k}, options);
+      EXPECT_EQ(got.forward[at(c.rank())], traffic(schedule, shape, Pass::forward)) << name(kind);
+      EXPECT_EQ(got.backward[at(c.rank())], traffic(schedule, shape, Pass::backward)) << name(kind);
+      if (c.ranks() > 2) {
+        EXPECT_GT(got.forward[at(c.rank())].bytes_sent_between, 0) << name(kind);
+      }
+    }
+  });
+}
+
+TEST_P(NcclRanks, CheckedRanksHaveTheSameBits) {
+  run(GetParam(), [](Communicator& c, OnGpu&) {
+    const RanksProblem p = documents(c.ranks());
+    RanksInput in(p);
+    const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+    for (const ScheduleKind kind : {ScheduleKind::ring, ScheduleKind::exact, ScheduleKind::all_to_all}) {
+      const RanksResult plain = attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true});
+      const RanksResult checked = attend(c, p, in, layouts, {.kind = kind}, {.deterministic = true, .checked = true});
+      EXPECT_TRUE(same_bytes(checked, plain)) << name(kind);
+    }
+  });
+}
+
+TEST_P(NcclRanks, AMessageThatChangesOnItsWayIsNamed) {
+  const std::string error = error_of([&] {
+    run(GetParam(), [](Communicator& c, OnGpu&) {
+      const RanksProblem p = documents(c.ranks());
+      RanksInput in(p);
+      // The first two calls compare problem and arguments on the host; then keys move.
+      const auto faulty = make_faulty(c, {{.kind = Fault::Kind::corrupt, .rank = 0, .call = 2, .seed = 3}});
+      const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, c.ranks());
+      attend(*faulty, p, in, layouts, {.kind = ScheduleKind::ring}, {.checked = true});
+    });
+  });
+  expect_parts(error, {"received other bytes than were sent from rank 0"});
+}
+
+// ---- graphs
+
+// A schedule whose steps are planned on the GPU, forward and backward captured once: replays on other offsets give what
+// the same schedule gives for documents that the host knows.
+class GraphOfASchedule {
+ public:
+  static constexpr Index kTokens = 96, kDocuments = 4, kHeads = 4, kDim = 32;
+
+  GraphOfASchedule(Communicator& c, OnGpu& gpu, const ScheduleOptions& options)
+      : c_(c), gpu_(gpu), options_(options), rows_(kTokens / c.ranks()) {
+    gpu.place.stream = device::thread_stream();
+    gpu.memory->use(gpu.place.stream);
+    for (Index what = 0; what < 8; ++what)
+      all_.push_back(thd(gpu.put(values(rows_ * kHeads * kDim, what, c.rank())), DType::f32, rows_, kHeads, kDim));
+    lse_ = thd(gpu.put(values(rows_ * kHeads, 9, c.rank())), DType::f32, rows_, kHeads, 1);
+    cu_ = gpu.memory->allocate((kDocuments + 1) * sizeof(std::int32_t));
+  }
+
+  void check() {
+    const CapacitySchedule made = capacity_schedule({c_.ranks(), c_.rank(), rows_, rows_}, {kHeads, kHeads}, options_);
+    DeviceContext context(gpu_.place);
+    std::vector<DevicePlan> plans;
+    for (const MetRanks& met : made.met) plans.emplace_back(context, device_plan_capacity(asked(met)));
+    std::vector<DevicePlan*> pointers;
+    for (DevicePlan& plan : plans) pointers.push_back(&plan);
+    Executor executor(c_, made.schedule, {.deterministic = true, .place = gpu_.place});
+    const auto step = [&] {
+      for (std::size_t i = 0; i < plans.size(); ++i) plans[i].plan(asked(made.met[i]));
+      pass(executor, pointers);
+    };
+    set({0, 96, 96, 96, 96});
+    step();  // NCCL begins outside of the capture
+    const std::function<void()> replay = device::captured(gpu_.place, step);
+    for (const std::vector<std::int32_t>& cu :
+         std::vector<std::vector<std::int32_t>>{{0, 96, 96, 96, 96}, {0, 5, 40, 41, 96}, {0, 0, 24, 96, 96}}) {
+      set(cu);
+      replay();
+      const std::vector<float> got = results();
+      context.check();
+      const Problem problem(Stream::from_cu_seqlens(cu), {.causal = true});
+      Executor known(c_,
+                     make_schedule(problem, make_layouts(LayoutKind::zigzag, problem, c_.ranks()), c_.rank(),
+                                   {kHeads, kHeads}, options_),
+                     {.place = gpu_.place});
+      pass(known, {});
+      const std::vector<float> want = results();
+      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4F) << "number " << i;
+    }
+    c_.check();
+  }
+
+ private:
+  DevicePlanArgs asked(const MetRanks& met) const {
+    const DeviceLayout layout{LayoutKind::zigzag, c_.ranks(), rows_};
+    return {.q = {.cu_seqlens = cu_, .sequences = kDocuments, .tokens = kTokens},
+            .k = {},
+            .mask = {.causal = true},
+            .q_runs = layout.rank_order(met.q),
+            .k_runs = layout.rank_order(met.k)};
+  }
+  void set(const std::vector<std::int32_t>& cu) {
+    device::to_device(gpu_.place, cu_, cu.data(), static_cast<Index>(cu.size() * sizeof(std::int32_t)));
+    device::synchronize(gpu_.place);
+  }
+  void pass(Executor& executor, std::span<DevicePlan* const> plans) {
+    executor.forward({.q = all_[0],
+                      .k = all_[1],
+                      .v = all_[2],
+                      .out = all_[4],
+                      .lse = lse_,
+                      .place = gpu_.place,
+                      .device_plans = plans});
+    executor.backward({.q = all_[0],
+                       .k = all_[1],
+                       .v = all_[2],
+                       .dout = all_[3],
+                       .out = all_[4],
+                       .lse = lse_,
+                       .dq = all_[5],
+                       .dk = all_[6],
+                       .dv = all_[7],
+                       .place = gpu_.place,
+                       .device_plans = plans});
+  }
+  std::vector<float> results() const {
+    std::vector<float> found;
+    for (const std::size_t i : {4, 5, 6, 7}) {
+      const std::vector<float> one = gpu_.get(static_cast<const float*>(all_[i].data), rows_ * kHeads * kDim);
+      found.insert(found.end(), one.begin(), one.end());
+    }
+    return found;
+  }
+
+  Communicator& c_;
+  OnGpu& gpu_;
+  ScheduleOptions options_;
+  Index rows_;
+  std::vector<TensorView> all_;  // q, k, v, dout, out, dq, dk, dv
+  TensorView lse_;
+  void* cu_ = nullptr;
+};
+
+TEST_P(NcclRanks, GraphsOfSchedules) {
+  for (const ScheduleOptions& options : {ScheduleOptions{.kind = ScheduleKind::all_gather},
+                                         {.kind = ScheduleKind::ring},
+                                         {.kind = ScheduleKind::all_to_all},
+                                         {.kind = ScheduleKind::hybrid, .ulysses = 2}}) {
+    SCOPED_TRACE(words(options));
+    run(GetParam(), [&](Communicator& c, OnGpu& gpu) { GraphOfASchedule(c, gpu, options).check(); });
+  }
+}
+
 // ---- failure
 
 enum class Harm { dies, stops, other_sizes };
+constexpr std::array kHarms{"dies", "is stopped", "names other sizes"};
+constexpr Index kFloats = 1 << 16;  // of a message
+
+struct Plan {
+  Harm harm;
+  Index victim;
+  int round;
+  std::chrono::microseconds delay;  // after the round has begun
+
+  std::string text() const {
+    return "rank " + std::to_string(victim) + " " + kHarms[static_cast<std::size_t>(harm)] + " in round " +
+           std::to_string(round) + " + " + std::to_string(delay.count()) + " us";
+  }
+};
 
 // Rounds of messages around a ring until a rank fails, which every other rank must learn.
-void until_failure(Communicator& c, OnGpu& gpu, Harm harm, bool is_victim, int when) {
+void until_failure(Communicator& c, OnGpu& gpu, const Plan& plan) {
   const auto on = c.on(gpu.place);
-  constexpr Index kCount = 1 << 16;
-  float *from = gpu.put(values(kCount, 1, c.rank())), *to = gpu.put(std::vector<float>(kCount));
+  float *from = gpu.put(values(kFloats, 1, c.rank())), *to = gpu.put(std::vector<float>(kFloats));
+  const Index ranks = c.ranks();
+  std::jthread signal;
   for (int round = 0;; ++round) {
-    const bool now = is_victim && round == when;
-    if (now && harm == Harm::dies) raise(SIGKILL);
-    if (now && harm == Harm::stops) raise(SIGSTOP);
-    const Index count = now && harm == Harm::other_sizes ? kCount / 2 : kCount;
-    const Index ranks = c.ranks();
+    std::snprintf(at_work, sizeof at_work, "rank %d in round %d", static_cast<int>(c.rank()), round);
+    const bool now = c.rank() == plan.victim && round == plan.round;
+    if (now && plan.harm != Harm::other_sizes)
+      signal = std::jthread([&] {
+        std::this_thread::sleep_for(plan.delay);
+        ::kill(::getpid(), plan.harm == Harm::dies ? SIGKILL : SIGSTOP);
+      });
+    const Index count = now && plan.harm == Harm::other_sizes ? kFloats / 2 : kFloats;
     on->send_receive((c.rank() + 1) % ranks, floats(from, count), (c.rank() + ranks - 1) % ranks, floats(to, count))
         .wait();
     device::synchronize(gpu.place);
@@ -152,32 +449,69 @@ void until_failure(Communicator& c, OnGpu& gpu, Harm harm, bool is_victim, int w
   }
 }
 
-TEST_P(NcclRanks, TheRankThatFailsIsNamed) {
-  const char* given = std::getenv("WEFT_FAILURES");
-  std::mt19937_64 random(11);
-  for (int i = 0; i < (given == nullptr ? 3 : std::atoi(given)); ++i) {
-    const auto harm = static_cast<Harm>(i % 3);
-    const auto victim = static_cast<Index>(random() % static_cast<std::uint64_t>(GetParam()));
-    const auto when = static_cast<int>(random() % 20);
-    const std::string name = "rank " + std::to_string(victim);
-    SCOPED_TRACE("harm " + std::to_string(i % 3) + " to " + name + " in round " + std::to_string(when));
-    const std::string error = error_of([&] {
-      run(
-          GetParam(),
-          [&](Communicator& c, OnGpu& gpu) {
-            const std::string said = error_of([&] { until_failure(c, gpu, harm, c.rank() == victim, when); });
-            if (c.rank() != victim && said.find(name) == std::string::npos)
-              throw std::runtime_error("the error does not name " + name + ": " + said);
-            if (harm == Harm::other_sizes) check_collectives(c, gpu);  // over a new connection
-          },
-          10);
-    });
-    if (harm == Harm::dies) expect_parts(error, {name + ": was ended by signal 9"});
-    EXPECT_EQ(error.find("does not name"), std::string::npos) << error;
-    if (harm == Harm::other_sizes) {
-      EXPECT_EQ(error, "");
-    }
+// All ranks but the harmed one must end with an Error that names it; after other sizes a new connection must work.
+void check_plan(Index ranks, const Plan& plan) {
+  const Said said(ranks);
+  const std::string error = error_of([&] {
+    run(ranks,
+        [&](Communicator& c, OnGpu& gpu) {
+          try {
+            until_failure(c, gpu, plan);
+          } catch (const Error& e) {
+            said.put(c.rank(), e.what());
+            if (plan.harm != Harm::other_sizes) throw;
+          }
+          std::snprintf(at_work, sizeof at_work, "rank %d with a new connection", static_cast<int>(c.rank()));
+          check_collectives(c, gpu);
+        },
+        {.time_limit = 3, .grace = 5});
+  });
+  const std::string name = "rank " + std::to_string(plan.victim);
+  for (Index r = 0; r < ranks; ++r) {
+    if (r == plan.victim) continue;
+    SCOPED_TRACE("rank " + std::to_string(r));
+    if (plan.harm == Harm::dies) expect_parts(said.of(r), {name + " has failed or died while rank "});
+    if (plan.harm == Harm::stops) expect_parts(said.of(r), {name + ", which has given no sign of life for "});
+    if (plan.harm == Harm::other_sizes)
+      expect_parts(said.of(r),
+                   {name, std::to_string(kFloats * 4) + " ", std::to_string(kFloats * 2) + " ", "different problems"});
   }
+  if (plan.harm == Harm::dies) expect_parts(error, {name + ": was ended by signal 9"});
+  if (plan.harm == Harm::stops) expect_parts(error, {name + ", which has given no sign of life for "});
+  if (plan.harm == Harm::other_sizes) {
+    EXPECT_EQ(error, "");
+  }
+}
+
+int failed_parts() { return testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
+
+// WEFT_FAILURES: so many plans, WEFT_SEED: others.
+TEST_P(NcclRanks, TheRankThatFailsIsNamed) {
+  const auto number = [](const char* name, int otherwise) {
+    const char* given = std::getenv(name);
+    return given == nullptr ? otherwise : std::atoi(given);
+  };
+  const int count = number("WEFT_FAILURES", 3);
+  std::mt19937_64 random(static_cast<std::uint64_t>(number("WEFT_SEED", 11)));
+  int right = 0;
+  double longest = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto victim = static_cast<Index>(random() % static_cast<std::uint64_t>(GetParam()));
+    const auto round = static_cast<int>(random() % 20);
+    const Plan plan{static_cast<Harm>(i % 3), victim, round, std::chrono::microseconds(random() % 20'000)};
+    std::printf("%d: %s of %d: ", i, plan.text().c_str(), static_cast<int>(GetParam()));
+    std::fflush(stdout);  // a hang must show what hung
+    SCOPED_TRACE(plan.text());
+    const int before = failed_parts();
+    const auto begin = std::chrono::steady_clock::now();
+    check_plan(GetParam(), plan);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const bool wrong = failed_parts() > before;
+    longest = std::max(longest, seconds);
+    std::printf("%s, %.1f s\n", wrong ? "WRONG" : "named by all", seconds);
+    if (!wrong) ++right;
+  }
+  std::printf("%d of %d failures named by all other ranks, the longest after %.1f s\n", right, count, longest);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "weft/prepare.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -127,7 +128,90 @@ TEST(Packer, ShortDocumentsFillTheirPacks) {
   }
 }
 
+// As many documents up to a length as published long-context training data has.
+List published(Index count, Index longest, unsigned seed) {
+  constexpr std::array<std::pair<double, double>, 10> kQuantiles{{{0, 16},
+                                                                  {0.186, 200},
+                                                                  {0.468, 500},
+                                                                  {0.714, 1024},
+                                                                  {0.870, 2048},
+                                                                  {0.944, 4096},
+                                                                  {0.974, 8192},
+                                                                  {0.987, 16384},
+                                                                  {0.996, 32768},
+                                                                  {1, 196608}}};
+  std::mt19937_64 engine(seed);
+  List lengths;
+  for (Index i = 0; i < count; ++i) {
+    const double share = static_cast<double>(engine() >> 11) * 0x1p-53;
+    std::size_t n = 1;
+    while (kQuantiles[n].first < share) ++n;
+    const auto [a, low] = kQuantiles[n - 1];
+    const auto [b, high] = kQuantiles[n];
+    lengths.push_back(std::min(longest, static_cast<Index>(low * std::pow(high / low, (share - a) / (b - a)))));
+  }
+  return lengths;
+}
+
+double pairs_in(const std::vector<Piece>& pack) {
+  double pairs = 0;
+  for (const Piece& piece : pack)
+    pairs += static_cast<double>(piece.length) * static_cast<double>(piece.length + 1) / 2;
+  return pairs;
+}
+
+// No pack has more pairs than the limit times the mean, or than the longest document.
+void expect_even(const Packs& packs) {
+  if (packs.packs.empty()) return;
+  double sum = 0, most = 0, longest = 0;
+  for (const std::vector<Piece>& pack : packs.packs) {
+    sum += pairs_in(pack);
+    most = std::max(most, pairs_in(pack));
+    for (const Piece& piece : pack) longest = std::max(longest, pairs_in({piece}));
+  }
+  const double mean = sum / static_cast<double>(packs.packs.size());
+  EXPECT_LE(most, std::max(packs.options.pair_limit * mean, longest) * (1 + 1e-9));
+}
+
+TEST(Packer, ALimitOfPairs) {
+  for (const auto& [lengths, budget] : {std::pair{lognormal(100000, 400, 1, 4096, 1), Index{65536}},
+                                        {published(100000, 16384, 1), Index{131072}},
+                                        {published(100000, 131072, 2), Index{131072}}}) {
+    const Index without = pack_documents(lengths, {.budget = budget}).report.packs;
+    const auto begin = std::chrono::steady_clock::now();
+    const Packs packs = pack_documents(lengths, {.budget = budget, .pair_limit = 1.1});
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    expect_whole(packs, lengths);
+    expect_even(packs);
+    EXPECT_LE(static_cast<double>(packs.report.packs), 1.03 * static_cast<double>(without));
+#ifdef NDEBUG
+    EXPECT_LT(seconds, 1);
+#else
+    (void)seconds;
+#endif
+  }
+}
+
+TEST(Packer, ALimitOfPairsOnRandomDocuments) {
+  std::mt19937_64 engine(5);
+  for (int round = 0; round < 300; ++round) {
+    const PackOptions options{.budget = 40 + static_cast<Index>(engine() % 100),
+                              .multiple = 1 + static_cast<Index>(engine() % 9),
+                              .too_long = PackOptions::TooLong::split,
+                              .pair_limit = 1.01 + static_cast<double>(engine() % 100) / 100};
+    List lengths(engine() % 60);
+    for (Index& n : lengths) n = static_cast<Index>(engine() % (engine() % 5 == 0 ? 400 : 30));
+    const Packs packs = pack_documents(lengths, options);
+    expect_whole(packs, lengths);
+    expect_even(packs);
+    EXPECT_EQ(packs.packs, pack_documents(lengths, options).packs);
+  }
+}
+
 TEST(Packer, Refuses) {
+  expect_refusal([] { pack_documents(List{4}, {.budget = 10, .pair_limit = 0.9}); }, {"0.9 times", "1.1"});
+  expect_refusal([] { pack_documents(List{4}, {.budget = 10, .keep_order = true, .pair_limit = 1.1}); },
+                 {"1.1 times", "keep_order"});
   expect_refusal([] { pack_documents(List{4, 11}, {.budget = 10}); }, {"document 1", "11", "10", "split"});
   expect_refusal([] { pack_documents(List{9}, {.budget = 10, .multiple = 4}); }, {"padded length 12"});
   expect_refusal([] { pack_documents(List{9}, {.budget = 0}); }, {"0 rows"});
@@ -317,6 +401,50 @@ TEST(MicroSequences, PaddingIsALastDocumentOfNobody) {
   const Problem problem = micros.problem({.causal = true});
   EXPECT_TRUE(micros.slices(problem, 1, 1, {0, 12}).empty());
   EXPECT_EQ(micros.dense_mask(problem, 1, 1), std::vector<std::uint8_t>(9, 0));
+}
+
+// Visible pairs of each window, and cuts that make them even, by counting.
+TEST(MicroSequences, EvenWork) {
+  std::mt19937_64 engine(13);
+  for (int round = 0; round < 200; ++round) {
+    const Index ranks = 1 + static_cast<Index>(engine() % 4), micros = 1 + static_cast<Index>(engine() % 5);
+    List lengths(1 + engine() % 6);
+    for (Index& n : lengths) n = static_cast<Index>(engine() % 60);
+    lengths.push_back(ranks * micros);
+    Mask mask{.causal = true};
+    if (engine() % 2 == 0) mask.left = static_cast<Index>(engine() % 20);
+    const Stream stream = Stream::from_lengths(lengths);
+    const MicroSequences sequence(
+        stream, {.ranks = ranks, .micros = micros, .remainder = MicroSplit::Remainder::pad, .even_work = mask});
+    const Problem problem = sequence.problem(mask);
+    const List work = sequence.work(problem);
+    ASSERT_EQ(work.size(), at(ranks * micros));
+    EXPECT_EQ(std::accumulate(work.begin(), work.end(), Index{0}), problem.visible_pairs());
+    Index token = 0, largest = 0, costliest = 0;
+    for (Index m = 0; m < micros; ++m) {
+      Index pairs = 0;
+      for (Index r = 0; r < ranks; ++r) {
+        const Range rows = sequence.rows(r, m);
+        EXPECT_EQ(rows.begin, token);
+        EXPECT_GT(rows.size(), 0);
+        EXPECT_EQ(rows.size(), sequence.local(m));
+        for (Index t = rows.begin; t < rows.end; ++t) EXPECT_EQ(sequence.micro_of(t), m);
+        token = rows.end;
+        largest = max_of(largest, rows.size());
+        Index counted = 0;
+        for (const std::uint8_t seen : sequence.dense_mask(problem, r, m)) counted += seen;
+        EXPECT_EQ(work[at(m * ranks + r)], counted);
+        pairs += counted;
+      }
+      costliest = max_of(costliest, pairs);
+    }
+    EXPECT_EQ(token, sequence.rows().end);
+    EXPECT_EQ(sequence.local(), largest);
+    EXPECT_LT(sequence.padding(), ranks);
+    // A micro-sequence is above its share by less than a step of one row a rank, and those before it made no room.
+    const Index step = ranks * (mask.left >= 0 ? mask.left + 1 : *std::max_element(lengths.begin(), lengths.end()));
+    EXPECT_LE(costliest, problem.visible_pairs() / micros + 2 * step + 1);
+  }
 }
 
 TEST(MicroSequences, Refuses) {

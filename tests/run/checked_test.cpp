@@ -126,6 +126,23 @@ TEST(Checked, OtherValuesOfASink) {
       "values of the sink: rank 1 differs from ranks 0, 2, 3");
 }
 
+// Told before anything is asked of a GPU, which need not be there.
+TEST(Checked, TensorsOfAnotherPlace) {
+  const auto place_of = [](const Communicator& comm) {
+    return Place{.kind = comm.rank() == kOdd ? DeviceKind::cuda : DeviceKind::cpu};
+  };
+  const std::string text = "where tensors lie (CPU or GPU): rank 1 differs from ranks 0, 2, 3";
+  begins(said([&](Communicator& comm) {
+           Executor(comm, make_schedule(problem(), zigzag(), comm.rank(), {4, 4}),
+                    {.checked = true, .place = place_of(comm)});
+         }),
+         text);
+  begins(said([&](Communicator& comm) {
+           KvBuffer(comm, {.rows = 4, .heads = 1, .dim_qk = 4, .dim_v = 4, .place = place_of(comm), .checked = true});
+         }),
+         text);
+}
+
 TEST(Checked, AnotherKernel) {
   expect_told([](bool odd, Call& call) { call.kernel = odd ? "reference" : "cpu.scalar"; },
               "kernel: rank 1 differs from ranks 0, 2, 3");
@@ -388,14 +405,6 @@ TEST(CheckedKvBuffer, ABackwardOfAnotherWindow) {
         }
       },
       "the backward of micro-sequence 2: out and lse are those of call 5 on rank 1, call 7 on ranks 0, 2, 3");
-}
-
-TEST(CheckedKvBuffer, IsForTheCpu) {
-  run_ranks(1, [](Communicator& comm) {
-    const KvBufferOptions options{
-        .rows = 4, .heads = 1, .dim_qk = 4, .dim_v = 4, .place = {.kind = DeviceKind::cuda}, .checked = true};
-    expect_refusal([&] { KvBuffer(comm, options); }, {"checked mode of a K/V buffer"});
-  });
 }
 
 }  // namespace

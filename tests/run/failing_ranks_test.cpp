@@ -3,17 +3,16 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ranks.h"
 #include "refusal.h"
+#include "said.h"
 #include "weft/processes.h"
 
 namespace weft::test {
@@ -21,19 +20,6 @@ namespace {
 
 constexpr Index kProcesses = 4;
 constexpr double kSeconds = 2;
-
-// What each rank's call was refused with, where the process that runs the tests sees it.
-struct Said {
-  using Texts = char[kProcesses][1000];
-  Said()
-      : texts(static_cast<Texts*>(
-            ::mmap(nullptr, sizeof(Texts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~Said() { ::munmap(texts, sizeof(Texts)); }
-  Said(const Said&) = delete;
-  Said& operator=(const Said&) = delete;
-  std::string of(Index rank) const { return (*texts)[rank]; }
-  Texts* texts;
-};
 
 RanksProblem problem_of(std::vector<Index> lengths) {
   return {.problem = Problem(Stream::from_lengths(lengths).padded_to(8), {.causal = true}), .heads_q = 4, .heads_k = 4};
@@ -76,7 +62,7 @@ TEST(FailingRanks, EveryOtherRankEndsAndTheFailedOneIsNamed) {
     const std::uint64_t seed = random();
     const std::string rank = "rank " + std::to_string(victim);
     SCOPED_TRACE(std::string(name(kind)) + ", harm " + std::to_string(i % 3) + " to " + rank);
-    const Said said;
+    const Said said(kProcesses);
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = error_of([&] {
       run_processes(kProcesses,
@@ -84,7 +70,7 @@ TEST(FailingRanks, EveryOtherRankEndsAndTheFailedOneIsNamed) {
                       try {
                         attend(c, kind, harm, c.rank() == victim, seed);
                       } catch (const Error& e) {
-                        std::strncpy((*said.texts)[c.rank()], e.what(), sizeof(Said::Texts) / kProcesses - 1);
+                        said.put(c.rank(), e.what());
                         throw;
                       }
                     },

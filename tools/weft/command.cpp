@@ -50,6 +50,9 @@ void check_verb(int argc, char** argv, const std::vector<Verb>& verbs) {
     throw Error("no verb",
                 "use weft explain or weft verify, weft bench for timings, weft simulate, or see weft --help");
   const std::string_view word = argv[1];
+  if (word == "audit")
+    throw Error("weft audit calls functions of Python, which this program cannot",
+                "it comes with the Python package (pip install weft-attention): python -m weft audit module:function");
   const bool is_verb =
       std::any_of(verbs.begin(), verbs.end(), [&](const Verb& v) { return v.app->get_name() == word; });
   if (!is_verb && word != "--help" && word != "-h" && word != "--version")
@@ -70,6 +73,8 @@ int run(int argc, char** argv) {
       {app.add_subcommand("bench", "time the kernels, beside a peer if one is given"), bench},
       {app.add_subcommand("simulate", "predict schedules and layouts on a machine, up to thousands of ranks"),
        simulate}};
+  // The Python package has this one (weft/__main__.py); here it is for --help alone.
+  app.add_subcommand("audit", "is an attention right? any function of Python; in the Python package");
   verbs[0].flags.add_to(*verbs[0].app, explain_flags());
   verbs[1].flags.add_to(*verbs[1].app, verify_flags());
   verbs[2].flags.add_to(*verbs[2].app, bench_flags());

@@ -1,6 +1,12 @@
 """weft.audit finds every planted fault, names the pair, and passes what is right."""
 
 import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,6 +147,11 @@ def test_weft(ranks):
     assert {v.result for v in report} == {"right"}, str(report)
 
 
+def lost_keys(q, k, v, case):
+    """The keys of the last rank have come to nobody."""
+    return by_weft(q, k * 0 if case.rank == case.ranks - 1 else k, v, case)
+
+
 class Swapped:
     """Two ranks' rows put together in the wrong order."""
 
@@ -151,9 +162,126 @@ class Swapped:
         return weft.unshard(parts[::-1], packing=case.packing)
 
 
-def test_a_wrong_sharder():
-    report = weft.audit(by_weft, Swapped(), 2)
+# Faults that several ranks alone can have.
+FAULTS_OF_RANKS = {"parts put together in the wrong order": (by_weft, Swapped()), "keys of a rank are lost": (lost_keys, None)}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_RANKS)
+def test_planted_faults_of_ranks(fault):
+    report = weft.audit(*FAULTS_OF_RANKS[fault], ranks=2)
     assert not report.right and "causal" in wrong(report)
+
+
+def test_the_page_counts_the_faults():
+    assert len(FAULTS) >= 20  # of one rank
+    page = (Path(__file__).parents[3] / "docs/python.md").read_text()
+    assert f"the {len(FAULTS) + len(FAULTS_OF_RANKS)} faults of `python/tests/core/test_audit.py`" in page
+
+
+def test_one_mask_alone(refused):
+    names = [v.property for v in weft.audit(attend)]
+    causal, full = ([v.property for v in weft.audit(attend, mask=mask)] for mask in ("causal", "full"))
+    assert full == ["full", "documents, full", "window to the right", "gradients"]
+    assert sorted({*causal, *full}) == sorted(names) and set(causal) & set(full) == {"gradients"}
+    with refused("'window'", '"causal"'):
+        weft.audit(attend, mask="window")
+
+
+# The command.
+
+MINE = """
+import weft
+
+def right(q, k, v, case):
+    r = weft.attention(q, k, v, case.packing, causal=case.causal, window=case.window, sink=case.sink, comm=case.comm)
+    return r.out, r.backward
+
+def attention(q, k, v, case):
+    if case.sink is not None:
+        raise NotImplementedError("no sinks here")
+    return weft.attention(q, k, v, case.packing, causal=True, window=case.window, comm=case.comm).out     # forgets case.causal
+
+class Swapped:
+    def shard(self, x, case):
+        return weft.shard(x, case.comm, packing=case.packing)
+
+    def unshard(self, parts, case):
+        return weft.unshard(parts[::-1], packing=case.packing)
+
+def sharder():
+    return Swapped()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """(exit code, stdout, stderr) of python -m weft audit, in a folder with mine.py."""
+    from weft.audit.command import command as run
+
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def call(*arguments):
+        try:
+            code = run(list(arguments))
+        except SystemExit as e:  # of argparse
+            code = e.code
+        return (code, *capsys.readouterr())
+
+    yield call
+    sys.modules.pop("mine", None)
+
+
+def test_the_command(command, tmp_path):
+    code, out, err = command("mine:right")
+    assert (code, err) == (0, "") and out.endswith("mine:right: 15 right, 0 wrong\n")
+    code, out, _ = command("mine.py:attention", "--json", "verdicts.json")
+    assert code == 1 and out.endswith("mine.py:attention: 10 right, 3 wrong, 1 refused, 1 not tried\n")
+    assert "wrong      full                        query token 0 does not see key token 1\n" in out
+    said = json.loads((tmp_path / "verdicts.json").read_text())
+    assert (said["right"], said["ranks"], len(said["verdicts"])) == (False, 1, 15)
+    assert {"property": "sink", "result": "refused", "detail": "no sinks here"} in said["verdicts"]
+    assert sorted(x.name for x in tmp_path.iterdir() if x.is_file()) == ["mine.py", "verdicts.json"]
+    assert command("mine:right", "--ranks", "2", "--dtype", "f64", "--tolerance", "1e-10")[0] == 0
+    for sharder in ("mine:Swapped", "mine:sharder"):
+        assert command("mine:right", "--ranks", "2", "--mask", "causal", "--sharder", sharder)[0] == 1
+
+
+def test_the_page_of_the_command(command, tmp_path):
+    page = (Path(__file__).parents[3] / "docs/command.md").read_text().split("## `weft audit`")[1]
+    program, said = re.findall(r"^```(?:python|console)\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "mine.py").write_text(program)
+    first, *lines = said.splitlines(keepends=True)
+    code, out, _ = command(*first.removeprefix("$ python -m weft audit ").split(";")[0].split())
+    assert (out, f"exit {code}\n") == ("".join(lines[:-1]), lines[-1])
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((), ["function"]), (("mine",), ["'mine' names no function", "module:function"]), (("none:f",), ["none"]),
+    (("none.py:f",), ["none.py"]), (("mine:nope",), ["nope"]), (("mine:number",), ["int", "(q, k, v, case)"]),
+    (("mine:right", "--sharder", "mine:right"), ["gives no sharder"]),
+    (("mine:right", "--sharder", "mine:number"), ["shard and unshard"]),
+    (("mine:right", "--ranks", "0"), ["--ranks 0"]), (("mine:right", "--ranks", "x"), ["ranks"]),
+    (("mine:right", "--heads", "4:3"), ["4 query heads and 3"]), (("mine:right", "--heads", "a"), ["--heads a", "4:2"]),
+    (("mine:right", "--mask", "window"), ["window", "causal"]), (("mine:right", "--tolerance", "nan"), ["nan"]),
+    (("mine:right", "--json", "no/such.json"), ["no/such.json"]), (("mine:right", "--frobnicate"), ["--frobnicate", "--help"]),
+])
+def test_bad_input_of_the_command(command, arguments, words):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "") and err.startswith("weft: ") and err.count("\n") == 1 and "; " in err, (code, out, err)
+    assert all(word in err for word in words), err
+
+
+def test_the_command_as_a_program(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    path = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-m", "weft", "audit", "mine:attention", "--mask", "full"], cwd=tmp_path, env=path,
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "0 right, 3 wrong" in done.stdout and not done.stderr
 
 
 def test_what_is_refused_and_what_fails():

@@ -1,5 +1,6 @@
 """Machines, predictions, and schedule and layout auto."""
 
+import importlib
 import importlib.util
 import json
 
@@ -140,14 +141,54 @@ def test_another_machine_is_another_question():
 
 
 def test_auto_and_a_map_of_heads():
-    q, k = np.zeros((1024, 4, 8), np.float32), np.zeros((1024, 2, 8), np.float32)
+    """What a map takes is not predicted, so auto, the default, is all_gather."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((1024, 4, 8), np.float32), rng.standard_normal((1024, 2, 8), np.float32)
+
+    def rank(comm, **how):
+        mine = [weft.shard(x, comm, cu_seqlens=CU) for x in (q, k, k)]
+        r = weft.attention(*mine, cu_seqlens=CU, causal=True, comm=comm, head_map=[0, 1, 0, 1], **how)
+        assert type(r._run).__name__ == "Executor"
+        return r.out
+
+    one = weft.attention(q, k, k, cu_seqlens=CU, causal=True, head_map=[0, 1, 0, 1]).out
+    named = weft.spawn(2, lambda comm: rank(comm, schedule="all_gather"))
+    for how in ({}, dict(schedule="auto")):
+        found = weft.spawn(2, lambda comm, how=how: rank(comm, **how))
+        assert all(np.array_equal(a, b) for a, b in zip(found, named))
+        np.testing.assert_allclose(weft.unshard(found, cu_seqlens=CU), one, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_default_schedule_is_the_best_predicted(front, monkeypatch):
+    """Documents that lie on one rank move nothing by exact, where all_gather would gather them all."""
+    cu, asked = [0, 1024, 2048, 3072, 4096], []
+    make = weft._core.RankSchedule
+    monkeypatch.setattr(weft._core, "RankSchedule", lambda *given: (asked.append(given[6]), make(*given))[1])
+    x = np.random.default_rng(0).standard_normal((4096, 8, 64), np.float32)
 
     def rank(comm):
-        mine = [weft.shard(x, comm, cu_seqlens=[0, 1024]) for x in (q, k, k)]
-        with pytest.raises(weft.Error, match="auto with head_map"):
-            weft.attention(*mine, cu_seqlens_q=[0, 1024], causal=True, comm=comm, schedule="auto", head_map=[0, 1, 0, 1])
+        mine = weft.shard(x, comm, cu_seqlens=cu)
+        if front == "weft":
+            return weft.attention(mine, mine, mine, cu_seqlens=cu, causal=True, comm=comm).out
+        mine = importlib.import_module("torch").from_numpy(mine)
+        attend = importlib.import_module("weft.torch").context_parallel_attention
+        return attend(mine, mine, mine, cu, causal=True, group=comm).numpy()
 
-    weft.spawn(2, rank)
+    found = weft.unshard(weft.spawn(4, rank), cu_seqlens=cu)
+    np.testing.assert_allclose(found, weft.attention(x, x, x, cu_seqlens=cu, causal=True).out, rtol=2e-5, atol=2e-5)
+    assert asked == ["exact"] * 4
+
+
+@pytest.mark.parametrize("packing", [CU, tuple(CU), np.array(CU), weft.Packing(CU)], ids=["list", "tuple", "array", "Packing"])
+def test_cu_seqlens_wherever_a_packing_is_taken(packing):
+    assert weft.plan(packing, CAUSAL).slices.tolist() == weft.plan(weft.Packing(CU), CAUSAL).slices.tolist()
+    assert weft.choose(packing, CAUSAL, ranks=2).layout == weft.choose(weft.Packing(CU), CAUSAL, ranks=2).layout
+    assert weft.simulate(packing, CAUSAL, ranks=2)["seconds"] == weft.simulate(weft.Packing(CU), CAUSAL, ranks=2)["seconds"]
+    assert weft.explain(packing, CAUSAL, ranks=2).pairs.tolist() == weft.explain(weft.Packing(CU), CAUSAL, ranks=2).pairs.tolist()
+    for call in (weft.plan, lambda p: weft.choose(p, CAUSAL, 2), lambda p: weft.simulate(p, CAUSAL, ranks=2), weft.explain):
+        with pytest.raises(weft.Error, match="packing is of type str"):
+            call("0,5")
 
 
 def test_layout_auto_goes_by_the_causal_mask_unless_one_is_given():

@@ -3,7 +3,6 @@
 import itertools
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -316,29 +315,90 @@ def test_a_question_that_is_kept_is_asked_once(monkeypatch):
     assert len(asked) == 2
 
 
-def test_many_processes_without_a_group_warn_once(monkeypatch):
-    from weft.torch import group
-
-    x = torch.ones(8, 1, 4)
-
-    def warnings_of(*calls):
-        monkeypatch.setattr(group, "_warned", False, raising=False)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            for call in calls:
-                call()
-        return [str(w.message) for w in seen if "WORLD_SIZE" in str(w.message)]
-
-    meant = [lambda: weft.torch.context_parallel_attention(x, x, x, weft.Packing([0, 8]), one_rank=True),
-             lambda: weft.torch.shard(x, weft.Packing([0, 8]), "")]
-    calls = [lambda: weft.torch.context_parallel_attention(x, x, x, weft.Packing([0, 8])),
-             lambda: weft.torch.shard(x, weft.Packing([0, 8]))]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not warnings_of(*meant)
-    for some in (calls, calls[1:], calls + calls):
-        said, = warnings_of(*some)
-        for word in ("WORLD_SIZE is 2", "the whole pack", "init_process_group", "one_rank=True"):
-            assert word in said
-    for size in ("1", ""):
+def test_many_processes_without_a_group(monkeypatch, refused):
+    """torchrun, and nobody has called init_process_group: whatever takes a group says so, unless it is told that it is meant."""
+    x, packing = torch.ones(8, 1, 4), weft.Packing([0, 8])
+    micros = weft.prepare.MicroSequences(packing, ranks=1, micros=2)
+    uses = {
+        "attention": lambda **g: weft.torch.context_parallel_attention(x, x, x, packing, **g),
+        "layer": lambda **g: weft.torch.ContextParallelAttention(**g)(x, x, x, packing),
+        "ContextParallel": lambda group=None: weft.torch.ContextParallel(packing, group),
+        "context_parallel": lambda group=None: weft.torch.context_parallel(packing, group, buffers=[]).__enter__(),
+        "shard": lambda **g: weft.torch.shard(x, packing, **g), "unshard": lambda **g: weft.torch.unshard(x, packing, **g),
+        "position_ids": lambda **g: weft.torch.position_ids(packing, **g),
+        "valid_rows": lambda **g: weft.torch.valid_rows(packing, **g),
+        "use_layout": lambda **g: weft.torch.use_layout(packing, **g),
+        "relayout": lambda **g: weft.torch.relayout(x, "zigzag", "contiguous", packing, **g),
+        "all_gather": lambda **g: weft.torch.all_gather(x, **g),
+        "micro layer": lambda **g: weft.torch.MicroSequenceAttention(**g)(x, x, x, micros),
+        "micro": lambda **g: weft.torch.micro_sequence_attention(x, x, x, micros, **g),
+    }
+    for size, wrong in (("1", False), ("", False), ("2", True)):
         monkeypatch.setenv("WORLD_SIZE", size)
-        assert not warnings_of(*calls)
+        monkeypatch.setattr(weft.torch.functional, "_hows", {})  # settings are read once: nobody changes WORLD_SIZE
+        for use in uses.values():
+            use(group="")
+            if wrong:
+                with refused("WORLD_SIZE is 2", "the whole pack", "init_process_group", "one_rank=True", 'group=""'):
+                    use()
+            else:
+                use()
+        weft.torch.context_parallel_attention(x, x, x, packing, one_rank=True)
+
+
+def _mixed(packing, comm, *layouts):
+    """Inputs under one layout and positions under another: then rows of both are at hand, and nobody can tell which these are."""
+    x = torch.from_numpy(tensors(packing)[0])
+    mine = weft.torch.shard(x, packing, comm, layout=layouts[0])
+    for layout in layouts[1:]:
+        weft.torch.position_ids(packing, comm, layout=layout)
+    return mine
+
+
+@pytest.mark.parametrize("front", ["numpy", "torch"])
+def test_rows_dealt_out_under_two_layouts(refused, front):
+    def attend(packing, comm, mine, checked, layout=None):
+        if front == "numpy":
+            return weft.attention(*[mine.numpy()] * 3, packing=packing, comm=comm, checked=checked, layout=layout).out
+        return weft.torch.context_parallel_attention(mine, mine, mine, packing, group=comm, checked=checked, layout=layout)
+
+    def rank(comm, packing, checked=True, said=False, after=False):
+        mine = _mixed(packing, comm, "contiguous", None)
+        if said:
+            weft.torch.use_layout(packing, comm, layout="contiguous")
+        if after:  # each has been used: both are meant
+            attend(packing, comm, mine, False, "contiguous")
+        return attend(packing, comm, mine, checked)
+
+    packing = packing_of_its_own()
+    with refused("under layout balanced", "dealt out under contiguous too", "use_layout", "position_ids"):
+        weft.spawn(2, lambda comm: rank(comm, packing))
+    for how in (dict(checked=False), dict(said=True), dict(after=True)):
+        packing = packing_of_its_own()
+        weft.spawn(2, lambda comm, how=how: rank(comm, packing, **how))
+
+
+def test_a_cached_problem_is_asked_again_when_checked(refused):
+    packing = packing_of_its_own()
+
+    def rank(comm):
+        mine = weft.torch.shard(torch.from_numpy(tensors(packing)[0]), packing, comm)
+        for _ in range(2):
+            weft.torch.context_parallel_attention(mine, mine, mine, packing, group=comm, checked=True)
+        weft.torch.position_ids(packing, comm, layout="striped")
+        weft.torch.context_parallel_attention(mine, mine, mine, packing, group=comm, checked=True)
+
+    with refused("dealt out under striped too"):
+        weft.spawn(2, rank)
+
+
+def test_rows_moved_by_relayout_are_of_both():
+    packing = packing_of_its_own()
+
+    def rank(comm):
+        mine = weft.torch.shard(torch.from_numpy(tensors(packing)[0]), packing, comm)
+        other = weft.torch.relayout(mine, None, "contiguous", packing, comm)
+        for x, layout in ((mine, None), (other, "contiguous")):
+            weft.torch.context_parallel_attention(x, x, x, packing, group=comm, layout=layout, checked=True)
+
+    weft.spawn(2, rank)

@@ -14,12 +14,13 @@ from problems import examples
 
 
 @examples(60)
-@given(st.lists(st.integers(0, 40), max_size=20), st.sampled_from([1, 4]), st.booleans(), st.booleans())
-def test_packs(lengths, multiple, keep_order, split):
-    budget = 32
+@given(st.lists(st.integers(0, 40), max_size=20), st.sampled_from([1, 4]), st.booleans(), st.booleans(),
+       st.sampled_from([0, 1.1]))
+def test_packs(lengths, multiple, keep_order, split, limit):
+    budget, keep_order = 32, keep_order and not limit
     if not split:
         lengths = [min(n, budget) for n in lengths]
-    packs = weft.prepare.pack_documents(lengths, budget, multiple, keep_order, split)
+    packs = weft.prepare.pack_documents(lengths, budget, multiple, keep_order, split, limit)
     held = [np.zeros(n, int) for n in lengths]
     empty = 0
     for i in range(len(packs)):
@@ -31,6 +32,10 @@ def test_packs(lengths, multiple, keep_order, split):
         for document, begin, length in pieces:
             held[document][begin:begin + length] += 1
     assert all((x == 1).all() for x in held)
+    if limit and len(packs):
+        pairs = [(n * (n + 1) / 2).sum() for n in (packs.pieces(i)[:, 2] for i in range(len(packs)))]
+        longest = max(min(n, 32) for n in lengths)
+        assert max(pairs) <= max(limit * np.mean(pairs), longest * (longest + 1) / 2) + 1e-9
     report = packs.report
     assert report["tokens"] == sum(lengths) and report["packs"] == len(packs) and report["empty"] == empty
     assert len(packs) >= report["least_packs"] == -(-sum(lengths) // budget)

@@ -30,6 +30,7 @@ def one_group() -> dist.ProcessGroup: raise NotImplementedError
 def one_mesh() -> torch.distributed.device_mesh.DeviceMesh: raise NotImplementedError
 comm, group, mesh = one_of_many(), one_group(), one_mesh()
 ids, labels, cp = input_ids, input_ids, weft.torch.ContextParallel(cu)
+block = weft.torch.TransformerLayer(8, 16, 2, qkv_format="thd")
 def attention(x: torch.Tensor, packing: weft.Packing, layout: str) -> torch.Tensor: raise NotImplementedError
 """
 
@@ -50,6 +51,9 @@ weft.torch.ContextParallelAttention(ranks_per_stp=2)
 weft.torch.ContextParallel(cu, shedule="ring")
 weft.torch.ContextParallel(cu, reduction="average")
 cp.attention(q, k, v, window=4)
+weft.torch.TransformerLayer(8, 16, 2, qkv_format="htd")
+weft.torch.TransformerLayer(8, 16, 2, rotary_bsae=10000.0)
+weft.torch.MultiheadAttention(8, 2, chunk_size="8")
 """.strip()
 
 

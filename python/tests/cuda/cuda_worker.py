@@ -18,8 +18,9 @@ def rank(number):
     one = gpu.run(inputs, dout, causal=True, one_rank=True)
     for schedule in gpu.SCHEDULES:
         parts = [weft.torch.shard(x, gpu.PACKING) for x in (*inputs, dout)]
-        got = gpu.run(parts[:3], parts[3], causal=True, schedule=schedule)
-        gpu.assert_near([weft.torch.unshard(x, gpu.PACKING) for x in got], one, "f32")
+        for checked in (False, True):
+            got = gpu.run(parts[:3], parts[3], causal=True, schedule=schedule, checked=checked)
+            gpu.assert_near([weft.torch.unshard(x, gpu.PACKING) for x in got], one, "f32")
     torch.cuda.synchronize()
 
 

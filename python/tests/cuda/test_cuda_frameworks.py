@@ -67,6 +67,20 @@ def test_transformers():
         assert (got - want).norm() <= 1e-4 * want.norm()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_audit(ranks):
+    """Tensors on a GPU, and what comes back is read from there; gradients too."""
+    def fn(q, k, v, case):
+        inputs = [torch.from_numpy(x).cuda().requires_grad_() for x in (q, k, v)]
+        sink = None if case.sink is None else torch.from_numpy(case.sink).cuda()
+        out = attend(*inputs, case.packing, causal=case.causal, window=case.window, sink=sink,
+                     group="" if case.comm is None else case.comm)
+        return out, lambda dout: torch.autograd.grad(out, inputs, torch.from_numpy(dout).cuda())
+
+    report = weft.audit(fn, ranks=ranks, dim=16)
+    assert {v.result for v in report} == {"right"}, str(report)
+
+
 # What is refused, and arrays of others.
 
 def test_refusals(refused):
@@ -93,8 +107,6 @@ def test_refusals(refused):
         weft.attention(q, k, v, packing=PACKING, stream=0)
     with refused("different places"):
         weft.prepare.KvCache(k, v, offsets=[0, TOKENS]).append([1], k[:1].cpu(), v[:1].cpu())
-    with refused("checked mode"):
-        weft.spawn(2, lambda comm: weft.attention(q[:256], k[:256], v[:256], packing=PACKING, comm=comm, checked=True))
     buffer_on_cpu = weft.prepare.MicroSequences(PACKING, micros=1)
 
     def rank(comm):

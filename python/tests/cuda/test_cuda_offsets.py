@@ -95,12 +95,16 @@ def test_a_graph_is_replayed_on_other_packings(deterministic):
 def test_wrong_offsets_see_nothing_and_are_told(wrong):
     *inputs, dout = tensors(torch.bfloat16, dim=128)
     torch.cuda.synchronize()
+    inputs = [x.requires_grad_() for x in inputs]
     out, lse, _ = offsets.attention(*inputs, cu_seqlens_q=ints(*wrong), causal=True)
     torch.cuda.synchronize()
-    assert not out.any() and (lse == -float("inf")).all()
+    gradients = torch.autograd.grad(out, inputs, dout)  # calls that follow are not to blame
+    assert not out.any() and (lse == -float("inf")).all() and not any(g.any() for g in gradients)
+    offsets.attention(*inputs, cu_seqlens_q=ints(0, TOKENS), causal=True)
+    torch.cuda.synchronize()
     with refused("queries on the device: sequence"):
         rows.check_offsets()
-    offsets.attention(*inputs, cu_seqlens_q=ints(0, TOKENS), causal=True)
+    rows.check_offsets()
 
 
 def test_refusals():
@@ -111,21 +115,47 @@ def test_refusals():
         offsets.attention(*inputs, cu_seqlens_q=ints(0, TOKENS), checked=True)
 
 
+@pytest.mark.parametrize("schedule", ["all_gather", "ring", "all_to_all", "hybrid"])
 @pytest.mark.parametrize("layout", ["contiguous", "dual_chunk", "zigzag", "striped"])
-def test_ranks_as_threads(layout):
-    """all_gather over four ranks that are threads, each with its rows by shard from the same offsets."""
+def test_ranks_as_threads(layout, schedule):
+    """Four ranks that are threads, each with its rows by shard from the same offsets."""
     *inputs, dout = tensors(torch.bfloat16, dim=128)
+    sink = torch.linspace(-1, 1, 4, device="cuda")
     padded, used = ints(*OFFSETS), ints(*LENGTHS)
-    wanted = run(inputs, dout, PACKING, causal=True)
+    wanted = run(inputs, dout, PACKING, sink, causal=True)
     cu = torch.nn.functional.pad(torch.cumsum(used, 0, dtype=torch.int32), (1, 0))
 
     def rank(comm):
         mine = [rows.shard(x, cu, 4, comm.rank, cu_seqlens_padded=padded, layout=layout) for x in (*inputs, dout)]
-        got = device_run(mine[:3], mine[3], cu_seqlens_q=cu, cu_seqlens_q_padded=padded, causal=True, group=comm, layout=layout)
-        return [rows.unshard(x, cu, 4, comm.rank, tokens=TOKENS, cu_seqlens_padded=padded, layout=layout) for x in got]
+        got = device_run(mine[:3], mine[3], sink, cu_seqlens_q=cu, cu_seqlens_q_padded=padded, causal=True, group=comm,
+                         layout=layout, schedule=schedule)
+        back = [rows.unshard(x, cu, 4, comm.rank, tokens=TOKENS, cu_seqlens_padded=padded, layout=layout) for x in got[:5]]
+        return [*back, got[5]]
 
     parts = weft.spawn(4, rank)
     real = rows.copy_valid_rows(torch.ones(TOKENS, device="cuda"), cu, padded).bool()
     for number in (0, 2, 3, 4):
         total = sum(part[number].float() for part in parts)
         near([total[real]], [wanted[number][real].float()], (layout, number))
+    near([sum(part[5] for part in parts)], [wanted[5]], (layout, schedule, "sink"))
+    rows.check_offsets()
+
+
+@pytest.mark.parametrize("schedule", ["all_gather", "ring", "all_to_all", "hybrid"])
+def test_wrong_offsets_over_ranks(schedule):
+    """Every rank sees nothing, none waits for another, and the next call is right."""
+    *inputs, dout = tensors(torch.bfloat16, dim=128)
+    wrong, right = ints(0, 400, 300), ints(0, 300, TOKENS)
+    wanted = run(inputs, dout, weft.Packing([0, 300, TOKENS]), causal=True)[0]
+
+    def rank(comm):
+        mine = [rows.shard(x, right, 4, comm.rank, layout="zigzag") for x in (*inputs, dout)]
+        blind = device_run(mine[:3], mine[3], cu_seqlens_q=wrong, causal=True, group=comm, schedule=schedule)
+        assert not any(x.any() for x in (blind[0], *blind[2:]))
+        got = device_run(mine[:3], mine[3], cu_seqlens_q=right, causal=True, group=comm, schedule=schedule)[0]
+        return rows.unshard(got, right, 4, comm.rank, tokens=TOKENS, layout="zigzag")
+
+    near([sum(weft.spawn(4, rank, time_limit=30))], [wanted], schedule)
+    torch.cuda.synchronize()
+    with refused("queries on the device: sequence"):
+        rows.check_offsets()

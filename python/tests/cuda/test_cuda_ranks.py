@@ -60,6 +60,13 @@ def test_four_ranks(dtype, schedule, own_streams):
         assert_same(got[:1], one[:1])  # in sequence order a row's bits do not depend on the ranks
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_four_ranks_by_default(dtype):
+    """Layout balanced, and the schedule that is predicted to be the best."""
+    *inputs, dout = tensors(DTYPES[dtype])
+    assert_right(on_ranks(inputs, dout, causal=True), reference(inputs, dout, dict(causal=True)), dtype)
+
+
 class Mail:
     """A transport as that of a process group with NCCL: a message is one tensor on the GPU, in the order of a stream."""
 
@@ -108,6 +115,39 @@ def test_messages_in_one_piece(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_checked_ranks(schedule):
+    """The bits of ranks that are not checked."""
+    *inputs, dout = tensors(torch.bfloat16, heads=(4, 4))
+    sink = torch.linspace(-1, 1, 4, device="cuda")
+    options = dict(sink=sink, causal=True, schedule=schedule, deterministic=True)
+    assert_same(on_ranks(inputs, dout, checked=True, **options), on_ranks(inputs, dout, **options))
+
+
+@pytest.mark.parametrize("text, odd", [
+    ("attention (scale, softcap, sink, head_map)", dict(softcap=20.0)),
+    ("mask", dict(window=(50, 0))),
+    ("deterministic", dict(deterministic=True)),
+    ("kernel", dict(kernel="cuda.portable")),
+])
+def test_checked_ranks_that_disagree(text, odd):
+    *inputs, dout = tensors(torch.bfloat16, heads=(4, 4), dim=128)
+    said = [""] * 4
+
+    def rank(comm):
+        parts = [weft.torch.shard(x, PACKING, comm, layout="contiguous") for x in (*inputs, dout)]
+        try:
+            run(parts[:3], parts[3], group=comm, causal=True, layout="contiguous", checked=True,
+                **(odd if comm.rank == 1 else {}))
+        except weft.Error as e:
+            said[comm.rank] = str(e)
+
+    weft.spawn(4, rank, time_limit=30)
+    if text == "kernel" and not said[0]:
+        pytest.skip("this GPU has one kernel alone")
+    assert said[0].startswith(f"{text}: rank 1 differs from ranks 0, 2, 3") and len(set(said)) == 1, said
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_four_ranks_without_autograd(schedule):
     *inputs, dout = tensors()
     cu = [0, 100, 101, 500]
@@ -126,8 +166,9 @@ def test_four_ranks_without_autograd(schedule):
     assert_near([*got, results[0][5]], [one.out, one.lse, *one.backward(dout)[:3], one.max_logit], "f32")
 
 
+@pytest.mark.parametrize("checked", [False, True], ids=["", "checked"])
 @pytest.mark.parametrize("drop", [False, True])
-def test_micro_sequences(drop):
+def test_micro_sequences(drop, checked):
     packing, mask = weft.Packing([0, 100, 101, 512]), weft.Mask(causal=True, window=(60, 0))
     micros = weft.prepare.MicroSequences(packing, ranks=4, micros=4)
     generator = torch.Generator().manual_seed(2)
@@ -139,7 +180,7 @@ def test_micro_sequences(drop):
         here = windows[comm.rank]
         inputs = [x[here].requires_grad_() for x in (q, k, v)]
         logits = sink.clone().requires_grad_()
-        layer = weft.torch.MicroSequenceAttention(mask=mask, drop=drop, group=comm)
+        layer = weft.torch.MicroSequenceAttention(mask=mask, drop=drop, group=comm, checked=checked)
         for _ in range(2):  # buffers are used again
             for x in (*inputs, logits):
                 x.grad = None

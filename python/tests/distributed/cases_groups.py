@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import re
 import sys
 import time
 
@@ -102,6 +103,51 @@ def meshes():
     for use in (weft.torch.shard, weft.torch.unshard):
         with refused("2 dimensions", 'mesh["cp"]'):
             use(rows[0], SELF, both)
+
+
+@case
+def whatever_takes_a_group():
+    """Takes a process group, its name, a DeviceMesh of one dimension, and the name of a dimension inside `with mesh:`."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    x, micros = tensors(SELF)[0], weft.prepare.MicroSequences(SELF, ranks=2, micros=2, pad=True)
+    group = mesh["cp"].get_group()
+    mine, window = weft.torch.shard(x, SELF, group), torch.ones(2 * micros.local, 2, 8)
+    uses = {
+        "attention": lambda g: weft.torch.context_parallel_attention(mine, mine, mine, SELF, group=g),
+        "layer": lambda g: weft.torch.ContextParallelAttention(group=g)(mine, mine, mine, SELF),
+        "ContextParallel": lambda g: weft.torch.ContextParallel(SELF, g).attention(mine, mine, mine),
+        "shard": lambda g: weft.torch.shard(x, SELF, g), "unshard": lambda g: weft.torch.unshard(mine, SELF, g),
+        "position_ids": lambda g: weft.torch.position_ids(SELF, g), "valid_rows": lambda g: weft.torch.valid_rows(SELF, g),
+        "use_layout": lambda g: weft.torch.use_layout(SELF, g),
+        "relayout": lambda g: weft.torch.relayout(mine, None, "contiguous", SELF, g),
+        "all_gather": lambda g: torch.stack(weft.torch.all_gather(mine, g)),
+        "micro layer": lambda g: weft.torch.MicroSequenceAttention(group=g)(window, window, window, micros),
+        "micro": lambda g: weft.torch.micro_sequence_attention(window, window, window, micros, group=g),
+        "communicator": lambda g: torch.tensor(weft.torch.communicator(g).ranks),
+    }
+    for name, use in uses.items():
+        expected = use(group)
+        found = [use(given) for given in (group.group_name, mesh["cp"])]
+        with mesh:
+            found.append(use("cp"))
+        assert all(x is expected is None or torch.equal(x, expected) for x in found), name
+        with refused("named 'cp'", 'mesh["cp"]', "with mesh"):
+            use("cp")
+    with mesh:  # a layer that is built inside, and used outside
+        layer, micro = weft.torch.ContextParallelAttention(group="cp"), weft.torch.MicroSequenceAttention(group="cp")
+    assert torch.equal(layer(mine, mine, mine, SELF), uses["layer"](group))
+    assert torch.equal(micro(window, window, window, micros), uses["micro"](group))
+    for cu in ([0, 7, 10, 33, 61], torch.tensor([0, 7, 10, 33, 61]), torch.tensor([0, 7, 10, 33, 61], dtype=torch.int32)):
+        assert torch.equal(weft.torch.shard(x, cu, group), mine)
+        assert torch.equal(weft.torch.unshard(mine, cu, group), x)
+        assert torch.equal(weft.torch.position_ids(cu, group), uses["position_ids"](group))
+        assert torch.equal(weft.torch.valid_rows(cu, group), uses["valid_rows"](group))
+        assert torch.equal(weft.torch.relayout(mine, None, "contiguous", cu, group), uses["relayout"](group))
+        assert torch.equal(weft.torch.context_parallel_attention(mine, mine, mine, cu, group=group), uses["attention"](group))
+        assert torch.equal(weft.torch.next_token_labels(torch.arange(61), cu),
+                           weft.torch.next_token_labels(torch.arange(61), SELF))
 
 
 @case
@@ -222,6 +268,43 @@ def a_stream_that_does_not_come_past_its_messages():
     assert transport.watch._next_look() == 0 and group.aborted == 1
     with refused("waited 0.2 seconds on GPU 0 for rank", "cannot be used any more"):
         transport.exchange_on_gpu([], [], 0, 0)
+
+
+@case
+def ranks_answer_those_that_wait():
+    """A rank whose time limit is over, or that NCCL tells of an error, learns what others are at: one waits, one makes no calls,
+    one is not there."""
+    from weft.torch import transport as module
+
+    me, group = dist.get_rank(), dist.new_group([0, 1, 2, 3])
+    if me != 3:
+        transport = module.Transport(group, 0.4)
+        calls = {0: 7, 1: 7, 2: 5}[me]
+        transport.calls = lambda: f"#{calls} exchange of forward, 8 bytes to 1, waiting for 1.000 s"
+        transport.waiting = [3] if me == 1 else []
+        transport.watch.start()
+        dist.barrier()
+        if me == 0:
+            time.sleep(0.4)
+            raised = transport.waited("", [1])
+            for part in ("rank 0 waited 0.4 seconds for rank 1 (pid ", "; rank 3 did not answer; rank 2 (pid ",
+                         ") answers and is at #5 exchange of forward, ", "; rank 1 waits, too, for rank 3"):
+                assert part in str(raised), (part, str(raised))
+            assert re.search(r"ended: kill -9 \d+ on \S+; the process group", str(raised)) is None  # who rank 3 is nobody knows
+        dist.barrier()
+        if me == 1:
+            transport.watch.last = time.monotonic(), _Event(False), 0, [0, 2, 3]
+            transport.has_nccl_error, aborted = lambda: True, []
+            transport.abort = lambda: aborted.append(1)
+            transport.watch._next_look()
+            with refused("rank 1 lost one of the ranks 0, 2, 3 on GPU 0; rank 3 did not answer; rank 2 (pid ",
+                         "rank 0 waits, too, for rank 1 (NCCL tells of an error)", "before that, rank 0 waited 0.4 seconds"):
+                transport.exchange_on_gpu([], [], 0, 0)
+            assert aborted == [1]
+    else:
+        dist.barrier()
+        dist.barrier()
+    dist.barrier()
 
 
 @case

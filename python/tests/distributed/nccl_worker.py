@@ -16,6 +16,7 @@ import weft.torch
 import group_cases
 import processes
 from group_cases import DEVICE, LAYOUTS, MASKS, SCHEDULES, SLICES, close, compare, run, tensors
+from refusals import refused
 
 DTYPES = {"f32": (torch.float32, 3e-5), "bf16": (torch.bfloat16, 3e-2), "f16": (torch.float16, 4e-3)}
 LENGTHS = [37, 3, 100, 0, 64]
@@ -97,6 +98,37 @@ def micro_sequences(ranks):
         close(total, expected[4], "dsink of micro-sequences", 3e-5)
 
 
+def micro_steps(ranks):
+    """The same one micro-sequence at a time, with recomputation and two micro-batches under way."""
+    packing = weft.Packing([0, 100, 101, 512])
+    whole = tensors(packing, **SHAPE)
+    expected = run(*whole, packing, WINDOW, one_rank=True)
+    for drop, even_work in ((False, None), (True, None), (False, CAUSAL)):
+        layer = weft.torch.MicroSequenceAttention(mask=WINDOW, drop=drop)
+        flights = [weft.torch.MicroSequences(packing, 4, even_work=even_work, batch=n) for n in range(2)]
+        leaves = [[x.clone().requires_grad_() for x in whole[:3]] for _ in flights]
+
+        def loss(step, batch):
+            return (layer(*(step.take(x) for x in leaves[batch]), step) * step.take(whole[3])).sum()
+
+        with torch.no_grad():
+            parts = [loss(step, 0) for step in flights[0].forward_steps()]
+        assert len(parts) == 4
+        kept = [[loss(step, n) for step in flight.forward_steps()] for n, flight in enumerate(flights)]
+        for flight, losses in zip(flights, kept):
+            for step in flight.backward_steps():
+                step.backward(losses[step.micro])
+        again = [x.clone().requires_grad_() for x in whole[:3]]
+        leaves.append(again)
+        weft.torch.MicroSequences(packing, 4, even_work=even_work).forward_backward(lambda step: loss(step, 2))
+        cut = flights[0].cut
+        here = torch.cat([torch.arange(*cut.rows(dist.get_rank(), m)) for m in range(4)])
+        here = here[here < 512].to(DEVICE[0])
+        for got in leaves:
+            for x, e, name in zip(got, expected[1:4], ("dq", "dk", "dv")):
+                close(x.grad[here], e[here], f"{name} of micro-sequences one at a time", 3e-5)
+
+
 def meshes(ranks):
     """Groups that are parts of the world, along both sides of a mesh, one after another and in turn."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -163,6 +195,17 @@ def bytes_are_those_of_traffic(ranks):
             sum(t[way] for t in want) for way in ("bytes_sent", "bytes_received")), name
 
 
+def checked_ranks(ranks):
+    """Checked ranks are right, are told what differs, and can go on."""
+    packing, odd = packing_of("zigzag", 0), dist.get_rank() == 1
+    for how in schedules(ranks).values():
+        compare(packing, WINDOW, dict(how, checked=True), **SHAPE)
+        rows = [weft.torch.shard(x, packing) for x in tensors(packing, **SHAPE)]
+        with refused("attention (scale, softcap, sink, head_map): rank"):
+            run(*rows, packing, CAUSAL, checked=True, softcap=20.0 if odd else 0.0, **how)
+    compare(packing, CAUSAL, dict(schedule="ring", checked=True), **SHAPE)
+
+
 def gathered(ranks):
     """weft.torch.all_gather, of every dtype and of no rows."""
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -178,8 +221,10 @@ def cases(ranks):
     return {
         **made, "cross and slices": cross_and_slices, "bits of one rank": bits_of_one_rank,
         "same gradients": lambda: same_gradients_five_times(ranks), "micro-sequences": lambda: micro_sequences(ranks),
+        "micro-sequences one at a time": lambda: micro_steps(ranks),
         "meshes": lambda: meshes(ranks), "two groups": lambda: two_groups_at_once(ranks), "streams": streams,
         "bytes": lambda: bytes_are_those_of_traffic(ranks), "gathered": lambda: gathered(ranks),
+        "checked": lambda: checked_ranks(ranks),
     }
 
 

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 import distributed_worker
+import micro_steps_worker
 import micro_worker
 import processes
 
@@ -20,6 +21,11 @@ def micro(tmp_path_factory):
     return processes.results(micro_worker, tmp_path_factory.mktemp("micro"))
 
 
+@pytest.fixture(scope="module")
+def micro_steps(tmp_path_factory):
+    return processes.results(micro_steps_worker, tmp_path_factory.mktemp("micro_steps"))
+
+
 @pytest.mark.parametrize("case", distributed_worker.CASES)
 def test_distributed(distributed, case):
     processes.check(distributed, case)
@@ -28,6 +34,12 @@ def test_distributed(distributed, case):
 @pytest.mark.parametrize("case", micro_worker.CASES)
 def test_micro_sequences(micro, case):
     processes.check(micro, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", micro_steps_worker.CASES)
+def test_micro_sequences_one_at_a_time(micro_steps, case):
+    processes.check(micro_steps, case)
 
 
 @pytest.mark.long

@@ -52,10 +52,11 @@ def check_random(said):
         assert "packing" in way or "last calls: #" in last, last
         assert re.search(r"lost rank|waited|differs", last), last
         named.append(f"rank {lost} (pid " in last or ("packing" in way and f"rank {lost}" in last))
-    # When a rank is stopped, another may be waited for in vain first, because it waits itself.
-    assert any(named) if "stopped" in way else all(named), said["said"]
+        if "stopped" in way:  # others may be waited for first, because they wait themselves
+            assert re.search(rf"rank {lost} \(pid (\d+) on [^)]*\) is stopped", last), last
+    assert all(named), said["said"]
     if "stopped" in way:
-        told = rf"for rank {lost} \(pid (\d+) on .* has to be ended: kill -9 \1 on "
+        told = rf"rank {lost} \(pid (\d+) on .* has to be ended: kill -9 \1 on "
         assert any(re.search(told, text) for text in said["said"]), said["said"]
 
 

@@ -132,7 +132,7 @@ def test_bits_that_change_are_found(monkeypatch, capsys):
 
     monkeypatch.setattr(checks, "attention", attention)
     assert few() == 1
-    assert "of out has other bits the second time" in capsys.readouterr().out
+    assert "of out has other bits in run 2" in capsys.readouterr().out
 
 
 def test_a_rank_that_fails(monkeypatch, capsys):

@@ -201,6 +201,28 @@ def specs():
 
 
 @case
+def latents_on_tensor_parallel_ranks():
+    """Megatron 0.16 takes a part of a gradient for the whole (small_megatron.TENSOR_PARALLEL): of what other versions do nobody
+    knows yet."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from weft.megatron import attention as module
+
+    spec = weft.megatron.with_weft(get_gpt_layer_local_spec(multi_latent_attention=True), schedule="exact")
+    assert spec.submodules.self_attention.submodules.core_attention.params == {"schedule": "exact", "gathered_latent": True}
+    latent, plain = m.config_of(mla=True), m.config_of()
+    found = [module._sums_position_gradient(*given) for given in (
+        (latent, True, 2), (latent, True, 1), (latent, False, 2), (plain, True, 2))]
+    assert found == [True, False, False, False]
+    version, module.megatron.core.__version__ = module.megatron.core.__version__, "0.17.0"
+    try:
+        with refused("2 tensor-parallel ranks", "0.17.0", "tensor_model_parallel_size=1"):
+            module._sums_position_gradient(latent, True, 2)
+        assert not module._sums_position_gradient(latent, True, 1)
+    finally:
+        module.megatron.core.__version__ = version
+
+
+@case
 def checkpoints():
     made = core(softmax_type="learnable")
     found = made.sharded_state_dict("decoder.", metadata={"dp_cp_group": parallel_state.get_data_parallel_group(True)})

@@ -62,7 +62,9 @@ CASES = {
 TENSOR_PARALLEL = {
     name: dict(gated_linear_unit=False, activation_func=torch.nn.functional.gelu, **case)
     for name, case in {"tensor parallel": {}, "tensor parallel, sink": dict(softmax_type="learnable", window_size=(6, 0)),
-                       "tensor parallel, balanced": dict(layout="balanced")}.items()
+                       "tensor parallel, balanced": dict(layout="balanced"), "tensor parallel, mla": dict(mla=True),
+                       "tensor parallel, mla, latent queries": dict(mla=True, q_lora_rank=24, sbhd=True),
+                       "tensor parallel, mla, balanced": dict(mla=True, layout="balanced", qk_clip=True)}.items()
 }
 
 
@@ -222,5 +224,8 @@ def step(case, dense=False):
             found[name] = torch.cat(parts, p.partition_dim)
     if case.get("qk_clip"):
         for i, layer in enumerate(model.decoder.layers):
-            found[f"top {i}"] = layer.self_attention.core_attention.current_max_attn_logits
+            top = layer.self_attention.core_attention.current_max_attn_logits  # of this tensor-parallel rank's heads
+            parts = [torch.empty_like(top) for _ in range(parallel_state.get_tensor_model_parallel_world_size())]
+            dist.all_gather(parts, top, group=parallel_state.get_tensor_model_parallel_group())
+            found[f"top {i}"] = torch.cat(parts)
     return found

@@ -23,24 +23,56 @@ SMALL = dict(
 )
 
 
+WINDOWS = dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+MIXED = dict(layer_types=["linear_attention", "full_attention"] * 2)  # of hybrid models
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+DELTA = dict(linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)
+
+
+def small(without=(), **changes):
+    """SMALL with changes, less what a model does not have."""
+    return {name: value for name, value in {**SMALL, **changes}.items() if name not in without}
+
+
+def rotary(part):
+    return dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part})
+
+
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "llama4": lambda: transformers.Llama4TextConfig(  # a chunked layer with rotary embeddings, a full one with temperature
+        **small(num_hidden_layers=3), intermediate_size_mlp=40, attention_chunk_size=5, no_rope_layers=[1, 0, 1],
+        moe_layers=[1], num_local_experts=2, attn_temperature_tuning=True, floor_scale=3, attn_scale=0.5, use_qk_norm=True),
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=6),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SMALL, **WINDOWS, attn_logit_softcapping=2.0, final_logit_softcapping=5.0, query_pre_attn_scalar=5),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **small(head_dim=256), **WINDOWS, attn_logit_softcapping=3.0, query_pre_attn_scalar=128),
+    "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, **WINDOWS, num_local_experts=2, num_experts_per_tok=1),
+    "qwen3": lambda: transformers.Qwen3Config(**small(head_dim=128), **WINDOWS, use_sliding_window=True),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**small(head_dim=128), **EXPERTS),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(  # q and k 192 wide, v 128
+        **small(["head_dim"], num_attention_heads=2), qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        q_lora_rank=24, kv_lora_rank=16, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=2,
+        moe_intermediate_size=24, first_k_dense_replace=1),
+    "glm4": lambda: transformers.Glm4Config(**small(head_dim=128), attention_bias=True, **rotary(0.5)),
+    "phi3": lambda: transformers.Phi3Config(
+        **small(["head_dim"], hidden_size=192, num_attention_heads=2, num_key_value_heads=1), sliding_window=6),
+    "olmo2": lambda: transformers.Olmo2Config(**small(["head_dim"], hidden_size=256, num_attention_heads=2)),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **small(head_dim=256, num_hidden_layers=4), **MIXED, **EXPERTS, **DELTA, shared_expert_intermediate_size=24,
+        **rotary(0.25)),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**small(head_dim=256, num_hidden_layers=4), **MIXED, **DELTA),
+    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **small(head_dim=256, num_hidden_layers=4), **MIXED, **DELTA, shared_expert_intermediate_size=24,
+        **{name: value for name, value in EXPERTS.items() if name != "norm_topk_prob"}),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(
+        **small(["head_dim"], hidden_size=256, num_attention_heads=2, num_hidden_layers=4), **MIXED, **DELTA),
+}
+
+
 def config_of(name):
-    if name == "llama":
-        return transformers.LlamaConfig(**SMALL)
-    if name == "llama4":  # a chunked layer with rotary embeddings, and a full one without but with temperature
-        return transformers.Llama4TextConfig(
-            **{**SMALL, "num_hidden_layers": 3}, intermediate_size_mlp=40, attention_chunk_size=5, no_rope_layers=[1, 0, 1],
-            moe_layers=[1], num_local_experts=2, attn_temperature_tuning=True, floor_scale=3, attn_scale=0.5,
-            use_qk_norm=True,
-        )
-    if name == "mistral":
-        return transformers.MistralConfig(**SMALL, sliding_window=6)
-    if name == "gemma2":
-        return transformers.Gemma2Config(**SMALL, sliding_window=4, attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
-                                         query_pre_attn_scalar=5, layer_types=["sliding_attention", "full_attention"])
-    if name == "gpt_oss":
-        return transformers.GptOssConfig(**SMALL, sliding_window=4, num_local_experts=2, num_experts_per_tok=1,
-                                         layer_types=["sliding_attention", "full_attention"])
-    raise KeyError(name)
+    return CONFIGS[name]()
 
 
 def models(config):
@@ -51,6 +83,9 @@ def models(config):
         for name, parameter in eager.named_parameters():
             if name.endswith("sinks"):
                 parameter.normal_()
+        for name, buffer in eager.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of DeepSeek's routers: zero before training
+                buffer.normal_(std=0.1)
     ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="weft")
     ours.load_state_dict(eager.state_dict())
     assert eager.config._attn_implementation == "eager" and ours.config._attn_implementation == "weft"
@@ -83,7 +118,8 @@ def worst(got, want, least=0.0):
 
 
 def difference(eager, ours, packing, group, layout, schedule, checkpointing=None, **options):
-    """The worst relative differences of logits, loss and gradients, over all ranks' rows."""
+    """Relative differences over all ranks' rows: the worst logit, the loss, the worst element of a gradient (of the largest of
+    its parameter), and the norm of all gradients together."""
     ids = tokens(packing.tokens_q)
     logits, loss, grads = alone(eager, ids, packing)
     if checkpointing is not None:
@@ -100,14 +136,16 @@ def difference(eager, ours, packing, group, layout, schedule, checkpointing=None
         torch.distributed.all_reduce(total)
     valid = torch.cat([torch.arange(b, b + n) for b, n in zip(packing.cu_seqlens_q_padded.tolist(), packing.lengths_q.tolist())])
     largest = max(float(g.abs().max()) for g in grads.values() if g is not None)
-    gradients = 0.0
+    gradients, apart, size = 0.0, 0.0, 0.0
     for name, parameter in ours.named_parameters():
         got = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         if weft.torch.group.resolve(group) is not None:
             torch.distributed.all_reduce(got)
         want = torch.zeros_like(got) if grads[name] is None else grads[name]
         gradients = max(gradients, worst(got, want, 1e-3 * largest))
-    return dict(logits=worst(mine[valid], logits[valid]), loss=abs(float(total) - loss) / loss, gradients=gradients)
+        apart, size = apart + float((got - want).double().square().sum()), size + float(want.double().square().sum())
+    return dict(logits=worst(mine[valid], logits[valid]), loss=abs(float(total) - loss) / loss, gradients=gradients,
+                norm=(apart / size) ** 0.5)
 
 
 def packing_of(layout):

@@ -67,7 +67,7 @@ def test_padding(pair):
 
 def test_positions_that_restart(llama, pair):
     positions = torch.tensor([[*range(5), *range(4), *range(8)], [*range(1), *range(9), *range(7)]])
-    if pair[0].config.model_type != "llama4_text":  # whose own temperature goes by rows
+    if pair[0].config.model_type not in ("llama4_text", "gpt_oss"):  # whose own temperature goes by rows, whose mask by none
         assert both(pair, tokens(34).view(2, 17), position_ids=positions, use_cache=False) < TOLERANCE
 
 

@@ -1,5 +1,6 @@
 """What weft.transformers refuses, and rows of one rank outside packed()."""
 
+import sys
 import threading
 
 import pytest
@@ -104,18 +105,48 @@ def test_refused_static_cache(llama):
 
 
 def test_refused_models():
-    config = transformers.Qwen3NextConfig(**SMALL)
-    with pytest.raises(weft.Error, match="layers of linear_attention"):
-        weft._batches.only_attention(config)
+    small = {name: value for name, value in SMALL.items() if name != "head_dim"}
+    convolutions = AutoModelForCausalLM.from_config(
+        transformers.Lfm2Config(**small, layer_types=["conv", "full_attention"]), attn_implementation="weft")
+    with pytest.raises(weft.Error, match="layers of conv"):
+        run_packed(convolutions)
+    with pytest.raises(weft.Error, match="layers of conv"):  # and outside, where documents are told by positions
+        convolutions(tokens(10)[None], position_ids=weft.torch.position_ids(PACKING)[None], use_cache=False)
     with pytest.raises(weft.Error, match="encoder and a decoder"):
-        weft._batches.only_attention(transformers.BartConfig())
+        weft.transformers._batches.only_attention(transformers.BartConfig())
     eager = models(config_of("llama"))[0]
     with pytest.raises(weft.Error, match="no layer of a model asked Weft"):
         run_packed(eager)
-    small = {name: value for name, value in SMALL.items() if name not in ("num_key_value_heads", "head_dim")}
+    del small["num_key_value_heads"]
     own = AutoModelForCausalLM.from_config(transformers.BloomConfig(**small), attn_implementation="weft")
     with pytest.raises(weft.Error, match="computes its attention itself"):
         own(tokens(10)[None])
+
+
+def test_refused_of_hybrid_models(monkeypatch):
+    eager, ours = models(config_of("qwen3_next"))
+    cu, positions = torch.tensor([0, 7, 10], dtype=torch.int32), weft.torch.position_ids(PACKING)[None]
+    with pytest.raises(weft.Error, match="no past keys"):
+        run_packed(ours, use_cache=True, past_key_values=ours(tokens(4)[None], use_cache=True).past_key_values)
+    with pytest.raises(weft.Error, match="cu_seq_lens_q is given to a recurrent layer"):
+        run_packed(ours, cu_seq_lens_q=cu)
+    with pytest.raises(weft.Error, match="seq_idx is given to a recurrent layer"):
+        run_packed(ours, seq_idx=torch.zeros(1, 10))
+    with pytest.raises(weft.Error, match=r"cu_seq_lens_q \[0, 6, 10\] and position_ids that restart elsewhere"):
+        ours(tokens(10)[None], position_ids=positions, cu_seq_lens_q=torch.tensor([0, 6, 10]), use_cache=False)
+    with torch.no_grad():
+        want = ours(tokens(10)[None], position_ids=positions, use_cache=False).logits
+        got = ours(tokens(10)[None], position_ids=positions, cu_seq_lens_q=cu, cu_seq_lens_k=cu, use_cache=False).logits
+        assert torch.equal(got, want)
+        # Another model in the same context is left alone, recurrent layers too.
+        whole = eager(tokens(10)[None], use_cache=False).logits
+        with weft.transformers.packed(PACKING):
+            ours(**weft.transformers.inputs(tokens(10), PACKING, labels=False), use_cache=False)
+            assert torch.equal(eager(tokens(10)[None], use_cache=False).logits, whole)
+    module = sys.modules[type(ours).__module__]
+    monkeypatch.setattr(module, "create_recurrent_attention_mask", lambda **_: None)
+    with pytest.raises(weft.Error, match="none of them ran on whole documents"):
+        run_packed(ours)
 
 
 def test_refused_options():

@@ -1,13 +1,18 @@
 """Attention from cu_seqlens as tensors, one rank and many, here by the host's planner; on a GPU: cuda/test_cuda_offsets.py."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 import weft
 import weft.torch
 from torch.library import opcheck
-from weft.torch import offsets, rows
+from weft.torch import dealt, offsets, rows, sharding
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+import torch_graph
 from refusals import refused
 
 PADDED, USED, TOKENS = [0, 16, 24, 48, 64], [13, 0, 24, 9], 66
@@ -79,9 +84,16 @@ def test_opcheck():
     opcheck(torch.ops.weft.attention_offsets.default, (q, k, v, None, cu, padded, None, None, '{"causal": true}'))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "dual_chunk", "zigzag", "striped"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks(layout, ranks):
+SCHEDULES = {"all_gather": "all_gather", "by head groups": weft.Schedule("all_gather", head_groups=2), "ring": "ring",
+             "all_to_all": "ulysses", "hybrid": weft.Schedule("hybrid", ulysses=2),
+             "hybrid, gathers": weft.Schedule("hybrid", ulysses=2, outer="all_gather")}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout, ranks", [("dual_chunk", 2), ("zigzag", 4),
+                                           pytest.param("contiguous", 2, marks=pytest.mark.long),
+                                           pytest.param("striped", 4, marks=pytest.mark.long)])
+def test_ranks(layout, ranks, schedule):
     """Each rank's rows by rows.shard of the same offsets; more tokens than documents fill, so ranks have empty rows too."""
     *inputs, dout = tensors(tokens=72)
     packing = weft.Packing(CU, cu_seqlens_q_padded=PADDED, tokens_q=72)
@@ -93,7 +105,8 @@ def test_ranks(layout, ranks):
         def rank(comm):
             how = dict(cu_seqlens_padded=padded, layout=layout)
             mine = [rows.shard(x, cu, ranks, comm.rank, **how) for x in (*inputs, dout)]
-            lengths = dict(cu_seqlens_q=cu, cu_seqlens_q_padded=padded, group=comm, layout=layout, **mask)
+            lengths = dict(cu_seqlens_q=cu, cu_seqlens_q_padded=padded, group=comm, layout=layout,
+                           schedule=SCHEDULES[schedule], **mask)
             got = gradients(offsets.attention, mine[:3], mine[3], **lengths)
             assert torch.allclose(offsets.attention(*mine[:3], **lengths)[2], largest)
             return [rows.unshard(x, cu, ranks, comm.rank, tokens=72, **how) for x in got]
@@ -102,6 +115,90 @@ def test_ranks(layout, ranks):
         real = rows.copy_valid_rows(torch.ones(72), cu, padded).bool()
         for number in (0, 2, 3, 4):
             same([sum(part[number] for part in parts)[real]], [wanted[number][real]], (layout, mask, number), 2e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_other_keys_and_sinks_over_ranks(schedule):
+    """Keys of other lengths, fewer rows of them, and a sink whose gradients of all ranks sum up to one rank's."""
+    (q, _, _, dout), (_, k, v, _) = tensors(tokens=72), tensors(tokens=40)
+    cu, padded, cu_k = ints(CU), ints(PADDED), ints([0, 9, 12, 30, 38])
+    sink = torch.linspace(-1, 1, 4)
+    how = dict(causal=True, bottom_right=True, softcap=3.0)
+
+    def run(inputs, dout, **more):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out, lse, _ = offsets.attention(*inputs[:3], sink=inputs[3], cu_seqlens_q=cu, cu_seqlens_q_padded=padded,
+                                        cu_seqlens_k=cu_k, **how, **more)
+        return [out.detach(), lse, *torch.autograd.grad(out, inputs, dout)]
+
+    wanted = run((q, k, v, sink), dout)
+
+    def rank(comm):
+        on_q = dict(cu_seqlens_padded=padded, layout="zigzag")
+        mine = [rows.shard(q, cu, 4, comm.rank, **on_q), *(rows.shard(x, cu_k, 4, comm.rank, layout="zigzag") for x in (k, v))]
+        got = run((*mine, sink), rows.shard(dout, cu, 4, comm.rank, **on_q), group=comm, schedule=SCHEDULES[schedule])
+        back = [rows.unshard(got[i], cu, 4, comm.rank, tokens=72, **on_q) for i in (0, 2)]
+        return [*back, *(rows.unshard(got[i], cu_k, 4, comm.rank, tokens=40, layout="zigzag") for i in (3, 4)), got[5]]
+
+    parts = weft.spawn(4, rank)
+    real = rows.copy_valid_rows(torch.ones(72), cu, padded).bool()
+    for got, want in zip((sum(x) for x in zip(*parts)), (wanted[0][real], wanted[2][real], *wanted[3:])):
+        same([got[real] if got.shape[0] == 72 else got], [want], schedule, 2e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_messages_depend_on_capacity_alone(schedule):
+    """The same bytes for one document and for many, so that a graph of one is right for the other."""
+    *inputs, dout = tensors(tokens=72)
+    sent = []
+    for cu in ([0, 72, 72, 72, 72], [0, 3, 3, 40, 41], [0, 0, 0, 0, 0]):
+        cu = ints(cu)
+
+        def rank(comm):
+            mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in (*inputs, dout)]
+            comm.reset_traffic()
+            gradients(offsets.attention, mine[:3], mine[3], cu_seqlens_q=cu, group=comm, causal=True,
+                      schedule=SCHEDULES[schedule])
+            return comm.bytes_sent, comm.bytes_received, comm.messages_sent
+
+        sent.append(weft.spawn(4, rank))
+    assert sent[0] == sent[1] == sent[2] and sent[0][0][0] > 0
+
+
+@pytest.mark.long
+def test_compiled():
+    """One node, without a break, forward and backward, also by the names of context_parallel_attention."""
+    *inputs, dout = tensors()
+    cu = ints(CU)
+
+    def call(q, k, v):
+        return offsets.attention(q, k, v, cu_seqlens_q=cu, causal=True, schedule="ring", softcap=2.0)[:2]
+
+    same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, dout), gradients(call, inputs, dout), "ring")
+
+
+def test_a_decoder_over_ranks(monkeypatch):
+    """The training step that graphs capture (bench/torch_graph.py): labels, positions and rows all by offsets as tensors."""
+    for module, name in ((offsets, "given_on_gpu"), (dealt, "on_gpu"), (sharding, "on_gpu")):
+        monkeypatch.setattr(module, name, lambda *packing: True)
+    model = dict(documents=6, device="cpu", dtype=torch.float32, layers=2, hidden=32, heads=(4, 2), dim=8, words=50)
+    same_start = torch_graph.Training(60, **model).model.state_dict()  # threads share torch's seed
+    for seed, documents in ((1, 1), (2, 3), (3, 6)):
+
+        def loss(group, **options):
+            training = torch_graph.Training(60, **model, group=group, **options)
+            training.model.load_state_dict(same_start)
+            training.set(seed, documents)
+            share = training.model.loss(training.ids, training.cu)
+            share.backward()
+            return [share.detach(), *training.gradients()]
+
+        alone = loss("")
+        assert alone[0] > 3  # log 50 at the beginning
+        parts = weft.spawn(4, lambda comm: loss(comm, schedule=["all_gather", "ring", "all_to_all"][seed - 1]))
+        for number, want in enumerate(alone):
+            got = sum(part[number] for part in parts)
+            assert (got - want).norm() <= 1e-4 * want.norm(), (documents, number)
 
 
 def test_refusals():
@@ -127,8 +224,11 @@ def test_refusals():
 
     with refused("schedule exact, whose messages depend on lengths"):
         over("exact")
-    with refused("schedule ring, whose steps are planned on the host"):
-        over(weft.Schedule("ring"))
+    with refused("ranks_per_step = 3"):
+        over(weft.Schedule("ring", ranks_per_step=3))
+    with refused("keys in sequence order"):
+        over(weft.Schedule("all_gather", key_order="sequence"))
+    over("auto")
 
 
 def test_the_call_by_any_names():

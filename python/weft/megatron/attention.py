@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, Optional, Tuple, Union
 
+import megatron.core
 import torch
 import weft
 import weft.torch
@@ -99,6 +100,21 @@ def _sink(config: Any, tp_group: Any) -> torch.nn.Parameter:
     return parameter
 
 
+def _sums_position_gradient(config: Any, gathered: bool, ranks: int) -> bool:
+    """Whether gradients of the positional part of MLA's keys have to be summed over the tensor-parallel ranks here.
+
+    That part is one for all heads. Where the latent is gathered from column-parallel parts, Megatron 0.16 takes each rank's
+    gradient, that of its own heads, for the whole: with its own attention too.
+    """
+    if not (gathered and getattr(config, "multi_latent_attention", False) and ranks > 1):
+        return False
+    if not megatron.core.__version__.startswith("0.16."):
+        raise error(f"MLA with a column-parallel down projection on {ranks} tensor-parallel ranks and megatron-core "
+                    f"{megatron.core.__version__}: 0.16 gives the keys' positional part a wrong gradient, which Weft mends, and "
+                    "of others nobody knows", "use tensor_model_parallel_size=1, or megatron-core 0.16")
+    return True
+
+
 _seen: Tuple[Any, bool] = (lambda: None, False)  # the mask that was compared last, and with what
 
 
@@ -132,7 +148,7 @@ class WeftCoreAttention(MegatronModule):
         attention_dropout: Optional[float] = None, softmax_scale: Optional[float] = None, k_channels: Optional[int] = None,
         v_channels: Optional[int] = None, cp_comm_type: Optional[str] = None,
         pg_collection: Optional[ProcessGroupCollection] = None, *, schedule: Any = None, chunk_size: Any = None,
-        softcap: Any = None, kernel: Any = None, checked: Any = None, **other: Any,
+        softcap: Any = None, kernel: Any = None, checked: Any = None, gathered_latent: bool = False, **other: Any,
     ) -> None:
         super().__init__(config=config)
         _refuse_config(config, attention_type, attention_dropout, other)
@@ -140,6 +156,7 @@ class WeftCoreAttention(MegatronModule):
             pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         self.layer_number, self.attn_mask_type, self.tp_group = layer_number, attn_mask_type, pg_collection.tp
         self.group = _check_group(config, pg_collection.cp)
+        self.sums_position_gradient = _sums_position_gradient(config, gathered_latent, self.tp_group.size())
         self.widths, self.by_row = (k_channels, v_channels), False  # by_row: use_row_positions was called
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         own = dict(chunk_size=chunk_size, softcap=softcap, kernel=kernel, checked=checked)
@@ -186,6 +203,12 @@ class WeftCoreAttention(MegatronModule):
             if width is not None and x.shape[-1] != width:
                 raise error(f"{name} is {width} and the tensor is {x.shape[-1]} wide", f"give {name}={x.shape[-1]}")
 
+    def _shared_position(self, key: Tensor) -> Tensor:
+        """The same keys; the gradient of their positional part is that of all ranks' heads."""
+        own = self.config.qk_head_dim
+        one = tensor_parallel.copy_to_tensor_model_parallel_region(key[..., :1, own:], self.tp_group)
+        return torch.cat([key[..., :own], one.expand(*key.shape[:-1], -1)], -1)
+
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor] = None,
         attn_mask_type: Optional[AttnMaskType] = None, attention_bias: Optional[Tensor] = None,
@@ -206,6 +229,8 @@ class WeftCoreAttention(MegatronModule):
                         "call weft.megatron.use_row_positions(model) once, after the model is built")
         if whole and query.dim() == 4:  # [t, 1, h, d]; those of MLA are [t, h, d] already
             query, key, value = (x.squeeze(1) for x in (query, key, value))
+        if self.sums_position_gradient:
+            key = self._shared_position(key)
         want_logits = self.config.qk_clip or self.config.log_max_attention_logit
         options: Dict[str, Any] = {**self.settings, "format": rows.format, "layout": rows.layout, "layout_mask": rows.layout_mask}
         if rows.group is not None:

@@ -17,6 +17,8 @@ S = TypeVar("S")
 # What computes softmax(QK)V and nothing else. Another core attention (sparse, say) has a meaning that Weft's has not.
 _REPLACED = ("DotProductAttention", "TEDotProductAttention", "WeftCoreAttention")
 
+_GATHERED = ("ColumnParallelLinear", "TEColumnParallelLinear")  # down projections of MLA whose parts are gathered
+
 
 def _name(core: Any) -> str:
     module = core.module if isinstance(core, ModuleSpec) else core
@@ -36,7 +38,9 @@ def _replace(part: Any, weft: ModuleSpec) -> int:
             if _name(value) not in _REPLACED:
                 raise error(f"the spec's core attention is {_name(value)}, which is not plain attention",
                             f"with_weft takes the place of {', '.join(_REPLACED[:2])}")
-            setattr(part, field.name, weft)
+            gathered = _name(getattr(part, "linear_kv_down_proj", None)) in _GATHERED
+            params = {**weft.params, "gathered_latent": True} if gathered else weft.params
+            setattr(part, field.name, ModuleSpec(module=weft.module, params=params))
             found += 1
         else:
             found += _replace(value, weft)

@@ -18,7 +18,9 @@ from . import rows
 from .context import ContextParallel, context_parallel
 from .functional import context_parallel_attention
 from .group import all_gather, communicator
+from .layers import MultiheadAttention, TransformerLayer
 from .micro import MicroSequenceAttention, micro_sequence_attention
+from .micro_steps import MicroSequences, MicroStep
 from .module import ContextParallelAttention
 from .op import clear_cache
 from .packed import pack
@@ -30,6 +32,10 @@ __all__ = [
     "ContextParallel",
     "ContextParallelAttention",
     "MicroSequenceAttention",
+    "MicroSequences",
+    "MicroStep",
+    "MultiheadAttention",
+    "TransformerLayer",
     "all_gather",
     "clear_cache",
     "communicator",

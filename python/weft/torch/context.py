@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, TypedDict, Union
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _core
 from .._arrays import error
-from .._core import Error, Layout, Mask
+from .._core import Layout, Mask
 from ..schedule import schedule_of, unexpected
 from ..types import AnySchedule, LayoutName, Numbers, Side
 from . import sharding
 from .functional import context_parallel_attention, in_own_words
-from .group import all_gather, name_of, rank_and_ranks, resolve
+from .group import all_gather, name_of, rank_and_ranks
 from .packed import AnyPacking, pack, packing_of
 
 if TYPE_CHECKING:
@@ -65,34 +63,6 @@ _MASK = ("causal", "bottom_right", "window", "chunk_size")
 _ONCE = ("packing", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "group", "one_rank", "layout", "layout_mask", "format")
 _OF_A_LAYER = ("scale", "softcap", "head_map", "schedule", "deterministic", "kernel", "checked", "layer", "sink", "return_lse",
                "return_max_logit")
-
-
-def _current_mesh() -> Any:
-    """The DeviceMesh of the innermost `with mesh:`; None if there is none, or if this version of torch has no such thing."""
-    found = getattr(getattr(dist, "device_mesh", None), "_mesh_resources", None)
-    stack = getattr(found, "mesh_stack", None)
-    return stack[-1] if stack else None
-
-
-def _name_of(group_or_mesh: Any) -> str:
-    """The name of the group that is meant; "" for one rank that has the whole pack."""
-    if group_or_mesh is None and not (dist.is_available() and dist.is_initialized()):
-        said = os.environ.get("WORLD_SIZE", "")
-        if said.isdigit() and int(said) > 1:
-            raise error(f"WORLD_SIZE is {said} and there is no process group, so every process would compute the whole pack",
-                        'call torch.distributed.init_process_group first, or give "" as the group if that is meant')
-        return ""
-    if not isinstance(group_or_mesh, str):
-        return name_of(group_or_mesh)
-    mesh = _current_mesh()
-    if mesh is not None and group_or_mesh in (mesh.mesh_dim_names or ()):
-        return name_of(mesh[group_or_mesh] if mesh.ndim > 1 else mesh)
-    try:
-        resolve(group_or_mesh)
-    except Error:
-        raise error(f"there is neither a process group nor a dimension of a mesh in use that is named {group_or_mesh!r}",
-                    f'give mesh["{group_or_mesh}"], or call this inside `with mesh:`') from None
-    return group_or_mesh
 
 
 def _refuse_said_twice(options: Dict[str, Any], what: str) -> None:
@@ -154,7 +124,7 @@ class ContextParallel:
         given = dict(in_own_words({**options}))
         _refuse_said_twice(given, "ContextParallel")
         schedule_of(schedule)  # refuses what is none
-        self.group = _name_of(group_or_mesh)
+        self.group = name_of(group_or_mesh)
         self.packing = packing_of(packing)
         self.reduction, self.ignore_index = reduction, ignore_index
         self._settings = dict(given, mask=mask, layout=layout, schedule=schedule, reduction=reduction, ignore_index=ignore_index)

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._arrays import error, refuse_strange
 from .._core import Mask, Packing
 from .._options import constant
+from ..cost import machine_number
 from ..schedule import Schedule
 from ..spellings import own_words
 from ..types import TorchOptions
@@ -116,9 +117,11 @@ def _settled(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, on
     whole = None if torch.compiler.is_compiling() else _packed(packing)
     if whole is None or not _MEMOISED.issuperset(given):
         return _read(packing, mask, group, sink, max_logit, one_rank, given)
-    name = "" if one_rank or (group is None and not _initialized()) else name_of(group)
-    # Types too, because 1 and True are equal and not the same.
-    key = (name, one_rank, mask, sink if isinstance(sink, str) else None, max_logit, *given.items(), *map(type, given.values()))
+    # None where nobody has named a group and there is none, which is another thing than "": it may be refused.
+    name = "" if one_rank else None if group is None and not _initialized() else name_of(group)
+    # Types too, because 1 and True are equal and not the same; the machine, because auto goes by it.
+    key = (name, one_rank, mask, sink if isinstance(sink, str) else None, max_logit, machine_number(), *given.items(),
+           *map(type, given.values()))
     try:
         how = _hows.get(key)
     except TypeError:  # a list or an array
@@ -126,8 +129,7 @@ def _settled(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, on
     if how is not None:
         return how, whole, None if isinstance(sink, str) else sink
     result = _read(packing, mask, group, sink, max_logit, one_rank, given)
-    # A text that names the machine is for the machine of this call. Slices are in the packing and not in the text.
-    if '"machine"' not in result[0] and (mask is None or mask.slices is None):
+    if mask is None or mask.slices is None:  # slices are in the packing and not in the text
         if len(_hows) >= 1024:
             _hows.clear()
         _hows[key] = result[0]
@@ -192,15 +194,17 @@ def context_parallel_attention(
     (or with one_rank=True) the tensors are the whole pack. Inside torch.compile give the packing as its tensor and the mask
     by its parts: objects of the library break the graph.
 
-    Other options, as in weft.attention: format, scale, softcap, head_map, schedule (a name, or a weft.Schedule), layout,
-    deterministic, kernel, checked, layer, and other libraries' names of these (docs/coming-from.md). The layout is that of
-    shard; "balanced", which is the default (dual_chunk for batches), and "auto" go by a mask which need not be the layer's: give
-    that of shard as layout_mask, unless it was causal, the default. Under a layout that rows were not dealt out in, attention
-    raises (use_layout). sink: None, "off_by_one", or a tensor [hq] (f32 or f64).
+    Other options, as in weft.attention: format, scale, softcap, head_map, schedule (a name, or a weft.Schedule; auto unless
+    given), layout, deterministic, kernel, checked, layer, and other libraries' names of these (docs/coming-from.md). The layout
+    is that of shard; "balanced", which is the default (dual_chunk for batches), and "auto" go by a mask which need not be the
+    layer's: give that of shard as layout_mask, unless it was causal, the default. Under a layout that rows were not dealt out in,
+    attention raises (use_layout), and with checked also if rows of the packing were dealt out under two layouts. sink: None,
+    "off_by_one", or a tensor [hq] (f32 or f64).
 
     The packing may also be cu_seqlens on the GPU where q is, with cu_seqlens_q_padded or seqused_q, and cu_seqlens_k,
     cu_seqlens_k_padded, seqused_k if keys are other sequences: planned there, in the current stream, without waiting. Layouts
-    contiguous, dual_chunk, zigzag (the default then) and striped, schedule all_gather; on one rank the call can be captured.
+    contiguous, dual_chunk, zigzag (the default then) and striped, all schedules but exact; the call can be captured in a CUDA
+    graph, over ranks with NCCL too.
 
     Returns out, or a tuple of out and what was asked for: lse [rows, hq], max_logit [hq] over all ranks. Both carry no
     gradient.
@@ -218,7 +222,8 @@ def context_parallel_attention(
         found = offsets.offsets_of(packing, given)
         options = dict(in_own_words(given, group))
         group = options.pop("group", group)
-        result = offsets.context_parallel(q, k, v, found, mask, "" if one_rank else group, sink, options)
+        result = offsets.context_parallel(q, k, v, found, mask, "" if one_rank else group, sink, options,
+                                          return_max_logit)
         kept = [x for x, asked in zip(result, (True, return_lse, return_max_logit)) if asked]
         return kept[0] if len(kept) == 1 else tuple(kept)
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)

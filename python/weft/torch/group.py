@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -23,47 +22,59 @@ _making = threading.Lock()
 _given: Dict[str, Communicator] = {}  # by name: communicators that were given as a group, such as those of weft.spawn
 _given_by: Dict[str, int] = {}  # by the same name: the thread that gave it last
 _scopes: Dict[str, Tuple[Any, Any]] = {}  # by name of the group: (weak reference to it, its scope in _placed)
-_warned = False
 
 
 def _is_mesh(group: Any) -> bool:
     return type(group).__module__ == "torch.distributed.device_mesh" and hasattr(group, "get_group")
 
 
-def _warn_of_many_processes() -> None:
+def _refuse_many_processes() -> None:
     """torchrun started several, and none of them has met the others: each would take the pack for its own, in silence."""
-    global _warned
     said = os.environ.get("WORLD_SIZE", "")
-    if _warned or not said.isdigit() or int(said) < 2:
-        return
-    _warned = True
-    warnings.warn(f"WORLD_SIZE is {said} and there is no process group, so this process computes the whole pack by itself, as "
-                  "every other does; call torch.distributed.init_process_group first, or say that it is meant: one_rank=True "
-                  'for attention, group="" for shard and the like', stacklevel=4)
+    if said.isdigit() and int(said) > 1:
+        raise error(f"WORLD_SIZE is {said} and there is no process group, so every process would compute the whole pack",
+                    'call torch.distributed.init_process_group first, or say that it is meant: group="", in attention also '
+                    "one_rank=True")
+
+
+def _of_mesh(name: str) -> Any:
+    """The dimension of that name of the innermost `with mesh:`; None if there is none, or this version of torch has no such
+    thing."""
+    stack = getattr(getattr(getattr(dist, "device_mesh", None), "_mesh_resources", None), "mesh_stack", None)
+    if not stack or name not in (stack[-1].mesh_dim_names or ()):
+        return None
+    return stack[-1][name] if stack[-1].ndim > 1 else stack[-1]
+
+
+def _named(name: str) -> Any:
+    """The communicator, the dimension of the mesh in use, or the process group of that name."""
+    if name in _given:
+        return _given[name]
+    mesh = _of_mesh(name)
+    if mesh is not None:
+        return mesh.get_group()
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except (AttributeError, LookupError, RuntimeError, ValueError):
+        raise error(f"there is neither a process group nor a dimension of a mesh in use that is named {name!r}",
+                    f'give a group that is there (it may have been destroyed), or mesh["{name}"], or call this inside '
+                    "`with mesh:`") from None
 
 
 def resolve(group: Any) -> Any:
-    """The process group: given as one, by name, as a DeviceMesh of one dimension, or None for the default one. None if
-    there is none, or for "".
+    """The process group: given as one, by its name, as a DeviceMesh of one dimension, by the name of a dimension inside
+    `with mesh:`, or None for the default one. None if there is none, or for "".
 
     Or a weft.Communicator, which is as good as a group.
     """
     if isinstance(group, Communicator):  # a communicator of a process group stands for that group
         return next((g for g, _, c in list(_communicators.values()) if c is group), group)
     if isinstance(group, str):
-        if group == "":
-            return None
-        if group in _given:
-            return _given[group]
-        try:
-            return dist.distributed_c10d._resolve_process_group(group)
-        except (LookupError, RuntimeError, ValueError):
-            raise error(f"there is no process group named {group!r}",
-                        "it may have been destroyed: give one that is there") from None
+        return _named(group) if group else None
     if group is None:
         if dist.is_available() and dist.is_initialized():
             return dist.group.WORLD
-        _warn_of_many_processes()
+        _refuse_many_processes()
         return None
     if _is_mesh(group):
         if group.ndim != 1:
@@ -138,6 +149,8 @@ def name_of(group: Any) -> str:
 
 def by_name(group: Any) -> Any:
     """A group as a layer keeps it: by name, because a layer may be copied, and a process group may not."""
+    if isinstance(group, str):
+        return name_of(group) if group and _of_mesh(group) is not None else group  # a dimension is known inside `with mesh:`
     known = isinstance(group, Communicator) or _is_mesh(group) or (dist.is_available() and isinstance(group, dist.ProcessGroup))
     return name_of(group) if known else group
 

@@ -11,7 +11,7 @@ from ..schedule import Schedule, schedule_of, unexpected
 
 _DEFAULTS: Dict[str, Any] = dict(
     format="thd", causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False,
-    head_map=None, deterministic=False, kernel="", max_logit=False, group="", schedule="all_gather", layout=None,
+    head_map=None, deterministic=False, kernel="", max_logit=False, group="", schedule="auto", layout=None,
     layout_mask=None, checked=False, layer=None, machine=0)
 _MASK = ("causal", "bottom_right", "window", "chunk_size")
 _INSIDE = ("off_by_one", "max_logit", "group", "machine")  # what callers say otherwise
@@ -34,7 +34,8 @@ def how_of(**options: Any) -> str:
         raise error(f"layout is a {type(options['layout']).__name__}", "give its name: it is made anew for every packing")
     layer = _arrays.layer_number(options.pop("layer", None))
     said: Dict[str, Any] = {"layer": layer} if layer >= 0 and options.get("checked") else {}  # only checked ranks compare it
-    schedule = options.pop("schedule", _DEFAULTS["schedule"])
+    # One rank has nothing to choose, and its settings can be remembered for any machine.
+    schedule = options.pop("schedule", _DEFAULTS["schedule"] if options.get("group") else "all_gather")
     # From inside torch.compile: [name, options].
     schedule = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, list) else schedule_of(schedule)
     said["schedule"] = [schedule.name, schedule.options]

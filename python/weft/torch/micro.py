@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any, ContextManager, Dict, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from .. import _arrays, _core, _options
 from .._arrays import error
 from .._core import Communicator, Mask, MicroSequences
 from .group import all_or_nobody, by_name, communicator, name_of, resolve
+from .micro_steps import MicroStep
 from .module import own_number
+from .runs import statistics, usable
 
 _lock = threading.Lock()  # of the free buffers of all layers
 
@@ -32,14 +35,18 @@ class _Alone:
 
 
 class MicroSequenceAttention(torch.nn.Module):
-    """Attention of one layer over all micro-sequences of a pack, as one node of the autograd graph.
+    """Attention of one layer over the micro-sequences of a pack: one at a time, or all of them at once.
 
-    The tensors are this rank's windows one after another: [micros * local, heads, dim]. Each window's keys are gathered
-    from all ranks straight into their rows of the buffer, and each window's output is written to its place: nothing is
-    concatenated. The backward goes through the windows in reverse and returns gradients of all of them.
+    With a step of weft.torch.MicroSequences the tensors are this rank's rows of that micro-sequence, and the call is one
+    node of the autograd graph: its backward returns the gradients of these rows, to which later ones have added.
 
-    Buffers are used again: one for each call whose backward is still to come. checked: ranks compare what they do, and
-    messages carry checksums; layer as in ContextParallelAttention. deterministic: gradients have the same bits on every run.
+    With weft.prepare.MicroSequences they are this rank's windows one after another, and all are one node, whose backward goes
+    through the windows in reverse. Either way each window's keys are gathered from all ranks straight into their rows of the
+    buffer, and its output is written to its place: nothing is concatenated.
+
+    Buffers are used again: one for each micro-batch or call whose backward is still to come. drop: keys that no later query
+    sees leave the buffer. checked: ranks compare what they do, and messages carry checksums; layer as in
+    ContextParallelAttention. deterministic: gradients have the same bits on every run.
 
         >>> import torch, weft, weft.torch
         >>> micros = weft.prepare.MicroSequences(weft.Packing([0, 5, 12]), ranks=1, micros=3)
@@ -94,19 +101,32 @@ class MicroSequenceAttention(torch.nn.Module):
         with _lock:
             self._free.append(taken)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, *, mask: Optional[Mask] = None,
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, micros: Union[MicroStep, MicroSequences], *, mask: Optional[Mask] = None,
                 sink: Optional[Tensor] = None) -> Tensor:
-        """Attention of this rank's windows of all micro-sequences: q, k, v and out. sink: a tensor [hq], f32."""
+        """Attention of this rank's rows of a step, or of its windows of all micro-sequences. sink: a tensor [hq], f32."""
+        if isinstance(micros, MicroStep):
+            if mask is not None:
+                raise error("a mask in the call of one step", "give it to the layer: all steps of a pass have the same")
+            return micros.owner.attend(self, q, k, v, sink, micros)
         comm = self._communicator()
+        if not isinstance(micros, MicroSequences):
+            raise error(f"micros is {type(micros).__name__}",
+                        "give a step of weft.torch.MicroSequences, or weft.prepare.MicroSequences for all at once")
         if micros.ranks != comm.ranks:
             raise error(f"the micro-sequences are for {micros.ranks} ranks, and there are {comm.ranks}",
                         "make them with the ranks of the group")
-        rows = micros.micros * micros.local
+        windows = windows_of(micros, comm.rank)
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            if x.dim() != 3 or x.shape[0] != rows:
+            if x.dim() != 3 or x.shape[0] != windows[-1].stop:
                 raise error(f"{name} has shape {list(x.shape)}",
-                            f"give all windows of this rank: [{micros.micros} * {micros.local}, heads, dim]")
-        return _Region.apply(q, k, v, sink, self, micros, mask or self.mask)
+                            f"give all windows of this rank: [{windows[-1].stop}, heads, dim]")
+        return _Region.apply(q, k, v, sink, self, micros, windows, mask or self.mask)
+
+
+def windows_of(micros: MicroSequences, rank: int) -> List[slice]:
+    """Where each of a rank's windows lies if they are put one after another."""
+    ends = list(itertools.accumulate(end - begin for begin, end in (micros.rows(rank, m) for m in range(micros.micros))))
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
 
 
 def micro_sequence_attention(q: Tensor, k: Tensor, v: Tensor, micros: MicroSequences, mask: Optional[Mask] = None, *,
@@ -122,25 +142,26 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], layer: MicroSequenceAttention,
-        micros: MicroSequences, mask: Mask,
+        micros: MicroSequences, windows: List[slice], mask: Mask,
     ) -> Tensor:
-        taken = layer._take(micros.key_rows(mask, layer.drop), k, v)
+        taken = layer._take(micros.key_rows(mask, layer.drop, ahead=True), k, v)
         buffer = taken[2]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        lse = q.new_empty(q.shape[:-1], dtype=statistics(q.dtype))
         settings, stream = layer._settings(sink), _arrays.stream_of(q)
         buffer.begin(micros, mask)
         with layer._together():
-            for m in range(micros.micros):
-                here = slice(m * micros.local, (m + 1) * micros.local)
-                views = (_arrays.array(x[here], name=name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-                buffer.forward(m, *views, settings, *(_arrays.array(x[here], True) for x in (out, lse)), stream)
+            for m, here in enumerate(windows):
+                for n in range(m and m + 1, min(m + 2, len(windows))):  # the next one's keys are on their way meanwhile
+                    buffer.start_gather(n, *(_arrays.array(x[windows[n]], name=name) for x, name in ((k, "k"), (v, "v"))), stream)
+                buffer.forward(m, _arrays.array(q[here], name="q"), None, None, settings,
+                               *(_arrays.array(x[here], True) for x in (out, lse)), stream)
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
             return out
         # The buffer has the keys; those that it drops must be given again.
         ctx.save_for_backward(q, out, lse, sink, *((k, v) if layer.drop else ()))
-        ctx.shapes, ctx.region = (k.shape, v.shape), (layer, micros, taken)
+        ctx.shapes, ctx.region = (k.shape, v.shape), (layer, micros.ranks, windows, taken)
         return out
 
     @staticmethod
@@ -148,21 +169,19 @@ class _Region(torch.autograd.Function):
         if ctx.region is None:
             raise error("a second backward through micro-sequences", "the buffer's gradients are used up: run the forward again")
         q, out, lse, sink, *dropped = ctx.saved_tensors
-        layer, micros, taken = ctx.region
+        layer, ranks, windows, taken = ctx.region
         ctx.region = None
         buffer = taken[2]
         dq, dk, dv = q.new_empty(q.shape), q.new_empty(ctx.shapes[0]), q.new_empty(ctx.shapes[1])
-        dsink = None if sink is None else sink.new_zeros(sink.shape, dtype=torch.float32)
+        dsink = None if sink is None else sink.new_zeros(sink.shape, dtype=statistics(q.dtype))
         part = None if sink is None else torch.empty_like(dsink)
         settings, stream = layer._settings(sink), _arrays.stream_of(q)
-        if dout.stride(-1) != 1:
-            dout = dout.contiguous()
+        dout = usable(dout)
         with layer._together():
-            for m in reversed(range(micros.micros)):
-                here = slice(m * micros.local, (m + 1) * micros.local)
+            for m in reversed(range(len(windows))):
+                here = windows[m]
                 while layer.drop and (again := buffer.missing(m)) is not None:
-                    rows = slice(again * micros.local, (again + 1) * micros.local)
-                    buffer.gather_again(again, *(_arrays.array(x[rows]) for x in dropped), stream)
+                    buffer.gather_again(again, *(_arrays.array(x[windows[again]]) for x in dropped), stream)
                 buffer.backward(m, *(_arrays.array(x[here]) for x in (q, out, lse, dout)), settings,
                                 *(_arrays.array(x[here], True) for x in (dq, dk, dv)),
                                 None if part is None else _arrays.array(part, True), stream,
@@ -171,4 +190,4 @@ class _Region(torch.autograd.Function):
                     dsink += part
         layer._give_back(taken)
         # dsink is summed over the ranks already; divided by them, the sum over the group is right.
-        return dq, dk, dv, None if dsink is None else (dsink / micros.ranks).to(sink.dtype), None, None, None
+        return dq, dk, dv, None if dsink is None else (dsink / ranks).to(sink.dtype), None, None, None, None

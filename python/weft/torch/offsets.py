@@ -2,39 +2,37 @@
 never waits. On a CPU, for comparison, it is made by the host's planner, and wrong offsets raise.
 
 Lengths are not known on the host, so what depends on them there is refused: layouts balanced and placed, slices of the user's
-own, schedules but all_gather. Wrong offsets (falling, past the end) let the documents of the call see nothing; what was found is
-raised by weft.torch.rows.check_offsets, or by the next such call in the stream.
+own, schedule exact. Over ranks messages have the sizes of whole buffers. Wrong offsets (falling, past the end) let the documents
+of the call see nothing; what was found is raised by weft.torch.rows.check_offsets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core
+from .. import _arrays, _core, _options
 from .._arrays import error
-from .group import all_gather, all_or_nobody, communicator, name_of, rank_and_ranks
+from ..schedule import Schedule
+from . import runs
+from .group import all_or_nobody, communicator, name_of, rank_and_ranks
 from .rows import _offsets
+
+if _core.has_cuda and torch.version.cuda is not None:
+    _core.use_graph_memory(torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
 
 _LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped")
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False, head_map=None,
-    deterministic=False, kernel="", layout="zigzag", group="")
+    deterministic=False, kernel="", layout="zigzag", group="", schedule=["all_gather", {}], max_logit=True)
 
 
 def _read(how: str) -> Dict[str, Any]:
     return {**_DEFAULTS, **json.loads(how)}
-
-
-def _refuse(said: Dict[str, Any], ranks: int) -> None:
-    why = "cu_seqlens lie on a GPU, where the host does not see lengths"
-    if said["layout"] not in _LAYOUTS:
-        raise error(f"layout {said['layout']}, and {why}", "use zigzag, dual_chunk, contiguous or striped, or the CPU")
-    if ranks > 1 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise error(f"a CUDA graph is captured over {ranks} ranks", "capture on one rank, or call it outside of the capture")
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:
@@ -45,49 +43,77 @@ def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
     return _arrays.array(cu), None if padded is None else _arrays.array(padded), tokens
 
 
-class _Problem:
-    """What both passes need: the plan's question, and the keys of all ranks."""
+class _Run(NamedTuple):
+    """An executor, and the communicator that it was made for: a group may end, and another one have its name."""
 
-    def __init__(self, q: Tensor, k: Tensor, sink: Optional[Tensor], offsets: Tuple[Optional[Tensor], ...], how: str) -> None:
+    comm: _core.Communicator
+    executor: _core.OffsetsExecutor
+
+
+class _Problem:
+    """What both passes need: the question of the plan and, over ranks, the executor that answers it."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], offsets: Tuple[Optional[Tensor], ...],
+                 how: str) -> None:
         self.said = said = _read(how)
         self.group = said["group"]
-        rank, self.ranks = rank_and_ranks(self.group)
-        _refuse(said, self.ranks)
+        self.ranks = rank_and_ranks(self.group)[1]
         cu_q, padded_q, cu_k, padded_k = offsets
         assert cu_q is not None
         keys = None if cu_k is None else _side(cu_k, padded_k, self.ranks * k.shape[0])
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
-        self.planned = _core.OffsetsProblem(_side(cu_q, padded_q, self.ranks * q.shape[0]), keys, mask, said["layout"],
-                                            self.ranks, rank, q.shape[0], k.shape[0])
+        self.asked = _core.OffsetsProblem(_side(cu_q, padded_q, self.ranks * q.shape[0]), keys, mask, said["layout"], self.ranks,
+                                          q.shape[0], k.shape[0])
         self.settings = _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
                                        said["off_by_one"], said["head_map"])
+        self.views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+        self.stream = _arrays.stream_of(q)
+        self.run = None if self.ranks == 1 else self._run(q, k, v)
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """All ranks' rows, in rank order."""
-        return x if self.ranks == 1 else torch.cat(all_gather(x, self.group))
+    def _run(self, q: Tensor, k: Tensor, v: Tensor) -> _Run:
+        """The group's executor for such tensors, from the cache of its executors or new."""
+        said, view = self.said, self.views[0]
+        heads, comm = (q.shape[1], k.shape[1]), communicator(self.group)
+        _options.heads(*heads, said["head_map"])
+        what = [said[name] for name in ("schedule", "head_map", "kernel", "deterministic")]
+        # No number of settings is below 0, and the text stands where others have their packing.
+        key = (-1, heads, view.dtype, (q.shape[2], v.shape[2]), view.device,
+               json.dumps([q.shape[0], k.shape[0], what]).encode())
+        self.cache = runs.cache_of(self.group)
+        run: Optional[_Run] = self.cache.get(*key)
+        if run is None or run.comm is not comm:
+            (name, options), head_map, kernel, deterministic = what
+            run = _Run(comm, _core.OffsetsExecutor(comm, q.shape[0], k.shape[0], *heads, head_map, name, options, kernel,
+                                                   deterministic, view.device, self.stream))
+            self.cache.put(*key, run, None, runs.most_cached(view.device))
+        return run
 
-    def summed(self, x: Tensor, like: Tensor) -> Tensor:
-        """This rank's rows of the sum over ranks, rounded once."""
-        if self.ranks == 1:
-            return x
-        mine = x.new_empty(like.shape)
-        with all_or_nobody(self.group):
-            _core.sum_rows(communicator(self.group), _arrays.array(x), _arrays.array(mine, True), _arrays.stream_of(x))
-        return mine.to(like.dtype)
+    @contextlib.contextmanager
+    def executor(self) -> Iterator[_core.OffsetsExecutor]:
+        """For one call. After a failure its state is undefined, so it is made anew."""
+        assert self.run is not None
+        try:
+            with all_or_nobody(self.group):
+                yield self.run.executor
+        except BaseException:
+            self.cache.drop(self.run)
+            raise
 
 
 @torch.library.custom_op("weft::attention_offsets", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
              cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
-    problem = _Problem(q, k, sink, (cu_q, padded_q, cu_k, padded_k), how)
+    problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
-    largest = q.new_empty(q.shape[1:2], dtype=_statistics(q.dtype))
-    arrays = [_arrays.array(x, name=name) for x, name in ((q, "q"), (problem.gathered(k), "k"), (problem.gathered(v), "v"))]
-    _core.attend_offsets(problem.planned, *arrays, problem.settings, _arrays.array(out, True), _arrays.array(lse, True),
-                         _arrays.array(largest, True), problem.said["kernel"], _arrays.stream_of(q))
-    if problem.ranks > 1:
-        largest = torch.stack(all_gather(largest, problem.group)).amax(0)
+    largest = q.new_empty((q.shape[1] if problem.said["max_logit"] else 0,), dtype=_statistics(q.dtype))
+    results = (_arrays.array(out, True), _arrays.array(lse, True),
+               _arrays.array(largest, True) if problem.said["max_logit"] else None)
+    if problem.run is None:
+        _core.attend_offsets(problem.asked, *problem.views, problem.settings, *results, problem.said["kernel"], problem.stream)
+    else:
+        with problem.executor() as executor:
+            executor.forward(problem.asked, *problem.views, problem.settings, *results, problem.stream)
     return out, lse, largest
 
 
@@ -95,27 +121,27 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tens
 def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor], cu_k: Optional[Tensor],
       padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, ...]:
     return (q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype)),
-            q.new_empty(q.shape[1:2], dtype=_statistics(q.dtype)))
+            q.new_empty((q.shape[1] if _read(how)["max_logit"] else 0,), dtype=_statistics(q.dtype)))
 
 
 @torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
 def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
                  padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
                  how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem = _Problem(q, k, sink, (cu_q, padded_q, cu_k, padded_k), how)
-    keys, values = problem.gathered(k), problem.gathered(v)
+    problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     dout = dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
-    dq = q.new_empty(q.shape)
-    # Over ranks sums of keys' gradients are made in f32.
-    dk, dv = (x.new_empty(x.shape, dtype=x.dtype if problem.ranks == 1 else _statistics(x.dtype)) for x in (keys, values))
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
-    arrays = [_arrays.array(x, name=name)
-              for x, name in ((q, "q"), (keys, "k"), (values, "v"))]
-    _core.attend_offsets_backward(
-        problem.planned, *arrays, problem.settings, _arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"),
-        *(_arrays.array(x, True) for x in (dq, dk, dv)), None if sink is None else _arrays.array(dsink, True),
-        problem.said["kernel"], problem.said["deterministic"], _arrays.stream_of(q))
-    return dq, problem.summed(dk, k), problem.summed(dv, v), dsink
+    given = (_arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"),
+             *(_arrays.array(x, True) for x in (dq, dk, dv)), None if sink is None else _arrays.array(dsink, True))
+    if problem.run is None:
+        _core.attend_offsets_backward(problem.asked, *problem.views, problem.settings, *given, problem.said["kernel"],
+                                      problem.said["deterministic"], problem.stream)
+    else:
+        with problem.executor() as executor:
+            executor.backward(problem.asked, *problem.views, problem.settings, *given, problem.stream)
+        dsink /= problem.ranks  # it is summed over the ranks already; so the sum over the group is right
+    return dq, dk, dv, dsink
 
 
 @_backward_op.register_fake
@@ -190,8 +216,8 @@ def offsets_of(packing: Any, options: Dict[str, Any]) -> Dict[str, Optional[Tens
 
 
 def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mask: Any, group: Any, sink: Any,
-                     options: Dict[str, Any]) -> Tuple[Tensor, Tensor, Tensor]:
-    """context_parallel_attention of offsets_of(...); options by Weft's names."""
+                     options: Dict[str, Any], max_logit: bool = True) -> Tuple[Tensor, Tensor, Tensor]:
+    """context_parallel_attention of offsets_of(...); options by Weft's names. max_logit: it is wanted."""
     # Only checked ranks compare a layer's number.
     options = {name: value for name, value in options.items()
                if name != "layer" and (name not in _IDLE or value != _IDLE[name])}
@@ -207,7 +233,38 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
         if sink != "off_by_one":
             raise error(f"there is no sink {sink!r}", "use None, 'off_by_one', or a tensor of one logit a query head")
         sink, options["off_by_one"] = None, True
-    return attention(q, k, v, sink=sink, group=group, **found, **options)
+    return attention(q, k, v, sink=sink, group=group, max_logit=max_logit, **found, **options)
+
+
+def _schedule(schedule: Any) -> List[Any]:
+    """Its name and options; auto is all_gather, whose messages are the largest and the fewest."""
+    named = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, (list, tuple)) else Schedule(schedule)
+    if named.name == "auto":
+        return ["all_gather", {}]
+    if named.name == "exact":
+        raise error("schedule exact, whose messages depend on lengths, and cu_seqlens lie on a GPU",
+                    "use all_gather, ring, all_to_all or hybrid, or keep them on the CPU")
+    if named.options.get("ranks_per_step", 1) != 1:
+        raise error(f"ranks_per_step = {named.options['ranks_per_step']}, and cu_seqlens lie on a GPU, where a step is planned "
+                    "against one rank's keys", "leave it out, or keep them on the CPU")
+    return [named.name, named.options]
+
+
+@torch.compiler.assume_constant_result
+def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
+    """The settings as a text; what cannot be done without lengths on the host is refused here."""
+    for option in options:
+        if option not in _DEFAULTS or option in ("group", "schedule"):
+            raise error(f"{option} is given, and cu_seqlens lie on a GPU", "leave it out, or keep cu_seqlens on the CPU")
+    layout = options.get("layout") or "zigzag"
+    if layout not in _LAYOUTS:
+        raise error(f"layout {layout}, and cu_seqlens lie on a GPU, where the host does not see lengths",
+                    "use zigzag, dual_chunk, contiguous or striped, or the CPU")
+    options = {**options, "schedule": _schedule("all_gather" if schedule is None else schedule)}
+    said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
+    if rank_and_ranks(group)[1] > 1:
+        said["group"] = name_of(group)
+    return json.dumps(said, sort_keys=True)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_q_padded: Optional[Tensor] = None,
@@ -217,21 +274,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqle
     """(out, lse, max_logit) of this rank's rows, q and k and v [rows, heads, dim] on the GPU where cu_seqlens are.
 
     Without cu_seqlens_k keys are the queries' own sequences. Over a group rows lie by `layout`, zigzag unless said.
+    max_logit=False: the last result is empty.
     """
-    name, ranks = getattr(schedule, "name", schedule), rank_and_ranks(group)[1]
-    if ranks > 1 and name not in ("all_gather", "auto"):
-        why = "whose messages depend on lengths" if name == "exact" else "whose steps are planned on the host"
-        raise error(f"schedule {name}, {why}, and cu_seqlens lie on a GPU", 'use schedule="all_gather", or keep them on the CPU')
-    for option in options:
-        if option not in _DEFAULTS or option == "group":
-            raise error(f"{option} is given, and cu_seqlens lie on a GPU", "leave it out, or keep cu_seqlens on the CPU")
+    how = _how(group, [schedule.name, schedule.given] if isinstance(schedule, Schedule) else schedule, options)
     cu_q, padded_q = _lengths(cu_seqlens_q, cu_seqlens_q_padded, seqused_q, "q")
     cu_k, padded_k = _lengths(cu_seqlens_k, cu_seqlens_k_padded, seqused_k, "k")
     assert cu_q is not None
     cu_q, padded_q = _offsets(cu_q, padded_q, q.device)
     if cu_k is not None:
         cu_k, padded_k = _offsets(cu_k, padded_k, q.device)
-    said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
-    if ranks > 1:
-        said["group"] = name_of(group)
-    return torch.ops.weft.attention_offsets(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, json.dumps(said, sort_keys=True))
+    return torch.ops.weft.attention_offsets(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)

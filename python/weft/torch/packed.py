@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _core
 from .._arrays import error
 from .._core import Packing
-from ..sharding import as_packing
+from ..packings import as_packing
 from ..types import Numbers
 
 AnyPacking = Union[Packing, Tensor, Numbers]  # an object, its tensor (pack), or cu_seqlens
@@ -41,6 +41,20 @@ def pack(packing: AnyPacking, slices: Any = None) -> Tensor:
         parts.append(np.asarray(slices, np.int64).reshape(-1))
         head[-1] = len(parts[-1]) // 6
     return torch.from_numpy(np.concatenate([np.asarray(head, np.int64), *parts]))
+
+
+def pack_offsets(cu_seqlens: Tensor, cu_seqlens_padded: Tensor) -> Tensor:
+    """The same of cu_seqlens without and with padding, by operations on tensors alone, which torch.compile sees through."""
+    begins, cu = cu_seqlens_padded.to(torch.int64), cu_seqlens.to(torch.int64)
+    first, flags = torch.tensor([_FIRST, cu.shape[0] - 1], device="cpu"), torch.tensor([1, 0], device="cpu")
+    return torch.cat((first, begins[-1:], begins[-1:], flags, begins, cu[1:] - cu[:-1]))
+
+
+def pack_batch(batch: int, length: int, lengths: Optional[Tensor] = None) -> Tensor:
+    """The same of a batch of sequences that are `length` long, of which `lengths` are real."""
+    real = torch.full((batch,), length, device="cpu") if lengths is None else lengths.to(torch.int64)
+    head = torch.tensor([_FIRST, batch, batch * length, batch * length, 1, 0], device="cpu")
+    return torch.cat((head, torch.arange(batch + 1, device="cpu") * length, real))
 
 
 def is_packed(x: Tensor) -> bool:

@@ -112,6 +112,16 @@ def _backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
 _exchange.register_autograd(_backward, setup_context=_setup_context)
 
 
+def rows_between(x: Tensor, first: Layout, second: Layout, rank: int, group: Any, side: Side = "q") -> Tensor:
+    """The rank's rows under another layout, as relayout gives them; who lays rows where is neither looked up nor remembered."""
+    moves = _moves(first, second, rank, side, x.device)
+    if x.dim() < 1 or x.shape[0] != moves.rows[0]:
+        raise error(f"x has shape {list(x.shape)}, and rank {rank} has {moves.rows[0]} rows under layout {first.kind}",
+                    "give this rank's rows under from_layout, as shard makes them")
+    return torch.ops.weft.exchange_rows(x, moves.send, moves.send_counts, moves.receive, moves.receive_counts, moves.rows[1],
+                                        name_of(group) if first.ranks > 1 else "")
+
+
 def relayout(x: Tensor, from_layout: Optional[AnyLayout], to_layout: Optional[AnyLayout], packing: Optional[AnyPacking] = None,
              group: Any = None, *, mask: Optional[Mask] = None, side: Side = "q") -> Tensor:
     """This rank's rows under another layout: [rows, ...] of from_layout to those of to_layout, differentiable in x.
@@ -132,12 +142,9 @@ def relayout(x: Tensor, from_layout: Optional[AnyLayout], to_layout: Optional[An
     whole = given[0] if packing is None else packing_of(packing)
     rank, first = place(whole, group, from_layout, mask)
     second = place(whole, group, to_layout, mask)[1]
-    moves = _moves(first, second, rank, side, x.device)
-    if x.dim() < 1 or x.shape[0] != moves.rows[0]:
-        raise error(f"x has shape {list(x.shape)}, and rank {rank} has {moves.rows[0]} rows under layout {first.kind}",
-                    "give this rank's rows under from_layout, as shard makes them")
     if first.ranks > 1:
         _placed.check(first, rank, scope_of(group), "relayout", USE)
-        _placed.register(second, rank, scope_of(group))
-    return torch.ops.weft.exchange_rows(x, moves.send, moves.send_counts, moves.receive, moves.receive_counts, moves.rows[1],
-                                        name_of(group) if first.ranks > 1 else "")
+    moved = rows_between(x, first, second, rank, group, side)
+    if first.ranks > 1:
+        _placed.register(second, rank, scope_of(group), used=True)
+    return moved

@@ -3,7 +3,7 @@
 cu_seqlens are int32 or int64 tensors on the CPU or on the GPU where the rows are: there each function is one launch in the
 current stream, does not wait for the host, and can be captured in a CUDA graph. Sizes come from shapes and arguments alone: rows
 of a rank are those that suffice for any cu_seqlens within the tokens (rows_for). Wrong cu_seqlens raise on the CPU; on a GPU
-rows that cannot be placed are zero, and check_offsets, or the next call in the same stream, raises what was found.
+rows that cannot be placed are zero, and check_offsets raises what was found.
 """
 
 from __future__ import annotations

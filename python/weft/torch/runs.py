@@ -87,6 +87,17 @@ def _end(name: str) -> None:
 ended.append(_end)
 
 
+def cache_of(group: str) -> _core.TorchRuns:
+    """The runs of a group, by its name."""
+    with _lock:
+        return _runs.setdefault(group, _core.TorchRuns())
+
+
+def most_cached(device: Optional[int]) -> int:
+    """How many executors of a group are kept, on a GPU or, with None, on the CPU."""
+    return _CACHED if device is None else _CACHED_ON_GPUS
+
+
 def clear_cache() -> None:
     """Forgets all plans and executors, and gives back their workspaces (on GPUs to Weft's pool, which keeps them)."""
     with _lock:
@@ -118,8 +129,7 @@ def _new_call(how: str) -> Call:
     # What is made of the settings is for all layers.
     for_all = settings_text.for_all_layers(how)
     problem = None if for_all == how else call_of(for_all).settings.problem
-    with _lock:
-        runs = _runs.setdefault(said["group"], _core.TorchRuns())
+    runs = cache_of(said["group"])
     settings = _core.TorchSettings(
         runs, problem, _arrays.format_of(said["format"]), said["scale"], said["softcap"], said["off_by_one"], said["head_map"],
         said["max_logit"], _arrays.layer_number(said["layer"]))
@@ -176,10 +186,11 @@ class Run:
         return self.core or self.executor()
 
     def check_rows(self) -> None:
-        """That this rank's rows were dealt out under the layout that is asked for; once is enough."""
+        """That this rank's rows were dealt out under the layout that is asked for; once is enough, unless ranks are checked."""
         if self.placed is not None and self.comm is not None:
-            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE)
-            self.placed = None
+            _placed.check(self.placed, self.comm.rank, _placed.scope_of(self.comm), call=USE, checked=self.core is None)
+            if self.core is not None:
+                self.placed = None
 
 
 def run_of(q: Tensor, k: Tensor, v: Tensor, packing: Tensor, call: Call) -> Run:
@@ -215,7 +226,7 @@ def _using(run: Run, call: Call) -> Iterator[Any]:
         raise
 
 
-def _usable(x: Tensor) -> Tensor:
+def usable(x: Tensor) -> Tensor:
     """Gradients come as they like, expanded from one number for instance."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -305,7 +316,7 @@ def _backward_of(run: Run, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: 
 def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, packing: Tensor,
              call: Call) -> Tuple[Tensor, ...]:
     """dq, dk, dv, dsink; the last is something else without a sink."""
-    dout = _usable(dout)
+    dout = usable(dout)
     run: Optional[Run] = None
     results = None
     args = (dout, q, k, v, q if sink is None else sink, out, lse, packing, call.number if sink is None else call.number + 1)

@@ -33,12 +33,12 @@ def place(
 
 
 def _deal(
-    packing: AnyPacking, group: Any, layout: Optional[AnyLayout], mask: Optional[Mask], format: str = "thd"
+    packing: AnyPacking, group: Any, layout: Optional[AnyLayout], mask: Optional[Mask], format: str = "thd", used: bool = False
 ) -> Tuple[int, Layout]:
     """The same, and the layout is registered, because attention must use the same one."""
     rank, placed = place(packing, group, layout, mask, format)
     if placed.ranks > 1:
-        _placed.register(placed, rank, scope_of(group))
+        _placed.register(placed, rank, scope_of(group), used)
     return rank, placed
 
 
@@ -167,7 +167,7 @@ def use_layout(packing: AnyPacking, group: Any = None, *, layout: Optional[AnyLa
     shard, position_ids and valid_rows say it themselves, in the process that calls them; attention and unshard under a
     layout of which nobody has said it raise. Arguments as of position_ids.
     """
-    _deal(packing, group, layout, mask, format)
+    _deal(packing, group, layout, mask, format, used=True)
 
 
 def next_token_labels(input_ids: Tensor, packing: AnyPacking, *, ignore_index: int = -100) -> Tensor:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
 import queue
 import re
-import socket
 import threading
 import time
 import weakref
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .._arrays import error
 from .._core import Error
+from . import roll_call
 
 T = TypeVar("T")
 
@@ -25,15 +26,14 @@ T = TypeVar("T")
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
 _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
-_PROCESS = "weft: process of rank {}"  # the same
-_WAITS = "weft: rank {} waits for"  # the same
 _STORE_SECONDS = 2.0  # that an error waits for the store, which may live in the process that is lost
+_ABORT_SECONDS = 10.0  # that NCCL has to end its communicators; streams go on at once
 _SHOWN_CALLS = 4  # of the record, in an error
 
 
 def _words(e: BaseException) -> str:
-    """What gloo says, without the line of its source."""
-    return re.sub(r"^\[\S+:\d+\] ", "", str(e)).strip().rstrip(".")
+    """What gloo or NCCL says, on one line, without that of its source."""
+    return " ".join(re.sub(r"^\[\S+:\d+\] ", "", str(e)).split()).rstrip(".")
 
 
 _jobs: Optional[queue.SimpleQueue[Any]] = None  # jobs of the thread that waits on behalf of the main thread
@@ -112,6 +112,12 @@ class _Handle:
     def _wait(self) -> Optional[Error]:
         """None, or the error."""
         ends = time.monotonic() + self.transport.time_limit
+        self.transport.waiting = sorted({peer for peer, _ in self.works})
+        failure = self._wait_until(ends)
+        self.transport.waiting, self.transport.touched = [], time.monotonic()
+        return failure
+
+    def _wait_until(self, ends: float) -> Optional[Error]:
         while self.works:
             peer, work = self.works[0]
             try:
@@ -152,26 +158,49 @@ class _GpuHandle:
                 if works:
                     self.transport.watch.see(self.place[0], self.peers)
         except RuntimeError as e:  # what torch's watchdog has found
-            ranks = ", ".join(map(self.transport.named, self.peers))
-            raise self.transport.fail(f"lost one of the ranks {ranks} on GPU {self.place[0]} ({_words(e)})") from None
+            raise self.transport.lost_on_gpu(self.peers, self.place[0], e) from None
         finally:
             self.tensors = []
 
     abandon = wait
 
 
-class _Watch:
-    """Looks after the last messages of NCCL: a stream that has not come past them within the time limit never will.
+_threads: List[threading.Thread] = []  # of watches
+_exits = threading.Event()
 
-    Nobody else would notice soon: the CPU has gone on, or waits for the stream, and torch gives up when its own, longer limit
-    has passed. The event is asked only when the limit has passed, because a question may disturb the capture of a graph.
+
+def _end_threads() -> None:
+    """A thread must not be in a call of torch when the interpreter ends."""
+    _exits.set()
+    for thread in _threads:
+        thread.join(_STORE_SECONDS)
+
+
+atexit.register(_end_threads)
+
+
+class _Watch:
+    """Looks after the last messages of NCCL, and tells others what this rank is at when they ask (roll_call.py).
+
+    A stream that has not come past its messages within the time limit never will, and nobody else would notice soon: the CPU
+    has gone on, or waits for the stream, and torch gives up when its own, longer limit has passed. The event is asked only
+    when the limit has passed, because a question may disturb the capture of a graph. The store is asked only after a while
+    without a call: then this rank waits, or others may wait for it.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = weakref.ref(transport)
         self.last: Optional[Tuple[float, Any, int, List[int]]] = None  # since when, what is recorded behind them, GPU, peers
         self.events: Dict[int, Any] = {}  # by GPU
-        self.runs = False
+        self.runs = self.answered = False
+
+    def start(self) -> None:
+        if self.runs:
+            return
+        self.runs = True
+        _threads[:] = [thread for thread in _threads if thread.is_alive()]
+        _threads.append(threading.Thread(target=self._look, name="weft.torch watches ranks", daemon=True))
+        _threads[-1].start()
 
     def see(self, device: int, peers: List[int]) -> None:
         """Messages from and to these peers have been put into the current stream."""
@@ -182,14 +211,10 @@ class _Watch:
             event = self.events[device] = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
         self.last = time.monotonic(), event, device, peers
-        if not self.runs:
-            self.runs = True
-            threading.Thread(target=self._look, name="weft.torch watches NCCL", daemon=True).start()
 
     def _look(self) -> None:
         pause = 0.05
-        while pause > 0:
-            time.sleep(pause)
+        while pause > 0 and not _exits.wait(pause):
             pause = self._next_look()
 
     def _next_look(self) -> float:
@@ -197,19 +222,23 @@ class _Watch:
         transport, last = self.transport(), self.last
         if transport is None or transport.broken:
             return 0.0
-        if last is not None and time.monotonic() - last[0] >= transport.time_limit:
+        now = time.monotonic()
+        if last is not None and now - last[0] >= transport.time_limit:
             if not last[1].query():
-                self._give_up(transport, *last[2:])
+                transport.waited(f"on GPU {last[2]} ", last[3])
+                transport.abort()
                 return 0.0
             if self.last is last:
                 self.last = None
-        return min(transport.time_limit / 4, 1.0)
-
-    @staticmethod
-    def _give_up(transport: Transport, device: int, peers: List[int]) -> None:
-        transport.waited(f"on GPU {device} ", peers)
-        with contextlib.suppress(AttributeError, RuntimeError):  # torch before 2.6: its watchdog ends the process
-            transport.group.abort()  # the stream goes on, and what follows raises
+        if last is not None and transport.has_nccl_error():
+            transport.lost_on_gpu(last[3], last[2], "NCCL tells of an error")
+            return 0.0
+        quiet = min(transport.time_limit / 2, 1.0 if transport.on_gpus else 5.0)
+        if not self.answered and now - transport.touched >= quiet:
+            self.answered = transport.answer()
+        if last is None and transport.gone:
+            return 0.0
+        return min(transport.time_limit / 4, 0.25 if transport.on_gpus else 1.0)
 
 
 def _in_stream(device: int, stream: int) -> ContextManager[Any]:
@@ -235,11 +264,15 @@ class Transport:
         self.exchanges = 0
         self.broken: Optional[str] = None
         self.failure: Optional[Error] = None  # with which it broke
+        self.on_gpus = backend_of(group, "cuda") == "nccl"
         self.mute = False  # the store did not answer once
+        self.gone = False  # the group has been destroyed
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
+        self.waiting: List[int] = []  # for these ranks, on the CPU
+        self.touched = time.monotonic()  # when a call began or ended
         self.watch = _Watch(self)
         self.calls: Callable[[], str] = str  # the last calls, a line each
-        self._store(lambda store: store.set(_PROCESS.format(self.rank), f"pid {os.getpid()} on {socket.gethostname()}"))
+        self._store(lambda store: roll_call.sign(store, self.rank))
 
     def exchange(self, sends: Any, receives: Any) -> _Handle:
         if self.broken:
@@ -247,7 +280,7 @@ class Transport:
         if (sends or receives) and not self.on_cpus:  # before any message is sent, so the group can still be used
             raise error(f"the process group {self.group.group_name} moves no tensors of CPUs ({dist.get_backend(self.group)})",
                         "make one with backend 'gloo' or 'cpu:gloo,cuda:nccl', or use tensors on GPUs")
-        self.exchanges += 1
+        self._count()
         works = []
         try:
             for peer, data in receives:
@@ -265,13 +298,19 @@ class Transport:
     def meet_on_gpu(self, device: int) -> None:
         """Before the first messages, which need not concern all ranks: NCCL begins with all of them, or hangs."""
         if device not in self.met:
-            dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
+            if torch.cuda.is_current_stream_capturing():
+                raise error(f"the first call over {self.ranks} ranks on GPU {device} is inside the capture of a CUDA graph, "
+                            "where NCCL cannot begin", "make one such call outside of the capture first, as graphs are warmed up")
+            try:
+                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", device)), group=self.group)
+            except RuntimeError as e:
+                raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
             self.met.add(device)
 
     def exchange_on_gpu(self, sends: Any, receives: Any, device: int, stream: int) -> _GpuHandle:
         if self.broken:
             raise self._again()
-        self.exchanges += 1
+        self._count()
         sends, receives = ([(peer, torch.from_dlpack(data)) for peer, data in some] for some in (sends, receives))
         operations = [dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer) for peer, x in receives]
         operations += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
@@ -279,7 +318,7 @@ class Transport:
             with _in_stream(device, stream):
                 works = dist.batch_isend_irecv(operations)
         except RuntimeError as e:
-            raise self.fail(f"could not start messages on GPU {device} ({_words(e)})") from None
+            raise self.lost_on_gpu(sorted({peer for peer, _ in (*sends, *receives)}), device, e) from None
         return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
@@ -287,7 +326,7 @@ class Transport:
         """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks."""
         if self.broken:
             raise self._again()
-        self.exchanges += 1
+        self._count()
         mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
         try:
             with _in_stream(device, stream):
@@ -299,23 +338,31 @@ class Transport:
                 else:
                     work = dist.all_to_all_single(into, mine, received_bytes, sent_bytes, group=self.group, async_op=True)
         except RuntimeError as e:
-            raise self.fail(f"could not start {kind} on GPU {device} ({_words(e)})") from None
+            raise self.lost_on_gpu([r for r in range(self.ranks) if r != self.rank], device, e) from None
         return _GpuHandle(self, [work], (mine, into), (device, stream), [r for r in range(self.ranks) if r != self.rank])
+
+    def _count(self) -> None:
+        """A call begins."""
+        self.exchanges += 1
+        self.touched = time.monotonic()
+        if self.ranks > 1:
+            self.watch.start()
 
     def _again(self) -> Error:
         """The error of a call after the one that failed, which the watch may have found, so that nobody has seen it yet."""
         assert self.failure is not None
         return error(self.failure.problem, self.failure.remedy)
 
-    def fail(self, text: str, slow: bool = False) -> Error:
+    def fail(self, text: str, slow: bool = False, blame: Sequence[int] = ()) -> Error:
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began.
 
-        slow: a time limit passed. A process that is stopped stays then, and somebody has to end it.
+        slow: a time limit passed. A process that is stopped stays then, and somebody has to end it. blame: the ranks that are
+        the reason.
         """
-        self.broken = f"rank {self.rank} {text}"
-        first = self._first_failure()
-        if first and first != self.broken:
-            self.broken += f"; before that, {first}"
+        broken = f"rank {self.rank} {text}"
+        first = self._first_failure(broken)
+        if first and first != broken:
+            broken += f"; before that, {first}"
         # A wait that times out is the only way to make gloo close all connections of a group.
         for peer in range(self.ranks):
             if peer != self.rank:
@@ -325,31 +372,74 @@ class Transport:
                 except RuntimeError:
                     pass  # the connection is closed
         last = "; ".join(self.calls().splitlines()[-_SHOWN_CALLS:])
-        problem = f"{self.broken} (last calls: {last})" if last else self.broken
+        problem = f"{broken} (last calls: {last})" if last else broken
         hint = "see what became of it"
         if slow:
             hint = "it is slow, has gone, or was given another problem (checked=True finds out)"
-            process = re.findall(r"pid (\d+) on ([^,)]+)", text)
+            process = self._process_of(blame[0]) if blame else None
             if process:
-                hint += "; if it still runs, it has to be ended: kill -9 {} on {}".format(*process[-1])
-        self.failure = error(problem, f"{hint}; the process group cannot be used any more")
-        return self.failure
+                hint += "; if it still runs, it has to be ended: kill -9 {1} {2} {3}".format(*process.split(maxsplit=3))
+        self.failure = failure = error(problem, f"{hint}; the process group cannot be used any more")
+        self.broken = broken  # last, because another thread that sees it takes the failure
+        return failure
 
     def waited(self, where: str, peers: List[int]) -> Error:
         """The error after the time limit. A rank that is waited for may wait itself, for the one that is to blame."""
         text = f"waited {self.time_limit:g} seconds {where}for rank{'s' if len(peers) > 1 else ''} "
         text += ", ".join(self.named(peer) for peer in peers)
-        if len(peers) == 1:
-            self._store(lambda store: store.set(_WAITS.format(self.rank), str(peers[0])))
-            time.sleep(0.2)  # others whose limit has passed say so meanwhile
-            chain = [self.rank, peers[0]]
-            while True:
-                said = self._said(_WAITS.format(chain[-1]))
-                if said is None or int(said) in chain:
-                    break
-                chain.append(int(said))
-                text += f", which waits for rank {self.named(chain[-1])}"
-        return self.fail(text, slow=True)
+        said, blame = self._ask(peers)
+        return self.fail(f"{text}; {said}" if said else text, slow=True, blame=blame or peers)
+
+    def lost_on_gpu(self, peers: List[int], device: int, reason: Any) -> Error:
+        """The error after one of torch or NCCL, which does not say whose fault it is."""
+        ranks = ", ".join(map(str, peers))
+        if isinstance(reason, RuntimeError) and not isinstance(reason, getattr(dist, "DistError", RuntimeError)):
+            return self.fail(f"could not exchange messages with ranks {ranks} on GPU {device} ({_words(reason)})")
+        words = _words(reason) if isinstance(reason, BaseException) else reason
+        said, blame = self._ask([])
+        failure = self.fail(f"lost one of the ranks {ranks} on GPU {device}; {said} ({words})", blame=blame)
+        self.abort()
+        return failure
+
+    def abort(self) -> None:
+        """Lets the streams go on that wait for NCCL; what follows raises."""
+        def call() -> None:
+            with contextlib.suppress(AttributeError, RuntimeError):  # torch before 2.6: its watchdog ends the process
+                self.group.abort()
+
+        thread = threading.Thread(target=call, name="weft.torch aborts NCCL", daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+
+    def has_nccl_error(self) -> bool:
+        """What torch's watchdog has found; it waits before it ends the process."""
+        try:
+            found = self.group._get_backend(torch.device("cuda")).get_error()
+        except (AttributeError, RuntimeError):  # torch before 2.7
+            return False
+        return bool(getattr(found, "name", "SUCCESS") != "SUCCESS")
+
+    def _state(self, waits: List[int], failed: bool = False) -> roll_call.State:
+        return roll_call.state_of(self.calls(), waits, failed)
+
+    def answer(self) -> bool:
+        """Tells others what this rank is at, if one asks; whether it has."""
+        def told(store: Any) -> bool:
+            asked = roll_call.is_asked(store)
+            if asked:
+                roll_call.answer(store, self.rank, self._state(self.waiting))
+            return asked
+
+        return bool(self._store(told))
+
+    def _ask(self, peers: List[int]) -> Tuple[str, List[int]]:
+        """What the other ranks are at, in words, and those that are to blame."""
+        state = self._state(peers)
+        self.watch.answered = True
+        answers = self._store(lambda store: roll_call.ask(store, self.rank, self.ranks, state), roll_call.SECONDS)
+        if answers is None:
+            return "the group's store does not answer; the process of its first rank may have held it" if self.mute else "", []
+        return roll_call.report(self.rank, self.ranks, state, answers)
 
     def named(self, peer: int, text: str = "") -> str:
         """A rank with its process, as far as that is known."""
@@ -357,28 +447,38 @@ class Transport:
         return f"{peer} ({known})" if known else str(peer)
 
     def _process_of(self, peer: int) -> Optional[str]:
-        return self._said(_PROCESS.format(peer))
+        return self._store(lambda store: roll_call.process_of(store, peer))
 
-    def _said(self, key: str) -> Optional[str]:
-        return self._store(lambda store: store.get(key).decode() if store.check([key]) else None)
-
-    def _first_failure(self) -> Optional[str]:
+    def _first_failure(self, mine: str) -> Optional[str]:
         """What the first rank that failed said; it is this one's if nobody has."""
-        return self._store(lambda store: store.compare_set(_CAUSE, "", self.broken).decode())
+        state = None if self.watch.answered else self._state([], failed=True)  # this rank's watch ends
 
-    def _store(self, ask: Callable[[Any], T]) -> Optional[T]:
-        """What the group's store answers; None if it does not, because it lived in a process that is lost."""
+        def asked(store: Any) -> str:
+            if state is not None:
+                roll_call.answer(store, self.rank, state)
+            return str(store.compare_set(_CAUSE, "", mine).decode())
+
+        return self._store(asked)
+
+    def _store(self, ask: Callable[[Any], T], seconds: float = 0.0) -> Optional[T]:
+        """What the group's store answers; None if it does not, because it lived in a process that is lost.
+        seconds: that the question takes by itself."""
         if self.mute:
             return None
         answer: List[T] = []
 
         def asked() -> None:
-            with contextlib.suppress(AttributeError, KeyError, RuntimeError):
-                answer.append(ask(dist.distributed_c10d._get_process_group_store(self.group)))
+            with contextlib.suppress(AttributeError, RuntimeError):
+                try:
+                    store = dist.distributed_c10d._get_process_group_store(self.group)
+                except KeyError:
+                    self.gone = True
+                    return
+                answer.append(ask(store))
 
         thread = threading.Thread(target=asked, name="weft.torch asks the store", daemon=True)
         thread.start()
-        thread.join(_STORE_SECONDS)
+        thread.join(_STORE_SECONDS + seconds)
         self.mute = thread.is_alive()
         return answer[0] if answer else None
 

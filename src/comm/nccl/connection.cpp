@@ -1,7 +1,8 @@
 #include "comm/nccl/connection.h"
 
+#include <algorithm>
 #include <chrono>
-#include <exception>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kAbortSeconds = 10;  // the streams go on at once, the rest is to free memory
+
 bool is_over(const PooledEvent& event) {
   const cudaError_t result = cudaEventQuery(event.get());
   clear_last_error(result);  // not ready is not an error; others show in the caller's next call
@@ -21,6 +24,23 @@ bool is_over(const PooledEvent& event) {
 }
 
 bool is_fault(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
+// Ends a communicator by ncclCommAbort or ncclCommDestroy, which join threads of NCCL. Where those wait for a process
+// that is stopped, they are left to themselves after so many seconds.
+void end_within(double seconds, int device, ncclComm_t comm, ncclResult_t (*end)(ncclComm_t)) {
+  std::promise<void> promise;
+  const std::future<void> ended = promise.get_future();
+  std::thread thread([device, comm, end, done = std::move(promise)]() mutable {
+    cudaSetDevice(device);
+    end(comm);
+    done.set_value();
+  });
+  if (ended.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+}
 
 }  // namespace
 
@@ -34,7 +54,7 @@ bool StreamCall::begun() { return is_over(ready); }
 bool StreamCall::ended() { return is_over(done); }
 
 NcclConnection::NcclConnection(int device, const ncclUniqueId& id, Index ranks, detail::Watch::Connection who)
-    : device_(device), recorder_(who.recorder) {
+    : device_(device), time_limit_(who.time_limit), recorder_(who.recorder) {
   const Index rank = who.rank;
   who.begin = [this] {
     cudaSetDevice(device_);
@@ -60,7 +80,11 @@ NcclConnection::~NcclConnection() {
   const DeviceGuard on(device_, std::nothrow);
   if (comm_ == nullptr) return;
   // While an exception unwinds, other ranks may be elsewhere.
-  std::uncaught_exceptions() > 0 ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
+  if (std::uncaught_exceptions() > 0) {
+    end_within(std::min(time_limit_, kAbortSeconds), device_, comm_, ncclCommAbort);
+  } else {
+    end_within(time_limit_, device_, comm_, ncclCommDestroy);
+  }
 }
 
 // With the mutex held.
@@ -105,7 +129,8 @@ std::optional<std::string> NcclConnection::fault() {
 
 void NcclConnection::abort() {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));
+  if (comm_ != nullptr)
+    end_within(std::min(time_limit_, kAbortSeconds), device_, std::exchange(comm_, nullptr), ncclCommAbort);
 }
 
 std::shared_ptr<StreamCall> NcclConnection::begin(cudaStream_t caller, std::span<const Message> sends,

@@ -2,6 +2,7 @@
 // if a rank fails or does not come, which releases the streams that wait for it; every later call is then a PeerError.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +46,7 @@ class NcclConnection {
   // Calls issue(comm, stream) as one group of NCCL, and returns when NCCL has put its work into the stream.
   template <class Issue>
   void group(const StreamCall& call, const Issue& issue) {
+    std::exception_ptr failed;
     {
       const std::lock_guard lock(mutex_);
       watch_->check();
@@ -52,12 +54,16 @@ class NcclConnection {
       try {
         issue(comm_, stream_.get());
       } catch (...) {
-        ncclGroupEnd();
-        throw;
+        failed = std::current_exception();
       }
-      WEFT_NCCL(ncclGroupEnd());
+      try {
+        WEFT_NCCL(ncclGroupEnd());
+      } catch (...) {
+        if (!failed) failed = std::current_exception();
+      }
     }
-    until_issued(call.record.number);
+    until_issued(call.record.number);  // if a lost rank is the reason, this names it
+    if (failed) std::rethrow_exception(failed);
   }
   // The call is in the stream, and is watched from now on.
   void end(const std::shared_ptr<StreamCall>& call);
@@ -71,6 +77,7 @@ class NcclConnection {
   void abort();
 
   const int device_;
+  const double time_limit_;
   std::shared_ptr<detail::FlightRecorder> recorder_;
   PooledStream stream_{true};  // high priority, because the next step waits for these messages
   std::mutex mutex_;           // one thread at a time is in NCCL

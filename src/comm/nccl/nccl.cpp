@@ -193,7 +193,8 @@ std::shared_ptr<NcclConnection> connect_nccl(const Communicator& ranks, const Pl
   detail::Watch::Connection who{
       .rank = ranks.rank(), .time_limit = ranks.time_limit(), .recorder = recorder, .board = nullptr};
   if (board != nullptr)
-    who.board = board->connection(std::hash<std::string_view>()({got.internal, sizeof got.internal}) | 1);
+    who.board = board->connection(std::hash<std::string_view>()({got.internal, sizeof got.internal}) | 1,
+                                  recorder->last().number + 1);
   return std::make_shared<NcclConnection>(place.device, got, ranks.ranks(), std::move(who));
 }
 

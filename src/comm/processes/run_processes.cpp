@@ -78,20 +78,39 @@ End run_rank(Index ranks, const std::shared_ptr<Sockets>& sockets, const std::sh
 
 struct Child {
   pid_t process = 0;
-  bool running = true;
+  bool running = true, stopped = false;  // stopped: by a signal, and killed for it
   End end = End::failure;
   std::string what = {};
 };
 
-std::string death(int status) {
+std::string death(int status, bool stopped) {
+  if (stopped) return "was stopped by a signal and could not end, so it was killed";
   if (WIFSIGNALED(status))
     return text("was ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   return text("ended with status ", WEXITSTATUS(status), " without a word");
 }
 
-// Reads what the ranks report until all have ended. After a failure the others have the grace to end by themselves.
+// Some have ended, and the others cannot: a signal has stopped them.
+bool only_stopped_are_left(const std::vector<Child>& children) {
+  bool some_ended = false;
+  for (const Child& child : children) {
+    some_ended = some_ended || !child.running;
+    siginfo_t info{};
+    if (child.running && (::waitid(P_PID, static_cast<id_t>(child.process), &info, WSTOPPED | WNOHANG | WNOWAIT) != 0 ||
+                          info.si_pid == 0))
+      return false;
+  }
+  return some_ended;
+}
+
+// Reads what the ranks report until all have ended. After a failure the others have the grace to end by themselves,
+// which ranks that are stopped cannot use; these have it after all others have ended well.
 void wait_for(std::vector<Child>& children, Descriptors& pipes, detail::BoardMemory& board, double grace) {
   auto limit = Clock::time_point::max();
+  const auto after_grace = [grace] {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
+  };
+  bool failed = false;
   for (std::size_t left = children.size(); left > 0;) {
     std::vector<pollfd> polled;
     std::vector<std::size_t> of;
@@ -115,23 +134,25 @@ void wait_for(std::vector<Child>& children, Descriptors& pipes, detail::BoardMem
       child.running = false;
       --left;
       if (child.what.empty()) {
-        child.what = death(status);
+        child.what = death(status, child.stopped);
       } else {
         child.end = static_cast<End>(child.what.front());
         child.what.erase(0, 1);
       }
       board.end(static_cast<Index>(of[p])) = static_cast<std::uint64_t>(
           child.end == End::well ? detail::BoardMemory::End::well : detail::BoardMemory::End::failed);
-      const auto now = Clock::now();
-      if (child.end != End::well)
-        limit =
-            std::min(limit, now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace)));
+      if (child.end == End::well) continue;
+      failed = true;
+      limit = std::min(limit, after_grace());
     }
+    const bool stopped = left > 0 && only_stopped_are_left(children);
+    if (stopped) limit = failed ? Clock::now() : std::min(limit, after_grace());
     if (Clock::now() < limit) continue;
     limit = Clock::time_point::max();
     for (Child& child : children) {
       if (!child.running) continue;
       child.end = End::consequence;
+      child.stopped = stopped;
       ::kill(child.process, SIGKILL);
     }
   }

@@ -40,6 +40,13 @@ ContextData::ContextData(const Place& where)
 }
 
 void ContextData::enter() {
+  if (faults_wait)
+    WEFT_CUDA(cudaSetDevice(place.device));
+  else
+    check();
+}
+
+void ContextData::check() {
   WEFT_CUDA(cudaSetDevice(place.device));
   const std::atomic_ref<int> code(page->fault.code);
   if (code.load(std::memory_order_acquire) == OffsetFault::none) return;
@@ -61,6 +68,6 @@ DeviceContext::DeviceContext(DeviceContext&&) noexcept = default;
 DeviceContext& DeviceContext::operator=(DeviceContext&&) noexcept = default;
 
 const Place& DeviceContext::place() const { return data_->place; }
-void DeviceContext::check() { data_->enter(); }
+void DeviceContext::check() { data_->check(); }
 
 }  // namespace weft

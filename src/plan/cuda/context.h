@@ -63,14 +63,16 @@ struct ContextData {
   Pinned<FaultPage> page;            // host address
   FaultPage* device_page = nullptr;  // device address
   bool has_bulk_copy = false;        // cp.async.bulk is available, in the GPU and in the compiled code
+  bool faults_wait = false;          // a reported fault is thrown by check() alone, not by the next call
 
   explicit ContextData(const Place& where);
   ContextData(const ContextData&) = delete;
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(place.stream); }
   Reporter reporter() const { return {state.get(), device_page}; }
-  // At the start of every call: selects the GPU, and throws a reported fault.
+  // At the start of every call: selects the GPU, and throws a reported fault unless faults_wait.
   void enter();
+  void check();  // selects the GPU, and throws a reported fault
 };
 
 }  // namespace detail

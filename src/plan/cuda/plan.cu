@@ -86,7 +86,7 @@ DeviceSlice* pinned_slices(Index count) {
 }  // namespace
 
 DevicePlan::DevicePlan(DeviceContext& context, Index capacity) {
-  context.check();
+  context.data().enter();
   if (capacity < 0 || capacity > kMaxTokens)
     throw Error(text("a plan with room for ", capacity, " slices"), text("give a number from 0 to ", kMaxTokens));
   data_ = std::make_unique<detail::DevicePlanData>(context.data(), capacity);

@@ -36,8 +36,15 @@ SharedContexts& shared_of(int device) {
   return (*all)[device];
 }
 
+// Calls that share a context are not each other's: what one of them found is for whoever asks, not for the next.
+DeviceContext new_context(const Place& place) {
+  DeviceContext context(place);
+  context.data().faults_wait = true;
+  return context;
+}
+
 DeviceContext fresh_context(SharedContexts& shared, const Place& place) {
-  if (shared.used.size() < kMostStreams) return DeviceContext(place);
+  if (shared.used.size() < kMostStreams) return new_context(place);
   WEFT_CUDA(cudaDeviceSynchronize());  // the stream it was used on may be gone, and its work must be done
   DeviceContext context = std::move(shared.used.front().context);
   shared.used.pop_front();
@@ -61,7 +68,7 @@ DeviceContext& shared_context(const Place& place) {
   const bool captured = cuda::is_captured(static_cast<cudaStream_t>(place.stream));
   bool made = false;
   while (!captured && shared.spare.size() < kSpare) {
-    shared.spare.emplace_back(place);
+    shared.spare.push_back(new_context(place));
     made = true;
   }
   // A spare context is used in any stream, so what clears it must be done.

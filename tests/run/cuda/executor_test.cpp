@@ -268,10 +268,7 @@ TEST(DeviceExecutor, TransportsOfTheHostGiveTheSameBits) {
 TEST(DeviceExecutor, RefusesWhatItDoesNotDo) {
   if (device::count() == 0) GTEST_SKIP() << "no GPU";
   run_ranks(1, [](Communicator& ranks) {
-    const Problem problem(documents({4}, 1), {});
-    const Layouts layouts = make_layouts(LayoutKind::contiguous, problem, 1);
     const Place place = check::place_of(kKernel);
-    EXPECT_THROW(Executor(ranks, make_schedule(problem, layouts, 0, {}), {.checked = true, .place = place}), Error);
     EXPECT_THROW(ranks.on(place)->split(0, 0), Error);
   });
 }

@@ -79,14 +79,16 @@ std::vector<FlagSpec> explain_flags() {
        {"support", "", "what works with what on one rank and by each schedule, and the kernels of this machine"},
        {"micro", "M",
         "windows of M micro-sequences instead: queries, keys and cu_seqlens of each; causal if no --mask"},
-       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"}});
+       {"remainder", "NAME", "--micro with tokens that do not divide by M x ranks: pad (default) or refuse"},
+       {"even", "NAME",
+        "--micro: windows of equal tokens (default), or micro-sequences of equal work, visible pairs"}});
 }
 
 int explain(const Flags& flags) {
   if (asks_for_figure(flags)) return explain_figure(flags);
   refuse_figure_flags(flags);
   if (flags.given("support")) return explain_support(flags);
-  if (flags.given("micro") || flags.given("remainder")) return explain_micro(flags);
+  if (flags.given("micro") || flags.given("remainder") || flags.given("even")) return explain_micro(flags);
   const check::Case c = case_of(flags, kExplainDefaults);
   const Problem problem = check::problem_of(c);
   check_size(c, problem);

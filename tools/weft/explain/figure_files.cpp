@@ -64,7 +64,7 @@ void refuse_figure_flags(const Flags& flags) {
 
 int explain_figure(const Flags& flags) {
   for (const char* drawing : {"html", "svg"})
-    flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder"},
+    flags.exclude(drawing, {"json", "view", "keys", "support", "micro", "remainder", "even"},
                   "write pages and pictures by themselves");
   FileOutput page("--html", flags.find("html")), picture("--svg", flags.find("svg"));
   const AskedSchedules schedules = asked_schedules(flags, flags.text("schedule", "all_gather"));

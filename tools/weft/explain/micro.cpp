@@ -29,22 +29,25 @@ struct Micro {
   check::Case c;
   Problem asked;
   MicroSequences sequences;
+  std::vector<Index> work;  // visible pairs of each window, micro after micro
 };
 
 Micro micro_of(const Flags& flags) {
-  if (!flags.given("micro")) flags.refuse({"remainder"}, " without --micro", "add e.g. --micro 4");
+  if (!flags.given("micro")) flags.refuse({"remainder", "even"}, " without --micro", "add e.g. --micro 4");
   flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "view"},
                 "leave it out: micro-sequences are windows of one stream");
   check::Case c = case_of(flags, kExplainDefaults);
   if (!flags.given("mask")) c.mask.causal = true;
   const Index micros = flags.within("micro", 4, 1, kMaxTokens);
   const bool pad = flags.one_of("remainder", {"pad", "refuse"}) == "pad";
+  const bool even_work = flags.one_of("even", {"tokens", "work"}) == "work";
   Problem asked = check::problem_of(c);
-  MicroSequences sequences(asked.packing().q(),
-                           {.ranks = c.ranks,
-                            .micros = micros,
-                            .remainder = pad ? MicroSplit::Remainder::pad : MicroSplit::Remainder::refuse});
-  return {std::move(c), std::move(asked), std::move(sequences)};
+  MicroSplit split{.ranks = c.ranks,
+                   .micros = micros,
+                   .remainder = pad ? MicroSplit::Remainder::pad : MicroSplit::Remainder::refuse};
+  if (even_work) split.even_work = c.mask;
+  MicroSequences sequences(asked.packing().q(), split);
+  return {std::move(c), std::move(asked), std::move(sequences), {}};
 }
 
 // Micro after micro, and of each all ranks: the order in which they are computed.
@@ -112,13 +115,15 @@ int width(const std::string& text) {
   return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-void print_windows(const MicroSequences& s) {
+void print_windows(const Micro& micro) {
+  const MicroSequences& s = micro.sequences;
   std::vector<std::vector<std::string>> lines = {
-      {"rank, micro", "window", "lengths", "first", "cu_seqlens_q", "cu_seqlens_k", "K rows", "positions"}};
+      {"rank, micro", "window", "lengths", "first", "cu_seqlens_q", "cu_seqlens_k", "K rows", "pairs", "positions"}};
   for_each_window(s, kMaxLines, [&](const Window& w) {
     lines.push_back({head(w), fmt::format("{}–{}", w.begin, w.end), list_words(w.lengths),
                      fmt::format("{}", w.first_document_begin), list_words(w.cu_seqlens_q), list_words(w.cu_seqlens_k),
-                     fmt::format("{}:{}", w.first_document_begin, w.end), position_words(w)});
+                     fmt::format("{}:{}", w.first_document_begin, w.end),
+                     grouped(micro.work[at(w.micro * s.ranks() + w.rank)]), position_words(w)});
   });
   std::vector<int> widths(lines.front().size(), 0);
   for (const std::vector<std::string>& line : lines)
@@ -131,10 +136,27 @@ void print_windows(const MicroSequences& s) {
   say_rest(s);
 }
 
+// The largest over the mean; 1 if there is nothing.
+double over_mean(const std::vector<Index>& values) {
+  double sum = 0;
+  Index most = 0;
+  for (const Index value : values) {
+    sum += static_cast<double>(value);
+    most = max_of(most, value);
+  }
+  return sum == 0 ? 1 : static_cast<double>(most) * static_cast<double>(values.size()) / sum;
+}
+
 void print_cost(const Micro& micro) {
   const MicroSequences& s = micro.sequences;
+  std::vector<Index> of_micros(at(s.micros()), 0);
+  for (std::size_t i = 0; i < micro.work.size(); ++i) of_micros[i / at(s.ranks())] += micro.work[i];
   fmt::print(
-      "\nK/V buffer: {} rows; {} if rows that no later query sees are dropped, {} with the next keys on their way\n",
+      "\nWork: the costliest micro-sequence has {:.2f} times the mean number of visible pairs, the costliest "
+      "window {:.2f} times\n",
+      over_mean(of_micros), over_mean(micro.work));
+  fmt::print(
+      "K/V buffer: {} rows; {} if rows that no later query sees are dropped, {} with the next keys on their way\n",
       grouped(key_rows(s, micro.c.mask)), grouped(key_rows(s, micro.c.mask, {.drop = true})),
       grouped(key_rows(s, micro.c.mask, {.drop = true, .ahead = true})));
 }
@@ -156,6 +178,7 @@ json to_json(const Micro& micro) {
                               {"micro", w.micro},
                               {"begin", w.begin},
                               {"end", w.end},
+                              {"pairs", micro.work[at(w.micro * s.ranks() + w.rank)]},
                               {"lengths", w.lengths},
                               {"first_document_begin", w.first_document_begin},
                               {"cu_seqlens_q", w.cu_seqlens_q},
@@ -202,18 +225,19 @@ void check_keys(const Micro& micro) {
 }  // namespace
 
 int explain_micro(const Flags& flags) {
-  const Micro micro = micro_of(flags);
+  Micro micro = micro_of(flags);
   const MicroSequences& s = micro.sequences;
   check_size(flags, micro);
   check_keys(micro);
+  micro.work = s.work(s.problem(micro.c.mask));
   JsonOutput output(flags.find("json"));
-  fmt::print("{} in {} micro-sequence{} on {} rank{}: windows of {} tokens{}, mask {}\n\n",
+  fmt::print("{} in {} micro-sequence{} on {} rank{}: windows of {}{} tokens{}, mask {}\n\n",
              documents_words(micro.asked.packing()), s.micros(), s.micros() == 1 ? "" : "s", s.ranks(),
-             s.ranks() == 1 ? "" : "s", grouped(s.local()),
+             s.ranks() == 1 ? "" : "s", flags.text("even", "tokens") == "work" ? "up to " : "", grouped(s.local()),
              s.padding() == 0 ? "" : fmt::format(", {} of padding at the end", grouped(s.padding())),
              mask_words(micro.c.mask));
   if (s.rows().end <= kMaxDrawn && s.local() > 0) draw(micro);
-  print_windows(s);
+  print_windows(micro);
   print_cost(micro);
   if (flags.given("json")) output.write(to_json(micro));
   return 0;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "check/by_micro.h"
 #include "flags/schedule_flags.h"
 #include "index.h"
 #include "verify/on_threads.h"
@@ -31,7 +32,9 @@ check::Case draw(const RandomSet& set, unsigned long long seed) {
   check::RandomChoices choices(seed),
       size(seed + 0x9e3779b97f4a7c15);  // two streams: small cases do not depend on --large
   const bool large = set.large.one_in > 0 && size.one_in(set.large.one_in);
-  return large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
+  check::Case drawn =
+      large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
+  return set.method.micros > 0 ? in_micro_sequences(std::move(drawn)) : drawn;
 }
 
 Checked check_one(const RandomSet& set, Index i) {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "check/by_micro.h"
 #include "check/by_schedule.h"
 #include "flags/schedule_flags.h"
 #include "terminal/numbers.h"
@@ -121,6 +122,34 @@ void check_schedules_of(const check::Case& c, const Method& method, Look look, O
   std::set_difference(refused.begin(), refused.end(), ran.begin(), ran.end(), std::back_inserter(to.never_ran));
 }
 
+// In micro-sequences: of equal length with the keys of each in time and ahead of it, of even work, and with rows
+// dropped and forwards run again.
+void check_micros_of(const check::Case& c, const Problem& problem, const Method& method, Look look, Outcome& to) {
+  std::optional<std::string> no = check::micro_refusal(c, problem, method.micros);
+  if (!no && !method.kernel.empty() && method.kernel != "cpu") no = check::refusal(c, method.kernel);
+  if (no) {
+    to.skipped.push_back(fmt::format("attention: --micro {}: {}", method.micros, *no));
+    return;
+  }
+  check::Oracle oracle(c, check::executor_arithmetic(c), look == Look::whole ? std::nullopt : std::optional(kSampled),
+                       look == Look::rows_and_keys ? std::optional(kSampled) : std::nullopt);
+  const check::MicroWay way{.micros = method.micros, .kernel = method.kernel, .checked = method.checked};
+  std::vector<check::MicroWay> ways(3, way);
+  ways[1].ahead = true;
+  ways[2].recomputed = true;
+  const Stream& q = problem.packing().q();
+  if (q.extent().size() >= method.micros * c.ranks) {  // a token a window
+    ways.push_back(way);
+    ways.back().even_work = true;
+  }
+  for (const check::MicroWay& one : ways) {
+    to.attention.push_back(check_micro(oracle, one));
+    const check::AttendReport& report = to.attention.back();
+    if (const auto failure = failure_of(report))
+      note_failure(to, fmt::format("attention, {}: {}", report.keys, *failure), report.flags);
+  }
+}
+
 }  // namespace
 
 std::optional<std::string> failure_of(const check::AttendReport& report) {
@@ -143,15 +172,18 @@ Outcome check_case(const check::Case& c, const Method& method) {
     check_law_of(c, outcome);
   const Look look = look_of(c, pairs, problem);
   std::optional<std::string> too_large = too_many_steps(c, problem);
-  if (too_large && !method.schedules.empty() && c.ranks <= kMaxThreadRanks) too_large.reset();  // schedules have few
-  if (method.schedules.empty() && look == Look::rows)
+  if (too_large && (!method.schedules.empty() || method.micros > 0) && c.ranks <= kMaxThreadRanks)
+    too_large.reset();  // schedules have few
+  if (method.schedules.empty() && method.micros == 0 && look == Look::rows)
     too_large =
         fmt::format("attention: more than {} multiplications in a dense softmax; use --schedule", kMaxSampledWork);
   if (too_large) {
     outcome.skipped.push_back(*too_large);
     return outcome;
   }
-  if (!method.schedules.empty()) {
+  if (method.micros > 0) {
+    check_micros_of(c, problem, method, look, outcome);
+  } else if (!method.schedules.empty()) {
     check_schedules_of(c, method, look, outcome);
   } else if (const auto refused = check::refusal(c, method.kernel)) {
     outcome.skipped.push_back(fmt::format("attention: {}: {}", method.kernel, *refused));
@@ -166,7 +198,7 @@ std::string command_of(const check::Case& c, const Method& method, const std::st
   std::string command = "weft verify " + check::flags(c);
   if (!way.empty()) command += " " + way;
   if (method.checked) command += " --checked";
-  const std::string_view otherwise = method.schedules.empty() ? check::kReference : "";
+  const std::string_view otherwise = method.schedules.empty() && method.micros == 0 ? check::kReference : "";
   return command + (method.kernel == otherwise ? "" : " --kernel " + method.kernel);
 }
 

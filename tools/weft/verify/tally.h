@@ -21,6 +21,7 @@ struct Method {
   std::string kernel = {};                      // "": the best of this machine, call by call
   std::vector<ScheduleOptions> schedules = {};  // on ranks as threads; none: a plan for each rank, without moves
   bool checked = false;                         // ExecutorOptions::checked
+  Index micros = 0;                             // in so many micro-sequences, through a K/V buffer; 0: not
 
   std::string kernel_words() const { return kernel.empty() ? "auto" : kernel; }
 };

@@ -22,7 +22,7 @@
 namespace weft::tool {
 namespace {
 
-constexpr Index kMaxRandom = 1'000'000'000;
+constexpr Index kMaxRandom = 1'000'000'000, kMaxMicros = 4096;
 
 void print_law(const check::LawReport& law) {
   const std::string holds = law.planned ? "ok" : "no plan, strides of queries and keys differ; layouts alone ok";
@@ -34,13 +34,16 @@ std::string ratio_text(double ratio) {
   return ratio < 1000 ? fmt::format("{:.3f}", ratio) : fmt::format("{:.1e}", ratio);
 }
 
-void print_attention(const std::vector<check::AttendReport>& reports, bool by_schedule, const std::string& looked) {
+void print_attention(const std::vector<check::AttendReport>& reports, const Method& method, const std::string& looked) {
   fmt::print("\nAttention of all ranks together against a dense softmax in f64{}.\n",
              looked.empty() ? "" : fmt::format(" ({})", looked));
   std::size_t width = 16;
   for (const check::AttendReport& report : reports) width = std::max(width, report.keys.size() + 2);
-  fmt::print("  {:<12}{:<{}}{:>10}{:>12}  {:<8}{}\n", "", by_schedule ? "schedule" : "keys", width, "of bound",
-             "rel. norm", "", "worst element");
+  fmt::print("  {:<12}{:<{}}{:>10}{:>12}  {:<8}{}\n", "",
+             method.micros > 0          ? "way"
+             : method.schedules.empty() ? "keys"
+                                        : "schedule",
+             width, "of bound", "rel. norm", "", "worst element");
   for (const check::AttendReport& report : reports) {
     for (const check::Measure& m : report.measures)
       fmt::print("  {:<12}{:<{}}{:>10}{:>12.1e}  {:<8}{}\n", m.tensor, report.keys, width, ratio_text(m.worst), m.norm,
@@ -51,7 +54,7 @@ void print_attention(const std::vector<check::AttendReport>& reports, bool by_sc
 
 void print_outcome(const Outcome& outcome, const Method& method) {
   if (outcome.law) print_law(*outcome.law);
-  if (!outcome.attention.empty()) print_attention(outcome.attention, !method.schedules.empty(), outcome.looked);
+  if (!outcome.attention.empty()) print_attention(outcome.attention, method, outcome.looked);
   if (outcome.failure) fmt::print("FAILED {}\n", *outcome.failure);
   for (const std::string& reason : outcome.skipped) fmt::print("Skipped {}\n", reason);
   if (!outcome.skipped.empty())
@@ -67,7 +70,7 @@ int verdict(const Flags& flags, const Tally& tally) {
     return kNothingRan;
   }
   if (tally.attended()) return 0;
-  for (const char* asked : {"schedule", "kernel"}) {
+  for (const char* asked : {"schedule", "micro", "kernel"}) {
     if (!flags.given(asked)) continue;
     fmt::print(stderr, "weft: --{} {} computed nothing: {}; ask for what can run (weft explain --support)\n", asked,
                *flags.find(asked), tally.why_skipped());
@@ -90,6 +93,11 @@ int verdict(const Flags& flags, const Tally& tally, const Outcome& outcome) {
 // Kernels by their full names, so that a report says what ran; Error for a name that no kernel has.
 // The schedules are those of the list, or the ones that the caller has already.
 Method method_of(const Flags& flags, const std::vector<ScheduleOptions>* schedules = nullptr) {
+  const Index micros = flags.within("micro", 0, flags.given("micro") ? 1 : 0, kMaxMicros, " micro-sequences");
+  if (micros > 0)
+    return {.kernel = flags.given("kernel") ? std::string(find_kernel(*flags.find("kernel")).name) : "",
+            .checked = flags.given("checked"),
+            .micros = micros};
   if (!flags.given("schedule")) {
     flags.refuse(schedule_option_names({"comm", "format", "checked"}), " without --schedule",
                  "add e.g. --schedule all, or leave it out");
@@ -140,8 +148,9 @@ std::vector<std::string> check_places(const Flags& flags, const check::Case& c, 
                                       Method& method) {
   const Layouts layouts = check::layouts_of(c, problem);
   check::check_format(c, problem);
-  if (method.schedules.empty()) return {};
+  if (method.schedules.empty() && method.micros == 0) return {};
   check_thread_ranks(c.ranks);
+  if (method.schedules.empty()) return {};
   return leave_out_impossible(flags, c, problem, layouts, method.schedules);
 }
 
@@ -149,11 +158,12 @@ int verify_one(const Flags& flags) {
   flags.refuse({"threads"}, " without --random", "one problem takes one thread");
   flags.refuse({"large", "tokens-up-to"}, " without --random", "leave it out, or add --random 500");
   flags.refuse({"time-limit"}, " without --random, --matrix or --set", "one problem is checked whole");
-  const AutoProblem asked = auto_problem(flags, kVerifyDefaults);
-  const check::Case& c = asked.given;
+  AutoProblem asked = auto_problem(flags, kVerifyDefaults);
+  check::Case& c = asked.given;
+  if (flags.given("micro") && !flags.given("mask") && !c.mask.slices) c.mask.causal = true;  // as weft explain --micro
   Method method = method_of(flags, &asked.schedules);
   const Problem problem = check::problem_of(c);
-  if (!method.schedules.empty())  // otherwise what is too large is skipped
+  if (!method.schedules.empty() || method.micros > 0)  // otherwise what is too large is skipped
     check_memory("the ranks' tensors and their gradients take", tensor_bytes(c, problem, true));
   const std::vector<std::string> left_out = check_places(flags, c, problem, method);
   JsonOutput output(flags.find("json"));
@@ -182,6 +192,9 @@ std::vector<FlagSpec> verify_flags() {
       {"accuracy", "NAME",
        "quick or full (rows of 131,072 keys): kernels on inputs that are hard on arithmetic, against the "
        "documented bounds; takes --kernel, --dtype"},
+      {"micro", "M",
+       "in M micro-sequences through a K/V buffer, one problem or --random: keys in time and ahead, even work, dropped "
+       "and recomputed; masks are causal if not given"},
       {"pairwise", "", "of --matrix or --set as few runs as let any two values of any two axes meet"},
       {"time-limit", "SECONDS", "with these: start nothing more after so long; what was left out is counted"},
       {"threads", "N", "with these; as many as the machine has if not given, the result is the same"},
@@ -192,6 +205,11 @@ std::vector<FlagSpec> verify_flags() {
 }
 
 int verify(const Flags& flags) {
+  if (flags.given("micro")) {
+    std::vector<std::string> others = schedule_option_names({"schedule", "comm", "format", "matrix", "set"});
+    for (const char* other : {"accuracy", "keys", "docs-k", "cu-seqlens-k"}) others.emplace_back(other);
+    flags.exclude("micro", others, "leave one of them out: micro-sequences gather keys into one buffer of the stream");
+  }
   if (flags.given("accuracy")) return verify_accuracy(flags);
   if (!flags.given("matrix") && !flags.given("set"))
     flags.refuse({"pairwise"}, " without --matrix or --set", "leave it out, or add e.g. --matrix full");

@@ -14,7 +14,6 @@ what is mapped and what is refused.
 
 from __future__ import annotations
 
-import contextvars
 import threading
 from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple, TypedDict, Union
 
@@ -22,17 +21,28 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-from . import _outside
-from . import torch as _torch
-from ._arrays import error
-from ._batches import Batch, only_attention, plain_batch, rule_of, unmasked_batch, varlen_batch
-from ._core import Mask
-from .schedule import unexpected
-from .torch.group import name_of, rank_and_ranks
-from .torch.op import how_of
-from .torch.packed import AnyPacking, packing_of
-from .torch.sharding import place
-from .types import AnySchedule, LayoutName
+from .. import torch as _torch
+from .._arrays import error
+from .._core import Mask
+from ..schedule import unexpected
+from ..torch.group import name_of, rank_and_ranks
+from ..torch.op import how_of
+from ..torch.packed import AnyPacking, packing_of
+from ..torch.sharding import place
+from ..types import AnySchedule, LayoutName
+from . import _outside, _recurrent, _routers
+from ._batches import (
+    Batch,
+    current,
+    only_attention,
+    only_known_layers,
+    other_layers,
+    plain_batch,
+    rule_of,
+    told_batch,
+    unmasked_batch,
+    varlen_batch,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,7 +77,6 @@ _REASONS = {
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
 
-_current: contextvars.ContextVar[Optional[packed]] = contextvars.ContextVar("weft.transformers.packed", default=None)
 _entered, _lock = 0, threading.Lock()
 
 
@@ -110,18 +119,20 @@ class packed:
             raise error("the packing has other sequences for k than for q", "give one of cu_seqlens_q alone")
         how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
         mask = mask or Mask(causal=True)
-        rank, placed = place(packing, group, layout, mask)
+        self.rank, self.placed = place(packing, group, layout, mask)
         self.packing = packing
-        self.rows = placed.rows
-        self.positions = torch.from_numpy(placed.position_ids(rank))
+        self.rows = self.placed.rows
+        self.positions = torch.from_numpy(self.placed.position_ids(self.rank))
         self.check_positions = check_positions
         self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask, **options}
         self.used = False
+        self.recurrent: Optional[bool] = None  # whether a recurrent layer has run; None: the model has none
         self.tokens: List[Any] = []
+        self._documents: Optional[_recurrent.Documents] = None
 
     def __enter__(self) -> packed:
         global _entered
-        self.tokens.append(_current.set(self))
+        self.tokens.append(current.set(self))
         with _lock:
             _entered += 1
         return self
@@ -130,16 +141,25 @@ class packed:
         global _entered
         with _lock:
             _entered -= 1
-        _current.reset(self.tokens.pop())
+        current.reset(self.tokens.pop())
         if kind is None and not self.used:
             raise error("no layer of a model asked Weft for attention inside packed()",
                         'make the model with attn_implementation="weft", and call it inside; not every model of transformers '
                         "lets its attention be chosen")
+        if kind is None and self.recurrent is False:
+            raise error("the model has recurrent layers, and none of them ran on whole documents",
+                        "use the version of transformers that docs/transformers.md names")
+
+    def documents(self) -> _recurrent.Documents:
+        """Where documents lie while a recurrent layer of a hybrid model runs."""
+        if self._documents is None:
+            self._documents = _recurrent.Documents(self.packing, self.placed, self.rank, self.options["group"])
+        return self._documents
 
 
 def _open() -> Optional[packed]:
     """The pack that this thread is in."""
-    here = _current.get()
+    here = current.get()
     if here is None and _entered:
         raise error("packed() is open in another thread than the one that calls the model", "open it in the thread of the call")
     return here
@@ -201,7 +221,11 @@ def _mask(
     if attention_mask is not None and attention_mask.dim() != 2:
         raise error(f"an attention_mask of shape {list(attention_mask.shape)}", "give one of [batch, length] or none")
     if here is None:
-        return plain_batch(rule, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask)
+        if rule.documents is not None and config is not None:
+            only_known_layers(config, _recurrent.known_layers(config, NAME))
+        batch = plain_batch(rule, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask)
+        batch.silent = attention_mask is None and rule.documents is None and q_offset == kv_offset == 0
+        return batch
     if batch_size != 1 or q_length != here.rows or kv_length != here.rows or q_offset != 0:
         raise error(
             f"a batch of {batch_size} with {q_length} queries and {kv_length} keys, where this rank has {here.rows} rows of "
@@ -210,7 +234,11 @@ def _mask(
     if attention_mask is not None and not bool(attention_mask.all()):
         raise error("an attention_mask with zeros together with packed()",
                     "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
-    only_attention(config)
+    known = _recurrent.known_layers(config, NAME)
+    only_attention(config, known)
+    _routers.take_over(config)
+    if here.recurrent is None and any(x in known for x in other_layers(config)):
+        here.recurrent = False
     return Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
 
 
@@ -310,7 +338,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = (
-        unmasked_batch(_current.get(), module, query, key, is_causal, sliding_window)
+        unmasked_batch(current.get(), module, query, key, is_causal, sliding_window)
         if attention_mask is None
         else attention_mask
     )
@@ -320,6 +348,8 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
                     "use another attn_implementation for this cache or model")
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         batch = varlen_batch(batch, cu_seq_lens_q, cu_seq_lens_k, query, key)
+    elif batch.pack is None:
+        batch = told_batch(batch, kwargs.get("position_ids"))
     rule = batch.rule
     if rule.causal and sliding_window is not None and rule.window != (sliding_window - 1, 0):
         raise error(f"the layer has sliding_window {sliding_window}, and its mask window {rule.window}",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from transformers import masking_utils
 
-from . import torch as _torch
-from ._arrays import error
-from ._core import Packing
-from .types import FormatName
+from .. import torch as _torch
+from .._arrays import error
+from .._core import Packing
+from ..types import FormatName
+
+current: contextvars.ContextVar[Any] = contextvars.ContextVar("weft.transformers.packed", default=None)  # the open packed()
 
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
@@ -42,6 +45,8 @@ class Batch:
         self.padded = padded  # an attention_mask has zeros
         self.pack = pack  # the packed() that it was made in
         self.checked: Any = None  # the positions that were checked last
+        self.silent = False  # nothing was said of documents: positions that a layer is given may still tell of them
+        self.told: Any = None  # the positions that a layer was given last, and the batch with documents as they say
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any) -> Any:
@@ -90,14 +95,25 @@ def rule_of(function: Any) -> Rule:
     return rule
 
 
-def only_attention(config: Any) -> None:
-    """Refuses models whose layers mix rows in another way than by attention, or count positions themselves."""
+def other_layers(config: Any) -> List[str]:
+    """Kinds of layers of a model, as its config calls them, in which rows meet in another way than by attention."""
+    types = [x for name in ("layer_types", "layers_block_type", "block_types") for x in getattr(config, name, None) or ()]
+    return [x for x in types or (name for name in dir(config) if name.startswith(("mamba_", "ssm_"))) if x not in _LAYERS]
+
+
+def only_known_layers(config: Any, known: Sequence[str] = ()) -> None:
+    """Refuses models in which rows meet in other layers than attention and those known."""
+    for name in other_layers(config):
+        if name not in known:
+            raise error(f"the model has layers of {name}", "packs are for models in which rows meet in attention only, and for "
+                        "hybrid ones with gated delta nets: Qwen3-Next, Qwen3.5, OLMo Hybrid")
+
+
+def only_attention(config: Any, known: Sequence[str] = ()) -> None:
+    """The same, and models of two streams, or that count positions themselves."""
     if getattr(config, "is_encoder_decoder", False) or hasattr(config, "decoder_layers"):
         raise error("the model has an encoder and a decoder", "packed() is for models of one stream")
-    types = [x for name in ("layer_types", "layers_block_type", "block_types") for x in getattr(config, name, None) or ()]
-    for name in types or (name for name in dir(config) if name.startswith(("mamba_", "ssm_"))):
-        if name not in _LAYERS:
-            raise error(f"the model has layers of {name}", "packed() is for models in which rows meet in attention only")
+    only_known_layers(config, known)
 
 
 def _runs(valid: Tensor) -> Optional[Tuple[List[int], List[int]]]:
@@ -109,17 +125,38 @@ def _runs(valid: Tensor) -> Optional[Tuple[List[int], List[int]]]:
     return (begins.tolist(), (begins + lengths).tolist()) if bool((inside == valid).all()) else None
 
 
+def _packing(new: Tensor) -> Packing:
+    """Of the rows of a batch one after another: documents begin where each begins, and where new [batch, length - 1] says so."""
+    first = torch.nn.functional.pad(new.cpu(), (1, 0), value=True)
+    return Packing(torch.cat([first.flatten().nonzero()[:, 0], torch.tensor([first.numel()])]).numpy())
+
+
+def restarts(position_ids: Tensor) -> Optional[Packing]:
+    """Documents of a batch by its positions [batch, length], as transformers sees them; None if each row of it is one."""
+    new = torch.diff(position_ids, dim=-1) != 1
+    return _packing(new) if bool(new.any()) else None
+
+
+def told_batch(batch: Batch, position_ids: Optional[Tensor]) -> Batch:
+    """The batch, with documents by the positions of a layer: some models (gpt-oss) show them to it, and not to their masks."""
+    rows, length, keys = batch.shape_of
+    if not batch.silent or length != keys or position_ids is None or position_ids.dim() != 2 or position_ids.shape[1] != length:
+        return batch
+    if batch.told is None or batch.told[0] is not position_ids:
+        packing, found = restarts(position_ids.expand(rows, length)), batch
+        if packing is not None:
+            found = Batch(packing, batch.rule, batch.shape_of, format="bshd", positions=_torch.position_ids(packing, ""))
+        batch.told = position_ids, found
+    return batch.told[1]
+
+
 def plain_batch(
     rule: Rule, batch: int, q_length: int, k_length: int, q_offset: int, k_offset: int, padding: Optional[Tensor]
 ) -> Batch:
     """A batch [batch, length], with its padding, documents, or past keys."""
     shape = (batch, q_length, k_length)
     if rule.documents is not None:
-        ids = rule.documents.cpu()
-        new = torch.ones_like(ids, dtype=torch.bool)
-        new[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        cu = torch.cat([new.flatten().nonzero()[:, 0], torch.tensor([ids.numel()])])
-        packing = Packing(cu.numpy())
+        packing = _packing(rule.documents[:, 1:] != rule.documents[:, :-1])
         return Batch(packing, rule, shape, format="bshd", positions=_torch.position_ids(packing, ""))
     if padding is not None and padding.shape[1] >= k_offset + k_length and bool(padding.all()):
         padding = None

@@ -8,10 +8,10 @@ from typing import Any, Callable, Dict, List, Literal, NamedTuple, Optional, Tup
 import numpy as np
 from numpy.typing import NDArray
 
-from . import sharding
-from ._arrays import error
-from ._core import Packing
-from .ranks import spawn
+from .. import sharding
+from .._arrays import error
+from .._core import Packing
+from ..ranks import spawn
 
 Floats = NDArray[Any]
 
@@ -71,6 +71,12 @@ class Audit(List[Verdict]):
         """Whether nothing is wrong. What the function refuses (NotImplementedError) is not wrong."""
         return all(v.result != "wrong" for v in self)
 
+    def summary(self) -> str:
+        """One line: how many properties are right, and how many are not."""
+        counts = [(n, word) for word in ("right", "wrong", "refused", "not tried")
+                  if (n := sum(v.result == word for v in self)) or word in ("right", "wrong")]
+        return ", ".join(f"{n} {word}" for n, word in counts)
+
     def __str__(self) -> str:
         return "\n".join(f"{v.result:9}  {v.property:28}{v.detail}".rstrip() for v in self)
 
@@ -112,6 +118,11 @@ def _definition(tensors: List[Floats], case: AuditCase) -> _Answer:
     return _Answer(out, (dq, dk, dv))
 
 
+def _numpy(x: Any) -> Floats:
+    """An array of numpy, of a tensor that needs a gradient or lies on a GPU too."""
+    return np.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x)
+
+
 def _call(fn: Callable[..., Any], sharder: Any, tensors: List[Floats], case: AuditCase) -> _Answer:
     """The function's answer, put together from all ranks."""
     def rank(comm: Any) -> List[Floats]:
@@ -119,7 +130,7 @@ def _call(fn: Callable[..., Any], sharder: Any, tensors: List[Floats], case: Aud
         q, k, v, dout = tensors if comm is None else [sharder.shard(x, mine) for x in tensors]
         result = fn(q, k, v, mine)
         out, backward = result if isinstance(result, tuple) else (result, None)
-        return [np.asarray(x) for x in (out, *(() if backward is None else tuple(backward(dout))[:3]))]
+        return [_numpy(x) for x in (out, *(() if backward is None else tuple(backward(dout))[:3]))]
 
     whole = rank(None) if case.ranks == 1 else [sharder.unshard(list(x), case) for x in zip(*spawn(case.ranks, rank))]
     return _Answer(whole[0], tuple(whole[1:]) if len(whole) == 4 else None)
@@ -178,14 +189,16 @@ def _cases(heads: Tuple[int, int], ranks: int, sink: Floats) -> Dict[str, AuditC
     }
 
 
-def audit(fn: Callable[..., Any], sharder: Any = None, ranks: int = 1, *, heads: Tuple[int, int] = (4, 2), dim: int = 8,
-          dtype: Any = np.float32, tolerance: float = 1e-4, seed: int = 0) -> Audit:
+def audit(fn: Callable[..., Any], sharder: Any = None, ranks: int = 1, *, mask: Optional[Literal["causal", "full"]] = None,
+          heads: Tuple[int, int] = (4, 2), dim: int = 8, dtype: Any = np.float32, tolerance: float = 1e-4,
+          seed: int = 0) -> Audit:
     """Calls an attention on small cases and compares it with the definition in f64: a verdict a property.
 
-    fn(q, k, v, case) gets arrays of numpy [rows, heads, dim] and a AuditCase, and gives out, or (out, backward) where
-    backward(dout) gives dq, dk, dv. A case that it cannot do it refuses with NotImplementedError. Padding is NaN. With several
-    ranks, which are threads, it is called on each of them with the rows that sharder.shard(x, case) gave, and case.comm;
-    sharder.unshard(parts, case) puts results together. A wrong answer comes with the first (query, key) pair that is wrong.
+    fn(q, k, v, case) gets arrays of numpy [rows, heads, dim] and an AuditCase, and gives out, or (out, backward) where
+    backward(dout) gives dq, dk, dv: arrays or tensors. A case that it cannot do it refuses with NotImplementedError. Padding is
+    NaN. With several ranks, which are threads, it is called on each of them with the rows that sharder.shard(x, case) gave, and
+    case.comm; sharder.unshard(parts, case) puts results together. mask: only the cases that have this one. A wrong answer
+    comes with the first (query, key) pair that is wrong. The same from a shell: python -m weft audit module:function.
 
         >>> import weft
         >>> def plain(q, k, v, case):
@@ -201,10 +214,14 @@ def audit(fn: Callable[..., Any], sharder: Any = None, ranks: int = 1, *, heads:
     """
     if heads[0] % heads[1]:
         raise error(f"{heads[0]} query heads and {heads[1]} K/V heads", "query heads must divide by K/V heads")
+    if mask not in (None, "causal", "full"):
+        raise error(f"there is no mask {mask!r} to audit", 'give "causal", "full", or None for both')
     rng, report = np.random.default_rng(seed), Audit()
     sharder = BalancedSharder() if sharder is None else sharder
     slopes, tried = "", False
     for name, case in _cases(heads, ranks, rng.standard_normal(heads[0]).astype(dtype)).items():
+        if mask is not None and case.causal != (mask == "causal"):
+            continue
         tokens, (hq, hk) = case.cu_seqlens[-1], case.heads
         tensors = [rng.standard_normal((tokens, h, dim)).astype(dtype) for h in (hq, hk, hk, hq)]
         for x in tensors:
