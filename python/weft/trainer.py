@@ -87,8 +87,6 @@ def _targets(batches: List[Any]) -> Optional[int]:
 def _refuse(trainer: Any) -> None:
     """What would be computed from one rank's rows as if they were all, or was never tried with Weft."""
     args, fsdp = trainer.args, getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    config: Any = getattr(trainer.model, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for wrong, problem, remedy in (
         (not trainer.model_accepts_loss_kwargs,
          "the model's loss takes no num_items_in_batch: it would be a mean over each rank's rows",
@@ -99,9 +97,8 @@ def _refuse(trainer: Any) -> None:
          "leave it out; eval_loss is that of all rows"),
         (bool(trainer.label_smoother),
          "label_smoothing_factor is not 0: the Trainer shifts labels by rows, which are one rank's", "set it to 0"),
-        (getattr(text_config, "output_router_logits", False),
-         "the model adds a loss of its router, which is a mean over each rank's rows",
-         "set output_router_logits=False in its config; with TRL router_aux_loss_coef=0.0"),
+        (getattr(trainer, "aux_loss_enabled", False), "TRL adds the loss of a router, which it takes of each rank's rows",
+         "set router_aux_loss_coef=0.0"),
         (args.use_liger_kernel, "use_liger_kernel puts another loss into the model, which was not tested with Weft",
          "leave it out"),
         (args.n_gpu > 1, f"one process has {args.n_gpu} GPUs", "start a process for each: torchrun"),

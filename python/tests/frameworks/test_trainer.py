@@ -85,11 +85,8 @@ def test_batches_refused(refused, batch, words):
 def trainer(folder, args=None, size=None, router=False, **changes):
     from small_models import config_of
 
-    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer), {"context_parallel_size": size})
-    config = config_of("gpt_oss" if router else "llama")
-    if router:
-        config.output_router_logits = True
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft")
+    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer), {"context_parallel_size": size, "aux_loss_enabled": router})
+    model = transformers.AutoModelForCausalLM.from_config(config_of("llama"), attn_implementation="weft")
     given = transformers.TrainingArguments(output_dir=folder, use_cpu=True, report_to=[], **(args or {}))
     return kind(model=model, args=given, **changes)
 
@@ -97,7 +94,8 @@ def trainer(folder, args=None, size=None, router=False, **changes):
 @pytest.mark.parametrize("changes, words", [
     (dict(args=dict(label_smoothing_factor=0.1)), "label_smoothing_factor"), (dict(compute_loss_func=print), "compute_loss_func"),
     (dict(compute_metrics=print), "compute_metrics"), (dict(size=2), "context_parallel_size is 2"),
-    (dict(args=dict(train_sampling_strategy="batch_rebalance")), "batch_rebalance"), (dict(router=True), "router"),
+    (dict(args=dict(train_sampling_strategy="batch_rebalance")), "batch_rebalance"),
+    (dict(router=True), "TRL adds the loss of a router"),
 ])
 def test_trainers_refused(refused, tmp_path, changes, words):
     with refused(words):
