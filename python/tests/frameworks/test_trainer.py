@@ -85,7 +85,8 @@ def test_batches_refused(refused, batch, words):
 def trainer(folder, args=None, size=None, router=False, **changes):
     from small_models import config_of
 
-    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer), {"context_parallel_size": size, "aux_loss_enabled": router})
+    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer),
+                {"context_parallel_size": size, "aux_loss_enabled": router})
     model = transformers.AutoModelForCausalLM.from_config(config_of("llama"), attn_implementation="weft")
     given = transformers.TrainingArguments(output_dir=folder, use_cpu=True, report_to=[], **(args or {}))
     return kind(model=model, args=given, **changes)
