@@ -18,6 +18,7 @@ from typing import Any, Optional, Tuple
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .. import _outside
 from .. import torch as _torch
 from .. import transformers as _transformers
 from .._arrays import error
@@ -25,7 +26,6 @@ from .._core import Mask
 from ..schedule import Schedule
 from ..torch.group import name_of, rank_and_ranks
 from ..torch.packed import AnyPacking, packing_of
-from ..transformers import _batches, _outside
 
 __all__ = ["substitute_hf_flash_attn", "update_ring_flash_attn_params"]
 
@@ -98,4 +98,4 @@ def update_ring_flash_attn_params(cu_seqlens: AnyPacking, process_group: Any) ->
     pack = _transformers.packed(packing, process_group, "contiguous", mask=mask)
     if ranks > 1:
         _outside.remember(pack.positions)  # so that a call in another thread, which does not see the pack, is refused
-    _batches.current.set(pack)
+    _transformers._current.set(pack)
