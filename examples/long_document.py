@@ -58,17 +58,19 @@ class Decoder(nn.Module):
     def __init__(self, asked: argparse.Namespace) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(i, asked) for i in range(asked.layers))
-        width = self.blocks[0].heads * asked.head_dim
+        self.bf16 = asked.dtype == "bf16"  # of activations; parameters and their gradients are f32
+        width, self.planes = int(asked.heads.split(":")[0]) * asked.head_dim, asked.head_dim // 2
         self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB, bias=False)
 
     def forward(self, ids: Tensor, positions: Tensor, labels: Tensor, targets: int, attend: Attend) -> Tensor:
         """The rows' part of the mean loss over all targets."""
-        half = self.blocks[0].dim // 2
-        angles = positions[:, None, None] * 1e4 ** (-torch.arange(half, device=positions.device) / half)
+        angles = positions[:, None, None] * 1e4 ** (-torch.arange(self.planes, device=positions.device) / self.planes)
         x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x, angles, attend)
-        loss: Tensor = F.cross_entropy(self.head(x).float(), labels, reduction="sum") / targets
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            for block in self.blocks:
+                x = block(x, angles, attend)
+            logits = self.head(x)
+        loss: Tensor = F.cross_entropy(logits.float(), labels, reduction="sum") / targets
         return loss
 
 
@@ -76,7 +78,7 @@ class Activations(TorchDispatchMode):
     """The most bytes of tensors that were there at once, of those that were made meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self.seen: Dict[int, Any] = {}
 
@@ -126,7 +128,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", default="2:1", help="of queries and of keys")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--drop", action="store_true", help="layers with a window keep only what it reaches")
+    parser.add_argument("--drop", action="store_true",
+                        help="buffers of layers with a window hold what it reaches; own keys count as activations")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--alone", action="store_true", help="without the run of the whole sequence")
@@ -139,7 +142,7 @@ class Run:
     def __init__(self, asked: argparse.Namespace, device: torch.device) -> None:
         torch.manual_seed(1)
         self.asked, self.device = asked, device
-        self.model = Decoder(asked).to(device, torch.bfloat16 if asked.dtype == "bf16" else torch.float32)
+        self.model = Decoder(asked).to(device)
         self.packing = weft.Packing([0, asked.tokens])
         self.ids = torch.randint(VOCAB, (asked.tokens,), generator=torch.Generator().manual_seed(2)).to(device)
         self.labels = weft.torch.next_token_labels(self.ids, self.packing)
@@ -151,12 +154,13 @@ class Run:
 
         def loss(step: weft.torch.MicroStep) -> Tensor:
             rows = step.take(self.ids), step.position_ids(self.device), step.take(self.labels, fill=-100)
-            return self.model(*rows, self.targets, lambda block, q, k, v: block.attention(q, k, v, step))
+            part: Tensor = self.model(*rows, self.targets, lambda block, q, k, v: block.attention(q, k, v, step))
+            return part
 
         return micros.forward_backward(loss), micros.buffer_bytes
 
     def whole(self) -> Tuple[Tensor, int]:
-        shard = dict(packing=self.packing, layout="contiguous")
+        shard: Dict[str, Any] = dict(packing=self.packing, layout="contiguous")
         rows = [weft.torch.shard(x, fill=fill, **shard) for x, fill in ((self.ids, 0), (self.labels, -100))]
         loss = self.model(rows[0], weft.torch.position_ids(device=self.device, **shard), rows[1], self.targets,
                           lambda block, q, k, v: weft.torch.context_parallel_attention(

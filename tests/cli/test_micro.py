@@ -93,3 +93,8 @@ def test_verify_random_problems(weft):
 def test_verify_says_what_it_cannot(weft):
     result = weft("verify", "--docs", "9,5", "--mask", "full", "--micro", 3)
     assert result.code == 2 and "--micro 3 computed nothing" in result.err and "which come later" in result.err
+
+
+def test_an_empty_stream_behind_other_rows(weft):
+    """Was refused with dropped rows: the buffer held rows before the stream, which nobody sees."""
+    weft.ok("verify", "--cu-seqlens", "0,0", "--cu-seqlens-padded", "3,3", "--ranks", 2, "--micro", 2)

@@ -27,6 +27,11 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _alone(x: Tensor) -> Tensor:
+    """A tensor that keeps nothing alive but itself: not the projection that it is a part of."""
+    return x if x.untyped_storage().nbytes() == x.numel() * x.element_size() else x.clone()
+
+
 def _listed(x: Outputs) -> List[Tensor]:
     return [] if x is None else [x] if isinstance(x, Tensor) else list(x)
 
@@ -42,7 +47,8 @@ class LayerState:
         self.attended, self.back = 0, owner.micros  # forward(attended) and backward(back - 1) are next
         self.again = owner.micros  # the last one that the model was run again for
         self.nodes = 0  # regions that autograd knows
-        self.own: Dict[int, Tuple[Tensor, Tensor]] = {}  # with drop: this rank's keys, which the backward brings again
+        self.own: Dict[int, Tuple[Tensor, ...]] = {}  # with drop: this rank's keys, which the backward brings again
+        self.drops = layer.drop and owner.cut.key_rows(layer.mask, True) < owner.cut.key_rows(layer.mask)
         self.taken[2].begin(owner.cut, layer.mask)
 
     def end(self) -> None:
@@ -97,8 +103,8 @@ class LayerState:
             buffer.forward(m, _arrays.array(q, name="q"), *keys, settings, *(_arrays.array(x, True) for x in (out, lse)), stream)
         if first:
             self.attended += 1
-            if layer.drop:
-                self.own[m] = k.detach(), v.detach()
+            if self.drops:
+                self.own[m] = tuple(_alone(x.detach()) for x in (k, v))
         return out, lse
 
     def _bring_again(self, micro: int, stream: int) -> None:
