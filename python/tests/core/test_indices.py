@@ -77,6 +77,7 @@ SPECIAL = {
     "copy_rows": {**ROWS, "what": _core.RowCopy.to_ranks, "source": lambda: array(16, 2), "to": lambda: array(16, 2)},
     "cu_seqlens_on_rank": {**ROWS, "out": lambda: integers(0, 0, 0), "out_padded": lambda: integers(0, 0, 0)},
     "partition_indices": {**ROWS, "out": lambda: integers(*range(8))},
+    "OffsetsExecutor.__init__": {"q_rows": 8, "k_rows": 8, "deterministic": False, "device": None, "stream": 0},
     "OffsetsProblem.__init__": {"q": lambda: (integers(0, 7, 10, 16), None, 16), "k": None, "layout": "zigzag", "q_rows": 8,
                                 "k_rows": 8},
     "exchange_rows": {"send": lambda: array(2, 2), "send_counts": [2], "receive": lambda: array(2, 2), "receive_counts": [2],

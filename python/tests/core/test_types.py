@@ -30,6 +30,9 @@ def one_group() -> dist.ProcessGroup: raise NotImplementedError
 def one_mesh() -> torch.distributed.device_mesh.DeviceMesh: raise NotImplementedError
 comm, group, mesh = one_of_many(), one_group(), one_mesh()
 ids, labels, cp = input_ids, input_ids, weft.torch.ContextParallel(cu)
+offsets = other_offsets = torch.tensor(cu)
+other_ids = input_ids
+def train_step(ids: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor: raise NotImplementedError
 block = weft.torch.TransformerLayer(8, 16, 2, qkv_format="thd")
 def attention(x: torch.Tensor, packing: weft.Packing, layout: str) -> torch.Tensor: raise NotImplementedError
 """
