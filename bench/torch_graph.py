@@ -12,7 +12,7 @@ import ctypes
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -70,8 +70,9 @@ class Decoder(nn.Module):
         tokens = ids.shape[0]
         labels = ids.new_full((tokens + 1,), -100)
         labels[:tokens - 1] = ids[1:]
-        labels[(cu[1:] - 1).long() % (tokens + 1)] = -100  # ends of documents; those of empty ones at the start are the spare
-        labels = torch.where(torch.arange(tokens, device=ids.device) < cu[-1], labels[:tokens], -100)
+        # Ends of documents; those of empty ones at the start are the spare.
+        labels.index_fill_(0, (cu[1:] - 1).long() % (tokens + 1), -100)
+        labels = labels[:tokens].masked_fill(torch.arange(tokens, device=ids.device) >= cu[-1], -100)
         count = (labels >= 0).sum().clamp(min=1)
         x = self.words(weft.torch.shard(ids, cu, self.group))
         positions = weft.torch.position_ids(cu, self.group, tokens=tokens)
@@ -79,6 +80,21 @@ class Decoder(nn.Module):
             x = layer(x, positions, cu)
         mine = weft.torch.shard(labels, cu, self.group, fill=-100)
         return functional.cross_entropy(self.head(x).float(), mine, reduction="sum") / count
+
+
+def captured(step: Callable[[], Any], warm_up: Optional[Callable[[], Any]] = None) -> Tuple[torch.cuda.CUDAGraph, Any]:
+    """The step as a graph, and its results, which a replay overwrites. It is called outside of the capture first."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            (warm_up or step)()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
 
 
 class Training:
@@ -92,7 +108,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=device == "cuda")
         self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.cu = torch.zeros(documents + 1, dtype=torch.int32, device=device)
-        self.graph = None
+        self.graph: Optional[torch.cuda.CUDAGraph] = None
 
     def set(self, seed: int, documents: int) -> None:
         """Other tokens in so many documents, some of them empty; the rest of the offsets repeat the last."""
@@ -124,17 +140,12 @@ class Training:
 
     def capture(self) -> None:
         """The step as a graph, whose results are in self.loss and in the gradients."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.eager()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = self.step()
+
+        def warm_up() -> None:
+            self.eager()
+            self.optimizer.zero_grad(set_to_none=True)  # so that the graph has gradients of its own
+
+        self.graph, self.loss = captured(self.step, warm_up)
 
     def replay(self) -> Tensor:
         assert self.graph is not None

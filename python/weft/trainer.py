@@ -50,9 +50,9 @@ def documents(batch: Dict[str, Any]) -> Tuple[Packing, Tensor, Optional[Tensor]]
     seen = torch.ones_like(ids, dtype=torch.bool) if seen is None else seen.bool()
     if ids.dim() != 2 or seen.shape != ids.shape:
         raise error(f"input_ids has shape {list(ids.shape)} and attention_mask {list(seen.shape)}", "give both [batch, length]")
-    if positions is not None and positions.shape != ids.shape:
-        raise error(f"input_ids has shape {list(ids.shape)} and position_ids {list(positions.shape)}",
-                    "give both [batch, length]")
+    for name, x in (("position_ids", positions), ("labels", labels)):
+        if x is not None and x.shape != ids.shape:
+            raise error(f"input_ids has shape {list(ids.shape)} and {name} {list(x.shape)}", "give both [batch, length]")
     begins = torch.zeros_like(seen)  # of documents
     begins.scatter_(1, seen.int().argmax(1, keepdim=True), seen.any(1, keepdim=True))
     if positions is not None:
@@ -87,8 +87,6 @@ def _targets(batches: List[Any]) -> Optional[int]:
 def _refuse(trainer: Any) -> None:
     """What would be computed from one rank's rows as if they were all, or was never tried with Weft."""
     args, fsdp = trainer.args, getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    config: Any = getattr(trainer.model, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for wrong, problem, remedy in (
         (not trainer.model_accepts_loss_kwargs,
          "the model's loss takes no num_items_in_batch: it would be a mean over each rank's rows",
@@ -99,9 +97,8 @@ def _refuse(trainer: Any) -> None:
          "leave it out; eval_loss is that of all rows"),
         (bool(trainer.label_smoother),
          "label_smoothing_factor is not 0: the Trainer shifts labels by rows, which are one rank's", "set it to 0"),
-        (getattr(text_config, "output_router_logits", False),
-         "the model adds a loss of its router, which is a mean over each rank's rows",
-         "set output_router_logits=False in its config; with TRL router_aux_loss_coef=0.0"),
+        (getattr(trainer, "aux_loss_enabled", False), "TRL adds the loss of a router, which it takes of each rank's rows",
+         "set router_aux_loss_coef=0.0"),
         (args.use_liger_kernel, "use_liger_kernel puts another loss into the model, which was not tested with Weft",
          "leave it out"),
         (args.n_gpu > 1, f"one process has {args.n_gpu} GPUs", "start a process for each: torchrun"),
@@ -235,13 +232,16 @@ class ContextParallelMixin:
     def _prepare_context_parallel_inputs(self, model: Any, inputs: Dict[str, Any]) -> Tuple[Callable[[], Any], Dict[str, Any]]:
         """This rank's rows of the batch, and the context in which the model knows them."""
         packing, ids, labels = documents(inputs)
+        if labels is None:
+            raise error("the batch has no labels, so its loss would be made of one rank's rows by other means",
+                        "give labels [batch, length]: input_ids, with -100 at tokens that are not to be learned")
         options = dict(self.context_parallel_options)
         me: Any = self
         if self.get_cp_size() > 1 and (self._compared < _COMPARED or options.get("checked")):
             _compare(self._group, me.args.device, torch.from_numpy(packing.cu_seqlens_q), ids, labels)
             self._compared += 1
         place = {name: options[name] for name in ("layout", "mask") if name in options}
-        rows = _transformers.inputs(ids, packing, self._group, labels=False if labels is None else labels, **place)
+        rows = _transformers.inputs(ids, packing, self._group, labels=labels, **place)
         rows.pop("num_items_in_batch", None)  # the Trainer counts those of all accumulated batches
         batch: Dict[str, Any] = {**rows, "use_cache": False}
         return functools.partial(_transformers.packed, packing, self._group, **options), batch

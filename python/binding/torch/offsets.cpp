@@ -206,6 +206,7 @@ void bind_passes_of_offsets(nb::module_& m) {
 
 void bind_offsets_executor(nb::module_& m) {
   nb::class_<OffsetsExecutor>(m, "OffsetsExecutor", "Attention of one rank of several, by cu_seqlens as tensors.")
+      .def_prop_ro("schedule", &OffsetsExecutor::schedule, nb::rv_policy::reference_internal)
       .def(
           "__init__",
           [](OffsetsExecutor* self, Comm& comm, Index q_rows, Index k_rows, Index heads_q, Index heads_k,

@@ -128,7 +128,7 @@ def test_spawn_inside_spawn():
 
 
 class Transport:
-    """Of one rank that sends to itself; fails where it is told to."""
+    """Of one rank, which moves nothing, or of the first of two, whose messages fail where it is told to."""
 
     def __init__(self, fails):
         self.fails, self.abandoned = fails, 0
@@ -148,13 +148,14 @@ class Transport:
             raise OSError("no abandon")
 
 
-def _attend_by(transport):
-    comm = weft._core.python_communicator(0, 1, "test", transport)
-    return weft.attention(X, X, X, cu_seqlens_q=CU, comm=comm, schedule="all_gather")
+def _attend_by(transport, ranks):
+    comm = weft._core.python_communicator(0, ranks, "test", transport)
+    mine = weft.shard(X, comm, cu_seqlens=CU)
+    return weft.attention(mine, mine, mine, cu_seqlens_q=CU, comm=comm, schedule="all_gather")
 
 
 def test_a_transport_that_works():
-    np.testing.assert_array_equal(_attend_by(Transport(None)).out, weft.attention(X, X, X, CU).out)
+    np.testing.assert_array_equal(_attend_by(Transport(None), 1).out, weft.attention(X, X, X, CU).out)
 
 
 @pytest.mark.parametrize("fails", ["exchange", "wait", "wait and abandon"])
@@ -163,7 +164,7 @@ def test_an_exception_of_a_transport_comes_through(fails, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda e: unraisable.append(str(e.exc_value)))
     transport = Transport(fails)
     with pytest.raises(OSError, match=f"no {fails.split()[0]}"):
-        _attend_by(transport)
+        _attend_by(transport, 2)
     assert transport.abandoned == (fails != "exchange")
     assert unraisable == (["no abandon"] if "abandon" in fails else [])
 

@@ -21,26 +21,6 @@ SCHEDULES = ["all_gather", "ring", "all_to_all", weft.Schedule("hybrid", ulysses
 PACKINGS = [(0, 512, 512, 512, 512), (0, 100, 100, 101, 400), (0, 0, 0, 0, 0), (0, 128, 256, 384, 512)]
 
 
-def captured(step):
-    """A call that replays the step, whose results stay where they are."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
-
-    def replay():
-        graph.replay()
-        return [x.clone() for x in results]
-
-    return replay
-
-
 def attention(number, ranks, schedule, deterministic):
     """Captured against uncaptured, and both against one rank."""
     generator = torch.Generator().manual_seed(3)
@@ -55,13 +35,14 @@ def attention(number, ranks, schedule, deterministic):
                                                          deterministic=deterministic)
         return [out, lse, *torch.autograd.grad(out, inputs, mine[3])]
 
-    replay = captured(step)
+    graph, results = torch_graph.captured(step)
     for packing in PACKINGS:
         cu.copy_(torch.tensor(packing, dtype=torch.int32))
         with torch.no_grad():
             for x, all_rows in zip((*inputs, mine[3]), whole):
                 x.copy_(rows.shard(all_rows, cu, ranks, number, layout="zigzag"))
-        got, want = replay(), [x.detach() for x in step()]
+        graph.replay()
+        got, want = [x.detach().clone() for x in results], [x.detach() for x in step()]
         for i, (g, w) in enumerate(zip(got, want)):
             same = torch.equal(g, w)
             assert same or not (deterministic or i < 2), (schedule, packing, i)

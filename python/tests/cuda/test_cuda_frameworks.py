@@ -95,8 +95,10 @@ def test_refusals(refused):
         weft.attention(q, k.cpu(), v, packing=PACKING)
     with refused("different places", "dout on the CPU"):
         weft.attention(q, k, v, packing=PACKING).backward(dout.cpu())
-    with refused("the packing lies on cuda:0", "CPU"):
-        attend(q, k, v, weft.torch.pack(PACKING).cuda())
+    attend(q, k, v, weft.torch.pack(PACKING).cuda())  # taken for cu_seqlens, which are none
+    torch.cuda.synchronize()
+    with refused("on the device"):
+        weft.torch.rows.check_offsets()
     with refused("cu_seqlens_q", "CPU"):
         weft.attention(q, k, v, cu_seqlens_q=torch.tensor([0, TOKENS], device="cuda"))
     with refused("kernel reference cannot"):

@@ -1,6 +1,7 @@
 """weft.torch's layers on a GPU: against the CPU, from offsets on the host and on the GPU, compiled, and over ranks."""
 
 import copy
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch")
 import weft
 import weft.torch
 
+import processes
 from gpu import needs_gpu, no_waiting
 from refusals import refused
 
@@ -117,3 +119,13 @@ def test_refused():
     with refused("cu_seqlens_kv", "the same one"):
         layer(x, cu_seqlens_q=offsets, cu_seqlens_kv=offsets.clone())
     layer(x, cu_seqlens_q=offsets, cu_seqlens_kv=offsets)
+
+
+def test_ranks_over_nccl(tmp_path):
+    """All cases of layers_worker.py, both ranks on this GPU if there is no other."""
+    if not torch.distributed.is_nccl_available():
+        pytest.skip("torch has no NCCL")
+    processes.start("layers_worker.py", tmp_path, "cpu:gloo,cuda:nccl", seconds=200)
+    for rank in range(2):
+        wrong = [said for said in json.loads((tmp_path / f"results{rank}.json").read_text()).values() if said is not None]
+        assert not wrong, "\n".join(wrong)

@@ -1,5 +1,8 @@
 """Attention from cu_seqlens in the memory of a GPU, against the same packing on the host."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +12,9 @@ from weft.torch import offsets, rows
 
 from gpu import DTYPES, LENGTHS, MASKS, OFFSETS, PACKING, TOKENS, needs_gpu, run, tensors
 from refusals import refused
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+import torch_graph
 
 pytestmark = needs_gpu
 
@@ -67,16 +73,7 @@ def test_a_graph_is_replayed_on_other_packings(deterministic):
         out, lse, _ = offsets.attention(*inputs, cu_seqlens_q=cu, causal=True, deterministic=deterministic)
         return [out, lse, *torch.autograd.grad(out, inputs, dout)]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = step()
+    graph, got = torch_graph.captured(step)
     generator = torch.Generator().manual_seed(5)
     for documents in [1, 2, 3, 17, 64, 0, 64]:
         cuts = torch.randint(0, TOKENS + 1, (documents,), generator=generator).sort().values.tolist()

@@ -47,7 +47,7 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SMALL, **WINDOWS, attn_logit_softcapping=2.0, final_logit_softcapping=5.0, query_pre_attn_scalar=5),
     "gemma3": lambda: transformers.Gemma3TextConfig(
-        **small(head_dim=256), **WINDOWS, attn_logit_softcapping=3.0, query_pre_attn_scalar=128),
+        **small(head_dim=256), **WINDOWS, query_pre_attn_scalar=128),
     "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, **WINDOWS, num_local_experts=2, num_experts_per_tok=1),
     "qwen3": lambda: transformers.Qwen3Config(**small(head_dim=128), **WINDOWS, use_sliding_window=True),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**small(head_dim=128), **EXPERTS),
@@ -68,6 +68,25 @@ CONFIGS = {
         **{name: value for name, value in EXPERTS.items() if name != "norm_topk_prob"}),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(
         **small(["head_dim"], hidden_size=256, num_attention_heads=2, num_hidden_layers=4), **MIXED, **DELTA),
+    "kimi_linear": lambda: transformers.KimiLinearConfig(
+        **small(["head_dim"], num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=4), **MIXED, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=16, num_experts=4, num_experts_per_token=2, moe_intermediate_size=24,
+        linear_head_dim=16, linear_num_heads=2),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **small(["num_hidden_layers"], head_dim=128), mlp_hidden_act="relu2",
+        layers_block_type=["linear_attention", "full_attention", "mlp", "linear_attention"], mamba_num_heads=4, mamba_head_dim=16,
+        ssm_state_size=16, n_groups=2, chunk_size=16),
+    "granite_hybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **small(["head_dim"], num_hidden_layers=4), **MIXED, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=16,
+        mamba_chunk_size=16, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24),
+    "jamba": lambda: transformers.JambaConfig(
+        **small(["head_dim"], num_hidden_layers=4), attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=4, num_experts=4,
+        use_mamba_kernels=False),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **small(["head_dim"], num_hidden_layers=4), layer_types=["conv", "full_attention"] * 2),
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **small(["head_dim"], num_hidden_layers=4), layer_types=["conv", "full_attention"] * 2, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=24, num_dense_layers=1),
 }
 
 

@@ -72,6 +72,7 @@ def test_documents():
     (dict(input_ids=ids, position_ids=torch.tensor([[0, 1, 2, 0, 2, 3]])), "do not count"),
     (dict(input_ids=ids.view(2, 3), position_ids=ids.view(2, 3)), "do not count"),
     (dict(input_ids=ids, position_ids=ids.view(2, 3)), "position_ids [2, 3]"),
+    (dict(input_ids=ids, labels=torch.tensor([1])), "labels [1]"),
     (dict(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]), position_ids=ids), "do not count"),
     (dict(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]])), "inside a sequence"),
     (dict(input_ids=ids, attention_mask=ids[:, None]), "[batch, length]"),
@@ -84,11 +85,9 @@ def test_batches_refused(refused, batch, words):
 def trainer(folder, args=None, size=None, router=False, **changes):
     from small_models import config_of
 
-    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer), {"context_parallel_size": size})
-    config = config_of("gpt_oss" if router else "llama")
-    if router:
-        config.output_router_logits = True
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="weft")
+    kind = type("OurTrainer", (weft.trainer.ContextParallelMixin, transformers.Trainer),
+                {"context_parallel_size": size, "aux_loss_enabled": router})
+    model = transformers.AutoModelForCausalLM.from_config(config_of("llama"), attn_implementation="weft")
     given = transformers.TrainingArguments(output_dir=folder, use_cpu=True, report_to=[], **(args or {}))
     return kind(model=model, args=given, **changes)
 
@@ -96,11 +95,17 @@ def trainer(folder, args=None, size=None, router=False, **changes):
 @pytest.mark.parametrize("changes, words", [
     (dict(args=dict(label_smoothing_factor=0.1)), "label_smoothing_factor"), (dict(compute_loss_func=print), "compute_loss_func"),
     (dict(compute_metrics=print), "compute_metrics"), (dict(size=2), "context_parallel_size is 2"),
-    (dict(args=dict(train_sampling_strategy="batch_rebalance")), "batch_rebalance"), (dict(router=True), "router"),
+    (dict(args=dict(train_sampling_strategy="batch_rebalance")), "batch_rebalance"),
+    (dict(router=True), "TRL adds the loss of a router"),
 ])
 def test_trainers_refused(refused, tmp_path, changes, words):
     with refused(words):
         trainer(tmp_path, **changes)
+
+
+def test_no_labels_refused(refused, tmp_path):
+    with refused("no labels"):
+        trainer(tmp_path)._prepare_context_parallel_inputs(None, dict(input_ids=ids))
 
 
 def test_logits_refused(refused, tmp_path):

@@ -105,19 +105,18 @@ def test_refused_static_cache(llama):
 
 
 def test_refused_models():
-    small = {name: value for name, value in SMALL.items() if name != "head_dim"}
-    convolutions = AutoModelForCausalLM.from_config(
-        transformers.Lfm2Config(**small, layer_types=["conv", "full_attention"]), attn_implementation="weft")
-    with pytest.raises(weft.Error, match="layers of conv"):
-        run_packed(convolutions)
-    with pytest.raises(weft.Error, match="layers of conv"):  # and outside, where documents are told by positions
-        convolutions(tokens(10)[None], position_ids=weft.torch.position_ids(PACKING)[None], use_cache=False)
+    config = transformers.MiniMaxConfig(**SMALL, num_local_experts=2, layer_types=["linear_attention", "full_attention"])
+    lightning = AutoModelForCausalLM.from_config(config, attn_implementation="weft")
+    with pytest.raises(weft.Error, match="layers of linear_attention"):
+        run_packed(lightning)
+    with pytest.raises(weft.Error, match="layers of linear_attention"):  # and outside, where documents are told by positions
+        lightning(tokens(10)[None], position_ids=weft.torch.position_ids(PACKING)[None], use_cache=False)
     with pytest.raises(weft.Error, match="encoder and a decoder"):
         weft.transformers._batches.only_attention(transformers.BartConfig())
     eager = models(config_of("llama"))[0]
     with pytest.raises(weft.Error, match="no layer of a model asked Weft"):
         run_packed(eager)
-    del small["num_key_value_heads"]
+    small = {name: value for name, value in SMALL.items() if name not in ("num_key_value_heads", "head_dim")}
     own = AutoModelForCausalLM.from_config(transformers.BloomConfig(**small), attn_implementation="weft")
     with pytest.raises(weft.Error, match="computes its attention itself"):
         own(tokens(10)[None])

@@ -26,6 +26,8 @@ class Case:
     ranks: int = 2
     size: int = 2
     fsdp: bool = False
+    streamed: bool = False
+    model: str = "llama"
 
 
 # With a state, without which torch does not load an optimizer of FSDP2; a large epsilon, so that it does not magnify rounding.
@@ -38,6 +40,8 @@ CASES = {
     "fsdp2": Case(changes=ADAM, fsdp=True),
     "two batches at a time": Case(ranks=4), "two batches at a time, fsdp2": Case("padded", ADAM, ranks=4, fsdp=True),
     "data parallel alone": Case(size=1),
+    "router": Case(model="qwen3_moe"),
+    "streamed": Case(changes=dict(accelerator_config={"dispatch_batches": False}), streamed=True),
 }
 
 
@@ -45,6 +49,13 @@ def data(count):
     generator = torch.Generator().manual_seed(3)
     return [{"input_ids": (ids := torch.randint(3, 61, (n,), generator=generator)).tolist(), "labels": ids.tolist()}
             for n in LENGTHS[:count]]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The same without a length, one after another."""
+
+    def __iter__(self):
+        return iter(data(12))
 
 
 def padded(rows, left=False):
@@ -88,7 +99,7 @@ def train(folder, case, alone):
     import transformers
     import weft.trainer
 
-    from small_models import SMALL
+    from small_models import config_of
 
     kinds = (transformers.Trainer,) if alone else (weft.trainer.ContextParallelMixin, transformers.Trainer)
     size = None if case.size == case.ranks else case.size
@@ -99,9 +110,12 @@ def train(folder, case, alone):
     for resume in (False, True):
         os.environ.pop("ACCELERATE_USE_FSDP", None)  # of the case before, from accelerate
         torch.manual_seed(1)
+        config = config_of(case.model)
+        if case.model != "llama":
+            config.output_router_logits, config.router_aux_loss_coef = True, 0.5
         # Padded rows are each a document for any attention; flattened ones need one that sees where positions begin anew.
         model = transformers.AutoModelForCausalLM.from_config(
-            transformers.LlamaConfig(**SMALL), attn_implementation="eager" if alone and case.collator != "flattened" else "weft")
+            config, attn_implementation="eager" if alone and case.collator != "flattened" else "weft")
         given = dict(output_dir=folder, use_cpu=True, per_device_train_batch_size=2, per_device_eval_batch_size=2, max_steps=4,
                      gradient_accumulation_steps=2, max_grad_norm=0.5, learning_rate=0.1, optim="sgd", logging_steps=1,
                      logging_strategy="steps", eval_strategy="steps", eval_steps=2, save_steps=2, report_to=[],
@@ -111,7 +125,8 @@ def train(folder, case, alone):
         given["gradient_accumulation_steps"] *= times
         if case.fsdp and not alone:
             given.update(fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]})
-        trainer = kind(model=model, args=transformers.TrainingArguments(**given), train_dataset=data(12),
+        trainer = kind(model=model, args=transformers.TrainingArguments(**given),
+                       train_dataset=Stream() if case.streamed else data(12),
                        eval_dataset=data(13)[4 + (case.ranks // case.size > 1):], data_collator=collator[case.collator])
         result = trainer.train(resume_from_checkpoint=str(Path(folder) / "checkpoint-2") if resume else None)
         if case.fsdp and not alone:

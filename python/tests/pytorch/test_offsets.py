@@ -166,15 +166,28 @@ def test_messages_depend_on_capacity_alone(schedule):
 
 
 @pytest.mark.long
-def test_compiled():
+def test_processes(tmp_path):
+    import processes
+
+    processes.start("offsets_worker.py", tmp_path, seconds=120)
+
+
+@pytest.mark.long
+def test_compiled(monkeypatch):
     """One node, without a break, forward and backward, also by the names of context_parallel_attention."""
     *inputs, dout = tensors()
     cu = ints(CU)
+    monkeypatch.setattr(offsets, "given_on_gpu", lambda packing, options: True)
 
     def call(q, k, v):
         return offsets.attention(q, k, v, cu_seqlens_q=cu, causal=True, schedule="ring", softcap=2.0)[:2]
 
-    same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, dout), gradients(call, inputs, dout), "ring")
+    def by_name(q, k, v):
+        return attend(q, k, v, cu, causal=True, deterministic=True, return_lse=True, one_rank=True)
+
+    for some in (call, by_name):
+        compiled = torch.compile(some, fullgraph=True, backend="aot_eager")
+        same(gradients(compiled, inputs, dout), gradients(some, inputs, dout), some)
 
 
 def test_a_decoder_over_ranks(monkeypatch):
@@ -208,6 +221,8 @@ def test_refusals():
         offsets.attention(*inputs, cu_seqlens_q=cu, layout="balanced")
     with refused("checked is given"):
         offsets.attention(*inputs, cu_seqlens_q=cu, checked=True)
+    with refused("k has shape [66, 16]"):
+        offsets.attention(inputs[0], inputs[1].flatten(1), inputs[2], cu_seqlens_q=cu)
     with refused("seqused_q has shape [2]"):
         offsets.attention(*inputs, cu_seqlens_q=cu, seqused_q=ints([3, 4]))
     with refused("less than"):
@@ -228,7 +243,43 @@ def test_refusals():
         over(weft.Schedule("ring", ranks_per_step=3))
     with refused("keys in sequence order"):
         over(weft.Schedule("all_gather", key_order="sequence"))
-    over("auto")
+
+
+def test_the_log(caplog):
+    *inputs, dout = tensors(tokens=72)
+    cu = ints([0, 30, 70])
+
+    def rank(comm):
+        mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in (*inputs, dout)]
+        gradients(offsets.attention, mine[:3], mine[3], cu_seqlens_q=cu, causal=True, group=comm, schedule="ring")
+
+    with caplog.at_level("INFO", "weft.torch"):
+        weft.torch.log(1)
+        try:
+            weft.spawn(4, rank)
+            offsets.attention(*inputs, cu_seqlens_q=cu)
+        finally:
+            weft.torch.log(0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 9 and sum("backward: q [18, 4, 8]" in line for line in said) == 4, said
+    assert sum("schedule ring of 4 steps, sends " in line for line in said) == 8 and "one rank" in said[-1], said
+
+
+def test_auto_goes_by_capacity():
+    """What is predicted best for a document that fills all rows, the same for any offsets, and never exact."""
+    for mask, rows_a_rank in ((weft.Mask(causal=True), 64), (weft.Mask(causal=True, window=(8, 0)), 1 << 16)):
+        name, options = offsets._chosen((rows_a_rank, rows_a_rank), 8, "zigzag", mask, (32, 8), weft._core.DType.bf16, (128, 128))
+        assert name in ("all_gather", "ring", "all_to_all", "hybrid") and "ranks_per_step" not in options
+    *inputs, _ = tensors(tokens=72)
+    cu = ints([0, 30, 70])
+    wanted = offsets.attention(*inputs, cu_seqlens_q=cu, causal=True)[0]
+
+    def rank(comm):
+        mine = [rows.shard(x, cu, 4, comm.rank, layout="zigzag") for x in inputs]
+        out = offsets.attention(*mine, cu_seqlens_q=cu, causal=True, group=comm, schedule="auto")[0]
+        return rows.unshard(out, cu, 4, comm.rank, tokens=72, layout="zigzag")
+
+    same([sum(weft.spawn(4, rank))], [wanted], "auto", 2e-5)
 
 
 def test_the_call_by_any_names():

@@ -26,6 +26,7 @@ from .._core import Mask
 from ..schedule import Schedule
 from ..torch.group import name_of, rank_and_ranks
 from ..torch.packed import AnyPacking, packing_of
+from ..transformers._batches import current, only_attention
 
 __all__ = ["substitute_hf_flash_attn", "update_ring_flash_attn_params"]
 
@@ -43,6 +44,12 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
             raise error(f"heads_k_stride is {stride}, and a layer has {heads} K/V heads", "give a number that divides them")
         pack.options["schedule"] = Schedule("all_gather", head_groups=heads // stride)
     return _transformers._attention(module, query, key, value, attention_mask, **kwargs)
+
+
+def _mask(**kwargs: Any) -> Any:
+    """Weft's description of the rows; of models whose rows meet in attention alone."""
+    only_attention(kwargs.get("config"))
+    return _transformers._mask(**kwargs)
 
 
 def _substitute_in_new_models() -> None:
@@ -75,7 +82,7 @@ def substitute_hf_flash_attn(process_group: Any, heads_k_stride: int = 1) -> Non
     _substitute_in_new_models()
     for name in (NAME, "flash_attention_2", "flash_attention_3"):
         AttentionInterface.register(name, _attention)
-        AttentionMaskInterface.register(name, _transformers._mask)
+        AttentionMaskInterface.register(name, _mask)
     _given = name_of(process_group), heads_k_stride
 
 
@@ -98,4 +105,4 @@ def update_ring_flash_attn_params(cu_seqlens: AnyPacking, process_group: Any) ->
     pack = _transformers.packed(packing, process_group, "contiguous", mask=mask)
     if ranks > 1:
         _outside.remember(pack.positions)  # so that a call in another thread, which does not see the pack, is refused
-    _transformers._current.set(pack)
+    current.set(pack)

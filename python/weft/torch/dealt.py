@@ -48,7 +48,7 @@ class Dealt(NamedTuple):
         if begins.shape[0] < 2:  # no documents at all
             return torch.full_like(held, -1, dtype=torch.int64)
         position, used = held - begins[which], self.cu[which + 1] - self.cu[which]
-        return torch.where((held >= 0) & (position >= 0) & (position < used), position, -1).long()
+        return position.masked_fill((held < 0) | (position < 0) | (position >= used), -1).long()
 
 
 def dealt(packing: Tensor, padded: Optional[Tensor], group: Any, layout: Any, side: str) -> Dealt:

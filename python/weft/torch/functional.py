@@ -20,7 +20,7 @@ from .group import name_of
 from .how import OPTIONS, how_of
 from .op import attend
 from .packed import AnyPacking, is_packed, pack
-from .runs import call_of, forward
+from .runs import call_of, forward, plain
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,18 +71,6 @@ def _packing_of(packing: Optional[AnyPacking], options: Dict[str, Any]) -> AnyPa
     if not given or given == ["cu_seqlens_k"]:
         raise error("there is no packing", "give a weft.Packing, its tensor (weft.torch.pack), or cu_seqlens")
     return next(x for x in (packing, both, q) if x is not None)
-
-
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
-_tracing = torch._C._get_tracing_state
-
-
-def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether these are tensors that no mode, transform, tracer or subclass watches: then no operator is needed."""
-    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and _modes() == 0 and not _transforms()
-            and _tracing() is None and not q.is_meta)
 
 
 _initialized = dist.is_initialized if dist.is_available() else lambda: False
@@ -228,7 +216,7 @@ def context_parallel_attention(
         return kept[0] if len(kept) == 1 else tuple(kept)
     how, whole, logits = _settled(packing, mask, group, sink, return_max_logit, one_rank, given)
     statistics = return_lse or return_max_logit
-    if torch.compiler.is_compiling() or not _plain(q, k, v):
+    if torch.compiler.is_compiling() or not plain(q, k, v):
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
             if getattr(x, "is_nested", False):
                 refuse_strange(x, name)

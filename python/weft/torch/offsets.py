@@ -9,6 +9,7 @@ of the call see nothing; what was found is raised by weft.torch.rows.check_offse
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -17,20 +18,23 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options
 from .._arrays import error
+from ..cost import machine
 from ..schedule import Schedule
-from . import runs
+from . import runs, step_log
 from .group import all_or_nobody, communicator, name_of, rank_and_ranks
 from .rows import _offsets
 
 if _core.has_cuda and torch.version.cuda is not None:
     _core.use_graph_memory(torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
 
+_MASK = ("causal", "bottom_right", "window", "chunk_size")
 _LAYOUTS = ("contiguous", "dual_chunk", "zigzag", "striped")
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, bottom_right=False, window=(-1, -1), chunk_size=None, scale=None, softcap=0.0, off_by_one=False, head_map=None,
     deterministic=False, kernel="", layout="zigzag", group="", schedule=["all_gather", {}], max_logit=True)
 
 
+@functools.lru_cache(1024)
 def _read(how: str) -> Dict[str, Any]:
     return {**_DEFAULTS, **json.loads(how)}
 
@@ -43,11 +47,35 @@ def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
     return _arrays.array(cu), None if padded is None else _arrays.array(padded), tokens
 
 
-class _Run(NamedTuple):
-    """An executor, and the communicator that it was made for: a group may end, and another one have its name."""
+@functools.lru_cache(256)
+def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, heads: Tuple[int, int], dtype: _core.DType,
+            dims: Tuple[int, int]) -> List[Any]:
+    """What schedule auto stands for: the best one predicted for a document that fills all rows, and never exact."""
+    packing = _core.Packing(*([0, ranks * n] for n in rows))
+    dtype = _core.DType.f32 if dtype is _core.DType.f64 else dtype  # machines have no rates for f64
+    try:
+        placed = _core.Layout(layout, packing, ranks)
+        choice = _core.choose_schedule(_core.Problem(packing, mask), placed, *heads, dtype, *dims, machine())
+    except _core.Error:  # no document can fill all rows
+        return ["all_gather", {}]
+    able = [c for c in choice.candidates if c["schedule"] != "exact" and c["fits"] and not c["refused"]]
+    if not able:
+        return ["all_gather", {}]
+    best = min(able, key=lambda c: c["seconds"])
+    forced = ("ranks_per_step", "key_order")  # as lengths on a GPU want them
+    return [best["schedule"], {name: value for name, value in best["options"].items() if name not in forced}]
 
-    comm: _core.Communicator
-    executor: _core.OffsetsExecutor
+
+class _Run(NamedTuple):
+    """An executor, and the communicator that it was made for: a group may end, and another one have its name. None: one rank."""
+
+    comm: Optional[_core.Communicator] = None
+    executor: Optional[_core.OffsetsExecutor] = None
+    core: None = None  # steps of it are not watched
+
+    @property
+    def schedule(self) -> Optional[_core.RankSchedule]:
+        return None if self.executor is None else self.executor.schedule
 
 
 class _Problem:
@@ -61,14 +89,14 @@ class _Problem:
         cu_q, padded_q, cu_k, padded_k = offsets
         assert cu_q is not None
         keys = None if cu_k is None else _side(cu_k, padded_k, self.ranks * k.shape[0])
-        mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
+        self.mask = mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"])
         self.asked = _core.OffsetsProblem(_side(cu_q, padded_q, self.ranks * q.shape[0]), keys, mask, said["layout"], self.ranks,
                                           q.shape[0], k.shape[0])
         self.settings = _core.Settings(said["scale"], said["softcap"], None if sink is None else _arrays.array(sink, name="sink"),
                                        said["off_by_one"], said["head_map"])
         self.views = [_arrays.array(x, name=name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         self.stream = _arrays.stream_of(q)
-        self.run = None if self.ranks == 1 else self._run(q, k, v)
+        self.run = _Run() if self.ranks == 1 else self._run(q, k, v)
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor) -> _Run:
         """The group's executor for such tensors, from the cache of its executors or new."""
@@ -76,22 +104,26 @@ class _Problem:
         heads, comm = (q.shape[1], k.shape[1]), communicator(self.group)
         _options.heads(*heads, said["head_map"])
         what = [said[name] for name in ("schedule", "head_map", "kernel", "deterministic")]
+        of_auto = [said[name] for name in (*_MASK, "layout")] if said["schedule"][0] == "auto" else []
         # No number of settings is below 0, and the text stands where others have their packing.
         key = (-1, heads, view.dtype, (q.shape[2], v.shape[2]), view.device,
-               json.dumps([q.shape[0], k.shape[0], what]).encode())
+               json.dumps([q.shape[0], k.shape[0], what, of_auto]).encode())
         self.cache = runs.cache_of(self.group)
         run: Optional[_Run] = self.cache.get(*key)
         if run is None or run.comm is not comm:
             (name, options), head_map, kernel, deterministic = what
+            if name == "auto":
+                rows, dims = (q.shape[0], k.shape[0]), (q.shape[2], v.shape[2])
+                name, options = ("all_gather", {}) if head_map is not None else _chosen(
+                    rows, comm.ranks, said["layout"], self.mask, heads, view.dtype, dims)
             run = _Run(comm, _core.OffsetsExecutor(comm, q.shape[0], k.shape[0], *heads, head_map, name, options, kernel,
                                                    deterministic, view.device, self.stream))
             self.cache.put(*key, run, None, runs.most_cached(view.device))
         return run
 
     @contextlib.contextmanager
-    def executor(self) -> Iterator[_core.OffsetsExecutor]:
+    def executor(self) -> Iterator[Any]:
         """For one call. After a failure its state is undefined, so it is made anew."""
-        assert self.run is not None
         try:
             with all_or_nobody(self.group):
                 yield self.run.executor
@@ -100,21 +132,28 @@ class _Problem:
             raise
 
 
-@torch.library.custom_op("weft::attention_offsets", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
-             cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
+            cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
     problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=_statistics(q.dtype))
     largest = q.new_empty((q.shape[1] if problem.said["max_logit"] else 0,), dtype=_statistics(q.dtype))
     results = (_arrays.array(out, True), _arrays.array(lse, True),
                _arrays.array(largest, True) if problem.said["max_logit"] else None)
-    if problem.run is None:
+    if problem.ranks == 1:
         _core.attend_offsets(problem.asked, *problem.views, problem.settings, *results, problem.said["kernel"], problem.stream)
     else:
         with problem.executor() as executor:
             executor.forward(problem.asked, *problem.views, problem.settings, *results, problem.stream)
+    if step_log.level():
+        step_log.say(False, problem.run, q, k, v, problem.said, problem.views[0])
     return out, lse, largest
+
+
+@torch.library.custom_op("weft::attention_offsets", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, padded_q: Optional[Tensor],
+             cu_k: Optional[Tensor], padded_k: Optional[Tensor], how: str) -> Tuple[Tensor, Tensor, Tensor]:
+    return _attend(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
 
 
 @_forward.register_fake
@@ -124,24 +163,32 @@ def _(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], cu_q: Tensor, pad
             q.new_empty((q.shape[1] if _read(how)["max_logit"] else 0,), dtype=_statistics(q.dtype)))
 
 
-@torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
-def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
-                 padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
-                 how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attend_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor,
+                     cu_q: Tensor, padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
+                     how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     problem = _Problem(q, k, v, sink, (cu_q, padded_q, cu_k, padded_k), how)
     dout = dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=_statistics(q.dtype))
     given = (_arrays.array(out), _arrays.array(lse), _arrays.array(dout, name="dout"),
              *(_arrays.array(x, True) for x in (dq, dk, dv)), None if sink is None else _arrays.array(dsink, True))
-    if problem.run is None:
+    if problem.ranks == 1:
         _core.attend_offsets_backward(problem.asked, *problem.views, problem.settings, *given, problem.said["kernel"],
                                       problem.said["deterministic"], problem.stream)
     else:
         with problem.executor() as executor:
             executor.backward(problem.asked, *problem.views, problem.settings, *given, problem.stream)
         dsink /= problem.ranks  # it is summed over the ranks already; so the sum over the group is right
+    if step_log.level():
+        step_log.say(True, problem.run, q, k, v, problem.said, problem.views[0])
     return dq, dk, dv, dsink
+
+
+@torch.library.custom_op("weft::attention_offsets_backward", mutates_args=())
+def _backward_op(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], out: Tensor, lse: Tensor, cu_q: Tensor,
+                 padded_q: Optional[Tensor], cu_k: Optional[Tensor], padded_k: Optional[Tensor],
+                 how: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _attend_backward(dout, q, k, v, sink, out, lse, cu_q, padded_q, cu_k, padded_k, how)
 
 
 @_backward_op.register_fake
@@ -169,6 +216,24 @@ def _backward(ctx: Any, dout: Optional[Tensor], dlse: Any, dlargest: Any) -> Tup
 
 
 _forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Function(torch.autograd.Function):
+    """The same without the operators, whose way through the dispatcher takes the host longer than all the launches."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tuple[Tensor, Tensor, Tensor]:
+        output = _attend(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Any, dlargest: Any) -> Tuple[Optional[Tensor], ...]:
+        if torch.is_grad_enabled() or dout is None:  # create_graph: the operator refuses a second derivative, if there is one
+            return _backward(ctx, dout, dlse, dlargest)
+        q, k, v, sink, cu_q, padded_q, cu_k, padded_k, out, lse = ctx.saved_tensors
+        dq, dk, dv, dsink = _attend_backward(dout, q, k, v, sink, out, lse, cu_q, padded_q, cu_k, padded_k, ctx.how)
+        return dq, dk, dv, None if sink is None else dsink.to(sink.dtype), None, None, None, None, None
 
 
 def _lengths(cu: Optional[Tensor], padded: Optional[Tensor], seqused: Optional[Tensor],
@@ -224,7 +289,7 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
     if mask is not None:
         if mask.slices is not None:
             raise error("a mask of slices, and cu_seqlens lie on a GPU", "keep cu_seqlens on the CPU: slices are planned there")
-        parts = {name: getattr(mask, name) for name in ("causal", "bottom_right", "window", "chunk_size")}
+        parts = {name: getattr(mask, name) for name in _MASK}
         clash = [name for name in parts if name in options]
         if clash:
             raise error(f"mask is given together with {clash[0]}", "a mask says it all: leave the others out")
@@ -236,11 +301,10 @@ def context_parallel(q: Tensor, k: Tensor, v: Tensor, found: Dict[str, Any], mas
     return attention(q, k, v, sink=sink, group=group, max_logit=max_logit, **found, **options)
 
 
-def _schedule(schedule: Any) -> List[Any]:
-    """Its name and options; auto is all_gather, whose messages are the largest and the fewest."""
-    named = Schedule(schedule[0], **dict(schedule[1])) if isinstance(schedule, (list, tuple)) else Schedule(schedule)
-    if named.name == "auto":
-        return ["all_gather", {}]
+@functools.lru_cache(64)
+def _schedule(name: Any, given: Tuple[Tuple[str, Any], ...]) -> List[Any]:
+    """Its name and options."""
+    named = Schedule(name, **dict(given))
     if named.name == "exact":
         raise error("schedule exact, whose messages depend on lengths, and cu_seqlens lie on a GPU",
                     "use all_gather, ring, all_to_all or hybrid, or keep them on the CPU")
@@ -260,7 +324,8 @@ def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
     if layout not in _LAYOUTS:
         raise error(f"layout {layout}, and cu_seqlens lie on a GPU, where the host does not see lengths",
                     "use zigzag, dual_chunk, contiguous or striped, or the CPU")
-    options = {**options, "schedule": _schedule("all_gather" if schedule is None else schedule)}
+    name, given = schedule if isinstance(schedule, (list, tuple)) else (schedule or "all_gather", ())
+    options = {**options, "schedule": _schedule(name, tuple(map(tuple, given)))}
     said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
     if rank_and_ranks(group)[1] > 1:
         said["group"] = name_of(group)
@@ -283,4 +348,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqle
     cu_q, padded_q = _offsets(cu_q, padded_q, q.device)
     if cu_k is not None:
         cu_k, padded_k = _offsets(cu_k, padded_k, q.device)
-    return torch.ops.weft.attention_offsets(q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        if x.dim() != 3:
+            raise error(f"{name} has shape {list(x.shape)}, and cu_seqlens are given", "give [rows, heads, dim]")
+    inputs = (q, k, v, sink, cu_q, padded_q, cu_k, padded_k, how)
+    if torch.compiler.is_compiling() or not runs.plain(q, k, v):
+        return torch.ops.weft.attention_offsets(*inputs)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:4]):
+        return _Function.apply(*inputs)
+    return _attend(*inputs)

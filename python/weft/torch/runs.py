@@ -56,6 +56,18 @@ _native = _kernels()
 _on_gpus = _native is not None and _core.has_cuda and torch.version.cuda is not None  # they take tensors on GPUs too
 
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._get_tracing_state
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether these are tensors that no mode, transform, tracer or subclass watches: then no operator is needed."""
+    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and _modes() == 0 and not _transforms()
+            and _tracing() is None and not q.is_meta)
+
+
 class Call(NamedTuple):
     """Settings, read once."""
 

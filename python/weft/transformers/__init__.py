@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
+from .. import _outside
 from .. import torch as _torch
 from .._arrays import error
 from .._core import Mask
@@ -30,7 +31,7 @@ from ..torch.op import how_of
 from ..torch.packed import AnyPacking, packing_of
 from ..torch.sharding import place
 from ..types import AnySchedule, LayoutName
-from . import _outside, _recurrent, _routers
+from . import _recurrent, _routers
 from ._batches import (
     Batch,
     current,
@@ -77,6 +78,7 @@ _REASONS = {
     "position_bias": ("a bias on the logits, which Weft does not have", "use another attn_implementation"),
 }
 
+_current = current
 _entered, _lock = 0, threading.Lock()
 
 
@@ -132,7 +134,7 @@ class packed:
 
     def __enter__(self) -> packed:
         global _entered
-        self.tokens.append(current.set(self))
+        self.tokens.append(_current.set(self))
         with _lock:
             _entered += 1
         return self
@@ -141,7 +143,7 @@ class packed:
         global _entered
         with _lock:
             _entered -= 1
-        current.reset(self.tokens.pop())
+        _current.reset(self.tokens.pop())
         if kind is None and not self.used:
             raise error("no layer of a model asked Weft for attention inside packed()",
                         'make the model with attn_implementation="weft", and call it inside; not every model of transformers '
@@ -159,7 +161,7 @@ class packed:
 
 def _open() -> Optional[packed]:
     """The pack that this thread is in."""
-    here = current.get()
+    here = _current.get()
     if here is None and _entered:
         raise error("packed() is open in another thread than the one that calls the model", "open it in the thread of the call")
     return here
@@ -222,7 +224,7 @@ def _mask(
         raise error(f"an attention_mask of shape {list(attention_mask.shape)}", "give one of [batch, length] or none")
     if here is None:
         if rule.documents is not None and config is not None:
-            only_known_layers(config, _recurrent.known_layers(config, NAME))
+            only_known_layers(config, _recurrent.known_layers(config, _mask))
         batch = plain_batch(rule, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask)
         batch.silent = attention_mask is None and rule.documents is None and q_offset == kv_offset == 0
         return batch
@@ -234,7 +236,7 @@ def _mask(
     if attention_mask is not None and not bool(attention_mask.all()):
         raise error("an attention_mask with zeros together with packed()",
                     "say in the packing what is padding: Packing(cu_seqlens_q_padded=..., seqused_q=...)")
-    known = _recurrent.known_layers(config, NAME)
+    known = _recurrent.known_layers(config, _mask)
     only_attention(config, known)
     _routers.take_over(config)
     if here.recurrent is None and any(x in known for x in other_layers(config)):
@@ -254,8 +256,11 @@ def _check_positions(batch: Batch, given: Optional[Tensor]) -> None:
         expected = _outside.documents(batch.positions)
         right = torch.equal(torch.zeros_like(expected) if seen is None else seen[0].cpu(), expected)
     if not right:
-        raise error("the model's position_ids are not those of this rank's rows",
-                    "give position_ids of weft.transformers.inputs, with the same packing, group and layout, and use_cache=False")
+        hidden = which is batch and batch.rule.documents is None
+        raise error("the model's position_ids are not those of this rank's rows" + (", or it does not show them to its attention"
+                                                                                    if hidden else ""),
+                    "give position_ids of weft.transformers.inputs, with the same packing, group and layout, and use_cache=False"
+                    + ("; if that is so, packed(check_positions=False)" if hidden else ""))
     batch.checked = which
 
 
@@ -338,7 +343,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
                     "say what is padding by an attention_mask of [batch, length], documents by packed()")
 
     batch = (
-        unmasked_batch(current.get(), module, query, key, is_causal, sliding_window)
+        unmasked_batch(_current.get(), module, query, key, is_causal, sliding_window)
         if attention_mask is None
         else attention_mask
     )

@@ -106,7 +106,7 @@ def only_known_layers(config: Any, known: Sequence[str] = ()) -> None:
     for name in other_layers(config):
         if name not in known:
             raise error(f"the model has layers of {name}", "packs are for models in which rows meet in attention only, and for "
-                        "hybrid ones with gated delta nets: Qwen3-Next, Qwen3.5, OLMo Hybrid")
+                        "the hybrid ones that docs/transformers.md names")
 
 
 def only_attention(config: Any, known: Sequence[str] = ()) -> None:

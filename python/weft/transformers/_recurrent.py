@@ -1,4 +1,4 @@
-"""Layers of hybrid models that are no attention: gated delta nets with their convolutions.
+"""Layers of hybrid models that are no attention: gated delta nets, state-space layers, short convolutions.
 
 Such a layer carries a state from each token of a document to the next, so it needs documents whole and in order. While it runs,
 each document lies on one rank, and ranks have about as many tokens: rows are sent there, the layer runs on each document alone,
@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 
 from .._arrays import error
 from .._core import Layout, Packing
@@ -22,14 +23,19 @@ from ..torch.relayout import rows_between
 from ..torch.sharding import place
 from ._batches import Batch, Rule, current, restarts
 
-LAYERS = ("linear_attention",)  # what configs call them
-
-# By model_type of the config: where transformers has the model, and the class of its recurrent layers.
+# By model_type of the config: where transformers has the model, the class of its recurrent layers, and the kinds of layers, in
+# the config's words, that are these or go row by row.
 _MODELS = {
-    "olmo_hybrid": ("olmo_hybrid.modeling_olmo_hybrid", "OlmoHybridGatedDeltaNet"),
-    "qwen3_5_moe_text": ("qwen3_5_moe.modeling_qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet"),
-    "qwen3_5_text": ("qwen3_5.modeling_qwen3_5", "Qwen3_5GatedDeltaNet"),
-    "qwen3_next": ("qwen3_next.modeling_qwen3_next", "Qwen3NextGatedDeltaNet"),
+    "granitemoehybrid": ("granitemoehybrid", "GraniteMoeHybridMambaLayer", ("linear_attention",)),
+    "jamba": ("jamba", "JambaMambaMixer", ("linear_attention", "mamba")),
+    "kimi_linear": ("kimi_linear", "KimiLinearDeltaAttention", ("linear_attention",)),
+    "lfm2": ("lfm2", "Lfm2ShortConv", ("conv",)),
+    "lfm2_moe": ("lfm2_moe", "Lfm2MoeShortConv", ("conv",)),
+    "nemotron_h": ("nemotron_h", "NemotronHMamba2Mixer", ("linear_attention", "mlp", "moe")),
+    "olmo_hybrid": ("olmo_hybrid", "OlmoHybridGatedDeltaNet", ("linear_attention",)),
+    "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", ("linear_attention",)),
+    "qwen3_5_text": ("qwen3_5", "Qwen3_5GatedDeltaNet", ("linear_attention",)),
+    "qwen3_next": ("qwen3_next", "Qwen3NextGatedDeltaNet", ("linear_attention",)),
 }
 _MASK = "create_recurrent_attention_mask"
 _replaced: Set[str] = set()
@@ -112,28 +118,37 @@ def _forward(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A recurrent layer's forward: as it was, but on whole documents where its mask says that rows are those of a pack."""
 
     @functools.wraps(forward)
-    def run(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Tensor:
-        if not isinstance(attention_mask, RecurrentBatch):
-            return forward(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
-        if cache_params is not None:
+    def run(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        rows_are = kwargs.get("attention_mask")
+        if not isinstance(rows_are, RecurrentBatch):
+            return forward(self, hidden_states, *args, **kwargs)
+        if args or any(kwargs.get(name) is not None for name in ("cache_params", "past_key_values")):
             raise error("a cache, and recurrent layers on a pack of documents", "give use_cache=False")
-        attention_mask.check(kwargs)
-        if attention_mask.pack is not None:
-            attention_mask.pack.recurrent = True
+        rows_are.check(kwargs)
+        if rows_are.pack is not None:
+            rows_are.pack.recurrent = True
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         # Other keyword arguments are the model's, for its loss and its outputs.
-        return attention_mask.documents.run(lambda batch: forward(self, batch), rows).view_as(hidden_states)
+        return rows_are.documents.run(lambda batch: forward(self, batch), rows).view_as(hidden_states)
 
     return run
 
 
-def _mask(original: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+def _chooses(config: Any, attention_mask_of: Any) -> bool:
+    """Whether the masks of the model's attention are made by that function."""
+    try:
+        return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation] is attention_mask_of
+    except (AttributeError, KeyError):
+        return False
+
+
+def _mask(original: Callable[..., Any], attention_mask_of: Any) -> Callable[..., Any]:
     """In the place of a recurrent layer's mask of padding: what the rows are, which is still there when it is computed again."""
 
     @functools.wraps(original)
     def create(config: Any, inputs_embeds: Tensor, attention_mask: Any = None, past_key_values: Any = None,
                position_ids: Optional[Tensor] = None, **kwargs: Any) -> Any:
-        here, ours = current.get(), getattr(config, "_attn_implementation", None) == implementation
+        here, ours = current.get(), _chooses(config, attention_mask_of)
         if ours and here is not None:
             return RecurrentBatch(here.documents(), (1, here.rows, here.rows), here)
         if ours and position_ids is not None and attention_mask is None and past_key_values is None:
@@ -147,20 +162,21 @@ def _mask(original: Callable[..., Any], implementation: str) -> Callable[..., An
     return create
 
 
-def known_layers(config: Any, implementation: str) -> Sequence[str]:
-    """Which layers of the model, beside attention, run on whole documents inside packed(); from now on they do."""
-    found: Optional[Tuple[str, str]] = _MODELS.get(getattr(config, "model_type", ""))
+def known_layers(config: Any, attention_mask_of: Any) -> Sequence[str]:
+    """Which layers of the model, beside attention, run on whole documents inside packed(); from now on they do, in models whose
+    masks of attention are made by that function."""
+    found: Optional[Tuple[str, str, Sequence[str]]] = _MODELS.get(getattr(config, "model_type", ""))
     if found is None:
         return ()
-    path, name = found
+    path, name, layers = found
     with _lock:
         if path not in _replaced:
-            module: Any = importlib.import_module(f"transformers.models.{path}")
+            module: Any = importlib.import_module(f"transformers.models.{path}.modeling_{path}")
             kind = getattr(module, name, None)
             if kind is None or not hasattr(module, _MASK):
                 raise error(f"this version of transformers has no {name if kind is None else _MASK} in {module.__name__}",
                             "use the version that docs/transformers.md names")
             kind.forward = _forward(kind.forward)
-            setattr(module, _MASK, _mask(getattr(module, _MASK), implementation))
+            setattr(module, _MASK, _mask(getattr(module, _MASK), attention_mask_of))
             _replaced.add(path)
-    return LAYERS
+    return layers

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TransformerLayer(torch.nn.Module):
-    """x + attention(norm(x)), then y + MLP(norm(y)): a pre-norm layer with Transformer Engine's words and parameter names.
+    """A pre-norm layer, x + attention(norm(x)) and then y + MLP(norm(y)), with Transformer Engine's words and parameter names.
 
     Its parts are self_attention, a MultiheadAttention that takes all keywords not named here (rotary_base, chunk_size,
     softmax_type, qk_norm_type, ...), and layernorm_mlp with fc1_weight and fc2_weight. attn_mask_type and qkv_format go by

@@ -10,8 +10,8 @@ from typing import Any, Dict, Optional, OrderedDict, Tuple
 import torch
 from torch import Tensor
 
-from .._arrays import error
-from ..torch.sharding import watchers
+from ._arrays import error
+from .torch.sharding import watchers
 
 _MOST_DEALT = 1024
 # Digests of positions of a rank's rows, and of where these restart.
