@@ -144,7 +144,9 @@ class _Region(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], layer: MicroSequenceAttention,
         micros: MicroSequences, windows: List[slice], mask: Mask,
     ) -> Tensor:
-        taken = layer._take(micros.key_rows(mask, layer.drop, ahead=True), k, v)
+        # Checked ranks fail together and go on, so nothing may be on its way when they do.
+        ahead = not layer.checked
+        taken = layer._take(micros.key_rows(mask, layer.drop, ahead), k, v)
         buffer = taken[2]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty(q.shape[:-1], dtype=statistics(q.dtype))
@@ -152,9 +154,10 @@ class _Region(torch.autograd.Function):
         buffer.begin(micros, mask)
         with layer._together():
             for m, here in enumerate(windows):
-                for n in range(m and m + 1, min(m + 2, len(windows))):  # the next one's keys are on their way meanwhile
+                for n in range(m and m + 1, min(m + 2, len(windows)) if ahead else 0):  # the next keys come meanwhile
                     buffer.start_gather(n, *(_arrays.array(x[windows[n]], name=name) for x, name in ((k, "k"), (v, "v"))), stream)
-                buffer.forward(m, _arrays.array(q[here], name="q"), None, None, settings,
+                keys = [None, None] if ahead else [_arrays.array(x[here], name=name) for x, name in ((k, "k"), (v, "v"))]
+                buffer.forward(m, _arrays.array(q[here], name="q"), *keys, settings,
                                *(_arrays.array(x[here], True) for x in (out, lse)), stream)
         if not any(ctx.needs_input_grad[:4]):
             layer._give_back(taken)
