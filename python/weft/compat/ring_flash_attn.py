@@ -18,7 +18,8 @@ from typing import Any, Optional, Tuple
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from .. import _outside, torch as _torch
+from .. import _outside
+from .. import torch as _torch
 from .. import transformers as _transformers
 from .._arrays import error
 from .._core import Mask
