@@ -231,9 +231,7 @@ void to_host(const Place& place, std::span<const HostCopy> copies) {
     from += c.bytes;
   }
 }
-bool is_captured(const Place& place) {
-  return place.kind == DeviceKind::cuda && cuda::is_captured(stream_of(place));
-}
+bool is_captured(const Place& place) { return place.kind == DeviceKind::cuda && cuda::is_captured(stream_of(place)); }
 void refuse_capture(const Place& place, std::string_view what) {
   if (is_captured(place))
     throw Error(text("the ", what, " is used while a CUDA graph is captured"),
