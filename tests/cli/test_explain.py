@@ -232,6 +232,7 @@ def test_many_ranks_are_summed_up(weft):
     assert len(result.out.split("\n")) < 15
 
 
+@pytest.mark.long
 def test_slices_of_too_many_ranks_are_counted_on_some(weft):
     result = weft("explain", "--docs", "lognormal:count=3000,median=2400", "--mask", "causal", "--layout", "striped",
                   "--ranks", 1024, json_file=True)

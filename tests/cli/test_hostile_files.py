@@ -75,6 +75,7 @@ def test_runs(weft, tmp_path, what):
     refused(weft, tmp_path, text, OF_RUNS.get(what, says), "--layout", "explicit", "--runs", "f.json", "--ranks", "2")
 
 
+@pytest.mark.long
 def test_a_million_slices_are_read(weft, tmp_path):
     rows = range(1_000_000)
     (tmp_path / "f.json").write_text("[" + ",".join(f'{{"q":[{i},{i + 1}],"k":[{i},{i + 1}]}}' for i in rows) + "]")

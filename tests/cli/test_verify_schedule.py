@@ -111,6 +111,7 @@ def test_long_sums_are_right(weft, flags):
     assert result.json["failed"] == 0 and result.json["worst"]["ratio"] < 0.9
 
 
+@pytest.mark.long
 def test_large_random_problems(weft):
     result = weft.ok("verify", "--random", 6, "--large", 1, "--tokens-up-to", 5000, "--schedule", "ring,exact", "--seed", 2,
                      json_file=True)
@@ -226,6 +227,7 @@ def test_the_command_of_a_grid_gives_its_worst_again(weft):
     assert (again["ratio"], again["where"]) == (first["ratio"], first["where"])
 
 
+@pytest.mark.long
 def test_set(weft):
     args = "verify --set te-grid --ranks 2 --dtype bf16 --schedule ring,all_to_all"
     result = weft.ok(*args.split(), json_file=True)
