@@ -160,6 +160,7 @@ def million(show, weft):
     return page, model.stream(model.lognormal(0, 300, 2400, 1, 16, 65536)), weft.folder / "page.html"
 
 
+@pytest.mark.long
 def test_a_million_tokens(million):
     page, s, path = million
     assert s.tokens > 1_000_000 and len(s.lengths) == 300

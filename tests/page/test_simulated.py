@@ -24,6 +24,7 @@ def rows(page):
     return [row.locator("th, td").all_inner_texts() for row in page.locator("table:not(.heat) tbody tr").all()]
 
 
+@pytest.mark.long
 def test_no_text_is_cut_or_lies_over_another(show, simulate):
     for flags in (["--ranks", "2,4,8", "--schedule", "all,auto", "--layout", "contiguous,zigzag,striped,balanced,auto"],
                   ["--ranks", "512,1024", "--docs", "65536", "--schedule", "ring", "--layout", "zigzag"]):
@@ -111,6 +112,7 @@ def test_page_has_round_ticks(simulate, flags):
     assert step in (1, 2, 5, 10, 20, 50), ticks
 
 
+@pytest.mark.long
 def test_page_says_what_it_leaves_out(simulate):
     timelines = "weft.charts.flatMap(({ times }) => [times.forward, times.backward]).filter((t) => t.end > 0).length"
     _, _, page = simulate("--ranks", "2,4,8", "--schedule", "all,auto", "--layout", "zigzag,balanced")
