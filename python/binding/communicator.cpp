@@ -240,6 +240,8 @@ class PythonGpuCommunicator final : public PythonCommunicator {
   cuda::CarryCollectives collectives() const {
     if (ranks() < 2 || !nb::hasattr(transport_, "collective_on_gpu")) return {};
     const Index n = ranks();
+    for (Index r = 0; r < n; ++r)
+      if (members_[at(r)] != r) return {};  // a split in another order, and torch's own are in the order of the group
     return {.all_gather =
                 [this, n](const Place& on, const void* mine, void* all, Index bytes) {
                   return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes));

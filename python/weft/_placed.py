@@ -145,7 +145,10 @@ def check(
 
 def _use(scope: Any, ranks: int, rank: int, number: int, rows: int) -> None:
     with _lock:
-        for key in ((scope, rank, number), (ranks, rank, number)):
+        # Without a scope the ranks of this process are meant, whatever communicators their rows were dealt out over.
+        keys = [key for key in _known if key[1:] == (rank, number)] if scope is None else [(scope, rank, number),
+                                                                                           (ranks, rank, number)]
+        for key in keys:
             entry = _known.get(key, {}).get(rows)
             if entry is not None:
                 entry.used = True

@@ -191,11 +191,11 @@ class MicroRanks {
 
 }  // namespace
 
-std::optional<std::string> micro_refusal(const Case& c, const Problem& problem, Index micros) {
+std::optional<std::string> micro_refusal(const Case& c, const Problem& problem, const MicroWay& way) {
   if (!problem.packing().self()) return "micro-sequences are for self-attention";
-  const MicroSequences sequence(problem.packing().q(), split_of(c, {.micros = micros}));
+  const MicroSequences sequence(problem.packing().q(), split_of(c, way));
   for (const Slice& s : problem.global_slices()) {
-    for (Index m = 0; m < micros; ++m) {
+    for (Index m = 0; m < way.micros; ++m) {
       const Range seen = touched_keys(within_rows(s, sequence.rows(m)));
       if (seen.size() > 0 && seen.end > sequence.rows(m).end)
         return text("queries of micro-sequence ", m, " see keys up to ", seen.end, ", which come later");

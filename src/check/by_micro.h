@@ -19,7 +19,7 @@ struct MicroWay {
 };
 
 // Why the case cannot go in so many micro-sequences; none if it can.
-std::optional<std::string> micro_refusal(const Case& c, const Problem& problem, Index micros);
+std::optional<std::string> micro_refusal(const Case& c, const Problem& problem, const MicroWay& way);
 
 // A random case as it can: keys where the queries are, and none that comes later than its query.
 Case in_micro_sequences(Case c);

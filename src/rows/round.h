@@ -8,7 +8,7 @@ namespace weft {
 
 struct Rounding {
   ConstTensorView from;  // f32
-  TensorView to;         // of the same shape; f32, bf16 or f16
+  TensorView to;         // of the same shape; f64, f32, bf16 or f16
 };
 // One or two tensors, if they have one dtype in one launch; in the place's stream.
 void round_on_device(const Place& place, const Rounding& first, const Rounding* second = nullptr);

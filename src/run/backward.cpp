@@ -138,7 +138,8 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
   const detail::PassLabel label("backward");
   const Schedule& schedule = data_->schedule;
   run::check_backward(schedule, args);
-  data_->context.use(args.place, "executor", !args.device_plans.empty());
+  // Checked ranks wait for the GPU, which a capture does not allow.
+  data_->context.use(args.place, "executor", !args.device_plans.empty() && !data_->agreement);
   const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;

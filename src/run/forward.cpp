@@ -101,7 +101,8 @@ void Executor::forward(const ExecutorForwardArgs& args) {
   const run::InUse::Call guard(data_->in_use, "executor");
   const detail::PassLabel label("forward");
   run::check_forward(data_->schedule, args);
-  data_->context.use(args.place, "executor", !args.device_plans.empty());
+  // Checked ranks wait for the GPU, which a capture does not allow.
+  data_->context.use(args.place, "executor", !args.device_plans.empty() && !data_->agreement);
   const run::Workspace::Apart apart(data_->workspace, data_->takes_memory_apart(args.place));
   Communicator& communicator = *data_->communicator;
   const std::unique_ptr<run::Agreement>& agreement = data_->agreement;

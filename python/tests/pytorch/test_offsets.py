@@ -268,7 +268,8 @@ def test_the_log(caplog):
 def test_auto_goes_by_capacity():
     """What is predicted best for a document that fills all rows, the same for any offsets, and never exact."""
     for mask, rows_a_rank in ((weft.Mask(causal=True), 64), (weft.Mask(causal=True, window=(8, 0)), 1 << 16)):
-        name, options = offsets._chosen((rows_a_rank, rows_a_rank), 8, "zigzag", mask, (32, 8), weft._core.DType.bf16, (128, 128))
+        name, options = offsets._chosen((rows_a_rank, rows_a_rank), 8, "zigzag", mask, (32, 8), weft._core.DType.bf16,
+                                        (128, 128), 0)
         assert name in ("all_gather", "ring", "all_to_all", "hybrid") and "ranks_per_step" not in options
     *inputs, _ = tensors(tokens=72)
     cu = ints([0, 30, 70])
@@ -310,3 +311,18 @@ def test_context_parallel_attention_goes_this_way(monkeypatch):
     padded = attend(*inputs, cu_seqlens_q=ints(PADDED), seqused_q=ints(USED), one_rank=True)
     monkeypatch.undo()
     same([padded], [attend(*inputs, PACKING, one_rank=True)], "padded")
+
+
+def test_one_tensor_for_both_sides_and_lengths_of_one():
+    """Keys have the lengths that their own arguments say, also where both sides begin at the same tensor."""
+    q, k, v, _ = tensors()
+    cu, used = ints([0, 16, 24, 48, 66]), ints([13, 0, 24, 9])
+    for shorter in ("seqused_q", "seqused_k"):
+        outs = [offsets.context_parallel(q, k, v, offsets.offsets_of(None, {"cu_seqlens_q": cu, name: keys, shorter: used}),
+                                         None, "", None, {})[0]
+                for name, keys in (("cu_seqlens_k", cu), ("cu_seqlens_k", cu.clone()), ("cu_seqlens_kv", cu))]
+        assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2]), shorter
+    with refused("cu_seqlens_q, cu_seqlens_q_padded and seqused_q are all given"):
+        offsets.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_q_padded=cu, seqused_q=used)
+    with refused("cu_seqlens_kv and cu_seqlens_k are both given"):
+        offsets.offsets_of(cu, {"cu_seqlens_k": cu, "cu_seqlens_kv": cu})

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import _arrays, _core, _options
 from .._arrays import error
-from ..cost import machine
+from ..cost import machine_number, machine_numbered
 from ..schedule import Schedule
 from . import runs, step_log
 from .group import all_or_nobody, communicator, name_of, rank_and_ranks
@@ -49,13 +49,14 @@ def _side(cu: Tensor, padded: Optional[Tensor], tokens: int) -> Any:
 
 @functools.lru_cache(256)
 def _chosen(rows: Tuple[int, int], ranks: int, layout: str, mask: _core.Mask, heads: Tuple[int, int], dtype: _core.DType,
-            dims: Tuple[int, int]) -> List[Any]:
+            dims: Tuple[int, int], of_machine: int) -> List[Any]:
     """What schedule auto stands for: the best one predicted for a document that fills all rows, and never exact."""
     packing = _core.Packing(*([0, ranks * n] for n in rows))
     dtype = _core.DType.f32 if dtype is _core.DType.f64 else dtype  # machines have no rates for f64
     try:
         placed = _core.Layout(layout, packing, ranks)
-        choice = _core.choose_schedule(_core.Problem(packing, mask), placed, *heads, dtype, *dims, machine())
+        choice = _core.choose_schedule(_core.Problem(packing, mask), placed, *heads, dtype, *dims,
+                                       machine_numbered(of_machine))
     except _core.Error:  # no document can fill all rows
         return ["all_gather", {}]
     able = [c for c in choice.candidates if c["schedule"] != "exact" and c["fits"] and not c["refused"]]
@@ -104,7 +105,7 @@ class _Problem:
         heads, comm = (q.shape[1], k.shape[1]), communicator(self.group)
         _options.heads(*heads, said["head_map"])
         what = [said[name] for name in ("schedule", "head_map", "kernel", "deterministic")]
-        of_auto = [said[name] for name in (*_MASK, "layout")] if said["schedule"][0] == "auto" else []
+        of_auto = [machine_number(), *(said[name] for name in (*_MASK, "layout"))] if said["schedule"][0] == "auto" else []
         # No number of settings is below 0, and the text stands where others have their packing.
         key = (-1, heads, view.dtype, (q.shape[2], v.shape[2]), view.device,
                json.dumps([q.shape[0], k.shape[0], what, of_auto]).encode())
@@ -115,7 +116,7 @@ class _Problem:
             if name == "auto":
                 rows, dims = (q.shape[0], k.shape[0]), (q.shape[2], v.shape[2])
                 name, options = ("all_gather", {}) if head_map is not None else _chosen(
-                    rows, comm.ranks, said["layout"], self.mask, heads, view.dtype, dims)
+                    rows, comm.ranks, said["layout"], self.mask, heads, view.dtype, dims, machine_number())
             run = _Run(comm, _core.OffsetsExecutor(comm, q.shape[0], k.shape[0], *heads, head_map, name, options, kernel,
                                                    deterministic, view.device, self.stream))
             self.cache.put(*key, run, None, runs.most_cached(view.device))
@@ -240,6 +241,9 @@ def _lengths(cu: Optional[Tensor], padded: Optional[Tensor], seqused: Optional[T
              side: str) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """cu_seqlens and cu_seqlens_padded, also from seqused, which are then summed on the GPU."""
     if seqused is not None:
+        if cu is not None and padded is not None:
+            raise error(f"cu_seqlens_{side}, cu_seqlens_{side}_padded and seqused_{side} are all given",
+                        "say where sequences begin, and their lengths once")
         begins = padded if padded is not None else cu
         if begins is None:
             raise error(f"seqused_{side} without cu_seqlens_{side}", "say where sequences begin")
@@ -264,6 +268,11 @@ def given_on_gpu(packing: Any, options: Dict[str, Any]) -> bool:
 
 def offsets_of(packing: Any, options: Dict[str, Any]) -> Dict[str, Optional[Tensor]]:
     """The offsets of a call by the names of attention; they are taken out of the options."""
+    for theirs, own in (("cu_seqlens_kv", "cu_seqlens_k"), ("cu_seqlens_kv_padded", "cu_seqlens_k_padded")):
+        if theirs in options:
+            if options.get(own) is not None:
+                raise error(f"{theirs} and {own} are both given", f"they are the same: leave {theirs} out")
+            options[own] = options.pop(theirs)
     found = {name: options.pop(name, None) for name in _KNOWN}
     first = [(name, x) for name, x in (("packing", packing), *((n, found.pop(n)) for n in ("cu_seqlens", "cu_seqlens_q")))
              if x is not None]
@@ -275,7 +284,7 @@ def offsets_of(packing: Any, options: Dict[str, Any]) -> Dict[str, Optional[Tens
     if not first:
         found["cu_seqlens_q_padded"] = None
     same = found["cu_seqlens_k"] is not None and found["cu_seqlens_k"] is begins
-    if same and all(found[name] is None for name in ("cu_seqlens_k_padded", "seqused_k")):
+    if same and all(found[name] is None for name in _OFFSETS if name != "cu_seqlens_k"):
         found["cu_seqlens_k"] = None  # the queries' own
     return {"cu_seqlens_q": begins, **found}
 
@@ -324,10 +333,12 @@ def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
     if layout not in _LAYOUTS:
         raise error(f"layout {layout}, and cu_seqlens lie on a GPU, where the host does not see lengths",
                     "use zigzag, dual_chunk, contiguous or striped, or the CPU")
-    name, given = schedule if isinstance(schedule, (list, tuple)) else (schedule or "all_gather", ())
+    ranks = rank_and_ranks(group)[1]
+    unsaid = "auto" if ranks > 1 else "all_gather"
+    name, given = schedule if isinstance(schedule, (list, tuple)) else (schedule or unsaid, ())
     options = {**options, "schedule": _schedule(name, tuple(map(tuple, given)))}
     said = {name: value for name, value in options.items() if value != _DEFAULTS[name] and value is not None}
-    if rank_and_ranks(group)[1] > 1:
+    if ranks > 1:
         said["group"] = name_of(group)
     return json.dumps(said, sort_keys=True)
 
@@ -335,7 +346,7 @@ def _how(group: Any, schedule: Any, options: Dict[str, Any]) -> str:
 def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_q_padded: Optional[Tensor] = None,
               seqused_q: Optional[Tensor] = None, cu_seqlens_k: Optional[Tensor] = None,
               cu_seqlens_k_padded: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, sink: Optional[Tensor] = None,
-              group: Any = "", schedule: Any = "all_gather", **options: Any) -> Tuple[Tensor, Tensor, Tensor]:
+              group: Any = "", schedule: Any = None, **options: Any) -> Tuple[Tensor, Tensor, Tensor]:
     """(out, lse, max_logit) of this rank's rows, q and k and v [rows, heads, dim] on the GPU where cu_seqlens are.
 
     Without cu_seqlens_k keys are the queries' own sequences. Over a group rows lie by `layout`, zigzag unless said.

@@ -146,7 +146,10 @@ void wait_for(std::vector<Child>& children, Descriptors& pipes, detail::BoardMem
       limit = std::min(limit, after_grace());
     }
     const bool stopped = left > 0 && only_stopped_are_left(children);
-    if (stopped) limit = failed ? Clock::now() : std::min(limit, after_grace());
+    if (stopped)
+      limit = failed ? Clock::now() : std::min(limit, after_grace());
+    else if (!failed)
+      limit = Clock::time_point::max();  // one that was stopped goes on
     if (Clock::now() < limit) continue;
     limit = Clock::time_point::max();
     for (Child& child : children) {

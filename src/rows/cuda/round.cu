@@ -1,4 +1,4 @@
-// Rounds f32 to a narrower type, once.
+// Rounds f32 to a narrower type, once; f64 takes the numbers as they are.
 #include <array>
 
 #include <cuda_bf16.h>
@@ -17,13 +17,14 @@ namespace weft {
 namespace {
 
 __device__ float widen(float x) { return x; }
+__device__ float widen(double x) { return static_cast<float>(x); }
 __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ float widen(__half x) { return __half2float(x); }
 template <class T>
 __device__ T narrow(float x) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
   if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
-  if constexpr (std::is_same_v<T, float>) return x;
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) return x;
 }
 
 template <class T, int kWidth>
@@ -98,7 +99,7 @@ int width_of(const Rounding& r) {
             static_cast<unsigned long long>(t.outer_stride) |
             reinterpret_cast<std::uintptr_t>(t.data) / static_cast<std::uintptr_t>(size_of(t.dtype));
   const int width = static_cast<int>(bits & ~(bits - 1));
-  return r.to.dtype == DType::f32 && width > 4 ? 4 : width;
+  return min_of(width, static_cast<int>(16 / size_of(r.to.dtype)));  // no store is wider than 16 bytes
 }
 
 template <class T, int kWidth>
@@ -141,6 +142,7 @@ void launch_pair(const Rounding& a, const Rounding& b, int count, bool accumulat
     case DType::f16:
       return launch_type<__half>(a, b, count, accumulate, stream);
     case DType::f64:
+      return launch_type<double>(a, b, count, accumulate, stream);
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       break;  // callers have refused them

@@ -125,7 +125,7 @@ void check_schedules_of(const check::Case& c, const Method& method, Look look, O
 // In micro-sequences: of equal length with the keys of each in time and ahead of it, of even work, and with rows
 // dropped and forwards run again.
 void check_micros_of(const check::Case& c, const Problem& problem, const Method& method, Look look, Outcome& to) {
-  std::optional<std::string> no = check::micro_refusal(c, problem, method.micros);
+  std::optional<std::string> no = check::micro_refusal(c, problem, {.micros = method.micros});
   if (!no && !method.kernel.empty() && method.kernel != "cpu") no = check::refusal(c, method.kernel);
   if (no) {
     to.skipped.push_back(fmt::format("attention: --micro {}: {}", method.micros, *no));
@@ -139,8 +139,9 @@ void check_micros_of(const check::Case& c, const Problem& problem, const Method&
   ways[2].recomputed = true;
   const Stream& q = problem.packing().q();
   if (q.extent().size() >= method.micros * c.ranks) {  // a token a window
-    ways.push_back(way);
-    ways.back().even_work = true;
+    check::MicroWay even = way;
+    even.even_work = true;
+    if (!check::micro_refusal(c, problem, even)) ways.push_back(even);
   }
   for (const check::MicroWay& one : ways) {
     to.attention.push_back(check_micro(oracle, one));

@@ -114,7 +114,7 @@ class HeadNorm(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of [..., heads, features], over features."""
-        return normed(self.norm, x, self.weight, self.bias)
+        return normed(self.norm, x, self.weight, self.bias).to(x.dtype)  # autocast gives f32
 
 
 def _gelu(x: Tensor) -> Tensor:
