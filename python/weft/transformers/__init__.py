@@ -107,7 +107,7 @@ class packed:
 
     def __init__(
         self, packing: AnyPacking, group: Any = None, layout: Optional[LayoutName] = None,
-        schedule: AnySchedule = "all_gather", *, mask: Optional[Mask] = None, check_positions: bool = True,
+        schedule: AnySchedule = "auto", *, mask: Optional[Mask] = None, check_positions: bool = True,
         **given: Unpack[_Passed],
     ) -> None:
         options: Dict[str, Any] = {"schedule": schedule, **given}
