@@ -64,14 +64,16 @@ FAULTS = [
      ".distances = {nodes * n / parts, nodes * (n + 1) / parts}", ".distances = {0, nodes * (n + 1) / parts}"),
     ("a tree's window does not count from positions", "src/prepare/tree_slices.cpp",
      "shift(from) - shift(node) - mask_.left", "-mask_.left"),
-    ("a node's own chunk ends where its ancestor's began", "src/prepare/tree_slices.cpp",
-     "shift(from) + chunk_of(node.position) * *mask_.chunk", "shift(from) + chunk_of(from.position) * *mask_.chunk"),
+    ("a chunk of ancestors begins one too early", "src/prepare/tree_slices.cpp",
+     "shift(from) + chunk_of(node.position) * *mask_.chunk", "shift(from) + (chunk_of(node.position) - 1) * *mask_.chunk"),
     ("a node that a window reaches in part is taken for whole", "src/prepare/tree_slices.cpp",
      "last[i] - node.position <= mask_.left", "last[i] - node.position <= mask_.left + 1"),
     ("the ancestor at the edge of a window is left out", "src/prepare/tree_slices.cpp",
      "from.position + from.size() <= reach", "from.position + from.size() <= reach + 1"),
+    ("a first child goes on where its parent ends, its siblings too", "src/prepare/tree_slices.cpp",
+     "nodes_[at(node.parent)].subtree_end == node.subtree_end", "nodes_[at(node.parent)].end == node.begin"),
     ("siblings see each other", "src/prepare/tree_slices.cpp",
-     "{nodes[i].begin, nodes[i].subtree_end, nodes[i].begin, nodes[i].end,", "{nodes[i].begin, nodes[i].subtree_end, nodes[i].begin, nodes[i].subtree_end,"),
+     "{node.begin, node.subtree_end, node.begin, node.end,", "{node.begin, node.subtree_end, node.begin, node.subtree_end,"),
 ]
 
 FLAGS = ["-std=c++20", "-O0"]
