@@ -33,7 +33,7 @@ HEADERS = {
     "kernel": ["kernel"],
     "cost": ["cost", "simulate", "choose"],
     "run": ["executor"],
-    "prepare": ["prepare", "kv_cache"],
+    "prepare": ["prepare", "kv_cache", "tree"],
 }
 ROOM_OF_HEADER = {f"weft/{header}.h": room for room, headers in HEADERS.items() for header in headers}
 

@@ -32,4 +32,5 @@
 #include "weft/tensor.h"
 #include "weft/trace.h"
 #include "weft/traffic.h"
+#include "weft/tree.h"
 #include "weft/version.h"

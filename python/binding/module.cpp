@@ -60,6 +60,7 @@ NB_MODULE(_core, m) {
   weft::python::bind_attention(m);
   weft::python::bind_cost(m);
   weft::python::bind_prepare(m);
+  weft::python::bind_trees(m);
   weft::python::bind_rows(m);
   weft::python::bind_offsets_attention(m);
   weft::python::bind_support(m);

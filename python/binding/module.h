@@ -33,6 +33,7 @@ void bind_offsets_attention(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_schedule_options(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
+void bind_trees(nanobind::module_& m);
 
 namespace torch {
 void bind_op(nanobind::module_& m);

@@ -1,12 +1,13 @@
-"""Between a data loader and attention: packs, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
+"""Between a data loader and attention: packs, trees, micro-sequences, the K/V buffer, decoding on a cache (docs/prepare.md)."""
 
 from typing import Any, Dict, Optional, Tuple
 
 from . import _arrays, _core
 from ._core import Communicator, DType, Mask, MicroSequences, Packs, Window, pack_documents
+from .trees import Tree, TreePacks, pack_trees
 from .types import Array, Numbers
 
-__all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Window", "pack_documents"]
+__all__ = ["KvBuffer", "KvCache", "MicroSequences", "Packs", "Tree", "TreePacks", "Window", "pack_documents", "pack_trees"]
 
 
 def _maybe(x: Any, name: str, stream: int) -> Optional[_core.Array]:

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "check/cases/tree_case.h"
 #include "draw/simulation.h"
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
@@ -92,7 +93,13 @@ std::vector<Kind> kinds_of(const check::Case& c, const Model* model) {
   std::vector<Kind> kinds;
   for (const ModelLayers& layers : model->layers) {
     check::Case one = c;
-    one.mask = layers.mask;
+    if (std::optional<check::TreeCase> tree = one.tree) {
+      tree->left = layers.mask.left;
+      tree->chunk = layers.mask.chunk;
+      check::set_tree(one, std::move(*tree));
+    } else {
+      one.mask = layers.mask;
+    }
     const std::string words = layers.mask.chunk       ? fmt::format("chunk {}", *layers.mask.chunk)
                               : layers.mask.left >= 0 ? fmt::format("window {},0", layers.mask.left)
                                                       : "full";
@@ -148,7 +155,7 @@ class Sweep {
     Flags one = flags_.with("ranks", asked.ranks)
                     .with("heads", asked.heads)
                     .with("layout", any_layout ? "zigzag" : asked.layout);
-    if (!flags_.given("cu-seqlens")) one = one.with("docs", asked.docs);
+    if (!flags_.given("cu-seqlens") && !flags_.given("tree")) one = one.with("docs", asked.docs);
     if (!asked.window.empty()) one = one.with("window", asked.window);
     if (!flags_.given("mask") && !flags_.given("slices")) one = one.with("mask", "causal");
     if (model_ != nullptr)
