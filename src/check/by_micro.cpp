@@ -208,6 +208,7 @@ Case in_micro_sequences(Case c) {
   const bool cross = c.k.has_value();
   c.k.reset();
   c.k_runs.clear();
+  if (c.tree) return c;  // rows come after what they see
   if (!c.mask.slices || cross) {
     c.mask.slices.reset();
     c.mask.causal = true;

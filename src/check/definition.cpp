@@ -54,9 +54,55 @@ Definition::Definition(const Case& c)
       k_(places(c.k ? *c.k : c.q)),
       q_length_(lengths(c.q)),
       k_length_(lengths(c.k ? *c.k : c.q)),
-      k_begin_(begins(c.k ? *c.k : c.q)) {}
+      k_begin_(begins(c.k ? *c.k : c.q)) {
+  if (c.tree) place_tree();
+}
+
+// The nodes of a tree, roots one after another from where the stream's sequences begin.
+void Definition::place_tree() {
+  const TreeCase& tree = *case_.tree;
+  for (std::size_t i = 0; i < tree.parents.size(); ++i)
+    nodes_.push_back({.parent = tree.parents[i], .length = tree.lengths[i]});
+  std::size_t root = 0;
+  for (std::size_t i = 0; i < nodes_.size(); ++i)
+    if (nodes_[i].parent == -1) place_node(static_cast<Index>(i), k_begin_[root++], 0);
+  for (Place& place : q_) place = {};
+  for (std::size_t i = 0; i < nodes_.size(); ++i)
+    for (Index t = 0; t < nodes_[i].length; ++t)
+      q_[at(nodes_[i].begin + t)] = {static_cast<Index>(i), nodes_[i].position + t};
+  k_ = q_;
+}
+
+// Depth first: the node, then each child with all below it. Returns where they end.
+Index Definition::place_node(Index node, Index begin, Index position) {
+  TreeNode& n = nodes_[at(node)];
+  n.begin = begin;
+  n.position = position;
+  Index end = begin + n.length;
+  for (std::size_t i = 0; i < nodes_.size(); ++i)
+    if (nodes_[i].parent == node) end = place_node(static_cast<Index>(i), end, position + n.length);
+  return end;
+}
+
+// The tokens of the query's own node, or of one above it, that the query sees.
+Range Definition::seen_of_node(Index query, Index node) const {
+  const TreeNode& n = nodes_[at(node)];
+  const Index position = q(query).position;
+  Index first = n.position, last = std::min(n.position + n.length - 1, position);
+  if (case_.tree->left != -1) first = std::max(first, position - case_.tree->left);
+  if (case_.tree->chunk) first = std::max(first, chunk_of(position, *case_.tree->chunk) * *case_.tree->chunk);
+  return {n.begin + first - n.position, n.begin + last - n.position + 1};
+}
 
 bool Definition::visible(Index q_token, Index k_token) const {
+  if (case_.tree) {
+    if (!q(q_token).real() || !k(k_token).real()) return false;
+    Index node = q(q_token).sequence;
+    while (node != -1 && node != k(k_token).sequence) node = nodes_[at(node)].parent;
+    if (node == -1) return false;
+    const Range seen = seen_of_node(q_token, node);
+    return seen.begin <= k_token && k_token < seen.end;
+  }
   const Mask& m = case_.mask;
   if (m.slices)
     return std::any_of(m.slices->begin(), m.slices->end(), [&](const Slice& s) {
@@ -79,6 +125,14 @@ void Definition::visible_runs(Index q_token, std::vector<Range>& to) const {
   const auto add = [&](Index first, Index last) {
     if (first <= last) to.push_back({first, last + 1});
   };
+  if (case_.tree) {
+    for (Index node = q(q_token).sequence; node != -1; node = nodes_[at(node)].parent) {
+      const Range seen = seen_of_node(q_token, node);
+      add(seen.begin, seen.end - 1);
+    }
+    std::reverse(to.begin(), to.end());
+    return;
+  }
   if (m.slices) {
     for (const Slice& s : *m.slices) {
       if (q_token < s.q_begin || q_token >= s.q_end) continue;

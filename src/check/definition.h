@@ -8,7 +8,7 @@
 
 namespace weft::check {
 
-// The sequence and position of a token; -1 for padding.
+// The sequence (of a tree: the node) and position of a token; -1 for padding.
 struct Place {
   Index sequence = -1, position = -1;
   bool real() const { return sequence >= 0; }
@@ -21,6 +21,11 @@ struct Buffer {
 };
 Buffer rank_buffer(const Layout& layout, RunList::Members members);
 Buffer stream_buffer(Index tokens);  // row = token
+
+// A node of a tree: where its tokens are in the stream and in their sequences.
+struct TreeNode {
+  Index parent = -1, begin = 0, length = 0, position = 0;
+};
 
 class Definition {
  public:
@@ -40,9 +45,14 @@ class Definition {
   std::vector<std::vector<Index>> owned(bool keys) const;
 
  private:
+  void place_tree();
+  Index place_node(Index node, Index begin, Index position);
+  Range seen_of_node(Index query, Index node) const;
+
   const Case& case_;
   std::vector<Place> q_, k_;
   std::vector<Index> q_length_, k_length_, k_begin_;
+  std::vector<TreeNode> nodes_;  // of a tree, in the caller's order
 };
 
 }  // namespace weft::check

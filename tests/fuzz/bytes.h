@@ -44,6 +44,7 @@ inline void spoil_slice(ByteChoices& bytes, Slice& s) {
 
 // Breaks one to three numbers of a valid case: the library must refuse it, or still be right.
 inline void spoil(check::Case& c, ByteChoices& bytes) {
+  c.tree.reset();  // what is spoiled is no longer the tree's
   for (Index n = bytes.pick(1, 3); n > 0; --n) {
     check::Side& side = c.k && bytes.one_in(2) ? *c.k : c.q;
     switch (bytes.pick(0, 9)) {

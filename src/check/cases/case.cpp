@@ -64,6 +64,16 @@ std::string mask_flags(const Mask& m) {
   return out;
 }
 
+std::string tree_flags(const TreeCase& tree) {
+  std::string nodes;
+  for (std::size_t i = 0; i < tree.parents.size(); ++i)
+    nodes += text(i == 0 ? "" : ",", "{\"parent\":", tree.parents[i], ",\"tokens\":", tree.lengths[i], "}");
+  std::string out = text(" --tree '{\"nodes\":[", nodes, "]}'");
+  if (tree.multiple > 1) out += text(" --padded-to ", tree.multiple);
+  if (tree.rows) out += text(" --tokens ", *tree.rows);
+  return out + mask_flags({.causal = true, .left = tree.left, .chunk = tree.chunk});
+}
+
 std::string attention_flags(const Case& c) {
   std::string out =
       text(" --heads ", c.heads_q, ":", c.heads_k, " --dim ", c.dim_qk, ":", c.dim_v, " --dtype ", name(c.dtype));
@@ -121,9 +131,9 @@ TensorView local_view(const Case& c, const Stream& stream, const TensorView& t) 
 }
 
 std::string flags(const Case& c) {
-  std::string out = side_flags(c.q, "");
+  std::string out = c.tree ? tree_flags(*c.tree) : side_flags(c.q, "");
   if (c.k) out += side_flags(*c.k, "-k");
-  out += mask_flags(c.mask) + text(" --layout ", name(c.layout), " --ranks ", c.ranks);
+  out += (c.tree ? "" : mask_flags(c.mask)) + text(" --layout ", name(c.layout), " --ranks ", c.ranks);
   if (c.layout == LayoutKind::explicit_runs) {
     out += text(" --runs '", json(c.runs), "'");
     if (c.k) out += text(" --runs-k '", json(c.k_runs), "'");
@@ -131,7 +141,9 @@ std::string flags(const Case& c) {
   return out.substr(1) + attention_flags(c) + text(" --seed ", c.seed);
 }
 
-std::string mask_class(const Mask& m) {
+std::string mask_class(const Case& c) {
+  const Mask& m = c.mask;
+  if (c.tree) return "tree";
   if (m.slices) return "slices";
   const bool window = m.left != -1 || (m.right != -1 && !m.causal);
   if (m.chunk) return window ? "chunked_window" : "chunked";

@@ -19,10 +19,22 @@ struct Side {
   std::optional<Index> tokens = {};           // rows of the buffer
 };
 
+// A forest of branches that share prefixes (weft::Tree), under a causal mask with a window and chunks.
+struct TreeCase {
+  std::vector<Index> parents = {};  // [nodes] -1: a root
+  std::vector<Index> lengths = {};  // [nodes]
+  Index left = -1;
+  std::optional<Index> chunk = {};
+  Index multiple = 1;              // that roots are padded to
+  std::optional<Index> rows = {};  // of the buffer
+};
+
 struct Case {
   Side q = {};
   std::optional<Side> k = {};  // cross-attention; otherwise keys are where the queries are
   Mask mask = {};
+  // What q and mask.slices were made of (set_tree), which the checks go by instead of the slices.
+  std::optional<TreeCase> tree = {};
   LayoutKind layout = LayoutKind::zigzag;
   Index ranks = 1;
   std::vector<std::vector<Run>> runs = {}, k_runs = {};  // layout explicit, by rank
@@ -51,7 +63,7 @@ TensorView local_view(const Case& c, const Stream& stream, const TensorView& con
 
 // The flags that give this case to the command, each value quoted for a shell where needed.
 std::string flags(const Case& c);
-// One word for the mask: full, causal, bottom_right, window, window_right, chunked, chunked_window, slices.
-std::string mask_class(const Mask& mask);
+// One word for the mask: full, causal, bottom_right, window, window_right, chunked, chunked_window, slices, tree.
+std::string mask_class(const Case& c);
 
 }  // namespace weft::check

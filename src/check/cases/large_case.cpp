@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <utility>
 
 #include "check/cases/random_case.h"
+#include "check/cases/tree_case.h"
 #include "index.h"
 
 namespace weft::check {
@@ -49,9 +51,13 @@ std::vector<Slice> slices_of(Choices& c, const Case& from) {
   return slices;
 }
 
-void choose_large_mask(Choices& c, Case& to) {
+void choose_large_mask(Choices& c, Case& to, Index most) {
   Mask& m = to.mask;
-  const Index kind = c.pick(0, 8);
+  const Index kind = c.pick(0, 9);
+  if (kind == 9) {  // nodes of half a share each on average, so at most as many tokens as elsewhere
+    const Index nodes = c.one_in(2) ? 8 : 60;
+    return choose_tree(c, to, {.nodes = nodes, .length = max_of(1, most / nodes), .reach = 3000});
+  }
   if (kind == 8) {
     m.slices = slices_of(c, to);
     return;
@@ -72,7 +78,13 @@ void limit_pairs(Case& to) {
   const Index most = to.dtype == DType::f64 ? kMostPairsF64 : kMostPairs;
   if (problem_of(to).visible_pairs() * to.heads_q <= most) return;
   to.heads_q = to.heads_k = 1;
-  if (to.dtype != DType::f64 || to.mask.slices || problem_of(to).visible_pairs() <= most) return;
+  if (to.dtype != DType::f64 || problem_of(to).visible_pairs() <= most) return;
+  if (to.tree) {
+    TreeCase tree = *to.tree;
+    tree.left = kWindowF64;
+    set_tree(to, std::move(tree));
+  }
+  if (to.mask.slices) return;
   const auto narrow = [](Index& side) { side = side == -1 ? kWindowF64 : min_of(side, kWindowF64); };
   narrow(to.mask.left);
   if (!to.mask.causal) narrow(to.mask.right);
@@ -92,7 +104,7 @@ Case random_large_case(Choices& c, const Sizes& sizes, std::optional<LayoutKind>
   };
   to.q = side(lengths);
   if (c.one_in(4)) to.k = side(other_lengths(c, lengths));
-  choose_large_mask(c, to);
+  choose_large_mask(c, to, sizes.most);
   choose_runs(c, to, sizes.most / 8);
   choose_attention(c, to, 2);
   limit_pairs(to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "check/cases/tree_case.h"
 #include "index.h"
 
 namespace weft::check {
@@ -21,11 +22,12 @@ Index length(Choices& c) {
 
 void choose_mask(Choices& c, Case& to) {
   Mask& m = to.mask;
-  const Index kind = c.pick(0, 7);
+  const Index kind = c.pick(0, 8);
   if (kind == 7) {
     m.slices = random_slices(c, to);
     return;
   }
+  if (kind == 8) return choose_tree(c, to, {.nodes = 8, .length = 11, .reach = 9});
   if (c.one_in(2)) m.align = Align::bottom_right;
   if (kind == 1 || kind == 2) {
     m.causal = true;

@@ -22,7 +22,7 @@ class ShrinkingChoices : public Choices {
 };
 
 const std::vector<std::string> kMasks = {"full",         "causal",  "bottom_right",   "window",
-                                         "window_right", "chunked", "chunked_window", "slices"};
+                                         "window_right", "chunked", "chunked_window", "slices", "tree"};
 
 int problems() {
   const char* wanted = std::getenv("WEFT_LAW_PROBLEMS");
@@ -42,7 +42,7 @@ void check_layout(LayoutKind layout) {
     const Case c = random_case(choices, layout);
     const LawReport report = check_law(c);
     if (report.violation) RC_FAIL(*report.violation + "\nreproduce: weft verify " + flags(c));
-    nontrivial[mask_class(c.mask)] += report.nontrivial;
+    nontrivial[mask_class(c)] += report.nontrivial;
     ++total;
   });
   ASSERT_TRUE(holds);

@@ -6,6 +6,7 @@
 #include "explain/modes.h"
 #include "explain/picture.h"
 #include "explain/table.h"
+#include "explain/tree.h"
 #include "terminal/json_file.h"
 #include "terminal/numbers.h"
 #include "terminal/words.h"
@@ -99,6 +100,8 @@ int explain(const Flags& flags) {
   JsonOutput output(flags.find("json"));
 
   fmt::print("{}\n", problem_words(c, problem));
+  const std::optional<Tree> tree = flags.given("tree") ? std::optional(tree_of(flags)) : std::nullopt;
+  if (tree) draw_tree(*tree, layouts.q);
   if (picture) {
     fmt::print("{} visible pairs, {}\n\n", grouped(problem.visible_pairs()), imbalance_words(loads.imbalance));
     draw_picture(c, problem, layouts, order, loads);
@@ -109,7 +112,9 @@ int explain(const Flags& flags) {
     print_table(c, loads);
     fmt::print("\n{} visible pairs, {}\n", grouped(problem.visible_pairs()), imbalance_words(loads.imbalance));
   }
-  output.write(to_json(c, problem, loads, order));
+  json numbers = to_json(c, problem, loads, order);
+  if (tree) numbers["tree"] = tree_json(*tree);
+  output.write(numbers);
   return 0;
 }
 

@@ -34,7 +34,7 @@ struct Micro {
 
 Micro micro_of(const Flags& flags) {
   if (!flags.given("micro")) flags.refuse({"remainder", "even"}, " without --micro", "add e.g. --micro 4");
-  flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "view"},
+  flags.exclude("micro", {"layout", "runs", "keys", "docs-k", "cu-seqlens-k", "slices", "tree", "view"},
                 "leave it out: micro-sequences are windows of one stream");
   check::Case c = case_of(flags, kExplainDefaults);
   if (!flags.given("mask")) c.mask.causal = true;

@@ -33,7 +33,10 @@ const std::vector<Group>& shared_groups() {
         {"tokens", "N", "rows of the buffer, if there are rows past the last document"},
         {"cu-seqlens-k", "LIST", "the same three for keys of their own"},
         {"cu-seqlens-padded-k", "LIST", "..."},
-        {"tokens-k", "N", "..."}}},
+        {"tokens-k", "N", "..."},
+        {"tree", "FILE",
+         R"(branches that share prefixes instead of documents: {"nodes":[{"parent":-1,"tokens":5},..]} or )"
+         R"({"sequences":[[token ids],..]}, a file or the text; --window and --chunk are of each sequence)"}}},
       {"Mask",
        {{"mask", "NAME", "full (default) or causal"},
         {"align", "NAME", "top_left (default) or bottom_right: where the diagonal lies if lengths differ"},

@@ -9,6 +9,7 @@
 #include "check/cases/case.h"
 #include "terminal/progress.h"
 #include "weft/kernel.h"
+#include "weft/tree.h"
 
 namespace CLI {
 class App;
@@ -66,6 +67,7 @@ inline constexpr Defaults kVerifyDefaults = {"2:1", "8", "f32"};
 inline constexpr std::string_view kDefaultLayout = "balanced";
 
 check::Case case_of(const Flags& flags, const Defaults& defaults);
+Tree tree_of(const Flags& flags);  // --tree, padded as --padded-to and --tokens say
 LayoutKind layout_of(const Flags& flags);
 unsigned long long seed_of(const Flags& flags);
 TimeLimit time_limit_of(const Flags& flags);      // --time-limit 120, or 120s

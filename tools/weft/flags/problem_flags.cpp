@@ -1,6 +1,7 @@
 // From flags to one problem, with the refusals that need to know the flags' names.
 #include <fmt/format.h>
 
+#include "check/cases/tree_case.h"
 #include "flags/flags.h"
 #include "flags/lengths.h"
 #include "flags/schedule_flags.h"
@@ -44,7 +45,8 @@ check::Side side_of(const Flags& flags, const std::string& suffix, unsigned long
 
 void choose_documents(const Flags& flags, check::Case& to) {
   if (!flags.given("docs") && !flags.given("cu-seqlens"))
-    throw Error("no documents", "give their lengths, e.g. --docs 256,512,1024, or --cu-seqlens 0,256,768,1792");
+    throw Error("no documents",
+                "give their lengths, e.g. --docs 256,512,1024, or --cu-seqlens 0,256,768,1792, or --tree FILE");
   to.q = side_of(flags, "", to.seed);
   if (flags.given("docs-k") || flags.given("cu-seqlens-k")) {
     to.k = side_of(flags, "-k", to.seed + 1);  // another seed: the same distribution is to give other lengths
@@ -84,6 +86,22 @@ void check_chunks(const check::Case& c) {
   if (c.mask.chunk && *c.mask.chunk > 0 && tokens / *c.mask.chunk > kMaxChunks)
     throw Error(fmt::format("{} tokens in chunks of {} are too many slices to go through", tokens, *c.mask.chunk),
                 fmt::format("use a larger chunk, or fewer tokens: up to {} chunks", kMaxChunks));
+}
+
+// A tree instead of documents; its mask is causal.
+void choose_tree(const Flags& flags, check::Case& to) {
+  flags.exclude("tree",
+                {"docs", "docs-k", "cu-seqlens", "cu-seqlens-padded", "cu-seqlens-k", "cu-seqlens-padded-k", "tokens-k",
+                 "runs-k", "slices", "align"},
+                "a tree says what documents and slices there are: leave one of them out");
+  if (flags.text("mask", "causal") != "causal")
+    throw Error(fmt::format("--tree and --mask {}", *flags.find("mask")),
+                "leave the mask out: that of a tree is causal");
+  const Mask mask = mask_of(flags);
+  check::TreeCase tree = check::tree_case(tree_of(flags));
+  tree.left = mask.left;
+  tree.chunk = mask.chunk;
+  set_tree(to, std::move(tree));
 }
 
 void choose_ranks(const Flags& flags, check::Case& to) {
@@ -160,12 +178,22 @@ void choose_attention(const Flags& flags, const Defaults& defaults, check::Case&
 
 }  // namespace
 
+Tree tree_of(const Flags& flags) {
+  std::optional<Index> rows;
+  if (flags.given("tokens")) rows = flags.whole("tokens", 0, "4096");
+  return read_tree("--tree", *flags.find("tree")).padded_to(flags.within("padded-to", 1, 1, kMaxTokens), rows);
+}
+
 check::Case case_of(const Flags& flags, const Defaults& defaults) {
   check::Case c;
   c.seed = seed_of(flags);
-  choose_documents(flags, c);
-  c.mask = mask_of(flags);
-  check_chunks(c);
+  if (flags.given("tree")) {
+    choose_tree(flags, c);
+  } else {
+    choose_documents(flags, c);
+    c.mask = mask_of(flags);
+    check_chunks(c);
+  }
   choose_ranks(flags, c);
   choose_attention(flags, defaults, c);
   c.format = format_of(flags);

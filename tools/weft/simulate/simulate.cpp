@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.h"
+#include "check/cases/tree_case.h"
 #include "draw/simulation.h"
 #include "flags/machine_flag.h"
 #include "flags/schedule_flags.h"
@@ -92,7 +93,13 @@ std::vector<Kind> kinds_of(const check::Case& c, const Model* model) {
   std::vector<Kind> kinds;
   for (const ModelLayers& layers : model->layers) {
     check::Case one = c;
-    one.mask = layers.mask;
+    if (std::optional<check::TreeCase> tree = one.tree) {
+      tree->left = layers.mask.left;
+      tree->chunk = layers.mask.chunk;
+      check::set_tree(one, std::move(*tree));
+    } else {
+      one.mask = layers.mask;
+    }
     const std::string words = layers.mask.chunk       ? fmt::format("chunk {}", *layers.mask.chunk)
                               : layers.mask.left >= 0 ? fmt::format("window {},0", layers.mask.left)
                                                       : "full";

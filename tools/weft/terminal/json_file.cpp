@@ -85,7 +85,7 @@ class StructureCheck : public nlohmann::json_sax<json> {
   std::array<std::vector<std::string>, kMaxDepth> keys_;  // seen so far, of each open object
 };
 
-Source parse(std::string_view flag, const std::string& value, std::string_view example) {
+Source parse(std::string_view flag, const std::string& value, std::string_view example, bool object = false) {
   const bool is_inline = value.starts_with('[') || value.starts_with('{');
   Source source{is_inline ? std::string(flag) : value, {}};
   const std::string remedy = fmt::format("write e.g. {}", example);
@@ -94,7 +94,8 @@ Source parse(std::string_view flag, const std::string& value, std::string_view e
   StructureCheck check(source.name, remedy);
   json::sax_parse(text, &check);
   source.value = json::parse(text);
-  if (!source.value.is_array()) throw Error(fmt::format("{}: not a list", source.name), remedy);
+  if (object ? !source.value.is_object() : !source.value.is_array())
+    throw Error(fmt::format("{}: not {}", source.name, object ? "an object" : "a list"), remedy);
   return source;
 }
 
@@ -142,7 +143,43 @@ Range range(const std::string& at, const json& object, const char* key, std::str
 constexpr std::string_view kSliceExample = R"([{"q": [0, 8], "k": [0, 8], "hi": 0}], keys q, k, lo, hi)";
 constexpr std::string_view kRunExample = R"([[{"row": 0, "token": 0, "count": 4}]], keys row, token, count, stride)";
 
+constexpr std::string_view kTreeExample =
+    R"({"nodes": [{"parent": -1, "tokens": 5}, {"parent": 0, "tokens": 3}]} or {"sequences": [[5, 6, 7], [5, 6, 8]]})";
+
+Tree tree_of_nodes(const std::string& name, const json& nodes, const std::string& remedy) {
+  std::vector<Index> parents, lengths;
+  for (const json& item : nodes) {
+    const std::string at = fmt::format("{}: node {}", name, parents.size());
+    check_object(at, item, {"parent", "tokens"}, remedy);
+    parents.push_back(member(at, item, "parent", {}, remedy));
+    lengths.push_back(member(at, item, "tokens", {}, remedy));
+  }
+  return Tree::from_nodes({.parents = parents, .lengths = lengths});
+}
+
+Tree tree_of_sequences(const std::string& name, const json& sequences, const std::string& remedy) {
+  std::vector<Index> tokens, cu_seqlens{0};
+  for (const json& item : sequences) {
+    const std::string at = fmt::format("{}: sequence {}", name, cu_seqlens.size() - 1);
+    if (!item.is_array()) refuse(at, fmt::format("{} is not a list of token ids", shown(item)), remedy);
+    for (const json& id : item) tokens.push_back(number(at, id));
+    cu_seqlens.push_back(static_cast<Index>(tokens.size()));
+  }
+  return Tree::from_sequences(tokens, cu_seqlens);
+}
+
 }  // namespace
+
+Tree read_tree(std::string_view flag, const std::string& value) {
+  const Source source = parse(flag, value, kTreeExample, true);
+  const std::string remedy = fmt::format("write e.g. {}", kTreeExample);
+  check_object(source.name, source.value, {"nodes", "sequences"}, remedy);
+  if (source.value.size() != 1) refuse(source.name, "not one of \"nodes\" and \"sequences\"", remedy);
+  const auto given = source.value.begin();
+  if (!given->is_array()) refuse(source.name, fmt::format("\"{}\" is not a list", given.key()), remedy);
+  return given.key() == "nodes" ? tree_of_nodes(source.name, *given, remedy)
+                                : tree_of_sequences(source.name, *given, remedy);
+}
 
 std::vector<Slice> read_slices(std::string_view flag, const std::string& value) {
   const Source source = parse(flag, value, kSliceExample);

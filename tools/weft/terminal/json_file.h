@@ -1,4 +1,4 @@
-// JSON in and out: a caller's slices and runs, and the numbers a verb reports.
+// JSON in and out: a caller's slices, runs and trees, and the numbers a verb reports.
 #pragma once
 
 #include <string>
@@ -10,6 +10,7 @@
 #include "terminal/file_output.h"
 #include "weft/layout.h"
 #include "weft/slice.h"
+#include "weft/tree.h"
 
 namespace weft::tool {
 
@@ -19,6 +20,9 @@ namespace weft::tool {
 std::vector<Slice> read_slices(std::string_view flag, const std::string& value);
 // One list a rank: [[{"row": 0, "token": 0, "count": 4, "stride": 1}, ..], ..]; stride left out: 1.
 std::vector<std::vector<Run>> read_runs(std::string_view flag, const std::string& value);
+
+// {"nodes": [{"parent": -1, "tokens": 5}, ..]} or {"sequences": [[token ids], ..]}.
+Tree read_tree(std::string_view flag, const std::string& value);
 
 // A JSON list in a file. Error with the example if it is something else.
 nlohmann::json read_json(std::string_view flag, const std::string& value, std::string_view example);

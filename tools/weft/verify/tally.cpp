@@ -32,7 +32,7 @@ constexpr double kMaxDenseWork = 4e9, kPairWork = 40;
 constexpr double kMaxSampledWork = 1e11;
 
 constexpr std::array kMasks = {"full",         "causal",  "bottom_right",   "window",
-                               "window_right", "chunked", "chunked_window", "slices"};
+                               "window_right", "chunked", "chunked_window", "slices", "tree"};
 
 // Rows and keys that are compared of a large case: enough to meet every document and rank.
 constexpr Index kSampled = 64;
@@ -216,7 +216,7 @@ void Tally::add(const check::Case& c, const Outcome& outcome) {
   attended_ = attended_ || !outcome.attention.empty();
   if (!outcome.looked.empty()) ++sampled_;
   if (outcome.law && outcome.law->nontrivial) ++nontrivial_;
-  ++by_layout_[std::string(name(c.layout))][check::mask_class(c.mask)];
+  ++by_layout_[std::string(name(c.layout))][check::mask_class(c)];
   for (const check::AttendReport& report : outcome.attention) {
     for (const check::Measure& m : report.measures) {
       if (!worst_ || worse(m.worst, worst_->ratio))

@@ -1,0 +1,23 @@
+// Cases whose documents are a forest of branches that share prefixes.
+#pragma once
+
+#include "check/cases/random_case.h"
+#include "weft/tree.h"
+
+namespace weft::check {
+
+// The nodes of a tree, as a case holds them.
+TreeCase tree_case(const Tree& tree);
+Tree tree_of(const TreeCase& given);
+
+// Makes the case one of this tree: its queries, without keys of their own, and its mask, which is the tree's slices.
+void set_tree(Case& to, TreeCase tree);
+
+// At most so many nodes and tokens of a node, and windows and chunks of at most so many positions.
+struct TreeSizes {
+  Index nodes, length, reach;
+};
+// A random tree in the case's place, causal, with a window, chunks or both; padded as its layout asks.
+void choose_tree(Choices& choices, Case& to, const TreeSizes& sizes);
+
+}  // namespace weft::check
