@@ -238,6 +238,29 @@ def test_layers_of_a_tree(layer):
             torch.testing.assert_close(out, found if said else rank("", **settings))
 
 
+def test_whole_layers():
+    """weft.torch.TransformerLayer finds positions and slices by the ContextParallel of a tree."""
+    made = sequences(8)
+    tree = tree_of(made)
+    torch.manual_seed(0)
+    layer = weft.torch.TransformerLayer(16, 32, 4, num_gqa_groups=2, qkv_format="thd", rotary_base=100.0, window_size=(4, 0),
+                                        params_dtype=torch.float64)
+    x = torch.randn(tree.rows, 16, dtype=torch.float64)
+    with torch.no_grad():
+        rows, cu = torch.from_numpy(tree.rows_of_tokens), tree.cu_seqlens.tolist()
+        alone = torch.cat([layer(x[rows[a:b]], cu_seqlens_q=[0, b - a]) for a, b in zip(cu, cu[1:]) if b > a])
+        on_tree = layer(x, cp=weft.torch.ContextParallel(tree, ""))
+        torch.testing.assert_close(tree.gather(on_tree), alone, rtol=1e-12, atol=1e-12)
+
+        def rank(comm):
+            cp = weft.torch.ContextParallel(tree, comm)
+            with torch.no_grad():
+                return cp.unshard(layer(cp.shard(x), cp=cp))
+
+        for found in weft.spawn(2, rank):
+            torch.testing.assert_close(found, on_tree, rtol=1e-12, atol=1e-12)
+
+
 def test_values_of_all_tokens():
     """gather: on two ranks as on one, with gradients that add up."""
     made = sequences(8)
@@ -315,8 +338,7 @@ def test_refused():
             call()
     with refused("not causal", "slices of your own"):
         cp.attention(q, q, q, causal=False)
-    with refused("bottom_right"):
-        weft.torch.ContextParallel(tree, bottom_right=True)
+    assert torch.equal(cp.attention(q, q, q, bottom_right=True), cp.attention(q, q, q))
 
     def rank(comm):
         pair = weft.torch.ContextParallel(tree, comm)

@@ -13,12 +13,13 @@ from .. import _core
 from .._arrays import error
 from .._core import Layout, Mask
 from ..schedule import schedule_of, unexpected
+from ..trees import Tree
 from ..types import AnySchedule, LayoutName, Numbers, Side
 from . import sharding
 from .functional import context_parallel_attention, in_own_words
 from .group import all_gather, name_of, rank_and_ranks
 from .packed import OWN, AnyPacking, pack, packing_of
-from .trees import Tree, TreeMasks, tree_position_ids
+from .trees import TreeMasks, tree_position_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

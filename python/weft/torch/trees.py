@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._arrays import error
-from .._core import Mask, Packing
+from .._core import Layout, Mask, Packing
 from ..trees import Tree
 from . import sharding
 from .edges import EdgeLogProbs, Edges, Place, Whole, edges_of
@@ -23,16 +23,6 @@ from .packed import pack
 
 if TYPE_CHECKING:
     from .context import ContextParallel
-
-
-def _whole_sequences(rule: Mask) -> Mask:
-    """The rule, if rows of a tree can have it."""
-    if not rule.causal:
-        raise error("a mask that is not causal, for a tree", "rows of a tree see what is before them in their sequence: leave "
-                    "out causal=False, or give slices of your own: mask=weft.Mask(slices=...)")
-    if rule.bottom_right:
-        raise error("bottom_right is given for a tree", "its queries and keys are the same rows: leave it out")
-    return rule
 
 
 class TreeMasks:
@@ -48,7 +38,10 @@ class TreeMasks:
         if rule.slices is not None:
             return rule
         if rule not in self._masks:
-            _whole_sequences(rule)
+            if not rule.causal:
+                raise error("a mask that is not causal, for a tree", "rows of a tree see what is before them in their sequence: "
+                            "leave out causal=False, or give slices of your own: mask=weft.Mask(slices=...)")
+            # Aligned at either end: queries and keys are the same rows.
             self._masks[rule] = self.tree.mask(rule.window, rule.chunk_size)
         return self._masks[rule]
 
@@ -62,8 +55,14 @@ class TreeMasks:
         return self._packed[key]
 
 
+def tree_positions(tree: Tree, placed: Layout, rank: int) -> Tensor:
+    """Position of each of a rank's rows in the sequences that pass it; 0 where a row is padding."""
+    held = torch.from_numpy(placed.tokens(rank))
+    return torch.where(held < 0, 0, torch.as_tensor(tree.positions)[held])
+
+
 def tree_position_ids(tree: Tree, packing: Packing, group: Any, *, device: Any = None, **how: Any) -> Tensor:
-    """Position of each of this rank's rows in the sequences that pass it; 0 where a row is padding."""
+    """The same of this rank's rows under a layout, which is registered."""
     positions = sharding.shard(torch.as_tensor(tree.positions), packing, group, **how)
     if rank_and_ranks(group)[1] > 1:
         for seen in sharding.watchers:

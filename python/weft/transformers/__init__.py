@@ -30,7 +30,8 @@ from ..torch.group import name_of, rank_and_ranks
 from ..torch.op import how_of
 from ..torch.packed import OWN, AnyPacking, packing_of
 from ..torch.sharding import place
-from ..torch.trees import Tree, TreeMasks, tree_position_ids
+from ..torch.trees import TreeMasks, tree_position_ids, tree_positions
+from ..trees import Tree
 from ..types import AnySchedule, LayoutName
 from . import _recurrent, _routers
 from ._batches import (
@@ -130,10 +131,8 @@ class packed:
         self.rank, self.placed = place(packing, group, layout, mask)
         self.packing, self.mask = packing, mask
         self.rows = self.placed.rows
-        self.positions = torch.from_numpy(self.placed.position_ids(self.rank))
-        if self.masks is not None:
-            held = torch.from_numpy(self.placed.tokens(self.rank))
-            self.positions = torch.where(held < 0, 0, torch.as_tensor(self.masks.tree.positions)[held])
+        self.positions = torch.from_numpy(self.placed.position_ids(self.rank)) if self.masks is None else tree_positions(
+            self.masks.tree, self.placed, self.rank)
         self.check_positions = check_positions
         self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask if self.masks is None else OWN, **options}
         self.used = False
