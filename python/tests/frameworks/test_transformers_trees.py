@@ -117,6 +117,9 @@ def test_refused():
     with refused(f"the packing {tree.rows} tokens"):
         weft.transformers.inputs(tree.tokens[1:], tree)
     batch = weft.transformers.inputs(tree.tokens, tree)
+    for positions in (batch["position_ids"], batch["position_ids"].clone()):
+        with refused("outside packed()"):
+            ours(input_ids=batch["input_ids"], position_ids=positions, use_cache=False)
     batch["position_ids"] = torch.arange(tree.rows)[None]
     with refused("position_ids"), weft.transformers.packed(tree):
         ours(**batch, use_cache=False)

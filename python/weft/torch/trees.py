@@ -18,7 +18,6 @@ from .._core import Layout, Mask, Packing
 from ..trees import Tree
 from . import sharding
 from .edges import EdgeLogProbs, Edges, Place, Whole, edges_of
-from .group import rank_and_ranks
 from .packed import pack
 
 if TYPE_CHECKING:
@@ -64,9 +63,8 @@ def tree_positions(tree: Tree, placed: Layout, rank: int) -> Tensor:
 def tree_position_ids(tree: Tree, packing: Packing, group: Any, *, device: Any = None, **how: Any) -> Tensor:
     """The same of this rank's rows under a layout, which is registered."""
     positions = sharding.shard(torch.as_tensor(tree.positions), packing, group, **how)
-    if rank_and_ranks(group)[1] > 1:
-        for seen in sharding.watchers:
-            seen(positions)
+    for seen in sharding.watchers:  # on one rank too: a model by itself would take each branch for a document
+        seen(positions)
     return sharding._on(device, positions)
 
 

@@ -218,7 +218,7 @@ def inputs(input_ids: Tensor, packing: Union[AnyPacking, Tree], group: Any = Non
                         "leave them out, and take the loss by tree.cross_entropy(hidden, lm_head, weights=...)")
         positions, labels = tree_position_ids(masks.tree, packing, group, device=ids.device, **how), False
     batch = {"input_ids": _torch.shard(ids, packing, group, **how)[None], "position_ids": positions[None]}
-    if rank_and_ranks(group)[1] > 1:
+    if rank_and_ranks(group)[1] > 1 or masks is not None:
         _outside.mark(batch["position_ids"])
     if labels is False or labels is None:
         return batch
