@@ -62,12 +62,25 @@ FAULTS = [
      "groups.touched(first + place, 1, source)", "groups.touched(groups.mine(), 1, source)"),
     ("stages cut by ranks let rows enter a node in several", "src/schedule/exact.cpp",
      ".distances = {nodes * n / parts, nodes * (n + 1) / parts}", ".distances = {0, nodes * (n + 1) / parts}"),
+    ("a tree's window does not count from positions", "src/prepare/tree_slices.cpp",
+     "shift(from) - shift(node) - mask_.left", "-mask_.left"),
+    ("a chunk of ancestors begins one too early", "src/prepare/tree_slices.cpp",
+     "shift(from) + chunk_of(node.position) * *mask_.chunk", "shift(from) + (chunk_of(node.position) - 1) * *mask_.chunk"),
+    ("a node that a window reaches in part is taken for whole", "src/prepare/tree_slices.cpp",
+     "last[i] - node.position <= mask_.left", "last[i] - node.position <= mask_.left + 1"),
+    ("the ancestor at the edge of a window is left out", "src/prepare/tree_slices.cpp",
+     "from.position + from.size() <= reach", "from.position + from.size() <= reach + 1"),
+    ("a first child goes on where its parent ends, its siblings too", "src/prepare/tree_slices.cpp",
+     "nodes_[at(node.parent)].subtree_end == node.subtree_end", "nodes_[at(node.parent)].end == node.begin"),
+    ("siblings see each other", "src/prepare/tree_slices.cpp",
+     "{node.begin, node.subtree_end, node.begin, node.end,", "{node.begin, node.subtree_end, node.begin, node.subtree_end,"),
 ]
 
 FLAGS = ["-std=c++20", "-O0"]
+TREES = ["tree", "tree_slices"]
 ROOMS = ["src/plan", "src/rows", "src/schedule"]
 CORE = ["dtype", "error", "tensor", "without_cuda"]
-LAW = ["cases/case", "cases/random_case", "definition", "law", "law_soak", "moves"]
+LAW = ["cases/case", "cases/random_case", "cases/tree_case", "definition", "law", "law_soak", "moves"]
 PROBLEMS = "6000"
 
 
@@ -75,6 +88,7 @@ def sources(tree):
     """What the law needs: attention is not part of it."""
     found = [f for room in ROOMS for f in sorted((tree / room).glob("*.cpp")) if f.name != "traffic.cpp"]
     found += [tree / "src" / f"{name}.cpp" for name in CORE]
+    found += [tree / "src/prepare" / f"{name}.cpp" for name in TREES]
     return found + [tree / "src/check" / f"{name}.cpp" for name in LAW]
 
 

@@ -90,7 +90,8 @@ class WEFT_API Tree {
   // A sequence for each root.
   Packing packing() const;
   // What every sequence by itself would see under a causal mask, with a window and chunks: a slice for each node all
-  // of whose subtree sees all of it, and for other nodes one for each chunk and each node below within reach.
+  // of whose subtree sees all of it, and for other nodes one for each chunk and each node below within reach; fewer
+  // where a node goes on from its parent.
   std::vector<Slice> slices(const Mask& mask = {.causal = true}) const;
   Problem problem(const Mask& mask = {.causal = true}) const;
 

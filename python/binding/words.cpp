@@ -27,6 +27,7 @@ constexpr std::array kWords = {
     Word{"PackOptions::TooLong::split", "split=True"},
     Word{"MicroSplit::Remainder::pad", "pad=True"},
     Word{"KeyOrder::rank", "key_order='rank'"},
+    Word{"Tree::separate_tokens", "tree.separate_tokens"},
     Word{"Mask::slices", "Mask(slices=...)"},
 };
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ._arrays import error
 from ._core import Layout, Mask, Packing
+from .trees import Tree
 from .types import Numbers
 
 
@@ -15,6 +16,8 @@ def as_packing(packing: Union[Packing, Numbers]) -> Packing:
     """A Packing, or the cu_seqlens that it is made of."""
     if isinstance(packing, Packing):
         return packing
+    if isinstance(packing, Tree):
+        raise error(f"packing is a {packing}", "give tree.packing, and tree.mask() as the mask")
     if packing is None or isinstance(packing, (str, bytes, Layout, Mask)) or not hasattr(packing, "__len__"):
         raise error(f"packing is of type {type(packing).__name__}",
                     "give a weft.Packing, or cu_seqlens: [0, len0, len0 + len1, ...]")

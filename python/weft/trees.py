@@ -53,7 +53,7 @@ class Tree:
         >>> list(zip(tree.edge_rows.tolist(), tree.edge_labels.tolist()))
         [(0, 6), (1, 7), (2, 8), (1, 9)]
         >>> tree.packing, tree.mask()
-        (Packing([5] in 5 tokens), Mask(slices=4))
+        (Packing([5] in 5 tokens), Mask(slices=3))
 
     Arrays are int64 and are kept with the tree: do not write to them.
     """

@@ -1,5 +1,5 @@
-// Files as somebody else wrote them: machines, slices and runs. A value that holds its promises, or a weft::Error; in
-// time and memory that grow with the file and not faster.
+// Files as somebody else wrote them: machines, slices, runs and trees. A value that holds its promises, or a
+// weft::Error; in time and memory that grow with the file and not faster.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -56,13 +56,21 @@ void runs(const std::string& json) {
   if (layout.rows() < 100000 && held != 32) found("a layout of 32 tokens holds " + std::to_string(held));
 }
 
+void tree(const std::string& json) {
+  const weft::Tree all = weft::tool::read_tree("--tree", json);
+  if (all.separate_tokens() < all.used_rows()) found("fewer tokens than rows");
+  if (all.rows() > 1000) return;
+  const weft::Problem problem = all.problem({.causal = true, .left = 5, .chunk = 7});
+  if (problem.visible_pairs() > all.problem().visible_pairs()) found("a window shows more than there is");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return -1;
   const std::string json(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
-    switch (data[0] % 3) {
+    switch (data[0] % 4) {
       case 0:
         machine(json);
         break;
@@ -70,8 +78,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 1:
         json.starts_with('[') || json.starts_with('{') ? slices(json) : slices("[" + json);
         break;
-      default:
+      case 2:
         json.starts_with('[') || json.starts_with('{') ? runs(json) : runs("[" + json);
+        break;
+      default:
+        tree(json.starts_with('{') ? json : "{" + json);
     }
   } catch (const weft::Error& e) {
     check_words(e);

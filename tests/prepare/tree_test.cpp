@@ -34,10 +34,9 @@ TEST(Tree, OfSequencesByHand) {
   EXPECT_EQ(tree.edges().next_rows, (List{1, 2, 3, 4}));
   EXPECT_EQ(tree.edges().weights, (List{4, 2, 1, 2}));
   EXPECT_EQ(tree.edge_of_token(), (List{-1, 0, 1, 2, -1, 0, 3, -1, 0, 1, -1, 0, 3}));
-  EXPECT_EQ(tree.slices(), (std::vector<Slice>{{0, 5, 0, 2, -kUnlimited, 0},
-                                               {2, 4, 2, 3, -kUnlimited, 0},
-                                               {3, 4, 3, 4, -kUnlimited, 0},
-                                               {4, 5, 4, 5, -kUnlimited, 0}}));
+  EXPECT_EQ(
+      tree.slices(),
+      (std::vector<Slice>{{0, 5, 0, 2, -kUnlimited, 0}, {2, 4, 2, 4, -kUnlimited, 0}, {4, 5, 4, 5, -kUnlimited, 0}}));
 }
 
 TEST(Tree, OfNodesByHand) {

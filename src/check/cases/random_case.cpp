@@ -27,7 +27,7 @@ void choose_mask(Choices& c, Case& to) {
     m.slices = random_slices(c, to);
     return;
   }
-  if (kind == 8) return choose_tree(c, to, {.nodes = 8, .length = 11, .reach = 9});
+  if (kind == 8) return choose_tree(c, to, kSmallTree);
   if (c.one_in(2)) m.align = Align::bottom_right;
   if (kind == 1 || kind == 2) {
     m.causal = true;

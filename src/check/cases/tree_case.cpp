@@ -49,4 +49,15 @@ void choose_tree(Choices& c, Case& to, const TreeSizes& sizes) {
   set_tree(to, std::move(tree));
 }
 
+Case random_tree_case(Choices& c, std::optional<LayoutKind> layout) {
+  Case to;
+  to.layout = layout ? *layout : static_cast<LayoutKind>(c.pick(0, 5));
+  to.ranks = c.pick(2, 8);
+  choose_tree(c, to, kSmallTree);
+  choose_runs(c, to, 12);
+  choose_attention(c, to, 3);
+  to.seed = static_cast<unsigned long long>(c.pick(0, 999));
+  return to;
+}
+
 }  // namespace weft::check

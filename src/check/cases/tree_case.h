@@ -19,5 +19,9 @@ struct TreeSizes {
 };
 // A random tree in the case's place, causal, with a window, chunks or both; padded as its layout asks.
 void choose_tree(Choices& choices, Case& to, const TreeSizes& sizes);
+inline constexpr TreeSizes kSmallTree = {.nodes = 8, .length = 11, .reach = 9};
+
+// As random_case, on two ranks or more, always a tree.
+Case random_tree_case(Choices& choices, std::optional<LayoutKind> layout = {});
 
 }  // namespace weft::check

@@ -1,12 +1,12 @@
 #include "explain/tree.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "explain/axis.h"
 #include "index.h"
 #include "terminal/numbers.h"
 #include "terminal/terminal.h"
@@ -54,17 +54,35 @@ std::vector<std::string> branches(std::span<const Tree::Node> nodes, Index liste
   return all;
 }
 
-// A letter for each row, or for every so many of them.
-std::string holders(const Tree::Node& node, const Axis& axis, Index ranks) {
-  if (ranks > kLetters) {
-    const std::set<Index> all(axis.owner.begin() + node.begin, axis.owner.begin() + node.end);
-    return fmt::format("{} rank{}", all.size(), all.size() == 1 ? "" : "s");
-  }
+// The rows of a node that are drawn: all, or some of them.
+std::vector<Index> drawn_rows(const Tree::Node& node) {
   const Index shown = min_of(node.size(), kHolders);
+  std::vector<Index> rows;
+  for (Index i = 0; i < shown; ++i) rows.push_back(node.begin + i * node.size() / shown);
+  return rows;
+}
+
+// Who holds the drawn rows of the listed nodes. Looks rows up in runs: a tree may have more rows than fit in memory.
+std::map<Index, Index> owners(std::span<const Tree::Node> nodes, const Layout& layout) {
+  std::map<Index, Index> rank_of;
+  if (layout.ranks() > kLetters) return rank_of;
+  std::set<Index> rows;
+  for (const Tree::Node& node : nodes)
+    for (const Index row : drawn_rows(node)) rows.insert(row);
+  for (Index rank = 0; rank < layout.ranks(); ++rank)
+    for (const Run& run : layout.runs(rank).runs())
+      for (auto row = rows.lower_bound(run.token); row != rows.end() && *row < run.token + run.count * run.stride;
+           ++row)
+        if ((*row - run.token) % run.stride == 0) rank_of[*row] = rank;
+  return rank_of;
+}
+
+// A letter for each row, or for every so many of them.
+std::string holders(const Tree::Node& node, const std::map<Index, Index>& rank_of) {
   std::string out;
-  for (Index i = 0; i < shown; ++i) {
-    const Index rank = axis.owner[at(node.begin + i * node.size() / shown)];
-    out += rank == kNobody ? "·" : coloured(std::string(1, letter(rank)), rank, true);
+  for (const Index row : drawn_rows(node)) {
+    const auto held = rank_of.find(row);
+    out += held == rank_of.end() ? "·" : coloured(std::string(1, letter(held->second)), held->second, true);
   }
   return out;
 }
@@ -82,7 +100,8 @@ void draw_tree(const Tree& tree, const Layout& layout) {
       100 * saved(static_cast<double>(tree.used_rows()), static_cast<double>(tree.separate_tokens())),
       100 * saved(pairs_of(tree), tree.separate_pairs()));
   const std::vector<std::string> branch = branches(nodes, listed);
-  const Axis axis(layout);
+  const bool drawn = layout.ranks() <= kLetters;
+  const std::map<Index, Index> rank_of = owners(nodes.first(at(listed)), layout);
   // Branches are drawn in letters of three bytes and one column.
   const auto columns = [](const std::string& s) {
     return std::count_if(s.begin(), s.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
@@ -91,13 +110,14 @@ void draw_tree(const Tree& tree, const Layout& layout) {
   for (Index i = 0; i < listed; ++i)
     width = std::max(width,
                      columns(branch[at(i)]) + static_cast<std::ptrdiff_t>(std::to_string(nodes[at(i)].number).size()));
-  fmt::print("{:<{}}  {:<18}{:<18}{:>9}  held by\n", "node", width, "rows", "positions", "sequences");
+  fmt::print("{:<{}}  {:<24}{:<24}{:>9}{}\n", "node", width, "rows", "positions", "sequences",
+             drawn ? "  held by" : "");
   for (Index i = 0; i < listed; ++i) {
     const Tree::Node& node = nodes[at(i)];
     const std::string name = branch[at(i)] + std::to_string(node.number);
-    fmt::print("{}{:{}}  {:<18}{:<18}{:>9}  {}\n", name, "", width - columns(name), range_words(node.begin, node.end),
+    fmt::print("{}{:{}}  {:<24}{:<24}{:>9}{}\n", name, "", width - columns(name), range_words(node.begin, node.end),
                range_words(node.position, node.position + node.size()), grouped(node.sequences),
-               holders(node, axis, layout.ranks()));
+               drawn && node.size() > 0 ? "  " + holders(node, rank_of) : "");
   }
   if (listed < static_cast<Index>(nodes.size()))
     fmt::print("… and {} more nodes\n", grouped(static_cast<Index>(nodes.size()) - listed));

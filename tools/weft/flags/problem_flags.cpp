@@ -79,12 +79,10 @@ Mask mask_of(const Flags& flags) {
 }
 
 // A slice a chunk: past this they fill the memory.
-void check_chunks(const check::Case& c) {
+void check_chunks(Index tokens, const Mask& mask) {
   constexpr Index kMaxChunks = Index{1} << 24;
-  const std::vector<Index>& offsets = c.q.cu_seqlens_padded.empty() ? c.q.cu_seqlens : c.q.cu_seqlens_padded;
-  const Index tokens = c.q.tokens.value_or(offsets.back());
-  if (c.mask.chunk && *c.mask.chunk > 0 && tokens / *c.mask.chunk > kMaxChunks)
-    throw Error(fmt::format("{} tokens in chunks of {} are too many slices to go through", tokens, *c.mask.chunk),
+  if (mask.chunk && *mask.chunk > 0 && tokens / *mask.chunk > kMaxChunks)
+    throw Error(fmt::format("{} tokens in chunks of {} are too many slices to go through", tokens, *mask.chunk),
                 fmt::format("use a larger chunk, or fewer tokens: up to {} chunks", kMaxChunks));
 }
 
@@ -98,7 +96,9 @@ void choose_tree(const Flags& flags, check::Case& to) {
     throw Error(fmt::format("--tree and --mask {}", *flags.find("mask")),
                 "leave the mask out: that of a tree is causal");
   const Mask mask = mask_of(flags);
-  check::TreeCase tree = check::tree_case(tree_of(flags));
+  const Tree given = tree_of(flags);
+  check_chunks(given.rows(), mask);
+  check::TreeCase tree = check::tree_case(given);
   tree.left = mask.left;
   tree.chunk = mask.chunk;
   set_tree(to, std::move(tree));
@@ -192,7 +192,8 @@ check::Case case_of(const Flags& flags, const Defaults& defaults) {
   } else {
     choose_documents(flags, c);
     c.mask = mask_of(flags);
-    check_chunks(c);
+    const std::vector<Index>& offsets = c.q.cu_seqlens_padded.empty() ? c.q.cu_seqlens : c.q.cu_seqlens_padded;
+    check_chunks(c.q.tokens.value_or(offsets.back()), c.mask);
   }
   choose_ranks(flags, c);
   choose_attention(flags, defaults, c);

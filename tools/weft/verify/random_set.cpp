@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "check/by_micro.h"
+#include "check/cases/tree_case.h"
 #include "flags/schedule_flags.h"
 #include "index.h"
 #include "verify/on_threads.h"
@@ -32,8 +33,9 @@ check::Case draw(const RandomSet& set, unsigned long long seed) {
   check::RandomChoices choices(seed),
       size(seed + 0x9e3779b97f4a7c15);  // two streams: small cases do not depend on --large
   const bool large = set.large.one_in > 0 && size.one_in(set.large.one_in);
-  check::Case drawn =
-      large ? random_large_case(choices, set.large.sizes, set.layout) : random_case(choices, set.layout);
+  check::Case drawn = set.trees ? random_tree_case(choices, set.layout)
+                      : large   ? random_large_case(choices, set.large.sizes, set.layout)
+                                : random_case(choices, set.layout);
   return set.method.micros > 0 ? in_micro_sequences(std::move(drawn)) : drawn;
 }
 

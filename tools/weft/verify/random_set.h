@@ -23,6 +23,7 @@ struct RandomSet {
   Index threads = 1;
   Method method = {};
   LargeShare large = {};
+  bool trees = false;  // and nothing else
   TimeLimit limit = {};
 };
 

@@ -134,7 +134,10 @@ int verify_random(const Flags& flags) {
                 .large = {},
                 .limit = time_limit_of(flags)};
   if (flags.given("layout")) set.layout = layout_of(flags);
-  set.large = large_of(flags, !set.method.schedules.empty());
+  set.trees = flags.given("trees");
+  flags.exclude("trees", {"large", "tokens-up-to"},
+                "leave one of them out: large trees are drawn among other problems");
+  if (!set.trees) set.large = large_of(flags, !set.method.schedules.empty());
   JsonOutput output(flags.find("json"));
   const Tally tally = check_random(set);
   tally.print();
@@ -156,7 +159,7 @@ std::vector<std::string> check_places(const Flags& flags, const check::Case& c, 
 
 int verify_one(const Flags& flags) {
   flags.refuse({"threads"}, " without --random", "one problem takes one thread");
-  flags.refuse({"large", "tokens-up-to"}, " without --random", "leave it out, or add --random 500");
+  flags.refuse({"large", "tokens-up-to", "trees"}, " without --random", "leave it out, or add --random 500");
   flags.refuse({"time-limit"}, " without --random, --matrix or --set", "one problem is checked whole");
   AutoProblem asked = auto_problem(flags, kVerifyDefaults);
   check::Case& c = asked.given;
@@ -185,6 +188,7 @@ std::vector<FlagSpec> verify_flags() {
       {"random", "N", "check N random problems instead of one from flags; --layout restricts them"},
       {"large", "N", "with --random: one of N problems has 4,000 tokens or more (with --schedule 500, otherwise none)"},
       {"tokens-up-to", "N", "with --random: tokens of the largest (20000)"},
+      {"trees", "", "with --random: all problems are trees of branches that share prefixes"},
       {"matrix", "NAME",
        "quick or full: layouts x masks x packings x .. by all schedules; takes lists of --ranks, "
        "--layout, --dtype"},
