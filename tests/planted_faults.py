@@ -71,7 +71,11 @@ FAULTS = [
     ("the ancestor at the edge of a window is left out", "src/prepare/tree_slices.cpp",
      "from.position + from.size() <= reach", "from.position + from.size() <= reach + 1"),
     ("a first child goes on where its parent ends, its siblings too", "src/prepare/tree_slices.cpp",
-     "nodes_[at(node.parent)].subtree_end == node.subtree_end", "nodes_[at(node.parent)].end == node.begin"),
+     "slices_[at(above)].k_end == node.begin && slices_[at(above)].q_end == node.subtree_end",
+     "slices_[at(above)].k_end == node.begin"),
+    ("a last child goes on where its siblings begin", "src/prepare/tree_slices.cpp",
+     "slices_[at(above)].k_end == node.begin && slices_[at(above)].q_end == node.subtree_end",
+     "slices_[at(above)].q_end == node.subtree_end"),
     ("siblings see each other", "src/prepare/tree_slices.cpp",
      "{node.begin, node.subtree_end, node.begin, node.end,", "{node.begin, node.subtree_end, node.begin, node.subtree_end,"),
 ]

@@ -67,7 +67,7 @@ class TreeSlices {
   void add_whole(std::size_t i) {
     const Tree::Node& node = nodes_[i];
     const Index above = node.parent == kNoNode ? kNone : slice_of_[at(node.parent)];
-    if (above != kNone && nodes_[at(node.parent)].subtree_end == node.subtree_end) {
+    if (above != kNone && slices_[at(above)].k_end == node.begin && slices_[at(above)].q_end == node.subtree_end) {
       slices_[at(above)].k_end = node.end;
       slice_of_[i] = above;
       return;

@@ -132,6 +132,13 @@ TEST(Tree, AttentionIsThatOfTheSequences) {
   }
 }
 
+// A last child is no only child, though its parent ends where it does.
+TEST(Tree, LastChildrenHaveSlicesOfTheirOwn) {
+  const Tree tree = tree_from({-1, 0, 0}, {1, 5, 8});
+  expect_rows_see_what_sequences_see(tree, {.causal = true});
+  EXPECT_EQ(tree.slices().size(), 3U);
+}
+
 // A slice a node, or a few where a window or chunks are narrower than the tree is deep.
 TEST(Tree, TenThousandNodesMakeFewSlices) {
   List parents{-1}, lengths{4096};
