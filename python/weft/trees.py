@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from .types import Numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Linear
+
+    from .torch.context import ContextParallel
 
     Int64s = NDArray[np.int64]
 
@@ -212,6 +216,65 @@ class Tree:
     def problem(self, window: _Window = (-1, -1), chunk_size: Optional[int] = None) -> Problem:
         """The packing and the mask as one."""
         return self._core.problem(Mask(causal=True, window=window, chunk_size=chunk_size))
+
+    def log_probs(self, x: Tensor, lm_head: Union[None, Tensor, Linear] = None, *, cp: Optional[ContextParallel] = None,
+                  mask: Any = None, tokens: Any = None, temperature: float = 1.0) -> Tensor:
+        """Log-probability of each token of the sequences, [separate_tokens] in their own order, f32 at least, with a gradient.
+
+        x: logits [rows, vocabulary], or [1, rows, vocabulary]; or hidden states [rows, dim], with lm_head the vocabulary's weight
+        [vocabulary, dim] or its torch.nn.Linear: then logits are made by chunks of rows, and again in the backward pass. A row
+        that sequences share is computed once. The first token of a sequence, which nothing predicts, has 0. temperature: logits
+        are divided by it. tokens: ids of all rows, if the tree has none.
+
+        mask: one a token of the sequences, or one a sequence; where it is False the result is 0, and rows of which no token is
+        asked (those of prompts, say) take no time.
+
+        cp: the ContextParallel of this tree, if x is one rank's rows. The result is that of all tokens on every rank. Every rank
+        computes the same loss of it, and gradients of parameters are then each rank's part, as cp's reduction wants them.
+
+            >>> import torch, weft
+            >>> tree = weft.prepare.Tree.from_sequences([[1, 2, 3], [1, 2, 0, 3]])
+            >>> tree.log_probs(torch.zeros(tree.rows, 4)).exp()
+            tensor([1.0000, 0.2500, 0.2500, 1.0000, 0.2500, 0.2500, 0.2500])
+        """
+        from .torch import trees
+
+        return trees.log_probs(self, x, lm_head, cp=cp, mask=mask, tokens=tokens, temperature=temperature)
+
+    def cross_entropy(self, x: Tensor, lm_head: Union[None, Tensor, Linear] = None, *, weights: Any = None, mask: Any = None,
+                      reduction: Literal["mean", "sum"] = "mean", targets: Union[None, int, Tensor] = None,
+                      cp: Optional[ContextParallel] = None, tokens: Any = None, temperature: float = 1.0) -> Tensor:
+        """The loss of all tokens of the sequences but their first ones: what the same sequences have, each by itself.
+
+        x, lm_head, tokens and temperature as of log_probs. weights: one a token of the sequences, or one a sequence, by which its
+        loss is multiplied. mask: which tokens count. reduction: "sum", or "mean", the sum over the number of tokens that count,
+        whatever their weights are; targets: another number in its place.
+
+        cp: the ContextParallel of this tree, if x is one rank's rows. The result is then this rank's part, as of cp.loss: call
+        backward on it, and print cp.reduce of it.
+
+            >>> import torch, weft
+            >>> tree = weft.prepare.Tree.from_sequences([[1, 2, 3], [1, 2, 0, 3]])
+            >>> tree.cross_entropy(torch.zeros(tree.rows, 8), torch.ones(4, 8)).exp()        # each of four tokens is as likely
+            tensor(4.)
+        """
+        from .torch import trees
+
+        return trees.cross_entropy(self, x, lm_head, weights=weights, mask=mask, reduction=reduction, targets=targets, cp=cp,
+                                   tokens=tokens, temperature=temperature)
+
+    def gather(self, x: Tensor, *, cp: Optional[ContextParallel] = None) -> Tensor:
+        """x [rows, ...] at the tokens of the sequences, [separate_tokens, ...] in their own order, with a gradient: values of a
+        critic, say. cp: as of log_probs.
+
+            >>> import torch, weft
+            >>> tree = weft.prepare.Tree.from_sequences([[5, 6, 7], [5, 6, 8]])
+            >>> tree.gather(torch.arange(tree.rows)).tolist()
+            [0, 1, 2, 0, 1, 3]
+        """
+        from .torch import trees
+
+        return trees.gather(self, x, cp=cp)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and bool(self._core == other._core)

@@ -391,10 +391,13 @@ def test_autocast():
 def test_packing_as_a_tensor():
     for packing in (weft.Packing(CU), weft.Packing([0]), weft.Packing([0, 4], [0, 9]),
                     weft.Packing(cu_seqlens_q_padded=[0, 6], seqused_q=[2], tokens_q=8)):
-        again, slices = weft.torch.packed.unpack(weft.torch.pack(packing))
+        again, slices, _ = weft.torch.packed.unpack(weft.torch.pack(packing))
         assert again == packing and slices is None
-    own = np.array([[0, 2, 0, 2, -3, 0]])
+    own, dealt = np.array([[0, 2, 0, 2, -3, 0]]), np.array([[0, 2, 0, 1, 0, 0], [0, 2, 1, 2, 0, 0]])
     assert weft.torch.packed.unpack(weft.torch.pack(weft.Packing(CU), own))[1].tolist() == own.tolist()
+    for slices in (None, own):
+        _, *both = weft.torch.packed.unpack(weft.torch.pack(weft.Packing(CU), slices, layout_slices=dealt))
+        assert [x is None or x.tolist() for x in both] == [slices is None or own.tolist(), dealt.tolist()]
 
 
 def test_shards_of_one_rank():

@@ -13,11 +13,13 @@ from .. import _core
 from .._arrays import error
 from .._core import Layout, Mask
 from ..schedule import schedule_of, unexpected
+from ..trees import Tree
 from ..types import AnySchedule, LayoutName, Numbers, Side
 from . import sharding
 from .functional import context_parallel_attention, in_own_words
 from .group import all_gather, name_of, rank_and_ranks
-from .packed import AnyPacking, pack, packing_of
+from .packed import OWN, AnyPacking, pack, packing_of
+from .trees import TreeMasks, tree_position_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,7 +94,8 @@ def _mask_of(base: Mask, mask: Optional[Mask], options: Dict[str, Any]) -> Mask:
 class ContextParallel:
     """One batch spread over ranks: its packing, the ranks, and what they have agreed on, said once.
 
-    packing: of the whole pack, the same on every rank: a weft.Packing, or cu_seqlens as a list, an array or a tensor.
+    packing: of the whole pack, the same on every rank: a weft.Packing, cu_seqlens as a list, an array or a tensor, or a
+    weft.prepare.Tree, whose log_probs and cross_entropy then take the place of labels and loss.
     group_or_mesh: a process group, a DeviceMesh of one dimension, the name of a dimension (inside `with mesh:`) or of a
     group, None for the default group. Without any group, and with "", this process has the whole pack; under torchrun without
     init_process_group None is an error.
@@ -113,9 +116,9 @@ class ContextParallel:
     """
 
     def __init__(
-        self, packing: AnyPacking, group_or_mesh: Any = None, *, mask: Optional[Mask] = None, layout: LayoutName = "balanced",
-        schedule: AnySchedule = "auto", reduction: Optional[Reduction] = None, ignore_index: int = -100,
-        **options: Unpack[LayerOptions],
+        self, packing: Union[AnyPacking, Tree], group_or_mesh: Any = None, *, mask: Optional[Mask] = None,
+        layout: LayoutName = "balanced", schedule: AnySchedule = "auto", reduction: Optional[Reduction] = None,
+        ignore_index: int = -100, **options: Unpack[LayerOptions],
     ) -> None:
         if not isinstance(layout, str):
             raise error(f"layout is a {type(layout).__name__}", "give its name: it is made anew for every packing")
@@ -125,20 +128,25 @@ class ContextParallel:
         _refuse_said_twice(given, "ContextParallel")
         schedule_of(schedule)  # refuses what is none
         self.group = name_of(group_or_mesh)
-        self.packing = packing_of(packing)
+        self.tree = packing if isinstance(packing, Tree) else None
+        masks = self._masks = None if self.tree is None else TreeMasks(self.tree)
+        self.packing = packing_of(packing) if masks is None else masks.packing
         self.reduction, self.ignore_index = reduction, ignore_index
         self._settings = dict(given, mask=mask, layout=layout, schedule=schedule, reduction=reduction, ignore_index=ignore_index)
         by_mask = mask is not None or any(name in given for name in _MASK)
-        self.mask = _mask_of(_core.usual_mask(self.packing), mask, given)
+        # Of a tree, the rule of which its slices are made.
+        self._rule = _mask_of(_core.usual_mask(self.packing), mask, given)
+        self.mask = self._rule if masks is None else masks.mask(self._rule)
         self.rank, self.ranks = rank_and_ranks(self.group)
         _, self._layout = sharding.place(self.packing, self.group, layout, self.mask)
         self._options: Dict[str, Any] = {**given, "schedule": schedule, "group": self.group}
         if self.group:
             self._options["layout"] = self._layout.kind
-            if by_mask and self._layout.kind == "balanced":
-                self._options["layout_mask"] = self.mask
-        self._packed = pack(self.packing)
+            if (by_mask or masks is not None) and self._layout.kind == "balanced":
+                self._options["layout_mask"] = self.mask if masks is None else OWN
+        self._packed = pack(self.packing) if masks is None else masks.packed(self._rule, None)
         self._parts = {} if self.mask.slices is not None else {name: getattr(self.mask, name) for name in _MASK}
+        self._held: Any = None  # of a tree: its edges on this rank
         self._rows, self._rows_k = int(self._layout.rows), int(self._layout.rows_k)
         self._targets: Union[None, int, Tensor] = None
 
@@ -156,9 +164,14 @@ class ContextParallel:
         """How many rows this rank has, those that hold no token included."""
         return self._rows
 
-    def next(self, packing: AnyPacking) -> ContextParallel:
+    def next(self, packing: Union[AnyPacking, Tree]) -> ContextParallel:
         """The same settings for the next batch."""
         return ContextParallel(packing, self.group, **self._settings)
+
+    def _no_tree(self, what: str) -> None:
+        if self.tree is not None:
+            raise error(f"{what} of rows of a tree, of which one may have several next tokens",
+                        "use tree.log_probs(logits, cp=...) or tree.cross_entropy(hidden, lm_head, cp=...)")
 
     def _dim(self, x: Tensor, count: int, what: str) -> int:
         """The dimension of tokens or rows: 0, or 1 of a batch of one."""
@@ -188,6 +201,7 @@ class ContextParallel:
         input_ids: all tokens of the pack, [tokens] or [1, tokens]; or labels of all tokens, ignore_index at those which are
         not to be learned. shifted: these are next tokens already. Counts the targets of the whole pack, for loss and scale.
         """
+        self._no_tree("labels")
         dim = self._dim(input_ids, self.packing.tokens_q, "tokens of the pack")
         whole = input_ids[0] if dim == 1 else input_ids
         if not shifted:
@@ -209,6 +223,7 @@ class ContextParallel:
             >>> cp.log_probs(torch.zeros(3, 4), torch.tensor([1, 2, 3])).exp()
             tensor([0.2500, 1.0000, 1.0000])
         """
+        self._no_tree("log-probabilities")
         if not temperature > 0:
             raise error(f"a temperature of {temperature}", "give one above 0")
         dim = self._dim(logits, self.rows, "rows of this rank")
@@ -222,6 +237,8 @@ class ContextParallel:
 
     def position_ids(self, *, side: Side = "q", device: Any = None) -> Tensor:
         """Position of each of this rank's rows in its document; 0 where a row is padding. device: where it is wanted."""
+        if self.tree is not None:
+            return tree_position_ids(self.tree, self.packing, self.group, layout=self._layout, device=device)
         return sharding.position_ids(self.packing, self.group, layout=self._layout, side=side, device=device)
 
     def valid_rows(self, *, side: Side = "q", device: Any = None) -> Tensor:
@@ -247,6 +264,11 @@ class ContextParallel:
         _refuse_said_twice(options, "attention")
         if mask is None and self._parts:  # numbers alone, which torch.compile can see through
             return context_parallel_attention(q, k, v, self._packed, **{**self._options, **self._parts, **options})
+        if self._masks is not None:
+            packed, rule = self._packed, self._rule if mask is None and not options else _mask_of(self._rule, mask, options)
+            if rule is not self._rule:
+                packed = self._masks.packed(rule, self.mask if "layout_mask" in self._options else None)
+            return context_parallel_attention(q, k, v, packed, **{**self._options, **options})
         used = _mask_of(self.mask, mask, options)
         return context_parallel_attention(q, k, v, self.packing, used, **{**self._options, **options})
 
@@ -281,6 +303,7 @@ class ContextParallel:
         no token do not count. targets: their number over all ranks, if labels were not made by this object; with several packs
         a step (accumulation, or data parallelism, which takes the mean of the packs) their number in a pack, on average.
         """
+        self._no_tree("losses")
         if per_token_loss.dim() == 0:
             raise error("a loss that is one number", 'give one of each row: cross_entropy(..., reduction="none")')
         dim = self._dim(per_token_loss, self.rows, "rows of this rank")

@@ -19,7 +19,7 @@ from . import offsets
 from .group import name_of
 from .how import OPTIONS, how_of
 from .op import attend
-from .packed import AnyPacking, is_packed, pack
+from .packed import OWN, AnyPacking, is_packed, pack
 from .runs import call_of, forward, plain
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ def _how(mask: Optional[Mask], group: Any, options: Dict[str, Any]) -> str:
     return how_of(**options, group=name_of(group))
 
 
-def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Any:
-    """The mask that layout balanced goes by, as an operator can take it."""
+def _layout_mask(layout_mask: Any, mask: Optional[Mask]) -> Tuple[Any, Any]:
+    """The mask that layouts go by, as an operator can take it, and its slices if the packing has to bring them."""
+    if isinstance(layout_mask, str) and layout_mask == OWN:
+        return OWN, None
     if not isinstance(layout_mask, Mask):
         raise error(f"layout_mask is of type {type(layout_mask).__name__}", "give the weft.Mask that shard was given")
     if layout_mask.slices is None:
-        return [layout_mask.causal, layout_mask.bottom_right, list(layout_mask.window), layout_mask.chunk_size]
-    if mask != layout_mask:
-        raise error("layout_mask is one of slices, and not the layer's mask", "use another layout")
-    return "own"
+        return [layout_mask.causal, layout_mask.bottom_right, list(layout_mask.window), layout_mask.chunk_size], None
+    return OWN, None if mask == layout_mask else layout_mask.slices
 
 
 def in_own_words(options: Dict[str, Any], group: Any = None) -> Dict[str, Any]:
@@ -117,7 +117,9 @@ def _settled(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, on
     if how is not None:
         return how, whole, None if isinstance(sink, str) else sink
     result = _read(packing, mask, group, sink, max_logit, one_rank, given)
-    if mask is None or mask.slices is None:  # slices are in the packing and not in the text
+    dealt = given.get("layout_mask")
+    # Slices are in the packing and not in the text.
+    if (mask is None or mask.slices is None) and not (isinstance(dealt, Mask) and dealt.slices is not None):
         if len(_hows) >= 1024:
             _hows.clear()
         _hows[key] = result[0]
@@ -130,13 +132,14 @@ def _read(packing: Any, mask: Any, group: Any, sink: Any, max_logit: bool, one_r
     group, packing = options.pop("group", group), _packing_of(packing, options)
     if mask is not None and not isinstance(mask, Mask):
         raise error(f"mask is of type {type(mask).__name__}", "give a weft.Mask, or causal, window and the like")
+    slices, dealt = None if mask is None else mask.slices, None
     if options.get("layout_mask") is not None:
-        options["layout_mask"] = _layout_mask(options["layout_mask"], mask)
-    if mask is not None and mask.slices is not None:
+        options["layout_mask"], dealt = _layout_mask(options["layout_mask"], mask)
+    if slices is not None or dealt is not None:
         if isinstance(packing, torch.Tensor) and (torch.compiler.is_compiling() or is_packed(packing)):
             raise error("a mask of slices with a packing that is a tensor",
                         "put the slices into it: weft.torch.pack(packing, slices)")
-        packing, mask = pack(packing, mask.slices), Mask()
+        packing, mask = pack(packing, slices, layout_slices=dealt), Mask() if slices is not None else mask
     if not isinstance(packing, torch.Tensor):  # a tensor may also be cu_seqlens, which the operator finds out
         packing = pack(packing)
     if isinstance(sink, str):

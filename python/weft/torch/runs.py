@@ -22,7 +22,7 @@ from ..sharding import batch_shape, layout_of
 from . import how as settings_text
 from . import step_log
 from .group import all_or_nobody, communicator, ended
-from .packed import unpack
+from .packed import OWN, unpack
 from .sharding import USE
 
 _LIBRARY = torch.library.Library("weft", "FRAGMENT")
@@ -152,12 +152,15 @@ def _new_call(how: str) -> Call:
         return _calls.setdefault(how, call)
 
 
-def _dealt_by(said: Dict[str, Any], mask: _core.Mask) -> Optional[_core.Mask]:
-    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one."""
+def _dealt_by(said: Dict[str, Any], mask: _core.Mask, slices: Any) -> Optional[_core.Mask]:
+    """The mask that layouts balanced and auto go by: that of shard, which is not always the layer's. None: the usual one.
+
+    slices: those that came with the packing for it.
+    """
     if said["layout_mask"] is None:
         return None
-    if said["layout_mask"] == "own":
-        return mask
+    if said["layout_mask"] == OWN:
+        return mask if slices is None else _core.Mask(slices=slices)
     causal, bottom_right, window, chunk_size = said["layout_mask"]
     return _core.Mask(causal, bottom_right, tuple(window), chunk_size)
 
@@ -172,7 +175,7 @@ class Run:
         self.core: Any = None  # OneRank or Executor; None: a new executor for each call
         self.schedule: Optional[_core.RankSchedule] = None
         self.placed = None  # the layout that rows have still to be checked against
-        whole, slices = unpack(packing)
+        whole, slices, layout_slices = unpack(packing)
         mask = _core.Mask(said["causal"], said["bottom_right"], tuple(said["window"]), said["chunk_size"], slices)
         problem = _core.Problem(whole, mask)
         if not said["group"]:
@@ -180,7 +183,7 @@ class Run:
             return
         self.comm = comm = communicator(said["group"])
         self.ranks = comm.ranks
-        dealt_by = _dealt_by(said, mask)
+        dealt_by = _dealt_by(said, mask, layout_slices)
         where = machine_numbered(said["machine"])
         self.placed = placed = layout_of(said["layout"], whole, comm.ranks, dealt_by, where, said["format"])
         if said["format"] != "thd" and comm.ranks > 1:

@@ -24,12 +24,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from .. import _outside
 from .. import torch as _torch
 from .._arrays import error
-from .._core import Mask
+from .._core import Mask, Packing
 from ..schedule import unexpected
 from ..torch.group import name_of, rank_and_ranks
 from ..torch.op import how_of
-from ..torch.packed import AnyPacking, packing_of
+from ..torch.packed import OWN, AnyPacking, packing_of
 from ..torch.sharding import place
+from ..torch.trees import TreeMasks, tree_position_ids, tree_positions
+from ..trees import Tree
 from ..types import AnySchedule, LayoutName
 from . import _recurrent, _routers
 from ._batches import (
@@ -82,13 +84,19 @@ _current = current
 _entered, _lock = 0, threading.Lock()
 
 
+def _pack_of(packing: Union[AnyPacking, Tree], mask: Optional[Mask]) -> Tuple[Optional[TreeMasks], Packing, Mask]:
+    """(masks of layers if it is a tree, the packing, the mask that layouts go by)."""
+    masks, rule = TreeMasks(packing) if isinstance(packing, Tree) else None, mask or Mask(causal=True)
+    return (None, packing_of(packing), rule) if masks is None else (masks, masks.packing, masks.mask(rule))
+
+
 class packed:
     """While it is open, models with attn_implementation="weft" take their rows for this rank's rows of a pack.
 
-    packing is that of the whole pack, the same on every rank. group is a process group or its name, None the default one;
-    without any the rows are the whole pack. layout and mask must be those of the inputs: `balanced`, by the causal mask,
-    unless said otherwise. Other options as in weft.torch: schedule (a name, or a
-    weft.Schedule), deterministic, kernel, checked.
+    packing is that of the whole pack, the same on every rank, or a weft.prepare.Tree: then each layer has the tree's slices for
+    its own window or chunks. group is a process group or its name, None the default one; without any the rows are the whole pack.
+    layout and mask must be those of the inputs: `balanced`, by the causal mask, unless said otherwise. Other options as in
+    weft.torch: schedule (a name, or a weft.Schedule), deterministic, kernel, checked.
 
     Only the forward pass has to be inside. Rows are checked against their positions wherever a model shows them;
     check_positions=False is for models whose positions are meant to be other than those in the document.
@@ -106,7 +114,7 @@ class packed:
     """
 
     def __init__(
-        self, packing: AnyPacking, group: Any = None, layout: Optional[LayoutName] = None,
+        self, packing: Union[AnyPacking, Tree], group: Any = None, layout: Optional[LayoutName] = None,
         schedule: AnySchedule = "auto", *, mask: Optional[Mask] = None, check_positions: bool = True,
         **given: Unpack[_Passed],
     ) -> None:
@@ -116,17 +124,17 @@ class packed:
                 unexpected("packed", name, ("group", "layout", "mask", "check_positions", *_OPTIONS))
         if not isinstance(layout, (str, type(None))):
             raise error(f"layout is a {type(layout).__name__}", "give its name")
-        packing = packing_of(packing)
+        how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
+        self.masks, packing, mask = _pack_of(packing, mask)
         if not packing.self_attention:
             raise error("the packing has other sequences for k than for q", "give one of cu_seqlens_q alone")
-        how_of(layout=layout, **options)  # refuses unknown names and wrong types at once
-        mask = mask or Mask(causal=True)
         self.rank, self.placed = place(packing, group, layout, mask)
-        self.packing = packing
+        self.packing, self.mask = packing, mask
         self.rows = self.placed.rows
-        self.positions = torch.from_numpy(self.placed.position_ids(self.rank))
+        self.positions = torch.from_numpy(self.placed.position_ids(self.rank)) if self.masks is None else tree_positions(
+            self.masks.tree, self.placed, self.rank)
         self.check_positions = check_positions
-        self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask, **options}
+        self.options = {"group": name_of(group), "layout": layout, "layout_mask": mask if self.masks is None else OWN, **options}
         self.used = False
         self.recurrent: Optional[bool] = None  # whether a recurrent layer has run; None: the model has none
         self.tokens: List[Any] = []
@@ -154,6 +162,9 @@ class packed:
 
     def documents(self) -> _recurrent.Documents:
         """Where documents lie while a recurrent layer of a hybrid model runs."""
+        if self.masks is not None:
+            raise error("a recurrent layer on rows of a tree, of which one may have several next ones",
+                        "give the sequences one by one, as a weft.Packing")
         if self._documents is None:
             self._documents = _recurrent.Documents(self.packing, self.placed, self.rank, self.options["group"])
         return self._documents
@@ -167,10 +178,12 @@ def _open() -> Optional[packed]:
     return here
 
 
-def inputs(input_ids: Tensor, packing: AnyPacking, group: Any = None, *, layout: Optional[LayoutName] = None,
+def inputs(input_ids: Tensor, packing: Union[AnyPacking, Tree], group: Any = None, *, layout: Optional[LayoutName] = None,
            mask: Optional[Mask] = None, labels: Union[bool, None, Tensor] = True) -> Dict[str, Tensor]:
     """This rank's inputs of a model, from all tokens of the pack: input_ids [tokens] or [1, tokens]. packing: a
     weft.Packing, or cu_seqlens. The model must be called inside packed(): outside, on more than one rank, it raises.
+    Of a weft.prepare.Tree, input_ids are its tokens, a row each, and there are no labels, because a row may have several next
+    tokens: tree.log_probs and tree.cross_entropy take the model's results.
 
     Gives input_ids and position_ids, both [1, rows]; and unless labels is False: labels and shift_labels, both the next
     token of the same document (-100 at its end and in padding), and num_items_in_batch, how many there are in the pack.
@@ -193,15 +206,19 @@ def inputs(input_ids: Tensor, packing: AnyPacking, group: Any = None, *, layout:
                         "give all tokens of the pack, in one dimension")
         return x
 
-    packing = packing_of(packing)
+    masks, packing, mask = _pack_of(packing, mask)
     all_tokens = packing.tokens_q
-    how: Dict[str, Any] = dict(layout=layout, mask=mask or Mask(causal=True))
-    ids = whole(input_ids, "input_ids")
-    batch = {
-        "input_ids": _torch.shard(ids, packing, group, **how)[None],
-        "position_ids": _torch.position_ids(packing, group, device=ids.device, **how)[None],
-    }
-    if rank_and_ranks(group)[1] > 1:
+    how: Dict[str, Any] = dict(layout=layout, mask=mask)
+    ids = whole(torch.as_tensor(input_ids), "input_ids")
+    if masks is None:
+        positions = _torch.position_ids(packing, group, device=ids.device, **how)
+    else:
+        if labels is not None and not isinstance(labels, bool):
+            raise error("labels of rows of a tree, of which one may have several next tokens",
+                        "leave them out, and take the loss by tree.cross_entropy(hidden, lm_head, weights=...)")
+        positions, labels = tree_position_ids(masks.tree, packing, group, device=ids.device, **how), False
+    batch = {"input_ids": _torch.shard(ids, packing, group, **how)[None], "position_ids": positions[None]}
+    if rank_and_ranks(group)[1] > 1 or masks is not None:
         _outside.mark(batch["position_ids"])
     if labels is False or labels is None:
         return batch
@@ -241,7 +258,11 @@ def _mask(
     _routers.take_over(config)
     if here.recurrent is None and any(x in known for x in other_layers(config)):
         here.recurrent = False
-    return Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
+    batch = Batch(here.packing, rule, (1, q_length, kv_length), positions=here.positions, pack=here)
+    if here.masks is not None:
+        batch.own, layer = True, Mask(causal=rule.causal, window=rule.window, chunk_size=rule.chunk)
+        batch.flat = here.masks.packed(layer, here.mask)
+    return batch
 
 
 def _check_positions(batch: Batch, given: Optional[Tensor]) -> None:
@@ -376,9 +397,11 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
         x = x[0].transpose(0, 1) if batch.format == "thd" else x.transpose(1, 2)
         views.append(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
     q, k, v = views
+    if not batch.own:  # else the slices say it
+        options = {**options, "causal": rule.causal, "bottom_right": batch.bottom_right, "window": rule.window,
+                   "chunk_size": rule.chunk}
     out: Any = _torch.context_parallel_attention(
-        q, k, v, batch.flat, causal=rule.causal, bottom_right=batch.bottom_right, window=rule.window, chunk_size=rule.chunk,
-        sink=s_aux, scale=scaling, softcap=softcap or 0.0, format=batch.format, **options)
+        q, k, v, batch.flat, sink=s_aux, scale=scaling, softcap=softcap or 0.0, format=batch.format, **options)
     return out[None] if batch.format == "thd" else out, None
 
 

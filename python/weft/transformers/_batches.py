@@ -37,6 +37,7 @@ class Batch:
         bottom_right: bool = False, positions: Optional[Tensor] = None, padded: bool = False, pack: Any = None,
     ) -> None:
         self.flat = _torch.pack(packing)
+        self.own = False  # its slices are those of a tree
         self.rule = rule
         self.shape_of = shape  # batch, queries, keys
         self.format = format

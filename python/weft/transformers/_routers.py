@@ -54,6 +54,9 @@ def _replaced(original: Callable[..., Any], known: bool) -> Callable[..., Any]:
         here = current.get()
         if here is None or not isinstance(gate_logits, tuple) or not gate_logits or gate_logits[0].shape[0] != here.rows:
             return original(gate_logits, *args, **kwargs)
+        if here.masks is not None:
+            raise error("a loss of routers on rows of a tree, each of which stands for as many tokens as sequences pass it",
+                        "set output_router_logits=False")
         if not known:
             raise error(f"{original.__module__}.{_NAME} is not known here: it would be a loss of one rank's rows",
                         "set output_router_logits=False")

@@ -16,6 +16,7 @@ from ..functional import context_parallel_attention
 from ..group import name_of, rank_and_ranks, resolve
 from ..packed import AnyPacking, pack_batch, pack_offsets
 from ..sharding import place, position_ids
+from ..trees import tree_positions
 from .parts import Part
 from .words import SOFTMAX, one_of
 
@@ -169,6 +170,8 @@ class CoreAttention(Part):
         if torch.compiler.is_compiling():
             raise error("positions of rows are asked for inside torch.compile, which does not see where they lie",
                         "give position_ids=, made outside: weft.torch.position_ids(packing, group, layout=...)")
+        if rows.cp is not None and rows.cp.tree is not None:
+            return tree_positions(rows.cp.tree, rows.cp.layout, rows.cp.rank).to(device)
         if rows.cp is not None:
             return _host(rows.cp.layout.position_ids(rows.cp.rank, "q"), device)
         if rows.packing is None:
