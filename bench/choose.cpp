@@ -6,6 +6,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include "check/cases/trees.h"
+
 namespace {
 
 using weft::Index;
@@ -37,8 +39,25 @@ void choose(benchmark::State& state, Index window) {
   state.counters["layers_ms"] = 1e3 * seconds;
 }
 
+// A tree of 10,000 nodes of 128 rows, two children each.
+void choose_for_a_tree(benchmark::State& state) {
+  weft::check::TreeShape tree;
+  for (Index n = 0; n < 10000; ++n) tree.add(n == 0 ? -1 : (n - 1) / 2, 128);
+  const weft::Layer layer{.problem = weft::Problem(weft::Stream::from_lengths(std::vector<Index>{tree.rows()}),
+                                                   {.slices = weft::check::tree_slices(tree)}),
+                          .heads_q = 64,
+                          .heads_k = 8,
+                          .shape = {.dtype = weft::DType::bf16, .dim_qk = 128, .dim_v = 128},
+                          .count = 32};
+  const weft::Machine& machine = weft::machine_preset("h100-400g");
+  double seconds = 0;
+  for (auto _ : state) seconds = weft::choose({&layer, 1}, state.range(0), machine).seconds;
+  state.counters["layers_ms"] = 1e3 * seconds;
+}
+
 BENCHMARK_CAPTURE(choose, full, -1)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(choose, window_4096, 4096)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(choose, window_512, 512)->Arg(8)->Arg(64)->Arg(512)->Unit(benchmark::kMillisecond);
+BENCHMARK(choose_for_a_tree)->Arg(8)->Arg(64)->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "check/cases/trees.h"
 #include "index.h"
 
 namespace weft {
@@ -72,6 +73,52 @@ void balanced(benchmark::State& state) {
   state.counters["balance"] = share;
 }
 
+// Trees of so many nodes: any (each node below one of the 64 before it), two children a node, or a history with a
+// branch at every turn. Nodes of 64 to 191 rows, or of 128.
+enum class Nodes { any, two_children, history };
+check::TreeShape tree_of(Nodes kind, Index count) {
+  if (kind == Nodes::history) return check::history_tree(count / 2, 128, 128, true);
+  check::TreeShape tree;
+  std::uint64_t x = 88172645463325252u;
+  for (Index n = 0; n < count; ++n) {
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    const Index back = 1 + static_cast<Index>(x >> 8 & 0xffff) % min_of(64, max_of(1, n));
+    if (kind == Nodes::any)
+      tree.add(n == 0 ? -1 : n - back, 64 + static_cast<Index>(x >> 40) % 128);
+    else
+      tree.add(n == 0 ? -1 : (n - 1) / 2, 128);
+  }
+  return tree;
+}
+
+Problem tree_problem(const check::TreeShape& tree, Index ranks) {
+  return Problem(Stream::from_lengths(std::vector<Index>{tree.rows()}).padded_to(2 * ranks),
+                 {.slices = check::tree_slices(tree)});
+}
+
+// A caller's slices checked and joined.
+void tree_checked(benchmark::State& state, Nodes kind) {
+  const check::TreeShape tree = tree_of(kind, state.range(0));
+  std::size_t slices = 0;
+  for (auto _ : state) slices = tree_problem(tree, 8).own_slices().size();
+  state.counters["slices"] = static_cast<double>(slices);
+}
+
+// The plans of all ranks, each with its layout, keys in sequence order (rank order for striped).
+void tree_plans(benchmark::State& state, Nodes nodes, LayoutKind kind) {
+  const Index ranks = state.range(1);
+  const Problem problem = tree_problem(tree_of(nodes, state.range(0)), ranks);
+  std::size_t slices = 0;
+  for (auto _ : state) {
+    slices = 0;
+    const Layout layout = layout_of(kind, problem, ranks);
+    const RunList keys = kind == LayoutKind::striped ? layout.rank_order() : layout.sequence_order();
+    for (Index r = 0; r < ranks; ++r) slices += make_plan(problem, layout.runs(r), keys).slices.size();
+  }
+  state.counters["slices"] = static_cast<double>(slices);
+  state.counters["per_slice"] = time_per(static_cast<Index>(slices));
+}
+
 void sizes(benchmark::internal::Benchmark* b, std::vector<std::int64_t> docs, std::vector<std::int64_t> ranks) {
   b->ArgNames({"docs", "ranks"})->ArgsProduct({std::move(docs), std::move(ranks)})->Unit(benchmark::kMillisecond);
 }
@@ -85,6 +132,20 @@ BENCHMARK_CAPTURE(one_rank, contiguous, LayoutKind::contiguous)->Apply(up_to_10k
 BENCHMARK_CAPTURE(one_rank, striped, LayoutKind::striped)->Apply(few_ranks);
 BENCHMARK(window_rank_order)->Apply(up_to_10k);
 BENCHMARK(balanced)->Apply(up_to_10k)->MinTime(0.1);
+
+void tree_sizes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"nodes", "ranks"})->ArgsProduct({{1000, 10000, 100000}, {8}})->Unit(benchmark::kMillisecond);
+}
+BENCHMARK_CAPTURE(tree_checked, any, Nodes::any)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_checked, two_children, Nodes::two_children)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_checked, history, Nodes::history)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, contiguous, Nodes::any, LayoutKind::contiguous)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, dual_chunk, Nodes::any, LayoutKind::dual_chunk)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, zigzag, Nodes::any, LayoutKind::zigzag)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, striped, Nodes::any, LayoutKind::striped)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, balanced, Nodes::any, LayoutKind::balanced)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, two_children_zigzag, Nodes::two_children, LayoutKind::zigzag)->Apply(tree_sizes);
+BENCHMARK_CAPTURE(tree_plans, history_zigzag, Nodes::history, LayoutKind::zigzag)->Apply(tree_sizes);
 
 }  // namespace
 }  // namespace weft

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "weft/packing.h"
@@ -34,15 +35,19 @@ class WEFT_API Problem {
 
   const Packing& packing() const { return data_->packing; }
   const Mask& mask() const { return data_->mask; }
-  // The mask as slices of global tokens, every visible pair in exactly one of them, in the order of the sequences (or
-  // as the caller gave them).
+  // The mask as slices of global tokens, every visible pair in exactly one of them, in the order of the sequences (or,
+  // of a caller's own slices, in theirs: see own_slices).
   std::vector<Slice> global_slices() const;
+  // The caller's own slices as plans cut them: joined where fewer show the same pairs, such as those of a node of a
+  // tree and its first child. Empty if the mask has none.
+  std::span<const Slice> own_slices() const { return data_->own_slices; }
   Index visible_pairs() const;
 
  private:
   struct Data {
     Packing packing;
     Mask mask;
+    std::vector<Slice> own_slices;
   };
   std::shared_ptr<const Data> data_;
 };

@@ -256,7 +256,9 @@ void bind_mask(nb::module_& m) {
       .def_prop_ro("visible_pairs", &Problem::visible_pairs)
       .def_prop_ro(
           "slices", [](const Problem& p) { return slices_array(p.global_slices()); },
-          "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens.", kNew);
+          "[n, 6]: q_begin, q_end, k_begin, k_end, lo, hi, in global tokens. A mask's own slices are joined here where "
+          "fewer show the same pairs.",
+          kNew);
 
   m.def("usual_mask", &usual_mask, "packing"_a);
   m.attr("UNLIMITED") = kUnlimited;

@@ -6,6 +6,7 @@
 
 #include "index.h"
 #include "plan/layout_data.h"
+#include "plan/row_pairs.h"
 #include "text.h"
 #include "weft/plan.h"
 
@@ -24,20 +25,11 @@ struct Blocks {
     const Index from = n < full() ? n * size : full() * size + (n - full()) * last;
     return {min_of(end, begin + from), min_of(end, begin + from + (n < full() ? size : last))};
   }
-  Index holding(Index token) const {
-    const Index dealt = token - begin;
-    return dealt < full() * size ? dealt / size : full() + (dealt - full() * size) / last;
-  }
 };
 
-std::vector<Index> weights(const Blocks& blocks, const std::vector<Slice>& slices) {
+std::vector<Index> weights(const Blocks& blocks, const RowPairs& pairs) {
   std::vector<Index> weight(at(blocks.count()), 0);
-  for (const Slice& s : slices) {
-    if (s.q_begin >= s.q_end) continue;
-    const Index last = blocks.holding(s.q_end - 1);
-    for (Index n = blocks.holding(s.q_begin); n <= last; ++n)
-      weight[at(n)] += visible_pairs(within_rows(s, blocks.tokens(n)));
-  }
+  for (Index n = 0; n < blocks.count(); ++n) weight[at(n)] = pairs.of(blocks.tokens(n));
   return weight;
 }
 
@@ -191,7 +183,8 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
                        dealt.end),
                   "keep slices inside the sequences");
   }
-  const Index total = problem.visible_pairs();
+  const RowPairs pairs(slices);
+  const Index total = pairs.of(dealt);
   const Index target = total / ranks + total / ranks / 200;  // an imbalance of 1.005 is good enough
 
   // Few long runs are cheaper to move and attend than many short ones, so blocks shrink only while that helps.
@@ -201,7 +194,7 @@ Layout Layout::balanced(const Problem& problem, Index ranks) {
     const Index size = max_of(1, ceil_div(rows, per_rank));
     const Index n = max_of(1, ceil_div(rows, size));
     const Blocks blocks{dealt.begin, dealt.end, size, max_of(1, rows - (n - 1) * size), n, ranks};
-    const std::vector<Index> weight = weights(blocks, slices);
+    const std::vector<Index> weight = weights(blocks, pairs);
     Deal deal = deal_out(blocks, weight);
     LoadBalancer(deal, weight).run(target);
     if (best.load.empty() || deal.largest() < best.largest()) {

@@ -31,7 +31,7 @@ RunList searchable(const RunList& list) {
 }
 
 template <class F>
-void cut_user_slices(const std::vector<Slice>& slices, const RunList& q, const RunList& k, F&& emit) {
+void cut_user_slices(std::span<const Slice> slices, const RunList& q, const RunList& k, F&& emit) {
   with_runs(searchable(q), searchable(k), [&](const auto& q_runs, const auto& k_runs) {
     for (const Slice& s : slices)
       q_runs.for_each(0, s.q_begin, s.q_end, Residues{s.q_begin, s.q_end - s.q_begin}, [&](const Run& run) {
@@ -59,7 +59,7 @@ Plan plan_each(const Problem& problem, const RunList& q, const RunList& k, Each&
   Plan plan{{}, q.rows(), k.rows()};
   const auto emit = [&](const Slice& s) { plan.slices.push_back(s); };
   if (problem.mask().slices) {
-    cut_user_slices(*problem.mask().slices, q, k, emit);
+    cut_user_slices(problem.own_slices(), q, k, emit);
     return plan;
   }
   with_runs(q, k, [&](const auto& q_runs, const auto& k_runs) {

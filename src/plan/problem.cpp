@@ -1,11 +1,12 @@
 #include <algorithm>
-#include <map>
+#include <bit>
 #include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "plan/join_slices.h"
 #include "plan/views.h"
 #include "text.h"
 #include "weft/mask.h"
@@ -61,32 +62,73 @@ bool common_pair(const Slice& a, const Slice& b, Index& q, Index& k) {
   return true;
 }
 
-// Sweep over queries. Active slices are kept by k_begin; the longest key range so far says how far back to look.
+// The key ranges of some slices, to find those that overlap another range: a tree of maxima over all slices by where
+// their keys begin. Finding takes a logarithm for each slice that is found, and one more.
+class KeyRanges {
+ public:
+  explicit KeyRanges(std::span<const Slice> slices) : slices_(slices), by_begin_(slices.size()), place_(slices.size()) {
+    std::iota(by_begin_.begin(), by_begin_.end(), std::size_t{0});
+    std::sort(by_begin_.begin(), by_begin_.end(),
+              [&](auto a, auto b) { return std::pair(slices[a].k_begin, a) < std::pair(slices[b].k_begin, b); });
+    for (std::size_t p = 0; p < by_begin_.size(); ++p) place_[by_begin_[p]] = p;
+    ends_.assign(2 * std::bit_ceil(std::max<std::size_t>(1, slices.size())), kNone);
+  }
+
+  void add(std::size_t slice) { set(slice, slices_[slice].k_end); }
+  void remove(std::size_t slice) { set(slice, kNone); }
+
+  // Calls visit(slice) for each added slice whose keys overlap those of `other`.
+  template <class F>
+  void for_each_overlapping(const Slice& other, const F& visit) const {
+    find(1, 0, ends_.size() / 2, other, visit);
+  }
+
+ private:
+  static constexpr Index kNone = -1;
+
+  void set(std::size_t slice, Index end) {
+    std::size_t node = ends_.size() / 2 + place_[slice];
+    ends_[node] = end;
+    for (node /= 2; node > 0; node /= 2) ends_[node] = max_of(ends_[2 * node], ends_[2 * node + 1]);
+  }
+
+  // Of the `count` places from `first` on.
+  template <class F>
+  void find(std::size_t node, std::size_t first, std::size_t count, const Slice& other, const F& visit) const {
+    if (ends_[node] <= other.k_begin || slices_[by_begin_[first]].k_begin >= other.k_end) return;
+    if (count == 1) return visit(by_begin_[first]);
+    find(2 * node, first, count / 2, other, visit);
+    find(2 * node + 1, first + count / 2, count / 2, other, visit);
+  }
+
+  std::span<const Slice> slices_;
+  std::vector<std::size_t> by_begin_, place_;
+  std::vector<Index> ends_;  // of the places' slices from the middle on, of two below a node before it
+};
+
+// Sweep over queries: a slice is held against those whose rows it meets and whose keys overlap its own.
 void check_disjoint(std::span<const Slice> slices) {
-  std::vector<std::size_t> order(slices.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](auto a, auto b) { return std::pair(slices[a].q_begin, a) < std::pair(slices[b].q_begin, b); });
-  std::multimap<Index, std::size_t> active;                                    // k_begin -> slice
-  std::multimap<Index, std::multimap<Index, std::size_t>::iterator> by_q_end;  // when they leave
-  Index longest = 0;
-  for (const std::size_t n : order) {
+  std::vector<std::size_t> by_q_begin;
+  for (std::size_t n = 0; n < slices.size(); ++n)
+    if (slices[n].q_begin < slices[n].q_end && slices[n].k_begin < slices[n].k_end) by_q_begin.push_back(n);
+  std::vector<std::size_t> by_q_end = by_q_begin;
+  std::stable_sort(by_q_begin.begin(), by_q_begin.end(),
+                   [&](auto a, auto b) { return slices[a].q_begin < slices[b].q_begin; });
+  std::sort(by_q_end.begin(), by_q_end.end(), [&](auto a, auto b) { return slices[a].q_end < slices[b].q_end; });
+  KeyRanges active(slices);
+  auto leaving = by_q_end.begin();
+  for (const std::size_t n : by_q_begin) {
     const Slice& s = slices[n];
-    if (s.q_begin >= s.q_end || s.k_begin >= s.k_end) continue;
-    while (!by_q_end.empty() && by_q_end.begin()->first <= s.q_begin) {
-      active.erase(by_q_end.begin()->second);
-      by_q_end.erase(by_q_end.begin());
-    }
-    for (auto it = active.upper_bound(s.k_begin - longest); it != active.end() && it->first < s.k_end; ++it) {
+    for (; slices[*leaving].q_end <= s.q_begin; ++leaving) active.remove(*leaving);
+    active.for_each_overlapping(s, [&](std::size_t other) {
       Index q = 0, k = 0;
-      if (!common_pair(slices[it->second], s, q, k)) continue;
-      const auto [a, b] = std::minmax(it->second, n);
+      if (!common_pair(slices[other], s, q, k)) return;
+      const auto [a, b] = std::minmax(other, n);
       throw Error(text("slices ", a, " ", show(slices[a]), " and ", b, " ", show(slices[b]),
                        " overlap: both hold query ", q, ", key ", k),
                   "cut one of them, so that every visible pair lies in one slice");
-    }
-    longest = max_of(longest, s.k_end - s.k_begin);
-    by_q_end.emplace(s.q_end, active.emplace(s.k_begin, n));
+    });
+    active.add(n);
   }
 }
 
@@ -126,17 +168,19 @@ void check_plain(const Mask& mask) {
 
 Problem::Problem(Packing packing, Mask mask) {
   check_plain(mask);
+  std::vector<Slice> own;
   if (mask.slices) {
     if (mask.causal || mask.left != -1 || mask.right != -1 || mask.chunk)
       throw Error("a mask has its own slices and also causal, window or chunk",
                   "write the band of each slice into its lo and hi, and leave the rest at its default");
     mask.slices = checked_slices(std::move(*mask.slices), packing);
+    own = joined_slices(*mask.slices);
   }
-  data_ = std::make_shared<const Data>(Data{std::move(packing), std::move(mask)});
+  data_ = std::make_shared<const Data>(Data{std::move(packing), std::move(mask), std::move(own)});
 }
 
 std::vector<Slice> Problem::global_slices() const {
-  if (mask().slices) return *mask().slices;
+  if (mask().slices) return {own_slices().begin(), own_slices().end()};
   std::vector<Slice> slices;
   const StreamView q = view(packing().q()), k = view(packing().k());
   for (Index i = 0; i < packing().sequences(); ++i)

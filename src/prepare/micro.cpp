@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "index.h"
+#include "plan/row_pairs.h"
 #include "text.h"
 #include "weft/plan.h"
 #include "weft/prepare.h"
@@ -87,14 +88,10 @@ MicroSequences::MicroSequences(const Stream& documents, const MicroSplit& split)
 // micro-sequence has at least one step.
 void MicroSequences::cut_by_work(const Problem& problem) {
   const Index steps = local_;
-  std::vector<double> before(at(steps + 1), 0);  // [steps + 1] pairs of the rows before each
-  for (const Slice& s : problem.global_slices()) {
-    for (Index n = (s.q_begin - rows_.begin) / ranks_; n < steps && rows_.begin + n * ranks_ < s.q_end; ++n) {
-      const Index row = rows_.begin + n * ranks_;
-      before[at(n + 1)] += static_cast<double>(visible_pairs(within_rows(s, {row, row + ranks_})));
-    }
-  }
-  for (std::size_t n = 1; n < before.size(); ++n) before[n] += before[n - 1];
+  const RowPairs pairs(problem.global_slices());
+  std::vector<double> before;  // [steps + 1] pairs of the rows before each
+  for (Index n = 0; n <= steps; ++n)
+    before.push_back(static_cast<double>(pairs.of({rows_.begin, rows_.begin + n * ranks_})));
   cuts_ = {rows_.begin};
   Index last = 0;
   local_ = 0;
@@ -109,16 +106,11 @@ void MicroSequences::cut_by_work(const Problem& problem) {
 }
 
 std::vector<Index> MicroSequences::work(const Problem& problem) const {
-  std::vector<Index> pairs(at(micros_ * ranks_), 0);
-  for (const Slice& s : problem.global_slices()) {
-    if (s.q_begin >= s.q_end) continue;
-    for (Index m = micro_of(s.q_begin); m < micros_ && rows(m).begin < s.q_end; ++m)
-      for (Index r = 0; r < ranks_; ++r) {
-        const Slice part = within_rows(s, rows(r, m));
-        if (part.q_begin < part.q_end) pairs[at(m * ranks_ + r)] += visible_pairs(part);
-      }
-  }
-  return pairs;
+  const RowPairs pairs(problem.global_slices());
+  std::vector<Index> work;
+  for (Index m = 0; m < micros_; ++m)
+    for (Index r = 0; r < ranks_; ++r) work.push_back(pairs.of(rows(r, m)));
+  return work;
 }
 
 Index MicroSequences::micro_of(Index token) const {

@@ -87,9 +87,22 @@ TEST_P(KernelBits, DeterministicIsTheSameOnEveryRun) {
   }
 }
 
+// Trees of all rows of the documents of expect_same_however_cut.
+Mask forest() {
+  std::vector<Slice> slices;
+  const auto add = [&](const check::TreeShape& tree, Index first) {
+    for (const Slice& s : check::tree_slices(tree, first)) slices.push_back(s);
+  };
+  add(check::answers_tree(60, 9, 10), 0);
+  add(check::answers_tree(1, 0, 0), 192);
+  add(check::even_tree(3, 2, 11), 240);
+  add(check::history_tree(10, 22, 20, false), 336);
+  return {.slices = std::move(slices)};
+}
+
 TEST_P(KernelBits, DoNotDependOnHowQueriesAreCut) {
-  const std::vector<Mask> masks =
-      fewer_if_sanitized<Mask>({{.left = 64, .right = 10}, {.causal = true}, {.causal = true, .chunk = 50}}, 1);
+  const std::vector<Mask> masks = fewer_if_sanitized<Mask>(
+      {{.left = 64, .right = 10}, {.causal = true}, {.causal = true, .chunk = 50}, forest()}, 1);
   for (const Mask& mask : masks) {
     expect_same_however_cut(kernel(), mask,
                             {.dtype = dtype(),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check/cases/random_case.h"
+#include "check/cases/trees.h"
 #include "kernel/kernel_problem.h"
 #include "weft/plan.h"
 
@@ -94,6 +95,16 @@ inline void add_masks(std::vector<KernelProblem>& to) {
     stripes.slices.push_back({i % 3, 50 - i % 2, k, k + 11, -kUnlimited, i % 4 == 0 ? k : kUnlimited});
   }
   to.push_back({"stripes", stripes});
+  // A slice a node, and joined as a Problem does; more than one node in a tile of rows, and in a tile of keys.
+  const auto add_tree = [&](const std::string& name, const check::TreeShape& tree, Index first) {
+    AttentionProblem p = base;
+    p.tq = p.tk = first + tree.rows() + 3;
+    p.slices = check::tree_slices(tree, first);
+    to.push_back({name, p});
+    add(name + ", joined", lengths({p.tq}), {.slices = p.slices});
+  };
+  add_tree("tree of short nodes", check::even_tree(5, 2, 9), 2);
+  add_tree("prompt and answers", check::answers_tree(130, 7, 23), 0);
   to.push_back({"no slices", {.tq = 5, .tk = 7, .sink = Sink::Kind::learnable}});
   to.push_back({"no queries", {.tq = 0, .tk = 7, .sink = Sink::Kind::learnable}});
   to.push_back({"no keys", {.tq = 5, .tk = 0, .sink = Sink::Kind::learnable}});

@@ -7,6 +7,7 @@
 
 #include "index.h"
 #include "kernel/cuda/sm90/backward/dq_order.h"
+#include "kernel/cuda/sm90/backward/work.h"
 
 namespace weft::cuda::sm90 {
 namespace {
@@ -88,6 +89,93 @@ TEST(Turns, ItemsOfAHeadKeepTheirOrder) {
   EXPECT_EQ(spread_components({10, 11, 12, 20, 21}, two, 2), (std::vector<int>{10, 20, 11, 21, 12}));
   ASSERT_EQ(two.size(), 1u);
   EXPECT_EQ(order_for_ordered_dq({{0, 2, 1}, {2, 3, 2}}, 2), (std::vector<int>{0, 1, 3, 4, 2, 5}));
+}
+
+// Parts of a tile together show what the tile shows, each pair once, and none is much longer than asked.
+TEST(Turns, LongTilesAreDividedAmongItems) {
+  test::Random random(76);
+  int divided = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int log2_size = static_cast<int>(random.index(0, 4)), size = 1 << log2_size;
+    KeyItems given;
+    given.begin.push_back(0);
+    const auto add_slice = [&](int key, int end) {
+      const int q = static_cast<int>(random.index(0, 200)),
+                k = static_cast<int>(random.index(max_of(0, key - 9), end - 1));
+      const int shift = static_cast<int>(random.index(0, 40)), hi = static_cast<int>(random.index(-30, 60));
+      given.members.push_back({q, q + static_cast<int>(random.index(1, 150)), k,
+                               k + static_cast<int>(random.index(1, 20)), k,
+                               random.chance(0.5) ? -10000 : hi - static_cast<int>(random.index(0, 40)),
+                               random.chance(0.5) ? 10000 : hi, shift});
+      const WorkSlice& s = given.members.back();
+      const int first = std::max(key, s.k_begin), last = std::min(end, s.k_end) - 1;
+      if (first > last) return Index{0};
+      return max_of(0, min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi));
+    };
+    for (int t = 0; t < 5; ++t) {
+      const int key = 16 * t, end = key + static_cast<int>(random.index(1, 16));
+      Index cost = 0;
+      for (Index n = random.index(0, 4); n > 0; --n) cost += add_slice(key, end);
+      given.ranges.insert(given.ranges.end(), {key, end});
+      given.component.push_back(t);
+      given.cost.push_back(cost);
+      given.begin.push_back(static_cast<int>(given.members.size()));
+    }
+    const Index most = random.index(20, 200);
+    KeyItems made = given;
+    split_long_tiles(made, most, log2_size);
+    ASSERT_EQ(made.begin.size(), made.tiles() + 1);
+    ASSERT_EQ(made.ranges.size(), 2 * made.tiles());
+    std::size_t of = 0;  // the tile that was given
+    int part = 0;
+    std::vector<int> seen;  // by row and key of the tile
+    const auto count = [&](const KeyItems& items, std::size_t t, int sign) {
+      for (int m = items.begin[t]; m < items.begin[t + 1]; ++m) {
+        const WorkSlice& s = items.members[at(m)];
+        for (int q = s.q_begin; q < s.q_end; ++q)
+          for (int k = std::max(s.k_begin, items.ranges[2 * t]); k < std::min(s.k_end, items.ranges[2 * t + 1]); ++k)
+            if (k - q >= s.lo && k - q <= s.hi) seen.at(at(q * 16 + k - items.ranges[2 * t])) += sign;
+      }
+    };
+    for (std::size_t t = 0; t < made.tiles(); ++of) {
+      seen.assign(400 * 16, 0);
+      count(given, of, 1);
+      const std::size_t first = t;
+      for (; t < made.tiles() && made.ranges[2 * t] == given.ranges[2 * of]; ++t) {
+        count(made, t, -1);
+        const bool whole = given.cost[of] <= most;
+        ASSERT_EQ(made.component[t], given.component[of]);
+        ASSERT_LE(made.cost[t], whole ? most : most + 6 * size)
+            << "rounded to tiles, and one more at each slice's ends";
+        if (!made.parts.empty() && made.begin[t] < made.begin[t + 1]) {
+          ASSERT_EQ(made.parts.at(at(made.begin[t])), whole ? -1 : part++);
+        }
+      }
+      ASSERT_EQ(seen, std::vector<int>(400 * 16, 0)) << round;
+      divided += t - first > 1;
+    }
+    ASSERT_EQ(of, given.tiles());
+    ASSERT_EQ(part, made.part_count());
+  }
+  EXPECT_GT(divided, 100);
+}
+
+// Nodes of a subtree of few rows make a group, each of many rows is one by itself, and documents stay apart.
+TEST(Turns, NodesOfASubtreeAreGrouped) {
+  const std::pair<int, int> rows[] = {{0, 100}, {10, 55},  {20, 55},   {55, 100},
+                                      {60, 80}, {80, 100}, {200, 240}, {240, 250}};
+  std::vector<WorkSlice> slices;
+  Cut keys;
+  for (const auto& [begin, end] : rows) {
+    keys.component_of.push_back(static_cast<int>(slices.size()));
+    slices.push_back({begin, end, begin, begin + 1, begin, -100, 0});
+    keys.components.push_back({begin, begin + 1, 0});
+  }
+  slices.push_back({215, 235, 200, 201, 200, -100, 0});  // a second slice of the document's keys
+  keys.component_of.push_back(6);
+  EXPECT_EQ(group_components(slices, keys, 50), (std::vector<int>{0, 1, 1, 3, 3, 3, 6, 7}));
+  EXPECT_EQ(group_components(slices, keys, 100), (std::vector<int>{0, 0, 0, 0, 0, 0, 6, 7}));
+  EXPECT_EQ(group_components(slices, keys, 1), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
 }
 
 }  // namespace

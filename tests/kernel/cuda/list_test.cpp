@@ -2,9 +2,11 @@
 #include "kernel/cuda/work/list.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <gtest/gtest.h>
 
+#include "check/cases/trees.h"
 #include "kernel/attention_problem.h"
 
 namespace weft::cuda {
@@ -104,6 +106,18 @@ TEST(Lists, TilesOfADocumentFollowEachOther) {
   std::vector<int> order;
   for (int n = 0; n < 5; ++n) order.push_back(lists.tile_at(0, n));
   EXPECT_EQ(order, (std::vector<int>{1, 0, 3, 2, 4}));
+}
+
+// Branches of a tree that cost about the same: neighbours follow each other, since they share most of their keys.
+TEST(Lists, BranchesOfATreeFollowEachOther) {
+  const check::TreeShape tree = check::answers_tree(800, 10, 30);  // costs of the answers: 810, 820, 830, 810, ...
+  HostLists lists(check::tree_slices(tree));
+  ASSERT_EQ(lists.add_tiles(Side::query, tree.rows(), 10), 110);
+  std::vector<int> order;
+  for (int n = 0; n < 110; ++n) order.push_back(lists.tile_at(0, n));
+  std::vector<int> from_the_end(110);
+  std::iota(from_the_end.rbegin(), from_the_end.rend(), 0);
+  EXPECT_EQ(order, from_the_end);
 }
 
 }  // namespace

@@ -29,7 +29,9 @@ constexpr Index kProduct = 8192;  // rows and columns of the square matrices tha
 std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel) {
   std::vector<const GpuCase*> all;
   for (const GpuCase& c : gpu_cases())
-    if (!c.spec.schedule || (kernel.takes_steps != nullptr && !flags.given("graph"))) all.push_back(&c);
+    if ((!c.spec.schedule || kernel.takes_steps != nullptr) &&
+        (!flags.given("graph") || (!c.spec.schedule && !c.spec.tree)))  // neither is planned on the device
+      all.push_back(&c);
   const std::string* asked = flags.find("cases");
   if (asked == nullptr) return all;
   std::vector<const GpuCase*> some;
@@ -50,7 +52,7 @@ std::vector<const GpuCase*> asked_cases(const Flags& flags, const Kernel& kernel
 std::optional<nlohmann::json> peer_question(const GpuCase& c, const CallOptions& call) {
   const CaseSpec& s = c.spec;
   const bool batch = std::all_of(s.lengths.begin(), s.lengths.end(), [&](Index n) { return n == s.lengths[0]; });
-  if (!batch || s.ranks > 1 || s.window != -1 || call.dim != call.dim_v || c.softcap != 0) return {};
+  if (!batch || s.tree || s.ranks > 1 || s.window != -1 || call.dim != call.dim_v || c.softcap != 0) return {};
   return nlohmann::json{{"what", "sdpa"},
                         {"pass", name(call.pass)},
                         {"dtype", weft::name(call.dtype)},

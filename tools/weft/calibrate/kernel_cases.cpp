@@ -29,6 +29,8 @@ CaseSpec by_steps(CaseSpec spec, const ScheduleOptions& schedule) {
   return spec;
 }
 
+CaseSpec of_tree(check::TreeShape tree) { return {.lengths = {tree.rows()}, .tree = std::move(tree)}; }
+
 CaseSpec in_window(CaseSpec spec, Index left) {
   spec.window = left;
   return spec;
@@ -89,7 +91,10 @@ std::vector<KernelCase> learned_on_cpu() {
 
 }  // namespace
 
-Mask mask_of(const CaseSpec& spec) { return {.causal = spec.causal, .left = spec.window}; }
+Mask mask_of(const CaseSpec& spec) {
+  if (spec.tree) return {.slices = check::tree_slices(*spec.tree)};
+  return {.causal = spec.causal, .left = spec.window};
+}
 
 KernelCase make_case(std::string name, const CaseSpec& spec) {
   const Problem problem(Stream::from_lengths(spec.lengths), mask_of(spec));
@@ -143,7 +148,18 @@ const std::vector<GpuCase>& gpu_cases() {
       {"few-heads-of-8", "", of_rank(3, 8, {16384}, 8, 1)},
       {"few-heads-of-64", "", of_rank(3, 64, {131072}, 4, 1)},
       {"few-heads-window", "", in_window(of_rank(3, 64, {131072}, 4, 1), 4096)},
-      {"few-heads-256", "", of_rank(3, 16, {32768}, 8, 4), 256, 0, 50}};
+      {"few-heads-256", "", of_rank(3, 16, {32768}, 8, 4), 256, 0, 50},
+      // Trees, and sequences that such a tree stands for, each with its own copy of what they share.
+      {"answers-tree", "", of_tree(check::answers_tree(8192, 16, 1024))},
+      {"answers-apart", "", {.lengths = repeated({{16, 9216}})}},
+      {"answers-32-tree", "", of_tree(check::answers_tree(16384, 32, 2048))},
+      {"answers-32-apart", "", {.lengths = repeated({{8, 18432}})}},
+      {"nodes-256-tree", "", of_tree(check::even_tree(10, 2, 256))},
+      {"nodes-256-apart", "", {.lengths = repeated({{64, 2560}})}},
+      {"nodes-64-tree", "", of_tree(check::even_tree(10, 2, 64))},
+      {"nodes-64-apart", "", {.lengths = repeated({{128, 640}})}},
+      {"short-prompt-tree", "", of_tree(check::answers_tree(256, 128, 1024))},
+      {"short-prompt-apart", "", {.lengths = repeated({{128, 1280}})}}};
   return cases;
 }
 

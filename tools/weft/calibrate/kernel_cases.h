@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "check/cases/trees.h"
 #include "check/step_calls.h"
 #include "weft/layout.h"
 #include "weft/slice.h"
@@ -22,6 +23,7 @@ struct CaseSpec {
   Index rank = 0, ranks = 1;
   bool rank_order = false;                       // keys in rank order (many small slices), not in sequence order
   std::optional<ScheduleOptions> schedule = {};  // one call a step of it, without its moves; none: one call
+  std::optional<check::TreeShape> tree = {};     // instead of the documents' mask: the document is a tree of branches
 };
 
 Mask mask_of(const CaseSpec& spec);

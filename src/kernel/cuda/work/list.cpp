@@ -14,6 +14,7 @@
 
 #include "cuda/runtime.h"
 #include "index.h"
+#include "text.h"
 #include "weft/error.h"
 
 namespace weft::cuda {
@@ -141,13 +142,20 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
     const Slice met = trimmed(cut(useful_[n], side, ranges_of_rows[t].begin, ranges_of_rows[t].end), true);
     if (met.q_begin < met.q_end) cost[t] += rows_of(met, side == Side::query ? Side::key : Side::query).size();
   });
+  const Index entries = std::accumulate(begin.begin(), begin.end(), Index{0});
+  if (entries > kMaxTokens / static_cast<Index>(kSliceInts))
+    throw Error(text(useful_.size(), " slices over ", tiles, " tiles make ", entries, " entries of tiles, more than ",
+                     kMaxTokens / static_cast<Index>(kSliceInts)),
+                "give fewer rows at a time; in a tree, let the child with the most rows below it be the first");
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   std::vector<int> members(at(begin.back()) * kSliceInts), next(begin.begin(), begin.end() - 1);
   each([&](std::size_t n, std::size_t t) {
     std::memcpy(members.data() + at(next[t]++) * kSliceInts, &slices_[n], sizeof(WorkSlice));
   });
-  // Tiles that start at the same row of the other side, those of a document, follow each other, so that what they read
-  // is in the L2 cache. Documents are ordered by their most expensive tile, so that the work left for the end is short.
+  // Tiles that start at the same row of the other side, those of a document or a tree, follow each other, so that what
+  // they read is in the L2 cache. Documents are ordered by their most expensive tile, so that the work left for the end
+  // is short, and so are their tiles, to an eighth of the most expensive: branches of a tree that cost about the same
+  // stay neighbours, because they share most of their keys.
   std::vector<Index> from(tiles, -1);
   std::unordered_map<Index, Index> most;
   each([&](std::size_t n, std::size_t t) {
@@ -158,7 +166,12 @@ int HostLists::add_tiles(Side side, std::span<const Range> ranges_of_rows) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const std::size_t x = at(a), y = at(b);
-    if (from[x] == from[y]) return cost[x] > cost[y];
+    if (from[x] == from[y]) {
+      const Index highest = most.at(from[x]), eighth = max_of(1, highest / 8);
+      const Index less_x = (highest - cost[x]) / eighth, less_y = (highest - cost[y]) / eighth;
+      // The rows of a causal document that see most are its last, the keys that are seen most its first.
+      return less_x != less_y ? less_x < less_y : side == Side::query && a > b;
+    }
     const Index of_x = most.at(from[x]), of_y = most.at(from[y]);
     return of_x != of_y ? of_x > of_y : from[x] < from[y];
   });

@@ -47,8 +47,8 @@ struct CachedWork {
              cudaStream_t stream) {
     enum : Index { kBackward = 2 };
     if (args.device_plan == nullptr) {
-      sizes = {kBackward,  args.q.rows,     args.k.rows, args.q.heads,     args.k.heads,
-               shape.keys, shape.log2_rows, log2_heads,  dq_tiles_per_item};
+      sizes = {kBackward,  args.q.rows,     args.k.rows, args.q.heads,      args.k.heads,
+               shape.keys, shape.log2_rows, log2_heads,  dq_tiles_per_item, args.add_keys ? 1 : 0};
       if (args.steps != nullptr)
         for (const Range& r : args.steps->rows) sizes.insert(sizes.end(), {r.begin, r.end});
       key = {args.slices, args.attention.head_map, sizes};
@@ -141,6 +141,8 @@ BackwardParams backward_params(const BackwardInputs& p, int* counter) {
           .vec8_dk = p.dk.vec8(),
           .vec8_dv = p.dv.vec8(),
           .add_keys = p.args.add_keys,
+          .dk_parts = nullptr,
+          .dv_parts = nullptr,
           .unseen = p.work.unseen,
           .unseen_tiles = p.args.add_keys ? 0 : p.work.unseen_tiles,
           .programmatic = false,
@@ -174,6 +176,30 @@ StoreParams store_params(const BackwardInputs& p, bool programmatic) {
           .q_rows = static_cast<int>(p.args.q.rows),
           .programmatic = programmatic};
 }
+
+// The parts of dK and dV of tiles of keys that several items share (split_keys.h).
+class KeyParts {
+ public:
+  KeyParts(const BackwardWork& work, const KernelBackwardArgs& args, const BackwardShape& shape, BackwardParams& params,
+           cudaStream_t stream)
+      : keys_(at(work.part_count * args.k.heads * shape.keys)),
+        dk_(keys_ * at(shape.dim_qk), stream),
+        dv_(keys_ * at(shape.dim_v), stream),
+        sums_{work.split_tiles, work.split_count, shape.keys, shape.dim_qk, shape.dim_v,
+              dk_.get(),        dv_.get(),        args.dk,    args.dv},
+        heads_(static_cast<int>(args.k.heads)) {
+    params.dk_parts = dk_.get();
+    params.dv_parts = dv_.get();
+  }
+  // After dK and dV of the other tiles.
+  void sum(cudaStream_t stream) const { sum_parts(sums_, heads_, stream); }
+
+ private:
+  std::size_t keys_;
+  StreamArray<float> dk_, dv_;
+  PartSums sums_;
+  int heads_;
+};
 
 }  // namespace
 
@@ -216,7 +242,6 @@ void backward(const KernelBackwardArgs& given) {
   const StreamArray<int> additions(work.ordered_dq ? at(shape.parts_of_tile()) * tiles : 0, stream);
   const StreamArray<double> dsink(args.dsink.given() ? tiles << log2_heads : 0, stream);
   const StreamArray<int> own_counter(work.counter == nullptr ? 1 : 0, stream);
-  int* const counter = work.counter != nullptr ? work.counter : own_counter.get();
   QueryTiles unprepared = work.rows;
   if (prepared) unprepared.tiles = 0;
   const AlignedOutput dk(args.dk, dtype, stream), dv(args.dv, dtype, stream);
@@ -228,7 +253,7 @@ void backward(const KernelBackwardArgs& given) {
   if (args.dsink.given()) sum_dsink(dsink.get(), work.rows.tiles, args.dsink, stream);
 
   lists.complete(sm_count_of(args.place.device), stream);
-  BackwardParams params = backward_params(pass, counter);
+  BackwardParams params = backward_params(pass, work.counter != nullptr ? work.counter : own_counter.get());
   params.programmatic = lists.known;
   params.keys_ready = lists.known && unprepared.tiles > 0 && !args.dsink.given();
   // Without rows there is no tensor to describe, and nothing is read.
@@ -240,9 +265,11 @@ void backward(const KernelBackwardArgs& given) {
   }
   const auto products = shares_keys(width) ? select_16bit(dtype, &run_backward_wide<Bf16>, &run_backward_wide<F16>)
                                            : select_16bit(dtype, &run_backward<Bf16>, &run_backward<F16>);
+  const KeyParts parts(work, args, shape, params, stream);
   products(width, params, stream);
   dk.finish();
   dv.finish();
+  parts.sum(stream);
   if (alone) {
     DqParams dq = dq_params(pass, params);
     if (args.q.rows > 0 && args.k.rows > 0) {  // its steps may have another number of keys

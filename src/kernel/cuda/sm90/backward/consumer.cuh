@@ -150,6 +150,13 @@ struct BackwardConsumer {
 
   __device__ __forceinline__ void store_both(const SharedItem& item) const {
     const int live = live_keys(params, item, first_key());
+    const int part = params.keys.parts != nullptr ? params.keys.parts[item.first] : -1;
+    if (part >= 0) {
+      const Index keys = (static_cast<Index>(part) * params.heads_k + item.kv_head) * kKeys + warpgroup * 64;
+      store_part(params.dk_parts + keys * kDimQk, dk, live);
+      store_part(params.dv_parts + keys * kDimV, dv, live);
+      return;
+    }
     store_keys<N>(params, params.dk, params.vec8_dk, dk, item, first_key(), live);
     store_keys<N>(params, params.dv, params.vec8_dv, dv, item, first_key(), live);
   }

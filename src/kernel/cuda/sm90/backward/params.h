@@ -44,6 +44,9 @@ struct KeyTiles {
   // Dq::ordered: the number of additions to a tile of dQ that come before that of a slice's visit, at index k_first of
   // the slice + tile. Items of a head are claimed in this order.
   const int* dq_order;
+  // [slices] where an item's slices begin: the part of dK and dV that it computes, or -1 if it computes all of its
+  // tile (split_keys.h); null: all items do.
+  const int* parts;
 };
 // Query heads of a K/V head: `group` consecutive heads or, if 0, as the list says.
 struct HeadTiles {
@@ -70,8 +73,9 @@ struct BackwardParams {
   TensorView dk, dv;
   bool vec8_dk, vec8_dv;  // dK, dV have the inputs' dtype and 8 elements can be stored at once; otherwise they are f32
   bool add_keys;
-  const int2* unseen;  // [unseen_tiles] ranges of keys in no slice; null: tiles of the list without slices
-  int unseen_tiles;    // 0 if dK and dV are added to
+  float *dk_parts, *dv_parts;  // [parts, K/V heads, keys of a tile] in register layout, of items that compute a part
+  const int2* unseen;          // [unseen_tiles] ranges of keys in no slice; null: tiles of the list without slices
+  int unseen_tiles;            // 0 if dK and dV are added to
   // programmatic: launched with programmatic stream serialization. keys_ready: the previous kernel is prepare_rows,
   // launched without, so K and V were complete before it.
   bool programmatic, keys_ready;
@@ -132,6 +136,21 @@ struct StoreParams {
   bool programmatic;
 };
 void store_rows(Width width, const StoreParams& params, DType inputs, cudaStream_t stream);
+
+// A tile of keys whose rows several items share.
+struct SplitTile {
+  int begin, end;         // range of keys
+  int first_part, parts;  // its parts follow each other
+};
+// After the backward kernel: adds up the parts of dK and dV.
+struct PartSums {
+  const SplitTile* tiles;  // [count]
+  int count, keys;         // keys of a tile
+  int columns_k, columns_v;
+  const float *dk_parts, *dv_parts;  // as in BackwardParams
+  TensorView dk, dv;
+};
+void sum_parts(const PartSums& params, int heads_k, cudaStream_t stream);
 
 // Rounds a tensor of any dtype to 16 bits: [rows, heads, width], zeros past its columns.
 void round_to(const ConstTensorView& from, DType dtype, void* to, Index width, cudaStream_t stream);

@@ -62,4 +62,14 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const T
   }
 }
 
+// Stores 64 keys of one of several items that share a tile: in register layout, for the kernel that adds up the parts.
+template <int kSize>
+__device__ __forceinline__ void store_part(float* to, const float (&sums)[kSize], int live) {
+  float4* at = reinterpret_cast<float4*>(to) + threadIdx.x % 128;
+#pragma unroll
+  for (int n = 0; n < kSize / 4; ++n)
+    at[n * 128] = {(live & 1) != 0 ? sums[4 * n] : 0.0f, (live & 1) != 0 ? sums[4 * n + 1] : 0.0f,
+                   (live & 2) != 0 ? sums[4 * n + 2] : 0.0f, (live & 2) != 0 ? sums[4 * n + 3] : 0.0f};
+}
+
 }  // namespace weft::cuda::sm90

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "index.h"
 #include "kernel/cuda/sm90/backward/dq_order.h"
@@ -43,17 +44,9 @@ std::span<const int> numbers_of(const std::vector<WorkSlice>& slices) {
   return {reinterpret_cast<const int*>(slices.data()), slices.size() * sizeof(WorkSlice) / sizeof(int)};
 }
 
-// Items of the separate dQ kernel, `tiles` query tiles each, the most expensive first, and their slices.
-struct DqItems {
-  std::vector<int> items;
-  std::vector<WorkSlice> slices;
-};
-DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles) {
-  std::vector<std::vector<std::size_t>> of_component(rows.components.size());
-  for (std::size_t n = 0; n < slices.size(); ++n) of_component[at(rows.component_of[n])].push_back(n);
-  DqItems work;
+// Items of the separate dQ kernel, `tiles` query tiles each, in the order of rows and without slices.
+std::vector<DqItem> cut_dq_rows(const Cut& rows, int tiles) {
   std::vector<DqItem> items;
-  std::vector<Index> cost;
   const auto end_of = [&](int tile) {
     const int end = rows.ranges[2 * at(tile) + 1];
     return end < 0 ? ~end : end;
@@ -68,19 +61,42 @@ DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles)
                                                            : end_of(rows.tiles() - 1);
     int last = tile;
     while (last + 1 < rows.tiles() && last + 1 < tile + tiles && end_of(last + 1) <= limit) ++last;
-    DqItem item{begin, end_of(last), static_cast<int>(work.slices.size()), 0, tile};
-    cost.push_back(0);
-    for (const std::size_t n : held ? of_component[component] : std::vector<std::size_t>{}) {
-      const WorkSlice& s = slices[n];
-      const Index first_row = max_of(s.q_begin, item.begin), last_row = min_of(s.q_end, item.end) - 1;
-      if (first_row > last_row) continue;
-      work.slices.push_back(s);
-      cost.back() += min_of(s.k_end, last_row + s.hi + 1) - max_of(s.k_begin, first_row + s.lo);
-    }
-    item.last = static_cast<int>(work.slices.size());
-    items.push_back(item);
+    items.push_back({begin, end_of(last), 0, 0, tile});
     tile = last + 1;
   }
+  return items;
+}
+
+// The items with their slices, the most expensive first.
+struct DqItems {
+  std::vector<int> items;
+  std::vector<WorkSlice> slices;
+};
+DqItems cut_dq(const std::vector<WorkSlice>& slices, const Cut& rows, int tiles) {
+  std::vector<DqItem> items = cut_dq_rows(rows, tiles);
+  std::vector<Index> cost(items.size(), 0);
+  // Each slice with the items of its rows, without a look at the others: trees have thousands of both.
+  const auto each = [&](const auto& visit) {
+    for (const WorkSlice& s : slices) {
+      const auto first =
+          std::partition_point(items.begin(), items.end(), [&](const DqItem& item) { return item.end <= s.q_begin; });
+      for (auto item = first; item != items.end() && item->begin < s.q_end; ++item)
+        visit(s, *item, at(item - items.begin()));
+    }
+  };
+  each([&](const WorkSlice& s, DqItem& item, std::size_t n) {
+    const Index first_row = max_of(s.q_begin, item.begin), last_row = min_of(s.q_end, item.end) - 1;
+    ++item.last;
+    cost[n] += min_of(s.k_end, last_row + s.hi + 1) - max_of(s.k_begin, first_row + s.lo);
+  });
+  int count = 0;
+  for (DqItem& item : items) {
+    item.first = count;
+    count += item.last;
+    item.last = item.first;
+  }
+  DqItems work{{}, std::vector<WorkSlice>(at(count))};
+  each([&](const WorkSlice& s, DqItem& item, std::size_t) { work.slices[at(item.last++)] = s; });
   std::vector<std::size_t> order(items.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
@@ -111,10 +127,40 @@ int shift_of(const Cut& rows, std::size_t slice, int size) {
 
 }  // namespace
 
+std::vector<int> group_components(std::span<const WorkSlice> slices, const Cut& keys, Index most) {
+  std::vector<Range> rows(keys.components.size(), Range{kMaxTokens, 0});
+  for (std::size_t n = 0; n < slices.size(); ++n) {
+    Range& r = rows[at(keys.component_of[n])];
+    r = {min_of(r.begin, slices[n].q_begin), max_of(r.end, slices[n].q_end)};
+  }
+  std::vector<int> order(rows.size()), group(rows.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    const Range &x = rows[at(a)], &y = rows[at(b)];
+    return std::tuple(x.begin, -x.end, a) < std::tuple(y.begin, -y.end, b);
+  });
+  int of = -1;
+  Index end = 0;  // of the rows of the group
+  for (const int c : order) {
+    const Range& r = rows[at(c)];
+    if (r.size() > most) {
+      group[at(c)] = c;
+      continue;
+    }
+    if (r.begin >= end) {
+      of = c;
+      end = r.end;
+    }
+    group[at(c)] = of;
+  }
+  return group;
+}
+
 BackwardWork::BackwardWork(const KernelBackwardArgs& args, const BackwardShape& shape, int log2_heads,
                            int dq_tiles_per_item, cudaStream_t stream)
     : shape_(shape),
       dq_tiles_per_item_(dq_tiles_per_item),
+      can_split_(!args.add_keys && args.steps == nullptr && shape.p_buffers == 0),
       heads_k_(args.k.heads),
       units_of_head_(max_of(1, (args.q.heads >> log2_heads) / args.k.heads)) {
   const int log2_size = shape.log2_rows - log2_heads;
@@ -198,60 +244,89 @@ std::vector<ComponentItems> BackwardWork::components_of(const std::vector<int>& 
   return components;
 }
 
-void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
-  if (rows.ranges == nullptr) return;  // a device_plan has its tiles already
+void BackwardWork::sort_tiles(std::vector<int>& order, const KeyItems& items) const {
+  // The dQ of a group stays in the L2 cache: f32 sums of all heads of a K/V head.
+  constexpr Index kCached = Index{32} << 20;
+  const Index row_bytes = Index{4} * shape_.dim_qk * units_of_head_ * rows.heads();
+  const std::vector<int> group = group_components(slices_, keys_, kCached / row_bytes);
+  std::vector<Index> component_cost(group.size(), 0), most(group.size(), 0);  // of a component, and of a group's
+  for (std::size_t t = 0; t < items.tiles(); ++t) component_cost[at(items.component[t])] += items.cost[t];
+  for (std::size_t c = 0; c < group.size(); ++c) most[at(group[c])] = max_of(most[at(group[c])], component_cost[c]);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    const std::size_t x = at(a), y = at(b), px = at(items.component[x]), py = at(items.component[y]);
+    const std::size_t gx = at(group[px]), gy = at(group[py]);
+    if (gx != gy) return most[gx] != most[gy] ? most[gx] > most[gy] : gx < gy;
+    if (px != py) return component_cost[px] != component_cost[py] ? component_cost[px] > component_cost[py] : px < py;
+    return items.cost[x] > items.cost[y];
+  });
+}
+
+KeyItems BackwardWork::key_items() const {
   const std::size_t tiles = at(keys_.tiles());
-  std::vector<int> begin(tiles + 1, 0), component_of_tile(tiles, 0);
-  std::vector<Index> cost(tiles, 0), component_cost(keys_.components.size(), 0);
+  KeyItems items{
+      keys_.ranges, std::vector<int>(tiles, 0), std::vector<Index>(tiles, 0), std::vector<int>(tiles + 1, 0), {}};
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
     const WorkSlice& s = slices_[n];
     const Index first = max_of(s.k_begin, keys_.ranges[2 * t]), last = min_of(s.k_end, keys_.ranges[2 * t + 1]) - 1;
-    const Index seeing = min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
-    ++begin[t + 1];
-    cost[t] += seeing;
-    component_cost[at(keys_.component_of[n])] += seeing;
-    component_of_tile[t] = keys_.component_of[n];
+    ++items.begin[t + 1];
+    items.cost[t] += min_of(s.q_end, last - s.lo + 1) - max_of(s.q_begin, first - s.hi);
+    items.component[t] = keys_.component_of[n];
   });
-  std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  std::vector<WorkSlice> members(at(begin.back()));
-  std::vector<int> next(begin.begin(), begin.end() - 1);
+  std::partial_sum(items.begin.begin(), items.begin.end(), items.begin.begin());
+  items.members.resize(at(items.begin.back()));
+  std::vector<int> next(items.begin.begin(), items.begin.end() - 1);
   each_key_tile(slices_, keys_, shape_.keys, [&](std::size_t n, std::size_t t) {
-    WorkSlice& s = members[at(next[t]++)];
+    WorkSlice& s = items.members[at(next[t]++)];
     s = slices_[n];
     s.tile_shift = shift_of(rows_, n, rows.size());
   });
+  return items;
+}
+
+void BackwardWork::split_long(KeyItems& items, int sm_count) const {
+  // A part costs a load of its keys and a store in f32: worth it from so many steps on.
+  constexpr Index kLeastSteps = 64;
+  const Index time = std::accumulate(items.cost.begin(), items.cost.end(), Index{0}) * heads_k_ / sm_count;
+  const Index longest = items.cost.empty() ? 0 : *std::max_element(items.cost.begin(), items.cost.end());
+  const Index least = kLeastSteps * rows.size() / units_of_head_;
+  // Items that are not much longer than the mean time of an SM are started early enough instead (order_items).
+  if (can_split_ && 4 * longest > 5 * max_of(time, least))
+    split_long_tiles(items, max_of(time / 2, least), rows.log2_size);
+}
+
+void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
+  if (rows.ranges == nullptr) return;  // a device_plan has its tiles already
+  KeyItems tiles = key_items();
+  split_long(tiles, sm_count);
   std::vector<int> order;
-  for (std::size_t t = 0; t < tiles; ++t)
-    if (begin[t] < begin[t + 1]) order.push_back(static_cast<int>(t));
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    const std::size_t x = at(a), y = at(b);
-    const std::size_t px = at(component_of_tile[x]), py = at(component_of_tile[y]);
-    if (px != py) return component_cost[px] != component_cost[py] ? component_cost[px] > component_cost[py] : px < py;
-    return cost[x] > cost[y];
-  });
+  for (std::size_t t = 0; t < tiles.tiles(); ++t)
+    if (tiles.begin[t] < tiles.begin[t + 1]) order.push_back(static_cast<int>(t));
+  sort_tiles(order, tiles);
   std::vector<Index> costs;  // starting and ending a tile costs about one step
-  for (const int t : order) costs.push_back(cost[at(t)] + rows.size());
+  for (const int t : order) costs.push_back(tiles.cost[at(t)] + rows.size());
   std::vector<int> item_order = ordered_dq ? std::vector<int>{} : order_items(costs, heads_k_, sm_count);
   // Three consumers are 2 % faster in the order for ordered dQ.
   if (ordered_dq || (shape_.consumers == 3 && item_order.empty())) {
-    std::vector<ComponentItems> components = components_of(order, component_of_tile, cost, sm_count);
+    std::vector<ComponentItems> components = components_of(order, tiles.component, tiles.cost, sm_count);
     order = spread_components(order, components, heads_k_);
     item_order = order_for_ordered_dq(components, heads_k_);
   }
-  std::vector<int> items;
+  std::vector<int> items, split;
   for (const int t : order) {
     const std::size_t x = at(t);
-    items.insert(items.end(), {keys_.ranges[2 * x], keys_.ranges[2 * x + 1], begin[x], begin[x + 1]});
+    items.insert(items.end(), {tiles.ranges[2 * x], tiles.ranges[2 * x + 1], tiles.begin[x], tiles.begin[x + 1]});
   }
+  for (const SplitTile& t : tiles.split) split.insert(split.end(), {t.begin, t.end, t.first_part, t.parts});
   std::vector<int> dq_order;
-  if (ordered_dq) dq_order = number_additions(items, members, rows.log2_size, rows.tiles);
+  if (ordered_dq) dq_order = number_additions(items, tiles.members, rows.log2_size, rows.tiles);
   DqItems dq;
   if (dq_tiles_per_item_ > 0 && !ordered_dq) dq = cut_dq(slices_, rows_, dq_tiles_per_item_);
 
   HostLists lists({});
-  const std::size_t members_at = lists.add_numbers(numbers_of(members)), items_at = lists.add_numbers(items),
+  const std::size_t members_at = lists.add_numbers(numbers_of(tiles.members)), items_at = lists.add_numbers(items),
                     dq_at = lists.add_numbers(dq.items), dq_slices_at = lists.add_numbers(numbers_of(dq.slices)),
-                    order_at = lists.add_numbers(item_order), dq_order_at = lists.add_numbers(dq_order);
+                    order_at = lists.add_numbers(item_order), dq_order_at = lists.add_numbers(dq_order),
+                    parts_at = lists.add_numbers(tiles.parts), split_at = lists.add_numbers(split);
   second_ = upload(lists.numbers(), stream);
   const int* base = second_.get();
   keys.list.slices = reinterpret_cast<const WorkSlice*>(base + members_at);
@@ -259,6 +334,10 @@ void BackwardWork::add_keys(int sm_count, cudaStream_t stream) {
   keys.active = static_cast<int>(order.size());
   keys.order = item_order.empty() ? nullptr : base + order_at;
   keys.dq_order = base + dq_order_at;
+  keys.parts = tiles.parts.empty() ? nullptr : base + parts_at;
+  part_count = tiles.part_count();
+  split_tiles = reinterpret_cast<const SplitTile*>(base + split_at);
+  split_count = static_cast<int>(tiles.split.size());
   dq_items = reinterpret_cast<const DqItem*>(base + dq_at);
   dq_slices = reinterpret_cast<const WorkSlice*>(base + dq_slices_at);
   dq_active = static_cast<int>(dq.items.size() * sizeof(int) / sizeof(DqItem));

@@ -2,11 +2,14 @@
 //
 // From slices on the host both tilings restart where no slice continues, so that a tile belongs to one document. Key
 // tiles of a document follow each other, those of the longest document first, so that the dQ they add to stays in the
-// L2 cache; within a document the most expensive tile comes first. K/V heads follow each other for the same reason,
-// except for items so long that they would end after all others. With a device_plan tiles lie on a fixed grid.
+// L2 cache; within a document the most expensive tile comes first. In a tree each node's keys are what a document's
+// are, and the nodes of a subtree whose dQ fits in the L2 cache follow each other. K/V heads follow each other for the
+// same reason, except for items so long that they would end after all others. With a device_plan tiles lie on a fixed
+// grid.
 #pragma once
 
 #include "kernel/cuda/sm90/backward/dq_order.h"
+#include "kernel/cuda/sm90/backward/split_keys.h"
 #include "kernel/cuda/work/list.h"
 
 namespace weft::cuda::sm90 {
@@ -22,6 +25,10 @@ struct Cut {
   std::vector<int> component_of;      // of each slice
   int tiles() const { return static_cast<int>(ranges.size() / 2); }
 };
+
+// Groups components of keys whose query rows overlap, such as the nodes of a subtree, as long as the first one has at
+// most `most` rows. Returns the group of each component, which is the number of one of them.
+std::vector<int> group_components(std::span<const WorkSlice> slices, const Cut& keys, Index most);
 
 class BackwardWork {
  public:
@@ -45,16 +52,24 @@ class BackwardWork {
   const DqItem* dq_items = nullptr;
   const WorkSlice* dq_slices = nullptr;
   int dq_active = 0;
+  // Tiles of keys that several items share, and the number of their parts.
+  const SplitTile* split_tiles = nullptr;
+  int split_count = 0, part_count = 0;
   int* counter = nullptr;  // set to 0; null with a device_plan
 
  private:
   void cut_slices(const KernelBackwardArgs& args, cudaStream_t stream);
   bool suits_ordered_dq() const;
+  KeyItems key_items() const;
+  void split_long(KeyItems& items, int sm_count) const;
+  // Brings key tiles into the order of work.
+  void sort_tiles(std::vector<int>& order, const KeyItems& items) const;
   std::vector<ComponentItems> components_of(const std::vector<int>& tiles, const std::vector<int>& component_of_tile,
                                             const std::vector<Index>& cost, int sm_count) const;
 
   BackwardShape shape_;
   int dq_tiles_per_item_;
+  bool can_split_;
   Index heads_k_, units_of_head_;
   WorkLists lists_;  // of a device_plan
   std::vector<WorkSlice> slices_;
