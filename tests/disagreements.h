@@ -70,31 +70,36 @@ inline const std::vector<Disagreement>& disagreements() {
       {"whether max_logit is asked for", "shapes", [](RankTask& t) { t.max_logit = true; }},
       {"a backward left out", " in pass 2, a forward", [](RankTask& t) { t.passes = "ffbb"; },
        [](RankTask& t) { t.passes = "fbfb"; }},
-      {"the number of the layer", "the layer", [](RankTask& t) { t.layers = {0, 1, 3}; },
+      {"the number of the layer", "the number of the layer", [](RankTask& t) { t.layers = {0, 1, 3}; },
        [](RankTask& t) { t.passes = "fffbbb", t.layers = {0, 1, 2}; }},
   };
   return all;
 }
 
-// The passes of a task on one rank.
-inline void run_task(Communicator& c, const RankTask& t) {
+// The passes of a task on one rank, where the kernel's tensors lie.
+inline void run_task(Communicator& c, const RankTask& t, const std::string& kernel = "cpu.scalar") {
+  const Place place = check::place_of(kernel, c.rank());
   const Problem problem(Stream::from_used(t.offsets, t.used), t.mask);
   const Layout dealt = Layout::balanced(Problem(problem.packing(), t.dealt_by), c.ranks());
   const Layouts layouts =
       t.layout == LayoutKind::balanced ? Layouts{dealt, dealt} : make_layouts(t.layout, problem, c.ranks());
   Executor executor(c, make_schedule(problem, layouts, c.rank(), {t.heads_q, t.heads_k, t.head_map}, t.how),
-                    {.kernel = "cpu.scalar", .deterministic = t.deterministic});
+                    {.kernel = kernel, .deterministic = t.deterministic, .place = place});
   const RankTensors<> tensors(
       RankSizes{layouts.q.rows(), layouts.k.rows(), t.heads_q, t.heads_k, t.dim, t.dim, t.dtype}, 1);
-  check::DeviceMirror here({});
+  check::DeviceMirror mirror(place);
   Attention attention{.softcap = t.softcap, .sink = t.sink, .head_map = t.head_map};
   if (t.scale > 0) attention.scale = t.scale;
-  RankArgs args = tensors.args(here, attention);
+  RankArgs args = tensors.args(mirror, attention);
   if (!t.lse) args.forward.lse = {};
-  if (t.max_logit) args.forward.max_logit = tensors.max_logit.view;
+  if (t.max_logit) args.forward.max_logit = mirror.out(tensors.max_logit.view);
+  mirror.send();
   for (std::size_t i = 0; i < t.passes.size(); ++i) {
     args.forward.layer = args.backward.layer = t.layers[std::min(i, t.layers.size() - 1)];
     t.passes[i] == 'f' ? executor.forward(args.forward) : executor.backward(args.backward);
+    if (place.kind == DeviceKind::cpu) continue;
+    device::synchronize(place);
+    c.check();
   }
 }
 

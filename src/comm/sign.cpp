@@ -19,7 +19,7 @@ constexpr std::array<const char*, CallSign::kParts> kPartNames = {"the packing (
                                                                   "the schedule and its options",
                                                                   "shapes (heads, dims, dtypes, which outputs)",
                                                                   "the attention (scale, softcap, sink)",
-                                                                  "the number of the layer",
+                                                                  "the number of the layer or micro-sequence",
                                                                   "the call"};
 constexpr std::array kPassNames{"forward", "backward", "gather", "gather once more"};
 constexpr std::uint32_t kKinds = 4;
