@@ -229,7 +229,7 @@ class WEFT_API Communicator {
                          const Start& start);
 
   friend class detail::SignedPass;
-  void begin_pass(const detail::CallSign& sign, std::uint32_t kind, std::uint32_t kinds);
+  void begin_pass(const detail::CallSign& sign, std::uint32_t kind);
 
   Index rank_, ranks_;
   Communicator* counts_ = this;

@@ -100,7 +100,7 @@ void Board::beat() { ++memory_->beats(members_[at(self_)]); }
 
 // A place is empty while it is written.
 void Board::show(const CallSign& sign) {
-  Word* to = memory_->shown(members_[at(self_)], sign.parts[CallSign::pass]);
+  Word* to = memory_->shown(members_[at(self_)], sign.number());
   to[0] = 0;
   for (std::size_t p = 0; p < CallSign::kParts; ++p) to[1 + p] = sign.parts[p];
   to[0] = communicator_;

@@ -22,7 +22,6 @@ constexpr std::array<const char*, CallSign::kParts> kPartNames = {"the packing (
                                                                   "the number of the layer or micro-sequence",
                                                                   "the call"};
 constexpr std::array kPassNames{"forward", "backward", "gather", "gather once more"};
-constexpr std::uint32_t kKinds = 4;
 
 std::string ranks_text(const Ranks& ranks) {
   std::string words = ranks.size() == 1 ? "rank " : "ranks ";
@@ -32,8 +31,7 @@ std::string ranks_text(const Ranks& ranks) {
 
 // "pass 12, a forward"
 std::string pass_text(const CallSign& sign) {
-  const std::uint32_t pass = sign.parts[CallSign::pass];
-  return text("pass ", pass / kKinds, ", a ", kPassNames[pass % kKinds]);
+  return text("pass ", sign.number(), ", a ", kPassNames[sign.parts[CallSign::pass] % CallSign::kKinds]);
 }
 
 std::string differing_parts(const CallSign& a, const CallSign& b) {
@@ -70,7 +68,7 @@ std::optional<std::string> disagreement(Index self, const CallSign& mine, std::s
 std::optional<std::string> disagreement_in_pass(Index self, const CallSign& mine, std::span<const RankSign> others) {
   std::vector<RankSign> here;
   for (const RankSign& o : others)
-    if (o.second.parts[CallSign::pass] / kKinds == mine.parts[CallSign::pass] / kKinds) here.push_back(o);
+    if (o.second.number() == mine.number()) here.push_back(o);
   return disagreement(self, mine, here);
 }
 
@@ -123,7 +121,7 @@ SignedPeers SignedCalls::meet_all() {
 }
 
 SignedPass::SignedPass(Communicator& communicator, CallSign sign, PassKind kind) : communicator_(communicator) {
-  communicator.begin_pass(sign, static_cast<std::uint32_t>(kind), kKinds);
+  communicator.begin_pass(sign, static_cast<std::uint32_t>(kind));
 }
 
 SignedPass::~SignedPass() { communicator_.signs_.reset(); }
@@ -156,10 +154,9 @@ class SignedCall final : public Request::Pending {
     try {
       inner_->wait();
     } catch (const Error& e) {  // sizes that do not fit are only the consequence
-      std::vector<detail::RankSign> known = arrived();
-      for (const detail::RankSign& shown : communicator_.shown_signs()) known.push_back(shown);
-      if (const auto found = detail::disagreement_in_pass(communicator_.rank(), peers_.mine, known))
-        throw detail::disagreement_error(*found, e.problem());
+      auto found = detail::disagreement(communicator_.rank(), peers_.mine, arrived());
+      if (!found) found = detail::disagreement_in_pass(communicator_.rank(), peers_.mine, communicator_.shown_signs());
+      if (found) throw detail::disagreement_error(*found, e.problem());
       throw;
     }
     if (const auto found = detail::disagreement(communicator_.rank(), peers_.mine, arrived()))
@@ -182,10 +179,10 @@ class SignedCall final : public Request::Pending {
 
 }  // namespace
 
-void Communicator::begin_pass(const detail::CallSign& sign, std::uint32_t kind, std::uint32_t kinds) {
+void Communicator::begin_pass(const detail::CallSign& sign, std::uint32_t kind) {
   if (ranks_ == 1) return;
   detail::CallSign numbered = sign;
-  numbered.parts[detail::CallSign::pass] = ++counts_->passes_ * kinds + kind;
+  numbered.parts[detail::CallSign::pass] = ++counts_->passes_ * detail::CallSign::kKinds + kind;
   signs_ = std::make_shared<detail::SignedCalls>(numbered, ranks_);
   recorder()->set_sign(numbered);
   counts_->show_sign(numbered);

@@ -24,10 +24,12 @@ struct CallSign {
   // PassKind.
   enum Part : std::size_t { packing, mask, layout, schedule, shapes, attention, layer, pass };
   static constexpr std::size_t kParts = 8;
+  static constexpr std::uint32_t kKinds = 4;  // of PassKind
 
   std::array<std::uint32_t, kParts> parts = {};
 
   bool given() const { return parts[pass] != 0; }
+  std::uint32_t number() const { return parts[pass] / kKinds; }
   friend bool operator==(const CallSign&, const CallSign&) = default;
 };
 
