@@ -224,20 +224,21 @@ std::vector<detail::RankSign> MpiCommunicator::shown_signs() const {
   for (int peer = 0; peer < static_cast<int>(ranks()); ++peer) {
     if (peer == rank()) continue;
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(&sent.emplace_back(sign_), kSize, MPI_BYTE, peer, tag, link_->comm, &request), "MPI_Isend");
+    mpi::check(MPI_Isend(&sent.emplace_back(sign_), kSize, MPI_BYTE, peer, tag, link_->comm, &request), "MPI_Isend");
     MPI_Request_free(&request);
   }
   const Patience patience(kSeconds);
   while (static_cast<Index>(known.size()) + 1 < ranks() && !patience.over()) {
     int there = 0;
     MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, tag, link_->comm, &there, &status), "MPI_Iprobe");
+    mpi::check(MPI_Iprobe(MPI_ANY_SOURCE, tag, link_->comm, &there, &status), "MPI_Iprobe");
     if (there == 0) {
       patience.pause();
       continue;
     }
     detail::RankSign& one = known.emplace_back(status.MPI_SOURCE, detail::CallSign{});
-    check(MPI_Recv(&one.second, kSize, MPI_BYTE, status.MPI_SOURCE, tag, link_->comm, MPI_STATUS_IGNORE), "MPI_Recv");
+    mpi::check(MPI_Recv(&one.second, kSize, MPI_BYTE, status.MPI_SOURCE, tag, link_->comm, MPI_STATUS_IGNORE),
+               "MPI_Recv");
   }
   return known;
 }
