@@ -295,16 +295,16 @@ class Transport:
         assert self.failure is not None
         return error(self.failure.problem, self.failure.remedy)
 
-    def fail(self, text: str, slow: bool = False, blame: Sequence[int] = ()) -> Error:
+    def fail(self, text: str, slow: bool = False, blame: Sequence[int] = (), hint: str = "see what became of it") -> Error:
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began.
 
         slow: a time limit passed. A process that is stopped stays then, and somebody has to end it. blame: the ranks that are
         the reason.
         """
         with self._failing:  # the watch and the thread that waits may both have found something
-            return self._again() if self.broken else self._fail(text, slow, blame)
+            return self._again() if self.broken else self._fail(text, slow, blame, hint)
 
-    def _fail(self, text: str, slow: bool, blame: Sequence[int]) -> Error:
+    def _fail(self, text: str, slow: bool, blame: Sequence[int], hint: str) -> Error:
         broken = f"rank {self.rank} {text}"
         first = self._first_failure(broken)
         if first and first != broken:
@@ -319,9 +319,8 @@ class Transport:
                     pass  # the connection is closed
         last = "; ".join(self.calls().splitlines()[-_SHOWN_CALLS:])
         problem = f"{broken} (last calls: {last})" if last else broken
-        hint = "see what became of it"
         if slow:
-            hint = "it is slow, has gone, or was given another problem (checked=True finds out)"
+            hint = "it is slow, has gone, or makes other calls"
             process = self._process_of(blame[0]) if blame else None
             if process:
                 hint += "; if it still runs, it has to be ended: kill -9 {1} {2} {3}".format(*process.split(maxsplit=3))
@@ -400,7 +399,7 @@ class Transport:
         others = self._store(lambda store: roll_call.passes(store, self.rank, mine, waited_for))
         differ = self.disagreement(others or [])
         if differ and self.waiting:
-            self.fail(f"cannot go on: {differ}")
+            self.fail(f"cannot go on: {differ}", hint="give every rank the same problem, options and calls")
 
     def named(self, peer: int, text: str = "") -> str:
         """A rank with its process, as far as that is known."""
