@@ -6,6 +6,7 @@
 // in different orders. A communicator belongs to one thread at a time.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -81,6 +82,10 @@ namespace detail {
 class Board;
 class Calls;
 class FlightRecorder;
+class SignedCalls;
+class SignedPass;
+struct CallSign;
+struct SignedPeers;
 }  // namespace detail
 
 // A call in flight.
@@ -161,6 +166,13 @@ class WEFT_API Communicator {
   // age and state.
   std::string flight_record() const;
 
+  // What this rank's last pass is compared by, as text: ranks exchange it out of band when their messages do not meet.
+  // Empty before the first pass.
+  std::string fingerprint() const;
+  // In words, how the pass of this rank differs from those of others, whose fingerprints are given; empty if it does
+  // not, or if they are in another pass.
+  std::string disagreement(std::span<const std::pair<Index, std::string>> others) const;
+
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
   // Ranks r of equal r / ranks_per_node share fast links: from now on bytes between nodes are counted too. Error unless
@@ -170,18 +182,30 @@ class WEFT_API Communicator {
   detail::Calls& calls();  // for checked mode, which counts them
   // What ranks see of each other beside their calls, for transports of GPUs; null: nothing.
   virtual std::shared_ptr<detail::Board> board() const { return nullptr; }
+  // What other ranks show of the passes they are in beside their messages, for errors; empty: the transport has no way
+  // to.
+  virtual std::vector<std::pair<Index, detail::CallSign>> shown_signs() const;
 
  protected:
   Communicator(Index rank, Index ranks) : rank_(rank), ranks_(ranks) {}
   // Calls are counted by another one.
   Communicator(Index rank, Index ranks, Communicator& counts) : rank_(rank), ranks_(ranks), counts_(&counts) {}
 
+  // For a transport's own all_gather: the fingerprint that travels with the first one of a pass; no peers: none does.
+  detail::SignedPeers sign_collective();
   // Of calls of this communicator and of those whose calls it counts.
   const std::shared_ptr<detail::FlightRecorder>& recorder() const;
 
  private:
   // Messages are checked: peers exist, blocks are not null where they have bytes.
   virtual std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) = 0;
+  // The same where fingerprints of the pass travel to and from some peers, which wait() compares. Unless a transport
+  // has a better way they are messages of their own, 32 bytes, before all others.
+  virtual std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                         const detail::SignedPeers& peers);
+  virtual bool carries_signs() const { return true; }
+  // This rank begins a pass: others see it in their shown_signs().
+  virtual void show_sign(const detail::CallSign&) {}
   // Collectives, if has_collectives(). Null: made of messages, on all ranks. Blocks of all_gather and of
   // reduce_scatter, which adds f32, are equal and not empty; those of all_to_all may have any sizes. Wherever the
   // blocks lie, all ranks make the same collective.
@@ -204,8 +228,13 @@ class WEFT_API Communicator {
   Request start_recorded(const char* kind, std::span<const Message> sends, std::span<const Message> receives,
                          const Start& start);
 
+  friend class detail::SignedPass;
+  void begin_pass(const detail::CallSign& sign, std::uint32_t kind);
+
   Index rank_, ranks_;
   Communicator* counts_ = this;
+  std::uint32_t passes_ = 0;                    // begun on this communicator
+  std::shared_ptr<detail::SignedCalls> signs_;  // of the pass that it is in; null: none
   Traffic traffic_;
   Index node_ = 1;                        // ranks of a node
   std::shared_ptr<detail::Calls> calls_;  // none before somebody asks
@@ -229,6 +258,9 @@ class WEFT_API DeviceCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Communicator> make_split(Index color, Index key) final;  // Error
+  // Not as messages of their own, which would lie in memory of the host; a transport that has a way overrides this and
+  // start_signed().
+  bool carries_signs() const override { return false; }
   bool adds_f64() const final { return false; }
 
   Communicator& host_;

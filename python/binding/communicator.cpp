@@ -13,7 +13,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "comm/blocks.h"
+#include "comm/letter.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
@@ -28,36 +28,6 @@ namespace weft::python {
 namespace {
 
 using namespace nb::literals;
-
-// A message's bytes as one contiguous piece: the caller's memory if that is contiguous, else a copy.
-struct Packed {
-  Message message;
-  std::vector<char> own;
-  void* data = nullptr;
-  Index size = 0;
-
-  Block whole() const { return {data, 1, 1, size, size, size}; }
-};
-
-Packed packed(Message message, bool in_place) {
-  Packed out{std::move(message), {}, nullptr, 0};
-  out.size = out.message.size();
-  if (in_place && out.message.blocks.size() == 1) {
-    const Block one = merged(out.message.blocks.front());
-    if (one.rows == 1 && one.parts == 1) out.data = one.data;
-  }
-  if (out.data == nullptr && out.size > 0) {
-    out.own.resize(at(out.size));
-    out.data = out.own.data();
-  }
-  return out;
-}
-
-void unpack(const Packed& from, const Message& to) {
-  if (from.size == 0 || (from.data != nullptr && from.own.empty() && &from.message == &to)) return;
-  const Block whole = from.whole();
-  move_blocks({&whole, 1}, to.blocks, to.combine);
-}
 
 nb::object as_bytes(const Packed& packed) {
   const std::size_t shape[] = {at(packed.size)};
@@ -97,36 +67,34 @@ class PythonPending final : public Request::Pending {
  public:
   PythonPending(nb::handle transport, Index rank, std::vector<Message> sends, std::vector<Message> receives) {
     std::deque<Packed*> to_self;
-    for (Message& m : sends) {
-      const bool self = m.peer == rank;
-      Packed& p = sends_.emplace_back(packed(std::move(m), !self));
-      if (!p.own.empty()) {
-        const Block whole = p.whole();
-        move_blocks(p.message.blocks, {&whole, 1}, Message::Combine::replace);
-      }
+    for (Letter& letter : letters_of(std::move(sends), rank)) {
+      const bool self = letter.front().peer == rank;
+      Packed& p = sends_.emplace_back(packed(std::move(letter), !self));
+      if (!p.own.empty()) pack(p);
       if (self) to_self.push_back(&p);
     }
-    for (Message& m : receives) {
+    for (Letter& letter : letters_of(std::move(receives), rank)) {
+      const Message& m = letter.back();
       const bool self = m.peer == rank, add = adds(m.combine);
       if (self) {
         if (to_self.empty() || to_self.front()->size != m.size())
           throw Error(text("rank ", rank, " receives ", m.size(), " bytes from itself and sends ",
                            to_self.empty() ? 0 : to_self.front()->size),
                       "name as many bytes on both sides");
-        from_self_.emplace_back(to_self.front(), std::move(m));
+        from_self_.emplace_back(to_self.front(), std::move(letter));
         to_self.pop_front();
         order_.push_back({true, from_self_.size() - 1});
       } else {
-        receives_.emplace_back(packed(std::move(m), !add));
+        receives_.emplace_back(packed(std::move(letter), !add));
         order_.push_back({false, receives_.size() - 1});
       }
     }
     const AcquireGil gil;
     nb::list to, from;
     for (const Packed& p : sends_)
-      if (p.message.peer != rank && p.size > 0) to.append(nb::make_tuple(p.message.peer, as_bytes(p)));
+      if (p.peer() != rank && p.size > 0) to.append(nb::make_tuple(p.peer(), as_bytes(p)));
     for (const Packed& p : receives_)
-      if (p.size > 0) from.append(nb::make_tuple(p.message.peer, as_bytes(p)));
+      if (p.size > 0) from.append(nb::make_tuple(p.peer(), as_bytes(p)));
     handle_ = std::make_unique<Handle>(call_python(transport.attr("exchange"), to, from));
   }
 
@@ -136,13 +104,13 @@ class PythonPending final : public Request::Pending {
       if (self)
         unpack(*from_self_[i].first, from_self_[i].second);
       else
-        unpack(receives_[i], receives_[i].message);
+        unpack(receives_[i], receives_[i].letter);
     }
   }
 
  private:
   std::deque<Packed> sends_, receives_;
-  std::vector<std::pair<Packed*, Message>> from_self_;
+  std::vector<std::pair<Packed*, Letter>> from_self_;
   std::vector<std::pair<bool, std::size_t>> order_;  // of receives, as given: sums are made in it
   std::unique_ptr<Handle> handle_;                   // goes first: it may use the others' memory
 };
@@ -153,6 +121,14 @@ nb::object on_gpu(void* data, Index bytes, int device) {
   return nb::cast(nb::ndarray<nb::array_api, std::uint8_t>(data, 1, shape, nb::none(), nullptr,
                                                            nb::dtype<std::uint8_t>(), nb::device::cuda::value, device));
 }
+
+// Fingerprints that are gathered with a collective; null: none are.
+struct Signs {
+  void* mine = nullptr;
+  Index bytes = 0;
+  void* all = nullptr;
+  Index all_bytes = 0;
+};
 
 // An exchange of no messages.
 struct Alone final : Request::Pending {
@@ -243,8 +219,10 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     for (Index r = 0; r < n; ++r)
       if (members_[at(r)] != r) return {};  // a split in another order, and torch's own are in the order of the group
     return {.all_gather =
-                [this, n](const Place& on, const void* mine, void* all, Index bytes) {
-                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes));
+                [this, n](const Place& on, const void* mine, void* all, Index bytes, void* sign, void* signs,
+                          Index sign_bytes) {
+                  const Signs with{sign, sign_bytes, signs, n * sign_bytes};
+                  return collective("all_gather", on, mine, {bytes}, all, std::vector<Index>(at(n), bytes), with);
                 },
             .reduce_scatter =
                 [this, n](const Place& on, const float* parts, float* mine, Index count) {
@@ -261,8 +239,13 @@ class PythonGpuCommunicator final : public PythonCommunicator {
 
   std::unique_ptr<Request::Pending> collective(const char* kind, const Place& place, const void* sent,
                                                const std::vector<Index>& sent_bytes, void* received,
-                                               const std::vector<Index>& received_bytes) const {
+                                               const std::vector<Index>& received_bytes,
+                                               const Signs& signs = {}) const {
     const AcquireGil gil;
+    const nb::object with = signs.mine == nullptr
+                                ? nb::none()
+                                : nb::object(nb::make_tuple(on_gpu(signs.mine, signs.bytes, place.device),
+                                                            on_gpu(signs.all, signs.all_bytes, place.device)));
     const auto list = [](const std::vector<Index>& sizes) {
       nb::list out;
       for (const Index size : sizes) out.append(size);
@@ -273,7 +256,7 @@ class PythonGpuCommunicator final : public PythonCommunicator {
     return std::make_unique<Handle>(call_python(
         transport_.attr("collective_on_gpu"), nb::str(kind), on_gpu(const_cast<void*>(sent), out, place.device),
         list(sent_bytes), on_gpu(received, in, place.device), list(received_bytes), nb::int_(place.device),
-        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream))));
+        nb::int_(reinterpret_cast<std::uintptr_t>(place.stream)), with));
   }
 
   std::unique_ptr<Request::Pending> carry(const Place& place, std::span<const cuda::Parcel> sends,
@@ -451,6 +434,18 @@ void bind_communicator(nb::module_& m) {
       .def(
           "flight_record", [](const Comm& c) { return c.get().flight_record(); },
           "The last 64 calls of this rank, a line each, oldest first: number, pass and step, peers, bytes, age, state.")
+      .def(
+          "fingerprint", [](const Comm& c) { return c.get().fingerprint(); },
+          "What this rank's last pass is compared by, as text; empty before the first pass.")
+      .def(
+          "disagreement",
+          [](const Comm& c, const std::vector<std::pair<Index, std::string>>& others) {
+            return c.get().disagreement(others);
+          },
+          "others"_a,
+          "In words, how this rank's pass differs from those of other ranks, (rank, fingerprint) each; empty if it "
+          "does "
+          "not, or if they are in another pass.")
       .def("reset_traffic", [](Comm& c) { c.get().reset_traffic(); }, "Counts bytes and messages from 0 again.");
   nb::class_<HeldTurn>(m, "Turn", "with communicator.turn(): calls over it belong to this thread.")
       .def(

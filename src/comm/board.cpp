@@ -76,6 +76,7 @@ std::unique_ptr<Board> Board::connection(std::uint64_t context, Index first) con
   auto made = std::make_unique<Board>(memory_, members_, self_);
   made->context_ = context;
   made->first_ = first;
+  made->communicator_ = communicator_;
   const Index rank = members_[at(self_)];
   for (const bool reuse : {false, true}) {  // a place of a failed connection only if there is no other
     for (Index i = 0; i < BoardMemory::kLinks && made->mine_ == nullptr; ++i) {
@@ -96,6 +97,40 @@ std::unique_ptr<Board> Board::part(std::vector<Index> members, Index self) const
 }
 
 void Board::beat() { ++memory_->beats(members_[at(self_)]); }
+
+// A place is empty while it is written.
+void Board::show(const CallSign& sign) {
+  Word* to = memory_->shown(members_[at(self_)], sign.number());
+  to[0] = 0;
+  for (std::size_t p = 0; p < CallSign::kParts; ++p) to[1 + p] = sign.parts[p];
+  to[0] = communicator_;
+}
+
+void Board::append_shown(Index member, std::vector<RankSign>& to) const {
+  for (Index place = 0; place < BoardMemory::kShown; ++place) {
+    Word* from = memory_->shown(members_[at(member)], place);
+    CallSign sign;
+    if (from[0] != communicator_) continue;
+    for (std::size_t p = 0; p < CallSign::kParts; ++p) sign.parts[p] = static_cast<std::uint32_t>(from[1 + p].load());
+    if (from[0] == communicator_) to.emplace_back(member, sign);
+  }
+}
+
+std::vector<RankSign> Board::shown() const {
+  std::vector<RankSign> all;
+  for (Index peer = 0; peer < static_cast<Index>(members_.size()); ++peer)
+    if (peer != self_) append_shown(peer, all);
+  return all;
+}
+
+std::string Board::why_they_differ() const {
+  std::vector<RankSign> mine;
+  append_shown(self_, mine);
+  const std::vector<RankSign> others = shown();
+  for (const RankSign& own : mine)
+    if (const auto found = disagreement_in_pass(self_, own.second, others)) return text("; ", *found);
+  return "";
+}
 
 void Board::post(const RecordedCall& call, std::span<const Message> sends, std::span<const Message> receives) {
   if (mine_ == nullptr) return;
@@ -170,7 +205,7 @@ std::optional<Trouble> Board::mismatch_with(Index peer, Index call) const {
   if (there[kNumber] != number) return std::nullopt;  // overwritten meanwhile
   const auto words = [&](Index from, std::uint64_t bytes, Index to, std::uint64_t takes) {
     return Trouble{text(name, ": rank ", from, " sends ", bytes, " bytes to rank ", to, ", which receives ", takes,
-                        ": they were given different problems, options or tensors")};
+                        ": they were given different problems, options or tensors", why_they_differ())};
   };
   if (sent != wanted) return words(self_, sent, peer, wanted);
   if (coming != taken) return words(peer, coming, self_, taken);
@@ -197,7 +232,7 @@ Trouble Board::over(Index call, double limit) const {
     }
   }
   const std::string whom = !silent.empty() ? silent : !behind.empty() ? behind : "ranks that have all started it";
-  return {text(waits(call), " for ", seconds_text(limit), ", for ", whom)};
+  return {text(waits(call), " for ", seconds_text(limit), ", for ", whom, why_they_differ())};
 }
 
 std::optional<Trouble> Board::mismatch(Index call) const {

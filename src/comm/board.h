@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/flight.h"
+#include "comm/sign.h"
 #include "weft/communicator.h"
 
 namespace weft::detail {
@@ -31,10 +32,13 @@ class BoardMemory {
   Index ranks() const { return ranks_; }
   Word& beats(Index rank) { return rank_(rank)[0]; }  // grows as long as the rank lives
   Word& end(Index rank) { return rank_(rank)[1]; }
+  // What a rank shows of its last passes; kShown places of kSignWords: context, then the parts of a CallSign.
+  static constexpr Index kShown = 4, kSignWords = 1 + static_cast<Index>(CallSign::kParts);
+  Word* shown(Index rank, Index place) { return rank_(rank) + 2 + place % kShown * kSignWords; }
   Word* link(Index rank, Index link) { return rank_(rank) + kRankWords + link * link_words_; }
 
  private:
-  static constexpr Index kRankWords = 8;
+  static constexpr Index kRankWords = 2 + kShown * kSignWords;
   Word* rank_(Index rank) { return words_ + rank * (kRankWords + kLinks * link_words_); }
 
   Index ranks_, link_words_;
@@ -64,6 +68,12 @@ class Board {
   std::unique_ptr<Board> part(std::vector<Index> members, Index self) const;
 
   void beat();
+  // What names the communicator on all its ranks, not 0: passes are shown under it.
+  void set_communicator(std::uint64_t name) { communicator_ = name; }
+  // This rank begins a pass.
+  void show(const CallSign& sign);
+  // What the other ranks show of their last passes.
+  std::vector<RankSign> shown() const;
   // This rank has started a call.
   void post(const RecordedCall& call, std::span<const Message> sends, std::span<const Message> receives);
   // This rank gives up the connection; the others learn why.
@@ -84,6 +94,9 @@ class Board {
   };
 
   Word* link_of(Index peer) const;
+  void append_shown(Index member, std::vector<RankSign>& to) const;
+  // "; ranks 0 and 1 differ in the mask", if that is seen; else nothing.
+  std::string why_they_differ() const;
   std::optional<Trouble> ended(Index peer, Index call) const;
   std::optional<Trouble> mismatch_with(Index peer, Index call) const;
   Trouble over(Index call, double limit) const;
@@ -97,6 +110,7 @@ class Board {
   Index self_;
   std::uint64_t context_ = 0;
   Index first_ = 0;
+  std::uint64_t communicator_ = 0;
   Word* mine_ = nullptr;  // of the connection; null: no room
   std::vector<Seen> seen_;
 };

@@ -8,6 +8,7 @@
 #include "comm/blocks.h"
 #include "comm/checked.h"
 #include "comm/flight.h"
+#include "comm/sign.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
@@ -123,11 +124,12 @@ bool are_equal(std::span<const Block> blocks) {
   return size > 0 && std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.size() == size; });
 }
 
-// The error of a call that failed for want of a peer, with the last calls.
+// The error of a call that failed for want of a peer: with pass, step and bytes of that call, and the last calls.
 PeerError failed(detail::FlightRecorder& recorder, Index call, const PeerError& e) {
-  const std::string calls = recorder.last_calls(4);
+  const std::string calls = recorder.last_calls(4), line = recorder.line(call);
   recorder.set(call, detail::RecordedCall::State::failed);
-  return e.with_calls(calls);
+  if (e.has_calls() || line.empty()) return e.with_calls(calls);
+  return PeerError(text(e.problem(), ": ", line), e.remedy(), e.consequence()).with_calls(calls);
 }
 
 template <class T>
@@ -271,7 +273,12 @@ Request Communicator::exchange(std::vector<Message> sends, std::vector<Message> 
       if (m.combine == Message::Combine::add_f64)
         throw Error(text("communicator ", name(), " is to add f64 on a GPU"),
                     "add f32 there, or use tensors on the CPU");
-  return start_recorded("exchange", sends, receives, [&] { return start(std::move(sends), std::move(receives)); });
+  return start_recorded("exchange", sends, receives, [&] {
+    const detail::SignedPeers signs =
+        signs_ == nullptr || !carries_signs() ? detail::SignedPeers{} : signs_->meet(rank_, sends, receives);
+    return signs.empty() ? start(std::move(sends), std::move(receives))
+                         : start_signed(std::move(sends), std::move(receives), signs);
+  });
 }
 
 std::unique_ptr<Request::Pending> Communicator::start_all_gather(const Block&, std::span<const Block>) {

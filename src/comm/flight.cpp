@@ -123,6 +123,16 @@ RecordedCall FlightRecorder::last() const {
   return next_ == 0 ? RecordedCall{} : at_(next_ - 1);
 }
 
+void FlightRecorder::set_sign(const CallSign& sign) {
+  const std::lock_guard lock(mutex_);
+  sign_ = sign;
+}
+
+CallSign FlightRecorder::sign() const {
+  const std::lock_guard lock(mutex_);
+  return sign_;
+}
+
 std::string FlightRecorder::text() const {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
@@ -139,6 +149,12 @@ std::string FlightRecorder::last_calls(Index most) const {
   for (Index call = std::max<Index>(0, next_ - std::min(most, kCalls)); call < next_; ++call)
     if (at_(call).number == call) words += (words.empty() ? "" : "; ") + call_text(at_(call), now);
   return words;
+}
+
+std::string FlightRecorder::line(Index call) const {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  return at_(call).number == call ? call_text(at_(call), now) : "";
 }
 
 }  // namespace detail

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "comm/sign.h"
 #include "weft/communicator.h"
 
 namespace weft::detail {
@@ -57,9 +58,13 @@ class FlightRecorder {
   void end_wait(Index call);
   // The last call, or an empty record if there was none.
   RecordedCall last() const;
+  // Of the pass that began last.
+  void set_sign(const CallSign& sign);
+  CallSign sign() const;
 
   std::string text() const;                  // a line a call
   std::string last_calls(Index most) const;  // one line, for an error
+  std::string line(Index call) const;        // of one call; empty if it is too long ago
 
  private:
   RecordedCall& at_(Index call) { return calls_[static_cast<std::size_t>(call % kCalls)]; }
@@ -68,6 +73,7 @@ class FlightRecorder {
   mutable std::mutex mutex_;  // transports end calls in threads of their own
   std::array<RecordedCall, kCalls> calls_;
   Index next_ = 0;
+  CallSign sign_;
 };
 
 }  // namespace weft::detail

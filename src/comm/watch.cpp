@@ -52,6 +52,14 @@ void Watch::check() const {
                   failure_->consequence);
 }
 
+void Watch::check_ended() {
+  {
+    std::unique_lock lock(mutex_);
+    if (const std::optional<Trouble> found = drop_ended()) give_up(lock, *found);
+  }
+  check();
+}
+
 void Watch::look(Index call, double waited, const std::optional<std::string>& fault) {
   std::unique_lock lock(mutex_);
   if (const std::optional<Trouble> found = trouble(call, waited, fault)) give_up(lock, *found);
@@ -80,6 +88,8 @@ std::optional<Trouble> Watch::drop_ended() {
   while (!queue_.empty() && queue_.front()->ended()) {
     if (connection_.board != nullptr)
       if (auto found = connection_.board->mismatch(queue_.front()->record.number)) return found;
+    if (const auto found = queue_.front()->disagreement())
+      return Trouble{weft::text("call ", queue_.front()->record.number, ": ", *found)};
     connection_.recorder->set(queue_.front()->record.number, RecordedCall::State::done);
     queue_.pop_front();
     since_.reset();

@@ -24,6 +24,8 @@ struct QueuedCall {
   virtual ~QueuedCall() = default;
   virtual bool begun() = 0;  // the queue has come to it
   virtual bool ended() = 0;
+  // Of a call that has ended: in words, how ranks differ whose fingerprints came with it.
+  virtual std::optional<std::string> disagreement() { return std::nullopt; }
 
   const RecordedCall record;
 };
@@ -55,6 +57,8 @@ class Watch {
   void add(std::shared_ptr<QueuedCall> call);
   // PeerError if the connection was given up.
   void check() const;
+  // The same after a look at the calls that have ended by now.
+  void check_ended();
   bool works() const;
   // For waits outside the queue: gives the connection up if there is a reason to, after so many seconds in a call.
   // call -1: the start of the connection.

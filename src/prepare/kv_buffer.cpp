@@ -73,6 +73,7 @@ struct KvBuffer::Data {
     MicroSequences micros;
     Problem problem;
     Reach reach;
+    detail::CallSign sign = {};
   };
   struct Arrival {
     Index micro;
@@ -101,6 +102,14 @@ struct KvBuffer::Data {
   Index rank() const { return communicator.rank(); }
   run::CollectiveCall call(run::CallKind kind, Index micro = -1, Index layer = kNoLayer) const {
     return {kind, layer == kNoLayer ? options.layer : layer, micro};
+  }
+  // The fingerprint of a pass, which its messages carry; none on checked ranks, which compare more than that.
+  template <class... Args>
+  std::unique_ptr<detail::SignedPass> begin_pass(detail::PassKind kind, Index micro, Index layer,
+                                                 const Args&... args) const {
+    if (agreement != nullptr || communicator.ranks() == 1) return nullptr;
+    const run::SignedCallInfo info{.layer = layer == kNoLayer ? options.layer : layer, .micro = micro};
+    return std::make_unique<detail::SignedPass>(communicator, run::with_call(now().sign, args..., info), kind);
   }
   Index next_backward() const { return (backwards ? back : gathered) - 1; }
 
@@ -338,7 +347,8 @@ void KvBuffer::begin(const MicroSequences& micros, const Mask& mask) {
   const Index begin = d.options.drop ? reach.needed.front() : Index{0};
   d.arrivals.clear();
   d.returning.reset();  // of a backward that was given up
-  d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach)});
+  const detail::CallSign sign = run::sign_of(micros, problem, d.options);
+  d.sequence.emplace(Data::Sequence{micros, std::move(problem), std::move(reach), sign});
   d.held = {begin, micros.rows().begin};
   d.gathered = d.attended = d.back = d.bytes_gathered = 0;
   d.backwards = false;
@@ -354,6 +364,7 @@ void KvBuffer::start_gather(Index micro, const ConstTensorView& k, const ConstTe
   Data& d = *data_;
   d.check_next(micro, k, v);
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather, micro), {});
+  const auto pass = d.begin_pass(detail::PassKind::gather, micro, kNoLayer);
   d.gather(micro, k, v);
 }
 
@@ -375,6 +386,7 @@ void KvBuffer::forward(Index micro, const KvBufferForwardArgs& args) {
   KernelForwardArgs kernel_args = run::forward_call(args, run::constant(d.kv));
   const std::uint64_t number =
       d.agreement ? d.agreement->compare(call, run::fingerprints(kernel_args, d.options.kernel)) : 0;
+  const auto pass = d.begin_pass(detail::PassKind::forward, micro, args.layer, kernel_args);
   if (gathers) d.gather(micro, args.k, args.v);
   d.wait_for(micro);
   const std::vector<Slice> slices = d.slices(micro);
@@ -421,6 +433,7 @@ void KvBuffer::gather_again(Index micro, const ConstTensorView& k, const ConstTe
         "ask missing() which one is");
   d.check_own(micro, k, v);
   if (d.agreement) d.agreement->compare(d.call(run::CallKind::gather_again, micro), {});
+  const auto pass = d.begin_pass(detail::PassKind::gather_again, micro, kNoLayer);
   const MicroSequences& micros = d.now().micros;
   d.held.end = micros.rows(next).end;  // later ones are done: their rows are free
   const Range tokens{max_of(micros.rows(micro).begin, d.now().reach.first[at(next)]), d.held.begin};
@@ -453,6 +466,7 @@ void KvBuffer::backward(Index micro, const KvBufferBackwardArgs& args) {
                          d.agreement->forwards_of(args.out, args.lse, args.place));
   while (!d.arrivals.empty()) d.wait_for(d.arrivals.front().micro);
   if (d.options.drop) d.finish_return();  // earlier tokens may take its rows
+  const auto pass = d.begin_pass(detail::PassKind::backward, micro, args.layer, kernel_args);
   d.need_gradients(micro);
   d.held.end = micros.rows(micro).end;
   d.back = micro;

@@ -148,6 +148,8 @@ void Executor::backward(const ExecutorBackwardArgs& args) {
     agreement->compare(call, run::fingerprints(run::backward_call(args, {args.k, args.v}), data_->options.kernel),
                        agreement->forwards_of(args.out, args.lse, args.place));
   const Kernel kernel = data_->kernel_for(request_of(Pass::backward, args), !args.device_plans.empty());
+  const auto pass =
+      data_->begin_pass(run::backward_call(args, {args.k, args.v}), args.layer, detail::PassKind::backward);
   const Kv own = own_sums(data_->workspace, schedule, args);
   if (schedule.swap) {
     run::HeadSwap swap(schedule, communicator, data_->workspace);

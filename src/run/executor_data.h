@@ -21,12 +21,20 @@ struct Executor::Data {
       : schedule(std::move(what)),
         options(std::move(how)),
         agreement(run::agree(world, schedule, options)),
+        sign(world.ranks() > 1 && !options.checked ? run::sign_of(schedule, options) : detail::CallSign{}),
         context(agreement ? agreement->communicator() : world, options.place, options.memory),
         communicator(&context.communicator()),
         workspace(context.memory()) {}
 
   // The kernel of the options that can do the call. Error if there is none.
   Kernel kernel_for(KernelRequest request, bool device_plans) const;
+  // The fingerprint of a pass, which its messages carry. Checked ranks have compared more than that already.
+  template <class Args>
+  std::unique_ptr<detail::SignedPass> begin_pass(const Args& kernel_args, Index layer, detail::PassKind kind) const {
+    if (agreement != nullptr || communicator->ranks() == 1) return nullptr;
+    const run::SignedCallInfo info{.layer = layer, .swapped = schedule.swap.has_value()};
+    return std::make_unique<detail::SignedPass>(*communicator, run::with_call(sign, kernel_args, info), kind);
+  }
   // In a capture, unless memory is the caller's, who keeps it as long as the graph.
   bool takes_memory_apart(const Place& place) const { return options.memory == nullptr && device::is_captured(place); }
   void attend_steps(const Kernel& kernel, const ExecutorForwardArgs& args);
@@ -35,6 +43,7 @@ struct Executor::Data {
   Schedule schedule;
   ExecutorOptions options;
   std::unique_ptr<run::Agreement> agreement;  // if checked; `context` is then one of its communicator
+  detail::CallSign sign;                      // of the schedule and the options; of no use if checked
   run::ExecutionContext context;
   Communicator* communicator;
   run::Workspace workspace;

@@ -1,5 +1,7 @@
 #include "run/fingerprint.h"
 
+#include <cmath>
+
 #include "device/device.h"
 #include "hash.h"
 #include "index.h"
@@ -84,6 +86,30 @@ std::vector<Fingerprint> of_call(const Args& args) {
           {"values of the sink", values_of(args.attention.sink, args.place)}};
 }
 
+using detail::CallSign;
+
+std::uint32_t folded(std::uint64_t hash) { return static_cast<std::uint32_t>(hash ^ (hash >> 32)); }
+
+// With the shapes of a call, whose outputs' dtypes and presence are hashed already.
+template <class Args>
+CallSign with_shapes(CallSign sign, const Args& args, Hash outputs, const SignedCallInfo& info) {
+  const Attention& a = args.attention;
+  const double dim = static_cast<double>(max_of(args.q.dim, 1));
+  sign.parts[CallSign::shapes] = folded(outputs.add(std::uint64_t{sign.parts[CallSign::shapes]})
+                                            .add(static_cast<Index>(args.q.dtype))
+                                            .add(args.q.heads)
+                                            .add(args.q.dim)
+                                            .add(args.v.dim)
+                                            .value());
+  // As f32: a scale that is given and the same one that is left out are the same.
+  sign.parts[CallSign::attention] = folded(Hash()
+                                               .add(double{static_cast<float>(a.scale.value_or(1 / std::sqrt(dim)))})
+                                               .add(a.softcap)
+                                               .add(static_cast<Index>(a.sink.kind))
+                                               .value());
+  return with_call(sign, info);
+}
+
 }  // namespace
 
 std::vector<Fingerprint> fingerprints(const Schedule& s) {
@@ -133,6 +159,51 @@ std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::strin
   all.push_back({"whether dsink is asked for", args.dsink.given()});
   all.push_back({"kernel", kernel_of(Pass::backward, args, kernel)});
   return all;
+}
+
+CallSign sign_of(const Schedule& s, const ExecutorOptions& options) {
+  const std::vector<Fingerprint> parts = fingerprints(s);
+  CallSign sign;
+  for (const std::size_t p : {CallSign::packing, CallSign::mask, CallSign::layout})
+    sign.parts[p] = folded(parts[p].value);
+  Hash schedule;
+  schedule.add(static_cast<Index>(s.options.kind)).add(options.deterministic);
+  for (const ScheduleOption& option : schedule_options())
+    if (uses(s.options, option.name)) schedule.add(option.number(s.options));
+  sign.parts[CallSign::schedule] = folded(schedule.value());
+  sign.parts[CallSign::shapes] = folded(parts[CallSign::shapes].value);  // heads
+  return sign;
+}
+
+CallSign sign_of(const MicroSequences& micros, const Problem& problem, const KvBufferOptions& options) {
+  const std::vector<Fingerprint> parts = fingerprints(micros, problem);
+  CallSign sign;
+  for (const std::size_t p : {CallSign::packing, CallSign::mask, CallSign::layout})
+    sign.parts[p] = folded(parts[p].value);
+  sign.parts[CallSign::schedule] = folded(Hash().add(options.rows).add(options.drop).value());
+  sign.parts[CallSign::shapes] = folded(
+      Hash().add(options.heads).add(options.dim_qk).add(options.dim_v).add(static_cast<Index>(options.dtype)).value());
+  return sign;
+}
+
+CallSign with_call(CallSign sign, const SignedCallInfo& info) {
+  sign.parts[CallSign::layer] = folded(Hash().add(info.layer).add(info.micro).value());
+  return sign;
+}
+
+CallSign with_call(CallSign sign, const KernelForwardArgs& args, const SignedCallInfo& info) {
+  Hash outputs;
+  outputs.add(args.max_logit.given());
+  if (info.swapped) outputs.add(dtype_of(args.out)).add(dtype_of(args.lse));
+  return with_shapes(sign, args, outputs, info);
+}
+
+CallSign with_call(CallSign sign, const KernelBackwardArgs& args, const SignedCallInfo& info) {
+  Hash outputs;
+  outputs.add(args.dsink.given());
+  if (info.swapped)
+    outputs.add(dtype_of(args.out)).add(dtype_of(args.lse)).add(dtype_of(args.dout)).add(dtype_of(args.dq));
+  return with_shapes(sign, args, outputs, info);
 }
 
 }  // namespace weft::run

@@ -1,11 +1,12 @@
-// Hashes of what must be the same on all ranks, which checked ranks compare (agreement.h). docs/schedules.md has a
-// table of what is compared and what may differ.
+// Hashes of what must be the same on all ranks: those that checked ranks compare (agreement.h; docs/schedules.md has a
+// table of what is compared and what may differ), and those that travel with every pass (comm/sign.h).
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
+#include "comm/sign.h"
 #include "weft/executor.h"
 #include "weft/kv_buffer.h"
 
@@ -23,5 +24,19 @@ std::vector<Fingerprint> fingerprints(const KvBufferOptions& options);
 // `kernel`: the name in the options; ranks compare the kernel that it selects for the call.
 std::vector<Fingerprint> fingerprints(const KernelForwardArgs& args, std::string_view kernel = {});
 std::vector<Fingerprint> fingerprints(const KernelBackwardArgs& args, std::string_view kernel = {});
+
+// What travels with the messages of every pass: of the schedule, or of a sequence of a K/V buffer, made once..
+detail::CallSign sign_of(const Schedule& schedule, const ExecutorOptions& options);
+detail::CallSign sign_of(const MicroSequences& micros, const Problem& problem, const KvBufferOptions& options);
+// ..and the same with what a call adds to it. Cheap: nothing is read from a GPU. Left out is what ranks may differ in
+// without harm, such as the kernel, and dtypes of outputs unless they travel (`swapped`: with the heads). `micro`: of a
+// K/V buffer.
+struct SignedCallInfo {
+  Index layer = kNoLayer, micro = -1;
+  bool swapped = false;
+};
+detail::CallSign with_call(detail::CallSign sign, const KernelForwardArgs& args, const SignedCallInfo& info);
+detail::CallSign with_call(detail::CallSign sign, const KernelBackwardArgs& args, const SignedCallInfo& info);
+detail::CallSign with_call(detail::CallSign sign, const SignedCallInfo& info);
 
 }  // namespace weft::run

@@ -112,6 +112,7 @@ void Executor::forward(const ExecutorForwardArgs& args) {
                       call, run::fingerprints(run::forward_call(args, {args.k, args.v}), data_->options.kernel))
                 : 0;
   const Kernel kernel = data_->kernel_for(request_of(Pass::forward, args), !args.device_plans.empty());
+  const auto pass = data_->begin_pass(run::forward_call(args, {args.k, args.v}), args.layer, detail::PassKind::forward);
   std::optional<run::HeadNumbers> largest;
   if (args.max_logit.given())
     largest.emplace(args.place, data_->workspace, args.q.heads, communicator.ranks(), kMinusInfinity<double>);

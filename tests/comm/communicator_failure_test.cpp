@@ -231,7 +231,8 @@ void miss_time_limit(double time_limit, std::initializer_list<std::string> parts
 
 TEST(Failure, TimeLimit) {
   for (int repeat = 0; repeat < 50; ++repeat) miss_time_limit(0.01, {"waited 0.01 seconds in call 0 for rank "});
-  miss_time_limit(1, {"waited 1 seconds in call 0 for rank 1 (last calls: "});  // all others come within a second
+  miss_time_limit(1, {"waited 1 seconds in call 0 for rank 1: #0 exchange, 12 bytes to ",
+                      " (last calls: #0 "});  // all others come within a second
 }
 
 TEST(Failure, InOneGroupEndsTheOthers) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,7 @@
 #include "comm/faulty.h"
 #include "comm/letters.h"
 #include "device/device.h"
+#include "disagreements.h"
 #include "nccl/on_gpu.h"
 #include "ranks.h"
 #include "refusal.h"
@@ -266,6 +268,51 @@ TEST_P(NcclRanks, AMessageThatChangesOnItsWayIsNamed) {
     });
   });
   expect_parts(error, {"received other bytes than were sent from rank 0"});
+}
+
+// ---- ranks that disagree
+
+// What each rank is told in each of the ways, one after another, over connections of their own.
+void disagree(Index ranks, const std::vector<std::size_t>& ways) {
+  constexpr std::array kKinds{ScheduleKind::all_gather, ScheduleKind::ring, ScheduleKind::all_to_all,
+                              ScheduleKind::exact};
+  run(ranks,
+      [&](Communicator& c, OnGpu&) {
+        for (const std::size_t n : ways) {
+          const Disagreement& way = disagreements()[n];
+          std::snprintf(at_work, sizeof at_work, "rank %d, %s", static_cast<int>(c.rank()), way.name.c_str());
+          const ScheduleKind kind = way.swapped ? ScheduleKind::all_to_all : kKinds[n % kKinds.size()];
+          const RankTask task = task_of(way, {.kind = kind}, c.rank(), 1);
+          const auto begin = std::chrono::steady_clock::now();
+          const std::string told = error_of([&] {
+            const auto part = c.split(0, c.rank());  // passes are counted from the first again
+            run_task(*part, task, "cuda.portable");
+          });
+          const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+          EXPECT_NE(told, "") << "rank " << c.rank() << ", " << way.name << ", " << name(kind);
+          if (c.rank() == 1 || ranks == 2) {
+            EXPECT_NE(told.find(way.said), std::string::npos) << way.name << ", " << name(kind) << ": " << told;
+          }
+          if (c.rank() == 0)
+            std::printf("%s, %s: %.1f s\n", way.name.c_str(), std::string(name(kind)).c_str(), seconds);
+          std::fflush(stdout);
+          double one = 1;
+          c.all_reduce(&one, DType::f64, 1, Reduce::sum).wait();  // nobody begins the next way before all are told
+        }
+      },
+      {.time_limit = 10, .grace = 10});
+}
+
+TEST(NcclDisagree, EveryRankIsTold) {
+  if (gpus() == 0) GTEST_SKIP() << "no GPU";
+  std::vector<std::size_t> all(disagreements().size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  disagree(2, all);
+}
+
+TEST(NcclDisagree, EveryRankOfFourIsTold) {
+  if (gpus() == 0) GTEST_SKIP() << "no GPU";
+  disagree(4, {0, 5, 8});
 }
 
 // ---- failure

@@ -16,7 +16,7 @@ import weft.torch
 import processes
 
 RANKS, LOST = 4, 2
-WAITED_FOR = ("late", "another problem")  # not lost: others learn of it by the time limit
+WAITED_FOR = ("late", "another problem")  # not lost: others learn of it while they wait
 PACKING = weft.Packing([0, 7, 10, 33, 64])
 
 

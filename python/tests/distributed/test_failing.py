@@ -32,8 +32,13 @@ def test_others_end(results, way):
         assert "weft.Error: rank " in said[rank] and "make a new process group" not in said[rank], said[rank]
         if not way.startswith(failing_worker.WAITED_FOR):
             assert lost in said[rank].splitlines()[-1], said[rank]
-    if way.startswith(failing_worker.WAITED_FOR):  # then one waits for it, and others for the one that waits
-        assert any(f"waited 1.5 seconds for {lost}" in said[rank] for rank in OTHERS), said
+        if way.startswith("another problem"):  # before the time limit
+            assert " in shapes (heads, " in said[rank] and "waited" not in said[rank], said[rank]
+    if way.startswith("late"):  # then one waits for it, and others for the one that waits
+        waited = [said[rank] for rank in OTHERS if f"waited 1.5 seconds for {lost}" in said[rank]]
+        assert waited, said
+        assert re.search(r"seconds for rank \d \(pid [^)]*\) in #\d+ \w+ of forward[^;]* bytes from ", waited[0]), waited
+    if way.startswith(failing_worker.WAITED_FOR):
         assert ended[failing_worker.LOST][0] == 1
 
 
@@ -56,7 +61,7 @@ def check_random(said):
             assert re.search(rf"rank {lost} \(pid (\d+) on [^)]*\) is stopped", last), last
     assert all(named), said["said"]
     if "stopped" in way:
-        told = rf"rank {lost} \(pid (\d+) on .* has to be ended: kill -9 \1 on "
+        told = rf"rank {lost} \(pid (\d+) on .* has to be ended: kill -9 \1 on .* of its own: kill -CONT \1\)"
         assert any(re.search(told, text) for text in said["said"]), said["said"]
 
 

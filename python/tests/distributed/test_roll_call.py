@@ -25,6 +25,18 @@ def test_states_are_read_from_a_flight_record():
     assert state.call == 49 and state.line.startswith("#49 exchange of forward step 2, ") and state.waits == [2]
 
 
+def test_the_call_that_is_waited_for_is_named():
+    record = "#6 exchange, done after 0.1 s\n" + RECORD.format(7) + "#8 exchange of forward, posted for 0.1 s\n"
+    assert roll_call.waiting_call(record) == " in #7 exchange of forward step 2, 64 bytes to 1, 64 bytes from 3"
+    assert roll_call.waiting_call("#6 exchange, done after 0.1 s\n") == ""
+
+
+def test_passes_are_told_to_those_who_wait():
+    store = dist.HashStore()
+    assert roll_call.passes(store, 1, "1:2", [0, 2]) == []
+    assert roll_call.passes(store, 0, "1:3", [1, 2]) == [(1, "1:2")]
+
+
 def test_ranks_that_do_not_answer_are_named(monkeypatch):
     monkeypatch.setattr(roll_call, "SECONDS", 0.3)
     store = dist.HashStore()

@@ -212,14 +212,16 @@ def _made(group: Any, name: str) -> Tuple[Any, Transport, Communicator]:
                     "make one with backend 'gloo', 'nccl', or 'cpu:gloo,cuda:nccl'")
     transport = Transport(group, 300.0)
     comm = _core.python_communicator(group.rank(), group.size(), "torch", transport, on_gpus)
-    transport.calls = lambda: _calls_over(name)
+    transport.calls = lambda: _asked(name, lambda c: c.flight_record())
+    transport.fingerprint = lambda: _asked(name, lambda c: c.fingerprint())
+    transport.disagreement = lambda others: _asked(name, lambda c: c.disagreement(others))
     return group, transport, comm
 
 
-def _calls_over(name: str) -> str:
-    """The last calls over the group of that name."""
+def _asked(name: str, question: Callable[[Communicator], str]) -> str:
+    """What the communicator of the group of that name says, which keeps the transport and not the other way round."""
     known = _communicators.get(name)
-    return "" if known is None else known[2].flight_record()
+    return "" if known is None else question(known[2])
 
 
 def all_gather(x: Tensor, group: Any = None) -> List[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 _PROCESS = "weft: process of rank {}"  # keys of the store
 _STATE = "weft: state of rank {}"
+_PASS = "weft: pass of rank {}"
 _ASKED = "weft: a rank asks for states"
 SECONDS = 2.0  # that a rank has to answer
 _PAUSE = 0.05
@@ -24,6 +25,7 @@ class State(NamedTuple):
     line: str  # of the record
     waits: List[int]  # the ranks that it waits for
     failed: bool = False
+    fingerprint: str = ""  # of the pass that it is in: Communicator.fingerprint
 
 
 class Answers(NamedTuple):
@@ -34,11 +36,27 @@ class Answers(NamedTuple):
     fates: Dict[int, str]  # of those without a state: what became of the process, if that is seen from here
 
 
-def state_of(record: str, waits: List[int], failed: bool = False) -> State:
+def state_of(record: str, waits: List[int], failed: bool = False, fingerprint: str = "") -> State:
     """From the lines of a flight record."""
     line = record.splitlines()[-1] if record.strip() else ""
     number = re.match(r"#(\d+) ", line)
-    return State(int(number.group(1)) if number else -1, line, waits, failed)
+    return State(int(number.group(1)) if number else -1, line, waits, failed, fingerprint)
+
+
+def waiting_call(record: str) -> str:
+    """ " in #49 exchange of backward step 1, 64 bytes to 1, 64 bytes from 3", of the call that is waited for, if one is."""
+    for line in record.splitlines():
+        call, waits, _ = line.partition(", waiting for ")
+        if waits:
+            return f" in {call}"
+    return ""
+
+
+def passes(store: Any, rank: int, mine: str, peers: List[int]) -> List[Tuple[int, str]]:
+    """Tells the others which pass this rank waits in, and returns those of some peers that have told theirs."""
+    store.set(_PASS.format(rank), mine)
+    told = [peer for peer in peers if store.check([_PASS.format(peer)])]
+    return [(peer, store.get(_PASS.format(peer)).decode()) for peer in told]
 
 
 def _namespace() -> str:

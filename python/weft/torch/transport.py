@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import datetime
 import os
@@ -10,8 +9,7 @@ import queue
 import re
 import threading
 import time
-import weakref
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ import torch.distributed as dist
 from .._arrays import error
 from .._core import Error
 from . import roll_call
+from .watch import STORE_SECONDS, Watch
 
 T = TypeVar("T")
 
@@ -26,7 +25,6 @@ T = TypeVar("T")
 _FIRST_TAG, _TAGS = 1 << 30, (1 << 30) - 2
 _UNUSED_TAG = _FIRST_TAG + _TAGS
 _CAUSE = "weft: first failure"  # in the store of the group
-_STORE_SECONDS = 2.0  # that an error waits for the store, which may live in the process that is lost
 _ABORT_SECONDS = 10.0  # that NCCL has to end its communicators; streams go on at once
 _SHOWN_CALLS = 4  # of the record, in an error
 
@@ -127,7 +125,9 @@ class _Handle:
                 done, text = False, _words(e)
             del work  # a traceback would keep it alive
             if not done:
-                if time.monotonic() >= ends - 0.01:
+                if self.transport.broken:  # the watch was sooner
+                    failure = self.transport._again()
+                elif time.monotonic() >= ends - 0.01:
                     failure = self.transport.waited("", [peer])
                 else:
                     failure = self.transport.fail(f"lost rank {self.transport.named(peer, text)}")
@@ -165,86 +165,18 @@ class _GpuHandle:
     abandon = wait
 
 
-_threads: List[threading.Thread] = []  # of watches
-_exits = threading.Event()
-
-
-def _end_threads() -> None:
-    """A thread must not be in a call of torch when the interpreter ends."""
-    _exits.set()
-    for thread in _threads:
-        thread.join(_STORE_SECONDS)
-
-
-atexit.register(_end_threads)
-
-
-class _Watch:
-    """Looks after the last messages of NCCL, and tells others what this rank is at when they ask (roll_call.py).
-
-    A stream that has not come past its messages within the time limit never will, and nobody else would notice soon: the CPU
-    has gone on, or waits for the stream, and torch gives up when its own, longer limit has passed. The event is asked only
-    when the limit has passed, because a question may disturb the capture of a graph. The store is asked only after a while
-    without a call: then this rank waits, or others may wait for it.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = weakref.ref(transport)
-        self.last: Optional[Tuple[float, Any, int, List[int]]] = None  # since when, what is recorded behind them, GPU, peers
-        self.events: Dict[int, Any] = {}  # by GPU
-        self.runs = self.answered = False
-
-    def start(self) -> None:
-        if self.runs:
-            return
-        self.runs = True
-        _threads[:] = [thread for thread in _threads if thread.is_alive()]
-        _threads.append(threading.Thread(target=self._look, name="weft.torch watches ranks", daemon=True))
-        _threads[-1].start()
-
-    def see(self, device: int, peers: List[int]) -> None:
-        """Messages from and to these peers have been put into the current stream."""
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-            return
-        event = self.events.get(device)
-        if event is None:
-            event = self.events[device] = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-        self.last = time.monotonic(), event, device, peers
-
-    def _look(self) -> None:
-        pause = 0.05
-        while pause > 0 and not _exits.wait(pause):
-            pause = self._next_look()
-
-    def _next_look(self) -> float:
-        """Seconds until the next look; 0 if there is nothing to look after any more."""
-        transport, last = self.transport(), self.last
-        if transport is None or transport.broken:
-            return 0.0
-        now = time.monotonic()
-        if last is not None and now - last[0] >= transport.time_limit:
-            if not last[1].query():
-                transport.waited(f"on GPU {last[2]} ", last[3])
-                transport.abort()
-                return 0.0
-            if self.last is last:
-                self.last = None
-        if last is not None and transport.has_nccl_error():
-            transport.lost_on_gpu(last[3], last[2], "NCCL tells of an error")
-            return 0.0
-        quiet = min(transport.time_limit / 2, 1.0 if transport.on_gpus else 5.0)
-        if not self.answered and now - transport.touched >= quiet:
-            self.answered = transport.answer()
-        if last is None and transport.gone:
-            return 0.0
-        return min(transport.time_limit / 4, 0.25 if transport.on_gpus else 1.0)
-
-
 def _in_stream(device: int, stream: int) -> ContextManager[Any]:
     if torch.cuda.current_stream(device).cuda_stream == stream:
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device))
+
+
+def _gather_both(group: Any, to: List[torch.Tensor], mine: List[torch.Tensor]) -> Any:
+    """Two all_gathers as one group of NCCL's, which is one kernel."""
+    options = dist.distributed_c10d.AllgatherOptions()
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = True
+    return group.allgather_into_tensor_coalesced(to, mine, options)
 
 
 def _tag(number: int, size: int) -> int:
@@ -270,8 +202,12 @@ class Transport:
         self.met: Set[int] = set()  # GPUs on which NCCL has been initialized
         self.waiting: List[int] = []  # for these ranks, on the CPU
         self.touched = time.monotonic()  # when a call began or ended
-        self.watch = _Watch(self)
+        self.watch = Watch(self)
         self.calls: Callable[[], str] = str  # the last calls, a line each
+        self.fingerprint: Callable[[], str] = str  # of the pass that this rank is in
+        # In words, how it differs from those of other ranks in the same pass; "" if it does not.
+        self.disagreement: Callable[[List[Tuple[int, str]]], str] = lambda others: ""
+        self._failing = threading.RLock()
         self._store(lambda store: roll_call.sign(store, self.rank))
 
     def exchange(self, sends: Any, receives: Any) -> _Handle:
@@ -322,15 +258,21 @@ class Transport:
         return _GpuHandle(self, works, (sends, receives), (device, stream), sorted({peer for peer, _ in (*sends, *receives)}))
 
     def collective_on_gpu(self, kind: str, sent: Any, sent_bytes: List[int], received: Any, received_bytes: List[int],
-                          device: int, stream: int) -> _GpuHandle:
-        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks."""
+                          device: int, stream: int, signs: Any = None) -> _GpuHandle:
+        """all_gather, reduce_scatter of f32, or all_to_all, by torch's own, of bytes in the order of ranks.
+
+        signs: (this rank's, all ranks') fingerprints, in memory of the host that the GPU reaches, which are gathered in the
+        same launch."""
         if self.broken:
             raise self._again()
         self._count()
         mine, into = torch.from_dlpack(sent), torch.from_dlpack(received)
         try:
             with _in_stream(device, stream):
-                if kind == "all_gather":
+                if signs is not None:
+                    mine_too, all_too = map(torch.from_dlpack, signs)
+                    work = _gather_both(self.group, [into, all_too], [mine, mine_too])
+                elif kind == "all_gather":
                     work = dist.all_gather_into_tensor(into, mine, group=self.group, async_op=True)
                 elif kind == "reduce_scatter":
                     work = dist.reduce_scatter_tensor(into.view(torch.float32), mine.view(torch.float32), group=self.group,
@@ -353,12 +295,16 @@ class Transport:
         assert self.failure is not None
         return error(self.failure.problem, self.failure.remedy)
 
-    def fail(self, text: str, slow: bool = False, blame: Sequence[int] = ()) -> Error:
+    def fail(self, text: str, slow: bool = False, blame: Sequence[int] = (), hint: str = "see what became of it") -> Error:
         """The error of this rank, after which nobody waits for it: others that do end at once, and learn how it began.
 
         slow: a time limit passed. A process that is stopped stays then, and somebody has to end it. blame: the ranks that are
         the reason.
         """
+        with self._failing:  # the watch and the thread that waits may both have found something
+            return self._again() if self.broken else self._fail(text, slow, blame, hint)
+
+    def _fail(self, text: str, slow: bool, blame: Sequence[int], hint: str) -> Error:
         broken = f"rank {self.rank} {text}"
         first = self._first_failure(broken)
         if first and first != broken:
@@ -373,12 +319,13 @@ class Transport:
                     pass  # the connection is closed
         last = "; ".join(self.calls().splitlines()[-_SHOWN_CALLS:])
         problem = f"{broken} (last calls: {last})" if last else broken
-        hint = "see what became of it"
         if slow:
-            hint = "it is slow, has gone, or was given another problem (checked=True finds out)"
+            hint = "it is slow, has gone, or makes other calls"
             process = self._process_of(blame[0]) if blame else None
             if process:
                 hint += "; if it still runs, it has to be ended: kill -9 {1} {2} {3}".format(*process.split(maxsplit=3))
+                if f"rank {blame[0]} ({process}) is stopped" in text:
+                    hint += " (or let it go on, and it ends with an error of its own: kill -CONT {1})".format(*process.split())
         self.failure = failure = error(problem, f"{hint}; the process group cannot be used any more")
         self.broken = broken  # last, because another thread that sees it takes the failure
         return failure
@@ -386,7 +333,7 @@ class Transport:
     def waited(self, where: str, peers: List[int]) -> Error:
         """The error after the time limit. A rank that is waited for may wait itself, for the one that is to blame."""
         text = f"waited {self.time_limit:g} seconds {where}for rank{'s' if len(peers) > 1 else ''} "
-        text += ", ".join(self.named(peer) for peer in peers)
+        text += ", ".join(self.named(peer) for peer in peers) + roll_call.waiting_call(self.calls())
         said, blame = self._ask(peers)
         return self.fail(f"{text}; {said}" if said else text, slow=True, blame=blame or peers)
 
@@ -420,7 +367,7 @@ class Transport:
         return bool(getattr(found, "name", "SUCCESS") != "SUCCESS")
 
     def _state(self, waits: List[int], failed: bool = False) -> roll_call.State:
-        return roll_call.state_of(self.calls(), waits, failed)
+        return roll_call.state_of(self.calls(), waits, failed, self.fingerprint())
 
     def answer(self) -> bool:
         """Tells others what this rank is at, if one asks; whether it has."""
@@ -439,7 +386,20 @@ class Transport:
         answers = self._store(lambda store: roll_call.ask(store, self.rank, self.ranks, state), roll_call.SECONDS)
         if answers is None:
             return "the group's store does not answer; the process of its first rank may have held it" if self.mute else "", []
-        return roll_call.report(self.rank, self.ranks, state, answers)
+        said, blame = roll_call.report(self.rank, self.ranks, state, answers)
+        differ = self.disagreement([(peer, other.fingerprint) for peer, other in answers.states.items()])
+        return f"{differ}; {said}" if differ else said, blame
+
+    def compare(self) -> None:
+        """Breaks the connections if a rank that this one waits for is in the same pass with another problem: their messages
+        have other sizes, and would not meet before the time limit."""
+        mine, waited_for = self.fingerprint(), list(self.waiting)
+        if not mine or not waited_for:
+            return
+        others = self._store(lambda store: roll_call.passes(store, self.rank, mine, waited_for))
+        differ = self.disagreement(others or [])
+        if differ and self.waiting:
+            self.fail(f"cannot go on: {differ}", hint="give every rank the same problem, options and calls")
 
     def named(self, peer: int, text: str = "") -> str:
         """A rank with its process, as far as that is known."""
@@ -478,7 +438,7 @@ class Transport:
 
         thread = threading.Thread(target=asked, name="weft.torch asks the store", daemon=True)
         thread.start()
-        thread.join(_STORE_SECONDS + seconds)
+        thread.join(STORE_SECONDS + seconds)
         self.mute = thread.is_alive()
         return answer[0] if answer else None
 

@@ -13,6 +13,7 @@
 #include "comm/blocks.h"
 #include "comm/cuda/segments.h"
 #include "comm/cuda/transports.h"
+#include "comm/sign.h"
 #include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
 #include "index.h"
@@ -215,7 +216,7 @@ class DeviceExchange final : public Request::Pending {
  public:
   DeviceExchange(std::shared_ptr<Board> board, Index number, Index rank, std::shared_ptr<PooledStream> stream,
                  const Place& caller, std::vector<Message> sends, std::vector<Message> receives,
-                 const HostCall& host_call)
+                 const detail::CallSign& sign, const HostCall& host_call)
       : board_(std::move(board)), caller_(static_cast<cudaStream_t>(caller.stream)), mine_(std::make_shared<Post>()) {
     std::set<Index> peers;
     for (const std::vector<Message>* list : {&sends, &receives})
@@ -234,7 +235,7 @@ class DeviceExchange final : public Request::Pending {
     WEFT_CUDA(cudaEventRecord(mine_->ready.get(), caller_));
     try {
       post(number);
-      meet(peers, host_call);
+      meet(peers, sign, host_call);
     } catch (...) {  // no destructor runs
       withdraw();
       throw;
@@ -247,6 +248,7 @@ class DeviceExchange final : public Request::Pending {
 
   void wait() override {
     meeting_->wait();
+    compare_signs();
     const DeviceGuard on(mine_->device);
     const std::lock_guard lock(board_->mutex);
     if (mine_->fault)
@@ -262,15 +264,25 @@ class DeviceExchange final : public Request::Pending {
   }
 
  private:
-  // A peer's post is on the board before its message arrives.
-  void meet(const std::set<Index>& peers, const HostCall& host_call) {
+  // A peer's post is on the board before its message arrives, which is the fingerprint of the pass if this call has
+  // one.
+  void meet(const std::set<Index>& peers, const detail::CallSign& sign, const HostCall& host_call) {
     std::vector<Message> to, from;
-    tokens_.resize(peers.size() + 1);
-    for (const Index peer : peers) {
-      to.push_back({peer, {token(tokens_.front())}});
-      from.push_back({peer, {token(tokens_[from.size() + 1])}});
+    sign_ = sign;
+    for (const Index peer : peers) met_.emplace_back(peer, detail::CallSign{});
+    for (detail::RankSign& peer : met_) {
+      to.push_back({peer.first, {block_of(sign_)}});
+      from.push_back({peer.first, {block_of(peer.second)}});
     }
     meeting_ = host_call(std::move(to), std::move(from));
+  }
+
+  void compare_signs() const {
+    if (!sign_.given()) return;
+    std::vector<detail::RankSign> known;
+    for (const detail::RankSign& peer : met_)
+      if (peer.second.given()) known.push_back(peer);
+    if (const auto found = detail::disagreement(mine_->rank, sign_, known)) throw detail::disagreement_error(*found);
   }
 
   // After this nobody touches the caller's memory.
@@ -281,7 +293,10 @@ class DeviceExchange final : public Request::Pending {
     for (const auto& done : mine_->done) clear_last_error(cudaEventSynchronize(done->get()));
   }
 
-  static Block token(char& byte) { return {&byte, 1, 1, 1, 1, 1}; }
+  static Block block_of(detail::CallSign& sign) {
+    constexpr Index kSize = sizeof(detail::CallSign);
+    return {&sign, 1, 1, kSize, kSize, kSize};
+  }
 
   void post(Index number) {
     const std::lock_guard lock(board_->mutex);
@@ -303,7 +318,8 @@ class DeviceExchange final : public Request::Pending {
   cudaStream_t caller_;
   std::shared_ptr<Post> mine_;
   AddStaging add_staging_;
-  std::vector<char> tokens_;  // the token that is sent, and those that arrive
+  detail::CallSign sign_;              // that is sent
+  std::vector<detail::RankSign> met_;  // peers, and what they sent
   std::unique_ptr<Request::Pending> meeting_;
   bool waited_ = false;
 };
@@ -318,10 +334,15 @@ class DeviceThreads final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
+    return start_signed(std::move(sends), std::move(receives), {});
+  }
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
     const DeviceGuard on(place().device);
     return std::make_unique<DeviceExchange>(board_, calls_++, rank(), stream_, place(), std::move(sends),
-                                            std::move(receives), host_call_);
+                                            std::move(receives), peers.mine, host_call_);
   }
+  bool carries_signs() const override { return true; }
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<PooledStream> stream_;

@@ -8,6 +8,7 @@
 
 #include "comm/cuda/packed_message.h"
 #include "comm/cuda/transports.h"
+#include "comm/sign.h"
 #include "cuda/handle_pool.h"
 #include "cuda/runtime.h"
 #include "index.h"
@@ -156,6 +157,17 @@ class Staged final : public DeviceCommunicator {
     return std::make_unique<StagedExchange>(rank(), place(), staging_, std::move(sends), std::move(receives),
                                             in_flight_, host_call_);
   }
+  // The host's memory carries fingerprints as it does without GPUs.
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
+    const DeviceGuard on(place().device);
+    const HostCall with_signs = [&](std::vector<Message> to, std::vector<Message> from) {
+      return detail::signed_call(*this, peers, std::move(to), std::move(from), host_call_);
+    };
+    return std::make_unique<StagedExchange>(rank(), place(), staging_, std::move(sends), std::move(receives),
+                                            in_flight_, with_signs);
+  }
+  bool carries_signs() const override { return true; }
 
   Staging staging_;
   HostCall host_call_;

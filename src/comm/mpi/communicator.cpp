@@ -3,6 +3,7 @@
 // scratch memory, and wait() adds them.
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <exception>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "comm/blocks.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/transfers.h"
+#include "comm/sign.h"
 #include "comm/split.h"
 #include "index.h"
 #include "text.h"
@@ -195,8 +197,10 @@ class MpiCommunicator final : public Communicator {
 
   std::string_view name() const override { return "mpi"; }
   double time_limit() const override { return link_->options.time_limit; }
+  std::vector<detail::RankSign> shown_signs() const override;
 
  private:
+  void show_sign(const detail::CallSign& sign) override { sign_ = sign; }
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     return std::make_unique<Exchange>(link_, calls_++, std::move(sends), std::move(receives));
   }
@@ -205,7 +209,39 @@ class MpiCommunicator final : public Communicator {
 
   std::shared_ptr<Link> link_;
   Index calls_ = 0;
+  detail::CallSign sign_;  // of the last pass
 };
+
+// Asked for an error alone. Ranks that wait for each other in vain give up at about the same time, and tell all others
+// then, in messages with a tag that no call has; those that are elsewhere do not answer.
+std::vector<detail::RankSign> MpiCommunicator::shown_signs() const {
+  constexpr double kSeconds = 1;
+  constexpr int kSize = sizeof(detail::CallSign);
+  std::vector<detail::RankSign> known;
+  if (!running() || lost()) return known;
+  const int tag = static_cast<int>(link_->last_tag);
+  static std::deque<detail::CallSign> sent;  // until the process ends, which is about to happen
+  for (int peer = 0; peer < static_cast<int>(ranks()); ++peer) {
+    if (peer == rank()) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi::check(MPI_Isend(&sent.emplace_back(sign_), kSize, MPI_BYTE, peer, tag, link_->comm, &request), "MPI_Isend");
+    MPI_Request_free(&request);
+  }
+  const Patience patience(kSeconds);
+  while (static_cast<Index>(known.size()) + 1 < ranks() && !patience.over()) {
+    int there = 0;
+    MPI_Status status;
+    mpi::check(MPI_Iprobe(MPI_ANY_SOURCE, tag, link_->comm, &there, &status), "MPI_Iprobe");
+    if (there == 0) {
+      patience.pause();
+      continue;
+    }
+    detail::RankSign& one = known.emplace_back(status.MPI_SOURCE, detail::CallSign{});
+    mpi::check(MPI_Recv(&one.second, kSize, MPI_BYTE, status.MPI_SOURCE, tag, link_->comm, MPI_STATUS_IGNORE),
+               "MPI_Recv");
+  }
+  return known;
+}
 
 // MPI's colors and keys are ints, so it is given positions in the sorted list of all choices instead.
 std::unique_ptr<Communicator> MpiCommunicator::make_split(Index color, Index key) {

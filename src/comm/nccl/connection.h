@@ -10,6 +10,7 @@
 
 #include <nccl.h>
 
+#include "comm/cuda/stream_signs.h"
 #include "comm/watch.h"
 #include "cuda/handle_pool.h"
 #include "weft/communicator.h"
@@ -24,7 +25,9 @@ struct StreamCall final : detail::QueuedCall {
   using QueuedCall::QueuedCall;
   bool begun() override;
   bool ended() override;
+  std::optional<std::string> disagreement() override { return signs.disagreement(); }
 
+  StreamSigns signs;        // that travel with it
   PooledEvent ready, done;  // the point that the caller's stream had reached; the end of the call
 };
 
@@ -38,7 +41,7 @@ class NcclConnection {
 
   int device() const { return device_; }
   cudaStream_t stream() const { return stream_.get(); }
-  const detail::Watch& watch() const { return *watch_; }
+  detail::Watch& watch() const { return *watch_; }
 
   // A new call, which begins where the caller's stream is.
   std::shared_ptr<StreamCall> begin(cudaStream_t caller, std::span<const Message> sends,

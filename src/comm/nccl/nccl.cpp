@@ -40,6 +40,7 @@ class NcclCall : public Request::Pending {
   void begin(std::span<const Message> sends, std::span<const Message> receives) {
     call_ = link_->begin(caller_, sends, receives);
   }
+  StreamCall& call() { return *call_; }
   template <class Issue>
   void issue(const Issue& what) {
     link_->group(*call_, what);
@@ -80,13 +81,15 @@ class NcclCall : public Request::Pending {
 class NcclExchange final : public NcclCall {
  public:
   NcclExchange(std::shared_ptr<NcclConnection> link, Index rank, const Place& place, std::vector<Message> sends,
-               std::vector<Message> receives)
+               std::vector<Message> receives, const detail::SignedPeers& signs)
       : NcclCall(std::move(link), place), sends_(room_for_sends(sends, caller())) {
     for (const Message& m : receives) {
       const bool in_place = m.combine != Message::Combine::add;
       if (m.size() > 0) receives_.emplace_back(m, in_place, caller());
     }
     begin(sends, receives);
+    // None in a capture, which would send and receive them again in each replay.
+    if (!is_captured(caller())) call().signs = StreamSigns(rank, signs);
     pack(sends_, stream());
     bool moves = false;
     for (const auto* list : {&sends_, &receives_})
@@ -99,7 +102,14 @@ class NcclExchange final : public NcclCall {
  private:
   static std::size_t size(const PackedMessage& p) { return at(p.message.size()); }
 
-  void send_and_receive(Index rank, ncclComm_t comm, cudaStream_t on) const {
+  // Fingerprints go in the same group: no further kernel is launched for them.
+  void send_and_receive(Index rank, ncclComm_t comm, cudaStream_t on) {
+    const StreamSigns& signs = call().signs;
+    for (const Index peer : signs.peers().to)
+      WEFT_NCCL(ncclSend(signs.sent(), at(StreamSigns::kBytes), ncclChar, static_cast<int>(peer), comm, on));
+    for (std::size_t i = 0; i < signs.peers().from.size(); ++i)
+      WEFT_NCCL(ncclRecv(signs.received(i), at(StreamSigns::kBytes), ncclChar, static_cast<int>(signs.peers().from[i]),
+                         comm, on));
     for (const PackedMessage& p : sends_)
       if (p.message.peer != rank)
         WEFT_NCCL(ncclSend(p.data, size(p), ncclChar, static_cast<int>(p.message.peer), comm, on));
@@ -166,9 +176,14 @@ class NcclCommunicator final : public DeviceCommunicator {
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
-    const DeviceGuard on(place().device);
-    return std::make_unique<NcclExchange>(link_, rank(), place(), std::move(sends), std::move(receives));
+    return start_signed(std::move(sends), std::move(receives), {});
   }
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
+    const DeviceGuard on(place().device);
+    return std::make_unique<NcclExchange>(link_, rank(), place(), std::move(sends), std::move(receives), peers);
+  }
+  bool carries_signs() const override { return true; }
   std::unique_ptr<Request::Pending> start_all_gather(const Block& mine, std::span<const Block> all) override {
     const DeviceGuard on(place().device);
     const std::vector<Message> messages = messages_of(mine, ranks());
@@ -219,7 +234,7 @@ bool connects(const std::shared_ptr<NcclConnection>& connection, const Place& pl
   return connection != nullptr && connection->device() == place.device && connection->watch().works();
 }
 
-void check(const NcclConnection& connection) { connection.watch().check(); }
+void check(const NcclConnection& connection) { connection.watch().check_ended(); }
 
 std::unique_ptr<DeviceCommunicator> make_nccl(Communicator& ranks, const Place& place,
                                               std::shared_ptr<NcclConnection> connection) {

@@ -120,11 +120,14 @@ class ProcessCommunicator final : public Communicator {
   std::string_view name() const override { return "processes"; }
   double time_limit() const override { return group_->time_limit; }
   std::shared_ptr<detail::Board> board() const override { return group_->board; }
+  std::vector<detail::RankSign> shown_signs() const override { return group_->board->shown(); }
 
  private:
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     return std::make_unique<Exchange>(group_, calls_++, sends, std::move(receives));
   }
+
+  void show_sign(const detail::CallSign& sign) override { group_->board->show(sign); }
 
   std::unique_ptr<Communicator> make_split(Index color, Index key) override {
     Index me = 0;
@@ -143,6 +146,7 @@ class ProcessCommunicator final : public Communicator {
     part->rank = me;
     for (const SplitChoice& c : all) part->members.push_back(group_->members[at(c.rank)]);
     part->board = group_->board->part(part->members, me);
+    part->board->set_communicator(part->context | 1);
     return std::make_unique<ProcessCommunicator>(std::move(part));
   }
 
@@ -161,6 +165,7 @@ std::unique_ptr<Communicator> make_communicator(Index ranks, std::shared_ptr<Soc
   group->members.resize(at(ranks));
   std::iota(group->members.begin(), group->members.end(), Index{0});
   group->board = std::make_shared<detail::Board>(std::move(board), group->members, group->rank);
+  group->board->set_communicator(1);
   return std::make_unique<ProcessCommunicator>(std::move(group));
 }
 

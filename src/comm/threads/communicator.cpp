@@ -20,6 +20,10 @@ class ThreadCommunicator final : public Communicator {
   std::unique_ptr<Request::Pending> start(std::vector<Message> sends, std::vector<Message> receives) override {
     return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives));
   }
+  std::unique_ptr<Request::Pending> start_signed(std::vector<Message> sends, std::vector<Message> receives,
+                                                 const detail::SignedPeers& peers) override {
+    return std::make_unique<Exchange>(self_, calls_++, std::move(sends), std::move(receives), peers.mine);
+  }
   std::unique_ptr<Communicator> make_split(Index color, Index key) override;
 #ifdef WEFT_WITH_CUDA
   std::unique_ptr<DeviceCommunicator> make_on(const Place& place) override;

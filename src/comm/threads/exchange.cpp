@@ -21,7 +21,8 @@ Block whole(std::vector<float>& memory, Index bytes) { return {.data = memory.da
 
 }  // namespace
 
-Exchange::Exchange(Member self, Index number, std::vector<Message> sends, std::vector<Message> receives)
+Exchange::Exchange(Member self, Index number, std::vector<Message> sends, std::vector<Message> receives,
+                   const detail::CallSign& sign)
     : self_(std::move(self)),
       number_(number),
       mine_(std::make_shared<Post>()),
@@ -33,6 +34,7 @@ Exchange::Exchange(Member self, Index number, std::vector<Message> sends, std::v
   mine_->taken.resize(sends.size());
   mine_->untaken = static_cast<Index>(sends.size());
   mine_->sends = std::move(sends);
+  mine_->sign = sign;
   mine_->received = receives_.empty();
   auto fresh = std::make_shared<Call>(Call{.posts = Posts(group.members.size())});  // if this rank is the first
   const Lock lock(self_.world->mutex);
@@ -168,7 +170,32 @@ void Exchange::end() {
   in_flight.erase(std::find(in_flight.begin(), in_flight.end(), this));
 }
 
+// Between this rank and those that have come to the call: all that it receives from have.
+std::optional<std::string> Exchange::disagreement() const {
+  if (!mine_->sign.given()) return std::nullopt;
+  std::vector<detail::RankSign> known;
+  {
+    const Lock lock(self_.world->mutex);
+    for (std::size_t peer = 0; peer < call_->posts.size(); ++peer) {
+      const Post* post = call_->posts[peer].get();
+      if (post != nullptr && post != mine_.get() && post->sign.given())
+        known.emplace_back(static_cast<Index>(peer), post->sign);
+    }
+  }
+  return detail::disagreement(self_.rank, mine_->sign, known);
+}
+
 void Exchange::wait() {
+  try {
+    wait_for_all();
+  } catch (const Error& e) {  // sizes that do not fit are only the consequence
+    if (const auto found = disagreement()) throw detail::disagreement_error(*found, e.problem());
+    throw;
+  }
+  if (const auto found = disagreement()) throw detail::disagreement_error(*found);
+}
+
+void Exchange::wait_for_all() {
   Lock lock(self_.world->mutex);
   self_.state(self_.rank).changed.wait(lock, [&] { return !busy_; });
   waiting_ = true;

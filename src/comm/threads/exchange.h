@@ -10,7 +10,9 @@ namespace weft::threads {
 
 class Exchange final : public Request::Pending {
  public:
-  Exchange(Member self, Index number, std::vector<Message> sends, std::vector<Message> receives);
+  // `sign`: the fingerprint of the pass if one travels with this call, which then compares it with those of the others.
+  Exchange(Member self, Index number, std::vector<Message> sends, std::vector<Message> receives,
+           const detail::CallSign& sign = {});
   ~Exchange() override;
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -20,6 +22,8 @@ class Exchange final : public Request::Pending {
   bool advance(Lock& lock);
 
  private:
+  void wait_for_all();
+  std::optional<std::string> disagreement() const;
   bool all_received() const { return next_ == receives_.size(); }
   // Whether a receive is written to its destination; if not, it is buffered.
   bool direct() const { return waiting_ || !adds_; }

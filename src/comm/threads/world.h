@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/blocks.h"
+#include "comm/sign.h"
 #ifdef WEFT_WITH_CUDA
 #include "comm/cuda/transports.h"
 #endif
@@ -36,6 +37,7 @@ struct Post {
   std::vector<Message> sends;
   std::vector<bool> taken;  // of each send
   Index untaken = 0;
+  detail::CallSign sign;   // of the pass, in the calls that carry it
   Index readers = 0;       // copying from the sends just now
   Time time;               // when it was posted
   bool received = false;   // will take nothing more

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/letters.h"
+#include "disagreements.h"
 #include "prepare/kv_sequences.h"
 #include "ranks.h"
 #include "refusal.h"
@@ -184,6 +185,19 @@ TEST(Mpi, ReceivesAreTakenBack) {
 }
 
 // ---- the executor
+
+// Every rank gets messages of every other one, so each sees by itself who differs and in what.
+TEST(Mpi, RanksThatDisagreeAreTold) {
+  if (world->ranks() < 2) GTEST_SKIP();
+  for (const Disagreement& way : disagreements()) {
+    SCOPED_TRACE(way.name);
+    if (way.name == "schedule" && world->ranks() > 2) continue;  // a ring: some wait for messages that never come
+    const std::unique_ptr<Communicator> c = mpi_world({.time_limit = 20});
+    const ScheduleKind kind = way.swapped ? ScheduleKind::all_to_all : ScheduleKind::all_gather;
+    const RankTask task = task_of(way, {.kind = kind}, c->rank(), 1);
+    expect_parts(error_of([&] { run_task(*c, task); }), {way.said, c->ranks() == 2 ? "ran" : "rank 1 "});
+  }
+}
 
 std::vector<ScheduleOptions> schedules(Index ranks) {
   std::vector<ScheduleOptions> all = {

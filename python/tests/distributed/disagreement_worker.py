@@ -1,0 +1,85 @@
+"""One rank of three is given something else, over gloo, without checked mode (test_disagreement.py): a line of JSON a way says
+what each rank was told. `disagreement_worker.py FOLDER [BACKEND]`; each way has a process group of its own, which it breaks."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import weft
+import weft.torch
+
+import processes
+
+RANKS, ODD, LIMIT = 3, 1, 12.0
+PACKING = [0, 24, 30, 54, 96]  # a multiple of 2 * RANKS, so that all layouts have as many rows
+SCHEDULES = ["all_gather", "ring", "all_to_all", "exact"]
+DEVICE = ["cpu"]
+
+
+def attend(group, packing=PACKING, heads=(6, 6), dim=64, dtype=torch.float32, passes="fb", layout="zigzag", **options):
+    pack, rows = weft.Packing(packing), packing[-1] // RANKS
+    made = [torch.randn(rows, h, dim, dtype=dtype, device=DEVICE[0], requires_grad=True) for h in (heads[0], heads[1], heads[1])]
+    options = {"causal": True, **options}
+    weft.torch.use_layout(pack, group, layout=layout)
+    kept = []
+    for which in passes:
+        if which == "f":
+            kept.append(weft.torch.context_parallel_attention(*made, pack, group=group, layout=layout, **options))
+        else:
+            out = kept.pop()
+            (out[0] if isinstance(out, tuple) else out).float().sum().backward()
+    if DEVICE[0] != "cpu":
+        torch.cuda.synchronize()
+
+
+# What the odd rank is given, part of what must be said, and what all ranks are given.
+WAYS = {
+    "cu_seqlens of the same total": (dict(packing=[0, 30, 36, 54, 96]), "the packing", {}),
+    "cu_seqlens of another total": (dict(packing=[0, 24, 30, 54, 90]), "the packing", {}),
+    "more documents": (dict(packing=[0, 24, 30, 54, 60, 96]), "the packing", {}),
+    "causal": (dict(causal=False), "the mask", {}),
+    "window": (dict(window=(7, 0)), "the mask", {}),
+    "chunk": (dict(chunk_size=8), "the mask", {}),
+    "alignment": (dict(bottom_right=True), "the mask", {}),
+    "scale": (dict(scale=0.5), "the attention", {}),
+    "softcap": (dict(softcap=10.0), "the attention", {}),
+    "sink": (dict(sink="off_by_one"), "the attention", {}),
+    "layout": (dict(layout="contiguous"), "the layout", {}),
+    "schedule": (dict(schedule="ring"), "the schedule", dict(schedule="all_gather")),
+    "option of a schedule": (dict(head_groups=3), "the schedule", dict(schedule="all_gather", head_groups=1)),
+    "deterministic": (dict(deterministic=True), "the schedule", {}),
+    "query heads": (dict(heads=(12, 6)), "shapes", {}),
+    "K/V heads": (dict(heads=(6, 3)), "shapes", {}),
+    "head map": (dict(head_map=[0, 0, 1, 1, 2, 5]), "shapes", dict(head_map=[0, 1, 2, 3, 4, 5])),
+    "dim": (dict(dim=32), "shapes", {}),
+    "dtype": (dict(dtype=torch.float16), "shapes", dict(dtype=torch.bfloat16)),
+    "max_logit": (dict(return_max_logit=True), "shapes", {}),
+    "a backward left out": (dict(passes="ffbb"), "in pass 2, a forward", dict(passes="fbfb")),
+}
+
+
+def run(rank, folder):
+    results = {}
+    for number, (name, (odd, named, everybody)) in enumerate(WAYS.items()):
+        group = dist.new_group(list(range(RANKS)))
+        weft.torch.communicator(group, time_limit=LIMIT)
+        options = {"schedule": SCHEDULES[number % len(SCHEDULES)], **everybody, **(odd if rank == ODD else {})}
+        begin, told = time.monotonic(), None
+        try:
+            attend(group, **options)
+        except weft.Error as e:
+            told = str(e)
+        results[name] = dict(told=told, named=named, seconds=time.monotonic() - begin)
+        print(name, f"{time.monotonic() - begin:.1f} s", told, flush=True)
+        (Path(folder) / f"told{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    folder, *backend = sys.argv[1:]
+    if backend and "nccl" in backend[0]:
+        DEVICE[0] = "cuda"
+    ended = processes.fork(RANKS, lambda rank: run(rank, folder), folder, seconds=240, backend=backend[0] if backend else "gloo")
+    sys.exit(any(status for status, _ in ended))
