@@ -23,7 +23,9 @@ struct StepDescription {
   Range distances = {0, 1};        // groups whose keys are met: so far before the own group, around all groups
   bool by_node = false;            // distances count nodes: all groups of those are met, but not the own group
   bool sequence_order = false;     // a gather of all groups: keys by token, not by rank
-  Index head_part = 0, parts = 1;  // which part of the K/V heads
+  // Which part of the K/V heads. After a swap it is a head group, which is swapped before its steps: all steps have as
+  // many parts, those of a part stand together, and each part meets the same keys in the same order.
+  Index head_part = 0, parts = 1;
 };
 
 struct Description {
@@ -67,6 +69,16 @@ inline bool same_keys(const StepDescription& a, const StepDescription& b) {
   return a.move == b.move && a.distances == b.distances && a.by_node == b.by_node &&
          a.sequence_order == b.sequence_order;
 }
+// The step before step n that meets the same keys, for other heads; -1: none.
+Index step_of_same_keys(const Description& d, Index n);
+// Head groups of the swap; 1 if there is none.
+inline Index swapped_groups(const Description& d) {
+  return d.ulysses > 0 && !d.steps.empty() ? d.steps.front().parts : 1;
+}
+// The steps once for each head group.
+std::vector<StepDescription> in_head_groups(const std::vector<StepDescription>& steps, Index groups);
+// Error if there are more head groups than heads; `which` names those.
+void check_head_groups(Index groups, Index heads, std::string_view which);
 // The candidates, and each of them in nodes of the ranks that the innermost level joins, if there are several nodes.
 std::vector<ScheduleOptions> with_nodes(std::vector<ScheduleOptions> all, const Shape& shape,
                                         std::span<const Index> levels);

@@ -14,8 +14,10 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
 
 std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Index>) {
   if (shape.ranks == 1) return {};
-  if (shape.ranks == 2) return {{}};
-  return {{}, {.ranks_per_step = 1}};  // half the buffers
+  std::vector<ScheduleOptions> all = {{}};
+  if (shape.ranks > 2) all.push_back({.ranks_per_step = 1});  // half the buffers
+  if (shape.ranks > 4) all.push_back({.ranks_per_step = 4});  // fewer, longer messages
+  return all;
 }
 
 }  // namespace
