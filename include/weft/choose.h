@@ -59,8 +59,8 @@ struct Candidate {
 struct WEFT_API ScheduleChoice {
   std::size_t chosen = 0;  // of the candidates
   std::vector<Candidate> candidates = {};
-  double memory_bytes = 0;  // the budget
-  double slices = 0;        // of all ranks, extrapolated from a few
+  double memory_bytes = 0;     // the budget
+  double slices = 0;           // of all ranks, extrapolated from a few
   Index simulated_slices = 0;  // the budget of simulations
   std::size_t left_out = 0;    // candidates that are near by the estimate, and that this budget did not allow
 

@@ -141,10 +141,10 @@ struct HeadGroup {
 // the results back. K/V heads that several ranks need go to each of them, and their gradients come home and are added.
 // With several head groups, each is swapped in before its own steps, while those of the one before are computed.
 struct WEFT_API Swap {
-  Range group;                            // ranks
-  std::vector<Range> heads_q, heads_k;    // of all head groups, by rank of the group
-  std::vector<Index> head_map;            // of this rank's heads, after the swap
-  std::vector<HeadGroup> head_groups;     // one after another; the steps of each stand together
+  Range group;                          // ranks
+  std::vector<Range> heads_q, heads_k;  // of all head groups, by rank of the group
+  std::vector<Index> head_map;          // of this rank's heads, after the swap
+  std::vector<HeadGroup> head_groups;   // one after another; the steps of each stand together
   // Whether a rank of the group gets K and V with a head group: not if it has the same K/V heads as the one before.
   bool brings_keys(Index head_group, Index member) const;
   // Whether their gradients go home after it: not if the next one has the same K/V heads.

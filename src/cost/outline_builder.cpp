@@ -65,9 +65,8 @@ int OutlineBuilder::add(Pattern pattern) {
 
 void OutlineBuilder::add_head_groups() {
   o_.set_head_groups(schedule::swapped_groups(description_));
-  add_swaps(o_, base_, costs_, pass_, [&](const std::vector<double>& bytes, bool back, bool adds) {
-    return add(swap(bytes, back, adds));
-  });
+  add_swaps(o_, base_, costs_, pass_,
+            [&](const std::vector<double>& bytes, bool back, bool adds) { return add(swap(bytes, back, adds)); });
 }
 
 void OutlineBuilder::add_rows(Index rank, const Place& at_place, bool partial) {

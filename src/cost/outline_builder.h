@@ -79,10 +79,10 @@ class OutlineBuilder {
 
   std::vector<std::vector<Index>> meetings_;  // steps of each
   std::vector<Index> meeting_at_;             // by place
-  bool by_node_ = false;           // steps count distances in nodes
-  bool parts_ = false;             // some steps are about a part of the heads
-  Index memory_steps_ = 0;         // no later step needs larger buffers
-  Range shared_ = {};              // relays of the last shift: steps of a head group that are alike share patterns
+  bool by_node_ = false;                      // steps count distances in nodes
+  bool parts_ = false;                        // some steps are about a part of the heads
+  Index memory_steps_ = 0;                    // no later step needs larger buffers
+  Range shared_ = {};  // relays of the last shift: steps of a head group that are alike share patterns
   int shared_kv_ = -1, shared_gradients_ = -1;
 };
 

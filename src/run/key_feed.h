@@ -36,9 +36,7 @@ class KeyFeed {
 
  private:
   static std::size_t odd(Index n) { return at(n % 2); }
-  bool moves(Index n) const {
-    return n < steps_.size() && steps_[n].move.has_value();
-  }
+  bool moves(Index n) const { return n < steps_.size() && steps_[n].move.has_value(); }
 
   ConstKv kv_of(Index n) const {
     return steps_[n].move ? constant(buffers_[odd(n)]) : heads_of(own_, steps_.heads_k(n));
@@ -49,8 +47,8 @@ class KeyFeed {
     if (!moves(n) || !steps_[n].move->relay) return;
     const Range heads = steps_.heads_k(n);
     const Relay& relay = *steps_[n].move->relay;
-    relays_[odd(n)] = take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1,
-                              shape_like(own_, relay.rows, heads.size()));
+    relays_[odd(n)] =
+        take_kv(workspace_, n % 2 == 0 ? Slot::relay_0 : Slot::relay_1, shape_like(own_, relay.rows, heads.size()));
     detail::label_step(steps_.first() + n);
     entered_[odd(n)] = communicator_.exchange(messages(relay.sends, heads_of(own_, heads)),
                                               messages(relay.receives, constant(relays_[odd(n)])));

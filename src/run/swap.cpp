@@ -116,8 +116,8 @@ ExecutorForwardArgs ForwardSwap::part(Index n) {
 
 void ForwardSwap::start(Index n) {
   const ExecutorForwardArgs to = part(n);
-  arrivals_[at(n % 2)] = to_swapped(n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false),
-                                        moved_keys(n, args_.v, to.v, false)});
+  arrivals_[at(n % 2)] = to_swapped(
+      n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false), moved_keys(n, args_.v, to.v, false)});
 }
 
 ExecutorForwardArgs ForwardSwap::bring(Index n) {
@@ -165,10 +165,9 @@ ExecutorBackwardArgs BackwardSwap::part(Index n) {
 
 void BackwardSwap::start(Index n) {
   const ExecutorBackwardArgs to = part(n);
-  arrivals_[at(n % 2)] =
-      to_swapped(n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false),
-                     moved_keys(n, args_.v, to.v, false), queries(n, args_.dout, to.dout),
-                     queries(n, args_.out, to.out), queries(n, args_.lse, to.lse)});
+  arrivals_[at(n % 2)] = to_swapped(
+      n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false), moved_keys(n, args_.v, to.v, false),
+          queries(n, args_.dout, to.dout), queries(n, args_.out, to.out), queries(n, args_.lse, to.lse)});
 }
 
 ExecutorBackwardArgs BackwardSwap::bring(Index n) {
@@ -197,8 +196,7 @@ void BackwardSwap::give_back(Index n) {
     cleared_ = true;
   }
   // Replicated K/V heads return from every rank that had them, summed in the order of the group.
-  home_ = to_own(n, {moved_keys(n, own_.k, sums.k, true), moved_keys(n, own_.v, sums.v, true)},
-                 adding(own_.k.dtype));
+  home_ = to_own(n, {moved_keys(n, own_.k, sums.k, true), moved_keys(n, own_.v, sums.v, true)}, adding(own_.k.dtype));
 }
 
 }  // namespace weft::run

@@ -61,10 +61,10 @@ class HeadSwap {
   std::vector<Message> of_swapped(const std::vector<Pair>& pairs) const;
   void label(Index n) const;  // of the next message: by the first step of the head group
 
-  Index me_;                        // in the group of ranks
-  Index most_q_ = 0, most_k_ = 0;   // heads of the largest head group
-  std::vector<Index> turns_;        // of the buffers of K and V, by head group
-  std::vector<Index> head_map_;     // of the head group at hand
+  Index me_;                       // in the group of ranks
+  Index most_q_ = 0, most_k_ = 0;  // heads of the largest head group
+  std::vector<Index> turns_;       // of the buffers of K and V, by head group
+  std::vector<Index> head_map_;    // of the head group at hand
 };
 
 class ForwardSwap : public HeadSwap {

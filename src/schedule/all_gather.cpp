@@ -11,8 +11,8 @@ Description describe(const ScheduleOptions& o, const Shape& shape) {
   const bool sequence =
       o.key_order == KeyOrder::sequence || (o.key_order == KeyOrder::automatic && shape.key_stride == 1);
   Description d{.node = groups_a_node(o.node, shape.ranks)};
-  d.steps = in_head_groups(
-      {{.move = Move::Kind::gather, .distances = {0, shape.ranks}, .sequence_order = sequence}}, o.head_groups);
+  d.steps = in_head_groups({{.move = Move::Kind::gather, .distances = {0, shape.ranks}, .sequence_order = sequence}},
+                           o.head_groups);
   return d;
 }
 

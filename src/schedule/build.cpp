@@ -221,8 +221,7 @@ void require_layouts(const ScheduleOptions& options, const Layouts& layouts) {
 
 void swap_heads(Schedule& s, Index ulysses, Index head_groups) {
   const Index first = s.rank / ulysses * ulysses;
-  Swap swap{
-      .group = {first, first + ulysses}, .heads_q = {}, .heads_k = {}, .head_map = {}, .head_groups = {}};
+  Swap swap{.group = {first, first + ulysses}, .heads_q = {}, .heads_k = {}, .head_map = {}, .head_groups = {}};
   const auto part_of = [](Range all, Index n, Index count) {
     return Range{all.begin + all.size() * n / count, all.begin + all.size() * (n + 1) / count};
   };
@@ -277,8 +276,7 @@ std::vector<Index> swapped_bytes(const Schedule& s, Index head_group, SwapBytes 
   std::vector<Index> all;
   for (Index i = 0; i < swap.group.size(); ++i) {
     const bool keys = home ? swap.ends_keys(head_group, i) : swap.brings_keys(head_group, i);
-    all.push_back(s.q_rows * group.q[at(i)].size() * bytes.q +
-                  (keys ? s.k_rows * group.k[at(i)].size() * bytes.k : 0));
+    all.push_back(s.q_rows * group.q[at(i)].size() * bytes.q + (keys ? s.k_rows * group.k[at(i)].size() * bytes.k : 0));
   }
   return all;
 }

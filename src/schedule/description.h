@@ -20,9 +20,9 @@ struct StepDescription {
   // gather: all rows, straight from their owners. send: the same, of the rows that are seen. shift: from the step
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
-  Range distances = {0, 1};        // groups whose keys are met: so far before the own group, around all groups
-  bool by_node = false;            // distances count nodes: all groups of those are met, but not the own group
-  bool sequence_order = false;     // a gather of all groups: keys by token, not by rank
+  Range distances = {0, 1};     // groups whose keys are met: so far before the own group, around all groups
+  bool by_node = false;         // distances count nodes: all groups of those are met, but not the own group
+  bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
   // Which part of the K/V heads. After a swap it is a head group, which is swapped before its steps: all steps have as
   // many parts, those of a part stand together, and each part meets the same keys in the same order.
   Index head_part = 0, parts = 1;

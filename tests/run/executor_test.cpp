@@ -343,13 +343,10 @@ TEST(Executor, RefusesWithTheValuesAndTheWayOut) {
   expect_refusal([&] { make_schedule(problem, layouts, 0, {3, 2}); }, {"3 query heads over 2"});
   expect_refusal([&] { make_schedule(problem, layouts, 0, {2, 2}, {.head_groups = 3}); }, {"head_groups 3"});
   expect_refusal(
-      [&] {
-        make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::all_to_all, .head_groups = 5});
-      },
+      [&] { make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::all_to_all, .head_groups = 5}); },
       {"head_groups 5 with 4 query heads", "from 1 to 4"});
-  expect_refusal(
-      [&] { make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::hybrid, .head_groups = 3}); },
-      {"head_groups 3 with 2 K/V heads", "from 1 to 2"});
+  expect_refusal([&] { make_schedule(problem, layouts, 0, {4, 2}, {.kind = ScheduleKind::hybrid, .head_groups = 3}); },
+                 {"head_groups 3 with 2 K/V heads", "from 1 to 2"});
   expect_refusal([&] { make_schedule(problem, striped, 0, {1, 1}, {.key_order = KeyOrder::sequence}); },
                  {"KeyOrder::rank"});
   expect_refusal([&] { make_schedule(other, layouts, 0, {1, 1}); }, {"same packing"});

@@ -137,8 +137,7 @@ class Sweep {
 
   // At most: of `all`, more heads have more variants.
   std::size_t lines_of_problem(Index ranks) const {
-    const std::size_t schedules =
-        every_ ? schedules_of_problem(ranks, kMaxTokens, kMaxTokens).size() : fixed_.size();
+    const std::size_t schedules = every_ ? schedules_of_problem(ranks, kMaxTokens, kMaxTokens).size() : fixed_.size();
     return (schedules + (automatic_ ? 1 : 0)) * (model_ != nullptr ? model_->layers.size() : 1);
   }
   const Model* model() const { return model_; }
@@ -350,8 +349,7 @@ int simulate(const Flags& flags) {
   std::size_t all = 0;
   for (const std::string& rank : ranks) {
     const Index n = whole_number("--ranks", rank, "8,64,512");
-    if (n < 1 || n > kMostRanks)
-      throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
+    if (n < 1 || n > kMostRanks) throw Error(fmt::format("--ranks {}", n), fmt::format("use from 1 to {}", kMostRanks));
     all += layouts.size() * windows.size() * documents.size() * heads.size() * sweep.lines_of_problem(n);
   }
   if (static_cast<Index>(all) > kMostLines)
