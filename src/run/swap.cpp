@@ -120,16 +120,6 @@ void ForwardSwap::start(Index n) {
       n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false), moved_keys(n, args_.v, to.v, false)});
 }
 
-ExecutorForwardArgs ForwardSwap::bring(Index n) {
-  if (n == 0) start(0);
-  arrivals_[at(n % 2)].wait();
-  // Its buffers are free: the head group before this one has been computed.
-  if (n + 1 < head_groups()) start(n + 1);
-  ExecutorForwardArgs swapped = part(n);
-  swapped.attention = attention(args_.attention, n);
-  return swapped;
-}
-
 void ForwardSwap::give_back(Index n) {
   const ExecutorForwardArgs swapped = part(n);
   std::vector<Pair> pairs = {queries(n, args_.out, swapped.out)};
@@ -168,15 +158,6 @@ void BackwardSwap::start(Index n) {
   arrivals_[at(n % 2)] = to_swapped(
       n, {queries(n, args_.q, to.q), moved_keys(n, args_.k, to.k, false), moved_keys(n, args_.v, to.v, false),
           queries(n, args_.dout, to.dout), queries(n, args_.out, to.out), queries(n, args_.lse, to.lse)});
-}
-
-ExecutorBackwardArgs BackwardSwap::bring(Index n) {
-  if (n == 0) start(0);
-  arrivals_[at(n % 2)].wait();
-  if (n + 1 < head_groups()) start(n + 1);
-  ExecutorBackwardArgs swapped = part(n);
-  swapped.attention = attention(args_.attention, n);
-  return swapped;
 }
 
 void BackwardSwap::give_back(Index n) {

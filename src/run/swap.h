@@ -45,6 +45,17 @@ class HeadSwap {
   }
   // K or V, as far as they move with the head group.
   Pair moved_keys(Index n, const ConstTensorView& own, ConstTensorView swapped, bool home) const;
+  // The call of a head group, once it has arrived; the one after it is then on its way. Its buffers are free: the head
+  // group before this one has been computed.
+  template <class Pass>
+  auto next(Pass& pass, Index n) {
+    if (n == 0) pass.start(0);
+    arrivals_[at(n % 2)].wait();
+    if (n + 1 < head_groups()) pass.start(n + 1);
+    auto swapped = pass.part(n);
+    swapped.attention = attention(pass.args_.attention, n);
+    return swapped;
+  }
   Request to_swapped(Index n, const std::vector<Pair>& pairs);
   Request to_own(Index n, const std::vector<Pair>& pairs, Message::Combine combine);
 
@@ -74,12 +85,13 @@ class ForwardSwap : public HeadSwap {
       : HeadSwap(schedule, communicator, workspace, args.place), args_(args) {}
 
   // The call with the rows of all members and this rank's heads of a head group, which must be the next one; its
-  // outputs lie in the workspace. The head group after it is then on its way.
-  ExecutorForwardArgs bring(Index n);
+  // outputs lie in the workspace.
+  ExecutorForwardArgs bring(Index n) { return next(*this, n); }
   void give_back(Index n);
   void finish() { leaving_.wait(); }
 
  private:
+  friend class HeadSwap;
   void start(Index n);
   ExecutorForwardArgs part(Index n);
 
@@ -93,7 +105,7 @@ class BackwardSwap : public HeadSwap {
                const ExecutorBackwardArgs& args, const Kv& own)
       : HeadSwap(schedule, communicator, workspace, args.place), args_(args), own_(own) {}
 
-  ExecutorBackwardArgs bring(Index n);
+  ExecutorBackwardArgs bring(Index n) { return next(*this, n); }
   void give_back(Index n);
   void finish() {
     leaving_.wait();
@@ -101,6 +113,7 @@ class BackwardSwap : public HeadSwap {
   }
 
  private:
+  friend class HeadSwap;
   void start(Index n);
   ExecutorBackwardArgs part(Index n);
   Kv gradients(Index n);
