@@ -110,7 +110,9 @@ class Estimate : private OutlineBuilder {
         p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), ulysses_, held, back);
         continue;
       }
-      const double passed = held * static_cast<double>(groups_ / node());  // by each rank of the node
+      // By each rank of the node.
+      const double passed =
+          schedule::meets_node(this->step(step)) ? held : held * static_cast<double>(groups_ / node());
       const Index first = rank(n) / node_ranks() * node_ranks() + rank(n) % ulysses_;
       for (Index mate = first; mate < first + node_ranks(); mate += ulysses_) {
         p.loads[at(n)].copied += back ? 2 * passed : passed;
@@ -132,7 +134,14 @@ class Estimate : private OutlineBuilder {
     Pattern p = together();
     for (Index n = 0; n < count_; ++n) {
       const double held = static_cast<double>(group_rows() * places_[at(n)].of(step).k) * each;
-      p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
+      if (!schedule::meets_node(this->step(step))) {
+        p.loads[at(n)] = Patterns(s_.machine_, ranks()).gather_load(rank(n), node_ranks(), held, back);
+        continue;
+      }
+      const Index far = this->step(step).distances.begin * node_ranks();
+      topology_.receive(p.loads[at(n)], rank(n), floor_mod(rank(n) - far, ranks()), held);
+      topology_.send(p.loads[at(n)], rank(n), floor_mod(rank(n) + far, ranks()), held);
+      p.loads[at(n)].copied = back ? 2 * held : held;
     }
     return finished(std::move(p));
   }
@@ -223,6 +232,7 @@ class Estimate : private OutlineBuilder {
     std::vector<Index> relayed;
     for (Index m = 0; m < steps(); ++m)
       relayed.push_back(step(m).move == Move::Kind::send ? sends_[at(m)].relayed
+                        : schedule::meets_node(step(m))  ? group_rows()
                                                          : (groups_ / node() - 1) * group_rows());
     add_memory(p, rows, partial, relayed);
   }

@@ -51,10 +51,12 @@ Index OutlineBuilder::met_at(Index group, Index source) const {
 
 std::vector<Index> OutlineBuilder::key_rows() const {
   std::vector<Index> rows;
-  for (Index n = 0; n < steps(); ++n)
+  for (Index n = 0; n < steps(); ++n) {
+    const Index groups = step(n).distances.size() * (step(n).by_node ? node() : 1);
     rows.push_back(step(n).sequence_order             ? base_.layouts.k.stream().tokens()
                    : step(n).move == Move::Kind::send ? 0
-                                                      : group_rows() * step(n).distances.size());
+                                                      : group_rows() * groups);
+  }
   return rows;
 }
 
@@ -88,7 +90,7 @@ void OutlineBuilder::add_moves() {
     const Range distances = step(n).distances;
     const double kv = costs_.kv_bytes(), gradients = costs_.gradient_bytes();
     if (!step(n).move) continue;
-    if (relays()) {
+    if (relays(n)) {
       to.enter = add(enter(n, kv, false));
       if (backward) to.leave = add(enter(n, gradients, true));
     }
@@ -97,7 +99,7 @@ void OutlineBuilder::add_moves() {
     } else if (step(n).move == Move::Kind::send) {
       to.kv = add(send(n, kv, false));
       if (backward) to.gradients = add(send(n, gradients, true));
-    } else if (schedule::meets_all(step(n), groups_)) {
+    } else if (schedule::meets_all(step(n), groups_) || schedule::meets_node(step(n))) {
       to.kv = add(gather(n, kv, false));
       if (backward) to.gradients = add(gather(n, gradients, true));
     } else {
@@ -135,7 +137,7 @@ void OutlineBuilder::add_memory(const Place& at_place, const std::vector<Index>&
   for (Index n = 0; n < memory_steps_; ++n) {
     const Index heads_k = base_.swap ? at_place.frame.group_heads_k : at_place.of(n).k;
     frames.push_back({rows[at(n)], at_place.of(n).q, heads_k, step(n).move.has_value(), n});
-    if (relays() && step(n).move) frames.back().relay_rows = relayed[at(n)];
+    if (relays(n)) frames.back().relay_rows = relayed[at(n)];
   }
   const RankMemory m = costs_.memory(at_place.frame, frames, partial && at_place.frame.step_heads_q > 0);
   if (m.total() > o_.memory.total()) o_.memory = m;

@@ -18,7 +18,8 @@ class OutlineBuilder {
   // Patterns of exchanges, where `each` is bytes of a row and K/V head and gradients go `back` to be added.
   // Member i of a group gets bytes[i] from each of the others.
   virtual Pattern swap(const std::vector<double>& bytes, bool back, bool adds) const = 0;
-  virtual Pattern gather(Index step, double each, bool back) const = 0;  // all groups' keys to everybody
+  // All groups' keys to everybody, or those of a node.
+  virtual Pattern gather(Index step, double each, bool back) const = 0;
   // Of a move in two hops: rows into other nodes. gather() and send() are then about the hop inside nodes.
   virtual Pattern enter(Index step, double each, bool back) const = 0;
   // Every rank sends the rows of so many groups to each of its peers at these distances after its own group.
@@ -63,6 +64,7 @@ class OutlineBuilder {
   void add_memory(const Place& at_place, const std::vector<Index>& rows, bool partial,
                   const std::vector<Index>& relayed = {});
   bool relays() const { return description_.node > 1; }
+  bool relays(Index n) const { return schedule::relays(description_, step(n)); }
   Index node() const { return description_.node; }  // groups of a node
 
   Pass pass_;

@@ -246,6 +246,7 @@ class JobOutline : private OutlineBuilder {
   }
   // Rows that a rank of a gather brings into its node.
   Index gathered_rows(Index rank, Index n) const {
+    if (schedule::meets_node(step(n))) return group_rows();
     Index rows = 0;
     const Index group = rank / ulysses_;
     for (Index g = group % node(); g < groups_ && step(n).move; g += node())
@@ -294,14 +295,15 @@ class JobOutline : private OutlineBuilder {
     const std::vector<double> bytes = gathered_bytes(n, each);
     if (!relays()) return make_.gather(ulysses_, bytes, back);
     const Index block = node() * ulysses_;  // ranks of a node
+    const bool one = schedule::meets_node(step(n));
     std::vector<double> passed(at(block), 0);
     for (Index r = 0; r < ranks(); ++r) passed[at(r % block)] += bytes[at(r)];
     std::vector<Patterns::Sent> sent;
     for (Index from = 0; from < ranks(); ++from) {
       const double own = bytes[at(from)], others = passed[at(from % block)] - own;
       for (Index to = from / block * block + from % ulysses_; to / block == from / block; to += ulysses_) {
-        sent.push_back({from, to, own});
-        sent.push_back({from, to, others});
+        sent.push_back({from, to, own});  // of one node: what it passes on is as much
+        if (!one) sent.push_back({from, to, others});
       }
     }
     return listed(std::move(sent), back, false);
@@ -313,10 +315,11 @@ class JobOutline : private OutlineBuilder {
       sent = in_bytes(hops_[at(n)].enter, each);
     } else {
       const std::vector<double> bytes = gathered_bytes(n, each);
-      const Index block = node() * ulysses_;
+      const Index block = node() * ulysses_, one = step(n).distances.begin * block;
       for (Index from = 0; from < ranks(); ++from)
         for (Index to = from % block; to < ranks(); to += block)
-          if (to != from) sent.push_back({from, to, bytes[at(from)]});
+          if (schedule::meets_node(step(n)) ? to == (from + one) % ranks() : to != from)
+            sent.push_back({from, to, bytes[at(from)]});
     }
     return listed(std::move(sent), back, step(n).move == Move::Kind::send);
   }

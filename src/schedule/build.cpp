@@ -108,6 +108,10 @@ class Builder {
       const Layout& k = s_.layouts.k;
       plan = make_plan(s_.problem, queries_, step.sequence_order ? k.sequence_order() : k.rank_order());
       move = d_.node > 1 ? gather_by_node(groups_, d_.node, step.sequence_order) : gather_all(step.sequence_order);
+    } else if (meets_node(step)) {
+      NodeAtDistance met = gather_node(groups_, d_.node, step.distances.begin);
+      plan = make_plan(s_.problem, queries_, groups_.keys(met.first, d_.node));
+      move = std::move(met.move);
     } else if (step.move == Move::Kind::send) {
       move = step.by_node ? send_by_node(groups_, d_.node, step.distances, plan) : send(step.distances, plan);
     } else {

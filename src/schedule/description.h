@@ -20,8 +20,9 @@ struct StepDescription {
   // gather: all rows, straight from their owners. send: the same, of the rows that are seen. shift: from the step
   // before, if that is a shift too, otherwise from the owners. None: the own keys, which need not move.
   std::optional<Move::Kind> move = {};
-  Range distances = {0, 1};     // groups whose keys are met: so far before the own group, around all groups
-  bool by_node = false;         // distances count nodes: all groups of those are met, but not the own group
+  Range distances = {0, 1};  // groups whose keys are met: so far before the own group, around all groups
+  // Distances count nodes, all groups of which are met. A send does not meet the own group.
+  bool by_node = false;
   bool sequence_order = false;  // a gather of all groups: keys by token, not by rank
   // Which part of the K/V heads. After a swap it is a head group, which is swapped before its steps: all steps have as
   // many parts, those of a part stand together, and each part meets the same keys in the same order.
@@ -32,7 +33,7 @@ struct Description {
   Index ulysses = 0;  // ranks of a group, which swap heads for sequence before the steps; 0: no swap
   std::vector<StepDescription> steps = {};
   // Groups of a node, whose links are fast. If more than 1, keys of other nodes come in two hops (Move::relay): those
-  // of a gather of all groups, or of steps by_node.
+  // of a gather of all groups, or of steps by_node. A gather by_node is of one node.
   Index node = 1;
 };
 
@@ -59,7 +60,13 @@ std::vector<ScheduleOptions> all_candidates(const Shape& shape, std::span<const 
 
 // All groups' keys are met at once, in the same order on every rank.
 inline bool meets_all(const StepDescription& step, Index groups) {
-  return step.move == Move::Kind::gather && step.distances == Range{0, groups};
+  return step.move == Move::Kind::gather && !step.by_node && step.distances == Range{0, groups};
+}
+// All keys of one node: the own, in one hop, or another, in two.
+inline bool meets_node(const StepDescription& step) { return step.move == Move::Kind::gather && step.by_node; }
+// Whether its keys come in two hops.
+inline bool relays(const Description& d, const StepDescription& step) {
+  return d.node > 1 && step.move && !(meets_node(step) && step.distances.begin == 0);
 }
 inline bool is_shift(const Description& d, Index n) {
   return n >= 0 && n < static_cast<Index>(d.steps.size()) && d.steps[at(n)].move == Move::Kind::shift;

@@ -43,13 +43,12 @@ std::vector<ScheduleOptions> candidates(const Shape& shape, std::span<const Inde
   std::vector<ScheduleOptions> all;
   for (const Index degree : degrees) {
     if (degree < 2 || degree >= shape.ranks || shape.ranks % degree != 0 || degree > shape.heads_q) continue;
-    std::vector<ScheduleOptions> flat = {{.ulysses = degree, .outer = ScheduleKind::ring}};
-    if (shape.ranks / degree > 2) flat.push_back({.ulysses = degree, .ranks_per_step = 1});
-    std::vector<ScheduleOptions> gathers = {{.ulysses = degree, .outer = ScheduleKind::all_gather}};
-    // A node holds several groups: what they gather enters it once.
+    std::vector<ScheduleOptions> flat = {{.ulysses = degree, .outer = ScheduleKind::ring},
+                                         {.ulysses = degree, .outer = ScheduleKind::all_gather}};
+    // A node holds several groups: what they want enters it once.
     if (levels.size() > 1 && levels.front() % degree == 0 && levels.front() > degree)
-      gathers = with_nodes(std::move(gathers), shape, levels);
-    flat.insert(flat.end(), gathers.begin(), gathers.end());
+      flat = with_nodes(std::move(flat), shape, levels);
+    if (shape.ranks / degree > 2) flat.push_back({.ulysses = degree, .ranks_per_step = 1});
     const Index groups = min_of(kHeadGroups, shape.heads_k / degree);
     for (const ScheduleOptions& each : flat) {
       all.push_back(each);

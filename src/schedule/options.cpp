@@ -25,7 +25,9 @@ constexpr ScheduleOption kOptions[] = {
      .help = "rows of other ranks come in so many steps, each while the one before is attended",
      .whole = &ScheduleOptions::stages},
     {.name = "ranks_per_step",
-     .help = "a step brings the keys of so many ranks (hybrid: groups); more are fewer steps and larger buffers",
+     .help =
+         "a step brings the keys of so many ranks (hybrid: groups), with node those of one node; more are fewer steps "
+         "and larger buffers",
      .whole = &ScheduleOptions::ranks_per_step},
     {.name = "node",
      .help = "so many consecutive ranks share fast links: a row enters such a node once and is passed on inside it",

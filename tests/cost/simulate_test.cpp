@@ -63,8 +63,9 @@ std::vector<ScheduleOptions> schedules(check::Choices& c, const check::Case& p) 
     if (node == 1) continue;
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = groups, .node = node});
     all.push_back({.kind = ScheduleKind::exact, .stages = c.pick(1, 5), .node = node});
-    if (node == 4)
-      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
+    all.push_back({.kind = ScheduleKind::ring, .node = node});
+    for (const ScheduleKind outer : {ScheduleKind::ring, ScheduleKind::all_gather})
+      if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = outer, .node = node});
   }
   return all;
 }

@@ -21,14 +21,6 @@ Stream documents(std::vector<Index> lengths, Index multiple = 1) {
   return Stream::from_lengths(lengths).padded_to(multiple);
 }
 
-double worst_error(const RanksResult& r, const Exact& want, bool sink) {
-  std::vector<double> all = errors_of(r, want);
-  all.push_back(relative_error(r.lse, want.lse));
-  all.push_back(relative_error(r.max_logit, want.max_logit));
-  if (sink) all.push_back(relative_error(r.dsink, want.dsink));
-  return *std::max_element(all.begin(), all.end());
-}
-
 std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, Index ranks) {
   std::vector<ScheduleOptions> all = {{.kind = ScheduleKind::ring},
                                       {.kind = ScheduleKind::ring, .ranks_per_step = 1},
@@ -49,8 +41,9 @@ std::vector<ScheduleOptions> all_schedules(Index heads_k, bool sequence_order, I
     for (const Index stages : {1, 2, 4}) all.push_back({.kind = ScheduleKind::exact, .stages = stages, .node = node});
     all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .node = node});
     if (heads_k > 1) all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = node});
-    if (node == 4)
-      all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = ScheduleKind::all_gather, .node = node});
+    all.push_back({.kind = ScheduleKind::ring, .node = node});
+    for (const ScheduleKind across : {ScheduleKind::ring, ScheduleKind::all_gather})
+      if (node == 4) all.push_back({.kind = ScheduleKind::hybrid, .ulysses = 2, .outer = across, .node = node});
   }
   if (sequence_order) all.push_back({.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence});
   if (heads_k > 1) {
@@ -98,65 +91,6 @@ TEST(Executor, EqualsTheReference) {
       }
     }
   }
-}
-
-// Swaps head group by head group, where several groups share K/V heads, heads do not divide, or some ranks have none.
-TEST(Executor, HeadGroupsOfASwap) {
-  for (const auto& [heads_q, heads_k] : {std::pair<Index, Index>{8, 8}, {8, 2}, {6, 1}, {6, 3}, {5, 5}, {2, 2}}) {
-    const RanksProblem p{.problem = Problem(documents({37, 0, 5, 64, 1}, 16), {.causal = true}),
-                         .heads_q = heads_q,
-                         .heads_k = heads_k,
-                         .dim_qk = 12,
-                         .dim_v = 20,
-                         .softcap = 3,
-                         .sink = true};
-    RanksInput in(p);
-    const Exact want(p, in);
-    for (const Index ranks : kSanitized ? std::vector<Index>{4} : std::vector<Index>{2, 3, 4}) {
-      std::vector<ScheduleOptions> all;
-      for (const Index groups : {2, 3, 8}) {
-        if (groups <= heads_q) all.push_back({.kind = ScheduleKind::all_to_all, .head_groups = groups});
-        if (ranks != 4 || groups > heads_k) continue;
-        for (const ScheduleKind outer : {ScheduleKind::ring, ScheduleKind::all_gather})
-          all.push_back({.kind = ScheduleKind::hybrid, .head_groups = groups, .ulysses = 2, .outer = outer});
-      }
-      const Layouts layouts = make_layouts(LayoutKind::zigzag, p.problem, ranks);
-      for (const ScheduleOptions& options : all) {
-        SCOPED_TRACE(testing::Message() << heads_q << ":" << heads_k << " " << ranks << " ranks " << words(options));
-        ScheduleOptions at_once = options;
-        at_once.head_groups = 1;
-        const RanksResult r = run_on_ranks(p, in, layouts, options), whole = run_on_ranks(p, in, layouts, at_once);
-        EXPECT_LT(worst_error(r, want, true), 2e-6);
-        EXPECT_EQ(r.out.bytes, whole.out.bytes);
-        EXPECT_EQ(r.lse.bytes, whole.lse.bytes);
-        EXPECT_EQ(r.dq.bytes, whole.dq.bytes);
-        for (Index rank = 0; rank < ranks; ++rank) {
-          const Schedule s = make_schedule(p.problem, layouts, rank, {heads_q, heads_k}, options);
-          const TensorShape shape{.dim_qk = 12, .dim_v = 20, .max_logit = true, .dsink = true};
-          EXPECT_EQ(r.forward[at(rank)], traffic(s, shape, Pass::forward));
-          EXPECT_EQ(r.backward[at(rank)], traffic(s, shape, Pass::backward));
-        }
-      }
-    }
-  }
-}
-
-// Two head groups at a time: one is computed, another is on its way.
-TEST(Executor, HeadGroupsTakeAFractionOfTheMemory) {
-  const Problem problem(documents({512}), {.causal = true});
-  const Layouts layouts = make_layouts(LayoutKind::zigzag, problem, 2);
-  Index bytes[2] = {};
-  for (const Index groups : {1, 8}) {
-    std::atomic<Index> most = 0;
-    run_ranks(2, [&](Communicator& comm) {
-      const ScheduleOptions options{.kind = ScheduleKind::all_to_all, .head_groups = groups};
-      Executor executor(comm, make_schedule(problem, layouts, comm.rank(), {16, 16}, options));
-      executor.forward(RankTensors<>(256, 16, 8, 1).args().forward);
-      most = max_of(most, executor.workspace_bytes());
-    });
-    bytes[groups == 1 ? 0 : 1] = most;
-  }
-  EXPECT_NEAR(static_cast<double>(bytes[1]), 2.0 / 8 * static_cast<double>(bytes[0]), 1024);
 }
 
 // Known to go wrong elsewhere: a window to the right that ends in the other half of a short document.

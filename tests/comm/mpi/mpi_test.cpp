@@ -196,6 +196,7 @@ std::vector<ScheduleOptions> schedules(Index ranks) {
   if (ranks % 2 == 0) {
     all.push_back({.kind = ScheduleKind::all_gather, .head_groups = 2, .node = 2});
     all.push_back({.kind = ScheduleKind::exact, .node = 2});
+    all.push_back({.kind = ScheduleKind::ring, .node = 2});
     all.push_back({.kind = ScheduleKind::hybrid, .head_groups = 2});
   }
   return all;

@@ -134,6 +134,7 @@ std::vector<ScheduleOptions> some_of_each() {
   return {{.kind = ScheduleKind::ring},
           {.kind = ScheduleKind::ring, .ranks_per_step = 1},
           {.kind = ScheduleKind::ring, .ranks_per_step = 3},
+          {.kind = ScheduleKind::ring, .node = 2},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::sequence},
           {.kind = ScheduleKind::all_gather, .key_order = KeyOrder::rank, .head_groups = 2},
           {.kind = ScheduleKind::all_to_all},
