@@ -78,7 +78,7 @@ void write_steps(Writer& w, const Outline& o, const HeadGroupOutline& group, Pas
   for (Index n = 0; n < steps; ++n) {
     start_keys(n, true);
     w.wait_for(keys[odd(n)]);
-    start_keys(n + 1, step(n).kv >= 0);
+    start_keys(n + 1, step(n).enter >= 0);
     enter_nodes(n + 2);
     if (pass == Pass::backward) {
       w.wait_for(home[odd(n)]);

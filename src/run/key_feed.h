@@ -29,7 +29,7 @@ class KeyFeed {
     start(n, true);  // if its rows have only entered the node so far
     arrivals_[odd(n)].wait();
     // The first hop of step n + 1 had this step's second hop to hide under; without that it has this step's compute.
-    start(n + 1, steps_[n].move.has_value());
+    start(n + 1, steps_[n].move && steps_[n].move->relay);
     enter_nodes(n + 2);
     return kv_of(n);
   }
