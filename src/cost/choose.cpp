@@ -31,6 +31,15 @@ std::string more(double seconds, double than) {
 
 bool shared(const Machine& m) { return m.processor_ranks != 1 || m.processor_kernels < 1; }
 
+// The budget of simulations, for layers that are estimated to take so many seconds each.
+Index simulated_slices(const ChooseOptions& options, double seconds, Index count) {
+  if (options.simulated_slices > 0) return options.simulated_slices;
+  constexpr double kShare = 0.04, kSliceSeconds = 4e-7, kLeast = 1e4, kMost = 2e5;
+  constexpr Index kLayers = 32;
+  const double all = seconds * static_cast<double>(max_of(kLayers, count));
+  return static_cast<Index>(std::clamp(all * kShare / kSliceSeconds, kLeast, kMost));
+}
+
 // Fills in the passes that count; predict(pass) gives seconds and bytes.
 template <class Predict>
 void predict_candidate(const Layer& layer, Candidate& c, const Predict& predict) {
@@ -56,7 +65,6 @@ class Contest {
     schedule::check_shape(layouts, layer.heads_q, layer.heads_k, layer.shape);
     const Index ranks = layouts.q.ranks();
     choice_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : machine.memory_bytes;
-    choice_.simulated_slices = options.simulated_slices;
     if (!shared(machine)) sketch_.emplace(layer, layouts, machine);
     choice_.slices = sketch_ ? sketch_->slices() : 0;
     for (const ScheduleOptions& each :
@@ -74,8 +82,9 @@ class Contest {
     return first ? work(choice_.candidates[*first]) : 0;
   }
 
-  // `budget`: of work; what is spent is taken from it.
-  ScheduleChoice decided(bool by_simulation, double& budget) {
+  // `budget`: of work, out of `slices` for all; what is spent is taken from it.
+  ScheduleChoice decided(bool by_simulation, double& budget, Index slices) {
+    choice_.simulated_slices = slices;
     if (by_simulation) simulate_near(budget);
     auto won = best_of([&](const Candidate& c) { return c.simulated || !by_simulation; });
     // None that was simulated fits, and the budget is spent.
@@ -226,8 +235,9 @@ std::vector<ScheduleOptions> usual_schedules(const Machine& machine, Index ranks
 ScheduleChoice choose_schedule(const Layer& layer, const Layouts& layouts, const Machine& machine,
                                const ChooseOptions& options) {
   Contest contest(layer, layouts, machine, options);
-  auto budget = static_cast<double>(options.simulated_slices);
-  return contest.decided(contest.least_work() <= budget, budget);
+  const Index slices = simulated_slices(options, contest.estimated(), layer.count);
+  auto budget = static_cast<double>(slices);
+  return contest.decided(contest.least_work() <= budget, budget, slices);
 }
 
 std::string ScheduleChoice::why() const {
@@ -328,7 +338,8 @@ class LayoutContest {
     best_.count = 0;
     for (const Layer& layer : layers_) best_.count += layer.count;
     const std::vector<Entry*> order = by_estimate();
-    auto budget = static_cast<double>(options.simulated_slices);
+    slices_ = simulated_slices(options, least_ / static_cast<double>(best_.count), best_.count);
+    auto budget = static_cast<double>(slices_);
     constexpr double kNear = 1.25;  // estimates are seldom further off
     for (std::size_t n = 0; n < order.size(); ++n) {
       Entry& e = *order[n];
@@ -396,7 +407,7 @@ class LayoutContest {
         needed -= e.layers[n]->least_work();  // by the layers that follow
         double mine = budget - kept - needed;
         const double before = mine;
-        chosen.push_back(e.layers[n]->decided(best_.simulated, mine));
+        chosen.push_back(e.layers[n]->decided(best_.simulated, mine, slices_));
         budget -= before - mine;
         seconds += chosen.back().best().seconds() * static_cast<double>(layers_[n].count);
         e.said.simulated = (n == 0 || e.said.simulated) && chosen.back().best().simulated;
@@ -416,6 +427,7 @@ class LayoutContest {
   std::vector<Entry> entries_;
   BatchChoice best_;
   double least_ = kNever;
+  Index slices_ = 0;    // the budget
   std::string remedy_;  // of the first that does not work
 };
 

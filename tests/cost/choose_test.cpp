@@ -94,7 +94,7 @@ TEST(Choose, TimesAreTheSimulators) {
     const Index ranks = seed % 2 == 0 ? 16 : 64;
     Layer l = layer(documents(seed, 8192 * ranks), {.causal = true, .left = seed % 3 == 0 ? 2048 : -1});
     l.heads_q = 64;
-    const BatchChoice batch = choose({&l, 1}, ranks, m);
+    const BatchChoice batch = choose({&l, 1}, ranks, m, {.simulated_slices = 10'000'000});
     const Layouts layouts = make_layouts(batch.layout, l.problem, ranks);
     const ScheduleChoice& c = batch.layers[0];
     ASSERT_TRUE(batch.simulated && c.best().simulated);
@@ -106,7 +106,7 @@ TEST(Choose, TimesAreTheSimulators) {
       EXPECT_GE(other.seconds(), c.best().seconds() * (1 - 1e-5)) << c.why();
       EXPECT_EQ(other.backward, simulated(l, layouts, other.schedule, m, Pass::backward));
     }
-    const ScheduleChoice again = choose_schedule(l, layouts, m);
+    const ScheduleChoice again = choose_schedule(l, layouts, m, {.simulated_slices = 10'000'000});
     EXPECT_EQ(again.why(), c.why());
   }
 }
@@ -163,7 +163,7 @@ TEST(Choose, ABudgetThatEndsIsSaid) {
   const Machine& m = machine_preset("h100-400g");
   const Layer l = layer({1 << 17});
   const Layouts layouts = make_layouts(LayoutKind::zigzag, l.problem, 8);
-  const ScheduleChoice all = choose_schedule(l, layouts, m);
+  const ScheduleChoice all = choose_schedule(l, layouts, m, {.simulated_slices = 10'000'000});
   ASSERT_EQ(all.left_out, 0U);
   const auto count = [](const ScheduleChoice& c) {
     return std::count_if(c.candidates.begin(), c.candidates.end(), [](const Candidate& x) { return x.simulated; });
