@@ -120,8 +120,8 @@ TEST(Choose, KeepsItsWord) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     check::RandomChoices choices(1000 + seed);
     const Machine& m = machine_preset(machines[choices.pick(0, 2)]);
-    const Index ranks = choices.pick(2, 24), heads = choices.pick(0, 4);
-    Layer l = layer(documents(seed, choices.pick(64, 2048) * ranks),
+    const Index ranks = choices.pick(2, 16), heads = choices.pick(0, 4);
+    Layer l = layer(documents(seed, choices.pick(32, 512) * ranks),
                     {.causal = choices.one_in(2), .left = choices.one_in(3) ? choices.pick(16, 1024) : -1});
     l.heads_q = kHeads[heads][0];
     l.heads_k = kHeads[heads][1];
